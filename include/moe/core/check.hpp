@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the
+// same predicates stop a wrong composition at compile time and explain it in `moe list compositions`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "moe/core/array.hpp"
+#include "moe/core/types.hpp"
+
+namespace moe {
+
+/// A constant as a type, so that the compiler prints it when a rule is broken.
+template <auto V>
+struct Value {};
+
+// One macro, because static_assert takes nothing but a literal: it declares the rule's sentence for run time and, as a template
+// that is instantiated only for a broken rule, the error whose arguments are the values that do not fit.
+#define MOE_RULE(Rule, sentence)                                                 \
+  struct Rule {                                                                  \
+    static constexpr char const* kName = #Rule;                                  \
+    static constexpr char const* kSentence = sentence;                           \
+    template <class... Found>                                                    \
+    struct Broken {                                                              \
+      static_assert(sizeof...(Found) == static_cast<std::size_t>(-1), sentence); \
+    };                                                                           \
+  }
+
+namespace rules {
+MOE_RULE(SameSpace,
+         "moe: backend and experts live in different memory spaces. "
+         "Fix: choose both from the host space or both from the cuda space (docs/errors.md#same-space)");
+MOE_RULE(ActivationFormatMatches,
+         "moe: the backend delivers an activation format that the experts cannot read. "
+         "Fix: pair a standard backend with standard experts, a batched one with batched experts (docs/errors.md#activation-format)");
+MOE_RULE(BackendCarriesQuantization,
+         "moe: the backend cannot carry this quantisation's payload. "
+         "Fix: use a quantisation that the backend lists, or none and quantise after the exchange (docs/errors.md#backend-quantization)");
+MOE_RULE(ExpertsSupportQuantization,
+         "moe: the experts kernel has no path for this quantisation. "
+         "Fix: choose experts that support it; reference experts support every scheme (docs/errors.md#experts-quantization)");
+MOE_RULE(ExpertsSupportActivation,
+         "moe: the experts kernel has no path for this activation. "
+         "Fix: choose experts that support it; reference experts support every activation (docs/errors.md#experts-activation)");
+MOE_RULE(ExpertsSupportElement,
+         "moe: the experts kernel has no path for this element type of activations and weights. "
+         "Fix: set Act and Weight of the layer configuration to types that the experts list (docs/errors.md#experts-element)");
+MOE_RULE(ReducedExactlyOnce,
+         "moe: the weighted sum over the top-k would be done twice or never. "
+         "Fix: experts that leave it to the backend need a backend that reduces, and the other way round (docs/errors.md#reduced-once)");
+MOE_RULE(WeightOnInputNeedsTopKOne,
+         "moe: the router weight is applied on the input, which a batched backend can do only when topk must be 1. "
+         "Fix: set topk = 1 or use a standard backend (docs/errors.md#weight-on-input)");
+MOE_RULE(RowsAligned,
+         "moe: a row of hidden states is not a multiple of 16 bytes, which transports and grouped GEMMs need. "
+         "Fix: pad hidden (docs/errors.md#rows-aligned)");
+MOE_RULE(QuantizationFitsShape,
+         "moe: hidden or intermediate is not a multiple of the quantisation's group. "
+         "Fix: pad the dimension or choose another scheme (docs/errors.md#quantization-shape)");
+MOE_RULE(ExpertsFitShape,
+         "moe: hidden or intermediate is not a multiple of the experts kernel's tile. "
+         "Fix: pad the dimension or choose other experts (docs/errors.md#experts-shape)");
+MOE_RULE(SharedMemoryFits,
+         "moe: the experts kernel's tile needs more shared memory than a thread block can have. "
+         "Fix: fewer stages or a smaller tile (docs/errors.md#shared-memory)");
+MOE_RULE(TopKInBounds,
+         "moe: topk must be at least 1, at most num_experts and at most 32. "
+         "Fix: correct the layer configuration (docs/errors.md#topk)");
+}  // namespace rules
+
+namespace detail {
+
+/// What a rule says of one composition. Found: the values it compared.
+template <class Rule, bool Holds, class... Found>
+struct Verdict {
+  static constexpr bool kHolds = Holds;
+  static constexpr char const* kRule = Rule::kName;
+  static constexpr char const* kSentence = Rule::kSentence;
+  template <bool>  // lazily: naming the error must not instantiate it
+  using Error = typename Rule::template Broken<Found...>;
+};
+
+/// True if a dimension is left to run time or is a multiple of `unit`.
+constexpr bool fits(int dimension, int unit) { return dimension == dynamic || dimension % unit == 0; }
+
+template <class Config>
+constexpr bool topk_in_bounds() {
+  if (Config::topk == dynamic) {
+    return true;
+  }
+  return Config::topk >= 1 && Config::topk <= kMaxTopK && (Config::num_experts == dynamic || Config::topk <= Config::num_experts);
+}
+
+/// All rules over one composition, in the order in which they are reported.
+template <class Config, class Router, class Quant, class Backend, class Experts>
+struct Verdicts {
+  using Act = typename Config::Act;
+  static constexpr ActivationFormat kFormat = Backend::kFormat;
+  static constexpr int kShared = Experts::template shared_memory_bytes<Config, Quant>();
+  static constexpr bool kTopKOneOrDynamic = Config::topk == dynamic || Config::topk == 1;
+
+  using type = std::tuple<
+      Verdict<rules::SameSpace, std::is_same_v<typename Backend::Space, typename Experts::Space>, typename Backend::Space,
+              typename Experts::Space>,
+      Verdict<rules::ActivationFormatMatches, Experts::reads(kFormat), Value<kFormat>, Experts>,
+      Verdict<rules::TopKInBounds, topk_in_bounds<Config>(), Value<Config::topk>, Value<Config::num_experts>>,
+      Verdict<rules::ExpertsSupportElement, Experts::template supports_element<Act, typename Config::Weight>(), Experts, Act,
+              typename Config::Weight>,
+      Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(), Experts,
+              typename Config::Activation>,
+      Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>,
+      Verdict<rules::BackendCarriesQuantization, Backend::template carries<Quant>(), Backend, Quant>,
+      Verdict<rules::ReducedExactlyOnce, Backend::kReduction == Experts::reduction(kFormat), Value<Backend::kReduction>,
+              Value<Experts::reduction(kFormat)>>,
+      Verdict<rules::WeightOnInputNeedsTopKOne, !Router::kWeightOnInput || kFormat == ActivationFormat::standard || kTopKOneOrDynamic,
+              Router, Value<Config::topk>>,
+      Verdict<rules::RowsAligned,
+              std::is_same_v<typename Experts::Space, space::host> || fits(Config::hidden, kAlignment / static_cast<int>(sizeof(Act))),
+              Value<Config::hidden>, Act>,
+      Verdict<rules::QuantizationFitsShape, Quant::fits_shape(Config::hidden, Config::intermediate), Quant, Value<Config::hidden>,
+              Value<Config::intermediate>>,
+      Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
+              Value<Config::intermediate>>,
+      Verdict<rules::SharedMemoryFits, kShared <= Experts::kSharedMemoryLimit, Value<kShared>, Value<Experts::kSharedMemoryLimit>>>;
+};
+
+template <class List, std::size_t I = 0>
+constexpr std::size_t first_broken() {
+  if constexpr (I == std::tuple_size_v<List>) {
+    return I;
+  } else if constexpr (!std::tuple_element_t<I, List>::kHolds) {
+    return I;
+  } else {
+    return first_broken<List, I + 1>();
+  }
+}
+
+struct NoBrokenRule {};
+template <class List, std::size_t I>
+struct FirstBroken {
+  using type = typename std::tuple_element_t<I, List>::template Error<true>;
+};
+template <class List>
+struct FirstBroken<List, std::tuple_size_v<List>> {
+  using type = NoBrokenRule;
+};
+
+}  // namespace detail
+
+/// Whether five policies compose, decided by the rules alone: nothing of the policies is instantiated.
+template <class Config, class Router, class Quant, class Backend, class Experts>
+struct Composition {
+  using Rules = typename detail::Verdicts<Config, Router, Quant, Backend, Experts>::type;
+  static constexpr std::size_t kFirstBroken = detail::first_broken<Rules>();
+  static constexpr bool kLegal = kFirstBroken == std::tuple_size_v<Rules>;
+  /// The broken rule's static assertion when instantiated; an empty struct if none is broken.
+  using Error = typename detail::FirstBroken<Rules, kFirstBroken>::type;
+
+  /// The sentence of the first broken rule, or null.
+  static constexpr char const* reason() {
+    if constexpr (kLegal) {
+      return nullptr;
+    } else {
+      return std::tuple_element_t<kFirstBroken, Rules>::kSentence;
+    }
+  }
+};
+
+}  // namespace moe

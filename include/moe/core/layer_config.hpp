@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/layer_config.hpp: one layer as a type of constexpr values; each dimension may be left to run time.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "moe/core/array.hpp"
+#include "moe/core/error.hpp"
+
+namespace moe {
+
+/// Defaults that a model's configuration inherits and overrides. A dimension left `dynamic` is given at construction (LayerShape),
+/// one that is fixed becomes part of every array type, so loops unroll and divisions vanish.
+struct LayerDefaults {
+  static constexpr int hidden = dynamic;        ///< H, width that the experts work on
+  static constexpr int intermediate = dynamic;  ///< I, expert intermediate width on this rank
+  static constexpr int num_experts = dynamic;   ///< E, logical routed experts
+  static constexpr int topk = dynamic;          ///< k, experts per token
+  using Act = float;                            ///< element of hidden states and outputs
+  using Weight = float;                         ///< element of unquantised weights
+};
+
+/// A layer configuration: dimensions, element types, and the activation policy between the two GEMMs.
+template <class C>
+concept LayerConfig = requires {
+  { C::hidden } -> std::convertible_to<int>;
+  { C::intermediate } -> std::convertible_to<int>;
+  { C::num_experts } -> std::convertible_to<int>;
+  { C::topk } -> std::convertible_to<int>;
+  typename C::Act;
+  typename C::Weight;
+  typename C::Activation;
+};
+
+/// The dimensions of one layer at run time; 0 leaves a fixed dimension to the type.
+struct LayerShape {
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  int num_experts = 0;
+  int topk = 0;
+  /// The router weight multiplies the expert's input instead of its output (Llama-4).
+  bool weight_on_input = false;
+};
+
+/// The dimensions of a layer: constants where Config fixes them, else what was given at construction.
+template <LayerConfig Config>
+class Shape {
+ public:
+  /// E_CONFIG if a dimension is missing, not positive, or contradicts the type; also if topk exceeds num_experts or kMaxTopK.
+  explicit Shape(LayerShape const& s)
+      : hidden_(resolve("hidden", Config::hidden, s.hidden)),
+        intermediate_(resolve("intermediate", Config::intermediate, s.intermediate)),
+        num_experts_(static_cast<int>(resolve("num_experts", Config::num_experts, s.num_experts))),
+        topk_(static_cast<int>(resolve("topk", Config::topk, s.topk))),
+        weight_on_input_(s.weight_on_input) {
+    if (topk_ > kMaxTopK) {
+      throw Error(ErrorCode::config, text("top_k: ", topk_, " exceeds the bound ", kMaxTopK));
+    }
+  }
+
+  constexpr std::int64_t hidden() const { return Config::hidden == dynamic ? hidden_ : Config::hidden; }
+  constexpr std::int64_t intermediate() const { return Config::intermediate == dynamic ? intermediate_ : Config::intermediate; }
+  constexpr int num_experts() const { return Config::num_experts == dynamic ? num_experts_ : Config::num_experts; }
+  constexpr int topk() const { return Config::topk == dynamic ? topk_ : Config::topk; }
+  constexpr bool weight_on_input() const { return weight_on_input_; }
+
+ private:
+  static std::int64_t resolve(char const* what, int fixed, std::int64_t given) {
+    if (fixed != dynamic && given != 0 && given != fixed) {
+      throw Error(ErrorCode::config, text(what, ": ", given, " was given, but the layer's type fixes it to ", fixed));
+    }
+    std::int64_t const value = fixed == dynamic ? given : fixed;
+    if (value < 1) {
+      throw Error(ErrorCode::config, text(what, ": ", value, " must be at least 1"));
+    }
+    return value;
+  }
+  std::int64_t hidden_;
+  std::int64_t intermediate_;
+  int num_experts_;
+  int topk_;
+  bool weight_on_input_;
+};
+
+}  // namespace moe

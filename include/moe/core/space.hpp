@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/space.hpp: what a memory space gives: memory, copies, and a stream that orders work. The CUDA half is core/cuda_space.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it; naming it here keeps host-only builds free of CUDA's headers
+
+namespace moe {
+
+/// The stream type of a space: host work is done when a call returns, so its stream is empty.
+struct HostStream {};
+template <class Space>
+struct StreamOf;
+template <>
+struct StreamOf<space::host> {
+  using type = HostStream;
+};
+template <>
+struct StreamOf<space::cuda> {
+  using type = CUstream_st*;
+};
+template <class Space>
+using Stream = typename StreamOf<Space>::type;
+
+/// Allocation and blocking copies of a space. The primary template is specialised for each space.
+template <class Space>
+struct Memory;
+
+template <>
+struct Memory<space::host> {
+  static constexpr std::size_t kAlign = 64;  ///< one cache line; also oneDNN's preferred alignment
+
+  /// Uninitialised bytes; E_CAPACITY if they cannot be had.
+  static void* allocate(std::size_t bytes) {
+    std::size_t const rounded = (bytes + kAlign - 1) / kAlign * kAlign;
+    void* p = std::aligned_alloc(kAlign, rounded);
+    if (p == nullptr) {
+      throw Error(ErrorCode::capacity, text("host memory: cannot allocate ", bytes, " bytes"));
+    }
+    return p;
+  }
+  static void release(void* p) noexcept { std::free(p); }
+  static void copy_from_host(void* to, void const* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+  static void copy_to_host(void* to, void const* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+  static void fill(void* p, int byte, std::size_t bytes) { std::memset(p, byte, bytes); }
+};
+
+}  // namespace moe

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/tokens.hpp: what router, backend and experts hand each other. All arrays are views in the composition's memory space.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/array.hpp"
+
+namespace moe {
+
+/// What a rank brings to prepare(): its own tokens and their routing.
+template <class Act, int Hidden = dynamic>
+struct RoutedTokens {
+  Rows<Act const, Hidden> hidden;     ///< [M, H]
+  Rows<std::int32_t const> topk_ids;  ///< [M, k] physical ids, or kNoExpert
+  Rows<float const> topk_weights;     ///< [M, k]
+};
+
+/// Tokens as the experts read them, standard format: one row per token that has work on this rank (and possibly rows that have none).
+template <class Payload, class Scale>
+struct StandardTokens {
+  Rows<Payload const> rows;                ///< [R, payload_cols(H)] in the quantisation's payload type
+  Rows<Scale const> scales;                ///< [R, scale_cols(H)]; 0 columns if the scheme has none
+  Rows<std::int32_t const> topk_ids;       ///< [R, k] **local** ids on this rank, or kNoExpert
+  Rows<float const> topk_weights;          ///< [R, k]
+  std::int32_t const* num_rows = nullptr;  ///< device: rows that are valid, when only the device knows; null: all of them
+};
+
+/// Tokens as the experts read them, batched format: a block of rows per local expert.
+template <class Payload, class Scale>
+struct BatchedTokens {
+  Blocks<Payload const> rows;                    ///< [L, C, payload_cols(H)]
+  Blocks<Scale const> scales;                    ///< [L, C, scale_cols(H)]
+  Vector<std::int32_t const> expert_num_tokens;  ///< [L] valid rows of each block; rows past them hold anything, NaN included
+};
+
+/// One weight matrix of every local expert: codes of the quantisation's weight type with their scales, and an optional bias.
+template <class Code, class Scale>
+struct ExpertMatrix {
+  Blocks<Code const> codes;  ///< [L, rows, weight_code_cols(cols)], row-major, [out, in]
+  Rows<Scale const> scales;  ///< [L, weight_scale_count(rows, cols)]; 0 columns if the scheme has none
+  Rows<float const> bias;    ///< [L, rows], or 0 rows
+  std::int64_t rows = 0;     ///< output width
+  std::int64_t cols = 0;     ///< input width, unpacked
+  bool has_bias() const { return bias.extent(0) > 0; }
+};
+
+/// The weights of this rank's experts. w13 holds the gate rows, then the up rows (2I rows); an ungated expert has I rows.
+template <class Code, class Scale>
+struct ExpertWeights {
+  ExpertMatrix<Code, Scale> w13;  ///< [L, 2I or I, H]
+  ExpertMatrix<Code, Scale> w2;   ///< [L, H, I]
+};
+
+/// The weight view that a composition of Config and Quant takes.
+template <class Config, class Quant>
+using WeightsOf = ExpertWeights<typename Quant::template WeightCode<typename Config::Weight>, typename Quant::WeightScale>;
+template <class Config, class Quant>
+using StandardTokensOf = StandardTokens<typename Quant::template Payload<typename Config::Act>, typename Quant::Scale>;
+template <class Config, class Quant>
+using BatchedTokensOf = BatchedTokens<typename Quant::template Payload<typename Config::Act>, typename Quant::Scale>;
+
+}  // namespace moe

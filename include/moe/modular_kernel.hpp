@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// modular_kernel.hpp: one MoE layer as five compile-time choices. Knows the concepts and the rules, names no policy.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/check.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/parallel/placement.hpp"
+#include "moe/routing/route_args.hpp"
+
+namespace moe {
+
+/// The stages of forward(), in order.
+enum class Phase : std::uint8_t { route, dispatch, experts, combine };
+
+/// A probe that measures nothing. A real one has begin(Phase) and end(Phase) and is called on the host around each stage.
+struct NoProbe {
+  void begin(Phase) {}
+  void end(Phase) {}
+};
+
+/// What may differ from call to call besides the arrays.
+struct ForwardOptions {
+  std::int64_t num_valid_rows = -1;         ///< rows at or past it are padding and give zero rows; -1: all rows are valid
+  std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing, in the layer's space
+};
+
+namespace detail {
+
+template <class Config, class Router, class Quant, class Backend, class Experts>
+class Layer {
+ public:
+  using Space = typename Experts::Space;
+  using Comm = typename Backend::Comm;
+  using Act = typename Config::Act;
+  using Kernel = typename Experts::template Kernel<Config, Quant, Backend::kFormat>;
+  using Exchange = typename Backend::template Exchange<Config, Quant, typename Kernel::Output>;
+  using Weights = WeightsOf<Config, Quant>;
+  using Hidden = Rows<Act const, Config::hidden>;
+  using Output = Rows<Act, Config::hidden>;
+  using RouterType = Router;
+
+  struct Params {
+    LayerShape shape;                      ///< dimensions that Config leaves dynamic
+    std::int64_t max_tokens_per_rank = 0;  ///< T_max: rows that one forward() may bring on any rank
+    ExpertPlacement placement;             ///< which rank owns which physical expert; for one rank ExpertPlacement(E, 1)
+    typename Router::Params router;
+    Quant quantization{};
+    typename Config::Activation activation{};
+    typename Backend::Params backend{};
+    typename Experts::Params experts{};
+  };
+
+  /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer.
+  Layer(Comm& comm, Weights const& weights, Params const& p)
+      : shape_(p.shape),
+        max_tokens_(p.max_tokens_per_rank),
+        router_(p.router),
+        exchange_(comm, shape_, max_tokens_, p.placement, p.quantization, p.backend, arena_),
+        kernel_(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_),
+        ids_(arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots())),
+        weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())) {
+    if (router_.topk() != shape_.topk()) {
+      throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
+    }
+    if (router_.num_experts() != shape_.num_experts()) {
+      throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
+    }
+    arena_.seal();
+  }
+  Layer(Layer const&) = delete;
+  Layer& operator=(Layer const&) = delete;
+
+  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0.
+  /// Enqueues on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is
+  /// wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
+  template <class L, class Probe = NoProbe>
+  void forward(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options = {}, Stream<Space> stream = {},
+               Probe&& probe = {}) {
+    try {
+      validate(hidden, logits.extent(0), logits.extent(1), output);
+    } catch (Error const&) {
+      exchange_.abandon(stream);
+      throw;
+    }
+    rows_ = hidden.extent(0);
+    probe.begin(Phase::route);
+    routing::RouteArgs<L> const args{
+        logits, options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids, topk_ids(), topk_weights(), &counters_};
+    if constexpr (Space::kKind == SpaceKind::host) {
+      router_.select(args);
+    } else {
+      router_.select(args, stream);
+    }
+    probe.end(Phase::route);
+
+    probe.begin(Phase::dispatch);
+    auto const tokens = exchange_.prepare(RoutedTokens<Act, Config::hidden>{hidden, topk_ids(), topk_weights()}, stream);
+    probe.end(Phase::dispatch);
+
+    probe.begin(Phase::experts);
+    kernel_.apply(tokens, exchange_.expert_output(), stream);
+    probe.end(Phase::experts);
+
+    probe.begin(Phase::combine);
+    exchange_.finalize(output, stream);
+    probe.end(Phase::combine);
+  }
+
+  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
+  Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, router_.num_slots()); }
+  Rows<float> topk_weights() { return make_rows(weights_, rows_, router_.num_slots()); }
+  Shape<Config> const& shape() const { return shape_; }
+  Router const& router() const { return router_; }
+  Exchange& exchange() { return exchange_; }
+  /// Bytes that the layer holds besides its weights.
+  std::size_t bytes() const { return arena_.bytes(); }
+
+ private:
+  void validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const {
+    std::int64_t const m = hidden.extent(0);
+    auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
+      if (value != wanted) {
+        throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
+      }
+    };
+    expect("hidden_states: width", hidden.extent(1), shape_.hidden());
+    expect("output: width", output.extent(1), shape_.hidden());
+    expect("output: rows", output.extent(0), m);
+    expect("router_logits: rows", logit_rows, m);
+    expect("router_logits: width", logit_cols, router_.num_logits());
+    check_rows("hidden_states", hidden.data_handle(), m, hidden.stride(0), hidden.extent(1));
+    check_rows("output", output.data_handle(), m, output.stride(0), output.extent(1));
+    if (m > max_tokens_) {
+      throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
+    }
+  }
+  static void check_rows(char const* what, void const* data, std::int64_t rows, std::int64_t stride, std::int64_t width) {
+    if (rows > 0 && data == nullptr) {
+      throw Error(ErrorCode::argument, text(what, ": null pointer for ", rows, " rows"));
+    }
+    if (stride < width) {
+      throw Error(ErrorCode::argument, text(what, ": row stride ", stride, " is less than the width ", width));
+    }
+    if constexpr (Space::kKind == SpaceKind::cuda) {
+      if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
+        throw Error(ErrorCode::argument, text(what, ": the base address is not a multiple of ", kAlignment, " bytes"));
+      }
+      if (rows > 1 && stride * static_cast<std::int64_t>(sizeof(Act)) % kAlignment != 0) {
+        throw Error(ErrorCode::argument, text(what, ": row stride ", stride * static_cast<std::int64_t>(sizeof(Act)),
+                                              " bytes is not a multiple of ", kAlignment));
+      }
+    }
+  }
+
+  Arena<Space> arena_;
+  Shape<Config> shape_;
+  std::int64_t max_tokens_;
+  Router router_;
+  Exchange exchange_;
+  Kernel kernel_;
+  std::int32_t* ids_;
+  float* weights_;
+  std::int64_t rows_ = 0;
+  routing::RouteCounters counters_;
+};
+
+/// The layer if the rules hold, else the broken rule's error and nothing that could add errors of its own.
+template <bool Legal, class Config, class Router, class Quant, class Backend, class Experts>
+struct LayerIfLegal {
+  using type = Layer<Config, Router, Quant, Backend, Experts>;
+};
+template <class Config, class Router, class Quant, class Backend, class Experts>
+struct LayerIfLegal<false, Config, Router, Quant, Backend, Experts> {
+  using type = typename Composition<Config, Router, Quant, Backend, Experts>::Error;
+};
+
+}  // namespace detail
+
+/// One MoE layer on one rank of an expert-parallel group: router → prepare → experts → finalize, all by static type. A composition
+/// that breaks a rule of core/check.hpp does not compile, and the first error is the rule's sentence.
+template <LayerConfig Config, Router RouterPolicy, Quantization QuantizationPolicy, PrepareAndFinalize Backend, Experts ExpertsPolicy>
+class ModularKernel : public detail::LayerIfLegal<Composition<Config, RouterPolicy, QuantizationPolicy, Backend, ExpertsPolicy>::kLegal,
+                                                  Config, RouterPolicy, QuantizationPolicy, Backend, ExpertsPolicy>::type {
+  using Base = typename detail::LayerIfLegal<Composition<Config, RouterPolicy, QuantizationPolicy, Backend, ExpertsPolicy>::kLegal, Config,
+                                             RouterPolicy, QuantizationPolicy, Backend, ExpertsPolicy>::type;
+
+ public:
+  using Base::Base;
+};
+
+}  // namespace moe
