@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeCompilerCache.cmake: use ccache when it is installed and nobody chose another launcher.
+find_program(MOE_CCACHE ccache)
+mark_as_advanced(MOE_CCACHE)
+if(MOE_CCACHE)
+  foreach(language CXX CUDA)
+    if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${MOE_CCACHE})
+    endif()
+  endforeach()
+endif()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeCuda.cmake: decides whether the CUDA space is compiled (MOE_HAS_CUDA) and enables the language.
+find_package(MoeToolkit 13.0 REQUIRED)
+
+string(TOUPPER "${MOE_CUDA}" _moe_cuda)
+set(MOE_HAS_CUDA OFF)
+if(_moe_cuda STREQUAL "AUTO")
+  if(MoeToolkit_NVCC AND MoeToolkit_CUDART)
+    set(MOE_HAS_CUDA ON)
+  endif()
+elseif(MOE_CUDA)
+  if(NOT MoeToolkit_NVCC)
+    message(FATAL_ERROR "MOE_CUDA=${MOE_CUDA}, but ${MoeToolkit_ROOT}/bin has no nvcc. Run scripts/setup, or configure with -DMOE_CUDA=OFF")
+  endif()
+  set(MOE_HAS_CUDA ON)
+endif()
+
+if(MOE_HAS_CUDA)
+  if(NOT DEFINED CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_COMPILER "${MoeToolkit_NVCC}")
+  endif()
+  if(NOT DEFINED CMAKE_CUDA_HOST_COMPILER)
+    set(CMAKE_CUDA_HOST_COMPILER "${CMAKE_CXX_COMPILER}")
+  endif()
+  # The architectures are given per source (moe_cuda_architectures): most kernels run on sm_80 too, the wgmma ones only on sm_90a.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  enable_language(CUDA)
+endif()
+message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, CUDA space ${MOE_HAS_CUDA}")
+
+set(MOE_GENCODE_SM80 "-gencode=arch=compute_80,code=sm_80")
+set(MOE_GENCODE_SM90A "-gencode=arch=compute_90a,code=sm_90a")
+
+# moe_cuda_architectures(target HOPPER|ALL): which machine code the target's .cu files are compiled to.
+function(moe_cuda_architectures target which)
+  set(codes ${MOE_GENCODE_SM90A})
+  if(which STREQUAL "ALL")
+    list(APPEND codes ${MOE_GENCODE_SM80})
+  endif()
+  foreach(code IN LISTS codes)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>")
+  endforeach()
+endfunction()
+
+# moe_cuda_architectures_for(target file): HOPPER if the file's name says so, else ALL.
+function(moe_cuda_architectures_for target file)
+  if(file MATCHES "(^|/)hopper[^/]*$" OR file MATCHES "experts/hopper")
+    moe_cuda_architectures(${target} HOPPER)
+  else()
+    moe_cuda_architectures(${target} ALL)
+  endif()
+endfunction()

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/gpu_main.cpp: runs the tests on the first GPU, or exits with 77 (skipped) where there is none.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  int devices = 0;
+  if (cudaError_t const status = cudaGetDeviceCount(&devices); status != cudaSuccess || devices == 0) {
+    std::printf("skipped: no GPU (%s)\n", cudaGetErrorString(status));
+    return 77;
+  }
+  return RUN_ALL_TESTS();
+}

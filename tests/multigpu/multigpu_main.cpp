@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/multigpu/multigpu_main.cpp: one rank, one GPU. Exits with 77 (skipped) on every rank where the node has fewer GPUs than ranks.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  testing::InitGoogleTest(&argc, argv);
+  MPI_Comm node;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+  int rank = 0, size = 0, devices = 0;
+  MPI_Comm_rank(node, &rank);
+  MPI_Comm_size(node, &size);
+  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  int result = 0;
+  if (devices < size) {
+    if (rank == 0) std::printf("skipped: %d ranks need %d GPUs, found %d\n", size, size, devices);
+    result = 77;
+  } else {
+    if (rank != 0) {  // one report; a failure elsewhere still shows through the exit code and its own message
+      auto& listeners = testing::UnitTest::GetInstance()->listeners();
+      delete listeners.Release(listeners.default_result_printer());
+      listeners.Append(new testing::EmptyTestEventListener);
+    }
+    cudaSetDevice(rank);
+    int const mine = RUN_ALL_TESTS();
+    if (mine != 0) std::printf("rank %d failed\n", rank);
+    MPI_Allreduce(&mine, &result, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  }
+  MPI_Comm_free(&node);
+  MPI_Finalize();
+  return result;
+}
