@@ -121,7 +121,7 @@ struct Verdicts {
       Verdict<rules::RowsAligned,
               std::is_same_v<typename Experts::Space, space::host> || fits(Config::hidden, kAlignment / static_cast<int>(sizeof(Act))),
               Value<Config::hidden>, Act>,
-      Verdict<rules::QuantizationFitsShape, Quant::fits_shape(Config::hidden, Config::intermediate), Quant, Value<Config::hidden>,
+      Verdict<rules::QuantizationFitsShape, Quant::supports(Config::hidden, Config::intermediate), Quant, Value<Config::hidden>,
               Value<Config::intermediate>>,
       Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
               Value<Config::intermediate>>,

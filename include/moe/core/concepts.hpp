@@ -67,7 +67,7 @@ concept QuantizationHasSizes = requires(std::int64_t n) {
 };
 template <class Q>
 concept Quantization = Named<Q> && QuantizationHasSizes<Q> && QuantizesRows<Q> && QuantizesWeights<Q> && requires {
-  { Q::fits_shape(dynamic, dynamic) } -> std::same_as<bool>;
+  { Q::supports(dynamic, dynamic) } -> std::same_as<bool>;
 };
 
 // ---- Activation between the two GEMMs.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/host_rows.hpp: how the host experts read quantised weights and rows: as float32 rows, without a copy where they are that.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "moe/core/tokens.hpp"
+#include "moe/quantization/granularity.hpp"
+
+namespace moe::experts::detail {
+
+/// True if the matrix is stored as plain float32, so that a row is readable where it lies.
+template <class Quant, class Weight>
+inline constexpr bool kPlainFloat =
+    std::is_same_v<typename Quant::template WeightCode<Weight>, float>&& Quant::kWeightGranularity == quantization::ScaleGranularity::none;
+
+/// Rows [first, first + count) of expert e as float32 [count, cols]: a pointer into the weights, or dequantised into `scratch`.
+template <class Weight, class Quant, class Matrix>
+float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, std::int64_t first, std::int64_t count, float* scratch) {
+  if constexpr (kPlainFloat<Quant, Weight>) {
+    return row_ptr(m.codes, e, first);
+  } else {
+    for (std::int64_t r = 0; r < count; ++r) {
+      quant.template dequantize_weight_row<Weight>(row_ptr(m.codes, e, 0), row_ptr(m.scales, e), m.rows, m.cols, first + r,
+                                                   scratch + r * m.cols);
+    }
+    return scratch;
+  }
+}
+
+/// The activation scheme rounds what enters the second GEMM too (a2): quantise and dequantise one row in place.
+template <class Quant, class Act>
+void requantize_row(Quant const& quant, float* row, std::int64_t n, typename Quant::template Payload<float>* codes,
+                    typename Quant::Scale* scales) {
+  if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
+    quant.template quantize_row<float>(row, n, codes, scales);
+    quant.template dequantize_row<float>(codes, scales, n, row);
+  }
+}
+
+}  // namespace moe::experts::detail

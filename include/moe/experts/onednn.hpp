@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/onednn.hpp: the fast host experts: float32 matrix products by oneDNN over all cores. Weights of any storage are widened
+// block by block into a cache-resident scratch right before their product, so bf16 and quantised weights cost their own bytes only.
+//
+// Work is cut so that no two threads write one place and every sum has one order, whatever the thread count:
+//   first product + activation: tasks (expert, block of intermediate columns);
+//   second product + weighted sum: tasks (block of hidden columns), experts in ascending order within a task.
+#pragma once
+
+#include <dnnl.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/experts/host_rows.hpp"
+#include "moe/experts/weights.hpp"
+
+namespace moe::experts {
+
+struct OneDnn {
+  static constexpr char const* kName = "onednn";
+  using Space = space::host;
+  static constexpr int kSharedMemoryLimit = 0;
+  struct Params {
+    int num_threads = 0;  ///< 0: omp_get_max_threads()
+  };
+
+  static constexpr bool reads(ActivationFormat) { return true; }
+  static constexpr TopKReduction reduction(ActivationFormat f) {
+    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
+  }
+  template <class Act, class Weight>
+  static constexpr bool supports_element() {
+    return true;
+  }
+  template <class A>
+  static constexpr bool supports_activation() {
+    return true;
+  }
+  template <class Q>
+  static constexpr bool supports_quantization() {
+    return true;
+  }
+  template <class Config, class Quant>
+  static constexpr bool fits_shape() {
+    return true;
+  }
+  template <class Config, class Quant>
+  static constexpr int shared_memory_bytes() {
+    return 0;
+  }
+
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel;
+};
+
+namespace detail {
+
+/// The rows of every local expert: slots [offset[e], offset[e + 1]) of the sorted list, in slot order. Host memory.
+struct SlotList {
+  std::int64_t* offset;  ///< [L + 1]
+  std::int32_t* token;   ///< [slots] row of the token
+  float* weight;         ///< [slots] its router weight
+};
+
+/// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN; sequential inside a parallel region. A failure lands in
+/// `status`, because an exception must not leave a parallel region.
+inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, std::int64_t k, float const* a, std::int64_t lda,
+                    float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  dnnl_status_t const result = dnnl_sgemm('N', 'T', m, n, k, 1.0F, a, lda, b, ldb, 0.0F, c, ldc);
+  if (result != dnnl_success) {
+    status.store(result, std::memory_order_relaxed);
+  }
+}
+
+/// Columns per task: few enough that the widened weights stay in a core's cache, at least 16.
+inline std::int64_t block_columns(std::int64_t inner, std::int64_t columns) {
+  std::int64_t const fits = (std::int64_t{1} << 17) / std::max<std::int64_t>(inner, 1);  // 512 KiB of float32
+  return std::clamp<std::int64_t>(fits / 16 * 16, 16, std::max<std::int64_t>(columns, 16));
+}
+
+}  // namespace detail
+
+template <class Config, class Quant, ActivationFormat Format>
+class OneDnn::Kernel {
+ public:
+  using Output = float;
+  using Weights = WeightsOf<Config, Quant>;
+  using Act = typename Config::Act;
+  using Weight = typename Config::Weight;
+
+  /// max_rows: rows (standard) or rows per expert (batched) that apply() will see at most. Weights are borrowed.
+  Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+         typename Config::Activation const& activation, Params const& params, Arena<space::host>& arena)
+      : shape_(shape),
+        weights_(weights),
+        max_rows_(max_rows),
+        quant_(quant),
+        activation_(activation),
+        threads_(params.num_threads > 0 ? params.num_threads : omp_get_max_threads()),
+        num_local_(weights.w13.codes.extent(0)),
+        block13_(detail::block_columns(shape.hidden(), shape.intermediate())),
+        block2_(detail::block_columns(shape.intermediate(), shape.hidden())) {
+    check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+    max_slots_ = max_rows * (Format == ActivationFormat::standard ? shape.topk() : num_local_);
+    x_ = arena.template take<float>(max_slots_ * shape.hidden());
+    h_ = arena.template take<float>(max_slots_ * shape.intermediate());
+    slots_ = {arena.template take<std::int64_t>(num_local_ + 1), arena.template take<std::int32_t>(max_slots_),
+              arena.template take<float>(max_slots_)};
+    cursor_ = arena.template take<std::int64_t>(num_local_);
+    std::int64_t const widened = std::max(2 * block13_ * shape.hidden(), block2_ * shape.intermediate());
+    std::int64_t const product = std::max(2 * block13_, block2_);
+    per_thread_ = widened + kPanel * product;
+    scratch_ = arena.template take<float>(threads_ * per_thread_);
+    product_offset_ = widened;
+    codes_ = arena.template take<typename Quant::template Payload<float>>(threads_ * Quant::payload_cols(shape.intermediate()));
+    scales_ = arena.template take<typename Quant::Scale>(threads_ * Quant::scale_cols(shape.intermediate()));
+  }
+
+  /// y[r] = Σ_j w_j FFN_{id_j}(x_r) over the slots with a local expert, summed in ascending local expert order; rows without one become
+  /// 0. y [R, H] float32.
+  void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, HostStream) const {
+    std::int64_t const rows = tokens.rows.extent(0);
+    check_rows(rows, y.extent(0));
+    sort_slots(tokens.topk_ids, tokens.topk_weights);
+    std::int64_t const slots = slots_.offset[num_local_];
+    bool const on_input = shape_.weight_on_input();
+#pragma omp parallel for schedule(static) num_threads(threads_)
+    for (std::int64_t s = 0; s < slots; ++s) {
+      std::int64_t const r = slots_.token[s];
+      float* x = x_ + s * shape_.hidden();
+      quant_.template dequantize_row<Act>(row_ptr(tokens.rows, r), row_ptr(tokens.scales, r), shape_.hidden(), x);
+      if (on_input) {
+        for (std::int64_t i = 0; i < shape_.hidden(); ++i) {
+          x[i] *= slots_.weight[s];
+        }
+      }
+    }
+    first_product();
+    second_product(
+        [&](std::int64_t column, std::int64_t width) {
+          for (std::int64_t r = 0; r < rows; ++r) {
+            std::fill_n(row_ptr(y, r) + column, width, 0.0F);
+          }
+        },
+        [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
+          float const w = on_input ? 1.0F : slots_.weight[slot];
+          float* out = row_ptr(y, slots_.token[slot]) + column;
+          for (std::int64_t i = 0; i < width; ++i) {
+            out[i] += w * product[i];
+          }
+        });
+  }
+
+  /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32; other rows are left as they are.
+  void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, HostStream) const {
+    check_rows(tokens.rows.extent(1), y.extent(1));
+    slots_.offset[0] = 0;
+    for (std::int64_t e = 0; e < num_local_; ++e) {
+      slots_.offset[e + 1] = slots_.offset[e] + tokens.expert_num_tokens(e);
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(threads_)
+    for (std::int64_t e = 0; e < num_local_; ++e) {
+      for (std::int64_t i = 0; i < tokens.expert_num_tokens(e); ++i) {
+        std::int64_t const s = slots_.offset[e] + i;
+        slots_.token[s] = static_cast<std::int32_t>(e);
+        quant_.template dequantize_row<Act>(row_ptr(tokens.rows, e, i), row_ptr(tokens.scales, e, i), shape_.hidden(),
+                                            x_ + s * shape_.hidden());
+      }
+    }
+    first_product();
+    second_product([](std::int64_t, std::int64_t) {},
+                   [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
+                     std::int64_t const e = slots_.token[slot];
+                     std::copy_n(product, width, row_ptr(y, e, slot - slots_.offset[e]) + column);
+                   });
+  }
+
+ private:
+  static constexpr std::int64_t kPanel = 64;  ///< rows per product: the result panel stays in cache with the widened weights
+
+  void check_rows(std::int64_t rows, std::int64_t out_rows) const {
+    if (rows > max_rows_ || out_rows < rows) {
+      throw Error(ErrorCode::argument, text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
+    }
+  }
+
+  static void check_status(int status) {
+    if (status != dnnl_success) {
+      throw Error(ErrorCode::internal, text("oneDNN: sgemm failed with status ", status));
+    }
+  }
+
+  /// Counting sort of the slots by local expert, stable in slot order.
+  void sort_slots(Rows<std::int32_t const> ids, Rows<float const> weights) const {
+    std::fill_n(slots_.offset, num_local_ + 1, 0);
+    for (std::int64_t r = 0; r < ids.extent(0); ++r) {
+      for (std::int64_t j = 0; j < ids.extent(1); ++j) {
+        std::int32_t const e = ids(r, j);
+        if (e >= 0) {
+          ++slots_.offset[e + 1];
+        }
+      }
+    }
+    for (std::int64_t e = 0; e < num_local_; ++e) {
+      slots_.offset[e + 1] += slots_.offset[e];
+      cursor_[e] = slots_.offset[e];
+    }
+    for (std::int64_t r = 0; r < ids.extent(0); ++r) {
+      for (std::int64_t j = 0; j < ids.extent(1); ++j) {
+        std::int32_t const e = ids(r, j);
+        if (e < 0) {
+          continue;
+        }
+        std::int64_t const s = cursor_[e]++;
+        slots_.token[s] = static_cast<std::int32_t>(r);
+        slots_.weight[s] = weights(r, j);
+      }
+    }
+  }
+
+  /// h[s] = requantised act(W13 x[s] + b13), all slots.
+  void first_product() const {
+    std::atomic<int> status{dnnl_success};
+    std::int64_t const width = shape_.intermediate();
+    std::int64_t const hidden = shape_.hidden();
+    std::int64_t const blocks = (width + block13_ - 1) / block13_;
+    bool const gated = activation_.gated();
+#pragma omp parallel for schedule(dynamic) num_threads(threads_)
+    for (std::int64_t task = 0; task < num_local_ * blocks; ++task) {
+      std::int64_t const e = task / blocks;
+      std::int64_t const first = task % blocks * block13_;
+      std::int64_t const count = std::min(block13_, width - first);
+      std::int64_t const begin = slots_.offset[e];
+      std::int64_t const end = slots_.offset[e + 1];
+      if (begin == end) {
+        continue;
+      }
+      float* scratch = scratch_ + omp_get_thread_num() * per_thread_;
+      float* product = scratch + product_offset_;
+      auto const& m = weights_.w13;
+      float const* gate = detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
+      float const* up = gated ? detail::weight_rows<Weight>(quant_, m, e, width + first, count, scratch + count * hidden) : nullptr;
+      float const* bias = m.has_bias() ? row_ptr(m.bias, e) : nullptr;
+      for (std::int64_t s = begin; s < end; s += kPanel) {
+        std::int64_t const rows = std::min(kPanel, end - s);
+        detail::gemm_nt(status, rows, count, hidden, x_ + s * hidden, hidden, gate, hidden, product, 2 * count);
+        if (gated) {
+          detail::gemm_nt(status, rows, count, hidden, x_ + s * hidden, hidden, up, hidden, product + count, 2 * count);
+        }
+        for (std::int64_t r = 0; r < rows; ++r) {
+          float* g = product + r * 2 * count;
+          float* u = g + count;
+          if (bias != nullptr) {
+            for (std::int64_t i = 0; i < count; ++i) {
+              g[i] += bias[first + i];
+            }
+            for (std::int64_t i = 0; i < count && gated; ++i) {
+              u[i] += bias[width + first + i];
+            }
+          }
+          float* out = h_ + (s + r) * width + first;
+          for (std::int64_t i = 0; i < count; ++i) {
+            out[i] = activation_(g[i], gated ? u[i] : 0.0F);
+          }
+        }
+      }
+    }
+    check_status(status);
+    if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
+#pragma omp parallel for schedule(static) num_threads(threads_)
+      for (std::int64_t s = 0; s < slots_.offset[num_local_]; ++s) {
+        std::int64_t const t = omp_get_thread_num();
+        detail::requantize_row<Quant, Act>(quant_, h_ + s * width, width, codes_ + t * Quant::payload_cols(width),
+                                           scales_ + t * Quant::scale_cols(width));
+      }
+    }
+  }
+
+  /// For every block of hidden columns: clear(column, width), then emit(slot, column, width, W2 h[slot] + b2) in ascending slot order.
+  template <class Clear, class Emit>
+  void second_product(Clear const& clear, Emit const& emit) const {
+    std::atomic<int> status{dnnl_success};
+    std::int64_t const width = shape_.intermediate();
+    std::int64_t const hidden = shape_.hidden();
+    std::int64_t const blocks = (hidden + block2_ - 1) / block2_;
+#pragma omp parallel for schedule(dynamic) num_threads(threads_)
+    for (std::int64_t task = 0; task < blocks; ++task) {
+      std::int64_t const first = task * block2_;
+      std::int64_t const count = std::min(block2_, hidden - first);
+      float* scratch = scratch_ + omp_get_thread_num() * per_thread_;
+      float* product = scratch + product_offset_;
+      clear(first, count);
+      for (std::int64_t e = 0; e < num_local_; ++e) {
+        if (slots_.offset[e] == slots_.offset[e + 1]) {
+          continue;
+        }
+        auto const& m = weights_.w2;
+        float const* w = detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
+        float const* bias = m.has_bias() ? row_ptr(m.bias, e) + first : nullptr;
+        for (std::int64_t s = slots_.offset[e]; s < slots_.offset[e + 1]; s += kPanel) {
+          std::int64_t const rows = std::min(kPanel, slots_.offset[e + 1] - s);
+          detail::gemm_nt(status, rows, count, width, h_ + s * width, width, w, width, product, count);
+          for (std::int64_t r = 0; r < rows; ++r) {
+            if (bias != nullptr) {
+              for (std::int64_t i = 0; i < count; ++i) {
+                product[r * count + i] += bias[i];
+              }
+            }
+            emit(s + r, first, count, product + r * count);
+          }
+        }
+      }
+    }
+    check_status(status);
+  }
+
+  Shape<Config> shape_;
+  Weights weights_;
+  std::int64_t max_rows_;
+  Quant quant_;
+  typename Config::Activation activation_;
+  int threads_;
+  std::int64_t num_local_;
+  std::int64_t block13_;
+  std::int64_t block2_;
+  std::int64_t max_slots_ = 0;
+  std::int64_t per_thread_ = 0;
+  std::int64_t product_offset_ = 0;
+  float* x_ = nullptr;
+  float* h_ = nullptr;
+  detail::SlotList slots_{};
+  std::int64_t* cursor_ = nullptr;
+  float* scratch_ = nullptr;
+  typename Quant::template Payload<float>* codes_ = nullptr;
+  typename Quant::Scale* scales_ = nullptr;
+};
+
+}  // namespace moe::experts

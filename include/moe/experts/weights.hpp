@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/weights.hpp: owning storage for the weights of one rank's experts, quantised expert by expert from float32.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/core/layer_config.hpp"
+
+namespace moe::experts {
+
+/// The expert weights of one rank in the memory of `Space`, in the storage of `Quant`. Bias arrays are float32.
+template <class Config, class Quant, class Space = space::host>
+class WeightStore {
+ public:
+  using Code = typename Quant::template WeightCode<typename Config::Weight>;
+  using Scale = typename Quant::WeightScale;
+
+  /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I.
+  WeightStore(std::int64_t num_local, std::int64_t hidden, std::int64_t intermediate, bool gated, Quant const& quant = {})
+      : quant_(quant),
+        num_local_(num_local),
+        w13_(num_local, (gated ? 2 : 1) * intermediate, hidden),
+        w2_(num_local, hidden, intermediate) {}
+
+  /// Quantises and stores one expert. Host pointers: w13 [rows13, hidden], w2 [hidden, intermediate], row-major, gate rows first.
+  template <class T>
+  void set_expert(std::int64_t local, T const* w13, T const* w2) {
+    store(w13_, local, w13);
+    store(w2_, local, w2);
+  }
+  /// Biases of one expert: b13 [rows13], b2 [hidden]. All experts have biases or none has.
+  void set_bias(std::int64_t local, float const* b13, float const* b2) {
+    store_bias(w13_, local, b13);
+    store_bias(w2_, local, b2);
+  }
+  std::int64_t num_local() const { return num_local_; }
+  Quant const& quantization() const { return quant_; }
+  /// Bytes of codes and scales.
+  std::size_t bytes() const { return w13_.codes.bytes() + w13_.scales.bytes() + w2_.codes.bytes() + w2_.scales.bytes(); }
+
+  /// The view that a composition takes; valid as long as this object.
+  ExpertWeights<Code, Scale> view() const { return {view_of(w13_), view_of(w2_)}; }
+
+ private:
+  struct Matrix {
+    Matrix(std::int64_t experts, std::int64_t rows_, std::int64_t cols_)
+        : rows(rows_),
+          cols(cols_),
+          code_cols(Quant::weight_code_cols(cols_)),
+          scale_count(Quant::weight_scale_count(rows_, cols_)),
+          codes(experts * rows_ * code_cols),
+          scales(experts * scale_count) {}
+    std::int64_t rows, cols, code_cols, scale_count;
+    Buffer<Code, Space> codes;
+    Buffer<Scale, Space> scales;
+    Buffer<float, Space> bias;
+  };
+
+  template <class T>
+  void store(Matrix& m, std::int64_t local, T const* w) {
+    check(local);
+    std::int64_t const n = m.rows * m.cols;
+    wide_.resize(static_cast<std::size_t>(n));
+    for (std::int64_t i = 0; i < n; ++i) {
+      wide_[static_cast<std::size_t>(i)] = to_float(w[i]);
+    }
+    codes_.resize(static_cast<std::size_t>(m.rows * m.code_cols));
+    scales_.resize(static_cast<std::size_t>(m.scale_count));
+    quant_.template quantize_weight<typename Config::Weight>(wide_.data(), m.rows, m.cols, codes_.data(), scales_.data());
+    Memory<Space>::copy_from_host(m.codes.data() + local * m.rows * m.code_cols, codes_.data(), codes_.size() * sizeof(Code));
+    if (m.scale_count > 0) {
+      Memory<Space>::copy_from_host(m.scales.data() + local * m.scale_count, scales_.data(), scales_.size() * sizeof(Scale));
+    }
+  }
+  void store_bias(Matrix& m, std::int64_t local, float const* b) {
+    check(local);
+    if (m.bias.size() == 0) {
+      m.bias = Buffer<float, Space>(num_local_ * m.rows);
+    }
+    Memory<Space>::copy_from_host(m.bias.data() + local * m.rows, b, static_cast<std::size_t>(m.rows) * sizeof(float));
+  }
+  void check(std::int64_t local) const {
+    if (local < 0 || local >= num_local_) {
+      throw Error(ErrorCode::argument, text("expert weights: local expert ", local, " is out of range [0, ", num_local_, ")"));
+    }
+  }
+  ExpertMatrix<Code, Scale> view_of(Matrix const& m) const {
+    return {make_blocks(m.codes.data(), num_local_, m.rows, m.code_cols), make_rows(m.scales.data(), num_local_, m.scale_count),
+            make_rows(m.bias.data(), m.bias.size() > 0 ? num_local_ : 0, m.rows), m.rows, m.cols};
+  }
+
+  Quant quant_;
+  std::int64_t num_local_;
+  Matrix w13_;
+  Matrix w2_;
+  std::vector<float> wide_;
+  std::vector<Code> codes_;
+  std::vector<Scale> scales_;
+};
+
+/// E_ARG unless the weights fit the layer: w13 [L, rows13, H], w2 [L, H, I], equal L.
+template <class Weights>
+void check_weights(Weights const& w, std::int64_t hidden, std::int64_t intermediate, bool gated) {
+  auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
+    if (value != wanted) {
+      throw Error(ErrorCode::argument, text("expert weights: ", what, " is ", value, ", expected ", wanted));
+    }
+  };
+  expect("w13 rows", w.w13.rows, (gated ? 2 : 1) * intermediate);
+  expect("w13 columns", w.w13.cols, hidden);
+  expect("w2 rows", w.w2.rows, hidden);
+  expect("w2 columns", w.w2.cols, intermediate);
+  expect("w2 experts", w.w2.codes.extent(0), w.w13.codes.extent(0));
+}
+
+}  // namespace moe::experts
