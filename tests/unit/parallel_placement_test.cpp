@@ -7,30 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/parallel/placement.hpp"
 
 namespace {
 
-using moe::Error;
 using moe::ErrorCode;
 using moe::ExpertPlacement;
 using moe::PlacementStrategy;
+using moe_test::expect_error;
 using Ids = std::vector<std::int32_t>;
 
 Ids owned(ExpertPlacement const& placement, int rank) {
   auto const ids = placement.local_to_physical(rank);
   return Ids(ids.begin(), ids.end());
-}
-
-template <class F>
-void expect_error(ErrorCode code, std::string const& part, F&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error, expected one with \"" << part << '"';
-  } catch (Error const& error) {
-    EXPECT_EQ(name(error.code()), name(code)) << error.what();
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
 }
 
 TEST(Placement, P4_PartitionAndSizes) {
