@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/fp8_block128.hpp: e4m3 with a scale for a 128 x 128 block of weights and for 128 elements of an activation row.
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// The scheme of DeepSeek-V3's checkpoints (weight_scale_inv holds the scales, which multiply). Floor::amax_1e4 is the cast inside
+/// low-latency transports.
+template <int Block = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
+struct Fp8Block : QuantizedRows<Fp8Unit<Floor, Format>, Block>,
+                  TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, Block, Block>,
+                  ShapeMultiple<1, Block> {
+  static_assert(Block == 128, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose fp8_block128");
+  static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_block128" : "fp8_block128_ue8m0";
+};
+
+}  // namespace moe::quantization

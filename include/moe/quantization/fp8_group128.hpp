@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/fp8_group128.hpp: e4m3 with a scale for 128 consecutive elements of a row, activations and weights alike.
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// A row's last group may be shorter; transports want whole groups.
+template <int Group = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
+struct Fp8Group : QuantizedRows<Fp8Unit<Floor, Format>, Group>,
+                  TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 1, Group>,
+                  ShapeMultiple<1, Group> {
+  static_assert(Group == 128, "moe: fp8 groups are of 128 elements. Fix: choose fp8_group128");
+  static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_group128" : "fp8_group128_ue8m0";
+};
+
+}  // namespace moe::quantization

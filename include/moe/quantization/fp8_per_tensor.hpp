@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/fp8_per_tensor.hpp: e4m3 with one scale for a weight matrix; activations by a scale from the checkpoint or by row.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// Dynamic activation scale. A dynamic scale of the whole tensor would differ between the ranks of a dispatch, so a row carries its own
+/// (spec 02 §2): quantize_row is that of fp8_per_token. Where all rows are present, quantize_tensor() gives the one scale.
+template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
+struct Fp8PerTensor : QuantizedRows<Fp8Unit<Floor, Format>, 0>,
+                      TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 0, 0>,
+                      ShapeMultiple<1> {
+  static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_per_tensor" : "fp8_per_tensor_ue8m0";
+};
+
+/// The activation scale comes with the checkpoint (input_scale); no scale travels.
+struct Fp8PerTensorStatic : StaticRows<Fp8Unit<>>, TileWeights<Fp8Unit<>, 0, 0>, ShapeMultiple<1> {
+  static constexpr char const* kName = "fp8_per_tensor_static";
+
+  Fp8PerTensorStatic() = default;
+  MOE_HD constexpr explicit Fp8PerTensorStatic(Params p) { params = p; }
+};
+
+/// x [rows, cols], row_stride elements apart, → q [rows, cols] contiguous and one scale over all of it. Pass only valid rows: padding
+/// rows would enter the amax. Host.
+template <class Unit, class Act>
+typename Unit::Scale quantize_tensor(Unit const& unit, Act const* x, std::int64_t rows, std::int64_t cols, std::int64_t row_stride,
+                                     typename Unit::Code* q) {
+  static_assert(Unit::kPack == 1, "per-tensor scales are for 8-bit elements");
+  std::uint32_t amax = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) amax = std::max(amax, unit.magnitude(to_float(x[r * row_stride + c])));
+  }
+  auto const scale = unit.scale(amax);
+  float const d = unit.factor(scale);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) q[r * cols + c] = unit.encode(to_float(x[r * row_stride + c]), d);
+  }
+  return scale;
+}
+
+}  // namespace moe::quantization

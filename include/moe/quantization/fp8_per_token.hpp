@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/fp8_per_token.hpp: e4m3 with a scale per token of activations and per output channel of weights.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// Fp8Unit whose amax is cut at an upper bound, so that one outlier does not take the row's resolution: it saturates instead.
+template <ScaleFloor Floor, ScaleFormat Format>
+struct BoundedFp8Unit : Fp8Unit<Floor, Format> {
+  float amax_upper_bound = bits_float(0x7F7FFFFFU);
+
+  MOE_HD typename Fp8Unit<Floor, Format>::Scale scale(std::uint32_t amax) const {
+    bool const cut = amax < kInfBits && bits_float(amax) > amax_upper_bound;
+    return Fp8Unit<Floor, Format>::scale(cut ? float_bits(amax_upper_bound) : amax);
+  }
+};
+
+/// Floor::min_scale is the floor 1 / (448 · 512) of serving stacks' dynamic cast; the default is that of the offline rule.
+template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
+struct Fp8PerToken : QuantizedRows<BoundedFp8Unit<Floor, Format>, 0>,
+                     TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 1, 0>,
+                     ShapeMultiple<1> {
+  static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_per_token" : "fp8_per_token_ue8m0";
+
+  /// amax_upper_bound: > 0; larger values saturate.
+  struct Params {
+    float amax_upper_bound = bits_float(0x7F7FFFFFU);
+  };
+  Fp8PerToken() = default;
+  MOE_HD constexpr explicit Fp8PerToken(Params p) { this->act.amax_upper_bound = p.amax_upper_bound; }
+};
+
+}  // namespace moe::quantization

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/int4_group128.hpp: weight-only integers (wNa16): 4 or 8 bits with a scale, and perhaps a zero point, for a group along K.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// The group that a row of `cols` elements really has: `group` halved until it divides, 0 if that would be fewer than 32 (or fewer than
+/// `group` where that is already less). group 0: the whole row. Spec 02 §5.
+MOE_HD constexpr std::int64_t effective_group(std::int64_t cols, std::int64_t group) {
+  if (group == 0) return cols;
+  if (cols <= 0) return group;
+  std::int64_t g = group;
+  while (cols % g != 0) {
+    if (g / 2 < 32) return 0;
+    g /= 2;
+  }
+  return g;
+}
+
+/// Scale of a group, with the zero point that is subtracted from the code first.
+struct ScaleZero {
+  float scale;
+  float zero;
+  friend bool operator==(ScaleZero const&, ScaleZero const&) = default;
+};
+
+/// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints bring the codes.
+template <int Bits>
+struct ZeroPointUnit {
+  static_assert(Bits == 4 || Bits == 8, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers");
+  using Code = std::uint8_t;
+  using Scale = ScaleZero;
+  static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
+  static constexpr int kPack = 8 / Bits;
+
+  MOE_HD static ScaleZero factor(ScaleZero s) { return s; }
+  MOE_HD static float decode(std::uint32_t code, ScaleZero s) { return (static_cast<float>(code) - s.zero) * s.scale; }
+};
+
+/// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group a row), codes low nibble first, activations as they are.
+/// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
+template <int Bits, int Group, bool ZeroPoint = false>
+struct WNa16 : UnquantizedRows {
+  static_assert(Bits == 4 || Bits == 8, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers");
+  static_assert(Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
+                "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these");
+  static constexpr char const* kName = Bits == 4 ? (Group == 128   ? "int4_group128"
+                                                    : Group == 64  ? "int4_group64"
+                                                    : Group == 32  ? "int4_group32"
+                                                    : Group == 16  ? "int4_group16"
+                                                    : Group == 256 ? "int4_group256"
+                                                                   : "int4_per_channel")
+                                                 : (Group == 128   ? "int8_w8a16_group128"
+                                                    : Group == 64  ? "int8_w8a16_group64"
+                                                    : Group == 32  ? "int8_w8a16_group32"
+                                                    : Group == 16  ? "int8_w8a16_group16"
+                                                    : Group == 256 ? "int8_w8a16_group256"
+                                                                   : "int8_w8a16_per_channel");
+
+  using WeightUnit = OffsetIntUnit<Bits>;
+  static constexpr ScaleGranularity kWeightGranularity = Group == 0 ? ScaleGranularity::per_channel : ScaleGranularity::group;
+  static constexpr DType kWeightDType = WeightUnit::kCodeDType;
+  static constexpr int kWeightGroupRows = 1;
+  static constexpr int kWeightGroupCols = Group;
+  static constexpr int kWeightPack = WeightUnit::kPack;
+  static constexpr int kShapeMultiple = Group == 0 ? kWeightPack : (Group < 32 ? Group : 32);
+  static constexpr int kTransportMultiple = 1;
+  template <class Act>
+  using WeightCode = std::uint8_t;
+  using WeightScale = std::conditional_t<ZeroPoint, ScaleZero, float>;
+
+  static constexpr bool supports(std::int64_t hidden, std::int64_t intermediate) {
+    auto fits = [](std::int64_t n) { return n < 0 || (n % kWeightPack == 0 && effective_group(n, Group) != 0); };
+    return fits(hidden) && fits(intermediate);
+  }
+  MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return (cols + kWeightPack - 1) / kWeightPack; }
+  /// Scales of a row; `cols` is one that supports() accepts.
+  MOE_HD static constexpr std::int64_t weight_scale_cols(std::int64_t cols) { return cols == 0 ? 0 : cols / effective_group(cols, Group); }
+  MOE_HD static constexpr std::int64_t weight_scale_count(std::int64_t rows, std::int64_t cols) { return rows * weight_scale_cols(cols); }
+
+  /// Symmetric, s = amax / 7 (127). With ZeroPoint the symmetric codes are written with their zero point 8 (128).
+  template <class Act>
+  void quantize_weight(float const* w, std::int64_t rows, std::int64_t cols, std::uint8_t* codes, WeightScale* scales) const {
+    std::int64_t const group = effective_group(cols, Group);
+    if constexpr (ZeroPoint) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < cols; c += group) {
+          float scale = 0;
+          detail::quantize_tiles(WeightUnit{}, w + r * cols + c, 1, group, 1, group, codes + r * weight_code_cols(cols) + c / kWeightPack,
+                                 &scale);
+          *scales++ = {scale, static_cast<float>(WeightUnit::kZero)};
+        }
+      }
+    } else {
+      detail::quantize_tiles(WeightUnit{}, w, rows, cols, 1, group, codes, scales);
+    }
+  }
+  template <class Act>
+  MOE_HD void dequantize_weight_row(std::uint8_t const* codes, WeightScale const* scales, std::int64_t /*rows*/, std::int64_t cols,
+                                    std::int64_t row, float* out) const {
+    using Decoder = std::conditional_t<ZeroPoint, ZeroPointUnit<Bits>, WeightUnit>;
+    detail::dequantize_tile_row(Decoder{}, codes + row * weight_code_cols(cols), scales + row * weight_scale_cols(cols), cols,
+                                effective_group(cols, Group), out);
+  }
+};
+
+/// int4 weights in groups of 128, the layout of most released int4 checkpoints.
+using Int4Group128 = WNa16<4, 128>;
+/// The same with zero points (AWQ, asymmetric GPTQ).
+using Int4Group128Zero = WNa16<4, 128, true>;
+
+}  // namespace moe::quantization

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/int8_per_channel.hpp: weight-only int8 with a scale per output channel (w8a16).
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// Activations stay as they are.
+struct Int8PerChannel : UnquantizedRows, TileWeights<Int8Unit, 1, 0>, ShapeMultiple<1> {
+  static constexpr char const* kName = "int8_per_channel";
+};
+
+}  // namespace moe::quantization

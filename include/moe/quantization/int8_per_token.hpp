@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/int8_per_token.hpp: int8 with a scale per token of activations and per output channel of weights.
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// w8a8, symmetric, rounding to nearest even.
+struct Int8PerToken : QuantizedRows<Int8Unit, 0>, TileWeights<Int8Unit, 1, 0>, ShapeMultiple<1> {
+  static constexpr char const* kName = "int8_per_token";
+};
+
+/// The activation scale comes with the checkpoint and is one for the tensor; weights per output channel.
+struct Int8PerTensorStatic : StaticRows<Int8Unit>, TileWeights<Int8Unit, 1, 0>, ShapeMultiple<1> {
+  static constexpr char const* kName = "int8_per_tensor_static";
+
+  Int8PerTensorStatic() = default;
+  MOE_HD constexpr explicit Int8PerTensorStatic(Params p) { params = p; }
+};
+
+}  // namespace moe::quantization

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/mxfp8.hpp: e4m3 with a shared power of two for 32 consecutive elements.
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// Activations take the rule `ActRule`, weights are quantised offline by `WeightRule` (those of a checkpoint come with their exponents).
+template <MxRule ActRule = MxRule::ceil, MxRule WeightRule = MxRule::ceil>
+struct Mxfp8 : QuantizedRows<Mxfp8Unit<ActRule>, 32>, TileWeights<Mxfp8Unit<WeightRule>, 1, 32>, ShapeMultiple<32> {
+  static constexpr char const* kName = "mxfp8";
+};
+
+}  // namespace moe::quantization

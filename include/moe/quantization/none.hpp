@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/none.hpp: no quantisation: activations and weights in the activation dtype.
+#pragma once
+
+#include "moe/quantization/rows.hpp"
+#include "moe/quantization/shape.hpp"
+#include "moe/quantization/tiles.hpp"
+
+namespace moe::quantization {
+
+/// bf16, f16 or f32 throughout.
+struct None : UnquantizedRows, UnquantizedWeights, ShapeMultiple<1> {
+  static constexpr char const* kName = "none";
+};
+
+}  // namespace moe::quantization
