@@ -44,10 +44,10 @@ class Layer {
   using RouterType = Router;
 
   struct Params {
-    LayerShape shape;                      ///< dimensions that Config leaves dynamic
+    LayerShape shape{};                    ///< dimensions that Config leaves dynamic
     std::int64_t max_tokens_per_rank = 0;  ///< T_max: rows that one forward() may bring on any rank
     ExpertPlacement placement;             ///< which rank owns which physical expert; for one rank ExpertPlacement(E, 1)
-    typename Router::Params router;
+    typename Router::Params router{};
     Quant quantization{};
     typename Config::Activation activation{};
     typename Backend::Params backend{};

@@ -140,12 +140,12 @@ constexpr std::size_t first_broken() {
 }
 
 struct NoBrokenRule {};
-template <class List, std::size_t I>
+template <class List, std::size_t I, bool AllHold = I == std::tuple_size_v<List>>
 struct FirstBroken {
   using type = typename std::tuple_element_t<I, List>::template Error<true>;
 };
-template <class List>
-struct FirstBroken<List, std::tuple_size_v<List>> {
+template <class List, std::size_t I>
+struct FirstBroken<List, I, true> {
   using type = NoBrokenRule;
 };
 

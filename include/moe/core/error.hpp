@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <source_location>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -42,28 +41,35 @@ std::string text(Parts const&... parts) {
   return out.str();
 }
 
+/// Where an error was raised. Not std::source_location, which clang 14 lacks.
+struct SourceLocation {
+  char const* file = "";
+  int line = 0;
+  static constexpr SourceLocation current(char const* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
 /// The one exception type of the library. what() is "<code>: <message>": the parameter, its value and the constraint.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, std::string const& message, std::source_location where = std::source_location::current())
+  Error(ErrorCode code, std::string const& message, SourceLocation where = SourceLocation::current())
       : std::runtime_error(text(name(code), ": ", message)), code_(code), message_(message), where_(where) {}
 
   ErrorCode code() const { return code_; }
   /// The message without its code.
   std::string const& message() const { return message_; }
-  std::source_location const& where() const { return where_; }
+  SourceLocation const& where() const { return where_; }
 
  private:
   ErrorCode code_;
   std::string message_;
-  std::source_location where_;
+  SourceLocation where_;
 };
 
 /// An error of a transport: which rank saw it, which peer it concerns, in which phase ("dispatch", "combine", …) and round.
 class TransportError : public Error {
  public:
   TransportError(ErrorCode code, int rank, int peer, std::string phase, std::uint64_t round, std::string const& message,
-                 std::source_location where = std::source_location::current())
+                 SourceLocation where = SourceLocation::current())
       : Error(code, text(message, " (rank ", rank, ", peer ", peer, ", phase ", phase, ", round ", round, ")"), where),
         rank_(rank),
         peer_(peer),

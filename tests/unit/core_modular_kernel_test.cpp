@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/core_modular_kernel_test.cpp: the composition out of archetypes: contracts, rules, arguments, what a refused call leaves.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "../archetypes.hpp"
+#include "../expect_error.hpp"
+
+namespace {
+
+using namespace moe;
+using namespace moe_test;
+
+static_assert(LayerConfig<Tiny>);
+static_assert(Router<ArchetypeRouter<>>);
+static_assert(Quantization<ArchetypeQuantization<>>);
+static_assert(Activation<activation::Silu> && Activation<activation::Any>);
+static_assert(PrepareAndFinalize<ArchetypeBackend<>>);
+static_assert(ExchangeOf<ArchetypeBackend<>::Exchange<Tiny, ArchetypeQuantization<>, float>, Tiny>);
+static_assert(Experts<ArchetypeExperts<>>);
+static_assert(Communicator<comm::Self<>>);
+
+using Layer = ModularKernel<Tiny, ArchetypeRouter<>, ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<>>;
+
+template <class Q = ArchetypeQuantization<>, class B = ArchetypeBackend<>, class E = ArchetypeExperts<>, class R = ArchetypeRouter<>,
+          class C = Tiny>
+constexpr char const* reason() {
+  return Composition<C, R, Q, B, E>::reason();
+}
+struct OnDevice : ExpertsFacts {
+  static constexpr bool kOnDevice = true;
+};
+struct NoActivation : ExpertsFacts {
+  static constexpr bool kActivation = false;
+};
+struct LargeTile : ExpertsFacts {
+  static constexpr int kSharedMemory = 228 * 1024;
+};
+
+// The predicates that stop the compiler also answer at run time, with the sentence of the first broken rule.
+TEST(Rules, RunTimeReasonIsTheSentence) {
+  EXPECT_EQ(reason(), nullptr);
+  using E = ArchetypeExperts<OnDevice>;
+  EXPECT_STREQ((reason<ArchetypeQuantization<>, ArchetypeBackend<>, E>()), rules::SameSpace::kSentence);
+  using Batched = ArchetypeBackend<ActivationFormat::batched>;
+  EXPECT_STREQ((reason<ArchetypeQuantization<>, Batched>()), rules::ActivationFormatMatches::kSentence);
+  EXPECT_STREQ((reason<ArchetypeQuantization<48>>()), rules::QuantizationFitsShape::kSentence);
+  EXPECT_STREQ((reason<ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<NoActivation>>()),
+               rules::ExpertsSupportActivation::kSentence);
+  EXPECT_STREQ((reason<ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<LargeTile>>()), rules::SharedMemoryFits::kSentence);
+}
+
+class LayerTest : public testing::Test {
+ protected:
+  static Layer::Params params() { return {.max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1), .router = {}}; }
+  Rows<float const, 64> hidden(std::int64_t rows) { return make_rows<64>(static_cast<float const*>(x.data()), rows, 64); }
+  Rows<float const> logits(std::int64_t rows, std::int64_t width = 4) {
+    return make_rows(static_cast<float const*>(z.data()), rows, width);
+  }
+  Rows<float, 64> output(std::int64_t rows) { return make_rows<64>(y.data(), rows, 64); }
+
+  LayerTest() { std::iota(x.begin(), x.end(), 0.0F); }
+  std::vector<float> x = std::vector<float>(16 * 64);
+  std::vector<float> y = std::vector<float>(16 * 64, -1.0F);
+  std::vector<float> z = std::vector<float>(16 * 5);
+  comm::Self<> self;
+  Layer layer{self, {}, params()};
+};
+
+TEST_F(LayerTest, IdentityExpertsReturnTheInput) {
+  layer.forward(hidden(5), logits(5), output(5));
+  for (std::size_t i = 0; i < 5 * 64; ++i) {
+    ASSERT_FLOAT_EQ(y[i], x[i]);
+  }
+  EXPECT_EQ(y[5 * 64], -1.0F) << "wrote past the last row";
+  EXPECT_EQ(layer.topk_ids()(3, 1), 0);
+  EXPECT_FLOAT_EQ(layer.topk_weights()(3, 1), 0.5F);
+}
+
+TEST_F(LayerTest, G1_ZeroTokens) {
+  layer.forward(hidden(0), logits(0), output(0));
+  EXPECT_EQ(y[0], -1.0F);
+}
+
+TEST_F(LayerTest, WrongShapesAreRefusedBeforeAnyWorkAndTellThePeers) {
+  expect_error(ErrorCode::capacity, "9 rows exceed max_tokens_per_rank 8", [&] { layer.forward(hidden(9), logits(9), output(9)); });
+  expect_error(ErrorCode::argument, "router_logits", [&] { layer.forward(hidden(3), logits(3, 5), output(3)); });
+  expect_error(ErrorCode::argument, "router_logits", [&] { layer.forward(hidden(3), logits(2), output(3)); });
+  expect_error(ErrorCode::argument, "output: rows", [&] { layer.forward(hidden(3), logits(3), output(4)); });
+  expect_error(ErrorCode::argument, "null",
+               [&] { layer.forward(make_rows<64>(static_cast<float const*>(nullptr), 3, 64), logits(3), output(3)); });
+  EXPECT_EQ(layer.exchange().abandoned, 5);
+  EXPECT_EQ(y[0], -1.0F);
+  layer.forward(hidden(3), logits(3), output(3));
+  EXPECT_FLOAT_EQ(y[64], x[64]);
+}
+
+TEST_F(LayerTest, ContradictionsAreRefusedAtConstruction) {
+  auto p = params();
+  p.shape.hidden = 128;
+  expect_error(ErrorCode::config, "the layer's type fixes it to 64", [&] { Layer l(self, {}, p); });
+  p = params();
+  p.router.topk = 3;
+  expect_error(ErrorCode::config, "top_k", [&] { Layer l(self, {}, p); });
+  p = params();
+  p.router.num_experts = 5;
+  expect_error(ErrorCode::config, "num_experts", [&] { Layer l(self, {}, p); });
+}
+
+struct Dynamic : LayerDefaults {
+  using Activation = activation::Silu;
+};
+TEST(Shape, DynamicDimensionsAreCheckedAtConstruction) {
+  Shape<Dynamic> const s({128, 64, 8, 2, false});
+  EXPECT_EQ(s.hidden(), 128);
+  expect_error(ErrorCode::config, "intermediate: 0 must be at least 1", [] { Shape<Dynamic>({128, 0, 8, 2, false}); });
+  expect_error(ErrorCode::config, "top_k: 33 exceeds the bound 32", [] { Shape<Dynamic>({128, 64, 64, 33, false}); });
+}
+
+TEST(Arena, PiecesAreAlignedAndSealEndsIt) {
+  Arena<space::host> arena;
+  auto* a = arena.take<char>(3);
+  auto* b = arena.take<double>(1 << 18);
+  auto* c = arena.take_filled<std::uint8_t>(5, 0xAB);
+  for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(c)}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % Arena<space::host>::kAlign, 0U);
+  }
+  EXPECT_EQ(c[4], 0xAB);
+  EXPECT_EQ(arena.take<int>(0), nullptr);
+  arena.seal();
+  expect_error(ErrorCode::state, "after construction", [&] { arena.take<int>(1); });
+}
+
+}  // namespace
