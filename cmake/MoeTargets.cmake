@@ -42,7 +42,7 @@ moe_component(mpi MPI::MPI_CXX)
 if(TARGET moe_mpi)
   target_compile_definitions(moe_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)  # the C interface only
 endif()
-moe_component(onednn DNNL::dnnl)
+moe_component(onednn MoeOneDnn::dnnl)
 if(TARGET moe_io AND TARGET moe_mpi AND TARGET moe_onednn)
   moe_component(host moe_io moe_mpi moe_onednn)
 endif()
