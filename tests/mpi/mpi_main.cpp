@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/mpi/mpi_main.cpp: runs the tests on every rank. Rank 0 prints as usual, the others only their failures; one rank that fails
+// fails the run on all.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstdio>
+#include <string>
+
+namespace {
+
+/// What a rank other than 0 prints: its number before each failure.
+class FailuresOfRank : public testing::EmptyTestEventListener {
+ public:
+  explicit FailuresOfRank(int rank) : rank_(rank) {}
+  void OnTestPartResult(testing::TestPartResult const& result) override {
+    if (!result.failed()) return;
+    testing::TestInfo const* test = testing::UnitTest::GetInstance()->current_test_info();
+    std::string const name = test == nullptr ? "" : std::string(test->test_suite_name()) + "." + test->name();
+    std::fprintf(stderr, "rank %d: %s: %s:%d: %s\n", rank_, name.c_str(), result.file_name() == nullptr ? "?" : result.file_name(),
+                 result.line_number(), result.message());
+  }
+
+ private:
+  int rank_;
+};
+
+/// Ranks must enter each test together: a rank that ended the last one early would otherwise spend the deadline of its first wait.
+class EnterTogether : public testing::EmptyTestEventListener {
+ public:
+  void OnTestStart(testing::TestInfo const&) override { MPI_Barrier(MPI_COMM_WORLD); }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int level = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  testing::InitGoogleTest(&argc, argv);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  listeners.Append(new EnterTogether);
+  if (rank != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new FailuresOfRank(rank));
+  }
+  int failed = RUN_ALL_TESTS() == 0 ? 0 : 1;
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  MPI_Finalize();
+  return failed;
+}
