@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// routing/hash_topk.hpp: a table by token id chooses the experts, their scores weigh them (the first layers of DeepSeek-V4).
+#pragma once
+
+#include "moe/routing/row_router.hpp"
+#include "moe/routing/softmax_topk.hpp"
+
+namespace moe::routing {
+
+namespace detail {
+template <Scoring S, Renormalize R>
+struct HashTopKConfig : RouterConfig {
+  static constexpr Scoring scoring = S;
+  static constexpr Order order = Order::score_then_topk;
+  static constexpr Selection selection = Selection::hash_table;
+  static constexpr Renorm renorm = R == Renormalize::yes ? Renorm::sum : Renorm::none;
+  static constexpr int num_expert_group = 0;
+  static constexpr int topk_group = 0;
+  static constexpr int num_zero_experts = 0;
+  static constexpr int num_joint_shared = 0;
+  static constexpr float const* correction_bias = nullptr;
+};
+constexpr char const* hash_topk_name(Scoring s, Renormalize r) {
+  bool const renormalize = r == Renormalize::yes;
+  switch (s) {
+    case Scoring::softmax: return renormalize ? "hash_topk_softmax_renormalize" : "hash_topk_softmax";
+    case Scoring::sigmoid: return renormalize ? "hash_topk_sigmoid_renormalize" : "hash_topk_sigmoid";
+    case Scoring::sqrtsoftplus: return renormalize ? "hash_topk_sqrtsoftplus_renormalize" : "hash_topk_sqrtsoftplus";
+    case Scoring::identity: return renormalize ? "hash_topk_identity_renormalize" : "hash_topk_identity";
+  }
+  return "";
+}
+}  // namespace detail
+
+/// Spec 01 §6: ids = table[token_id], w = score[ids], renormalised if asked, times the factor. A token outside the vocabulary gets ids -1.
+template <Scoring S, Renormalize R>
+class HashTopK : public RowRouter<detail::HashTopKConfig<S, R>> {
+ public:
+  static constexpr char const* kName = detail::hash_topk_name(S, R);
+  struct Params {
+    int num_experts = 0;
+    int topk = 0;
+    std::int64_t const* hash_table = nullptr;  ///< [vocabulary, k] in the router's space
+    std::int64_t vocabulary = 0;
+    float renorm_eps = 1e-20F;
+    float routed_scaling_factor = 1.0F;
+    int num_fused_shared = 0;
+    float fused_shared_weight = 1.0F;
+    DegeneratePolicy degenerate = DegeneratePolicy::uniform_first_k;
+  };
+  /// Throws E_CONFIG; E_ARG if the table is null.
+  explicit HashTopK(Params const& p) : RowRouter<detail::HashTopKConfig<S, R>>(config_of(p)) {}
+
+ private:
+  static detail::HashTopKConfig<S, R> config_of(Params const& p) {
+    detail::HashTopKConfig<S, R> c;
+    c.num_experts = p.num_experts;
+    c.topk = p.topk;
+    c.hash_table = p.hash_table;
+    c.vocabulary = p.vocabulary;
+    c.renorm_eps = p.renorm_eps;
+    c.routed_scaling_factor = p.routed_scaling_factor;
+    c.num_fused_shared = p.num_fused_shared;
+    c.fused_shared_weight = p.fused_shared_weight;
+    c.degenerate = p.degenerate;
+    return c;
+  }
+};
+
+}  // namespace moe::routing

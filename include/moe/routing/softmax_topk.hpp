@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// routing/softmax_topk.hpp: softmax over all experts, then the k largest (Mixtral, Qwen2/3-MoE, OLMoE, Jamba, DBRX).
+#pragma once
+
+#include "moe/routing/row_router.hpp"
+
+namespace moe::routing {
+
+/// Whether the k weights are divided by their sum.
+enum class Renormalize : std::uint8_t { no, yes };
+
+namespace detail {
+template <Renormalize R>
+struct SoftmaxTopKConfig : RouterConfig {
+  static constexpr Scoring scoring = Scoring::softmax;
+  static constexpr Order order = Order::score_then_topk;
+  static constexpr Selection selection = Selection::topk;
+  static constexpr Renorm renorm = R == Renormalize::yes ? Renorm::sum : Renorm::none;
+  static constexpr int num_expert_group = 0;
+  static constexpr int topk_group = 0;
+  static constexpr float logit_softcap = 0.0F;
+  static constexpr int num_zero_experts = 0;
+  static constexpr int num_joint_shared = 0;
+  static constexpr float const* correction_bias = nullptr;
+};
+}  // namespace detail
+
+/// w = softmax(z)[ids], ids = topk(w); with Renormalize::yes w / sum(w). Spec 01 §4 Default and RenormalizeNaive.
+template <Renormalize R>
+class SoftmaxTopK : public RowRouter<detail::SoftmaxTopKConfig<R>> {
+ public:
+  static constexpr char const* kName = R == Renormalize::yes ? "softmax_topk_renormalize" : "softmax_topk";
+  struct Params {
+    int num_experts = 0;
+    int topk = 0;
+    float routed_scaling_factor = 1.0F;
+    int num_fused_shared = 0;
+    float fused_shared_weight = 1.0F;
+    DegeneratePolicy degenerate = DegeneratePolicy::uniform_first_k;
+    float const* per_expert_scale = nullptr;  ///< [E] in the router's space (Gemma-4), or null
+  };
+  /// Throws E_CONFIG.
+  explicit SoftmaxTopK(Params const& p) : RowRouter<detail::SoftmaxTopKConfig<R>>(config_of(p)) {}
+
+ private:
+  static detail::SoftmaxTopKConfig<R> config_of(Params const& p) {
+    detail::SoftmaxTopKConfig<R> c;
+    c.num_experts = p.num_experts;
+    c.topk = p.topk;
+    c.routed_scaling_factor = p.routed_scaling_factor;
+    c.num_fused_shared = p.num_fused_shared;
+    c.fused_shared_weight = p.fused_shared_weight;
+    c.degenerate = p.degenerate;
+    c.per_expert_scale = p.per_expert_scale;
+    return c;
+  }
+};
+
+}  // namespace moe::routing
