@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/hf_config.hpp: a model's config.json, with every field checked when it is read. Nothing has a silent default here.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/io/json.hpp"
+
+namespace moe::io {
+
+/// Largest count or width that a configuration may state.
+inline constexpr std::int64_t kMaxConfigValue = 10'000'000;
+
+/// A config.json. For a multimodal model this is its language model's part ("text_config"). All errors are E_CONFIG and name the
+/// field, its value and the bound.
+class HfConfig {
+ public:
+  /// Reads a config.json, or the one in a checkpoint directory.
+  static HfConfig from_file(std::filesystem::path path) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
+    return {read_json(path), path.string()};
+  }
+  static HfConfig from_text(std::string_view json, std::string label) { return {parse_json(json, label), std::move(label)}; }
+
+  std::string const& label() const { return label_; }
+  /// "qwen3_moe", …
+  std::string const& model_type() const { return model_type_; }
+  /// The configuration object, for reports.
+  nlohmann::json const& json() const { return json_; }
+
+  /// The field is there and not null.
+  bool has(std::string_view field) const { return value(field) != nullptr; }
+  /// The fields, tried in order, that are there: the first. Several spellings of one thing must agree.
+  /// An integer in [low, high]; E_CONFIG if no spelling is there, or the value is of another type or out of range.
+  std::int64_t integer(std::initializer_list<std::string_view> fields, std::int64_t low = 1, std::int64_t high = kMaxConfigValue) const {
+    std::optional<std::int64_t> result;
+    std::string_view first;
+    for (std::string_view field : fields) {
+      nlohmann::json const* v = value(field);
+      if (v == nullptr) continue;
+      if (!v->is_number_integer()) fail(text("'", field, "' is ", spelled(*v), ", expected an integer in [", low, ", ", high, "]"));
+      bool const fits =
+          !v->is_number_unsigned() || v->get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+      std::int64_t const n = fits ? v->get<std::int64_t>() : std::numeric_limits<std::int64_t>::max();
+      if (n < low || n > high) fail(text("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
+      if (result && *result != n) fail(text("'", first, "' is ", *result, " and '", field, "' is ", n, ", but they mean the same"));
+      if (!result) first = field;
+      result = n;
+    }
+    if (!result) missing(fields);
+    return *result;
+  }
+  std::int64_t integer(std::string_view field, std::int64_t low = 1, std::int64_t high = kMaxConfigValue) const {
+    return integer({field}, low, high);
+  }
+  /// As integer(), but nothing if the field is absent or null.
+  std::optional<std::int64_t> optional_integer(std::string_view field, std::int64_t low = 1, std::int64_t high = kMaxConfigValue) const {
+    return has(field) ? std::optional(integer(field, low, high)) : std::nullopt;
+  }
+  /// A finite number in [low, high].
+  double number(std::string_view field, double low, double high) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_number()) fail(text("'", field, "' is ", spelled(*v), ", expected a number in [", low, ", ", high, "]"));
+    double const x = v->get<double>();
+    if (!(x >= low && x <= high)) fail(text("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
+    return x;
+  }
+  /// A scaling factor or limit: finite and above zero.
+  float positive(std::string_view field) const { return static_cast<float>(number(field, 1e-30, 1e30)); }
+  bool flag(std::string_view field) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_boolean()) fail(text("'", field, "' is ", spelled(*v), ", expected true or false"));
+    return v->get<bool>();
+  }
+  /// A string; with `known`, one of these.
+  std::string string(std::string_view field, std::initializer_list<std::string_view> known = {}) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_string()) fail(text("'", field, "' is ", spelled(*v), ", expected a string"));
+    std::string s = v->get<std::string>();
+    if (known.size() > 0 && std::ranges::find(known, std::string_view(s)) == known.end()) {
+      std::string list;
+      for (std::string_view k : known) list += (list.empty() ? "" : ", ") + std::string(k);
+      throw Error(ErrorCode::unsupported, text("'", label_, "': '", field, "' is ", spelled(*v), ", known: ", list));
+    }
+    return s;
+  }
+  /// Element `index` of a list of integers, or the value itself if the field is one integer for all layers.
+  std::int64_t integer_at(std::string_view field, std::int64_t index, std::int64_t low = 1, std::int64_t high = kMaxConfigValue) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_array()) return integer(field, low, high);
+    nlohmann::json const& element = at(field, index);
+    if (!element.is_number_integer() || element.get<std::int64_t>() < low || element.get<std::int64_t>() > high) {
+      fail(text("'", field, "'[", index, "] is ", spelled(element), ", expected an integer in [", low, ", ", high, "]"));
+    }
+    return element.get<std::int64_t>();
+  }
+  /// Element `index` of a list, or null if the field is absent. E_CONFIG if it is no list or too short.
+  nlohmann::json const& at(std::string_view field, std::int64_t index) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_array()) fail(text("'", field, "' is ", spelled(*v), ", expected a list"));
+    if (index < 0 || index >= static_cast<std::int64_t>(v->size())) {
+      fail(text("'", field, "' holds ", v->size(), " entries, none for layer ", index));
+    }
+    return (*v)[static_cast<std::size_t>(index)];
+  }
+  /// True if the field is a list of integers that contains `wanted`. An absent field is an empty list.
+  bool list_contains(std::string_view field, std::int64_t wanted) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) return false;
+    if (!v->is_array()) fail(text("'", field, "' is ", spelled(*v), ", expected a list of integers"));
+    return std::ranges::any_of(*v, [&](nlohmann::json const& e) {
+      if (!e.is_number_integer()) fail(text("'", field, "' holds ", spelled(e), ", expected integers"));
+      return e.get<std::int64_t>() == wanted;
+    });
+  }
+  /// A nested configuration object (DBRX's ffn_config, a quantization_config).
+  HfConfig section(std::string_view field) const {
+    nlohmann::json const* v = value(field);
+    if (v == nullptr) missing({field});
+    if (!v->is_object()) fail(text("'", field, "' is ", spelled(*v), ", expected an object"));
+    HfConfig out;
+    out.json_ = *v;
+    out.label_ = text(label_, ':', field);
+    out.model_type_ = model_type_;
+    return out;
+  }
+
+  [[noreturn]] void fail(std::string const& what) const { throw Error(ErrorCode::config, text("'", label_, "': ", what)); }
+
+ private:
+  HfConfig() = default;
+  HfConfig(nlohmann::json json, std::string label) : json_(std::move(json)), label_(std::move(label)) {
+    if (!json_.is_object()) fail("a configuration must be a JSON object");
+    // A multimodal model nests its language model; the outer object then names the whole model.
+    if (auto const inner = json_.find("text_config"); inner != json_.end() && inner->is_object() && inner->contains("model_type")) {
+      nlohmann::json text_part = *inner;
+      if (!text_part.contains("quantization_config") && json_.contains("quantization_config")) {
+        text_part["quantization_config"] = json_["quantization_config"];
+      }
+      json_ = std::move(text_part);
+      label_ += ":text_config";
+    }
+    model_type_ = string("model_type");
+    if (model_type_.size() > 100) model_type_.resize(100);
+  }
+
+  nlohmann::json const* value(std::string_view field) const {
+    auto const at = json_.find(field);
+    return at == json_.end() || at->is_null() ? nullptr : &*at;
+  }
+  [[noreturn]] void missing(std::initializer_list<std::string_view> fields) const {
+    std::string list;
+    for (std::string_view f : fields) list += (list.empty() ? "'" : " or '") + std::string(f) + "'";
+    fail(text(list, " is missing"));
+  }
+  static std::string spelled(nlohmann::json const& v) {
+    if (v.is_array()) return "a list";
+    if (v.is_object()) return "an object";
+    std::string s = v.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return s.size() > 60 ? s.substr(0, 60) + "..." : s;
+  }
+
+  nlohmann::json json_;
+  std::string label_;
+  std::string model_type_;
+};
+
+}  // namespace moe::io

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/json.hpp: parses the JSON files of a checkpoint, which Python writes (bare NaN and Infinity included).
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "moe/core/error.hpp"
+#include "moe/io/mapped_file.hpp"
+
+namespace moe::io {
+
+namespace detail {
+/// Replaces the words NaN, Infinity and -Infinity, which Python's json writes and JSON does not know, by null.
+inline std::string without_python_numbers(std::string_view in) {
+  std::string out;
+  out.reserve(in.size());
+  bool quoted = false;
+  for (std::size_t i = 0; i < in.size();) {
+    if (quoted && in[i] == '\\' && i + 1 < in.size()) {
+      out.append(in.substr(i, 2));
+      i += 2;
+      continue;
+    }
+    if (in[i] == '"') quoted = !quoted;
+    bool replaced = false;
+    for (std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+      if (!quoted && in.substr(i, word.size()) == word) {
+        out += "null";
+        i += word.size();
+        replaced = true;
+        break;
+      }
+    }
+    if (!replaced) out += in[i++];
+  }
+  return out;
+}
+}  // namespace detail
+
+/// Parses a JSON text; `label` names it in errors. Throws E_CONFIG with the byte at which it stops being JSON, or if it nests too deep
+/// (deep values would overflow the stack when they are copied).
+inline nlohmann::json parse_json(std::string_view text_, std::string_view label) {
+  auto const bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    if (depth > 64) throw Error(ErrorCode::config, text("'", label, "' nests deeper than 64 levels"));
+    return true;
+  };
+  auto parsed = nlohmann::json::parse(text_, bounded, false);
+  if (!parsed.is_discarded()) return parsed;
+  try {
+    return nlohmann::json::parse(detail::without_python_numbers(text_), bounded);
+  } catch (nlohmann::json::parse_error const& error) {
+    throw Error(ErrorCode::config, text("'", label, "' is not valid JSON at byte ", error.byte));
+  } catch (nlohmann::json::exception const&) {
+    throw Error(ErrorCode::config, text("'", label, "' is not valid JSON"));
+  }
+}
+
+/// Parses a JSON file. Throws E_ARG if it cannot be opened, E_CONFIG if it is not JSON.
+inline nlohmann::json read_json(std::filesystem::path const& path) {
+  MappedFile const file(path);
+  return parse_json({reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()}, path.string());
+}
+
+}  // namespace moe::io

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/layer_description.hpp: everything that decides what one MoE block computes, apart from its weights, as one run-time value.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "moe/activation/activation.hpp"
+#include "moe/core/error.hpp"
+#include "moe/routing/router_config.hpp"
+
+namespace moe::io {
+
+/// What the router weight multiplies.
+enum class WeightOn : std::uint8_t { expert_output, expert_input };
+/// What multiplies the shared experts' output.
+enum class SharedGate : std::uint8_t {
+  none,
+  sigmoid,         ///< sigmoid(v . x), v = shared_expert_gate [H]
+  routing_weight,  ///< a weight per shared expert that the router computes (RouterConfig::num_joint_shared), on the down projection's input
+};
+/// How the routed and the shared output are joined.
+enum class Combination : std::uint8_t { sum, average };
+/// What the router's linear layer sees.
+enum class RouterInput : std::uint8_t {
+  hidden,
+  scaled_rms_norm,  ///< x / rms(x) * router_scale / sqrt(H)           (Gemma-4)
+  mlp,              ///< two gelu layers on a projection of x            (Zaya)
+};
+/// What a chosen id >= num_experts contributes.
+enum class ZeroExpert : std::uint8_t {
+  identity,  ///< w * x
+  skip,      ///< nothing
+};
+/// How the expert weights lie in the file. Once loaded they are always [out, in] with gate rows before up rows.
+enum class WeightLayout : std::uint8_t {
+  automatic,                     ///< found by names and shapes
+  per_expert,                    ///< one tensor per expert and projection, [out, in]
+  fused,                         ///< [E, 2I, H] and [E, H, I]
+  fused_transposed,              ///< [E, H, 2I] and [E, I, H]
+  fused_transposed_interleaved,  ///< the same, even columns gate, odd columns up
+  stacked,                       ///< [E*I, H] for gate, up and (transposed) down   (DBRX)
+};
+
+constexpr std::string_view name(WeightOn v) { return v == WeightOn::expert_output ? "expert_output" : "expert_input"; }
+constexpr std::string_view name(SharedGate v) {
+  return v == SharedGate::none ? "none" : v == SharedGate::sigmoid ? "sigmoid" : "routing_weight";
+}
+constexpr std::string_view name(Combination v) { return v == Combination::sum ? "sum" : "average"; }
+constexpr std::string_view name(RouterInput v) {
+  return v == RouterInput::hidden ? "hidden" : v == RouterInput::mlp ? "mlp" : "scaled_rms_norm";
+}
+constexpr std::string_view name(ZeroExpert v) { return v == ZeroExpert::identity ? "identity" : "skip"; }
+constexpr std::string_view name(WeightLayout v) {
+  switch (v) {
+    case WeightLayout::automatic: return "automatic";
+    case WeightLayout::per_expert: return "per_expert";
+    case WeightLayout::fused: return "fused";
+    case WeightLayout::fused_transposed: return "fused_transposed";
+    case WeightLayout::fused_transposed_interleaved: return "fused_transposed_interleaved";
+    case WeightLayout::stacked: return "stacked";
+  }
+  return "?";
+}
+
+/// An activation with its constants.
+struct ActivationChoice {
+  activation::Kind kind = activation::Kind::silu;
+  activation::Constants constants{};
+  bool gated() const { return activation::gated(kind); }
+};
+
+/// The experts that every token visits.
+struct SharedExperts {
+  int count = 0;                  ///< 0: none
+  std::int64_t intermediate = 0;  ///< total width; several shared experts are one wider one, except with SharedGate::routing_weight
+  SharedGate gate = SharedGate::none;
+  ActivationChoice activation{};
+  Combination combination = Combination::sum;
+};
+
+/// One MoE block: y = c * sum_e w_e FFN_e(x) + shared(x), with everything that the families vary. Source of the formulas: the golden
+/// data's README section 1.3. The pointers of `router` are null here: router_config() of io/layer_weights.hpp sets them.
+struct LayerDescription {
+  std::string model_type{};       ///< for reports only; no semantics hang on it
+  std::int64_t hidden = 0;        ///< H
+  std::int64_t intermediate = 0;  ///< I of one routed expert
+  std::int64_t latent = 0;        ///< width that the routed experts work on between two projections (Nemotron-H); 0: H
+  routing::RouterConfig router{};
+  RouterInput router_input = RouterInput::hidden;
+  bool router_bias = false;       ///< the router's linear layer has a bias
+  bool correction_bias = false;   ///< a bias takes part in choosing, not in weighting
+  bool per_expert_scale = false;  ///< the weights are multiplied by a scale per expert (Gemma-4)
+  ZeroExpert zero_expert = ZeroExpert::identity;
+  WeightOn weight_on = WeightOn::expert_output;
+  float output_scaling_factor = 1.0F;  ///< c, on the routed sum; not in the router's weights
+  ActivationChoice activation{};
+  bool expert_bias = false;  ///< both projections have biases
+  SharedExperts shared{};
+  bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
+  bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
+  float rms_norm_eps = 0.0F;  ///< of the norms above
+  WeightLayout layout = WeightLayout::automatic;
+  std::int64_t fp8_block[2] = {128, 128};  ///< rows and columns that one scale of a block-quantised weight covers
+
+  /// Width of the vectors that go into and come out of the routed experts.
+  std::int64_t expert_hidden() const { return latent > 0 ? latent : hidden; }
+  /// Rows of w13 of one expert.
+  std::int64_t w13_rows() const { return (activation.gated() ? 2 : 1) * intermediate; }
+};
+
+/// All fields as JSON, for reports and comparisons.
+inline nlohmann::ordered_json to_json(LayerDescription const& d) {
+  using routing::Renorm;
+  auto const act = [](ActivationChoice const& a) {
+    nlohmann::ordered_json out{{"kind", activation::name(a.kind)}};
+    using activation::Kind;
+    if (a.kind == Kind::swigluoai || a.kind == Kind::swigluoai_halves) out["alpha"] = a.constants.alpha, out["beta"] = a.constants.beta;
+    if (a.constants.limit < 1e30F) out["limit"] = a.constants.limit;
+    return out;
+  };
+  routing::RouterConfig const& r = d.router;
+  constexpr std::string_view renorms[] = {"none", "sum", "floor", "p_norm"};
+  constexpr std::string_view selections[] = {"topk", "hash_table", "sparsemixer"};
+  nlohmann::ordered_json out{
+      {"hidden", d.hidden},
+      {"intermediate", d.intermediate},
+      {"latent", d.latent},
+      {"num_experts", r.num_experts},
+      {"topk", r.topk},
+      {"scoring", routing::name(r.scoring)},
+      {"order", r.order == routing::Order::score_then_topk ? "score_then_topk" : "topk_then_score"},
+      {"selection", selections[static_cast<int>(r.selection)]},
+      {"renorm", renorms[static_cast<int>(r.renorm)]},
+      {"renorm_eps", r.renorm == Renorm::sum || r.renorm == Renorm::floor ? r.renorm_eps : 0.0F},
+      {"renorm_p", r.renorm == Renorm::p_norm ? r.renorm_p : 1.0F},
+      {"routed_scaling_factor", r.routed_scaling_factor},
+      {"num_expert_group", r.num_expert_group},
+      {"topk_group", r.topk_group},
+      {"group_score", r.num_expert_group == 0                     ? "none"
+                      : r.group_score == routing::GroupScore::max ? "max"
+                                                                  : "top2_sum"},
+      {"logit_softcap", r.logit_softcap},
+      {"sparsemixer_eps", r.selection == routing::Selection::sparsemixer ? r.sparsemixer_eps : 0.0F},
+      {"num_zero_experts", r.num_zero_experts},
+      {"zero_expert", r.num_zero_experts == 0 ? "none" : name(d.zero_expert)},
+      {"num_joint_shared", r.num_joint_shared},
+      {"router_input", name(d.router_input)},
+      {"router_bias", d.router_bias},
+      {"correction_bias", d.correction_bias},
+      {"per_expert_scale", d.per_expert_scale},
+      {"weight_on", name(d.weight_on)},
+      {"output_scaling_factor", d.output_scaling_factor},
+      {"activation", act(d.activation)},
+      {"expert_bias", d.expert_bias},
+      {"post_norm", d.post_norm},
+      {"output_bias", d.output_bias},
+      {"rms_norm_eps", d.post_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
+      {"layout", name(d.layout)},
+  };
+  if (d.shared.count > 0) {
+    out["shared"] = {{"count", d.shared.count},
+                     {"intermediate", d.shared.intermediate},
+                     {"gate", name(d.shared.gate)},
+                     {"activation", act(d.shared.activation)},
+                     {"combination", name(d.shared.combination)}};
+  }
+  return out;
+}
+
+namespace detail {
+
+/// The gated activation that a Hugging Face activation name stands for. E_UNSUPPORTED naming an unknown one.
+inline activation::Kind gated_kind(std::string_view spelled, std::string_view label) {
+  using activation::Kind;
+  if (spelled == "silu" || spelled == "swish") return Kind::silu;
+  if (spelled == "gelu") return Kind::gelu;
+  if (spelled == "gelu_pytorch_tanh" || spelled == "gelu_new") return Kind::gelu_tanh;
+  throw Error(ErrorCode::unsupported,
+              text("'", label, "': gated activation '", spelled, "' is unknown, known: silu, gelu, gelu_pytorch_tanh"));
+}
+/// The same for an expert without a gate.
+inline activation::Kind ungated_kind(std::string_view spelled, std::string_view label) {
+  using activation::Kind;
+  if (spelled == "relu2") return Kind::relu2_no_mul;
+  if (spelled == "relu") return Kind::relu_no_mul;
+  if (spelled == "silu") return Kind::silu_no_mul;
+  if (spelled == "gelu") return Kind::gelu_no_mul;
+  if (spelled == "gelu_pytorch_tanh" || spelled == "gelu_new") return Kind::gelu_tanh_no_mul;
+  throw Error(ErrorCode::unsupported,
+              text("'", label, "': ungated activation '", spelled, "' is unknown, known: relu, relu2, silu, gelu, gelu_pytorch_tanh"));
+}
+
+}  // namespace detail
+
+/// Checks what no single field can show. E_CONFIG naming the values.
+inline void validate(LayerDescription const& d, std::string_view label) {
+  auto const fail = [&](std::string const& what) { throw Error(ErrorCode::config, text("'", label, "': ", what)); };
+  routing::RouterConfig const& r = d.router;
+  if (r.topk > r.num_experts + r.num_zero_experts)
+    fail(text("top_k ", r.topk, " exceeds num_experts ", r.num_experts + r.num_zero_experts));
+  if (r.num_expert_group > 1) {
+    if (r.num_experts % r.num_expert_group != 0)
+      fail(text("num_experts ", r.num_experts, " is not divisible by n_group ", r.num_expert_group));
+    if (r.topk_group < 1 || r.topk_group > r.num_expert_group) {
+      fail(text("topk_group ", r.topk_group, " is out of range [1, ", r.num_expert_group, "]"));
+    }
+    int const reachable = r.topk_group * (r.num_experts / r.num_expert_group);
+    if (r.topk > reachable) fail(text("top_k ", r.topk, " exceeds the ", reachable, " experts of topk_group ", r.topk_group, " groups"));
+  }
+  if (r.selection == routing::Selection::sparsemixer && r.topk != 2) fail(text("sparsemixer needs top_k 2, is ", r.topk));
+  if (d.shared.count > 0 && d.shared.intermediate % d.shared.count != 0 && d.shared.gate == SharedGate::routing_weight) {
+    fail(text("the shared experts' width ", d.shared.intermediate, " is not divisible by their number ", d.shared.count));
+  }
+}
+
+}  // namespace moe::io

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/layer_from_config.hpp: which layers of a checkpoint are MoE layers, and the description of one of them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/io/families.hpp"
+#include "moe/io/hf_config.hpp"
+#include "moe/io/layer_description.hpp"
+
+namespace moe::io {
+
+namespace detail {
+
+/// Where a family's configuration says which layers are MoE layers.
+enum class MoeLayers : std::uint8_t {
+  all,
+  sparse_step,    ///< decoder_sparse_step, mlp_only_layers
+  first_k_dense,  ///< first_k_dense_replace, moe_layer_freq
+  num_dense,      ///< num_dense_layers
+  ernie,          ///< moe_layer_start_index, _end_index, _interval
+  llama4,         ///< moe_layers or interleave_moe_layer_step
+  jamba,          ///< expert_layer_period, expert_layer_offset
+  blocks,         ///< layers_block_type or hybrid_override_pattern
+  encoder_step,   ///< encoder_sparse_step
+  listed,         ///< mlp_layer_types
+};
+
+struct Family {
+  std::string_view model_type;
+  MoeLayers layers;
+  void (*describe)(HfConfig const&, LayerDescription&, std::int64_t layer);
+};
+
+template <void (*F)(HfConfig const&, LayerDescription&)>
+void any_layer(HfConfig const& c, LayerDescription& d, std::int64_t) {
+  F(c, d);
+}
+
+namespace f = families;
+inline constexpr std::array kFamilies{
+    Family{"afmoe", MoeLayers::num_dense, any_layer<f::afmoe>},
+    Family{"aria_text", MoeLayers::all, any_layer<f::aria>},
+    Family{"axk1", MoeLayers::first_k_dense, any_layer<f::axk1>},
+    Family{"axk2", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"cohere2_moe", MoeLayers::listed, any_layer<f::cohere2>},
+    Family{"dbrx", MoeLayers::all, any_layer<f::dbrx>},
+    Family{"deepseek_v2", MoeLayers::first_k_dense, any_layer<f::deepseek_v2>},
+    Family{"deepseek_v3", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"deepseek_v32", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"deepseek_v4", MoeLayers::all, f::deepseek_v4},
+    Family{"dots1", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"ernie4_5_moe", MoeLayers::ernie, any_layer<f::ernie>},
+    Family{"exaone_moe", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"flex_olmo", MoeLayers::all, any_layer<f::olmoe>},
+    Family{"gemma4_text", MoeLayers::all, any_layer<f::gemma4>},
+    Family{"glm4_moe", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"glm4_moe_lite", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"glm4v_moe_text", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"glm_moe_dsa", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"gpt_oss", MoeLayers::all, any_layer<f::gpt_oss>},
+    Family{"granitemoe", MoeLayers::all, any_layer<f::granite>},
+    Family{"granitemoehybrid", MoeLayers::all, any_layer<f::granite>},
+    Family{"granitemoeshared", MoeLayers::all, any_layer<f::granite>},
+    Family{"grok-1", MoeLayers::all, any_layer<f::grok1>},
+    Family{"hunyuan_v1_moe", MoeLayers::all, f::hunyuan_v1},
+    Family{"hy_v3", MoeLayers::listed, any_layer<f::hy_v3>},
+    Family{"inkling_text", MoeLayers::listed, any_layer<f::inkling>},
+    Family{"jamba", MoeLayers::jamba, any_layer<f::jamba>},
+    Family{"jetmoe", MoeLayers::all, any_layer<f::jetmoe>},
+    Family{"kimi_k2", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"kimi_linear", MoeLayers::first_k_dense, any_layer<f::kimi_linear>},
+    Family{"laguna", MoeLayers::listed, any_layer<f::laguna>},
+    Family{"lfm2_moe", MoeLayers::num_dense, any_layer<f::lfm2>},
+    Family{"llama4_text", MoeLayers::llama4, any_layer<f::llama4>},
+    Family{"longcat_flash", MoeLayers::all, any_layer<f::longcat_flash>},
+    Family{"mimo_v2_flash", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"minimax", MoeLayers::all, any_layer<f::mixtral>},
+    Family{"minimax_m2", MoeLayers::all, any_layer<f::minimax_m2>},
+    Family{"minimax_m3_vl_text", MoeLayers::listed, any_layer<f::minimax_m3>},
+    Family{"mistral4", MoeLayers::first_k_dense, any_layer<f::mistral4>},
+    Family{"mixtral", MoeLayers::all, any_layer<f::mixtral>},
+    Family{"nemotron_h", MoeLayers::blocks, any_layer<f::nemotron_h>},
+    Family{"olmoe", MoeLayers::all, any_layer<f::olmoe>},
+    Family{"openai_privacy_filter", MoeLayers::all, any_layer<f::openai_privacy_filter>},
+    Family{"phimoe", MoeLayers::all, any_layer<f::phimoe>},
+    Family{"qwen2_moe", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
+    Family{"qwen3_5_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_shared_always>},
+    Family{"qwen3_moe", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
+    Family{"qwen3_next", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
+    Family{"qwen3_omni_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
+    Family{"qwen3_vl_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe_always>},
+    Family{"solar_open", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"step3p5", MoeLayers::listed, f::step3},
+    Family{"switch_transformers", MoeLayers::encoder_step, any_layer<f::switch_transformers>},
+    Family{"zaya", MoeLayers::all, any_layer<f::zaya>},
+};
+
+/// The family of a configuration. E_UNSUPPORTED naming the model type and the known ones.
+inline Family const& family_of(HfConfig const& c) {
+  std::string known;
+  // MiniMax-M2 was released under the model type of its predecessor, which routes differently.
+  bool const m2 = c.model_type() == "minimax" && c.has("architectures") && c.at("architectures", 0) == "MiniMaxM2ForCausalLM";
+  for (Family const& family : kFamilies) {
+    if (family.model_type == (m2 ? "minimax_m2" : c.model_type())) return family;
+    known += (known.empty() ? "" : ", ") + std::string(family.model_type);
+  }
+  throw Error(ErrorCode::unsupported, text("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
+}
+
+/// Why a layer has no MoE block, or nothing if it has one.
+inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, std::int64_t layer) {
+  auto const dense_if = [](bool dense, auto const&... why) { return dense ? std::optional(text(why...)) : std::nullopt; };
+  if (c.has("mlp_layer_types")) {  // newer releases list the layers, whatever rule their predecessors had
+    nlohmann::json const& type = c.at("mlp_layer_types", layer);
+    if (!type.is_string()) c.fail(text("'mlp_layer_types'[", layer, "] is not a string"));
+    auto const& name_ = type.get_ref<std::string const&>();
+    if (name_ == "dense") return text("mlp_layer_types[", layer, "] = dense");
+    if (name_ != "sparse" && name_ != "moe" && name_ != "hash_moe") {
+      throw Error(ErrorCode::unsupported, text("'", c.label(), "': mlp_layer_types[", layer, "] = '", name_.substr(0, 60),
+                                               "', known: dense, sparse, moe, hash_moe"));
+    }
+    return std::nullopt;
+  }
+  switch (rule) {
+    case MoeLayers::all: return std::nullopt;
+    case MoeLayers::sparse_step: {
+      if (c.list_contains("mlp_only_layers", layer)) return text("mlp_only_layers contains ", layer);
+      std::int64_t const step = c.has("decoder_sparse_step") ? c.integer("decoder_sparse_step") : 1;
+      return dense_if((layer + 1) % step != 0, "decoder_sparse_step = ", step);
+    }
+    case MoeLayers::first_k_dense: {
+      if (c.has("moe_layer_freq") && c.json()["moe_layer_freq"].is_array()) {
+        return dense_if(c.integer_at("moe_layer_freq", layer, 0, 1) == 0, "moe_layer_freq[", layer, "] = 0");
+      }
+      std::int64_t const first = c.integer("first_k_dense_replace", 0);
+      if (layer < first) return text("first_k_dense_replace = ", first);
+      std::int64_t const step = c.has("moe_layer_freq") ? c.integer("moe_layer_freq") : 1;
+      return dense_if(layer % step != 0, "moe_layer_freq = ", step);
+    }
+    case MoeLayers::num_dense: {
+      std::int64_t const first = c.integer("num_dense_layers", 0);
+      return dense_if(layer < first, "num_dense_layers = ", first);
+    }
+    case MoeLayers::ernie: {
+      std::int64_t const first = c.integer("moe_layer_start_index", 0);
+      std::int64_t const last = c.has("moe_layer_end_index") ? c.integer("moe_layer_end_index", -1) : -1;
+      std::int64_t const step = c.has("moe_layer_interval") ? c.integer("moe_layer_interval") : 1;
+      if (layer < first) return text("moe_layer_start_index = ", first);
+      if (last >= 0 && layer > last) return text("moe_layer_end_index = ", last);
+      return dense_if((layer + 1) % step != 0, "moe_layer_interval = ", step);
+    }
+    case MoeLayers::llama4: {
+      if (c.has("moe_layers")) return dense_if(!c.list_contains("moe_layers", layer), "moe_layers does not contain ", layer);
+      std::int64_t const step = c.integer("interleave_moe_layer_step");
+      return dense_if((layer + 1) % step != 0, "interleave_moe_layer_step = ", step);
+    }
+    case MoeLayers::jamba: {
+      std::int64_t const period = c.integer("expert_layer_period"), offset = c.integer("expert_layer_offset", 0);
+      return dense_if(layer % period != offset, "expert_layer_period = ", period, ", expert_layer_offset = ", offset);
+    }
+    case MoeLayers::blocks: {
+      if (c.has("layers_block_type")) {
+        nlohmann::json const& type = c.at("layers_block_type", layer);
+        return dense_if(type != "moe", "layers_block_type[", layer, "] is not moe");
+      }
+      std::string const pattern = c.string("hybrid_override_pattern");
+      if (layer >= static_cast<std::int64_t>(pattern.size())) c.fail(text("'hybrid_override_pattern' has no entry for layer ", layer));
+      return dense_if(pattern[static_cast<std::size_t>(layer)] != 'E', "hybrid_override_pattern[", layer, "] is not E");
+    }
+    case MoeLayers::encoder_step: {
+      std::int64_t const step = c.integer("encoder_sparse_step");
+      return dense_if(step > 1 && layer % step != 1, "encoder_sparse_step = ", step);
+    }
+    case MoeLayers::listed: c.fail("'mlp_layer_types' is missing");
+  }
+  return std::nullopt;
+}
+
+}  // namespace detail
+
+/// The model types whose configurations are known, sorted.
+inline std::vector<std::string_view> known_model_types() {
+  std::vector<std::string_view> out;
+  for (detail::Family const& family : detail::kFamilies) out.push_back(family.model_type);
+  return out;
+}
+
+/// Number of layers of the model, dense ones included.
+inline std::int64_t num_layers(HfConfig const& c) {
+  if (c.model_type() == "longcat_flash") return c.integer({"num_layers"}, 1, 100'000);  // its num_hidden_layers counts half layers
+  if (c.has("layers_block_type") && !c.has("num_hidden_layers") && c.json()["layers_block_type"].is_array()) {
+    return static_cast<std::int64_t>(c.json()["layers_block_type"].size());
+  }
+  return c.integer({"num_hidden_layers", "n_layers", "num_layers"}, 1, 100'000);
+}
+
+/// The layers that have an MoE block. E_UNSUPPORTED if the model type is not known.
+inline std::vector<std::int64_t> moe_layers(HfConfig const& c) {
+  detail::Family const& family = detail::family_of(c);
+  std::vector<std::int64_t> out;
+  for (std::int64_t layer = 0, n = num_layers(c); layer < n; ++layer) {
+    if (!detail::why_dense(c, family.layers, layer)) out.push_back(layer);
+  }
+  return out;
+}
+
+/// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for a model type or a choice that is not known, E_CONFIG for a field
+/// that is missing or absurd, E_ARG for a layer out of range or without an MoE block.
+inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
+  detail::Family const& family = detail::family_of(c);
+  std::int64_t const n = num_layers(c);
+  if (layer < 0 || layer >= n)
+    throw Error(ErrorCode::argument, text("layer ", layer, " is out of range [0, ", n, ") of '", c.label(), "'"));
+  if (auto const why = detail::why_dense(c, family.layers, layer)) {
+    throw Error(ErrorCode::argument, text("layer ", layer, " of '", c.label(), "' is dense (", *why, "), it has no experts"));
+  }
+  LayerDescription d;
+  d.model_type = c.model_type();
+  family.describe(c, d, layer);
+  if (c.has("quantization_config")) {
+    HfConfig const q = c.section("quantization_config");
+    q.string("quant_method", {"fp8", "mxfp4", "compressed-tensors"});
+    if (q.has("weight_block_size")) {
+      for (std::int64_t i : {0, 1}) d.fp8_block[i] = q.integer_at("weight_block_size", i, 1, 1 << 20);
+    }
+  }
+  validate(d, c.label());
+  return d;
+}
+
+}  // namespace moe::io
