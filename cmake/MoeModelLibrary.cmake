@@ -1,35 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeModelLibrary.cmake: libraries of explicit instantiations, so that a program that uses a composition need not compile it.
 #
-#   moe_add_model_library(<name> [CUDA] HEADERS <header>... COMPOSITIONS "<template-id>"...)
+#   moe_add_model_library(<name> [CUDA] HEADERS <header>... COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"...
+#                         [LOGITS <type>...])
 #
-# compiles each composition (for example "moe::ModularKernel<...>", a template-id and not an alias) in its own translation unit, a .cu
-# with CUDA, and writes <name>.hpp, which includes the headers and declares the instantiations extern. Link <name>, include <name>.hpp.
+# compiles moe::ModularKernel<each composition> and its forward() for router logits of each type (default float), one translation unit
+# a composition, a .cu with CUDA. It also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link
+# <name> and include <name>.hpp.
 function(moe_add_model_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;COMPOSITIONS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;COMPOSITIONS;LOGITS")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
     message(FATAL_ERROR "moe_add_model_library(${name}): HEADERS and COMPOSITIONS are required")
+  endif()
+  if(NOT arg_LOGITS)
+    set(arg_LOGITS float)
   endif()
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
   set(extension cpp)
   if(arg_CUDA)
     set(extension cu)
   endif()
-  set(includes "")
+
+  set(includes "#include <moe/modular_kernel.hpp>\n")
   foreach(header IN LISTS arg_HEADERS)
     string(APPEND includes "#include <${header}>\n")
   endforeach()
-  set(declarations "// ${name}.hpp: generated; the compositions that lib${name} holds.\n#pragma once\n${includes}")
+  set(declarations "// ${name}.hpp: generated; the compositions that the library ${name} holds.\n#pragma once\n${includes}")
   set(sources)
   set(number 0)
   foreach(composition IN LISTS arg_COMPOSITIONS)
+    # The layer's members live in the base, which an instantiation of the derived class alone would leave out.
+    set(layer "moe::detail::Layer<${composition}>")
+    set(instantiations "template class ${layer};\n")
+    foreach(logits IN LISTS arg_LOGITS)
+      string(APPEND instantiations "template void ${layer}::forward<${logits}, moe::NoProbe>(typename ${layer}::Hidden, "
+        "moe::Rows<${logits} const>, typename ${layer}::Output, moe::ForwardOptions const&, moe::Stream<typename ${layer}::Space>, "
+        "moe::NoProbe&&);\n")
+    endforeach()
     set(source ${folder}/${name}_${number}.${extension})
-    file(CONFIGURE OUTPUT ${source} CONTENT "${includes}template class ${composition};\n" @ONLY)
-    string(APPEND declarations "extern template class ${composition};\n")
+    file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${instantiations}" @ONLY)
+    string(REGEX REPLACE "(^|\n)template " "\\1extern template " instantiations "${instantiations}")
+    string(APPEND declarations "${instantiations}")
     list(APPEND sources ${source})
     math(EXPR number "${number} + 1")
   endforeach()
   file(CONFIGURE OUTPUT ${folder}/include/${name}.hpp CONTENT "${declarations}" @ONLY)
+
   add_library(${name} STATIC ${sources})
   target_include_directories(${name} PUBLIC ${folder}/include)
   if(arg_CUDA)
