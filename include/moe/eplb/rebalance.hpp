@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// eplb/rebalance.hpp: from expert loads to a placement: balanced packing, replication, the hierarchical and the global policy.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <range/v3/algorithm/max_element.hpp>
+#include <range/v3/algorithm/min_element.hpp>
+#include <range/v3/algorithm/stable_sort.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/filter.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/eplb/maps.hpp"
+
+namespace moe::eplb {
+
+/// What the experts are placed on.
+struct Topology {
+  int num_physical = 0;  ///< P, slots over all ranks; P % num_ranks = 0
+  int num_groups = 1;    ///< G, groups of the router; 1 if they do not divide the experts
+  int num_nodes = 1;     ///< taken as 1 if they do not divide the ranks
+  int num_ranks = 1;     ///< R
+};
+
+/// Precision in which loads are added, divided and compared. Both give the reference placements integer for integer.
+enum class Arithmetic : std::uint8_t {
+  float32,  ///< what the published algorithm uses, ties in rounding included: the default
+  float64,  ///< keeps loads above 2^24 apart
+};
+
+/// Which packing was used.
+enum class Policy : std::uint8_t { hierarchical, global };
+constexpr std::string_view name(Policy policy) { return policy == Policy::hierarchical ? "hierarchical" : "global"; }
+
+/// n items dealt to packs: pack[i] and the item's position in it.
+struct Packing {
+  std::vector<std::int32_t> pack;
+  std::vector<std::int32_t> position;
+};
+
+/// n experts copied to q replicas: expert[i] and which copy of it replica i is; count[e] copies in all.
+struct Replication {
+  std::vector<std::int32_t> expert;
+  std::vector<std::int32_t> copy;
+  std::vector<std::int32_t> count;
+};
+
+namespace detail {
+/// Index types differ between spans and the field's int32 ids; this is the one place that converts.
+template <class Container>
+decltype(auto) at(Container&& c, std::int32_t i) {
+  return c[static_cast<std::size_t>(i)];
+}
+inline auto indices(std::size_t n) { return ranges::views::iota(0, static_cast<std::int32_t>(n)); }
+}  // namespace detail
+
+/// n weights into num_packs packs of n / num_packs items each: heaviest first (equals: lower index first), each into the lightest
+/// pack that has room (equals: lower pack). n % num_packs = 0.
+template <class Real>
+Packing balanced_packing(std::span<Real const> weight, int num_packs) {
+  using detail::at;
+  auto const items = detail::indices(weight.size());
+  auto const room = static_cast<std::int32_t>(weight.size()) / num_packs;
+  Packing out{std::vector<std::int32_t>(weight.size()), std::vector<std::int32_t>(weight.size(), 0)};
+  if (room == 1) {
+    out.pack = items | ranges::to<std::vector>();
+    return out;
+  }
+  auto heaviest_first = items | ranges::to<std::vector>();
+  ranges::stable_sort(heaviest_first, std::greater<>{}, [&](std::int32_t i) { return at(weight, i); });
+
+  std::vector<Real> total(static_cast<std::size_t>(num_packs), Real{0});
+  std::vector<std::int32_t> filled(static_cast<std::size_t>(num_packs), 0);
+  auto const has_room = [&](std::int32_t p) { return at(filled, p) < room; };
+  for (std::int32_t i : heaviest_first) {
+    auto open = detail::indices(total.size()) | ranges::views::filter(has_room);  // made anew: a filter view remembers its begin
+    std::int32_t const lightest = *ranges::min_element(open, std::less<>{}, [&](std::int32_t p) { return at(total, p); });
+    at(out.pack, i) = lightest;
+    at(out.position, i) = at(filled, lightest)++;
+    at(total, lightest) += at(weight, i);
+  }
+  return out;
+}
+
+/// One copy of each expert, then each further copy to the expert of the largest load per copy (equals: lowest). num_replicas >= n.
+template <class Real>
+Replication replicate(std::span<Real const> weight, int num_replicas) {
+  using detail::at;
+  Replication out;
+  out.expert = detail::indices(weight.size()) | ranges::to<std::vector>();
+  out.copy.assign(weight.size(), 0);
+  out.count.assign(weight.size(), 1);
+  std::vector<Real> per_copy(weight.begin(), weight.end());
+  while (static_cast<int>(out.expert.size()) < num_replicas) {
+    auto const hottest = static_cast<std::int32_t>(ranges::max_element(per_copy) - per_copy.begin());
+    out.expert.push_back(hottest);
+    out.copy.push_back(at(out.count, hottest)++);
+    at(per_copy, hottest) = at(weight, hottest) / static_cast<Real>(at(out.count, hottest));
+  }
+  return out;
+}
+
+namespace detail {
+
+/// One layer: slots' experts and replica indices.
+struct LayerMap {
+  std::span<std::int32_t> physical_to_logical;  // [P]
+  std::span<std::int32_t> replica;              // [P]
+};
+
+template <class Real>
+void place_layer(std::span<double const> load, Topology const& topology, LayerMap out) {
+  auto const num_logical = static_cast<std::int32_t>(load.size());
+  std::int32_t const group_size = num_logical / topology.num_groups;
+  std::int32_t const groups_per_node = topology.num_groups / topology.num_nodes;
+  std::int32_t const logical_per_node = num_logical / topology.num_nodes;
+  std::int32_t const slots_per_node = topology.num_physical / topology.num_nodes;
+  std::int32_t const slots_per_rank = topology.num_physical / topology.num_ranks;
+  auto const weight = load | ranges::views::transform([](double w) { return static_cast<Real>(w); }) | ranges::to<std::vector>();
+
+  // 1: whole groups to nodes; experts are renumbered node by node.
+  auto const group_weight = indices(static_cast<std::size_t>(topology.num_groups)) | ranges::views::transform([&](std::int32_t g) {
+                              auto const first = weight.begin() + static_cast<std::ptrdiff_t>(g) * group_size;
+                              return std::accumulate(first, first + group_size, Real{0});
+                            }) |
+                            ranges::to<std::vector>();
+  Packing const groups = balanced_packing(std::span<Real const>(group_weight), topology.num_nodes);
+  std::vector<std::int32_t> logical_of(load.size());  // node-major number → logical expert
+  for (std::int32_t e = 0; e < num_logical; ++e) {
+    std::int32_t const g = e / group_size;
+    at(logical_of, (at(groups.pack, g) * groups_per_node + at(groups.position, g)) * group_size + e % group_size) = e;
+  }
+
+  for (std::int32_t node = 0; node < topology.num_nodes; ++node) {
+    auto const mine = std::span<std::int32_t const>(logical_of)
+                          .subspan(static_cast<std::size_t>(node * logical_per_node), static_cast<std::size_t>(logical_per_node));
+    // 2: the node's spare slots go to its hottest experts.
+    auto const node_weight = mine | ranges::views::transform([&](std::int32_t e) { return at(weight, e); }) | ranges::to<std::vector>();
+    Replication const copies = replicate(std::span<Real const>(node_weight), slots_per_node);
+    // 3: copies to the node's ranks.
+    auto const copy_weight =
+        copies.expert |
+        ranges::views::transform([&](std::int32_t e) { return at(node_weight, e) / static_cast<Real>(at(copies.count, e)); }) |
+        ranges::to<std::vector>();
+    Packing const ranks = balanced_packing(std::span<Real const>(copy_weight), topology.num_ranks / topology.num_nodes);
+    for (std::int32_t i : indices(copies.expert.size())) {
+      std::int32_t const slot = node * slots_per_node + at(ranks.pack, i) * slots_per_rank + at(ranks.position, i);
+      at(out.physical_to_logical, slot) = at(mine, at(copies.expert, i));
+      at(out.replica, slot) = at(copies.copy, i);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// The topology as the algorithm uses it, and its policy: nodes or groups that do not divide count as one; groups that do not
+/// divide over the nodes give the global policy. E_ARG: P % R != 0, P < E, or a size below 1.
+inline std::pair<Topology, Policy> effective_topology(Topology topology, int num_logical) {
+  auto const at_least_one = [](std::string_view field, int value) {
+    if (value < 1) throw Error(ErrorCode::argument, text(field, " must be at least 1, is ", value));
+  };
+  at_least_one("num_logical", num_logical);
+  at_least_one("num_ranks", topology.num_ranks);
+  at_least_one("num_nodes", topology.num_nodes);
+  at_least_one("num_groups", topology.num_groups);
+  if (topology.num_physical < num_logical) {
+    throw Error(ErrorCode::argument, text("P = ", topology.num_physical, " slots are fewer than the ", num_logical, " logical experts"));
+  }
+  if (topology.num_physical % topology.num_ranks != 0) {
+    throw Error(ErrorCode::argument, text("P = ", topology.num_physical, " slots do not divide over the ", topology.num_ranks, " ranks"));
+  }
+  if (topology.num_ranks % topology.num_nodes != 0) topology.num_nodes = 1;
+  if (num_logical % topology.num_groups != 0) topology.num_groups = 1;
+  if (topology.num_groups % topology.num_nodes == 0) return {topology, Policy::hierarchical};
+  topology.num_groups = topology.num_nodes = 1;
+  return {topology, Policy::global};
+}
+
+/// load [layers, E] (tokens) → maps of P slots. A pure function of its arguments: equal on every rank and platform. Layers are
+/// independent. E_ARG: as effective_topology, or a load that is negative or not finite (names layer and expert).
+/// Source: the published hierarchical load balancing for expert parallelism (stable sort, lower index first among equals).
+inline ExpertMaps rebalance(Table<double> const& load, Topology const& requested, Arithmetic arithmetic = Arithmetic::float32) {
+  Topology const topology = effective_topology(requested, load.cols()).first;
+  for (int layer = 0; layer < load.rows(); ++layer) {
+    for (int e = 0; e < load.cols(); ++e) {
+      if (!std::isfinite(load(layer, e)) || load(layer, e) < 0) {
+        throw Error(ErrorCode::argument,
+                    text("load of expert ", e, " in layer ", layer, " must be finite and at least 0, is ", load(layer, e)));
+      }
+    }
+  }
+  Table<std::int32_t> physical_to_logical(load.rows(), topology.num_physical);
+  Table<std::int32_t> replica(load.rows(), topology.num_physical);
+  for (int layer = 0; layer < load.rows(); ++layer) {
+    detail::LayerMap const out{physical_to_logical.row(layer), replica.row(layer)};
+    if (arithmetic == Arithmetic::float32) {
+      detail::place_layer<float>(load.row(layer), topology, out);
+    } else {
+      detail::place_layer<double>(load.row(layer), topology, out);
+    }
+  }
+  return ExpertMaps(std::move(physical_to_logical), replica, load.cols());
+}
+
+}  // namespace moe::eplb
