@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/cuda_reference.hpp: the experts as their definition reads, on any GPU from sm_80: any quantisation by dequantising, any
+// activation, both formats, float32 sums in j order. The device oracle and the fallback where no tuned kernel fits.
+#pragma once
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/core/tokens.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/quantization/granularity.hpp"
+
+namespace moe::experts {
+
+struct CudaReference {
+  static constexpr char const* kName = "cuda_reference";
+  using Space = space::cuda;
+  static constexpr int kSharedMemoryLimit = 48 * 1024;
+  struct Params {};
+
+  static constexpr bool reads(ActivationFormat) { return true; }
+  static constexpr TopKReduction reduction(ActivationFormat f) {
+    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
+  }
+  template <class Act, class Weight>
+  static constexpr bool supports_element() {
+    return true;
+  }
+  template <class A>
+  static constexpr bool supports_activation() {
+    return true;
+  }
+  template <class Q>
+  static constexpr bool supports_quantization() {
+    return true;
+  }
+  template <class Config, class Quant>
+  static constexpr bool fits_shape() {
+    return true;
+  }
+  template <class Config, class Quant>
+  static constexpr int shared_memory_bytes() {
+    return 0;
+  }
+
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel {
+   public:
+    using Output = float;
+    using Weights = WeightsOf<Config, Quant>;
+    using Act = typename Config::Act;
+    using Code = typename Quant::template Payload<float>;
+
+    /// `weights` are device views. Dequantises them once into float32 (arena): memory of 4 bytes a weight.
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+           typename Config::Activation const& activation, Params const&, Arena<space::cuda>& arena)
+        : hidden_(shape.hidden()),
+          intermediate_(shape.intermediate()),
+          topk_(shape.topk()),
+          weight_on_input_(shape.weight_on_input()),
+          max_rows_(max_rows),
+          num_local_(weights.w13.codes.extent(0)),
+          weights_(weights),
+          quant_(quant),
+          activation_(activation) {
+      if (int const sm = device_architecture(); sm < 80) {
+        throw Error(ErrorCode::unsupported, text("cuda_reference: the device is sm_", sm, ", sm_80 or newer is needed"));
+      }
+      check_weights(weights, hidden_, intermediate_, activation.gated());
+      std::int64_t const slots = max_rows * (Format == ActivationFormat::standard ? topk_ : num_local_);
+      std::int64_t const inputs = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
+      w13_ = arena.template take<float>(num_local_ * weights.w13.rows * hidden_);
+      w2_ = arena.template take<float>(num_local_ * hidden_ * intermediate_);
+      x_ = arena.template take<float>(inputs * hidden_);
+      h_ = arena.template take<float>(slots * intermediate_);
+      codes_ = arena.template take<Code>(slots * Quant::payload_cols(intermediate_));
+      scales_ = arena.template take<typename Quant::Scale>(slots * Quant::scale_cols(intermediate_));
+      widen_weights();
+    }
+
+    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] float32 on the device. Enqueues.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, cudaStream_t stream) const;
+    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32 on the device. Enqueues.
+    void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, cudaStream_t stream) const;
+
+   private:
+    void widen_weights();  // defined in cuda_reference.cuh, like apply()
+    void check_rows(std::int64_t rows, std::int64_t out_rows) const {
+      if (rows > max_rows_ || out_rows < rows) {
+        throw Error(ErrorCode::argument,
+                    text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
+      }
+    }
+
+    std::int64_t hidden_;
+    std::int64_t intermediate_;
+    std::int64_t topk_;
+    bool weight_on_input_;
+    std::int64_t max_rows_;
+    std::int64_t num_local_;
+    Weights weights_;
+    Quant quant_;
+    typename Config::Activation activation_;
+    float* w13_ = nullptr;
+    float* w2_ = nullptr;
+    float* x_ = nullptr;
+    float* h_ = nullptr;
+    Code* codes_ = nullptr;
+    typename Quant::Scale* scales_ = nullptr;
+  };
+};
+
+}  // namespace moe::experts
