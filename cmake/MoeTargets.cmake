@@ -52,6 +52,8 @@ if(MOE_HAS_CUDA)
     target_link_libraries(moe_cuda INTERFACE MoeToolkit::nccl)
   endif()
   target_compile_options(moe_cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+  # CMake 3.25 has no cuda_std_20; nvcc takes the same -std twice.
+  target_compile_options(moe_cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
   target_compile_definitions(moe_cuda INTERFACE MOE_HAS_CUDA=1)
 endif()
 
