@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// routing/capacity.hpp: balanced routing: no expert takes more than its share of a call's slots; the rest moves to the next best expert.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/routing/route_args.hpp"
+#include "moe/routing/route_row.hpp"
+#include "moe/routing/validate.hpp"
+
+namespace moe::routing {
+
+/// Slots that one expert accepts: ceil(capacity_factor M k / E), in double precision. M: valid rows of the call.
+inline std::int64_t expert_capacity(double capacity_factor, std::int64_t num_rows, int topk, int num_experts) {
+  return static_cast<std::int64_t>(std::ceil(capacity_factor * static_cast<double>(num_rows) * topk / num_experts));
+}
+
+/// Balanced top-k (spec 01 §12), on the host. It changes results and depends on the batch, so it is never a default.
+class CapacityTopK {
+ public:
+  static constexpr char const* kName = "capacity_topk";
+  static constexpr bool kWeightOnInput = false;
+  struct Params {
+    RouterConfig config;           ///< a top-k selection, scored before the choice
+    double capacity_factor = 1.0;  ///< above 0
+  };
+  /// Throws E_CONFIG.
+  explicit CapacityTopK(Params const& p) : p_(p) {
+    validate(p.config);
+    detail::require(p.capacity_factor > 0.0, ErrorCode::config, "capacity_factor: ", p.capacity_factor, " is not above 0");
+    detail::require(p.config.selection == Selection::topk && p.config.order == Order::score_then_topk && p.config.num_joint_shared == 0,
+                    ErrorCode::config, "capacity_factor: needs score_then_topk without joint shared experts");
+  }
+
+  int num_experts() const { return p_.config.num_experts; }
+  int topk() const { return p_.config.topk; }
+  int num_logits() const { return p_.config.num_logits(); }
+  int num_slots() const { return p_.config.num_slots(); }
+
+  /// Rows in ascending order, then columns: a slot takes its row's best remaining expert with room; if none has any, id -1. Weights are the
+  /// scores of the experts taken, renormalised if configured. A full
+  /// expert does not count for its group, zero experts are never full. Allocates the table of free places.
+  template <class L>
+  void select(RouteArgs<L> const& a) const {
+    RouterConfig const& c = p_.config;
+    check_args(c, a);
+    int const n = c.num_experts + c.num_zero_experts;
+    std::int64_t const capacity = expert_capacity(p_.capacity_factor, a.num_valid_rows, c.topk, c.num_experts);
+    std::vector<std::int64_t> room(static_cast<std::size_t>(n), capacity);
+    std::fill(room.begin() + c.num_experts, room.end(), a.logits.extent(0) * c.topk);
+    std::vector<float> masked(static_cast<std::size_t>(n));
+    for (std::int64_t t = 0; t < a.logits.extent(0); ++t) {
+      std::int32_t* const ids = row_ptr(a.topk_ids, t);
+      float* const weights = row_ptr(a.topk_weights, t);
+      if (t >= a.num_valid_rows) {
+        pad_row(c, ids, weights);
+        continue;
+      }
+      // A full expert gets a bias of -inf: it is scored like any other and not chosen.
+      for (int e = 0; e < n; ++e) {
+        float const bias = c.correction_bias == nullptr ? 0.0F : c.correction_bias[e];
+        masked[static_cast<std::size_t>(e)] = room[static_cast<std::size_t>(e)] > 0 ? bias : -detail::kInfinity;
+      }
+      RouterConfig row = c;
+      row.correction_bias = masked.data();
+      bool const disabled =
+          std::none_of(row_ptr(a.logits, t), row_ptr(a.logits, t) + n, [](L z) { return to_float(z) > -detail::kInfinity; });
+      if (!disabled) row.degenerate = DegeneratePolicy::drop;  // no room is left, which says nothing about the row
+      route_row(row, row_ptr(a.logits, t), 0, ids, weights);
+      if (disabled && a.counters != nullptr) ++a.counters->degenerate_rows;
+      for (int j = 0; j < c.topk; ++j) {
+        if (ids[j] != kNoExpert) --room[static_cast<std::size_t>(ids[j])];
+      }
+    }
+  }
+
+ private:
+  Params p_;
+};
+
+}  // namespace moe::routing
