@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/expert_reader.hpp: reads single routed experts of one layer, from every layout that checkpoints use, into one canonical layout.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
+#include "moe/io/layer_description.hpp"
+#include "moe/io/linear_reader.hpp"
+#include "moe/io/tensor_store.hpp"
+
+namespace moe::io {
+
+namespace detail {
+
+/// The names of the projections of one feed-forward network; gate is empty if it has none.
+struct ProjectionNames {
+  std::string_view gate, up, down;
+};
+inline constexpr std::array kProjectionNames{
+    ProjectionNames{"gate_proj", "up_proj", "down_proj"},
+    ProjectionNames{"w1", "w3", "w2"},
+    ProjectionNames{"linear", "linear_v", "linear_1"},
+    ProjectionNames{"", "up_proj", "down_proj"},
+    ProjectionNames{"", "wi", "wo"},
+};
+
+/// out[cols, rows] = in[rows, cols] transposed.
+template <class T>
+void transpose(T const* in, std::int64_t rows, std::int64_t cols, T* out) {
+  constexpr std::int64_t kTile = 32;
+  for (std::int64_t i0 = 0; i0 < rows; i0 += kTile) {
+    for (std::int64_t j0 = 0; j0 < cols; j0 += kTile) {
+      for (std::int64_t i = i0; i < std::min(rows, i0 + kTile); ++i) {
+        for (std::int64_t j = j0; j < std::min(cols, j0 + kTile); ++j) out[j * rows + i] = in[i * cols + j];
+      }
+    }
+  }
+}
+
+/// rows g0, u0, g1, u1, … become g0, g1, …, u0, u1, …
+template <class T>
+void deinterleave_rows(std::vector<T>& m, std::int64_t rows, std::int64_t cols) {
+  std::vector<T> out(m.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::int64_t const to = r % 2 == 0 ? r / 2 : rows / 2 + r / 2;
+    std::copy_n(m.data() + r * cols, cols, out.data() + to * cols);
+  }
+  m = std::move(out);
+}
+
+}  // namespace detail
+
+/// Reads the routed experts of one layer one at a time. Whatever the file's layout, w13 comes as [2I, H] with the gate's rows first
+/// ([I, H] without a gate) and w2 as [H, I], both [out, in]. Only the bytes of the experts that are asked for are read.
+class ExpertReader {
+ public:
+  /// `root` is the prefix of the block's tensors ("model.layers.3.mlp."), `layer` its number for errors. Throws E_ARG if the layout
+  /// cannot be recognised, shapes are wrong, or the file has experts beyond num_experts.
+  ExpertReader(TensorStore const& store, LayerDescription const& d, std::string root, std::int64_t layer)
+      : store_(store), d_(d), root_(std::move(root)), layer_(layer) {
+    find_layout();
+  }
+
+  WeightLayout layout() const { return layout_; }
+
+  /// Expert e: w13 [w13_rows, H], w2 [H, I]. Throws E_ARG "missing expert weights: layer, expert, shard" naming what is absent.
+  template <class T>
+  void read(int e, T* w13, T* w2) const {
+    check(e);
+    switch (layout_) {
+      case WeightLayout::per_expert: return read_per_expert(e, w13, w2);
+      case WeightLayout::stacked: return read_stacked(e, w13, w2);
+      default: return mxfp4_ ? read_mxfp4(e, w13, w2) : read_fused(e, w13, w2);
+    }
+  }
+  /// Biases of expert e: b13 [w13_rows], b2 [H]. Only if the description says that experts have biases.
+  void read_bias(int e, float* b13, float* b2) const {
+    check(e);
+    std::int64_t const i = d_.intermediate;
+    if (layout_ == WeightLayout::per_expert) {
+      std::string const base = expert_base(e);
+      bias_row(base + std::string(names_.down) + ".bias", 0, 1, d_.expert_hidden(), b2);
+      if (!names_.gate.empty()) bias_row(base + std::string(names_.gate) + ".bias", 0, 1, i, b13);
+      bias_row(base + std::string(names_.up) + ".bias", 0, 1, i, names_.gate.empty() ? b13 : b13 + i);
+      return;
+    }
+    std::vector<float> b(detail::at(d_.w13_rows()));
+    bias_row(root_ + "experts.gate_up_proj_bias", e, d_.router.num_experts, d_.w13_rows(), b.data());
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(b, d_.w13_rows(), 1);
+    std::ranges::copy(b, b13);
+    bias_row(root_ + "experts.down_proj_bias", e, d_.router.num_experts, d_.expert_hidden(), b2);
+  }
+
+ private:
+  void check(int e) const {
+    if (e < 0 || e >= d_.router.num_experts) {
+      throw Error(ErrorCode::argument, text("expert ", e, " is out of range [0, ", d_.router.num_experts, ")"));
+    }
+  }
+  [[noreturn]] void fail_missing(int e, std::string_view shard) const {
+    throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", expert ", e, ", shard ", shard, " ('",
+                                          shard_name(e, shard), "' in '", store_.label(), "')"));
+  }
+  std::string shard_name(int e, std::string_view shard) const { return text(expert_base(e), shard, ".weight"); }
+  std::string expert_base(int e) const { return text(root_, "experts.", infix_, e, '.'); }
+
+  // Recognition
+
+  void find_layout() {
+    bool const explicit_fused = d_.layout == WeightLayout::fused || d_.layout == WeightLayout::fused_transposed ||
+                                d_.layout == WeightLayout::fused_transposed_interleaved;
+    if (d_.layout == WeightLayout::stacked) {
+      layout_ = WeightLayout::stacked;
+      for (char const* which : {"w1", "v1", "w2"}) {
+        auto const t = store_.find(text(root_, "experts.mlp.", which));
+        if (!t)
+          throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", all experts, shard ", which, " ('", root_,
+                                                "experts.mlp.", which, "' in '", store_.label(), "')"));
+        require_shape(*t, {d_.router.num_experts * d_.intermediate, d_.hidden});
+      }
+      return;
+    }
+    if (d_.layout != WeightLayout::per_expert && find_fused()) return;
+    if (!explicit_fused || d_.layout == WeightLayout::fused_transposed) {  // quantised Llama-4 releases store single experts
+      if (find_per_expert()) return;
+    }
+    throw Error(ErrorCode::argument,
+                text("missing expert weights: layer ", layer_, ", no expert tensors under '", root_, "' in '", store_.label(), "'"));
+  }
+
+  bool find_fused() {
+    if (store_.contains(root_ + "experts.gate_up_proj_blocks")) return find_mxfp4();
+    constexpr std::array<std::array<std::string_view, 2>, 5> kNames{{{"experts.gate_up_proj", "experts.down_proj"},
+                                                                     {"experts.gate_up_proj.weight", "experts.down_proj.weight"},
+                                                                     {"input_linear.weight", "output_linear.weight"},
+                                                                     {"experts.fc1.weight", "experts.fc2.weight"},
+                                                                     {"experts.up_proj", "experts.down_proj"}}};
+    for (auto const& [up, down] : kNames) {
+      bool const gateless = up == "experts.up_proj";
+      if (gateless == d_.activation.gated() || !store_.contains(root_ + std::string(up))) continue;
+      gate_up_ = store_.at(root_ + std::string(up));
+      down_ = store_.find(root_ + std::string(down));
+      if (!down_) {
+        throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", all experts, shard ", down, " ('", root_, down,
+                                              "' in '", store_.label(), "')"));
+      }
+      choose_orientation();
+      return true;
+    }
+    return false;
+  }
+  void choose_orientation() {
+    std::int64_t const e = d_.router.num_experts, n = d_.w13_rows(), h = d_.expert_hidden(), i = d_.intermediate;
+    auto const is = [](StoredTensor const& t, std::initializer_list<std::int64_t> s) { return std::ranges::equal(t.shape(), s); };
+    if (d_.layout == WeightLayout::automatic) {
+      // Both tensors decide together: one of them alone would be ambiguous where 2I = H or I = H, both never are.
+      if (is(*gate_up_, {e, n, h}) && is(*down_, {e, h, i})) {
+        layout_ = WeightLayout::fused;
+      } else if (is(*gate_up_, {e, h, n}) && is(*down_, {e, i, h})) {
+        layout_ = WeightLayout::fused_transposed;
+      } else {
+        throw Error(ErrorCode::argument, text(gate_up_->where(), " and ", down_->where(), ": shapes ", gate_up_->info->shape_text(),
+                                              " and ", down_->info->shape_text(), ", expected [", e, ", ", n, ", ", h, "] and [", e, ", ",
+                                              h, ", ", i, "] or both transposed"));
+      }
+      return;
+    }
+    layout_ = d_.layout;
+    if (layout_ == WeightLayout::fused) {
+      require_shape(*gate_up_, {e, n, h});
+      require_shape(*down_, {e, h, i});
+    } else {
+      require_shape(*gate_up_, {e, h, n});
+      require_shape(*down_, {e, i, h});
+    }
+  }
+  bool find_mxfp4() {
+    std::int64_t const e = d_.router.num_experts, n = d_.w13_rows(), h = d_.expert_hidden(), i = d_.intermediate;
+    if (h % 32 != 0 || i % 32 != 0)
+      throw Error(ErrorCode::argument, text("mxfp4 weights need widths that are multiples of 32, are ", h, " and ", i));
+    gate_up_ = store_.at(root_ + "experts.gate_up_proj_blocks");
+    gate_up_scales_ = store_.at(root_ + "experts.gate_up_proj_scales");
+    down_ = store_.at(root_ + "experts.down_proj_blocks");
+    down_scales_ = store_.at(root_ + "experts.down_proj_scales");
+    require_shape(*gate_up_, {e, n, h / 32, 16});
+    require_shape(*gate_up_scales_, {e, n, h / 32});
+    require_shape(*down_, {e, h, i / 32, 16});
+    require_shape(*down_scales_, {e, h, i / 32});
+    mxfp4_ = true;
+    layout_ = d_.layout == WeightLayout::automatic ? WeightLayout::fused_transposed_interleaved : d_.layout;
+    return true;
+  }
+
+  bool find_per_expert() {
+    std::string const prefix = root_ + "experts.";
+    std::set<std::string_view> projections;
+    std::int64_t last = -1;
+    for (std::string_view full : store_.names(prefix)) {
+      std::string_view rest = full.substr(prefix.size());
+      bool const has_infix = rest.starts_with("expert_");
+      if (has_infix) rest.remove_prefix(7);
+      std::int64_t e = 0;
+      auto const [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), e);
+      if (error != std::errc() || e < 0 || end == rest.data() + rest.size() || *end != '.') continue;
+      infix_ = has_infix ? "expert_" : "";
+      last = std::max(last, e);
+      rest.remove_prefix(static_cast<std::size_t>(end - rest.data()) + 1);
+      projections.insert(rest.substr(0, rest.find('.')));
+    }
+    if (last < 0) return false;
+    // LongCat-Flash writes gate and up weights, never used, for its zero experts too.
+    std::int64_t const bound = d_.router.num_experts + d_.router.num_zero_experts;
+    if (last >= bound) {
+      throw Error(ErrorCode::argument, text("unexpected expert weights: layer ", layer_, ", expert ", last, " ('", prefix, infix_, last,
+                                            ".*' in '", store_.label(), "') is out of range [0, ", bound, ")"));
+    }
+    for (auto const& names : detail::kProjectionNames) {
+      if (names.gate.empty() == d_.activation.gated()) continue;
+      if (projections.contains(names.up) || projections.contains(names.down)) {
+        names_ = names;
+        layout_ = WeightLayout::per_expert;
+        return true;
+      }
+    }
+    std::string list;
+    for (std::string_view p : projections) list += (list.empty() ? "" : ", ") + std::string(p);
+    throw Error(ErrorCode::argument, text("layer ", layer_, ": the expert projections under '", prefix, "' (", list, ") are not known"));
+  }
+
+  // Reading
+
+  template <class T>
+  void read_per_expert(int e, T* w13, T* w2) const {
+    std::int64_t const i = d_.intermediate, h = d_.expert_hidden();
+    auto const shard = [&](std::string_view which, std::int64_t n, std::int64_t k, T* out) {
+      if (!read_linear(store_, expert_base(e) + std::string(which), n, k, d_.fp8_block, out)) fail_missing(e, which);
+    };
+    if (!names_.gate.empty()) shard(names_.gate, i, h, w13);
+    shard(names_.up, i, h, names_.gate.empty() ? w13 : w13 + i * h);
+    shard(names_.down, h, i, w2);
+  }
+  template <class T>
+  void read_fused(int e, T* w13, T* w2) const {
+    std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
+    for (StoredTensor const* t : {&*gate_up_, &*down_}) {
+      if (bits(t->info->dtype) < 16)
+        throw Error(ErrorCode::unsupported, text(t->where(), ": fused weights of dtype ", name(t->info->dtype), " cannot be read"));
+    }
+    if (layout_ == WeightLayout::fused) {
+      gate_up_->file->read_elements(*gate_up_->info, e * n * h, n * h, w13);
+      down_->file->read_elements(*down_->info, e * h * i, h * i, w2);
+      return;
+    }
+    std::vector<T> buffer(detail::at(std::max(n, i) * h)), turned(detail::at(n * h));
+    gate_up_->file->read_elements(*gate_up_->info, e * n * h, n * h, buffer.data());
+    detail::transpose(buffer.data(), h, n, turned.data());
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(turned, n, h);
+    std::ranges::copy(turned, w13);
+    down_->file->read_elements(*down_->info, e * h * i, h * i, buffer.data());
+    detail::transpose(buffer.data(), i, h, w2);
+  }
+  template <class T>
+  void read_mxfp4(int e, T* w13, T* w2) const {
+    std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
+    std::vector<float> buffer(detail::at(n * h));
+    detail::read_mxfp4_rows(*gate_up_, *gate_up_scales_, e * n, n, h, buffer.data());
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(buffer, n, h);
+    std::ranges::transform(buffer, w13, from_float<T>);
+    buffer.resize(detail::at(h * i));
+    detail::read_mxfp4_rows(*down_, *down_scales_, e * h, h, i, buffer.data());
+    std::ranges::transform(buffer, w2, from_float<T>);
+  }
+  template <class T>
+  void read_stacked(int e, T* w13, T* w2) const {
+    std::int64_t const i = d_.intermediate, h = d_.hidden;
+    auto const block = [&](char const* which, T* out) {
+      StoredTensor const t = store_.at(text(root_, "experts.mlp.", which));
+      t.file->read_elements(*t.info, e * i * h, i * h, out);
+    };
+    block("w1", w13);
+    block("v1", w13 + i * h);
+    std::vector<T> down(detail::at(i * h));
+    block("w2", down.data());
+    detail::transpose(down.data(), i, h, w2);
+  }
+  /// Row `row` of a bias [rows, n] (or the whole of [n] where rows is 1).
+  void bias_row(std::string const& tensor, std::int64_t row, std::int64_t rows, std::int64_t n, float* out) const {
+    auto const t = store_.find(tensor);
+    if (!t)
+      throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", expert ", row, ", shard bias ('", tensor, "' in '",
+                                            store_.label(), "')"));
+    if (rows == 1) {
+      require_shape(*t, {n});
+    } else {
+      require_shape(*t, {rows, n});
+    }
+    t->file->read_elements(*t->info, row * n, n, out);
+  }
+
+  TensorStore const& store_;
+  LayerDescription d_;
+  std::string root_;
+  std::int64_t layer_;
+  WeightLayout layout_ = WeightLayout::automatic;
+  std::string_view infix_;
+  detail::ProjectionNames names_{};
+  std::optional<StoredTensor> gate_up_, down_, gate_up_scales_, down_scales_;
+  bool mxfp4_ = false;
+};
+
+}  // namespace moe::io

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/layer_weights.hpp: the weights of one MoE block in host memory, in one layout whatever the checkpoint's was.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/io/block_metadata.hpp"
+#include "moe/io/expert_reader.hpp"
+#include "moe/io/layer_description.hpp"
+#include "moe/io/layer_from_config.hpp"
+#include "moe/io/linear_reader.hpp"
+#include "moe/io/tensor_store.hpp"
+
+namespace moe::io {
+
+/// The router of Zaya: h = down x + b; r = RMSNorm(h) norm; r = gelu(fc1 r + b); r = gelu(fc2 r + b); logits = out r. R: router width.
+struct RouterMlp {
+  std::int64_t width = 0;              ///< R
+  std::vector<float> down, down_bias;  ///< [R, H], [R]
+  std::vector<float> norm;             ///< [R]
+  std::vector<float> fc1, fc1_bias;    ///< [R, R], [R]
+  std::vector<float> fc2, fc2_bias;    ///< [R, R], [R]
+  std::vector<float> out;              ///< [logits, R]
+};
+
+/// Weights of the shared experts, S blocks of width I_s (one block unless each has a routing weight of its own).
+template <class T>
+struct SharedWeights {
+  std::int64_t count = 0;         ///< S; 0: none
+  std::int64_t intermediate = 0;  ///< I_s
+  std::vector<T> w13;             ///< [S, 2 I_s, H] gate rows first, or [S, I_s, H]
+  std::vector<T> w2;              ///< [S, H, I_s]
+  std::vector<float> gate;        ///< [H] of SharedGate::sigmoid, else empty
+};
+
+/// The weights of one MoE block for the experts that one rank owns. All host memory, row-major, linear weights [out, in]; what the
+/// description does not have is empty. H' is the experts' width: the latent width where there is one, else H.
+template <class T>
+struct HostLayerWeights {
+  LayerDescription description;
+  std::vector<int> experts;              ///< [L] logical experts, in the order of w13 and w2
+  std::int64_t intermediate = 0;         ///< I of this partition
+  std::vector<float> router_weight;      ///< [num_logits, H]
+  std::vector<float> router_bias;        ///< [num_logits]
+  std::vector<float> correction_bias;    ///< [E + Z]
+  std::vector<float> per_expert_scale;   ///< [E]
+  std::vector<float> router_scale;       ///< [H] of RouterInput::scaled_rms_norm
+  RouterMlp router_mlp;                  ///< of RouterInput::mlp
+  float global_scale = 1.0F;             ///< multiplies the routed and shared weights (Inkling); router_config() folds it in
+  std::vector<std::int64_t> hash_table;  ///< [vocabulary, k]
+  std::int64_t vocabulary = 0;
+  std::vector<T> w13;                    ///< [L, 2I, H'] gate rows first, or [L, I, H'] without a gate
+  std::vector<T> w2;                     ///< [L, H', I]
+  std::vector<float> w13_bias, w2_bias;  ///< [L, 2I], [L, H']
+  std::vector<T> latent_in, latent_out;  ///< [H', H], [H, H']
+  std::vector<float> output_bias;        ///< [H]
+  std::vector<float> post_norm;          ///< [H]
+  SharedWeights<T> shared;
+
+  /// Rows of one expert's w13 on this partition.
+  std::int64_t w13_rows() const { return (description.activation.gated() ? 2 : 1) * intermediate; }
+};
+
+/// The router's configuration with its pointers set into the weights. Valid as long as they.
+template <class T>
+routing::RouterConfig router_config(HostLayerWeights<T> const& w) {
+  auto const pointer = [](auto const& v) { return v.empty() ? nullptr : v.data(); };
+  routing::RouterConfig r = w.description.router;
+  r.correction_bias = pointer(w.correction_bias);
+  r.per_expert_scale = pointer(w.per_expert_scale);
+  r.hash_table = pointer(w.hash_table);
+  r.vocabulary = w.vocabulary;
+  r.routed_scaling_factor *= w.global_scale;
+  return r;
+}
+
+/// What to load of a layer.
+struct LoadOptions {
+  std::optional<std::vector<int>> experts{};  ///< logical experts of this rank; nothing: all of them
+  int tp_rank = 0;                            ///< this rank takes rows (w13) and columns (w2) tp_rank I/tp_size … of every expert
+  int tp_size = 1;
+  bool shared = true;                                                     ///< load the shared experts
+  std::function<void(std::int64_t done, std::int64_t total)> progress{};  ///< called after each expert with bytes in memory
+};
+
+/// Reads the parts of one MoE block. from_checkpoint() and from_block() find the block; load() reads everything that a rank needs.
+class LayerLoader {
+ public:
+  /// Layer `layer` of a checkpoint. The store must outlive the loader.
+  static LayerLoader from_checkpoint(TensorStore const& store, LayerDescription d, std::int64_t layer) {
+    std::vector<std::string> prefixes;
+    for (char const* p : {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.",
+                          "layers.", "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers."}) {
+      prefixes.push_back(text(p, layer, '.'));
+    }
+    prefixes.push_back(text("encoder.block.", layer, ".layer.1."));
+    return {store, std::move(d), prefixes, layer};
+  }
+  /// The block of a block file.
+  static LayerLoader from_block(TensorStore const& store, LayerDescription d) {
+    auto const at = store.metadata().find("tensor_prefix");
+    if (at == store.metadata().end())
+      throw Error(ErrorCode::config, text("'", store.label(), "': metadata field 'tensor_prefix' is missing"));
+    return {store, std::move(d), {at->second}, 0};
+  }
+
+  LayerDescription const& description() const { return d_; }
+  /// Prefix of the block's tensors.
+  std::string const& root() const { return root_; }
+
+  /// Everything that a rank needs. Throws E_ARG on a missing tensor, a wrong shape or an expert out of range, E_CONFIG if tp_size does
+  /// not divide the intermediate size.
+  template <class T>
+  HostLayerWeights<T> load(LoadOptions const& options = {}) const {
+    HostLayerWeights<T> w;
+    w.description = d_;
+    if (options.tp_size < 1 || options.tp_rank < 0 || options.tp_rank >= options.tp_size) {
+      throw Error(ErrorCode::argument, text("tp_rank ", options.tp_rank, " is out of range [0, ", options.tp_size, ")"));
+    }
+    if (d_.intermediate % options.tp_size != 0 || (d_.shared.count > 0 && d_.shared.intermediate % options.tp_size != 0)) {
+      throw Error(ErrorCode::config, text("tp_size ", options.tp_size, " does not divide the intermediate sizes ", d_.intermediate, " and ",
+                                          d_.shared.intermediate));
+    }
+    w.intermediate = d_.intermediate / options.tp_size;
+    load_router(w);
+    load_experts(w, options);
+    if (options.shared && d_.shared.count > 0) load_shared(w.shared, options);
+    std::int64_t const h = d_.hidden;
+    if (d_.latent > 0) {
+      w.latent_in = linear<T>(root_ + "fc1_latent_proj", d_.latent, h);
+      w.latent_out = linear<T>(root_ + "fc2_latent_proj", h, d_.latent);
+    }
+    if (d_.output_bias) w.output_bias = vector(root_ + "bias", h);
+    if (d_.post_norm) w.post_norm = vector(layer_prefix_ + "post_mlp_layernorm.weight", h);
+    return w;
+  }
+
+ private:
+  LayerLoader(TensorStore const& store, LayerDescription d, std::vector<std::string> const& prefixes, std::int64_t layer)
+      : store_(store), d_(std::move(d)), layer_(layer) {
+    constexpr std::array kRoots{"", "mlp.", "block_sparse_moe.", "feed_forward.", "ffn.", "mixer.", "moe.", "moe_block."};
+    constexpr std::array kRouters{"gate",        "router",        "router.layer", "router.gate", "gate.wg", "router.classifier",
+                                  "router.proj", "gate.down_proj"};
+    for (std::string const& prefix : prefixes) {
+      for (char const* root : kRoots) {
+        for (char const* router : kRouters) {
+          if (!has_linear(store, prefix + root + router)) continue;
+          layer_prefix_ = prefix;
+          root_ = prefix + root;
+          router_ = root_ + router;
+          return;
+        }
+      }
+    }
+    throw Error(ErrorCode::argument,
+                text("layer ", layer, ": no router weight under '", prefixes.front(), "' or similar prefixes in '", store.label(), "'"));
+  }
+
+  // Small tensors
+
+  template <class T>
+  std::vector<T> linear(std::string const& base, std::int64_t n, std::int64_t k) const {
+    std::vector<T> out(detail::at(n * k));
+    if (!read_linear(store_, base, n, k, d_.fp8_block, out.data())) {
+      throw Error(ErrorCode::argument, text("layer ", layer_, ": tensor '", base, ".weight' is missing in '", store_.label(), "'"));
+    }
+    return out;
+  }
+  /// A vector of n elements; leading dimensions of 1 are dropped ([1, E] of ERNIE).
+  std::vector<float> vector(std::string const& tensor, std::int64_t n) const {
+    auto const t = store_.find(tensor);
+    if (!t) throw Error(ErrorCode::argument, text("layer ", layer_, ": tensor '", tensor, "' is missing in '", store_.label(), "'"));
+    auto const& shape = t->shape();
+    bool const fits = !shape.empty() && shape.back() == n && t->info->elements() == n;
+    if (!fits) throw Error(ErrorCode::argument, text(t->where(), ": shape ", t->info->shape_text(), ", expected [", n, "]"));
+    return t->file->template read<float>(*t->info);
+  }
+
+  template <class T>
+  void load_router(HostLayerWeights<T>& w) const {
+    routing::RouterConfig const& r = d_.router;
+    std::int64_t const n = r.num_logits(), h = d_.hidden;
+    if (d_.router_input == RouterInput::mlp) {
+      load_router_mlp(w.router_mlp);
+    } else {
+      w.router_weight = linear<float>(router_, n, h);
+    }
+    if (d_.router_bias) w.router_bias = vector(router_ + ".bias", n);
+    if (d_.router_input == RouterInput::scaled_rms_norm) w.router_scale = vector(root_ + "router.scale", h);
+    if (d_.per_expert_scale) w.per_expert_scale = vector(root_ + "router.per_expert_scale", r.num_experts);
+    if (r.num_joint_shared > 0)
+      w.global_scale = store_.contains(root_ + "gate.global_scale") ? vector(root_ + "gate.global_scale", 1)[0] : 1.0F;
+    if (d_.correction_bias) {
+      constexpr std::array kNames{"gate.e_score_correction_bias",
+                                  "e_score_correction_bias",
+                                  "moe_statics.e_score_correction_bias",
+                                  "experts.e_score_correction_bias",
+                                  "router.e_score_correction_bias",
+                                  "expert_bias",
+                                  "router.expert_bias",
+                                  "gate.balancing_biases",
+                                  "router_bias",
+                                  "gate.bias"};
+      auto const found = std::ranges::find_if(kNames, [&](char const* name_) { return store_.contains(root_ + name_); });
+      if (found == kNames.end()) {
+        throw Error(ErrorCode::argument,
+                    text("layer ", layer_, ": tensor '", root_, kNames[0], "' (the selection bias) is missing in '", store_.label(), "'"));
+      }
+      w.correction_bias = vector(root_ + *found, r.num_experts + r.num_zero_experts);
+    }
+    if (r.selection == routing::Selection::hash_table) {
+      StoredTensor const t = store_.at(root_ + "gate.tid2eid");
+      if (t.shape().size() != 2 || t.shape()[1] != r.topk) {
+        throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", expected [vocabulary, ", r.topk, "]"));
+      }
+      w.vocabulary = t.shape()[0];
+      w.hash_table = t.file->template read<std::int64_t>(*t.info);
+      for (std::int64_t id : w.hash_table) {
+        if (id < 0 || id >= r.num_experts)
+          throw Error(ErrorCode::argument, text(t.where(), ": expert ", id, " is out of range [0, ", r.num_experts, ")"));
+      }
+    }
+  }
+  void load_router_mlp(RouterMlp& m) const {
+    std::string const base = root_ + "gate.";
+    StoredTensor const down = store_.at(base + "down_proj.weight");
+    if (down.shape().size() != 2)
+      throw Error(ErrorCode::argument,
+                  text(down.where(), ": shape ", down.info->shape_text(), ", expected [router width, ", d_.hidden, "]"));
+    std::int64_t const r = m.width = down.shape()[0];
+    m.down = linear<float>(base + "down_proj", r, d_.hidden);
+    m.down_bias = vector(base + "down_proj.bias", r);
+    m.norm = vector(base + "router_mlp.norm.weight", r);
+    m.fc1 = linear<float>(base + "router_mlp.fc1", r, r);
+    m.fc1_bias = vector(base + "router_mlp.fc1.bias", r);
+    m.fc2 = linear<float>(base + "router_mlp.fc2", r, r);
+    m.fc2_bias = vector(base + "router_mlp.fc2.bias", r);
+    m.out = linear<float>(base + "router_mlp.out_proj", d_.router.num_logits(), r);
+  }
+
+  // Experts
+
+  /// Copies the rows and columns of this partition out of a whole [rows, cols] matrix.
+  template <class T>
+  static void slice(std::vector<T> const& whole, std::int64_t cols, std::int64_t row0, std::int64_t rows, std::int64_t col0,
+                    std::int64_t width, T* out) {
+    for (std::int64_t i = 0; i < rows; ++i) std::copy_n(whole.data() + (row0 + i) * cols + col0, width, out + i * width);
+  }
+  /// One expert's whole w13 [parts * full, h] and w2 [h, full] cut down to this partition of `part` of `full`.
+  template <class T>
+  static void cut(std::vector<T> const& w13, std::vector<T> const& w2, std::int64_t h, std::int64_t full, std::int64_t part,
+                  std::int64_t first, bool gated, T* out13, T* out2) {
+    slice(w13, h, first, part, 0, h, out13);
+    if (gated) slice(w13, h, full + first, part, 0, h, out13 + part * h);
+    slice(w2, full, 0, h, first, part, out2);
+  }
+
+  template <class T>
+  void load_experts(HostLayerWeights<T>& w, LoadOptions const& options) const {
+    if (options.experts) {
+      w.experts = *options.experts;
+    } else {
+      w.experts.resize(detail::at(d_.router.num_experts));
+      std::iota(w.experts.begin(), w.experts.end(), 0);
+    }
+    ExpertReader const reader(store_, d_, root_, layer_);
+    std::int64_t const h = d_.expert_hidden(), full = d_.intermediate, part = w.intermediate, rows = w.w13_rows();
+    auto const count = static_cast<std::int64_t>(w.experts.size());
+    bool const gated = d_.activation.gated(), whole = options.tp_size == 1;
+    w.w13.resize(detail::at(count * rows * h));
+    w.w2.resize(detail::at(count * h * part));
+    std::vector<T> full13, full2;
+    if (!whole) {
+      full13.resize(detail::at(d_.w13_rows() * h));
+      full2.resize(detail::at(h * full));
+    }
+    if (d_.expert_bias) {
+      w.w13_bias.resize(detail::at(count * rows));
+      w.w2_bias.resize(detail::at(count * h));
+    }
+    std::int64_t const first = part * options.tp_rank;
+    for (std::int64_t l = 0; l < count; ++l) {
+      int const e = w.experts[detail::at(l)];
+      T* const out13 = w.w13.data() + l * rows * h;
+      T* const out2 = w.w2.data() + l * h * part;
+      if (whole) {
+        reader.read(e, out13, out2);
+      } else {
+        reader.read(e, full13.data(), full2.data());
+        cut(full13, full2, h, full, part, first, gated, out13, out2);
+      }
+      if (d_.expert_bias) {
+        std::vector<float> b13(detail::at(d_.w13_rows())), b2(detail::at(h));
+        reader.read_bias(e, b13.data(), b2.data());
+        float* const to = w.w13_bias.data() + l * rows;
+        std::copy_n(b13.data() + first, part, to);
+        if (gated) std::copy_n(b13.data() + full + first, part, to + part);
+        // The partitions' outputs are summed, so only one of them may add the bias.
+        if (options.tp_rank == 0) std::ranges::copy(b2, w.w2_bias.data() + l * h);
+      }
+      std::int64_t const bytes = (rows * h + h * part) * static_cast<std::int64_t>(sizeof(T));
+      if (options.progress) options.progress((l + 1) * bytes, count * bytes);
+    }
+  }
+
+  template <class T>
+  void load_shared(SharedWeights<T>& s, LoadOptions const& options) const {
+    bool const gated = d_.shared.activation.gated();
+    bool const separate = d_.shared.gate == SharedGate::routing_weight;
+    std::int64_t const h = d_.hidden;
+    s.count = separate ? d_.shared.count : 1;
+    std::int64_t const full = d_.shared.intermediate / s.count;
+    s.intermediate = full / options.tp_size;
+    std::int64_t const rows = (gated ? 2 : 1) * s.intermediate, first = s.intermediate * options.tp_rank;
+    s.w13.resize(detail::at(s.count * rows * h));
+    s.w2.resize(detail::at(s.count * h * s.intermediate));
+    std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
+    for (std::int64_t i = 0; i < s.count; ++i) {
+      if (!read_shared(separate ? i : -1, full, full13.data(), full2.data())) {
+        throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
+                                              "shared_experts.*' in '", store_.label(), "')"));
+      }
+      cut(full13, full2, h, full, s.intermediate, first, gated, s.w13.data() + i * rows * h, s.w2.data() + i * h * s.intermediate);
+    }
+    if (d_.shared.gate == SharedGate::sigmoid) s.gate = linear<float>(root_ + "shared_expert_gate", 1, h);
+  }
+  /// One shared expert, whole: number `index` of stacked tensors [S, I_s, H], or the only one (-1). False if it is not in the file.
+  template <class T>
+  bool read_shared(std::int64_t index, std::int64_t width, T* w13, T* w2) const {
+    std::int64_t const h = d_.hidden;
+    bool const gated = d_.shared.activation.gated();
+    for (std::string const& base :
+         {root_ + "shared_experts.", root_ + "shared_expert.", root_ + "shared_mlp.", layer_prefix_ + "shared_mlp."}) {
+      if (index >= 0) {
+        if (!store_.contains(base + "gate_proj")) continue;
+        auto const block = [&](char const* which, std::int64_t n, std::int64_t k, T* out) {
+          StoredTensor const t = store_.at(base + which);
+          require_shape(t, {d_.shared.count, n, k});
+          t.file->read_elements(*t.info, index * n * k, n * k, out);
+        };
+        block("gate_proj", width, h, w13);
+        block("up_proj", width, h, w13 + width * h);
+        block("down_proj", h, width, w2);
+        return true;
+      }
+      for (auto const& [up, down] : {std::pair{"gate_up_proj", "down_proj"}, std::pair{"input_linear", "output_linear"}}) {
+        if (!gated || !has_linear(store_, base + up)) continue;
+        read_linear(store_, base + up, 2 * width, h, d_.fp8_block, w13);
+        return read_linear(store_, base + down, h, width, d_.fp8_block, w2);
+      }
+      for (auto const& names : detail::kProjectionNames) {
+        if (names.gate.empty() == gated || !has_linear(store_, base + std::string(names.up))) continue;
+        bool ok = !gated || read_linear(store_, base + std::string(names.gate), width, h, d_.fp8_block, w13);
+        ok = ok && read_linear(store_, base + std::string(names.up), width, h, d_.fp8_block, gated ? w13 + width * h : w13);
+        return ok && read_linear(store_, base + std::string(names.down), h, width, d_.fp8_block, w2);
+      }
+    }
+    return false;
+  }
+
+  TensorStore const& store_;
+  LayerDescription d_;
+  std::int64_t layer_;
+  std::string layer_prefix_, root_, router_;
+};
+
+/// Layer `layer` of a Hugging Face checkpoint directory: config.json says what it computes, its tensors are read for the experts asked for.
+template <class T>
+HostLayerWeights<T> load_checkpoint_layer(std::filesystem::path const& directory, std::int64_t layer, LoadOptions const& options = {}) {
+  LayerDescription d = from_config(HfConfig::from_file(directory), layer);
+  TensorStore const store(directory);
+  return LayerLoader::from_checkpoint(store, std::move(d), layer).load<T>(options);
+}
+
+/// The block of a block file, described by its metadata.
+template <class T>
+HostLayerWeights<T> load_block(TensorStore const& store, LoadOptions const& options = {}) {
+  return LayerLoader::from_block(store, from_block_metadata(store.metadata(), store.label())).load<T>(options);
+}
+
+}  // namespace moe::io
