@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/all_to_all_v.hpp: a token goes once to each rank that has an expert for it, and comes back as that rank's weighted sum.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "moe/backends/exchange_rounds.hpp"
+#include "moe/backends/wire_row.hpp"
+#include "moe/core/concepts.hpp"
+
+namespace moe::backends {
+
+namespace detail {
+template <class Comm, class Config, class Quant, class Partial>
+class AllToAllVExchange;
+}  // namespace detail
+
+/// Standard format over any communicator. Ranks exchange row counts first, so that each sends only what the other needs.
+template <Communicator CommT>
+struct AllToAllV {
+  static constexpr char const* kName = "all_to_all_v";
+  using Comm = CommT;
+  using Space = typename Comm::Space;
+  static constexpr ActivationFormat kFormat = ActivationFormat::standard;
+  static constexpr TopKReduction kReduction = TopKReduction::experts;
+  struct Params {
+    /// Rows that a rank can receive in one round; 0: the worst case, R T_max. Less saves memory, and a round that needs more is
+    /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
+    std::int64_t max_recv_rows = 0;
+  };
+
+  template <class Quant>
+  static constexpr bool carries() {
+    return true;
+  }
+  template <class Config, class Quant, class Partial>
+  using Exchange = detail::AllToAllVExchange<Comm, Config, Quant, Partial>;
+};
+
+namespace detail {
+
+using moe::detail::ExchangeRounds;
+using moe::detail::WireRow;
+
+template <class Comm, class Config, class Quant, class Partial>
+class AllToAllVExchange {
+ public:
+  using Space = space::host;
+  using Act = typename Config::Act;
+  using Tokens = StandardTokensOf<Config, Quant>;
+  using Params = typename AllToAllV<Comm>::Params;
+
+  /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_CAPACITY if
+  /// its memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
+  AllToAllVExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
+                    Params const& params, Arena<Space>& arena)
+      : quant_(quant),
+        hidden_(shape.hidden()),
+        topk_(shape.topk()),
+        max_tokens_(max_tokens),
+        num_physical_(placement.num_physical()),
+        max_destinations_(std::min<std::int64_t>(topk_, comm.size())),
+        max_rows_(params.max_recv_rows == 0 ? max_tokens * comm.size() : params.max_recv_rows),
+        wire_(hidden_, topk_),
+        refused_(moe::detail::error_of([&] { take_memory(comm, placement, params, arena); })),
+        rounds_(comm, moe::detail::make_contract<Config, Quant, Partial>(AllToAllV<Comm>::kName, shape, max_tokens, placement, max_rows_),
+                comm.size(), refused_, arena) {}
+
+  /// Most rows that the experts are given.
+  std::int64_t max_rows() const { return max_rows_; }
+
+  /// Collective. One row for each token that has an expert here, by source rank, then by token, with local ids. E_STATE without
+  /// finalize() after the last prepare(); E_ARG, E_CAPACITY for this rank's arguments; E_CAPACITY, E_PEER, E_MISMATCH for those of
+  /// others, and E_CAPACITY on all ranks if one would receive more than max_recv_rows.
+  Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, HostStream) {
+    rounds_.open(in.hidden.extent(0), [&] {
+      std::fill_n(rounds_.extra(), rounds_.size(), 0);
+      moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_);
+      moe::detail::check_ids(in.topk_ids, num_physical_);
+      find_destinations(in.topk_ids, rounds_.extra());
+    });
+    own_rows_ = in.hidden.extent(0);
+    check_capacity();
+    lay_out();
+    pack(in);
+    move_rows(wire_.bytes(), sent_, received_, out_rows_, out_first_, in_rows_, in_first_);
+    rounds_.opened();
+    return wire_.tokens(received_, total_);
+  }
+
+  /// [rows of the last prepare(), H]: the experts write every row.
+  Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
+
+  /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token that went
+  /// nowhere. E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
+  void finalize(Rows<Act, Config::hidden> out, HostStream) {
+    rounds_.close([&] { moe::detail::check_output(out, own_rows_, hidden_); });
+    auto* results = reinterpret_cast<std::byte*>(returned_);
+    move_rows(hidden_ * static_cast<std::int64_t>(sizeof(Partial)), reinterpret_cast<std::byte*>(partial_), results, in_rows_, in_first_,
+              out_rows_, out_first_);
+    for (std::int64_t t = 0; t < own_rows_; ++t) {
+      sum_token(t, row_ptr(out, t));
+    }
+  }
+
+  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  void abandon(HostStream) { rounds_.abandon(); }
+
+ private:
+  /// A rank that a token goes to, and its row among those that go there (later, among all rows sent).
+  struct Destination {
+    std::int32_t rank;
+    std::int32_t row;
+  };
+
+  void take_memory(Comm& comm, ExpertPlacement const& placement, Params const& params, Arena<Space>& arena) {
+    int const ranks = comm.size();
+    for (std::int64_t** p : {&out_rows_, &out_first_, &in_rows_, &in_first_, &counts_, &offsets_, &peer_counts_, &peer_offsets_}) {
+      *p = arena.template take_filled<std::int64_t>(ranks, 0);
+    }
+    moe::detail::check_exchange(placement, ranks, max_tokens_, params.max_recv_rows);
+    std::int64_t const max_sent = std::max<std::int64_t>(max_tokens_ * max_destinations_, 1);
+    if (max_sent > INT32_MAX) {
+      throw Error(ErrorCode::config,
+                  text("max_tokens_per_rank: ", max_tokens_, " tokens to ", max_destinations_, " ranks each exceed ", INT32_MAX));
+    }
+    owner_ = arena.template take<std::int32_t>(num_physical_);
+    local_ = arena.template take<std::int32_t>(num_physical_);
+    std::copy_n(placement.owners().data(), num_physical_, owner_);
+    std::copy_n(placement.locals().data(), num_physical_, local_);
+    num_destinations_ = arena.template take<std::int32_t>(max_tokens_);
+    destinations_ = arena.template take<Destination>(max_sent);
+    sent_ = arena.template take<std::byte>(max_sent * wire_.bytes());
+    returned_ = arena.template take<Partial>(max_sent * hidden_);
+    std::int64_t const max_received = std::max<std::int64_t>(max_rows_, 1);
+    received_ = arena.template take<std::byte>(max_received * wire_.bytes());
+    partial_ = arena.template take<Partial>(max_received * hidden_);
+  }
+
+  bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
+
+  // The ranks of each token, ascending and each once, and in `counts` how many tokens go to each rank.
+  void find_destinations(Rows<std::int32_t const> ids, std::int64_t* counts) {
+    for (std::int64_t t = 0; t < ids.extent(0); ++t) {
+      Destination* const first = destinations_ + t * max_destinations_;
+      Destination* last = first;
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        if (!is_expert(ids(t, j))) {
+          continue;
+        }
+        std::int32_t const rank = owner_[ids(t, j)];
+        Destination* at = last;
+        while (at != first && (at - 1)->rank >= rank) {
+          --at;
+        }
+        if (at == last || at->rank != rank) {
+          std::copy_backward(at, last, last + 1);
+          ++last;
+          at->rank = rank;
+        }
+      }
+      num_destinations_[t] = static_cast<std::int32_t>(last - first);
+      for (Destination* d = first; d != last; ++d) {
+        d->row = static_cast<std::int32_t>(counts[d->rank]++);
+      }
+    }
+  }
+
+  void check_capacity() const {
+    for (int to = 0; to < rounds_.size(); ++to) {
+      std::int64_t rows = 0;
+      for (int from = 0; from < rounds_.size(); ++from) {
+        rows += rounds_.extra(from)[to];
+      }
+      if (rows > max_rows_) {
+        throw TransportError(ErrorCode::capacity, rounds_.rank(), to, "dispatch", rounds_.round(),
+                             text("rank ", to, " would receive ", rows, " rows, more than max_recv_rows ", max_rows_));
+      }
+    }
+  }
+
+  void lay_out() {
+    std::int64_t sent = 0;
+    total_ = 0;
+    for (int r = 0; r < rounds_.size(); ++r) {
+      out_rows_[r] = rounds_.extra(rounds_.rank())[r];
+      out_first_[r] = sent;
+      sent += out_rows_[r];
+      in_rows_[r] = rounds_.extra(r)[rounds_.rank()];
+      in_first_[r] = total_;
+      total_ += in_rows_[r];
+    }
+  }
+
+  void pack(RoutedTokens<Act, Config::hidden> const& in) {
+    for (std::int64_t t = 0; t < own_rows_; ++t) {
+      std::byte const* packed = nullptr;
+      for (std::int32_t d = 0; d < num_destinations_[t]; ++d) {
+        Destination const to = destinations_[t * max_destinations_ + d];
+        std::byte* record = to.rank == rounds_.rank() ? received_ + (in_first_[to.rank] + to.row) * wire_.bytes()
+                                                      : sent_ + (out_first_[to.rank] + to.row) * wire_.bytes();
+        if (packed == nullptr) {
+          wire_.pack(quant_, in, t, record);
+          packed = record;
+        } else {
+          std::copy_n(packed, wire_.bytes(), record);
+        }
+        std::int32_t* ids = wire_.ids(record);
+        for (std::int64_t j = 0; j < topk_; ++j) {
+          std::int32_t const id = in.topk_ids(t, j);
+          ids[j] = is_expert(id) && owner_[id] == to.rank ? local_[id] : kNoExpert;
+        }
+      }
+    }
+  }
+
+  // Rows of `row_bytes` to their ranks; those of this rank are already where they are read.
+  void move_rows(std::int64_t row_bytes, std::byte const* from, std::byte* to, std::int64_t const* from_rows,
+                 std::int64_t const* from_first, std::int64_t const* to_rows, std::int64_t const* to_first) {
+    for (int r = 0; r < rounds_.size(); ++r) {
+      std::int64_t const moved = r == rounds_.rank() ? 0 : row_bytes;
+      counts_[r] = from_rows[r] * moved;
+      offsets_[r] = from_first[r] * row_bytes;
+      peer_counts_[r] = to_rows[r] * moved;
+      peer_offsets_[r] = to_first[r] * row_bytes;
+    }
+    rounds_.comm().all_to_all_v(from, counts_, offsets_, to, peer_counts_, peer_offsets_, {});
+  }
+
+  void sum_token(std::int64_t t, Act* out) const {
+    std::array<float, 512> sum;
+    for (std::int64_t begin = 0; begin < hidden_; begin += static_cast<std::int64_t>(sum.size())) {
+      std::int64_t const width = std::min(hidden_ - begin, static_cast<std::int64_t>(sum.size()));
+      sum.fill(0.0F);
+      for (std::int32_t d = 0; d < num_destinations_[t]; ++d) {
+        Destination const at = destinations_[t * max_destinations_ + d];
+        Partial const* row = at.rank == rounds_.rank() ? partial_ + (in_first_[at.rank] + at.row) * hidden_
+                                                       : returned_ + (out_first_[at.rank] + at.row) * hidden_;
+        for (std::int64_t i = 0; i < width; ++i) {
+          sum[static_cast<std::size_t>(i)] += to_float(row[begin + i]);
+        }
+      }
+      moe::detail::convert_row(sum.data(), width, out + begin);
+    }
+  }
+
+  Quant quant_;
+  std::int64_t hidden_;
+  std::int64_t topk_;
+  std::int64_t max_tokens_;
+  int num_physical_;
+  std::int64_t max_destinations_;  // of one token
+  std::int64_t max_rows_;
+  WireRow<Config, Quant> wire_;
+  std::int32_t* owner_ = nullptr;             // [P]
+  std::int32_t* local_ = nullptr;             // [P]
+  std::int32_t* num_destinations_ = nullptr;  // [T_max]
+  Destination* destinations_ = nullptr;       // [T_max, max_destinations_]
+  std::byte* sent_ = nullptr;                 // records by destination, then token
+  std::byte* received_ = nullptr;             // [max_rows_] records
+  Partial* partial_ = nullptr;                // [max_rows_, H]
+  Partial* returned_ = nullptr;               // rows in the order of sent_
+  std::int64_t* out_rows_ = nullptr;          // [R] rows to each rank
+  std::int64_t* out_first_ = nullptr;         // [R] the first of them in sent_ and returned_
+  std::int64_t* in_rows_ = nullptr;           // [R] rows from each rank
+  std::int64_t* in_first_ = nullptr;          // [R] the first of them in received_ and partial_
+  std::int64_t* counts_ = nullptr;            // [R] four arrays for the collective under way, bytes
+  std::int64_t* offsets_ = nullptr;
+  std::int64_t* peer_counts_ = nullptr;
+  std::int64_t* peer_offsets_ = nullptr;
+  std::int64_t own_rows_ = 0;
+  std::int64_t total_ = 0;
+  std::optional<Error> refused_;
+  ExchangeRounds<Comm> rounds_;
+};
+
+}  // namespace detail
+}  // namespace moe::backends

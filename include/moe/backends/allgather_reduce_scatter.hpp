@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/allgather_reduce_scatter.hpp: all-gather the quantised rows with their routing, reduce-scatter the outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/backends/gather_exchange.hpp"
+#include "moe/core/concepts.hpp"
+
+namespace moe::backends {
+
+/// Standard format over any communicator; ranks may bring different numbers of rows. Memory: R T_max rows in, R T_max rows out.
+template <Communicator CommT>
+struct AllGatherReduceScatter {
+  static constexpr char const* kName = "allgather_reduce_scatter";
+  using Comm = CommT;
+  using Space = typename Comm::Space;
+  static constexpr ActivationFormat kFormat = ActivationFormat::standard;
+  static constexpr TopKReduction kReduction = TopKReduction::experts;
+  struct Params {};
+
+  template <class Quant>
+  static constexpr bool carries() {
+    return true;
+  }
+  template <class Config, class Quant, class Partial>
+  using Exchange = moe::detail::GatherExchange<AllGatherReduceScatter, Config, Quant, Partial>;
+
+  // ---- the steps of GatherExchange
+  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s) {
+    comm.all_gather_v(records + s.offsets[comm.rank()], s.counts[comm.rank()], records, s.counts, s.offsets, {});
+  }
+  static float const* combine(Comm& comm, float* partial, moe::detail::RankSlices const& s, float* own) {
+    comm.reduce_scatter_v(partial, s.counts, s.offsets, own, {});
+    return own;
+  }
+};
+
+}  // namespace moe::backends

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/naive.hpp: every rank broadcasts its tokens, and the outputs of all tokens are summed everywhere. The oracle for the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/backends/gather_exchange.hpp"
+#include "moe/core/concepts.hpp"
+
+namespace moe::backends {
+
+/// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank.
+template <Communicator CommT>
+struct Naive {
+  static constexpr char const* kName = "naive";
+  using Comm = CommT;
+  using Space = typename Comm::Space;
+  static constexpr ActivationFormat kFormat = ActivationFormat::standard;
+  static constexpr TopKReduction kReduction = TopKReduction::experts;
+  struct Params {};
+
+  template <class Quant>
+  static constexpr bool carries() {
+    return true;
+  }
+  template <class Config, class Quant, class Partial>
+  using Exchange = moe::detail::GatherExchange<Naive, Config, Quant, Partial>;
+
+  // ---- the steps of GatherExchange
+  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s) {
+    for (int r = 0; r < comm.size(); ++r) {
+      if (s.counts[r] > 0) {
+        comm.broadcast(records + s.offsets[r], s.counts[r], r, {});
+      }
+    }
+  }
+  static float const* combine(Comm& comm, float* partial, moe::detail::RankSlices const& s, float*) {
+    if (s.total > 0) {
+      comm.all_reduce(partial, s.total, partial, {});
+    }
+    return partial + s.offsets[comm.rank()];
+  }
+};
+
+}  // namespace moe::backends
