@@ -16,6 +16,9 @@
 
 namespace moe_test {
 
+/// True if the reference file is here: the selection in tests/data leaves the large ones out.
+inline bool has_quant_file(std::string const& name) { return std::filesystem::exists(golden_dir() / "quant" / (name + ".safetensors")); }
+
 inline moe::io::SafetensorsFile quant_file(std::string const& name) {
   return moe::io::SafetensorsFile(golden_dir() / "quant" / (name + ".safetensors"));
 }

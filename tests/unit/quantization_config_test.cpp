@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/quantization_config_test.cpp: the descriptor's rules, static scales, support by GPU, and quantised products:
+// spec 02 §13, Q9, Q12, Q13, Q16, Q18, Q21.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "moe/quantization/config.hpp"
+#include "moe/quantization/schemes.hpp"
+#include "moe/quantization/static_scales.hpp"
+#include "moe/quantization/support.hpp"
+
+namespace {
+
+using namespace moe::quantization;
+using moe::DType;
+
+template <class F>
+std::string message_of(F&& call) {
+  try {
+    call();
+  } catch (moe::Error const& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(QuantizationConfig, Q12_OnlyFourAndEightBits) {
+  EXPECT_EQ(message_of([] { wna16(3, 128); }), "E_CONFIG: only 4 and 8 bit weights, got 3 bits");
+  EXPECT_EQ(message_of([] { int4_w4a16(48); }), "E_CONFIG: group size 48 is not one of -1, 16, 32, 64, 128, 256");
+  for (int const group : {-1, 16, 32, 64, 128, 256}) EXPECT_EQ(wna16(8, group).weight_bits(), 8);
+}
+TEST(QuantizationConfig, Q12_PerTokenWithBlock) {
+  EXPECT_EQ(message_of([] { fp8_w8a8(kPerToken, block_of(128, 128)); }), "E_CONFIG: illegal quantisation: per-token and block");
+}
+TEST(QuantizationConfig, Q12_BlockCutByTensorParallelism) {
+  EXPECT_EQ(message_of([] { check_block_slice(192, 128, 128); }),
+            "E_CONFIG: intermediate size per partition not a multiple of the quant block: 192 with blocks of 128");
+  EXPECT_EQ(message_of([] { check_block_slice(256, 64, 96); }),
+            "E_CONFIG: intermediate size per partition not a multiple of the quant block: 256 with blocks of 96");
+  EXPECT_NO_THROW(check_block_slice(256, 128, 128));
+}
+TEST(QuantizationConfig, BothActivationsAreAlike) {
+  auto c = fp8_w8a8(kPerToken, kPerChannel);
+  c.a2.dtype = DType::i8;
+  EXPECT_EQ(message_of([&] { c.validate(); }),
+            "E_CONFIG: a1 is e4m3 per_token but a2 is i8 per_token; both activations have the same dtype");
+  c = fp8_w8a8(kPerToken, kPerChannel);
+  c.a2.group_shape = kPerTensor;
+  EXPECT_EQ(message_of([&] { c.validate(); }),
+            "E_CONFIG: a1 has per_token scales but a2 per_tensor; both activations have the same granularity");
+  c = int4_w4a16(128);
+  EXPECT_NO_THROW(c.validate());
+  c.w2.group_shape = group_of(64);
+  EXPECT_THROW(c.validate(), moe::Error);
+}
+TEST(QuantizationConfig, DerivedFacts) {
+  auto const block = fp8_w8a8(group_of(128), block_of(128, 128));
+  EXPECT_TRUE(block.use_fp8() && block.is_block_quantised() && block.is_transport_block() && !block.per_act_token() && !block.per_out_ch());
+  EXPECT_EQ(block.scale_shape(5, 300), (std::array<std::int64_t, 2>{5, 3}));
+  EXPECT_EQ(block.batched_scale_shape(4, 16, 512), (std::array<std::int64_t, 3>{4, 16, 4}));
+  auto const token = fp8_w8a8(kPerToken, kPerChannel);
+  EXPECT_TRUE(token.per_act_token() && token.per_out_ch() && !token.is_transport_block());
+  EXPECT_EQ(token.scale_shape(5, 300), (std::array<std::int64_t, 2>{5, 1}));
+  EXPECT_EQ(fp8_w8a8(kPerTensor, kPerTensor).scale_shape(5, 300), (std::array<std::int64_t, 2>{1, 1}));
+  EXPECT_EQ(unquantized().scale_shape(5, 300), (std::array<std::int64_t, 2>{0, 0}));
+  EXPECT_EQ(mxfp4_w4a8().scale_shape(2, 64), (std::array<std::int64_t, 2>{2, 2}));
+  EXPECT_EQ(nvfp4_w4a4().scale_shape(2, 64), (std::array<std::int64_t, 2>{2, 4}));
+  EXPECT_EQ(int4_w4a8(128).weight_bits(), 4);
+  EXPECT_EQ(unquantized().weight_bits(), 16);
+  float const bias = 0;
+  EXPECT_EQ(bias_only(&bias, &bias).w1.bias, &bias);
+}
+TEST(QuantizationConfig, PoliciesDescribeThemselves) {
+  EXPECT_TRUE(config_of<Fp8Block<>>().is_transport_block());
+  EXPECT_EQ(config_of<Fp8PerToken<>>().a1.group_shape, kPerToken);
+  EXPECT_EQ(config_of<Fp8PerTensorStatic>().a1.group_shape, kPerTensor);
+  EXPECT_EQ(config_of<Int4Group128>().w1.group_shape, int4_w4a16(128).w1.group_shape);
+  EXPECT_EQ(config_of<Int4Group128>().w1.dtype, DType::u4);
+  EXPECT_EQ(config_of<Mxfp4W4A8<>>().a1.dtype, mxfp4_w4a8().a1.dtype);
+  EXPECT_EQ(config_of<Nvfp4>().w1.group_shape, nvfp4_w4a4().w1.group_shape);
+  EXPECT_FALSE(config_of<None>().quant_dtype().has_value());
+}
+TEST(QuantizationConfig, Q21_FnuzIsRefused) {
+  EXPECT_EQ(float8_dtype("F8_E4M3"), DType::e4m3);
+  EXPECT_EQ(float8_dtype("float8_e5m2"), DType::e5m2);
+  EXPECT_EQ(message_of([] { float8_dtype("float8_e4m3fnuz"); }),
+            "E_UNSUPPORTED: float8 dtype 'float8_e4m3fnuz' is not supported; the supported ones are e4m3fn, e5m2, e8m0fnu");
+}
+
+TEST(QuantizationSupport, Q18_StrictRefusesEmulation) {
+  EXPECT_EQ(message_of([] { check_support(nvfp4_w4a4(), 90, true); }),
+            "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, emulated on sm_90; native execution was required");
+  EXPECT_NO_THROW(check_support(nvfp4_w4a4(), 90, false));
+  EXPECT_NO_THROW(check_support(nvfp4_w4a4(), 100, true));
+}
+TEST(QuantizationSupport, TableOfSpec) {
+  struct Line {
+    QuantConfig config;
+    Support sm80, sm89, sm90, sm100;
+  };
+  constexpr auto kN = Support::native, kE = Support::emulated, kW = Support::weight_only, kNone = Support::none;
+  for (auto const& l : std::vector<Line>{{unquantized(), kN, kN, kN, kN},
+                                         {fp8_w8a8(kPerToken, kPerChannel), kW, kN, kN, kN},
+                                         {fp8_w8a8(group_of(128), block_of(128, 128)), kW, kN, kN, kN},
+                                         {int8_w8a8(kPerToken, kPerChannel), kN, kN, kN, kE},
+                                         {int4_w4a16(128), kN, kN, kN, kN},
+                                         {int8_w8a16(-1), kN, kN, kN, kN},
+                                         {int4_w4a8(128), kNone, kE, kN, kN},
+                                         {mxfp8_w8a8(), kE, kE, kE, kN},
+                                         {mxfp4_w4a16(), kN, kN, kN, kN},
+                                         {mxfp4_w4a8(), kE, kE, kE, kN},
+                                         {mxfp4_w4a4(), kE, kE, kE, kN},
+                                         {nvfp4_w4a4(), kE, kE, kE, kN}}) {
+    EXPECT_EQ(support_on(l.config, 80), l.sm80) << describe(l.config, 80);
+    EXPECT_EQ(support_on(l.config, 89), l.sm89) << describe(l.config, 89);
+    EXPECT_EQ(support_on(l.config, 90), l.sm90) << describe(l.config, 90);
+    EXPECT_EQ(support_on(l.config, 100), l.sm100) << describe(l.config, 100);
+  }
+  EXPECT_THROW(check_support(int4_w4a8(128), 80, false), moe::Error);
+}
+
+TEST(QuantizationStaticScales, Q16_RanksMustAgree) {
+  EXPECT_NO_THROW(check_same_static_scale(std::vector<float>{0.5F, 0.5F}));
+  EXPECT_EQ(message_of([] {
+              check_same_static_scale(std::vector<float>{0.5F, 0.5F, 0.25F});
+            }),
+            "E_MISMATCH: static activation scale is 0.5 on rank 0 but 0.25 on rank 2; it must be equal");
+}
+TEST(QuantizationStaticScales, ExpertsShareTheLargest) {
+  EXPECT_EQ(merge_static_scales(std::vector<float>{0.5F, 2.0F, 1.0F}), 2.0F);
+  EXPECT_THROW(merge_static_scales({}), moe::Error);
+  EXPECT_EQ(message_of([] {
+              merge_static_scales(std::vector<float>{0.5F, 0.0F});
+            }),
+            "E_ARG: static activation scale is 0, expected finite and > 0");
+}
+TEST(QuantizationStaticScales, CodesMoveToAnotherScale) {
+  std::vector<std::uint8_t> codes{encode_e4m3(16.0F), encode_e4m3(-448.0F), encode_e4m3(1.0F)};
+  requantize_e4m3(codes, 0.5F, 1.0F);
+  EXPECT_EQ(codes, (std::vector<std::uint8_t>{encode_e4m3(8.0F), encode_e4m3(-224.0F), encode_e4m3(0.5F)}));
+  std::vector<std::uint8_t> blocks{encode_e4m3(16.0F)};
+  rescale_nvfp4_blocks(blocks, 0.25F, 1.0F);
+  EXPECT_EQ(decode_e4m3(blocks[0]), 4.0F);
+}
+
+std::vector<float> normals(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) x = normal(random);
+  return v;
+}
+
+/// Root-mean-square error of the quantised product of [rows, cols] with one activation row, relative to the unquantised one.
+template <class Scheme>
+double product_error(Scheme const& scheme, std::vector<float> const& w, std::vector<float> const& x) {
+  auto const cols = std::ssize(x), rows = std::ssize(w) / cols;
+  std::vector<std::uint8_t> q(static_cast<std::size_t>(Scheme::payload_cols(cols))),
+      codes(static_cast<std::size_t>(rows * Scheme::weight_code_cols(cols)));
+  std::vector<typename Scheme::Scale> s(static_cast<std::size_t>(Scheme::scale_cols(cols)));
+  std::vector<typename Scheme::WeightScale> scales(static_cast<std::size_t>(Scheme::weight_scale_count(rows, cols)));
+  scheme.template quantize_row<float>(x.data(), cols, q.data(), s.data());
+  scheme.template quantize_weight<float>(w.data(), rows, cols, codes.data(), scales.data());
+  std::vector<float> a(x.size()), b(x.size());
+  scheme.template dequantize_row<float>(q.data(), s.data(), cols, a.data());
+  double error = 0, norm = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    scheme.template dequantize_weight_row<float>(codes.data(), scales.data(), rows, cols, r, b.data());
+    double quantized = 0, exact = 0;
+    for (std::int64_t c = 0; c < cols; ++c) {
+      auto const i = static_cast<std::size_t>(c);
+      quantized += static_cast<double>(a[i]) * b[i];
+      exact += static_cast<double>(x[i]) * w[static_cast<std::size_t>(r * cols + c)];
+    }
+    error += (quantized - exact) * (quantized - exact);
+    norm += exact * exact;
+  }
+  return std::sqrt(error / norm);
+}
+
+TEST(QuantizationProducts, Q9_Nvfp4AgainstItsDequantizedProduct) {
+  // The kernel's way, block scale by block scale and alpha at the end, against the product of the dequantised matrices.
+  constexpr std::int64_t kCols = 512, kRows = 256;
+  auto const x = normals(kCols, 1), w = normals(kRows * kCols, 2);
+  std::uint32_t amax = 0;
+  for (float const v : x) amax = std::max(amax, abs_bits(v));
+  float const input_scale = Nvfp4Unit::global_from_amax(amax);
+  Nvfp4 const scheme({.global_scale = input_scale});
+  std::vector<std::uint8_t> q(kCols / 2), s(kCols / 16), codes(kRows * kCols / 2),
+      scales(static_cast<std::size_t>(Nvfp4::weight_scale_count(kRows, kCols)));
+  scheme.quantize_row<float>(x.data(), kCols, q.data(), s.data());
+  scheme.quantize_weight<float>(w.data(), kRows, kCols, codes.data(), scales.data());
+  float const weight_scale_2 = Nvfp4::weight_global(scales.data(), kRows, kCols);
+  float const alpha = nvfp4_alpha(input_scale, weight_scale_2);
+  std::vector<float> a(kCols), b(kCols);
+  scheme.dequantize_row<float>(q.data(), s.data(), kCols, a.data());
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    scheme.dequantize_weight_row<float>(codes.data(), scales.data(), kRows, kCols, r, b.data());
+    double kernel = 0, reference = 0, norm = 0;
+    for (std::int64_t g = 0; g < kCols / 16; ++g) {
+      float block = 0;
+      for (std::int64_t c = g * 16; c < g * 16 + 16; ++c) {
+        block += decode_e2m1(nibble(q.data(), c)) * decode_e2m1(nibble(codes.data() + r * kCols / 2, c));
+        reference += static_cast<double>(a[static_cast<std::size_t>(c)]) * b[static_cast<std::size_t>(c)];
+        norm += std::abs(static_cast<double>(a[static_cast<std::size_t>(c)]) * b[static_cast<std::size_t>(c)]);
+      }
+      kernel += static_cast<double>(block) * decode_e4m3(s[static_cast<std::size_t>(g)]) *
+                decode_e4m3(scales[static_cast<std::size_t>(r * (kCols / 16) + g)]);
+    }
+    EXPECT_NEAR(alpha * kernel, reference, 1e-5 * norm);
+    EXPECT_GT(std::abs(kernel / alpha - reference), 1e3 * norm) << "a reciprocal must be seen";
+  }
+  EXPECT_LT(product_error(scheme, w, x), 0.2);
+}
+
+TEST(QuantizationProducts, Q13_BlockFp8ScalesEveryKBlock) {
+  // K = 7168 with blocks of very different size: only a scale applied per 128-k block gives the product.
+  constexpr std::int64_t kCols = 7168, kRows = 64;
+  auto x = normals(kCols, 3), w = normals(kRows * kCols, 4);
+  for (std::int64_t c = 0; c < kCols; ++c) x[static_cast<std::size_t>(c)] *= std::exp2(static_cast<float>(c / 128 % 7));
+  Fp8Block<> const scheme;
+  std::vector<std::uint8_t> q(kCols), codes(kRows * kCols);
+  std::vector<float> s(kCols / 128), scales(kCols / 128);
+  scheme.quantize_row<float>(x.data(), kCols, q.data(), s.data());
+  scheme.quantize_weight<float>(w.data(), kRows, kCols, codes.data(), scales.data());
+  std::vector<float> a(kCols), b(kCols);
+  scheme.dequantize_row<float>(q.data(), s.data(), kCols, a.data());
+  double worst_block = 0, worst_plain = 0, largest = 0;
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    scheme.dequantize_weight_row<float>(codes.data(), scales.data(), kRows, kCols, r, b.data());
+    double reference = 0;
+    float two_level = 0, plain = 0;
+    for (std::int64_t g = 0; g < kCols / 128; ++g) {
+      float block = 0;
+      for (std::int64_t c = g * 128; c < g * 128 + 128; ++c) {
+        auto const i = static_cast<std::size_t>(c);
+        block += decode_e4m3(q[i]) * decode_e4m3(codes[static_cast<std::size_t>(r * kCols + c)]);
+        reference += static_cast<double>(a[i]) * b[i];
+      }
+      two_level += block * (s[static_cast<std::size_t>(g)] * scales[static_cast<std::size_t>(g)]);
+      plain += block * (s[0] * scales[0]);
+    }
+    largest = std::max(largest, std::abs(reference));
+    worst_block = std::max(worst_block, std::abs(two_level - reference));
+    worst_plain = std::max(worst_plain, std::abs(plain - reference));
+  }
+  EXPECT_LT(worst_block / largest, 1e-5);
+  EXPECT_GT(worst_plain / largest, 1e-2);
+  EXPECT_LT(product_error(scheme, w, x), 0.06);
+}
+
+}  // namespace
