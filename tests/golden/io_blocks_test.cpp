@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/golden/io_blocks_test.cpp: every block file and checkpoint is read, and what was read reproduces the reference values.
+//
+// The block's output is computed here from the file's own topk_ids and topk_weights by the plain definition, in double precision, so
+// that a weight read wrongly, a name mapped wrongly or a semantic described wrongly shows in the output.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "golden_dir.hpp"
+#include "moe/io/router_logits.hpp"
+
+namespace {
+
+using namespace moe::io;
+using moe::activation::apply;
+namespace fs = std::filesystem;
+
+std::vector<fs::path> block_files() {
+  std::vector<fs::path> out;
+  for (auto const& entry : fs::directory_iterator(moe_test::golden_dir() / "moe_blocks")) {
+    if (entry.path().extension() == ".safetensors") out.push_back(entry.path());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+template <class T>
+std::vector<T> read(TensorStore const& store, std::string const& name) {
+  StoredTensor const t = store.at(name);
+  return t.file->read<T>(*t.info);
+}
+double max_abs(std::vector<float> const& v) {
+  double worst = 0;
+  for (float x : v) worst = std::max(worst, std::fabs(static_cast<double>(x)));
+  return worst;
+}
+
+using Row = std::vector<double>;
+
+/// y = W x, W [n, x.size()].
+template <class T>
+Row times(T const* w, std::size_t n, Row const& x) {
+  Row y(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j < x.size(); ++j) y[i] += static_cast<double>(w[i * x.size() + j]) * x[j];
+  }
+  return y;
+}
+/// down(act(gate x, up x) * scale) with biases where they are given.
+Row ffn(ActivationChoice const& act, float const* w13, float const* w2, std::size_t width, Row const& x, std::size_t out,
+        float const* b13 = nullptr, float const* b2 = nullptr, double scale = 1.0) {
+  Row const gu = times(w13, (act.gated() ? 2 : 1) * width, x);
+  Row a(width);
+  for (std::size_t i = 0; i < width; ++i) {
+    double const g = gu[i] + (b13 != nullptr ? b13[i] : 0.0F);
+    double const u = act.gated() ? gu[width + i] + (b13 != nullptr ? b13[width + i] : 0.0F) : 0.0;
+    a[i] = static_cast<double>(apply(act.kind, act.constants, static_cast<float>(g), static_cast<float>(u))) * scale;
+  }
+  Row y = times(w2, out, a);
+  for (std::size_t i = 0; b2 != nullptr && i < out; ++i) y[i] += b2[i];
+  return y;
+}
+
+/// The block's output of one token, by the definition in the golden data's README.
+Row block_output(HostLayerWeights<float> const& w, Row const& x, std::int32_t const* ids, float const* weights, std::size_t topk,
+                 float const* gammas) {
+  LayerDescription const& d = w.description;
+  auto const h = static_cast<std::size_t>(d.hidden), hx = static_cast<std::size_t>(d.expert_hidden()),
+             width = static_cast<std::size_t>(w.intermediate);
+  auto const rows = static_cast<std::size_t>(w.w13_rows());
+  Row const in = d.latent > 0 ? times(w.latent_in.data(), hx, x) : x;
+  Row routed(hx);
+  for (std::size_t j = 0; j < topk; ++j) {
+    double const weight = weights[j];
+    auto const e = static_cast<std::size_t>(ids[j]);
+    Row y(hx);
+    if (static_cast<int>(e) >= d.router.num_experts) {
+      if (d.zero_expert == ZeroExpert::identity) y = in;
+    } else {
+      Row scaled = in;
+      if (d.weight_on == WeightOn::expert_input) std::ranges::for_each(scaled, [&](double& v) { v *= weight; });
+      y = ffn(d.activation, w.w13.data() + e * rows * hx, w.w2.data() + e * hx * width, width, scaled, hx,
+              d.expert_bias ? w.w13_bias.data() + e * rows : nullptr, d.expert_bias ? w.w2_bias.data() + e * hx : nullptr);
+    }
+    for (std::size_t i = 0; i < hx; ++i) routed[i] += y[i] * (d.weight_on == WeightOn::expert_input ? 1.0 : weight);
+  }
+  if (d.latent > 0) routed = times(w.latent_out.data(), h, routed);
+  for (double& v : routed) v *= d.output_scaling_factor;
+  for (std::size_t s = 0; s < static_cast<std::size_t>(w.shared.count); ++s) {
+    auto const shared_width = static_cast<std::size_t>(w.shared.intermediate);
+    std::size_t const shared_rows = (d.shared.activation.gated() ? 2 : 1) * shared_width;
+    Row y = ffn(d.shared.activation, w.shared.w13.data() + s * shared_rows * h, w.shared.w2.data() + s * h * shared_width, shared_width, x,
+                h, nullptr, nullptr, gammas != nullptr ? gammas[s] : 1.0);
+    double gate = 1.0;
+    if (d.shared.gate == SharedGate::sigmoid) gate = 1.0 / (1.0 + std::exp(-times(w.shared.gate.data(), 1, x)[0]));
+    for (std::size_t i = 0; i < h; ++i) routed[i] += gate * y[i];
+  }
+  if (d.shared.combination == Combination::average) std::ranges::for_each(routed, [](double& v) { v *= 0.5; });
+  if (d.post_norm) {
+    double mean = 0;
+    for (double v : routed) mean += v * v / static_cast<double>(h);
+    for (std::size_t i = 0; i < h; ++i) routed[i] *= w.post_norm[i] / std::sqrt(mean + static_cast<double>(d.rms_norm_eps));
+  }
+  for (std::size_t i = 0; d.output_bias && i < h; ++i) routed[i] += w.output_bias[i];
+  return routed;
+}
+
+class Block : public ::testing::TestWithParam<fs::path> {};
+
+TEST_P(Block, ReproducesLogitsAndOutput) {
+  TensorStore const store(GetParam());
+  auto const w = load_block<float>(store);
+  LayerDescription const& d = w.description;
+  auto const h = static_cast<std::size_t>(d.hidden), k = static_cast<std::size_t>(d.router.topk);
+
+  auto const hidden = read<float>(store, "hidden");
+  auto const logits = compute_router_logits(w, hidden);
+  auto const expected_logits = read<float>(store, "router_logits");
+  ASSERT_EQ(logits.size(), expected_logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i) ASSERT_NEAR(logits[i], expected_logits[i], 1e-5) << "logit " << i;
+
+  auto const ids = read<std::int32_t>(store, "topk_ids");
+  auto const weights = read<float>(store, "topk_weights");
+  auto const expected = read<float>(store, "expected");
+  auto const gammas = store.contains("shared_gammas") ? read<float>(store, "shared_gammas") : std::vector<float>{};
+  double const bound = max_abs(expected) * 1e-5;
+  for (std::size_t t = 0; t < hidden.size() / h; ++t) {
+    Row const x(hidden.begin() + static_cast<std::ptrdiff_t>(t * h), hidden.begin() + static_cast<std::ptrdiff_t>((t + 1) * h));
+    Row const y = block_output(w, x, ids.data() + t * k, weights.data() + t * k, k,
+                               gammas.empty() ? nullptr : gammas.data() + t * static_cast<std::size_t>(w.shared.count));
+    for (std::size_t i = 0; i < h; ++i) ASSERT_NEAR(y[i], expected[t * h + i], bound) << "token " << t << ", column " << i;
+  }
+}
+
+/// The metadata of a block file and the model's configuration in it describe the same block.
+TEST_P(Block, ConfigurationAndMetadataAgree) {
+  TensorStore const store(GetParam());
+  auto from_metadata = to_json(from_block_metadata(store.metadata(), store.label()));
+  auto config = to_json(from_config(HfConfig::from_text(store.metadata().at("config_json"), store.label()), 0));
+  from_metadata.erase("layout");  // a configuration leaves the layout to the tensors' names and shapes
+  config.erase("layout");
+  EXPECT_EQ(from_metadata, config);
+}
+
+/// Two ranks read disjoint bytes, and together all of the experts.
+TEST_P(Block, ARankReadsItsOwnExpertsOnly) {
+  std::uint64_t parts[2] = {};
+  std::vector<float> w13;
+  LoadOptions options{.shared = false};
+  TensorStore const whole_store(GetParam());
+  auto const whole = load_block<float>(whole_store, options);
+  std::uint64_t const expert_bytes = (whole.w13.size() + whole.w2.size() + whole.w13_bias.size() + whole.w2_bias.size()) * sizeof(float);
+  std::uint64_t const rest = whole_store.bytes_read() - expert_bytes;
+  for (int rank : {0, 1}) {
+    TensorStore const store(GetParam());
+    options.experts.emplace();
+    for (int e = rank; e < whole.description.router.num_experts; e += 2) options.experts->push_back(e);
+    auto const part = load_block<float>(store, options);
+    parts[rank] = store.bytes_read() - rest;
+    auto const size = static_cast<std::size_t>(part.w13_rows() * part.description.expert_hidden());
+    for (std::size_t l = 0; l < part.experts.size(); ++l) {
+      auto const e = static_cast<std::size_t>(part.experts[l]);
+      EXPECT_TRUE(std::equal(part.w13.begin() + static_cast<std::ptrdiff_t>(l * size),
+                             part.w13.begin() + static_cast<std::ptrdiff_t>((l + 1) * size),
+                             whole.w13.begin() + static_cast<std::ptrdiff_t>(e * size)));
+    }
+  }
+  EXPECT_EQ(parts[0] + parts[1], expert_bytes);
+  EXPECT_LE(parts[1], parts[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, Block, ::testing::ValuesIn(block_files()), [](auto const& param) { return param.param.stem().string(); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Block);
+
+class Checkpoint : public ::testing::TestWithParam<char const*> {};
+
+/// The widened weights of each layer give the recorded float32 logits and outputs.
+TEST_P(Checkpoint, ReproducesLogitsAndOutput) {
+  fs::path const directory = moe_test::golden_dir() / "checkpoints" / GetParam();
+  if (!fs::exists(directory)) GTEST_SKIP() << directory << " is not there";
+  TensorStore const io(directory / "moe_io.safetensors");
+  HfConfig const config = HfConfig::from_file(directory);
+  auto const layers = moe_layers(config);
+  ASSERT_EQ(layers.size(), 2U);
+  for (std::int64_t const layer : layers) {
+    auto const w = load_checkpoint_layer<float>(directory, layer);
+    std::string const p = "layers." + std::to_string(layer) + ".";
+    auto const hidden = read<float>(io, p + "moe_in");
+    auto const logits = compute_router_logits(w, hidden);
+    auto const expected_logits = read<float>(io, p + "router_logits_f32");
+    ASSERT_EQ(logits.size(), expected_logits.size());
+    for (std::size_t i = 0; i < logits.size(); ++i)
+      ASSERT_NEAR(logits[i], expected_logits[i], 2e-5) << "layer " << layer << ", logit " << i;
+
+    auto const ids = read<std::int32_t>(io, p + "topk_ids_f32");
+    auto const weights = read<float>(io, p + "topk_weights_f32");
+    auto const expected = read<float>(io, p + "moe_out_f32");
+    auto const h = static_cast<std::size_t>(w.description.hidden), k = static_cast<std::size_t>(w.description.router.topk);
+    for (std::size_t t = 0; t < hidden.size() / h; t += 7) {
+      Row const x(hidden.begin() + static_cast<std::ptrdiff_t>(t * h), hidden.begin() + static_cast<std::ptrdiff_t>((t + 1) * h));
+      Row const y = block_output(w, x, ids.data() + t * k, weights.data() + t * k, k, nullptr);
+      for (std::size_t i = 0; i < h; ++i)
+        ASSERT_NEAR(y[i], expected[t * h + i], max_abs(expected) * 1e-5) << "layer " << layer << ", token " << t;
+    }
+
+    // bf16 weights are kept as they are in the file.
+    auto const kept = load_checkpoint_layer<moe::bf16>(directory, layer);
+    ASSERT_EQ(kept.w13.size(), w.w13.size());
+    for (std::size_t i = 0; i < kept.w13.size(); ++i) ASSERT_EQ(moe::to_float(kept.w13[i]), w.w13[i]);
+  }
+}
+TEST_P(Checkpoint, LayerOutOfRangeNamesTheBound) {
+  fs::path const directory = moe_test::golden_dir() / "checkpoints" / GetParam();
+  if (!fs::exists(directory)) GTEST_SKIP() << directory << " is not there";
+  for (std::int64_t layer : {99, -1}) {
+    try {
+      (void)load_checkpoint_layer<float>(directory, layer);
+      ADD_FAILURE() << "no error";
+    } catch (moe::Error const& error) {
+      EXPECT_EQ(error.code(), moe::ErrorCode::argument);
+      EXPECT_TRUE(error.message().starts_with("layer " + std::to_string(layer) + " is out of range [0, ")) << error.what();
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Golden, Checkpoint, ::testing::Values("qwen3_moe_tiny", "deepseek_v3_tiny"),
+                         [](auto const& param) { return param.param; });
+
+TEST(Checkpoint, ADenseLayerIsRefusedWithTheReason) {
+  fs::path const directory = moe_test::golden_dir() / "checkpoints" / "deepseek_v3_tiny";
+  if (!fs::exists(directory)) GTEST_SKIP() << directory << " is not there";
+  try {
+    (void)load_checkpoint_layer<float>(directory, 0);
+    ADD_FAILURE() << "no error";
+  } catch (moe::Error const& error) {
+    EXPECT_EQ(error.code(), moe::ErrorCode::argument);
+    EXPECT_NE(error.message().find("layer 0 of"), std::string::npos);
+    EXPECT_NE(error.message().find("is dense (first_k_dense_replace = 1), it has no experts"), std::string::npos) << error.what();
+  }
+}
+
+/// The released dequantisation of mxfp4 blocks, transposed as that code gives it.
+TEST(Mxfp4, DequantisesAsTheReferenceDoes) {
+  fs::path const path = moe_test::golden_dir() / "quant" / "mxfp4_dequant_seed2031.safetensors";
+  if (!fs::exists(path)) GTEST_SKIP() << path << " is not there";
+  TensorStore const store(path);
+  auto const expected = read<float>(store, "dequant_f32");  // [E, 32 G, rows]
+  auto const& shape = store.at("blocks").shape();
+  std::int64_t const experts = shape[0], rows = shape[1], k = shape[2] * 32;
+  std::vector<float> out(static_cast<std::size_t>(rows * k));
+  for (std::int64_t e = 0; e < experts; ++e) {
+    detail::read_mxfp4_rows(store.at("blocks"), store.at("scales"), e * rows, rows, k, out.data());
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < k; ++j) {
+        ASSERT_EQ(out[static_cast<std::size_t>(i * k + j)], expected[static_cast<std::size_t>((e * k + j) * rows + i)]);
+      }
+    }
+  }
+}
+
+/// The value tables of the 8-bit and 4-bit formats.
+TEST(Tables, AreTheReferenceTables) {
+  fs::path const path = moe_test::golden_dir() / "quant" / "tables.safetensors";
+  if (!fs::exists(path)) GTEST_SKIP() << path << " is not there";
+  TensorStore const store(path);
+  auto const same = [](float a, float b) { return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b); };
+  auto const e4m3 = read<float>(store, "e4m3fn"), e5m2 = read<float>(store, "e5m2"), e8m0 = read<float>(store, "e8m0fnu"),
+             e2m1 = read<float>(store, "e2m1");
+  for (std::size_t i = 0; i < 256; ++i) {
+    EXPECT_TRUE(same(kE4m3Values[i], e4m3[i])) << i;
+    EXPECT_TRUE(same(kE5m2Values[i], e5m2[i])) << i;
+    EXPECT_TRUE(same(e8m0_value(static_cast<std::uint8_t>(i)), e8m0[i])) << i;
+  }
+  for (std::size_t i = 0; i < 16; ++i) EXPECT_TRUE(same(kE2m1Values[i], e2m1[i])) << i;
+}
+
+}  // namespace
