@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// eplb/recovery.hpp: new maps when ranks die: every expert gets a live slot again, at the cost of a replica of another.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/eplb/maps.hpp"
+
+namespace moe::eplb {
+
+/// An expert that no live rank holds: the owner of the slot must load it from the checkpoint.
+struct Reload {
+  std::int32_t layer;
+  std::int32_t expert;
+  std::int32_t slot;
+  bool operator==(Reload const&) const = default;
+};
+
+/// Maps of the survivors: slots of dead ranks are empty. Windows start anew and transports mask the dead ranks.
+struct Recovery {
+  ExpertMaps maps;
+  std::vector<Reload> reloads;  ///< by layer, then expert; empty if every expert had a replica on a live rank
+};
+
+/// EP ranks that die with data-parallel rank d: {d · TP · PCP + i}.
+inline std::vector<int> ep_ranks_of_dp_rank(int dp_rank, int tp_size, int pcp_size) {
+  std::vector<int> ranks;
+  for (int i = 0; i < tp_size * pcp_size; ++i) ranks.push_back(dp_rank * tp_size * pcp_size + i);
+  return ranks;
+}
+
+/// Remaps around the dead ranks. Each missing expert, in ascending order, takes a slot of the expert that then has the most live
+/// replicas (equals: lowest id) and more than one; live ranks give in turn. A pure function, equal on every survivor.
+/// E_ARG on a rank outside [0, R) or P % R != 0. E_PEER "insufficient redundancy" if no slot can be spared; nothing is changed then.
+inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
+  if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
+    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " slots do not divide over ", num_ranks, " ranks"));
+  }
+  std::set<int> const dead(dead_ranks.begin(), dead_ranks.end());
+  for (int rank : dead) {
+    if (rank < 0 || rank >= num_ranks) throw Error(ErrorCode::argument, text("dead rank ", rank, " is out of range [0, ", num_ranks, ")"));
+  }
+  int const slots_per_rank = maps.num_physical() / num_ranks;
+  Table<std::int32_t> next = maps.physical_to_logical();
+  std::vector<Reload> reloads;
+  for (int layer = 0; layer < next.rows(); ++layer) {
+    auto const slots = next.row(layer);
+    std::vector<int> live(static_cast<std::size_t>(maps.num_logical()), 0);
+    for (int slot = 0; slot < next.cols(); ++slot) {
+      std::int32_t& e = slots[static_cast<std::size_t>(slot)];
+      if (dead.contains(slot / slots_per_rank)) e = kEmptySlot;
+      if (e != kEmptySlot) ++live[static_cast<std::size_t>(e)];
+    }
+    int turn = 0;  // the live rank that is asked first
+    for (std::int32_t missing = 0; missing < maps.num_logical(); ++missing) {
+      if (live[static_cast<std::size_t>(missing)] > 0) continue;
+      auto const donor = std::max_element(live.begin(), live.end());
+      if (*donor < 2) {
+        auto const without = std::count(live.begin(), live.end(), 0);
+        throw Error(ErrorCode::peer, text("insufficient redundancy: ", without, " experts have no slot in layer ", layer, " after losing ",
+                                          dead.size(), " of ", num_ranks, " ranks"));
+      }
+      auto const spare = static_cast<std::int32_t>(donor - live.begin());
+      for (int asked = 0; asked < num_ranks; ++asked) {
+        int const rank = (turn + asked) % num_ranks;
+        auto const first = slots.begin() + rank * slots_per_rank;
+        auto const found = std::find(first, first + slots_per_rank, spare);
+        if (found == first + slots_per_rank) continue;
+        *found = missing;
+        --*donor;
+        ++live[static_cast<std::size_t>(missing)];
+        reloads.push_back({layer, missing, static_cast<std::int32_t>(found - slots.begin())});
+        turn = (rank + 1) % num_ranks;
+        break;
+      }
+    }
+  }
+  return {ExpertMaps(std::move(next), maps.num_logical(), EmptySlots::allowed), std::move(reloads)};
+}
+
+}  // namespace moe::eplb
