@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/nccl_symmetric.cuh: the one kernel that needs NCCL's device header: it reads the peer addresses out of a window. To be included in
+// one translation unit that nvcc compiles; all other kernels take raw peer pointers.
+#pragma once
+
+#include <nccl.h>
+#include <nccl_device.h>
+
+#include "moe/core/cuda_space.hpp"
+
+namespace moe::comm::detail {
+
+static __global__ void resolve_peers_kernel(ncclWindow_t window, int ranks, char** out) {
+  int const r = static_cast<int>(threadIdx.x);
+  if (r < ranks) {
+    out[r] = static_cast<char*>(ncclGetLsaPointer(window, 0, r));
+  }
+}
+
+inline void resolve_peers(ncclWindow_t window, int ranks, char** out, cudaStream_t stream) {
+  resolve_peers_kernel<<<1, 64, 0, stream>>>(window, ranks, out);
+  check_cuda(cudaGetLastError(), "resolve_peers");
+}
+
+}  // namespace moe::comm::detail

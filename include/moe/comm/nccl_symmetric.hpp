@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/nccl_symmetric.hpp: a window of device memory that every rank of a node maps, through NCCL's window registration.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+// NCCL's device header is compiled by g++ here for its host declarations.
+#include <nccl_device.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "moe/comm/nccl.hpp"
+#include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/cuda_space.hpp"
+
+namespace moe::comm {
+
+namespace detail {
+/// Addresses of every rank's part of the window as mapped here, into `out` (device, [ranks]). Defined in nccl_symmetric.cuh.
+void resolve_peers(ncclWindow_t window, int ranks, char** out, cudaStream_t stream);
+}  // namespace detail
+
+/// One rank's part of a window: `bytes` of zeroed device memory, peer pointers resolved once, a failure record in host memory.
+/// Construction is collective. Destruction is local: it synchronises the device but waits for no peer.
+class NcclSymmetric {
+ public:
+  using Space = space::cuda;
+  static constexpr char const* kName = "nccl_symmetric";
+
+  /// `user_bytes` behind the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory
+  /// cannot be had, E_CUDA otherwise. `comm` is borrowed and must outlive the window.
+  NcclSymmetric(Nccl& comm, std::int64_t user_bytes, std::uint64_t timeout_ns = kDefaultTimeoutNs) : comm_(&comm) {
+    if (comm.size() > kMaxWindowRanks) {
+      throw Error(ErrorCode::unsupported, text("window: ", comm.size(), " ranks, at most ", kMaxWindowRanks));
+    }
+    bytes_ = (static_cast<std::size_t>(user_bytes) + kWindowControlBytes + kGranularity - 1) / kGranularity * kGranularity;
+    try {
+      construct(timeout_ns);
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  NcclSymmetric(NcclSymmetric const&) = delete;
+  NcclSymmetric& operator=(NcclSymmetric const&) = delete;
+  ~NcclSymmetric() { release(); }
+
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
+  /// The peer's copy of that offset, as mapped here. Offsets below kWindowControlBytes belong to the window.
+  void* peer(int r, std::int64_t offset) const { return view_.peer[r] + offset; }
+  /// What kernels take.
+  WindowView const& view() const { return view_; }
+  /// Throws what a kernel reported since; call after synchronising.
+  void check() const { throw_if_failed(*failure_); }
+
+ private:
+  static constexpr std::size_t kGranularity = std::size_t{2} << 20;
+
+  void construct(std::uint64_t timeout_ns) {
+    using detail::check_nccl;
+    ncclComm_t const c = comm_->handle();
+    if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
+      throw Error(ErrorCode::capacity, text("window: cannot allocate ", bytes_, " bytes on rank ", rank()));
+    }
+    check_cuda(cudaMemset(base_, 0, bytes_), "cudaMemset");
+    check_nccl(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister", c);
+    if (window_ == nullptr) {
+      throw Error(ErrorCode::unsupported, "window: NCCL does not support symmetric windows on these GPUs; AllToAllV works everywhere");
+    }
+    ncclDevCommRequirements requirements;
+    std::memset(&requirements, 0, sizeof(requirements));
+    requirements.lsaBarrierCount = 1;
+    check_nccl(ncclDevCommCreate(c, &requirements, &device_comm_), "ncclDevCommCreate", c);
+    has_device_comm_ = true;
+    if (device_comm_.lsaSize != size()) {
+      throw Error(ErrorCode::unsupported, text("window: rank ", rank(), " reaches ", device_comm_.lsaSize, " of ", size(),
+                                               " ranks by loads and stores; AllToAllV and AllGatherReduceScatter need no peer access"));
+    }
+    void* host = nullptr;
+    check_cuda(cudaHostAlloc(&host, sizeof(FailureRecord), cudaHostAllocMapped), "cudaHostAlloc");
+    failure_ = static_cast<FailureRecord*>(host);
+    std::memset(failure_, 0, sizeof(FailureRecord));
+    void* mapped = nullptr;
+    check_cuda(cudaHostGetDevicePointer(&mapped, host, 0), "cudaHostGetDevicePointer");
+    view_.failure = static_cast<FailureRecord*>(mapped);
+    view_.rank = rank();
+    view_.size = size();
+    view_.timeout_ns = timeout_ns;
+    char** table = nullptr;
+    check_cuda(cudaMalloc(&table, sizeof(char*) * kMaxWindowRanks), "cudaMalloc");
+    detail::resolve_peers(window_, size(), table, nullptr);
+    cudaError_t const copied = cudaMemcpy(view_.peer, table, sizeof(char*) * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
+    cudaFree(table);
+    check_cuda(copied, "cudaMemcpy");
+    // Every part is zero before any peer writes to it.
+    comm_->barrier(nullptr);
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+  void release() noexcept {
+    cudaDeviceSynchronize();
+    if (has_device_comm_) {
+      ncclDevCommDestroy(comm_->handle(), &device_comm_);
+    }
+    if (window_ != nullptr) {
+      ncclCommWindowDeregister(comm_->handle(), window_);
+    }
+    if (base_ != nullptr) {
+      ncclMemFree(base_);
+    }
+    if (failure_ != nullptr) {
+      cudaFreeHost(failure_);
+    }
+  }
+
+  Nccl* comm_;
+  std::size_t bytes_ = 0;
+  void* base_ = nullptr;
+  ncclWindow_t window_ = nullptr;
+  ncclDevComm device_comm_{};
+  bool has_device_comm_ = false;
+  FailureRecord* failure_ = nullptr;
+  WindowView view_;
+};
+
+}  // namespace moe::comm

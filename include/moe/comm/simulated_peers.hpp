@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/simulated_peers.hpp: several ranks on one GPU in one process: the same views that a window gives, without links. For tests.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/cuda_space.hpp"
+
+namespace moe::comm {
+
+/// `ranks` parts of zeroed device memory on the current device, each rank seeing all of them. The kernels of all ranks must fit on the
+/// device at once, and nothing may serialise them: load the program's kernels before the first call (CUDA_MODULE_LOADING=EAGER).
+class SimulatedPeers {
+ public:
+  SimulatedPeers(int ranks, std::int64_t user_bytes, std::uint64_t timeout_ns = kDefaultTimeoutNs)
+      : bytes_(static_cast<std::size_t>(user_bytes) + kWindowControlBytes) {
+    if (ranks < 1 || ranks > kMaxWindowRanks) {
+      throw Error(ErrorCode::unsupported, text("window: ", ranks, " ranks, at most ", kMaxWindowRanks));
+    }
+    check_cuda(
+        cudaHostAlloc(reinterpret_cast<void**>(&failures_), sizeof(FailureRecord) * static_cast<std::size_t>(ranks), cudaHostAllocMapped),
+        "cudaHostAlloc");
+    std::memset(failures_, 0, sizeof(FailureRecord) * static_cast<std::size_t>(ranks));
+    views_.resize(static_cast<std::size_t>(ranks));
+    std::vector<char*> parts;
+    for (int r = 0; r < ranks; ++r) {
+      parts.push_back(static_cast<char*>(Memory<space::cuda>::allocate(bytes_)));
+      Memory<space::cuda>::fill(parts.back(), 0, bytes_);
+    }
+    for (int r = 0; r < ranks; ++r) {
+      WindowView& v = views_[static_cast<std::size_t>(r)];
+      for (int p = 0; p < ranks; ++p) {
+        v.peer[p] = parts[static_cast<std::size_t>(p)];
+      }
+      v.rank = r;
+      v.size = ranks;
+      v.failure = failures_ + r;
+      v.timeout_ns = timeout_ns;
+    }
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  SimulatedPeers(SimulatedPeers const&) = delete;
+  SimulatedPeers& operator=(SimulatedPeers const&) = delete;
+  ~SimulatedPeers() {
+    cudaDeviceSynchronize();
+    for (std::size_t r = 0; r < views_.size(); ++r) {
+      Memory<space::cuda>::release(views_[0].peer[r]);
+    }
+    cudaFreeHost(failures_);
+  }
+
+  int size() const { return static_cast<int>(views_.size()); }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
+  WindowView const& view(int rank) const { return views_[static_cast<std::size_t>(rank)]; }
+  WindowView& view(int rank) { return views_[static_cast<std::size_t>(rank)]; }
+  /// Throws what a kernel of that rank reported since; call after synchronising.
+  void check(int rank) const { throw_if_failed(failures_[rank]); }
+  FailureRecord const& failure(int rank) const { return failures_[rank]; }
+
+ private:
+  std::size_t bytes_;
+  FailureRecord* failures_ = nullptr;
+  std::vector<WindowView> views_;
+};
+
+}  // namespace moe::comm

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/symmetric_memory.cuh: the device half of a window: flags, waits with a deadline, abort, barrier. Spec 04 §3 (normative).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "moe/comm/symmetric_memory.hpp"
+
+namespace moe::comm::detail {
+
+__device__ inline std::uint32_t load_acquire(std::uint32_t const* p) {
+  std::uint32_t v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline std::uint32_t load_relaxed(std::uint32_t const* p) {
+  std::uint32_t v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline std::uint64_t load_relaxed(std::uint64_t const* p) {
+  std::uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline void store_relaxed(std::uint32_t* p, std::uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ inline void store_relaxed(std::uint64_t* p, std::uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ inline void store_release(std::uint32_t* p, std::uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ inline std::uint64_t now_ns() {
+  std::uint64_t v;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");
+  return v;
+}
+
+/// Sixteen bytes from memory that a peer writes: never through the read-only path, not kept in L1.
+__device__ inline uint4 load_peer(uint4 const* p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline void store_peer(uint4* p, uint4 v) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+template <class T>
+__device__ inline T* at(WindowView const& w, int rank, std::size_t offset) {
+  return reinterpret_cast<T*>(w.peer[rank] + offset);
+}
+template <class T>
+__device__ inline T* own(WindowView const& w, std::size_t offset) {
+  return reinterpret_cast<T*>(w.peer[w.rank] + offset);
+}
+
+/// Takes the rank's failure record if it is free and fills it. True: it was free.
+static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
+                                           std::uint32_t observed, std::uint32_t value = 0, std::uint32_t bound = 0) {
+  if (atomicCAS(own<std::uint32_t>(w, WindowControl::claimed), 0U, 1U) != 0U) {
+    return false;
+  }
+  FailureRecord* const f = w.failure;
+  f->phase = static_cast<std::uint32_t>(phase);
+  f->rank = w.rank;
+  f->peer = peer;
+  f->round = round;
+  f->observed = observed;
+  f->value = value;
+  f->bound = bound;
+  fence_system();
+  store_relaxed(&f->code, 1U + static_cast<std::uint32_t>(code));
+  return true;
+}
+
+/// report(), and every peer is told that the group is over. The caller leaves its protocol afterwards.
+static __device__ __noinline__ void fail(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
+                                         std::uint32_t observed, std::uint32_t value = 0) {
+  if (report(w, code, phase, peer, round, observed, value)) {
+    std::uint32_t const word = (1U + static_cast<std::uint32_t>(code)) | (static_cast<std::uint32_t>(peer + 1) << 8);
+    for (int r = 0; r < w.size; ++r) {
+      store_relaxed(at<std::uint32_t>(w, r, WindowControl::abort_word), word);
+    }
+  }
+}
+
+/// Called now and then by a waiting thread. True: give up (the failure is recorded).
+static __device__ __noinline__ bool should_give_up(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round,
+                                                   std::uint32_t observed, std::uint64_t start) {
+  std::uint32_t const aborted = load_relaxed(own<std::uint32_t>(w, WindowControl::abort_word));
+  if (aborted != 0) {
+    fail(w, ErrorCode::peer, phase, static_cast<int>(aborted >> 8) - 1, round, observed);
+    return true;
+  }
+  if (w.timeout_ns != 0 && now_ns() - start > w.timeout_ns) {
+    fail(w, ErrorCode::timeout, phase, peer, round, observed);
+    return true;
+  }
+  return false;
+}
+
+/// Waits until the own word at `p`, written by `peer`, has reached `round`; acquires what the peer released with it. False: failed.
+__device__ inline bool wait_round(WindowView const& w, std::uint32_t const* p, std::uint32_t round, ExchangePhase phase, int peer) {
+  std::uint32_t seen = load_acquire(p);
+  if (round_reached(seen, round)) {
+    return true;
+  }
+  std::uint64_t const start = now_ns();
+  for (unsigned i = 1;; ++i) {
+    seen = load_acquire(p);
+    if (round_reached(seen, round)) {
+      return true;
+    }
+    if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
+      return false;
+    }
+  }
+}
+
+/// Waits for a count word of `round`. Its value is all that is read, so nothing is acquired. False: failed, count is 0.
+__device__ inline bool wait_count(WindowView const& w, std::uint64_t const* p, std::uint32_t round, std::uint32_t tag, int peer,
+                                  std::uint32_t& count) {
+  std::uint64_t seen = load_relaxed(p);
+  if (!round_reached(word_round(seen), round)) {
+    std::uint64_t const start = now_ns();
+    for (unsigned i = 1;; ++i) {
+      seen = load_relaxed(p);
+      if (round_reached(word_round(seen), round)) {
+        break;
+      }
+      if (i % 256 == 0 && should_give_up(w, ExchangePhase::dispatch_counts, peer, round, word_round(seen), start)) {
+        count = 0;
+        return false;
+      }
+    }
+  }
+  if (word_tag(seen) != tag || word_round(seen) != round) {
+    fail(w, ErrorCode::mismatch, ExchangePhase::dispatch_counts, peer, round, word_tag(seen), tag);
+    count = 0;
+    return false;
+  }
+  count = word_count(seen);
+  return true;
+}
+
+/// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which
+/// hides the launch. Without it both are no-ops.
+__device__ inline void begin_dependent_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// One block, at least `size` threads: every rank has entered before any leaves.
+static __global__ void window_barrier(WindowView const __grid_constant__ w) {
+  std::uint32_t* const round_word = own<std::uint32_t>(w, WindowControl::barrier_round);
+  std::uint32_t const round = *round_word + 1;
+  int const r = static_cast<int>(threadIdx.x);
+  if (r < w.size) {
+    fence_system();
+    store_release(at<std::uint32_t>(w, r, WindowControl::barrier) + w.rank, round);
+    wait_round(w, own<std::uint32_t>(w, WindowControl::barrier) + r, round, ExchangePhase::barrier, r);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *round_word = round;
+  }
+}
+
+}  // namespace moe::comm::detail

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/symmetric_memory.hpp: what every device window shares: peer pointers, round words, deadlines and the failure record. Spec 04 §3.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
+
+namespace moe::comm {
+
+/// Most ranks that one window maps.
+inline constexpr int kMaxWindowRanks = 64;
+/// Bytes at the start of every window that belong to the window itself; users begin behind them.
+inline constexpr std::size_t kWindowControlBytes = 4096;
+/// Default deadline of every wait on a peer, in nanoseconds (100 s). 0: wait for ever.
+inline constexpr std::uint64_t kDefaultTimeoutNs = 100'000'000'000ULL;
+
+/// Which wait failed.
+enum class ExchangePhase : std::uint32_t { barrier, dispatch_counts, dispatch_rows, combine_rows };
+constexpr std::string_view name(ExchangePhase p) {
+  constexpr std::array<std::string_view, 4> names{"barrier", "dispatch counts", "dispatch rows", "combine"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+/// Written once by the first device thread of a rank that fails, into host memory that the device maps. `code` last.
+struct FailureRecord {
+  std::uint32_t code;  ///< 0: none; else 1 + ErrorCode
+  std::uint32_t phase;
+  std::int32_t rank;
+  std::int32_t peer;       ///< the rank that did not arrive, or that disagrees
+  std::uint32_t round;     ///< what was waited for
+  std::uint32_t observed;  ///< what the word held
+  std::uint32_t value;     ///< E_CAPACITY: rows needed
+  std::uint32_t bound;     ///< E_CAPACITY: rows that fit
+};
+
+/// Byte offsets in the control part of a window. Words are 32 bits.
+struct WindowControl {
+  static constexpr std::size_t abort_word = 0;       ///< written by peers: 1 + ErrorCode in bits 0-7, 1 + missing rank above
+  static constexpr std::size_t claimed = 64;         ///< own: the failure record is taken
+  static constexpr std::size_t barrier_round = 128;  ///< own: last barrier round
+  static constexpr std::size_t barrier = 256;        ///< [rank] written by that rank
+};
+
+/// What a kernel needs of a window. Passed by value as a __grid_constant__ parameter.
+struct WindowView {
+  char* peer[kMaxWindowRanks] = {};  ///< base of each rank's part as mapped here; peer[rank] is the own part
+  int rank = 0;
+  int size = 1;
+  FailureRecord* failure = nullptr;  ///< device address of the host record
+  std::uint64_t timeout_ns = kDefaultTimeoutNs;
+};
+
+/// A count and the round that it belongs to travel in one 64-bit store: round in the high word; in the low word 12 bits of the header
+/// hash (shape, ranks, layer) above 20 bits of count, so that a rank that disagrees is noticed with the first word that it sends.
+inline constexpr int kCountBits = 20;
+inline constexpr std::uint32_t kCountMask = (1U << kCountBits) - 1;
+MOE_HD constexpr std::uint64_t count_word(std::uint32_t round, std::uint32_t tag, std::uint32_t count) {
+  return (static_cast<std::uint64_t>(round) << 32) | (tag << kCountBits) | (count & kCountMask);
+}
+MOE_HD constexpr std::uint32_t word_round(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
+MOE_HD constexpr std::uint32_t word_tag(std::uint64_t word) { return static_cast<std::uint32_t>(word) >> kCountBits; }
+MOE_HD constexpr std::uint32_t word_count(std::uint64_t word) { return static_cast<std::uint32_t>(word) & kCountMask; }
+/// Rounds wrap: compare by signed difference.
+MOE_HD constexpr bool round_reached(std::uint32_t seen, std::uint32_t wanted) { return static_cast<std::int32_t>(seen - wanted) >= 0; }
+
+/// Folds values that all ranks must agree on into the 12-bit tag of count words (FNV-1a, folded).
+class HeaderTag {
+ public:
+  constexpr HeaderTag& add(std::uint64_t value) {
+    for (int i = 0; i < 8; ++i) {
+      hash_ = (hash_ ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3ULL;
+    }
+    return *this;
+  }
+  constexpr std::uint32_t value() const { return static_cast<std::uint32_t>((hash_ ^ (hash_ >> 24) ^ (hash_ >> 48)) & 0xfff); }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
+/// Throws the TransportError that a failure record describes; returns if there is none. Call after the stream was synchronised.
+inline void throw_if_failed(FailureRecord const& f) {
+  std::uint32_t const raw = *const_cast<std::uint32_t const volatile*>(&f.code);
+  if (raw == 0) {
+    return;
+  }
+  auto const code = static_cast<ErrorCode>(raw - 1);
+  auto const phase = std::string(name(static_cast<ExchangePhase>(f.phase)));
+  std::string message;
+  switch (code) {
+    case ErrorCode::timeout: message = text("rank ", f.peer, " did not arrive: expected round ", f.round, ", observed ", f.observed); break;
+    case ErrorCode::mismatch:
+      message = text("rank ", f.peer, " runs another shape: header tag ", f.observed, ", expected ", f.value);
+      break;
+    case ErrorCode::capacity: message = text("rank ", f.peer, " would receive ", f.value, " rows, capacity ", f.bound); break;
+    case ErrorCode::peer: message = text("the group was aborted: rank ", f.peer, " is missing"); break;
+    default: message = text("device failure, value ", f.value); break;
+  }
+  throw TransportError(code, f.rank, f.peer, phase, f.round, message);
+}
+
+}  // namespace moe::comm
