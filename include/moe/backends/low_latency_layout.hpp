@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/low_latency_layout.hpp: where everything lies in the window of the low-latency exchange. Equal on all ranks. Spec 04 §8.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
+
+namespace moe::detail {
+
+/// Most thread blocks of one exchange kernel: flags and round words are laid out for so many.
+inline constexpr int kMaxExchangeBlocks = 160;
+
+/// What all ranks of a low-latency exchange agree on.
+struct LowLatencyShape {
+  int ranks = 1;
+  int max_tokens = 0;     ///< T: tokens that one rank may bring
+  int hidden = 0;         ///< H, a multiple of 128
+  int topk = 0;           ///< k
+  int num_experts = 0;    ///< physical, a multiple of ranks
+  bool fp8 = true;        ///< rows travel as e4m3 with one float scale per 128; else bf16
+  bool per_rank = false;  ///< one row per (token, rank), gathered by index; else one row per (token, expert), in the expert's batch
+  int blocks = 128;       ///< thread blocks of every exchange kernel, all resident at once
+
+  int local_experts() const { return num_experts / ranks; }
+  int capacity() const { return max_tokens * ranks; }  ///< rows of one expert's batch
+  int groups() const { return hidden / 128; }
+
+  std::uint32_t tag() const {
+    return comm::HeaderTag{}
+        .add(1)
+        .add(ranks)
+        .add(max_tokens)
+        .add(hidden)
+        .add(topk)
+        .add(num_experts)
+        .add(fp8)
+        .add(per_rank)
+        .add(blocks)
+        .value();
+  }
+  /// E_CONFIG or E_UNSUPPORTED, naming the value.
+  void check() const {
+    auto require = [](bool ok, ErrorCode code, auto const&... what) {
+      if (!ok) {
+        throw Error(code, text(what...));
+      }
+    };
+    require(ranks >= 1 && ranks <= comm::kMaxWindowRanks, ErrorCode::unsupported, "low_latency: ", ranks, " ranks, at most ",
+            comm::kMaxWindowRanks);
+    require(max_tokens >= 1, ErrorCode::config, "low_latency: max_tokens_per_rank ", max_tokens, " must be at least 1");
+    require(hidden >= 128 && hidden % 128 == 0, ErrorCode::unsupported, "low_latency: hidden ", hidden, " is not a multiple of 128");
+    require(hidden <= 16384, ErrorCode::unsupported, "low_latency: hidden ", hidden, " exceeds 16384");
+    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "low_latency: top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
+    require(num_experts % ranks == 0, ErrorCode::unsupported, "low_latency: ", num_experts, " experts do not divide by ", ranks, " ranks");
+    require(num_experts >= 1 && num_experts <= 2048, ErrorCode::unsupported, "low_latency: ", num_experts, " experts, at most 2048");
+    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, "low_latency: ", blocks, " blocks, at most ",
+            kMaxExchangeBlocks);
+    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity,
+            "low_latency: ", max_tokens, " tokens x ", topk, " exceed the count word");
+  }
+};
+
+/// Byte offsets in the window. Two of each region that a later operation may overwrite while an earlier one is still read.
+struct LowLatencyLayout {
+  std::size_t sent = 0;            ///< own: u32 [blocks] rounds of dispatch sends
+  std::size_t received = 0;        ///< own: u32 [blocks] rounds of dispatch receives
+  std::size_t combined = 0;        ///< own: u32 [blocks] rounds of combines
+  std::size_t arrive = 0;          ///< u32 [rank][blocks]: that rank's block has stored its rows of the round
+  std::size_t ready = 0;           ///< u32 [rank]: that rank's expert outputs of the round may be read
+  std::size_t counts[2] = {};      ///< u64 [rank][count_stride]: rows from that rank for every expert, then its number of tokens
+  std::size_t rows[2] = {};        ///< expert batches [L][C] or per-rank rows [R][T], row_bytes each
+  std::size_t scales[2] = {};      ///< float, groups() per row
+  std::size_t sources[2] = {};     ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
+  std::size_t slots[2] = {};       ///< per rank only: i32 [R*T][k]: place in [L*C] of each choice, or -1
+  std::size_t weights[2] = {};     ///< per rank only: float [R*T][k]
+  std::size_t outputs[2] = {};     ///< bf16: expert outputs [L][C][H], or locally reduced rows [R*T][H]
+  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] place of each choice in its expert's batch, or -1
+  std::size_t bytes = 0;
+  int row_bytes = 0;
+  int count_stride = 0;
+
+  LowLatencyLayout() = default;
+  explicit LowLatencyLayout(LowLatencyShape const& s) {
+    std::size_t end = comm::kWindowControlBytes;
+    auto take = [&](std::size_t bytes) {
+      std::size_t const at = end;
+      end += (bytes + 255) / 256 * 256;
+      return at;
+    };
+    auto const R = static_cast<std::size_t>(s.ranks);
+    auto const T = static_cast<std::size_t>(s.max_tokens);
+    auto const K = static_cast<std::size_t>(s.topk);
+    auto const batch = static_cast<std::size_t>(s.local_experts()) * static_cast<std::size_t>(s.capacity());
+    std::size_t const n = s.per_rank ? R * T : batch;
+    row_bytes = s.fp8 ? s.hidden : 2 * s.hidden;
+    count_stride = s.num_experts + 2;
+    sent = take(4 * kMaxExchangeBlocks);
+    received = take(4 * kMaxExchangeBlocks);
+    combined = take(4 * kMaxExchangeBlocks);
+    arrive = take(4 * R * kMaxExchangeBlocks);
+    ready = take(4 * comm::kMaxWindowRanks);
+    for (int p = 0; p < 2; ++p) {
+      counts[p] = take(8 * R * static_cast<std::size_t>(count_stride));
+      sent_slots[p] = take(4 * T * K);
+      sources[p] = take(4 * batch);
+      if (s.per_rank) {
+        slots[p] = take(4 * R * T * K);
+        weights[p] = take(4 * R * T * K);
+      }
+      rows[p] = take(n * static_cast<std::size_t>(row_bytes));
+      if (s.fp8) {
+        scales[p] = take(n * static_cast<std::size_t>(s.groups()) * 4);
+      }
+      outputs[p] = take(n * static_cast<std::size_t>(s.hidden) * 2);
+    }
+    bytes = end;
+  }
+};
+
+}  // namespace moe::detail

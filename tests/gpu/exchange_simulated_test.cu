@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/exchange_simulated_test.cu: the device exchanges between ranks that share one GPU: payload, places, outputs, reuse, faults.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/multigpu/exchange_harness.cuh"
+
+namespace {
+
+using namespace moe_test;
+using moe::detail::HighThroughputCalls;
+using moe::detail::HighThroughputShape;
+using moe::detail::LowLatencyCalls;
+using moe::detail::LowLatencyShape;
+using moe::quantization::ScaleFloor;
+
+// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
+[[maybe_unused]] bool const prepared = [] {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return true;
+}();
+
+constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
+constexpr int kBlocks = 12;
+
+struct Case {
+  int ranks, max_tokens, hidden, topk, experts;
+  bool fp8, per_rank;
+  Routing routing;
+};
+
+int tokens_of(Case const& c, int rank, unsigned seed) {
+  switch ((rank + seed) % 4) {
+    case 0: return c.max_tokens;
+    case 1: return c.max_tokens / 2;
+    case 2: return seed % 2 == 0 ? 0 : 1;
+    default: return std::max(1, c.max_tokens / 3);
+  }
+}
+
+class LowLatencyRun {
+ public:
+  explicit LowLatencyRun(Case const& c, std::uint64_t timeout = kTimeout) : case_(c) {
+    shape_.ranks = c.ranks;
+    shape_.max_tokens = c.max_tokens;
+    shape_.hidden = c.hidden;
+    shape_.topk = c.topk;
+    shape_.num_experts = c.experts;
+    shape_.fp8 = c.fp8;
+    shape_.per_rank = c.per_rank;
+    shape_.blocks = kBlocks;
+    group_ = std::make_unique<RankGroup>(c.ranks, true, LowLatencyCalls::window_bytes(shape_), timeout);
+    for (int r = 0; r < c.ranks; ++r) {
+      calls_.emplace_back(group_->view(r), shape_, false);
+    }
+  }
+  void bring(unsigned seed) {
+    tokens_.clear();
+    buffers_.clear();
+    auto const y_rows = case_.per_rank ? static_cast<std::size_t>(shape_.local_experts()) * static_cast<std::size_t>(shape_.capacity()) : 0;
+    for (int r = 0; r < case_.ranks; ++r) {
+      tokens_.push_back(
+          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+      buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), y_rows));
+    }
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void experts(int r, int parity) {
+    auto& b = buffer(r);
+    auto const& c = calls_[static_cast<std::size_t>(r)];
+    dim3 const grid(4, static_cast<unsigned>(shape_.local_experts()));
+    identity_batched<<<grid, 128, 0, group_->stream(r)>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
+                                                          case_.per_rank ? c.own<std::int32_t>(c.layout().sources[parity]) : nullptr,
+                                                          b.num.data(), shape_.capacity(), case_.hidden, case_.fp8,
+                                                          case_.per_rank ? as_bf16(b.y) : c.outputs(parity));
+    if (case_.per_rank) {
+      c.reduce(as_bf16(b.y), parity, 4, group_->stream(r));
+    }
+  }
+  void round(int parity, unsigned delays = 0) {
+    for (int r = 0; r < case_.ranks; ++r) {
+      auto& b = buffer(r);
+      auto pause = [&](unsigned salt) {
+        if (delays != 0) {
+          delay<<<1, 1, 0, group_->stream(r)>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
+        }
+      };
+      auto const& c = calls_[static_cast<std::size_t>(r)];
+      pause(1);
+      c.dispatch(b.in, b.num.data(), parity, group_->stream(r));
+      pause(2);
+      experts(r, parity);
+      pause(3);
+      c.combine(b.in, as_bf16(b.out), case_.hidden, parity, group_->stream(r));
+    }
+  }
+  void expect_good(int parity) {
+    group_->synchronize_and_check();
+    for (int r = 0; r < case_.ranks; ++r) {
+      EXPECT_EQ(check_low_latency_rows(calls_[static_cast<std::size_t>(r)], tokens_, buffer(r), r, parity, 1), "");
+      EXPECT_EQ(outputs(r), "");
+    }
+  }
+  std::string outputs(int r) {
+    return check_outputs<ScaleFloor::amax_1e4>(tokens_[static_cast<std::size_t>(r)], buffer(r), r, case_.hidden, case_.topk,
+                                               shape_.local_experts(), case_.ranks, case_.fp8, case_.per_rank, 1);
+  }
+  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
+  LowLatencyCalls& calls(int r) { return calls_[static_cast<std::size_t>(r)]; }
+  RankGroup& group() { return *group_; }
+  LowLatencyShape const& shape() const { return shape_; }
+
+ private:
+  Case case_;
+  LowLatencyShape shape_;
+  std::unique_ptr<RankGroup> group_;
+  std::vector<LowLatencyCalls> calls_;
+  std::vector<RankTokens> tokens_;
+  std::vector<RankBuffers> buffers_;
+};
+
+std::string describe(Case const& c) {
+  return moe::text("R=", c.ranks, " T=", c.max_tokens, " H=", c.hidden, " k=", c.topk, " E=", c.experts, c.fp8 ? " fp8" : " bf16",
+                   c.per_rank ? " per rank" : " per expert", " routing ", static_cast<int>(c.routing));
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> list;
+  for (bool fp8 : {true, false}) {
+    for (bool per_rank : {false, true}) {
+      for (auto routing : {Routing::uniform, Routing::with_gaps, Routing::duplicates, Routing::one_rank, Routing::none}) {
+        list.push_back({4, 9, 512, 4, 16, fp8, per_rank, routing});
+      }
+      list.push_back({1, 5, 128, 1, 3, fp8, per_rank, Routing::uniform});
+      list.push_back({2, 40, 2944, 2, 4, fp8, per_rank, Routing::uniform});
+      list.push_back({8, 16, 7168, 8, 64, fp8, per_rank, Routing::uniform});
+      list.push_back({8, 3, 4096, 6, 256, fp8, per_rank, Routing::with_gaps});
+      list.push_back({2, 64, 8192, 16, 32, fp8, per_rank, Routing::duplicates});
+    }
+  }
+  return list;
+}
+
+TEST(LowLatency, T1_T2_T3_T5_T6_T19_PayloadPlacesAndOutputs) {
+  for (Case const& c : cases()) {
+    SCOPED_TRACE(describe(c));
+    LowLatencyRun run(c);
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      run.bring(seed);
+      run.round(static_cast<int>(seed & 1U));
+      run.expect_good(static_cast<int>(seed & 1U));
+      if (HasFailure()) {
+        return;
+      }
+    }
+  }
+}
+
+TEST(LowLatency, T7_RoundsWithRandomDelays) {
+  LowLatencyRun run({4, 8, 512, 4, 16, true, false, Routing::uniform});
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    run.bring(seed);
+    for (unsigned i = 0; i < 50; ++i) {
+      run.round(static_cast<int>(i & 1U), seed * 50 + i + 1);
+    }
+    run.expect_good(1);
+  }
+}
+
+TEST(LowLatency, T8_TwoBatchesInterleaved) {
+  for (bool per_rank : {false, true}) {
+    Case const c{4, 8, 512, 4, 16, true, per_rank, Routing::uniform};
+    LowLatencyRun run(c);
+    run.bring(1);
+    for (int i = 0; i < 10; ++i) {
+      for (int r = 0; r < 4; ++r) {
+        auto& b = run.buffer(r);
+        auto const s = run.group().stream(r);
+        run.calls(r).dispatch(b.in, b.num.data(), 0, s);
+        run.calls(r).dispatch(b.in, b.num.data(), 1, s);
+        run.experts(r, 0);
+        run.experts(r, 1);
+        run.calls(r).combine(b.in, as_bf16(b.out), c.hidden, 0, s);
+        run.calls(r).combine(b.in, as_bf16(b.out), c.hidden, 1, s);
+      }
+    }
+    run.expect_good(1);
+  }
+}
+
+TEST(LowLatency, T9_GraphReplayWithNewInputs) {
+  Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
+  LowLatencyRun run(c);
+  run.bring(2);
+  std::vector<cudaGraphExec_t> graphs(4);
+  std::vector<DeviceArray<std::int32_t>> counts;
+  for (int r = 0; r < 4; ++r) {
+    counts.emplace_back(std::vector<std::int32_t>{run.buffer(r).in.tokens});
+    auto& b = run.buffer(r);
+    b.in.tokens_device = counts.back().data();
+    auto const s = run.group().stream(r);
+    moe::check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "begin");
+    run.calls(r).dispatch(b.in, b.num.data(), 0, s);
+    run.experts(r, 0);
+    run.calls(r).combine(b.in, as_bf16(b.out), c.hidden, 0, s);
+    cudaGraph_t graph;
+    moe::check_cuda(cudaStreamEndCapture(s, &graph), "end");
+    moe::check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], graph, 0), "instantiate");
+  }
+  for (int i = 0; i < 100; ++i) {
+    for (int r = 0; r < 4; ++r) {
+      moe::check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], run.group().stream(r)), "launch");
+    }
+  }
+  run.expect_good(0);
+}
+
+TEST(LowLatency, T17_HalvesApart) {
+  Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
+  LowLatencyRun run(c);
+  for (unsigned seed = 0; seed < 6; ++seed) {
+    run.bring(seed);
+    for (int r = 0; r < 4; ++r) {
+      auto& b = run.buffer(r);
+      auto const s = run.group().stream(r);
+      run.calls(r).dispatch(b.in, b.num.data(), 0, s, true, false);
+      delay<<<1, 1, 0, s>>>(50000);
+      run.calls(r).dispatch(b.in, b.num.data(), 0, s, false, true);
+      run.experts(r, 0);
+      run.calls(r).combine(b.in, as_bf16(b.out), c.hidden, 0, s);
+    }
+    run.expect_good(0);
+  }
+}
+
+TEST(LowLatency, T22_RoundsWrap) {
+  Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
+  LowLatencyRun run(c);
+  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
+    for (int r = 0; r < 4; ++r) {
+      auto const& at = run.calls(r).layout();
+      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
+      moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
+      for (int p = 0; p < 2; ++p) {
+        std::vector<std::uint64_t> const counts(4U * static_cast<unsigned>(at.count_stride), static_cast<std::uint64_t>(start) << 32);
+        moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.counts[p]), counts.data(), counts.size() * 8, cudaMemcpyHostToDevice), "copy");
+      }
+    }
+    for (unsigned i = 0; i < 6; ++i) {
+      run.bring(i);
+      run.round(static_cast<int>(i & 1U));
+      run.expect_good(static_cast<int>(i & 1U));
+    }
+  }
+}
+
+TEST(LowLatency, T10_AbsentRankIsNamed) {
+  Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
+  LowLatencyRun run(c, 200'000'000ULL);
+  run.bring(0);
+  for (int r = 0; r < 3; ++r) {
+    auto& b = run.buffer(r);
+    run.calls(r).dispatch(b.in, b.num.data(), 0, run.group().stream(r));
+  }
+  run.group().synchronize();
+  int timeouts = 0;
+  for (int r = 0; r < 3; ++r) {
+    try {
+      run.group().check(r);
+      ADD_FAILURE() << "rank " << r << " saw no failure";
+    } catch (moe::TransportError const& e) {
+      EXPECT_EQ(e.peer(), 3) << e.what();
+      EXPECT_EQ(e.rank(), r);
+      timeouts += e.code() == moe::ErrorCode::timeout ? 1 : 0;
+      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
+    }
+  }
+  EXPECT_GE(timeouts, 1);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST(LowLatency, T12_RanksThatDisagreeGetMismatch) {
+  Case const c{2, 8, 512, 4, 16, true, false, Routing::uniform};
+  LowLatencyRun run(c, 1'000'000'000ULL);
+  run.bring(0);
+  LowLatencyShape other = run.shape();
+  other.max_tokens = 7;
+  LowLatencyCalls const wrong(run.group().view(1), other, false);
+  run.buffer(1).in.tokens = 2;
+  run.calls(0).dispatch(run.buffer(0).in, run.buffer(0).num.data(), 0, run.group().stream(0));
+  wrong.dispatch(run.buffer(1).in, run.buffer(1).num.data(), 0, run.group().stream(1));
+  run.group().synchronize();
+  int mismatches = 0;
+  for (int r = 0; r < 2; ++r) {
+    try {
+      run.group().check(r);
+    } catch (moe::TransportError const& e) {
+      mismatches += e.code() == moe::ErrorCode::mismatch ? 1 : 0;
+    }
+  }
+  EXPECT_GE(mismatches, 1);
+}
+
+TEST(LowLatency, T23_SameBitsEveryTime) {
+  LowLatencyRun run({8, 16, 2048, 8, 64, false, false, Routing::uniform});
+  run.bring(3);
+  std::vector<std::vector<std::uint16_t>> first;
+  for (int i = 0; i < 20; ++i) {
+    run.round(i & 1, static_cast<unsigned>(i));
+    run.group().synchronize_and_check();
+    for (int r = 0; r < 8; ++r) {
+      auto out = run.buffer(r).out.host();
+      if (i == 0) {
+        first.push_back(std::move(out));
+      } else {
+        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]);
+      }
+    }
+  }
+}
+
+class HighThroughputRun {
+ public:
+  HighThroughputRun(Case const& c, int alignment, int parities, int capacity = 0, bool lists = true) : case_(c) {
+    shape_.ranks = c.ranks;
+    shape_.max_tokens = c.max_tokens;
+    shape_.hidden = c.hidden;
+    shape_.topk = c.topk;
+    shape_.num_experts = c.experts;
+    shape_.fp8 = c.fp8;
+    shape_.lists = lists;
+    shape_.alignment = alignment;
+    shape_.capacity = capacity;
+    shape_.blocks = kBlocks;
+    shape_.parities = parities;
+    group_ = std::make_unique<RankGroup>(c.ranks, true, HighThroughputCalls::window_bytes(shape_), kTimeout);
+    for (int r = 0; r < c.ranks; ++r) {
+      calls_.emplace_back(group_->view(r), shape_, false);
+    }
+  }
+  void bring(unsigned seed) {
+    tokens_.clear();
+    buffers_.clear();
+    for (int r = 0; r < case_.ranks; ++r) {
+      tokens_.push_back(
+          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+      buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), static_cast<std::size_t>(shape_.list_size())));
+    }
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void round(int parity, int routing_parity = -1) {
+    int const routing = routing_parity >= 0 ? routing_parity : parity;
+    for (int r = 0; r < case_.ranks; ++r) {
+      auto& b = buffers_[static_cast<std::size_t>(r)];
+      auto const& c = calls_[static_cast<std::size_t>(r)];
+      auto const s = group_->stream(r);
+      c.dispatch(b.in, parity, s, routing_parity);
+      identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
+                                        c.own<std::int32_t>(c.layout().list[parity]), c.own<std::int32_t>(c.layout().summary[routing]),
+                                        case_.hidden, case_.fp8, as_bf16(b.y));
+      c.reduce(as_bf16(b.y), parity, 4, s, routing_parity);
+      c.combine(b.in, as_bf16(b.out), case_.hidden, parity, s, routing_parity);
+    }
+  }
+  void expect_good(int parity, int routing_parity = -1) {
+    group_->synchronize_and_check();
+    for (int r = 0; r < case_.ranks; ++r) {
+      auto const i = static_cast<std::size_t>(r);
+      EXPECT_EQ(check_high_throughput_rows(calls_[i], tokens_, r, parity, routing_parity >= 0 ? routing_parity : parity, 1), "");
+      EXPECT_EQ(check_outputs<ScaleFloor::amax_1e10>(tokens_[i], buffers_[i], r, case_.hidden, case_.topk, shape_.local_experts(),
+                                                     case_.ranks, case_.fp8, true, 1),
+                "");
+    }
+  }
+  RankGroup& group() { return *group_; }
+
+ private:
+  Case case_;
+  HighThroughputShape shape_;
+  std::unique_ptr<RankGroup> group_;
+  std::vector<HighThroughputCalls> calls_;
+  std::vector<RankTokens> tokens_;
+  std::vector<RankBuffers> buffers_;
+};
+
+TEST(HighThroughput, T1_T2_T3_T5_T14_T16_RowsListsAndOutputs) {
+  for (Case c : cases()) {
+    if (c.per_rank) {
+      continue;
+    }
+    c.max_tokens *= 11;
+    SCOPED_TRACE(describe(c));
+    HighThroughputRun run(c, c.hidden == 512 ? 1 : 128, c.ranks == 4 ? 1 : 2);
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      int const parity = c.ranks == 4 ? 0 : static_cast<int>(seed & 1U);
+      run.bring(seed);
+      run.round(parity);
+      run.expect_good(parity);
+      if (HasFailure()) {
+        return;
+      }
+    }
+  }
+}
+
+TEST(HighThroughput, T14_CachedRouting) {
+  HighThroughputRun run({4, 100, 1024, 4, 16, true, false, Routing::uniform}, 16, 2);
+  run.bring(1);
+  run.round(0);
+  run.expect_good(0);
+  run.round(0, 0);
+  run.expect_good(0, 0);
+  run.round(1, 0);
+  run.expect_good(1, 0);
+}
+
+TEST(HighThroughput, T25_OverflowIsAgreedBeforeRowsMove) {
+  HighThroughputRun run({4, 64, 512, 4, 16, true, false, Routing::one_rank}, 1, 2, 80);
+  run.bring(1);
+  run.round(0);
+  run.group().synchronize();
+  for (int r = 0; r < 4; ++r) {
+    try {
+      run.group().check(r);
+      ADD_FAILURE() << "rank " << r << " saw no failure";
+    } catch (moe::TransportError const& e) {
+      EXPECT_EQ(e.code(), moe::ErrorCode::capacity) << e.what();
+      EXPECT_EQ(e.peer(), 3) << e.what();
+    }
+  }
+}
+
+}  // namespace
