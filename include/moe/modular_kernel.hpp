@@ -26,6 +26,7 @@ struct NoProbe {
 struct ForwardOptions {
   std::int64_t num_valid_rows = -1;         ///< rows at or past it are padding and give zero rows; -1: all rows are valid
   std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing, in the layer's space
+  Rows<float> shared_weights = {};          ///< [M, S] out: weights of jointly normalised shared experts; or no rows
 };
 
 namespace detail {
@@ -62,7 +63,12 @@ class Layer {
         exchange_(comm, shape_, max_tokens_, p.placement, p.quantization, p.backend, arena_),
         kernel_(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_),
         ids_(arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots())),
-        weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())) {
+        weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())),
+        dispatched_(Space::kKind == SpaceKind::host ? arena_.template take<std::int32_t>(max_tokens_ * router_.topk()) : nullptr) {
+    if (router_.num_slots() != router_.topk()) {
+      throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
+                                               router_.num_slots(), "; run shared experts beside the layer"));
+    }
     if (router_.topk() != shape_.topk()) {
       throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
     }
@@ -88,8 +94,13 @@ class Layer {
     }
     rows_ = hidden.extent(0);
     probe.begin(Phase::route);
-    routing::RouteArgs<L> const args{
-        logits, options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids, topk_ids(), topk_weights(), &counters_};
+    routing::RouteArgs<L> const args{logits,
+                                     options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,
+                                     options.token_ids,
+                                     topk_ids(),
+                                     topk_weights(),
+                                     &counters_,
+                                     options.shared_weights};
     if constexpr (Space::kKind == SpaceKind::host) {
       router_.select(args);
     } else {
@@ -98,7 +109,7 @@ class Layer {
     probe.end(Phase::route);
 
     probe.begin(Phase::dispatch);
-    auto const tokens = exchange_.prepare(RoutedTokens<Act, Config::hidden>{hidden, topk_ids(), topk_weights()}, stream);
+    auto const tokens = exchange_.prepare(RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights()}, stream);
     probe.end(Phase::dispatch);
 
     probe.begin(Phase::experts);
@@ -138,6 +149,17 @@ class Layer {
       throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
     }
   }
+  /// The ids that leave this rank: a zero expert (id >= num_experts) needs no rank. On the device the exchange does this itself.
+  Rows<std::int32_t const> dispatched_ids() {
+    if constexpr (Space::kKind == SpaceKind::host) {
+      for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
+        dispatched_[i] = ids_[i] < shape_.num_experts() ? ids_[i] : kNoExpert;
+      }
+      return make_rows(static_cast<std::int32_t const*>(dispatched_), rows_, router_.topk());
+    } else {
+      return make_rows(static_cast<std::int32_t const*>(ids_), rows_, router_.topk());
+    }
+  }
   static void check_rows(char const* what, void const* data, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     if (rows > 0 && data == nullptr) {
       throw Error(ErrorCode::argument, text(what, ": null pointer for ", rows, " rows"));
@@ -164,6 +186,7 @@ class Layer {
   Kernel kernel_;
   std::int32_t* ids_;
   float* weights_;
+  std::int32_t* dispatched_;
   std::int64_t rows_ = 0;
   routing::RouteCounters counters_;
 };

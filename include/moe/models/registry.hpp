@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/registry.hpp: the list of all policies, and what is derived from it: the legal compositions, the tests' matrix, the tool's way
+// from names to types. Adding a policy is one pair of files and one line here.
+#pragma once
+
+#include <boost/hana.hpp>
+#include <string>
+#include <string_view>
+
+#include "moe/activation/activation.hpp"
+#include "moe/backends/all_to_all_v.hpp"
+#include "moe/backends/allgather_reduce_scatter.hpp"
+#include "moe/backends/naive.hpp"
+#include "moe/backends/no_expert_parallel.hpp"
+#include "moe/comm/mpi.hpp"
+#include "moe/core/check.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/experts/cuda_reference.hpp"
+#include "moe/experts/onednn.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/quantization/schemes.hpp"
+#include "moe/routing/routers.hpp"
+
+namespace moe::registry {
+
+namespace hana = boost::hana;
+
+/// The layer whose dimensions, activation and routing are all known only at run time: what a tool for any checkpoint instantiates.
+template <class ActType, class WeightType>
+struct RuntimeLayer : LayerDefaults {
+  using Act = ActType;
+  using Weight = WeightType;
+  using Activation = activation::Any;
+};
+
+// ---- The policies, each list with its default first.
+
+using routing::GroupScore;
+using routing::Renormalize;
+using routing::Scoring;
+inline constexpr auto routers =
+    hana::tuple_t<routing::AnyRouter, routing::SoftmaxTopK<Renormalize::no>, routing::SoftmaxTopK<Renormalize::yes>, routing::TopKSoftmax,
+                  routing::SigmoidTopK<Renormalize::no>, routing::SigmoidTopK<Renormalize::yes>,
+                  routing::GroupedTopK<Scoring::softmax, GroupScore::max, Renormalize::no>,
+                  routing::GroupedTopK<Scoring::sigmoid, GroupScore::top2_sum, Renormalize::yes>,
+                  routing::BiasedTopK<Scoring::softmax, Renormalize::yes>, routing::BiasedTopK<Scoring::sigmoid, Renormalize::yes>,
+                  routing::BiasedTopK<Scoring::sqrtsoftplus, Renormalize::yes>, routing::HashTopK<Scoring::sqrtsoftplus, Renormalize::yes>,
+                  routing::SparseMixer, routing::Llama4, routing::ZeroExpert<Scoring::softmax, Renormalize::no>>;
+
+using quantization::ScaleFormat;
+inline constexpr auto quantizations =
+    hana::tuple_t<quantization::None, quantization::Fp8PerTensor<>, quantization::Fp8PerToken<>, quantization::Fp8PerChannel<>,
+                  quantization::Fp8Group<>, quantization::Fp8Block<>, quantization::Int8PerToken, quantization::Int8PerChannel,
+                  quantization::Int4Group128, quantization::Mxfp8<>, quantization::Mxfp4<>, quantization::Nvfp4>;
+
+inline constexpr auto host_backends = hana::tuple_t<backends::AllToAllV<comm::Mpi>, backends::AllGatherReduceScatter<comm::Mpi>,
+                                                    backends::Naive<comm::Mpi>, backends::NoExpertParallel<space::host>>;
+inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>>;
+
+inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
+inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference>;
+
+// ---- Derived.
+
+inline constexpr auto all_backends = hana::concat(host_backends, cuda_backends);
+inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
+
+/// Whether the rules allow (Quantization, Backend, Experts) for a layer of run-time dimensions.
+template <class Config, class Quant, class Backend, class Experts>
+using CompositionOf = Composition<Config, routing::AnyRouter, Quant, Backend, Experts>;
+
+/// All (quantization, backend, experts) triples of two lists that the rules allow, as a tuple of hana::tuple<type, type, type>.
+template <class Config, class Quants, class Backends, class ExpertsList>
+constexpr auto legal_compositions(Quants quants, Backends backends, ExpertsList experts) {
+  return hana::filter(hana::cartesian_product(hana::make_tuple(quants, backends, experts)), [](auto triple) {
+    using Quant = typename decltype(+triple[hana::size_c<0>])::type;
+    using Backend = typename decltype(+triple[hana::size_c<1>])::type;
+    using Experts = typename decltype(+triple[hana::size_c<2>])::type;
+    return hana::bool_c<CompositionOf<Config, Quant, Backend, Experts>::kLegal>;
+  });
+}
+
+/// "a, b, c": the names of a list of policies, each once.
+template <class List>
+std::string names(List list) {
+  std::string out;
+  hana::for_each(list, [&](auto type) {
+    std::string const one = decltype(type)::type::kName;
+    if ((", " + out + ", ").find(", " + one + ", ") == std::string::npos) {
+      out += (out.empty() ? "" : ", ") + one;
+    }
+  });
+  return out;
+}
+
+/// Calls f(hana::type<P>) for the policy of that name. E_CONFIG listing the names if there is none; `what` is "backend", …
+template <class List, class F>
+void with_policy(List list, char const* what, std::string_view wanted, F&& f) {
+  bool found = false;
+  hana::for_each(list, [&](auto type) {
+    if (!found && wanted == decltype(type)::type::kName) {
+      found = true;
+      f(type);
+    }
+  });
+  if (!found) {
+    throw Error(ErrorCode::config, text("unknown ", what, " \"", wanted, "\"; known: ", names(list)));
+  }
+}
+
+}  // namespace moe::registry
