@@ -31,12 +31,12 @@ message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, C
 set(MOE_GENCODE_SM80 "-gencode=arch=compute_80,code=sm_80")
 set(MOE_GENCODE_SM90A "-gencode=arch=compute_90a,code=sm_90a")
 
-# moe_cuda_architectures(target HOPPER|ALL): which machine code the target's .cu files are compiled to.
+# moe_cuda_architectures(target HOPPER|ALL|OLDEST): which machine code the target's .cu files are compiled to.
 function(moe_cuda_architectures target which)
-  set(codes ${MOE_GENCODE_SM90A})
-  if(which STREQUAL "ALL")
-    list(APPEND codes ${MOE_GENCODE_SM80})
-  endif()
+  set(codes_HOPPER ${MOE_GENCODE_SM90A})
+  set(codes_ALL ${MOE_GENCODE_SM90A} ${MOE_GENCODE_SM80})
+  set(codes_OLDEST ${MOE_GENCODE_SM80})
+  set(codes ${codes_${which}})
   foreach(code IN LISTS codes)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>")
   endforeach()
