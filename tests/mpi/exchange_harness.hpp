@@ -109,6 +109,7 @@ class Harness {
   }
 
   Exchange& exchange() { return exchange_; }
+  std::size_t arena_bytes() const { return arena_.bytes(); }
   moe::ExpertPlacement const& placement() const { return placement_; }
 
   /// The experts of this rank over what prepare() gave; returns how many slots had work.

@@ -13,16 +13,16 @@ namespace {
 class FailuresOfRank : public testing::EmptyTestEventListener {
  public:
   explicit FailuresOfRank(int rank) : rank_(rank) {}
+  void OnTestStart(testing::TestInfo const& test) override { test_ = std::string(test.test_suite_name()) + "." + test.name(); }
   void OnTestPartResult(testing::TestPartResult const& result) override {
     if (!result.failed()) return;
-    testing::TestInfo const* test = testing::UnitTest::GetInstance()->current_test_info();
-    std::string const name = test == nullptr ? "" : std::string(test->test_suite_name()) + "." + test->name();
-    std::fprintf(stderr, "rank %d: %s: %s:%d: %s\n", rank_, name.c_str(), result.file_name() == nullptr ? "?" : result.file_name(),
+    std::fprintf(stderr, "rank %d: %s: %s:%d: %s\n", rank_, test_.c_str(), result.file_name() == nullptr ? "?" : result.file_name(),
                  result.line_number(), result.message());
   }
 
  private:
   int rank_;
+  std::string test_;  // asking GoogleTest while it reports would wait for its own lock
 };
 
 /// Ranks must enter each test together: a rank that ended the last one early would otherwise spend the deadline of its first wait.
