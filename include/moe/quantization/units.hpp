@@ -6,8 +6,9 @@
 //   Code, Scale       storage types;  kCodeDType, kScaleDType  the same as values;  kPack  codes a Code holds
 //   magnitude(x)      what enters the unit's amax: an unsigned integer whose order is that of |x|
 //   scale(amax)       the stored scale
-//   factor(scale)     the float32 that codes are multiplied with
-//   encode(x, factor) one code (4-bit codes in the low nibble);  decode(code, factor)  its value
+//   factor(scale)     the float32 that codes are multiplied with;  kPowerOfTwo  true if it always is one (or NaN)
+//   encode(x, factor) one code (4-bit codes in the low nibble): that of the correctly rounded x / factor, round_code(x / factor)
+//   decode(code, factor)  its value
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@ struct Fp8Unit {
   static constexpr DType kCodeDType = DType::e4m3;
   static constexpr DType kScaleDType = Format == ScaleFormat::ue8m0 ? DType::e8m0 : DType::f32;
   static constexpr int kPack = 1;
+  static constexpr bool kPowerOfTwo = Format != ScaleFormat::f32;
 
   MOE_HD static std::uint32_t magnitude(float x) { return abs_bits(x); }
   MOE_HD static Scale scale(std::uint32_t amax) {
@@ -45,10 +47,8 @@ struct Fp8Unit {
       return s;
     }
   }
-  MOE_HD static std::uint8_t encode(float x, float d) {
-    float const v = divide(x, d);
-    return v == v ? encode_e4m3(v) : kE4m3Nan;
-  }
+  MOE_HD static std::uint8_t round_code(float v) { return v == v ? encode_e4m3(v) : kE4m3Nan; }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e4m3(static_cast<std::uint8_t>(code)) * d; }
 };
 
@@ -59,6 +59,7 @@ struct Int8Unit {
   static constexpr DType kCodeDType = DType::i8;
   static constexpr DType kScaleDType = DType::f32;
   static constexpr int kPack = 1;
+  static constexpr bool kPowerOfTwo = false;
 
   MOE_HD static std::uint32_t magnitude(float x) {
     std::uint32_t const u = abs_bits(x);
@@ -66,7 +67,8 @@ struct Int8Unit {
   }
   MOE_HD static float scale(std::uint32_t amax) { return scale_from_amax<ScaleFloor::amax_1e10>(amax, kInt8Max); }
   MOE_HD static float factor(float s) { return s; }
-  MOE_HD static std::int8_t encode(float x, float d) { return encode_int8(divide(x, d)); }
+  MOE_HD static std::int8_t round_code(float v) { return encode_int8(v); }
+  MOE_HD static std::int8_t encode(float x, float d) { return round_code(divide(x, d)); }
   MOE_HD static float decode(std::int32_t code, float d) { return static_cast<float>(code) * d; }
 };
 
@@ -79,15 +81,15 @@ struct OffsetIntUnit {
   static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
   static constexpr DType kScaleDType = DType::f32;
   static constexpr int kPack = 8 / Bits;
+  static constexpr bool kPowerOfTwo = false;
   static constexpr int kZero = Bits == 4 ? 8 : 128;
   static constexpr float kLimit = Bits == 4 ? kInt4Max : kInt8Max;
 
   MOE_HD static std::uint32_t magnitude(float x) { return Int8Unit::magnitude(x); }
   MOE_HD static float scale(std::uint32_t amax) { return scale_from_amax<ScaleFloor::amax_1e10>(amax, kLimit); }
   MOE_HD static float factor(float s) { return s; }
-  MOE_HD static std::uint8_t encode(float x, float d) {
-    return static_cast<std::uint8_t>(encode_integer(divide(x, d), -kLimit, kLimit) + kZero);
-  }
+  MOE_HD static std::uint8_t round_code(float v) { return static_cast<std::uint8_t>(encode_integer(v, -kLimit, kLimit) + kZero); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return static_cast<float>(static_cast<int>(code) - kZero) * d; }
 };
 
@@ -99,11 +101,13 @@ struct Mxfp8Unit {
   static constexpr DType kCodeDType = DType::e4m3;
   static constexpr DType kScaleDType = DType::e8m0;
   static constexpr int kPack = 1;
+  static constexpr bool kPowerOfTwo = true;
 
   MOE_HD static std::uint32_t magnitude(float x) { return abs_bits(x); }
   MOE_HD static std::uint8_t scale(std::uint32_t amax) { return mx_exponent<Rule, 3, 8>(amax); }
   MOE_HD static float factor(std::uint8_t b) { return decode_e8m0(b); }
-  MOE_HD static std::uint8_t encode(float x, float d) { return Fp8Unit<>::encode(x, d); }
+  MOE_HD static std::uint8_t round_code(float v) { return Fp8Unit<>::round_code(v); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return Fp8Unit<>::decode(code, d); }
 };
 
@@ -115,14 +119,13 @@ struct Mxfp4Unit {
   static constexpr DType kCodeDType = DType::e2m1;
   static constexpr DType kScaleDType = DType::e8m0;
   static constexpr int kPack = 2;
+  static constexpr bool kPowerOfTwo = true;
 
   MOE_HD static std::uint32_t magnitude(float x) { return abs_bits(x); }
   MOE_HD static std::uint8_t scale(std::uint32_t amax) { return mx_exponent<Rule, 1, 2>(amax); }
   MOE_HD static float factor(std::uint8_t b) { return decode_e8m0(b); }
-  MOE_HD static std::uint8_t encode(float x, float d) {
-    float const v = divide(x, d);
-    return v == v ? encode_e2m1(v) : std::uint8_t{0};
-  }
+  MOE_HD static std::uint8_t round_code(float v) { return v == v ? encode_e2m1(v) : std::uint8_t{0}; }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e2m1(static_cast<std::uint8_t>(code)) * d; }
 };
 
@@ -134,6 +137,7 @@ struct Nvfp4Unit {
   static constexpr DType kCodeDType = DType::e2m1;
   static constexpr DType kScaleDType = DType::e4m3;
   static constexpr int kPack = 2;
+  static constexpr bool kPowerOfTwo = false;
 
   float global_scale = 1.0F;
 
@@ -148,9 +152,10 @@ struct Nvfp4Unit {
     return encode_e4m3(divide(divide(bits_float(amax), kE2m1Max), global_scale));
   }
   MOE_HD float factor(std::uint8_t s) const { return decode_e4m3(s) * global_scale; }
+  MOE_HD static std::uint8_t round_code(float v) { return Mxfp4Unit<MxRule::ocp>::round_code(v); }
   MOE_HD static std::uint8_t encode(float x, float d) {
     if (d == 0.0F) return 0;  // the block is too small for any e4m3 scale under this global scale
-    return Mxfp4Unit<MxRule::ocp>::encode(x, d);
+    return round_code(divide(x, d));
   }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e2m1(static_cast<std::uint8_t>(code)) * d; }
 };
