@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/mainloop.cuh: the consumer warpgroups' products. Operands are swapped: 128 weight rows per warpgroup are the M side of
+// wgmma and the N rows of activations are its N side, so a tile of few rows wastes at most seven of them, at any N from 8 to 128.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/layer_params.cuh"
+
+namespace moe::hopper {
+
+/// Releases a stage to the loaders: one arrival per consumer warp.
+template <class Memory>
+__device__ inline void release_stage(Memory const& memory, int stage) {
+  if ((thread_index() & 31) == 0) arrive(memory.empty(stage));
+}
+
+/// total[h] = rows 64 group + [0, 64) of weight box h (128 rows each) times the N activation rows, over the unit's part of K.
+template <Scheme S, int Stages, int MaxRows, int N, class Memory>
+__device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, int group, int k_count, float (&total)[2][N / 2]) {
+  using Traits = SchemeTraits<S>;
+  using Mma = Wgmma<Traits::kMma, N>;
+  // A register that is read before it is written counts as live everywhere, so sums start from written zeros.
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    total[0][i] = 0.0F;
+    total[1][i] = 0.0F;
+  }
+  if constexpr (!Traits::kBlock) {
+    int previous = -1;
+    for (int k = 0; k < k_count; ++k) {
+      wait_parity(memory.full(ring.stage), ring.parity);
+      ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
+      std::uint32_t const stage = smem_address(memory.stage(ring.stage));
+      std::uint64_t const a0 = matrix_descriptor(stage + static_cast<std::uint32_t>(group) * 8192);
+      std::uint64_t const a1 = matrix_descriptor(stage + kWeightBytes / 2 + static_cast<std::uint32_t>(group) * 8192);
+      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+      pin(total[0]);
+      pin(total[1]);
+      wgmma_arrive();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        Mma::run(total[0], a0 + 2 * step, b + 2 * step, 1);
+        Mma::run(total[1], a1 + 2 * step, b + 2 * step, 1);
+      }
+      wgmma_commit();
+      pin(total[0]);
+      pin(total[1]);
+      wgmma_wait<1>();
+      if (previous >= 0) release_stage(memory, previous);
+      previous = ring.stage;
+      ring.advance();
+    }
+    wgmma_wait<0>();
+    pin(total[0]);
+    pin(total[1]);
+    release_stage(memory, previous);
+  } else {
+    int const lane = thread_index() & 31;
+    float part[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) part[i] = 0.0F;
+    for (int k = 0; k < k_count; ++k) {
+      wait_parity(memory.full(ring.stage), ring.parity);
+      ptx::fence_proxy_async(ptx::space_shared);
+      char const* const base = memory.stage(ring.stage);
+      std::uint32_t const stage = smem_address(base);
+      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+      float const* const scales = reinterpret_cast<float const*>(base + kWeightBytes + MaxRows * 128);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint64_t const a =
+            matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
+        pin(part);
+        wgmma_arrive();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) Mma::run(part, a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
+        wgmma_commit();
+        pin(part);
+        float const weight_scale = scales[128 + half];
+        wgmma_wait<0>();
+        pin(part);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          float2 const row_scale = *reinterpret_cast<float2 const*>(scales + 8 * j + 2 * (lane & 3));
+          float const s0 = row_scale.x * weight_scale;
+          float const s1 = row_scale.y * weight_scale;
+          total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
+          total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
+          total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);
+          total[half][4 * j + 3] = fmaf(part[4 * j + 3], s1, total[half][4 * j + 3]);
+        }
+      }
+      __syncwarp();
+      release_stage(memory, ring.stage);
+      ring.advance();
+    }
+  }
+}
+
+}  // namespace moe::hopper

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/problem.hpp: what the Hopper expert kernels are asked to do: sizes, device pointers, tile choices. Plain host C++.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+
+namespace moe::hopper {
+
+/// Number format of weights and activations.
+enum class Scheme : std::uint8_t {
+  bf16,       ///< bf16 × bf16
+  f16,        ///< fp16 × fp16
+  fp8_block,  ///< e4m3 × e4m3, activations scaled per 1×128, weights per 128×128, promoted to float32 every 128 of K
+  fp8_row     ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each, repeated)
+};
+
+constexpr bool is_fp8(Scheme s) { return s == Scheme::fp8_block || s == Scheme::fp8_row; }
+constexpr char const* name(Scheme s) {
+  switch (s) {
+    case Scheme::bf16: return "bf16";
+    case Scheme::f16: return "f16";
+    case Scheme::fp8_block: return "fp8_block";
+    case Scheme::fp8_row: return "fp8_row";
+  }
+  return "?";
+}
+
+/// Sizes of one layer on this rank.
+struct LayerShape {
+  int num_experts;   ///< local experts, E
+  int hidden;        ///< H, a multiple of 64 (bf16, fp16) or 128 (fp8)
+  int intermediate;  ///< I, a multiple of 64 (bf16, fp16) or 128 (fp8)
+  int topk;          ///< slots per token; 1 for rows that are already token-expert pairs
+  friend bool operator==(LayerShape const&, LayerShape const&) = default;
+};
+
+/// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
+struct Tuning {
+  int stages = 4;            ///< shared-memory ring stages of 128 bytes of K
+  int tile_rows = 128;       ///< most rows of one expert in one tile, a multiple of 8, at most 128
+  int max_splits = 16;       ///< most parts that K is cut into where there are fewer tiles than multiprocessors
+  int raster = 16;           ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
+  bool fused_align = false;  ///< every CTA sorts the slots itself, so that no separate kernel runs before the products
+  friend bool operator==(Tuning const&, Tuning const&) = default;
+  friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
+    return out << "Tuning{stages " << t.stages << ", tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster "
+               << t.raster << ", fused_align " << t.fused_align << "}";
+  }
+};
+
+/// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
+struct LayerCall {
+  void const* x = nullptr;                   ///< [M, H] bf16 or fp16 (fp8 schemes: bf16, quantised inside)
+  std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
+  float const* topk_weights = nullptr;       ///< [M, k]
+  std::int32_t const* num_tokens = nullptr;  ///< [1] tokens really there, at most M, or null for all M
+  void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
+  int max_tokens = 0;                        ///< M
+};
+
+/// Row limits of the buffers for at most `max_tokens` tokens.
+struct Workspace {
+  static constexpr int kMaxSplitUnits = 8192;
+  std::int64_t slots;      ///< M·k
+  std::int64_t max_tiles;  ///< token tiles
+  std::int64_t control;    ///< byte offsets of the parts
+  std::int64_t tiles;
+  std::int64_t counters;
+  std::int64_t source_row;
+  std::int64_t target_row;
+  std::int64_t row_weight;
+  std::int64_t x_codes;
+  std::int64_t x_scales;
+  std::int64_t inter;
+  std::int64_t inter_scales;
+  std::int64_t slot_rows;
+  std::int64_t partials;
+  std::int64_t bytes;  ///< in all
+  static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
+};
+
+constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
+  auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
+  Workspace w{};
+  w.slots = std::int64_t{max_tokens} * s.topk;
+  w.max_tiles = w.slots / tile_rows + s.num_experts + 1;
+  std::int64_t const element = is_fp8(scheme) ? 1 : 2;
+  std::int64_t at = 0;
+  auto const take = [&](std::int64_t bytes) {
+    std::int64_t const here = at;
+    at = align(at + bytes);
+    return here;
+  };
+  w.control = take(1024);
+  w.tiles = take(w.max_tiles * 32);
+  w.counters = take((w.max_tiles + 2 * Workspace::kMaxSplitUnits) * 4);
+  w.source_row = take((w.slots + 128) * 4);
+  w.target_row = take((w.slots + 128) * 4);
+  w.row_weight = take((w.slots + 128) * 4);
+  w.x_codes = take(is_fp8(scheme) ? std::int64_t{max_tokens} * s.hidden : 0);
+  w.x_scales = take(is_fp8(scheme) ? std::int64_t{max_tokens} * (s.hidden / 128) * 4 : 0);
+  w.inter = take(w.slots * s.intermediate * element);
+  w.inter_scales = take(is_fp8(scheme) ? w.slots * (s.intermediate / 128) * 4 : 0);
+  w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
+  w.partials = take(Workspace::kPartialBytes);
+  w.bytes = at;
+  return w;
+}
+
+}  // namespace moe::hopper

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/ptx.cuh: the sm_90a instructions that the expert kernels need and the CUDA C++ core libraries do not wrap.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <cuda/ptx>
+
+namespace moe::hopper {
+
+namespace ptx = cuda::ptx;
+
+/// threadIdx.x, read where it is asked for: what is computed from it is not hoisted out of the loop over units, where it would occupy
+/// registers during the products.
+__device__ inline int thread_index() {
+  int index = 0;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+/// Shared-memory address as the 32-bit number that descriptors and asm operands take.
+__device__ inline std::uint32_t smem_address(void const* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+/// Waits until the phase of `parity` of a shared-memory barrier is over. A wait of more than about four seconds is a fault in the
+/// program, not slowness: it traps, so that the host sees an error instead of a hang.
+__device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity) {
+  if (ptx::mbarrier_try_wait_parity(barrier, parity)) return;
+  std::uint64_t start = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  for (std::uint32_t spin = 1; !ptx::mbarrier_try_wait_parity(barrier, parity); ++spin) {
+    if ((spin & 0xFFFu) == 0) {
+      std::uint64_t now = 0;
+      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+      if (now - start > 4'000'000'000ULL) __trap();
+    }
+  }
+}
+
+__device__ inline void arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
+/// Arrives on the barrier of the CTA `rank` of this cluster (the same offset in that CTA's shared memory).
+__device__ inline void arrive_cluster(std::uint64_t* barrier, std::uint32_t rank) {
+  std::uint32_t remote = 0;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(barrier)), "r"(rank));
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+
+/// The barrier receives one arrival of this thread once all its earlier cp.async copies have landed.
+__device__ inline void cp_async_arrive(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
+/// Asynchronous 16-byte copy, global to shared, past L1.
+__device__ inline void cp_async_16(std::uint32_t smem, void const* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
+}
+
+/// Asynchronous 4-byte copy, global to shared.
+__device__ inline void cp_async_4(std::uint32_t smem, void const* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
+}
+
+/// Tensor-map copy of a 3-dimensional box into this CTA, completing on `barrier`; `policy` is an L2 cache policy.
+__device__ inline void tma_load(void* smem, CUtensorMap const* map, std::uint64_t* barrier, int c0, int c1, int c2, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], "
+      "%6;" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      : "memory");
+}
+
+/// The same into the same offset of every CTA of the cluster named in `mask`, completing on each one's own barrier.
+__device__ inline void tma_load_multicast(void* smem, CUtensorMap const* map, std::uint64_t* barrier, int c0, int c1, int c2,
+                                          std::uint16_t mask, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%3, "
+      "%4, "
+      "%5}], [%2], %6, %7;" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "h"(mask), "l"(policy)
+      : "memory");
+}
+
+__device__ inline std::uint64_t policy_evict_first() {
+  std::uint64_t policy = 0;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ inline std::uint64_t policy_evict_normal() {
+  std::uint64_t policy = 0;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ inline void prefetch_tensor_map(CUtensorMap const* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+/// Programmatic dependent launch: blocks until the kernels that this one depends on have finished and their writes are visible.
+__device__ inline void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/// Allows the next kernel to start its own prologue.
+__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+template <int Registers>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+/// Barrier over `threads` threads (whole warps) with hardware barrier number `id` (1 to 15).
+__device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+__device__ inline int load_acquire(int const* p) {
+  int value = 0;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+
+/// Transposing store of four (or two) 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrix_transposed_x4(std::uint32_t smem, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+__device__ inline void store_matrix_transposed_x2(std::uint32_t smem, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(a), "r"(b) : "memory");
+}
+
+__device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+/// Keeps the compiler from moving accumulator registers across an asynchronous product.
+template <int N>
+__device__ inline void pin(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// Matrix descriptor of a K-major operand in 128-byte swizzled rows: 8 rows of 128 bytes are one 1024-byte atom (PTX ISA, "matrix
+/// descriptor": start address, stride offset 1024 >> 4 at bit 32, swizzle mode 1 at bit 62). `smem` is 1024-byte aligned up to the
+/// offset along K, which is added to the start address.
+__device__ inline std::uint64_t matrix_descriptor(std::uint32_t smem) {
+  return static_cast<std::uint64_t>((smem & 0x3FFFFu) >> 4) | (1ULL << 16) | (64ULL << 32) | (1ULL << 62);
+}
+
+}  // namespace moe::hopper
