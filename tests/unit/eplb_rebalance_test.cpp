@@ -213,6 +213,8 @@ TEST(Maps, InitialMap) {
   EXPECT_EQ(row(maps.replica_count()), (Ids{3, 3, 2, 2}));
   EXPECT_EQ(replicas(maps, 0, 0), (Ids{0, 4, 8, -1, -1, -1, -1}));
   expect_error(ErrorCode::config, "num_redundant_experts must be at least 0, is -1", [] { ExpertMaps::initial(1, 4, -1); });
+  expect_error(ErrorCode::capacity, "gives more than 2^31 - 1 slots", [] { ExpertMaps::initial(1, 4, 0x7fffffff); });
+  expect_error(ErrorCode::capacity, "exceeds 2^31 - 1 entries a layer", [] { ExpertMaps::initial(1, 4096, 1 << 20); });
 }
 
 TEST(Maps, B19_InvalidMaps) {
@@ -336,6 +338,8 @@ TEST_F(EplbFiles, B20_MapsSavedOnOneRunLoadInTheNext) {
   expect_error(ErrorCode::argument, "expert 60 has no slot in layer 0", [&] { moe::eplb::load_maps(path_, key, 4, 61, 64); });
   expect_error(ErrorCode::argument, "no maps of model \"draft\"", [&] { moe::eplb::load_maps(path_, "draft", 4, 60, 64); });
   expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::load_maps(path_ / "absent", key, 4, 60, 64); });
+  expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::read_load(path_.parent_path()); });
+  expect_error(ErrorCode::argument, "cannot write", [&] { moe::eplb::save_maps(path_ / "below_a_file", {{key, maps}}); });
 }
 
 TEST_F(EplbFiles, LoadsInEveryAcceptedForm) {

@@ -23,8 +23,9 @@ inline std::string stage_key(std::string const& model, int stage) { return text(
 namespace detail {
 
 inline nlohmann::json read_json(std::filesystem::path const& path) {
+  std::error_code ignored;
   std::ifstream in(path);
-  if (!in) throw Error(ErrorCode::argument, text("cannot read ", path.string()));
+  if (!in || std::filesystem::is_directory(path, ignored)) throw Error(ErrorCode::argument, text("cannot read ", path.string()));
   nlohmann::json parsed = nlohmann::json::parse(in, nullptr, false);
   if (parsed.is_discarded()) throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON"));
   return parsed;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -107,6 +108,9 @@ class ExpertMaps {
       throw Error(ErrorCode::config, text("a map needs layers and experts, has ", num_layers, " and ", num_logical));
     }
     if (num_redundant < 0) throw Error(ErrorCode::config, text("num_redundant_experts must be at least 0, is ", num_redundant));
+    if (num_redundant > std::numeric_limits<std::int32_t>::max() - num_logical) {
+      throw Error(ErrorCode::capacity, text("num_redundant_experts = ", num_redundant, " gives more than 2^31 - 1 slots"));
+    }
     Table<std::int32_t> map(num_layers, num_logical + num_redundant);
     for (int layer = 0; layer < num_layers; ++layer) {
       for (int p = 0; p < map.cols(); ++p) map(layer, p) = p < num_logical ? p : (p - num_logical) % num_logical;
@@ -167,6 +171,10 @@ class ExpertMaps {
     if (num_logical_ < 1) throw Error(ErrorCode::argument, text("num_logical must be at least 1, is ", num_logical_));
     if (num_redundant() < 0) {
       throw Error(ErrorCode::argument, text("physical_to_logical has ", num_physical(), " slots for ", num_logical_, " experts"));
+    }
+    if (std::int64_t{num_logical_} * max_replicas() > std::numeric_limits<std::int32_t>::max()) {
+      throw Error(ErrorCode::capacity, text("logical_to_physical of ", num_logical_, " experts with up to ", max_replicas(),
+                                            " replicas exceeds 2^31 - 1 entries a layer"));
     }
     logical_to_physical_ = Table<std::int32_t>(num_layers(), num_logical_ * max_replicas(), -1);
     replica_count_ = Table<std::int32_t>(num_layers(), num_logical_, 0);
