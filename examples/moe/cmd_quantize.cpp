@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/cmd_quantize.cpp: the command line of `moe quantize`.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "examples/moe/commands.hpp"
+#include "examples/moe/quantize.hpp"
+#include "moe/core/error.hpp"
+
+namespace moe_tool {
+
+void add_quantize(CLI::App& app) {
+  struct CommandLine {
+    QuantizeOptions options;
+    std::string mx_rule;
+  };
+  auto const line = std::make_shared<CommandLine>();
+  CLI::App* const command = app.add_subcommand(
+      "quantize", "Quantises one tensor of a safetensors file (q, scale, dq), or the routed experts of a checkpoint directory");
+  command->add_option("--scheme", line->options.scheme, "how")->required()->check(CLI::IsMember(quantize_schemes()));
+  command->add_option("--input", line->options.input, "a .safetensors file, or a checkpoint directory")->required();
+  command->add_option("--tensor", line->options.tensor, "name of the tensor in the file");
+  command->add_option("--output", line->options.output, "a .safetensors file; for a checkpoint a directory that does not exist yet")
+      ->required();
+  command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8 (default ceil) and mxfp4 (default ocp)")
+      ->check(CLI::IsMember({"ceil", "ocp", "even"}));
+  command->add_flag("--json", line->options.json, "print the report as one JSON object");
+  command->callback([line] {
+    QuantizeOptions& options = line->options;
+    using moe::quantization::MxRule;
+    if (!line->mx_rule.empty()) {
+      options.mx_rule = line->mx_rule == "ceil" ? MxRule::ceil : line->mx_rule == "ocp" ? MxRule::ocp : MxRule::even;
+    }
+    if (std::filesystem::is_directory(options.input)) {
+      auto const schemes = checkpoint_schemes();
+      if (!options.tensor.empty())
+        throw CLI::ValidationError("--tensor", "the input is a checkpoint directory, all its experts are quantised");
+      if (std::find(schemes.begin(), schemes.end(), options.scheme) == schemes.end()) {
+        std::string names;
+        for (auto const& name : schemes) names += (names.empty() ? "" : ", ") + name;
+        throw CLI::ValidationError("--scheme", "a checkpoint is written as one of " + names + ", not " + options.scheme);
+      }
+      quantize_checkpoint(options);
+    } else {
+      if (options.tensor.empty()) throw CLI::RequiredError("--tensor");
+      quantize_tensor_file(options);
+    }
+  });
+}
+
+}  // namespace moe_tool

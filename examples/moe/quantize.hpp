@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/quantize.hpp: `moe quantize`: one tensor, or the experts of a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "moe/quantization/scales.hpp"
+
+namespace moe_tool {
+
+/// The command line.
+struct QuantizeOptions {
+  std::string scheme;
+  std::filesystem::path input;   ///< a safetensors file, or a checkpoint directory
+  std::string tensor;            ///< of the file
+  std::filesystem::path output;  ///< a safetensors file, or a directory
+  std::optional<moe::quantization::MxRule> mx_rule;
+  bool json = false;
+};
+
+/// A quantised matrix [rows, cols] or a stack of them: value(q) · scale = dq.
+struct QuantizedTensor {
+  bool is_signed = false;                 ///< q are int8 values, else unsigned codes
+  std::vector<std::uint8_t> q;            ///< one code a byte, as many as elements
+  std::vector<std::uint8_t> packed;       ///< 4-bit schemes: two codes a byte, offset 8 for integers
+  std::vector<float> scale;               ///< [scale_shape]
+  std::vector<std::int64_t> scale_shape;  ///< of one matrix
+  std::vector<std::uint8_t> scale_byte;   ///< exponents of power-of-two scales, else empty
+  std::vector<std::uint8_t> block_scale;  ///< nvfp4: e4m3 codes of the block scales
+  std::vector<float> global_scale;        ///< nvfp4: one a matrix
+  std::vector<float> dq;
+};
+
+/// Names that --scheme takes.
+std::vector<std::string> quantize_schemes();
+/// Of those, the ones in which a checkpoint can be written.
+std::vector<std::string> checkpoint_schemes();
+/// `count` matrices [rows, cols], one after the other. E_ARG for an unknown scheme, E_CONFIG for a shape that it cannot take.
+QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<moe::quantization::MxRule> rule, std::vector<float> const& w,
+                                  std::int64_t count, std::int64_t rows, std::int64_t cols);
+
+/// Writes q, scale, dq (and what the scheme has besides) of one tensor. Returns the exit code.
+int quantize_tensor_file(QuantizeOptions const& options);
+/// Writes a checkpoint whose routed experts are quantised, everything else as it was. Returns the exit code.
+int quantize_checkpoint(QuantizeOptions const& options);
+
+}  // namespace moe_tool

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/quantize_tensor.cpp: a tensor of a safetensors file through a scheme: codes, scales, dequantised values.
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "examples/moe/quantize.hpp"
+#include "moe/core/error.hpp"
+#include "moe/io/safetensors.hpp"
+#include "moe/io/safetensors_writer.hpp"
+#include "moe/quantization/schemes.hpp"
+
+namespace moe_tool {
+namespace {
+
+using namespace moe::quantization;
+using moe::Error;
+using moe::ErrorCode;
+
+struct Shape {
+  std::int64_t rows, cols;
+};
+
+template <class T>
+void append(std::vector<T>& to, std::vector<T> const& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+/// Shape of the scales as the reference files have it: [1], [rows, 1], [rows, groups] or [block rows, block columns].
+template <class Weights>
+std::vector<std::int64_t> scale_shape(Shape shape) {
+  if constexpr (Weights::kWeightGranularity == ScaleGranularity::per_tensor) {
+    return {1};
+  } else {
+    std::int64_t const cols = Weights::weight_scale_cols(shape.cols);
+    return {Weights::kWeightGroupRows > 1 ? (shape.rows + Weights::kWeightGroupRows - 1) / Weights::kWeightGroupRows : shape.rows, cols};
+  }
+}
+
+/// One matrix through the weight half of a scheme, appended to `out`.
+template <class Weights>
+void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
+  using Unit = typename Weights::WeightUnit;
+  auto const elements = static_cast<std::size_t>(shape.rows * shape.cols);
+  std::int64_t const code_cols = Weights::weight_code_cols(shape.cols);
+  std::vector<typename Unit::Code> codes(static_cast<std::size_t>(shape.rows * code_cols));
+  std::vector<typename Weights::WeightScale> scales(static_cast<std::size_t>(Weights::weight_scale_count(shape.rows, shape.cols)));
+  Weights const weights{};
+  weights.template quantize_weight<float>(w, shape.rows, shape.cols, codes.data(), scales.data());
+  std::size_t const at = out.dq.size();
+  out.dq.resize(at + elements);
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    weights.template dequantize_weight_row<float>(codes.data(), scales.data(), shape.rows, shape.cols, r,
+                                                  out.dq.data() + at + static_cast<std::size_t>(r * shape.cols));
+  }
+
+  constexpr bool kOffsetInt = Unit::kCodeDType == moe::DType::u4;
+  out.is_signed = kOffsetInt || Unit::kCodeDType == moe::DType::i8;
+  if constexpr (Unit::kPack == 1) {
+    for (auto const code : codes) out.q.push_back(static_cast<std::uint8_t>(code));
+  } else {
+    for (std::int64_t r = 0; r < shape.rows; ++r) {
+      for (std::int64_t c = 0; c < shape.cols; ++c) {
+        std::uint8_t const code = nibble(codes.data() + r * code_cols, c);
+        out.q.push_back(kOffsetInt ? static_cast<std::uint8_t>(code - 8) : code);
+      }
+    }
+    append(out.packed, codes);
+  }
+
+  out.scale_shape = scale_shape<Weights>(shape);
+  Unit unit{};
+  std::size_t blocks = scales.size();
+  if constexpr (std::is_same_v<Unit, Nvfp4Unit>) {
+    unit.global_scale = Weights::weight_global(scales.data(), shape.rows, shape.cols);
+    out.global_scale.push_back(unit.global_scale);
+    blocks = static_cast<std::size_t>(shape.rows * Weights::weight_scale_cols(shape.cols));
+    append(out.block_scale, {scales.begin(), scales.begin() + static_cast<std::ptrdiff_t>(blocks)});
+  }
+  for (std::size_t i = 0; i < blocks; ++i) out.scale.push_back(unit.factor(scales[i]));
+  if constexpr (Unit::kPowerOfTwo) {
+    for (std::size_t i = 0; i < blocks; ++i) {
+      if constexpr (std::is_same_v<typename Weights::WeightScale, float>) {
+        out.scale_byte.push_back(ceil_e8m0(scales[i]));
+      } else {
+        out.scale_byte.push_back(scales[i]);
+      }
+    }
+  }
+}
+
+using Quantizer = std::function<void(float const*, Shape, QuantizedTensor&)>;
+
+template <ScaleFormat Format>
+void add_fp8(std::map<std::string, Quantizer>& all, std::string const& suffix) {
+  using Unit = Fp8Unit<ScaleFloor::amax_1e10, Format>;
+  all["fp8_per_tensor" + suffix] = quantize_one<TileWeights<Unit, 0, 0>>;
+  // A row is a token of activations or an output channel of weights: the same arithmetic.
+  all["fp8_per_token" + suffix] = quantize_one<TileWeights<Unit, 1, 0>>;
+  all["fp8_per_channel" + suffix] = quantize_one<TileWeights<Unit, 1, 0>>;
+  all["fp8_group128" + suffix] = quantize_one<TileWeights<Unit, 1, 128>>;
+  all["fp8_block128" + suffix] = quantize_one<TileWeights<Unit, 128, 128>>;
+}
+
+/// Calls f with the rule as a constant.
+template <class F>
+Quantizer with_rule(MxRule rule, F f) {
+  switch (rule) {
+    case MxRule::ceil: return f.template operator()<MxRule::ceil>();
+    case MxRule::ocp: return f.template operator()<MxRule::ocp>();
+    case MxRule::even: break;
+  }
+  return f.template operator()<MxRule::even>();
+}
+
+std::map<std::string, Quantizer> quantizers(std::optional<MxRule> rule) {
+  std::map<std::string, Quantizer> all;
+  add_fp8<ScaleFormat::f32>(all, "");
+  add_fp8<ScaleFormat::f32_pow2>(all, "_ue8m0");
+  all["int8_per_token"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
+  all["int8_per_channel"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
+  all["int8_group128"] = quantize_one<TileWeights<Int8Unit, 1, 128>>;
+  all["int4_group128"] = [](float const* w, Shape shape, QuantizedTensor& out) {
+    if (shape.cols % 2 != 0 || effective_group(shape.cols, 128) == 0) {
+      throw Error(ErrorCode::config, moe::text("int4_group128 needs the row length to be a multiple of 32, got ", shape.cols));
+    }
+    quantize_one<Int4Group128>(w, shape, out);
+  };
+  all["mxfp8"] =
+      with_rule(rule.value_or(MxRule::ceil), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp8Unit<Rule>, 1, 32>>; });
+  all["mxfp4"] =
+      with_rule(rule.value_or(MxRule::ocp), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp4Unit<Rule>, 1, 32>>; });
+  all["nvfp4"] = quantize_one<Nvfp4Weights>;
+  return all;
+}
+
+struct ErrorStatistics {
+  double rms_relative = 0, max_absolute = 0;
+};
+/// Of the finite elements.
+ErrorStatistics statistics(std::vector<float> const& x, std::vector<float> const& dq) {
+  double error = 0, norm = 0, largest = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    double const d = static_cast<double>(dq[i]) - x[i];
+    if (!std::isfinite(d)) continue;
+    error += d * d;
+    norm += static_cast<double>(x[i]) * x[i];
+    largest = std::max(largest, std::abs(d));
+  }
+  return {norm > 0 ? std::sqrt(error / norm) : 0, largest};
+}
+
+}  // namespace
+
+std::vector<std::string> quantize_schemes() {
+  std::vector<std::string> names;
+  for (auto const& [name, quantizer] : quantizers({})) names.push_back(name);
+  return names;
+}
+
+QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<MxRule> rule, std::vector<float> const& w, std::int64_t count,
+                                  std::int64_t rows, std::int64_t cols) {
+  auto const all = quantizers(rule);
+  auto const at = all.find(scheme);
+  if (at == all.end()) throw Error(ErrorCode::argument, moe::text("unknown scheme '", scheme, "'"));
+  QuantizedTensor out;
+  for (std::int64_t i = 0; i < count; ++i) at->second(w.data() + i * rows * cols, {rows, cols}, out);
+  return out;
+}
+
+int quantize_tensor_file(QuantizeOptions const& options) {
+  moe::io::SafetensorsFile const file(options.input);
+  auto const& info = file.at(options.tensor);
+  auto const& shape = info.shape;
+  if (shape.empty() || shape.size() > 3 || info.elements() == 0) {
+    throw Error(ErrorCode::argument, moe::text(file.where(info), ": expected one to three dimensions and at least 1 element"));
+  }
+  if (!moe::io::is_floating(info.dtype)) {
+    throw Error(ErrorCode::argument, moe::text(file.where(info), ": only floating-point tensors can be quantised"));
+  }
+  std::int64_t const cols = shape.back();
+  std::int64_t const rows = shape.size() == 1 ? 1 : shape[shape.size() - 2];
+  std::int64_t const count = shape.size() == 3 ? shape[0] : 1;
+  auto const x = file.read<float>(info);
+  QuantizedTensor const t = quantize_matrices(options.scheme, options.mx_rule, x, count, rows, cols);
+
+  auto scale_shape = t.scale_shape;
+  auto packed_shape = shape;
+  packed_shape.back() = (cols + 1) / 2;
+  if (shape.size() == 3) scale_shape.insert(scale_shape.begin(), count);
+  moe::io::SafetensorsWriter out;
+  out.add_bytes("q", t.is_signed ? moe::io::FileDType::i8 : moe::io::FileDType::u8, shape, std::as_bytes(std::span(t.q)));
+  out.add<float>("scale", scale_shape, std::span<float const>(t.scale));
+  out.add<float>("dq", shape, std::span<float const>(t.dq));
+  using Bytes = std::span<std::uint8_t const>;
+  if (!t.packed.empty()) out.add<std::uint8_t>("packed", packed_shape, Bytes(t.packed));
+  if (!t.scale_byte.empty()) out.add<std::uint8_t>("scale_byte", scale_shape, Bytes(t.scale_byte));
+  if (!t.block_scale.empty()) out.add<std::uint8_t>("block_scale_e4m3", scale_shape, Bytes(t.block_scale));
+  if (!t.global_scale.empty()) out.add<float>("global_scale", {count}, std::span<float const>(t.global_scale));
+  out.set_metadata("scheme", options.scheme);
+  out.set_metadata("tensor", options.tensor);
+  out.write(options.output);
+
+  auto const error = statistics(x, t.dq);
+  std::size_t const code_bytes = t.packed.empty() ? t.q.size() : t.packed.size();
+  std::size_t const scale_bytes = !t.scale_byte.empty()    ? t.scale_byte.size()
+                                  : !t.block_scale.empty() ? t.block_scale.size() + 4 * t.global_scale.size()
+                                                           : 4 * t.scale.size();
+  double const bits = 8.0 * static_cast<double>(code_bytes + scale_bytes) / static_cast<double>(x.size());
+  if (options.json) {
+    nlohmann::ordered_json report;
+    report["scheme"] = options.scheme;
+    report["tensor"] = options.tensor;
+    report["shape"] = shape;
+    report["scale_shape"] = scale_shape;
+    report["bits_per_element"] = bits;
+    report["rms_relative_error"] = error.rms_relative;
+    report["max_absolute_error"] = error.max_absolute;
+    report["output"] = options.output.string();
+    fmt::print("{}\n", report.dump());
+  } else {
+    fmt::print(
+        "{} {} as {}: {:.3f} bits an element\nerror of the dequantised values: rms {:.3e} relative, max {:.3e} absolute\nwritten to {}\n",
+        options.tensor, moe::io::shape_text(shape), options.scheme, bits, error.rms_relative, error.max_absolute, options.output.string());
+  }
+  return 0;
+}
+
+}  // namespace moe_tool

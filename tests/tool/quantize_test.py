@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`moe quantize`: every scheme against the reference files, checkpoints in released layouts, and bad input."""
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+TOOL = os.environ["MOE_TOOL"]
+GOLDEN = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
+failures = 0
+
+
+def check(ok: bool, what: str) -> None:
+    global failures
+    if not ok:
+        failures += 1
+        print(f"FAILED: {what}")
+
+
+def load(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    body = data[8 + length:]
+    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items() if name != "__metadata__"}
+
+
+def floats(tensor: tuple[str, list[int], bytes]) -> list[float]:
+    dtype, _, raw = tensor
+    if dtype == "BF16":
+        return [struct.unpack("<f", b"\0\0" + raw[i:i + 2])[0] for i in range(0, len(raw), 2)]
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def moe(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TOOL, "quantize", *map(str, args)], capture_output=True, text=True, check=False)
+
+
+def e2m1_table() -> list[float]:
+    return [0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def tensors(folder: pathlib.Path) -> None:
+    """(scheme, file, input tensor, {output: reference tensor})"""
+    fp8 = "weight_fp8_int8_200x300_seed2013"
+    cases = [
+        ("fp8_per_token", "act_f32_seed2001", "x", "per_token", True),
+        ("fp8_per_token_ue8m0", "act_f32_seed2001", "x", "per_token_ue8m0", True),
+        ("fp8_group128", "act_f32_seed2001", "x", "group128", True),
+        ("fp8_group128_ue8m0", "act_f32_seed2001", "x", "group128_ue8m0", True),
+        ("int8_per_token", "act_f32_seed2001", "x", "int8_per_token", True),
+        ("fp8_per_token", "act_bf16_seed2001", "x", "per_token", False),
+        ("fp8_group128_ue8m0", "act_bf16_seed2001", "x", "group128_ue8m0", False),
+        ("int8_per_token", "act_bf16_seed2001", "x", "int8_per_token", False),
+        ("fp8_block128", fp8, "w", "block128", True),
+        ("fp8_block128_ue8m0", fp8, "w", "block128_ue8m0", True),
+        ("fp8_per_channel", fp8, "w", "fp8_per_channel", True),
+        ("int8_per_channel", fp8, "w", "int8_per_channel", True),
+        ("fp8_block128", "weight_fp8_block_256x512_seed2011", "w", "block128", True),
+        ("fp8_block128_ue8m0", "weight_fp8_block_256x512_seed2011", "w", "block128_ue8m0", True),
+    ]
+    out = folder / "out.safetensors"
+    for scheme, name, tensor, prefix, has_dq in cases:
+        source = GOLDEN / "quant" / f"{name}.safetensors"
+        if not source.exists():
+            continue  # the selection in tests/data leaves the large files out
+        done = moe("--scheme", scheme, "--input", source, "--tensor", tensor, "--output", out)
+        check(done.returncode == 0, f"{scheme} of {name}: {done.stderr}")
+        got, want = load(out), load(source)
+        for part in ["q", "scale"] + (["dq"] if has_dq else []) + (["scale_byte"] if "ue8m0" in scheme else []):
+            check(got[part] == want[f"{prefix}.{part}"], f"{scheme} of {name}: {part}")
+
+    source = GOLDEN / "quant" / "weight_int4_g128_64x512_seed2021.safetensors"
+    moe("--scheme", "int4_group128", "--input", source, "--tensor", "w", "--output", out)
+    got, want = load(out), load(source)
+    for part, reference in {"q": "q", "scale": "scale", "packed": "packed_offset8"}.items():
+        check(got[part] == want[reference], f"int4_group128: {part}")
+    check(floats(got["dq"]) == floats(want["dq"]), "int4_group128: dq")
+
+    source = GOLDEN / "quant" / "mxfp4_quant_ocp_seed2031.safetensors"
+    moe("--scheme", "mxfp4", "--input", source, "--tensor", "x", "--output", out)
+    got, want = load(out), load(source)
+    for part, reference in {"q": "codes", "scale_byte": "scale_byte", "packed": "packed", "dq": "dq"}.items():
+        check(got[part] == want[reference], f"mxfp4: {part}")
+    moe("--scheme", "mxfp4", "--mx-rule", "ceil", "--input", source, "--tensor", "x", "--output", out)
+    check(load(out)["scale_byte"] != want["scale_byte"], "mxfp4: --mx-rule must matter")
+
+    source = GOLDEN / "quant" / "nvfp4_seed2041.safetensors"
+    moe("--scheme", "nvfp4", "--input", source, "--tensor", "w", "--output", out)
+    got, want = load(out), load(source)
+    for part, reference in {"q": "codes", "block_scale_e4m3": "block_scale_e4m3", "packed": "packed", "dq": "dq",
+                            "global_scale": "global_scale"}.items():
+        check(got[part] == want[reference], f"nvfp4: {part}")
+    dq, scale = floats(got["dq"]), floats(got["scale"])
+    check(all(math.isclose(dq[i], e2m1_table()[code] * scale[i // 16], rel_tol=1e-6) for i, code in enumerate(got["q"][2])),
+          "nvfp4: dq is value(q) times scale")
+
+    for scheme in ["fp8_per_tensor", "fp8_per_tensor_ue8m0", "fp8_per_channel_ue8m0", "int8_group128", "mxfp8"]:
+        done = moe("--scheme", scheme, "--input", source, "--tensor", "w", "--output", out, "--json")
+        report = json.loads(done.stdout)
+        check(done.returncode == 0 and report["rms_relative_error"] < 0.08, f"{scheme}: {done.stdout} {done.stderr}")
+        check(load(out)["scale"][1] == report["scale_shape"], f"{scheme}: scale shape")
+
+
+def checkpoints(folder: pathlib.Path) -> None:
+    source = GOLDEN / "checkpoints" / "qwen3_moe_tiny"
+    original = {}
+    for shard in source.glob("model*.safetensors"):
+        original.update(load(shard))
+    experts = [name for name in original if ".experts." in name]
+    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15}.items():
+        out = folder / scheme
+        done = moe("--scheme", scheme, "--input", source, "--output", out)
+        check(done.returncode == 0, f"{scheme}: {done.stderr}")
+        written, index = {}, json.loads((out / "model.safetensors.index.json").read_text())
+        for shard in out.glob("model*.safetensors"):
+            in_shard = load(shard)
+            check(all(index["weight_map"][name] == shard.name for name in in_shard), f"{scheme}: index of {shard.name}")
+            written.update(in_shard)
+        check(set(index["weight_map"]) == set(written), f"{scheme}: index is complete")
+        check(index["metadata"]["total_size"] == sum(len(t[2]) for t in written.values()), f"{scheme}: total size")
+        check(all(written[name] == t for name, t in original.items() if name not in experts), f"{scheme}: other tensors are untouched")
+        config = json.loads((out / "config.json").read_text())
+        check("quantization_config" in config and (out / "generation_config.json").exists(), f"{scheme}: config")
+        for name in experts[:6]:
+            base, (_, (rows, cols), _) = name.removesuffix(".weight"), original[name]
+            x = floats(original[name])
+            if scheme == "int4_group128":
+                packed, scales = written[base + ".weight_packed"], floats(written[base + ".weight_scale"])
+                check(packed[0] == "I32" and packed[1] == [rows, cols // 8], f"{scheme}: packed shape of {name}")
+                check(struct.unpack("<2q", written[base + ".weight_shape"][2]) == (rows, cols), f"{scheme}: weight_shape of {name}")
+                group = config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
+                codes = [(byte >> shift & 15) - 8 for byte in packed[2] for shift in (0, 4)]
+                dq = [q * scales[i // group] for i, q in enumerate(codes)]
+            else:
+                code, suffix = written[name], ".weight_scale_inv" if scheme == "fp8_block128" else ".weight_scale"
+                check(code[0] == ("I8" if scheme.startswith("int8") else "F8_E4M3") and code[1] == [rows, cols], f"{scheme}: {name}")
+                scales = floats(written[base + suffix])
+                check(len(scales) == (rows if "channel" in scheme else 1), f"{scheme}: scales of {name}")
+                value = (lambda b: b - 256 if b > 127 else b) if scheme.startswith("int8") else e4m3
+                dq = [value(b) * scales[i // cols if "channel" in scheme else 0] for i, b in enumerate(code[2])]
+            error = math.sqrt(sum((a - b)**2 for a, b in zip(x, dq)) / sum(a * a for a in x))
+            check(error < bound, f"{scheme}: {name} differs by {error}")
+    again = moe("--scheme", "fp8_block128", "--input", folder / "fp8_block128", "--output", folder / "again")
+    check(again.returncode == 1 and "quantised already" in again.stderr, again.stderr)
+    exists = moe("--scheme", "fp8_block128", "--input", source, "--output", folder / "fp8_block128")
+    check(exists.returncode == 1 and "exists already" in exists.stderr, exists.stderr)
+    single = moe("--scheme", "fp8_block128", "--input", GOLDEN / "checkpoints" / "deepseek_v3_tiny", "--output", folder / "deepseek/")
+    check(single.returncode == 0 and (folder / "deepseek" / "model.safetensors").exists(), single.stderr)
+    check(not list(folder.glob("*.partial-*")), "a partial directory is left")
+
+
+def e4m3(code: int) -> float:
+    sign, exponent, fraction = -1 if code & 128 else 1, code >> 3 & 15, code & 7
+    return sign * (fraction / 512 if exponent == 0 else (1 + fraction / 8) * 2.0**(exponent - 7))
+
+
+def bad_input(folder: pathlib.Path) -> None:
+    source, out = GOLDEN / "quant" / "nvfp4_seed2041.safetensors", folder / "bad.safetensors"
+    cases = [
+        (2, "fp8_block128", ["--scheme", "fp9", "--input", source, "--tensor", "w", "--output", out]),
+        (2, "--tensor", ["--scheme", "mxfp4", "--input", source, "--output", out]),
+        (2, "one of fp8_block128", ["--scheme", "nvfp4", "--input", GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", out]),
+        (1, "nothing", ["--scheme", "mxfp4", "--input", source, "--tensor", "nothing", "--output", out]),
+        (1, "floating-point", ["--scheme", "mxfp4", "--input", source, "--tensor", "codes", "--output", out]),
+        (1, "absent.safetensors", ["--scheme", "mxfp4", "--input", folder / "absent.safetensors", "--tensor", "w", "--output", out]),
+        (1, "no/such", ["--scheme", "mxfp4", "--input", source, "--tensor", "w", "--output", folder / "no/such/out.safetensors"]),
+        (1, "config", ["--scheme", "fp8_block128", "--input", folder, "--output", folder / "x"]),
+    ]
+    for code, words, args in cases:
+        done = moe(*args)
+        check(done.returncode == code, f"{args}: exit code {done.returncode}, expected {code}: {done.stderr}")
+        if words != "config":
+            check(words in done.stderr, f"{args}: '{words}' is not in {done.stderr}")
+        check(done.stderr.count("\n") == 1, f"{args}: not one line: {done.stderr}")
+    check(not out.exists(), "a failed run left a file")
+
+
+with tempfile.TemporaryDirectory() as name:
+    tensors(pathlib.Path(name))
+    checkpoints(pathlib.Path(name))
+    bad_input(pathlib.Path(name))
+print(f"{failures} failures")
+sys.exit(1 if failures else 0)
