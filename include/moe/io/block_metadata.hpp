@@ -20,6 +20,7 @@
 #include "moe/core/error.hpp"
 #include "moe/io/hf_config.hpp"
 #include "moe/io/layer_description.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -42,7 +43,7 @@ class MetadataReader {
   /// The value; E_CONFIG if the key is absent.
   std::string_view required(std::string_view key) {
     std::string_view const value = get(key);
-    if (map_.find(key) == map_.end()) throw Error(ErrorCode::config, text("'", label_, "': metadata field '", key, "' is missing"));
+    if (map_.find(key) == map_.end()) throw Error(ErrorCode::config, one_line("'", label_, "': metadata field '", key, "' is missing"));
     return value;
   }
   std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high = kMaxConfigValue) {
@@ -50,8 +51,8 @@ class MetadataReader {
     std::int64_t n = 0;
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), n);
     if (error != std::errc() || end != value.data() + value.size() || n < low || n > high) {
-      throw Error(ErrorCode::config, text("'", label_, "': metadata field '", key, "' is '", value.substr(0, 60),
-                                          "', expected an integer in [", low, ", ", high, "]"));
+      throw Error(ErrorCode::config, one_line("'", label_, "': metadata field '", key, "' is '", value.substr(0, 60),
+                                              "', expected an integer in [", low, ", ", high, "]"));
     }
     return n;
   }
@@ -60,8 +61,8 @@ class MetadataReader {
     double x = 0;
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
     if (error != std::errc() || end != value.data() + value.size() || !(x >= low && x <= 1e30)) {
-      throw Error(ErrorCode::config, text("'", label_, "': metadata field '", key, "' is '", value.substr(0, 60),
-                                          "', expected a number in [", low, ", 1e30]"));
+      throw Error(ErrorCode::config, one_line("'", label_, "': metadata field '", key, "' is '", value.substr(0, 60),
+                                              "', expected a number in [", low, ", 1e30]"));
     }
     return static_cast<float>(x);
   }
@@ -99,8 +100,8 @@ class MetadataReader {
     for (auto const& [key, value] : map_) {
       if (seen_.contains(key) || std::ranges::find(kInformative, key) != kInformative.end() || std::ranges::find(kOff, value) != kOff.end())
         continue;
-      throw Error(ErrorCode::unsupported, text("'", label_, "': metadata field '", key, "' = '", value.substr(0, 80),
-                                               "' is not known, so what the block computes is not known"));
+      throw Error(ErrorCode::unsupported, one_line("'", label_, "': metadata field '", key, "' = '", value.substr(0, 80),
+                                                   "' is not known, so what the block computes is not known"));
     }
   }
   std::string_view label() const { return label_; }
@@ -112,7 +113,7 @@ class MetadataReader {
       std::string list;
       for (std::string_view k : known) list += (list.empty() ? "'" : ", '") + std::string(k) + "'";
       throw Error(ErrorCode::unsupported,
-                  text("'", label_, "': metadata field '", key, "' = '", value.substr(0, 80), "' is not known, known: ", list));
+                  one_line("'", label_, "': metadata field '", key, "' = '", value.substr(0, 80), "' is not known, known: ", list));
     }
     return static_cast<std::size_t>(at - known.begin());
   }
@@ -131,13 +132,13 @@ inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view 
   ActivationChoice out;
   bool const limited = m.present(limit_key) && m.number(limit_key) > 0.0F;
   auto const limit = [&] {
-    if (!limited) throw Error(ErrorCode::config, text("'", m.label(), "': glu '", m.get("glu"), "' needs '", limit_key, "'"));
+    if (!limited) throw Error(ErrorCode::config, one_line("'", m.label(), "': glu '", m.get("glu"), "' needs '", limit_key, "'"));
     return m.number(limit_key);
   };
   auto const must_be = [&](std::string_view wanted) {
     if (act != wanted) {
       throw Error(ErrorCode::unsupported,
-                  text("'", m.label(), "': metadata field 'activation' = '", act, "' with glu '", m.get("glu"), "', known: ", wanted));
+                  one_line("'", m.label(), "': metadata field 'activation' = '", act, "' with glu '", m.get("glu"), "', known: ", wanted));
     }
   };
   switch (form) {
@@ -163,7 +164,7 @@ inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view 
   }
   if (limited || m.present("swiglu_alpha")) {
     throw Error(ErrorCode::unsupported,
-                text("'", m.label(), "': 'swiglu_limit' or 'swiglu_alpha' with glu '", m.get("glu"), "', which has none"));
+                one_line("'", m.label(), "': 'swiglu_limit' or 'swiglu_alpha' with glu '", m.get("glu"), "', which has none"));
   }
   return out;
 }
@@ -207,7 +208,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   r.order = selection == 1 ? Order::topk_then_score : Order::score_then_topk;
   r.selection = family == sparsemixer ? Selection::sparsemixer : selection == 2 ? Selection::hash_table : Selection::topk;
   if (m.present("router_jitter_noise")) {
-    if (family != sparsemixer) throw Error(ErrorCode::unsupported, text("'", label, "': 'router_jitter_noise' outside of sparsemixer"));
+    if (family != sparsemixer) throw Error(ErrorCode::unsupported, one_line("'", label, "': 'router_jitter_noise' outside of sparsemixer"));
   }
   if (family == sparsemixer) r.sparsemixer_eps = m.number("router_jitter_noise");
 
@@ -219,7 +220,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   if (m.present("renorm_p")) {
     r.renorm = Renorm::p_norm;
     r.renorm_p = m.number("renorm_p", 1e-3);
-    if (!norm) throw Error(ErrorCode::config, text("'", label, "': 'renorm_p' with norm_topk_prob false"));
+    if (!norm) throw Error(ErrorCode::config, one_line("'", label, "': 'renorm_p' with norm_topk_prob false"));
   } else if (m.present("renorm_min")) {
     r.renorm = norm ? Renorm::floor : Renorm::none;
     r.renorm_eps = m.number("renorm_min");
@@ -234,7 +235,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   if (r.num_expert_group == 1) {
     r.num_expert_group = r.topk_group = 0;
   } else if (score == 0) {
-    throw Error(ErrorCode::config, text("'", label, "': n_group is ", r.num_expert_group, ", but group_score is none"));
+    throw Error(ErrorCode::config, one_line("'", label, "': n_group is ", r.num_expert_group, ", but group_score is none"));
   }
   r.group_score = score == 2 ? GroupScore::top2_sum : GroupScore::max;
   r.routed_scaling_factor = m.number("routed_scaling_factor");
@@ -249,7 +250,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
     auto const skip = static_cast<int>(m.integer("num_skip_experts", 0));
     if (skip > 0 && r.num_zero_experts > 0) {
       throw Error(ErrorCode::unsupported,
-                  text("'", label, "': num_zero_experts ", r.num_zero_experts, " together with num_skip_experts ", skip));
+                  one_line("'", label, "': num_zero_experts ", r.num_zero_experts, " together with num_skip_experts ", skip));
     }
     if (skip > 0) d.zero_expert = ZeroExpert::skip;
     r.num_zero_experts += skip;
@@ -266,12 +267,12 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   bool const own_limit = m.get("glu").starts_with("min(silu(gate)");
   d.shared.activation = own_limit ? detail::metadata_activation(m, "shared_swiglu_limit") : d.activation;
   if (d.shared.count > 0 && d.shared.intermediate == 0) {
-    throw Error(ErrorCode::config, text("'", label, "': ", d.shared.count, " shared experts of intermediate size 0"));
+    throw Error(ErrorCode::config, one_line("'", label, "': ", d.shared.count, " shared experts of intermediate size 0"));
   }
   if (family == joint_shared_sigmoid) r.num_joint_shared = d.shared.count;
   if ((family == joint_shared_sigmoid) != (d.shared.gate == SharedGate::routing_weight)) {
-    throw Error(ErrorCode::unsupported, text("'", label, "': shared_expert_gate '", m.get("shared_expert_gate"), "' with routing_family '",
-                                             m.get("routing_family"), "'"));
+    throw Error(ErrorCode::unsupported, one_line("'", label, "': shared_expert_gate '", m.get("shared_expert_gate"),
+                                                 "' with routing_family '", m.get("routing_family"), "'"));
   }
 
   d.latent = m.present("latent_size") ? m.integer("latent_size", 0) : 0;
@@ -295,7 +296,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
              : layout == "dbrx [E*I,H] for w1,v1,w2" ? WeightLayout::stacked
                                                      : WeightLayout::automatic;
   if (d.layout == WeightLayout::automatic) {
-    throw Error(ErrorCode::unsupported, text("'", label, "': metadata field 'layout' = '", layout.substr(0, 100), "' is not known"));
+    throw Error(ErrorCode::unsupported, one_line("'", label, "': metadata field 'layout' = '", layout.substr(0, 100), "' is not known"));
   }
   (void)m.get("tensor_prefix");
   m.refuse_unknown();

@@ -15,6 +15,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -175,7 +176,7 @@ void for_each_float(FileDType type, std::byte const* bytes, std::int64_t count, 
     case FileDType::f8_e4m3: return each([&](std::int64_t i) { return kE4m3Values[static_cast<std::uint8_t>(bytes[i])]; });
     case FileDType::f8_e5m2: return each([&](std::int64_t i) { return kE5m2Values[static_cast<std::uint8_t>(bytes[i])]; });
     case FileDType::f8_e8m0: return each([&](std::int64_t i) { return e8m0_value(static_cast<std::uint8_t>(bytes[i])); });
-    default: throw Error(ErrorCode::internal, text("dtype ", name(type), " has no floating-point value"));
+    default: throw Error(ErrorCode::internal, one_line("dtype ", name(type), " has no floating-point value"));
   }
 }
 
@@ -198,7 +199,7 @@ void for_each_integer(FileDType type, std::byte const* bytes, std::int64_t count
     case FileDType::u16: return each(std::uint16_t{});
     case FileDType::u8:
     case FileDType::boolean: return each(std::uint8_t{});
-    default: throw Error(ErrorCode::internal, text("dtype ", name(type), " is not an integer type"));
+    default: throw Error(ErrorCode::internal, one_line("dtype ", name(type), " is not an integer type"));
   }
 }
 

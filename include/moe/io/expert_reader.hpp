@@ -16,6 +16,7 @@
 #include "moe/core/types.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/linear_reader.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
 
 namespace moe::io {
@@ -104,12 +105,12 @@ class ExpertReader {
  private:
   void check(int e) const {
     if (e < 0 || e >= d_.router.num_experts) {
-      throw Error(ErrorCode::argument, text("expert ", e, " is out of range [0, ", d_.router.num_experts, ")"));
+      throw Error(ErrorCode::argument, one_line("expert ", e, " is out of range [0, ", d_.router.num_experts, ")"));
     }
   }
   [[noreturn]] void fail_missing(int e, std::string_view shard) const {
-    throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", expert ", e, ", shard ", shard, " ('",
-                                          shard_name(e, shard), "' in '", store_.label(), "')"));
+    throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", expert ", e, ", shard ", shard, " ('",
+                                              shard_name(e, shard), "' in '", store_.label(), "')"));
   }
   std::string shard_name(int e, std::string_view shard) const { return text(expert_base(e), shard, ".weight"); }
   std::string expert_base(int e) const { return text(root_, "experts.", infix_, e, '.'); }
@@ -124,8 +125,8 @@ class ExpertReader {
       for (char const* which : {"w1", "v1", "w2"}) {
         auto const t = store_.find(text(root_, "experts.mlp.", which));
         if (!t)
-          throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", all experts, shard ", which, " ('", root_,
-                                                "experts.mlp.", which, "' in '", store_.label(), "')"));
+          throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", all experts, shard ", which, " ('", root_,
+                                                    "experts.mlp.", which, "' in '", store_.label(), "')"));
         require_shape(*t, {d_.router.num_experts * d_.intermediate, d_.hidden});
       }
       return;
@@ -135,7 +136,7 @@ class ExpertReader {
       if (find_per_expert()) return;
     }
     throw Error(ErrorCode::argument,
-                text("missing expert weights: layer ", layer_, ", no expert tensors under '", root_, "' in '", store_.label(), "'"));
+                one_line("missing expert weights: layer ", layer_, ", no expert tensors under '", root_, "' in '", store_.label(), "'"));
   }
 
   bool find_fused() {
@@ -151,8 +152,8 @@ class ExpertReader {
       gate_up_ = store_.at(root_ + std::string(up));
       down_ = store_.find(root_ + std::string(down));
       if (!down_) {
-        throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", all experts, shard ", down, " ('", root_, down,
-                                              "' in '", store_.label(), "')"));
+        throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", all experts, shard ", down, " ('", root_,
+                                                  down, "' in '", store_.label(), "')"));
       }
       choose_orientation();
       return true;
@@ -169,9 +170,9 @@ class ExpertReader {
       } else if (is(*gate_up_, {e, h, n}) && is(*down_, {e, i, h})) {
         layout_ = WeightLayout::fused_transposed;
       } else {
-        throw Error(ErrorCode::argument, text(gate_up_->where(), " and ", down_->where(), ": shapes ", gate_up_->info->shape_text(),
-                                              " and ", down_->info->shape_text(), ", expected [", e, ", ", n, ", ", h, "] and [", e, ", ",
-                                              h, ", ", i, "] or both transposed"));
+        throw Error(ErrorCode::argument, one_line(gate_up_->where(), " and ", down_->where(), ": shapes ", gate_up_->info->shape_text(),
+                                                  " and ", down_->info->shape_text(), ", expected [", e, ", ", n, ", ", h, "] and [", e,
+                                                  ", ", h, ", ", i, "] or both transposed"));
       }
       return;
     }
@@ -187,7 +188,7 @@ class ExpertReader {
   bool find_mxfp4() {
     std::int64_t const e = d_.router.num_experts, n = d_.w13_rows(), h = d_.expert_hidden(), i = d_.intermediate;
     if (h % 32 != 0 || i % 32 != 0)
-      throw Error(ErrorCode::argument, text("mxfp4 weights need widths that are multiples of 32, are ", h, " and ", i));
+      throw Error(ErrorCode::argument, one_line("mxfp4 weights need widths that are multiples of 32, are ", h, " and ", i));
     gate_up_ = store_.at(root_ + "experts.gate_up_proj_blocks");
     gate_up_scales_ = store_.at(root_ + "experts.gate_up_proj_scales");
     down_ = store_.at(root_ + "experts.down_proj_blocks");
@@ -221,12 +222,12 @@ class ExpertReader {
     // LongCat-Flash writes gate and up weights, never used, for its zero experts too.
     std::int64_t const bound = d_.router.num_experts + d_.router.num_zero_experts;
     if (last >= bound) {
-      throw Error(ErrorCode::argument, text("unexpected expert weights: layer ", layer_, ", expert ", last, " ('", prefix, infix_, last,
-                                            ".*' in '", store_.label(), "') is out of range [0, ", bound, ")"));
+      throw Error(ErrorCode::argument, one_line("unexpected expert weights: layer ", layer_, ", expert ", last, " ('", prefix, infix_, last,
+                                                ".*' in '", store_.label(), "') is out of range [0, ", bound, ")"));
     }
     for (auto const& names : detail::kProjectionNames) {
       if (names.gate.empty() == d_.activation.gated()) continue;
-      if (projections.contains(names.up) || projections.contains(names.down)) {
+      if (projections.contains(names.gate) || projections.contains(names.up) || projections.contains(names.down)) {
         names_ = names;
         layout_ = WeightLayout::per_expert;
         return true;
@@ -234,7 +235,8 @@ class ExpertReader {
     }
     std::string list;
     for (std::string_view p : projections) list += (list.empty() ? "" : ", ") + std::string(p);
-    throw Error(ErrorCode::argument, text("layer ", layer_, ": the expert projections under '", prefix, "' (", list, ") are not known"));
+    throw Error(ErrorCode::argument,
+                one_line("layer ", layer_, ": the expert projections under '", prefix, "' (", list, ") are not known"));
   }
 
   // Reading
@@ -254,7 +256,7 @@ class ExpertReader {
     std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
     for (StoredTensor const* t : {&*gate_up_, &*down_}) {
       if (bits(t->info->dtype) < 16)
-        throw Error(ErrorCode::unsupported, text(t->where(), ": fused weights of dtype ", name(t->info->dtype), " cannot be read"));
+        throw Error(ErrorCode::unsupported, one_line(t->where(), ": fused weights of dtype ", name(t->info->dtype), " cannot be read"));
     }
     if (layout_ == WeightLayout::fused) {
       gate_up_->file->read_elements(*gate_up_->info, e * n * h, n * h, w13);
@@ -297,8 +299,8 @@ class ExpertReader {
   void bias_row(std::string const& tensor, std::int64_t row, std::int64_t rows, std::int64_t n, float* out) const {
     auto const t = store_.find(tensor);
     if (!t)
-      throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", expert ", row, ", shard bias ('", tensor, "' in '",
-                                            store_.label(), "')"));
+      throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", expert ", row, ", shard bias ('", tensor,
+                                                "' in '", store_.label(), "')"));
     if (rows == 1) {
       require_shape(*t, {n});
     } else {

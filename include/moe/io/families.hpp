@@ -15,6 +15,7 @@
 #include "moe/core/error.hpp"
 #include "moe/io/hf_config.hpp"
 #include "moe/io/layer_description.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -268,7 +269,7 @@ inline ActivationChoice step_activation(Config c, std::string_view field, std::i
   if (!c.has(field)) return out;
   nlohmann::json const& limit = c.at(field, layer);
   if (limit.is_null()) return out;
-  if (!limit.is_number() || !(limit.get<double>() >= 0.0)) c.fail(text("'", field, "'[", layer, "] must be a number >= 0"));
+  if (!limit.is_number() || !(limit.get<double>() >= 0.0)) c.fail(one_line("'", field, "'[", layer, "] must be a number >= 0"));
   if (limit.get<double>() > 0.0) {
     out.kind = Kind::swiglu_step;
     out.constants.limit = limit.get<float>();

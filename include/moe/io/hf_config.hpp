@@ -17,6 +17,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/json.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -51,12 +52,12 @@ class HfConfig {
     for (std::string_view field : fields) {
       nlohmann::json const* v = value(field);
       if (v == nullptr) continue;
-      if (!v->is_number_integer()) fail(text("'", field, "' is ", spelled(*v), ", expected an integer in [", low, ", ", high, "]"));
+      if (!v->is_number_integer()) fail(one_line("'", field, "' is ", spelled(*v), ", expected an integer in [", low, ", ", high, "]"));
       bool const fits =
           !v->is_number_unsigned() || v->get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
       std::int64_t const n = fits ? v->get<std::int64_t>() : std::numeric_limits<std::int64_t>::max();
-      if (n < low || n > high) fail(text("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
-      if (result && *result != n) fail(text("'", first, "' is ", *result, " and '", field, "' is ", n, ", but they mean the same"));
+      if (n < low || n > high) fail(one_line("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
+      if (result && *result != n) fail(one_line("'", first, "' is ", *result, " and '", field, "' is ", n, ", but they mean the same"));
       if (!result) first = field;
       result = n;
     }
@@ -74,9 +75,9 @@ class HfConfig {
   double number(std::string_view field, double low, double high) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});
-    if (!v->is_number()) fail(text("'", field, "' is ", spelled(*v), ", expected a number in [", low, ", ", high, "]"));
+    if (!v->is_number()) fail(one_line("'", field, "' is ", spelled(*v), ", expected a number in [", low, ", ", high, "]"));
     double const x = v->get<double>();
-    if (!(x >= low && x <= high)) fail(text("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
+    if (!(x >= low && x <= high)) fail(one_line("'", field, "' is ", spelled(*v), ", out of range [", low, ", ", high, "]"));
     return x;
   }
   /// A scaling factor or limit: finite and above zero.
@@ -84,19 +85,19 @@ class HfConfig {
   bool flag(std::string_view field) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});
-    if (!v->is_boolean()) fail(text("'", field, "' is ", spelled(*v), ", expected true or false"));
+    if (!v->is_boolean()) fail(one_line("'", field, "' is ", spelled(*v), ", expected true or false"));
     return v->get<bool>();
   }
   /// A string; with `known`, one of these.
   std::string string(std::string_view field, std::initializer_list<std::string_view> known = {}) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});
-    if (!v->is_string()) fail(text("'", field, "' is ", spelled(*v), ", expected a string"));
+    if (!v->is_string()) fail(one_line("'", field, "' is ", spelled(*v), ", expected a string"));
     std::string s = v->get<std::string>();
     if (known.size() > 0 && std::ranges::find(known, std::string_view(s)) == known.end()) {
       std::string list;
       for (std::string_view k : known) list += (list.empty() ? "" : ", ") + std::string(k);
-      throw Error(ErrorCode::unsupported, text("'", label_, "': '", field, "' is ", spelled(*v), ", known: ", list));
+      throw Error(ErrorCode::unsupported, one_line("'", label_, "': '", field, "' is ", spelled(*v), ", known: ", list));
     }
     return s;
   }
@@ -107,7 +108,7 @@ class HfConfig {
     if (!v->is_array()) return integer(field, low, high);
     nlohmann::json const& element = at(field, index);
     if (!element.is_number_integer() || element.get<std::int64_t>() < low || element.get<std::int64_t>() > high) {
-      fail(text("'", field, "'[", index, "] is ", spelled(element), ", expected an integer in [", low, ", ", high, "]"));
+      fail(one_line("'", field, "'[", index, "] is ", spelled(element), ", expected an integer in [", low, ", ", high, "]"));
     }
     return element.get<std::int64_t>();
   }
@@ -115,9 +116,9 @@ class HfConfig {
   nlohmann::json const& at(std::string_view field, std::int64_t index) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});
-    if (!v->is_array()) fail(text("'", field, "' is ", spelled(*v), ", expected a list"));
+    if (!v->is_array()) fail(one_line("'", field, "' is ", spelled(*v), ", expected a list"));
     if (index < 0 || index >= static_cast<std::int64_t>(v->size())) {
-      fail(text("'", field, "' holds ", v->size(), " entries, none for layer ", index));
+      fail(one_line("'", field, "' holds ", v->size(), " entries, none for layer ", index));
     }
     return (*v)[static_cast<std::size_t>(index)];
   }
@@ -125,9 +126,9 @@ class HfConfig {
   bool list_contains(std::string_view field, std::int64_t wanted) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) return false;
-    if (!v->is_array()) fail(text("'", field, "' is ", spelled(*v), ", expected a list of integers"));
+    if (!v->is_array()) fail(one_line("'", field, "' is ", spelled(*v), ", expected a list of integers"));
     return std::ranges::any_of(*v, [&](nlohmann::json const& e) {
-      if (!e.is_number_integer()) fail(text("'", field, "' holds ", spelled(e), ", expected integers"));
+      if (!e.is_number_integer()) fail(one_line("'", field, "' holds ", spelled(e), ", expected integers"));
       return e.get<std::int64_t>() == wanted;
     });
   }
@@ -135,7 +136,7 @@ class HfConfig {
   HfConfig section(std::string_view field) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});
-    if (!v->is_object()) fail(text("'", field, "' is ", spelled(*v), ", expected an object"));
+    if (!v->is_object()) fail(one_line("'", field, "' is ", spelled(*v), ", expected an object"));
     HfConfig out;
     out.json_ = *v;
     out.label_ = text(label_, ':', field);
@@ -143,7 +144,7 @@ class HfConfig {
     return out;
   }
 
-  [[noreturn]] void fail(std::string const& what) const { throw Error(ErrorCode::config, text("'", label_, "': ", what)); }
+  [[noreturn]] void fail(std::string const& what) const { throw Error(ErrorCode::config, one_line("'", label_, "': ", what)); }
 
  private:
   HfConfig() = default;
@@ -169,7 +170,7 @@ class HfConfig {
   [[noreturn]] void missing(std::initializer_list<std::string_view> fields) const {
     std::string list;
     for (std::string_view f : fields) list += (list.empty() ? "'" : " or '") + std::string(f) + "'";
-    fail(text(list, " is missing"));
+    fail(one_line(list, " is missing"));
   }
   static std::string spelled(nlohmann::json const& v) {
     if (v.is_array()) return "a list";

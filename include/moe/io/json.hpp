@@ -10,6 +10,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/mapped_file.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -41,11 +42,11 @@ inline std::string without_python_numbers(std::string_view in) {
 }
 }  // namespace detail
 
-/// Parses a JSON text; `label` names it in errors. Throws E_CONFIG with the byte at which it stops being JSON, or if it nests too deep
+/// Parses a JSON text; `label` names it in errors. Throws `code` with the byte at which it stops being JSON, or if it nests too deep
 /// (deep values would overflow the stack when they are copied).
-inline nlohmann::json parse_json(std::string_view text_, std::string_view label) {
+inline nlohmann::json parse_json(std::string_view text_, std::string_view label, ErrorCode code = ErrorCode::config) {
   auto const bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > 64) throw Error(ErrorCode::config, text("'", label, "' nests deeper than 64 levels"));
+    if (depth > 64) throw Error(code, one_line("'", label, "' nests deeper than 64 levels"));
     return true;
   };
   auto parsed = nlohmann::json::parse(text_, bounded, false);
@@ -53,16 +54,16 @@ inline nlohmann::json parse_json(std::string_view text_, std::string_view label)
   try {
     return nlohmann::json::parse(detail::without_python_numbers(text_), bounded);
   } catch (nlohmann::json::parse_error const& error) {
-    throw Error(ErrorCode::config, text("'", label, "' is not valid JSON at byte ", error.byte));
+    throw Error(code, one_line("'", label, "' is not valid JSON at byte ", error.byte));
   } catch (nlohmann::json::exception const&) {
-    throw Error(ErrorCode::config, text("'", label, "' is not valid JSON"));
+    throw Error(code, one_line("'", label, "' is not valid JSON"));
   }
 }
 
-/// Parses a JSON file. Throws E_ARG if it cannot be opened, E_CONFIG if it is not JSON.
-inline nlohmann::json read_json(std::filesystem::path const& path) {
+/// Parses a JSON file. Throws E_ARG if it cannot be opened, `code` if it is not JSON.
+inline nlohmann::json read_json(std::filesystem::path const& path, ErrorCode code = ErrorCode::config) {
   MappedFile const file(path);
-  return parse_json({reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()}, path.string());
+  return parse_json({reinterpret_cast<char const*>(file.bytes().data()), file.bytes().size()}, path.string(), code);
 }
 
 }  // namespace moe::io

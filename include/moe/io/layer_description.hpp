@@ -9,6 +9,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/error.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/routing/router_config.hpp"
 
 namespace moe::io {
@@ -179,7 +180,7 @@ inline activation::Kind gated_kind(std::string_view spelled, std::string_view la
   if (spelled == "gelu") return Kind::gelu;
   if (spelled == "gelu_pytorch_tanh" || spelled == "gelu_new") return Kind::gelu_tanh;
   throw Error(ErrorCode::unsupported,
-              text("'", label, "': gated activation '", spelled, "' is unknown, known: silu, gelu, gelu_pytorch_tanh"));
+              one_line("'", label, "': gated activation '", spelled, "' is unknown, known: silu, gelu, gelu_pytorch_tanh"));
 }
 /// The same for an expert without a gate.
 inline activation::Kind ungated_kind(std::string_view spelled, std::string_view label) {
@@ -190,29 +191,30 @@ inline activation::Kind ungated_kind(std::string_view spelled, std::string_view 
   if (spelled == "gelu") return Kind::gelu_no_mul;
   if (spelled == "gelu_pytorch_tanh" || spelled == "gelu_new") return Kind::gelu_tanh_no_mul;
   throw Error(ErrorCode::unsupported,
-              text("'", label, "': ungated activation '", spelled, "' is unknown, known: relu, relu2, silu, gelu, gelu_pytorch_tanh"));
+              one_line("'", label, "': ungated activation '", spelled, "' is unknown, known: relu, relu2, silu, gelu, gelu_pytorch_tanh"));
 }
 
 }  // namespace detail
 
 /// Checks what no single field can show. E_CONFIG naming the values.
 inline void validate(LayerDescription const& d, std::string_view label) {
-  auto const fail = [&](std::string const& what) { throw Error(ErrorCode::config, text("'", label, "': ", what)); };
+  auto const fail = [&](std::string const& what) { throw Error(ErrorCode::config, one_line("'", label, "': ", what)); };
   routing::RouterConfig const& r = d.router;
   if (r.topk > r.num_experts + r.num_zero_experts)
-    fail(text("top_k ", r.topk, " exceeds num_experts ", r.num_experts + r.num_zero_experts));
+    fail(one_line("top_k ", r.topk, " exceeds num_experts ", r.num_experts + r.num_zero_experts));
   if (r.num_expert_group > 1) {
     if (r.num_experts % r.num_expert_group != 0)
-      fail(text("num_experts ", r.num_experts, " is not divisible by n_group ", r.num_expert_group));
+      fail(one_line("num_experts ", r.num_experts, " is not divisible by n_group ", r.num_expert_group));
     if (r.topk_group < 1 || r.topk_group > r.num_expert_group) {
-      fail(text("topk_group ", r.topk_group, " is out of range [1, ", r.num_expert_group, "]"));
+      fail(one_line("topk_group ", r.topk_group, " is out of range [1, ", r.num_expert_group, "]"));
     }
     int const reachable = r.topk_group * (r.num_experts / r.num_expert_group);
-    if (r.topk > reachable) fail(text("top_k ", r.topk, " exceeds the ", reachable, " experts of topk_group ", r.topk_group, " groups"));
+    if (r.topk > reachable)
+      fail(one_line("top_k ", r.topk, " exceeds the ", reachable, " experts of topk_group ", r.topk_group, " groups"));
   }
-  if (r.selection == routing::Selection::sparsemixer && r.topk != 2) fail(text("sparsemixer needs top_k 2, is ", r.topk));
+  if (r.selection == routing::Selection::sparsemixer && r.topk != 2) fail(one_line("sparsemixer needs top_k 2, is ", r.topk));
   if (d.shared.count > 0 && d.shared.intermediate % d.shared.count != 0 && d.shared.gate == SharedGate::routing_weight) {
-    fail(text("the shared experts' width ", d.shared.intermediate, " is not divisible by their number ", d.shared.count));
+    fail(one_line("the shared experts' width ", d.shared.intermediate, " is not divisible by their number ", d.shared.count));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "moe/io/families.hpp"
 #include "moe/io/hf_config.hpp"
 #include "moe/io/layer_description.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -111,7 +112,7 @@ inline Family const& family_of(HfConfig const& c) {
     if (family.model_type == (m2 ? "minimax_m2" : c.model_type())) return family;
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);
   }
-  throw Error(ErrorCode::unsupported, text("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
+  throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
 }
 
 /// Why a layer has no MoE block, or nothing if it has one.
@@ -119,12 +120,12 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
   auto const dense_if = [](bool dense, auto const&... why) { return dense ? std::optional(text(why...)) : std::nullopt; };
   if (c.has("mlp_layer_types")) {  // newer releases list the layers, whatever rule their predecessors had
     nlohmann::json const& type = c.at("mlp_layer_types", layer);
-    if (!type.is_string()) c.fail(text("'mlp_layer_types'[", layer, "] is not a string"));
+    if (!type.is_string()) c.fail(one_line("'mlp_layer_types'[", layer, "] is not a string"));
     auto const& name_ = type.get_ref<std::string const&>();
     if (name_ == "dense") return text("mlp_layer_types[", layer, "] = dense");
     if (name_ != "sparse" && name_ != "moe" && name_ != "hash_moe") {
-      throw Error(ErrorCode::unsupported, text("'", c.label(), "': mlp_layer_types[", layer, "] = '", name_.substr(0, 60),
-                                               "', known: dense, sparse, moe, hash_moe"));
+      throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': mlp_layer_types[", layer, "] = '", name_.substr(0, 60),
+                                                   "', known: dense, sparse, moe, hash_moe"));
     }
     return std::nullopt;
   }
@@ -171,7 +172,7 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
         return dense_if(type != "moe", "layers_block_type[", layer, "] is not moe");
       }
       std::string const pattern = c.string("hybrid_override_pattern");
-      if (layer >= static_cast<std::int64_t>(pattern.size())) c.fail(text("'hybrid_override_pattern' has no entry for layer ", layer));
+      if (layer >= static_cast<std::int64_t>(pattern.size())) c.fail(one_line("'hybrid_override_pattern' has no entry for layer ", layer));
       return dense_if(pattern[static_cast<std::size_t>(layer)] != 'E', "hybrid_override_pattern[", layer, "] is not E");
     }
     case MoeLayers::encoder_step: {
@@ -217,9 +218,9 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   detail::Family const& family = detail::family_of(c);
   std::int64_t const n = num_layers(c);
   if (layer < 0 || layer >= n)
-    throw Error(ErrorCode::argument, text("layer ", layer, " is out of range [0, ", n, ") of '", c.label(), "'"));
+    throw Error(ErrorCode::argument, one_line("layer ", layer, " is out of range [0, ", n, ") of '", c.label(), "'"));
   if (auto const why = detail::why_dense(c, family.layers, layer)) {
-    throw Error(ErrorCode::argument, text("layer ", layer, " of '", c.label(), "' is dense (", *why, "), it has no experts"));
+    throw Error(ErrorCode::argument, one_line("layer ", layer, " of '", c.label(), "' is dense (", *why, "), it has no experts"));
   }
   LayerDescription d;
   d.model_type = c.model_type();

@@ -21,6 +21,7 @@
 #include "moe/io/layer_description.hpp"
 #include "moe/io/layer_from_config.hpp"
 #include "moe/io/linear_reader.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
 
 namespace moe::io {
@@ -112,7 +113,7 @@ class LayerLoader {
   static LayerLoader from_block(TensorStore const& store, LayerDescription d) {
     auto const at = store.metadata().find("tensor_prefix");
     if (at == store.metadata().end())
-      throw Error(ErrorCode::config, text("'", store.label(), "': metadata field 'tensor_prefix' is missing"));
+      throw Error(ErrorCode::config, one_line("'", store.label(), "': metadata field 'tensor_prefix' is missing"));
     return {store, std::move(d), {at->second}, 0};
   }
 
@@ -127,11 +128,11 @@ class LayerLoader {
     HostLayerWeights<T> w;
     w.description = d_;
     if (options.tp_size < 1 || options.tp_rank < 0 || options.tp_rank >= options.tp_size) {
-      throw Error(ErrorCode::argument, text("tp_rank ", options.tp_rank, " is out of range [0, ", options.tp_size, ")"));
+      throw Error(ErrorCode::argument, one_line("tp_rank ", options.tp_rank, " is out of range [0, ", options.tp_size, ")"));
     }
     if (d_.intermediate % options.tp_size != 0 || (d_.shared.count > 0 && d_.shared.intermediate % options.tp_size != 0)) {
-      throw Error(ErrorCode::config, text("tp_size ", options.tp_size, " does not divide the intermediate sizes ", d_.intermediate, " and ",
-                                          d_.shared.intermediate));
+      throw Error(ErrorCode::config, one_line("tp_size ", options.tp_size, " does not divide the intermediate sizes ", d_.intermediate,
+                                              " and ", d_.shared.intermediate));
     }
     w.intermediate = d_.intermediate / options.tp_size;
     load_router(w);
@@ -164,8 +165,8 @@ class LayerLoader {
         }
       }
     }
-    throw Error(ErrorCode::argument,
-                text("layer ", layer, ": no router weight under '", prefixes.front(), "' or similar prefixes in '", store.label(), "'"));
+    throw Error(ErrorCode::argument, one_line("layer ", layer, ": no router weight under '", prefixes.front(), "' or similar prefixes in '",
+                                              store.label(), "'"));
   }
 
   // Small tensors
@@ -174,17 +175,17 @@ class LayerLoader {
   std::vector<T> linear(std::string const& base, std::int64_t n, std::int64_t k) const {
     std::vector<T> out(detail::at(n * k));
     if (!read_linear(store_, base, n, k, d_.fp8_block, out.data())) {
-      throw Error(ErrorCode::argument, text("layer ", layer_, ": tensor '", base, ".weight' is missing in '", store_.label(), "'"));
+      throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", base, ".weight' is missing in '", store_.label(), "'"));
     }
     return out;
   }
   /// A vector of n elements; leading dimensions of 1 are dropped ([1, E] of ERNIE).
   std::vector<float> vector(std::string const& tensor, std::int64_t n) const {
     auto const t = store_.find(tensor);
-    if (!t) throw Error(ErrorCode::argument, text("layer ", layer_, ": tensor '", tensor, "' is missing in '", store_.label(), "'"));
+    if (!t) throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", tensor, "' is missing in '", store_.label(), "'"));
     auto const& shape = t->shape();
     bool const fits = !shape.empty() && shape.back() == n && t->info->elements() == n;
-    if (!fits) throw Error(ErrorCode::argument, text(t->where(), ": shape ", t->info->shape_text(), ", expected [", n, "]"));
+    if (!fits) throw Error(ErrorCode::argument, one_line(t->where(), ": shape ", t->info->shape_text(), ", expected [", n, "]"));
     return t->file->template read<float>(*t->info);
   }
 
@@ -215,21 +216,21 @@ class LayerLoader {
                                   "gate.bias"};
       auto const found = std::ranges::find_if(kNames, [&](char const* name_) { return store_.contains(root_ + name_); });
       if (found == kNames.end()) {
-        throw Error(ErrorCode::argument,
-                    text("layer ", layer_, ": tensor '", root_, kNames[0], "' (the selection bias) is missing in '", store_.label(), "'"));
+        throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", root_, kNames[0],
+                                                  "' (the selection bias) is missing in '", store_.label(), "'"));
       }
       w.correction_bias = vector(root_ + *found, r.num_experts + r.num_zero_experts);
     }
     if (r.selection == routing::Selection::hash_table) {
       StoredTensor const t = store_.at(root_ + "gate.tid2eid");
       if (t.shape().size() != 2 || t.shape()[1] != r.topk) {
-        throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", expected [vocabulary, ", r.topk, "]"));
+        throw Error(ErrorCode::argument, one_line(t.where(), ": shape ", t.info->shape_text(), ", expected [vocabulary, ", r.topk, "]"));
       }
       w.vocabulary = t.shape()[0];
       w.hash_table = t.file->template read<std::int64_t>(*t.info);
       for (std::int64_t id : w.hash_table) {
         if (id < 0 || id >= r.num_experts)
-          throw Error(ErrorCode::argument, text(t.where(), ": expert ", id, " is out of range [0, ", r.num_experts, ")"));
+          throw Error(ErrorCode::argument, one_line(t.where(), ": expert ", id, " is out of range [0, ", r.num_experts, ")"));
       }
     }
   }
@@ -238,7 +239,7 @@ class LayerLoader {
     StoredTensor const down = store_.at(base + "down_proj.weight");
     if (down.shape().size() != 2)
       throw Error(ErrorCode::argument,
-                  text(down.where(), ": shape ", down.info->shape_text(), ", expected [router width, ", d_.hidden, "]"));
+                  one_line(down.where(), ": shape ", down.info->shape_text(), ", expected [router width, ", d_.hidden, "]"));
     std::int64_t const r = m.width = down.shape()[0];
     m.down = linear<float>(base + "down_proj", r, d_.hidden);
     m.down_bias = vector(base + "down_proj.bias", r);
@@ -329,8 +330,8 @@ class LayerLoader {
     std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
     for (std::int64_t i = 0; i < s.count; ++i) {
       if (!read_shared(separate ? i : -1, full, full13.data(), full2.data())) {
-        throw Error(ErrorCode::argument, text("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
-                                              "shared_experts.*' in '", store_.label(), "')"));
+        throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
+                                                  "shared_experts.*' in '", store_.label(), "')"));
       }
       cut(full13, full2, h, full, s.intermediate, first, gated, s.w13.data() + i * rows * h, s.w2.data() + i * h * s.intermediate);
     }

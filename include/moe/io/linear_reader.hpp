@@ -18,6 +18,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
 
 namespace moe::io {
@@ -25,8 +26,8 @@ namespace moe::io {
 /// E_ARG with both shapes unless the tensor has exactly the shape that is expected.
 inline void require_shape(StoredTensor const& t, std::initializer_list<std::int64_t> expected) {
   if (!std::ranges::equal(t.shape(), expected)) {
-    throw Error(ErrorCode::argument,
-                text(t.where(), ": shape ", t.info->shape_text(), ", expected ", shape_text(std::span(expected.begin(), expected.size()))));
+    throw Error(ErrorCode::argument, one_line(t.where(), ": shape ", t.info->shape_text(), ", expected ",
+                                              shape_text(std::span(expected.begin(), expected.size()))));
   }
 }
 
@@ -54,11 +55,11 @@ inline ScaleGrid read_scale_grid(StoredTensor const& s, std::int64_t n, std::int
     grid.col_block = k;
   } else {
     throw Error(ErrorCode::argument,
-                text(s.where(), ": shape ", s.info->shape_text(), ", expected [1], [", n, ", 1] or [", rows, ", ", cols, "]"));
+                one_line(s.where(), ": shape ", s.info->shape_text(), ", expected [1], [", n, ", 1] or [", rows, ", ", cols, "]"));
   }
   grid.values = s.file->read<float>(*s.info);
   for (std::size_t i = 0; i < grid.values.size(); ++i) {
-    if (!std::isfinite(grid.values[i])) throw Error(ErrorCode::argument, text(s.where(), ": scale ", i, " is not finite"));
+    if (!std::isfinite(grid.values[i])) throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", i, " is not finite"));
   }
   return grid;
 }
@@ -70,14 +71,15 @@ void read_e4m3(TensorStore const& store, StoredTensor const& w, std::string cons
   auto scale = store.find(base + ".weight_scale_inv");
   if (!scale) scale = store.find(base + ".weight_scale");
   if (!scale) {
-    throw Error(ErrorCode::argument, text(w.where(), ": an e4m3 weight needs '", base, ".weight_scale_inv' or '", base, ".weight_scale'"));
+    throw Error(ErrorCode::argument,
+                one_line(w.where(), ": an e4m3 weight needs '", base, ".weight_scale_inv' or '", base, ".weight_scale'"));
   }
   ScaleGrid const grid = read_scale_grid(*scale, n, k, block[0], block[1]);
   auto const codes = w.file->raw(*w.info);
   for (std::int64_t i = 0; i < n; ++i) {
     for (std::int64_t j = 0; j < k; ++j) {
       auto const code = static_cast<std::uint8_t>(codes[at(i * k + j)]);
-      if ((code & 0x7F) == 0x7F) throw Error(ErrorCode::argument, text(w.where(), ": NaN code at row ", i, ", column ", j));
+      if ((code & 0x7F) == 0x7F) throw Error(ErrorCode::argument, one_line(w.where(), ": NaN code at row ", i, ", column ", j));
       out[i * k + j] = from_float<T>(kE4m3Values[code] * grid(i, j));
     }
   }
@@ -88,13 +90,13 @@ template <class T>
 void read_packed_int4(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n, std::int64_t k, T* out) {
   require_shape(w, {n, (k + 7) / 8});
   if (store.contains(base + ".weight_zero_point")) {
-    throw Error(ErrorCode::unsupported, text(w.where(), ": int4 weights with zero points cannot be read"));
+    throw Error(ErrorCode::unsupported, one_line(w.where(), ": int4 weights with zero points cannot be read"));
   }
   StoredTensor const s = store.at(base + ".weight_scale");
   auto const& shape = s.shape();
   if (shape.size() != 2 || shape[0] != n || shape[1] < 1 || k % shape[1] != 0) {
     throw Error(ErrorCode::argument,
-                text(s.where(), ": shape ", s.info->shape_text(), ", expected [", n, ", groups] with groups dividing ", k));
+                one_line(s.where(), ": shape ", s.info->shape_text(), ", expected [", n, ", groups] with groups dividing ", k));
   }
   std::int64_t const groups = shape[1], group = k / groups;
   auto const scales = s.file->read<float>(*s.info);
@@ -118,7 +120,7 @@ inline void read_mxfp4_rows(StoredTensor const& blocks, StoredTensor const& scal
   blocks.file->read_elements(*blocks.info, first * groups * 16, rows * groups * 16, codes.data());
   scales.file->read_elements(*scales.info, first * groups, rows * groups, exponents.data());
   for (std::int64_t g = 0; g < rows * groups; ++g) {
-    if (exponents[at(g)] == 255) throw Error(ErrorCode::argument, text(scales.where(), ": NaN scale in row ", first + g / groups));
+    if (exponents[at(g)] == 255) throw Error(ErrorCode::argument, one_line(scales.where(), ": NaN scale in row ", first + g / groups));
     float const scale = e8m0_value(exponents[at(g)]);
     for (std::int64_t i = 0; i < 16; ++i) {
       std::uint8_t const two = codes[at(g * 16 + i)];
@@ -148,7 +150,7 @@ bool read_linear(TensorStore const& store, std::string const& base, std::int64_t
       w->file->read_elements(*w->info, 0, n * k, out);
     } else {
       throw Error(ErrorCode::unsupported,
-                  text(w->where(), ": weights of dtype ", name(w->info->dtype), " cannot be read; F64, F32, F16, BF16, F8_E4M3 can"));
+                  one_line(w->where(), ": weights of dtype ", name(w->info->dtype), " cannot be read; F64, F32, F16, BF16, F8_E4M3 can"));
     }
     return true;
   }
@@ -157,7 +159,8 @@ bool read_linear(TensorStore const& store, std::string const& base, std::int64_t
     return true;
   }
   for (char const* suffix : {".qweight", ".weight_q"}) {
-    if (auto const w = store.find(base + suffix)) throw Error(ErrorCode::unsupported, text(w->where(), ": this packing cannot be read"));
+    if (auto const w = store.find(base + suffix))
+      throw Error(ErrorCode::unsupported, one_line(w->where(), ": this packing cannot be read"));
   }
   return false;
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "moe/core/error.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -24,11 +25,11 @@ class MappedFile {
   /// Throws E_ARG if the file cannot be opened, is not a regular file, or cannot be mapped.
   explicit MappedFile(std::filesystem::path const& path) {
     int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) throw Error(ErrorCode::argument, text("cannot open '", path.string(), "': ", std::strerror(errno)));
+    if (file < 0) throw Error(ErrorCode::argument, one_line("cannot open '", path.string(), "': ", std::strerror(errno)));
     struct stat status {};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(file);
-      throw Error(ErrorCode::argument, text("'", path.string(), "' is not a regular file"));
+      throw Error(ErrorCode::argument, one_line("'", path.string(), "' is not a regular file"));
     }
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ > 0) {
@@ -36,7 +37,7 @@ class MappedFile {
       int const error = errno;
       if (data_ == MAP_FAILED) {
         ::close(file);
-        throw Error(ErrorCode::argument, text("cannot map '", path.string(), "' (", size_, " bytes): ", std::strerror(error)));
+        throw Error(ErrorCode::argument, one_line("cannot map '", path.string(), "' (", size_, " bytes): ", std::strerror(error)));
       }
     }
     ::close(file);

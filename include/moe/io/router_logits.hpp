@@ -10,6 +10,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/layer_weights.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -49,7 +50,7 @@ std::vector<float> compute_router_logits(HostLayerWeights<T> const& w, std::span
   LayerDescription const& d = w.description;
   std::int64_t const h = d.hidden, n = d.router.num_logits();
   auto const total = static_cast<std::int64_t>(hidden.size());
-  if (total % h != 0) throw Error(ErrorCode::argument, text("hidden: ", total, " elements are not a multiple of hidden_size ", h));
+  if (total % h != 0) throw Error(ErrorCode::argument, one_line("hidden: ", total, " elements are not a multiple of hidden_size ", h));
   std::int64_t const rows = total / h;
   std::vector<float> out(detail::at(rows * n)), x(detail::at(h));
   RouterMlp const& m = w.router_mlp;

@@ -22,6 +22,7 @@
 #include "moe/core/error.hpp"
 #include "moe/io/element.hpp"
 #include "moe/io/mapped_file.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/safetensors_header.hpp"
 
 namespace moe::io {
@@ -57,7 +58,7 @@ class SafetensorsFile {
   TensorInfo const& at(std::string_view tensor) const {
     TensorInfo const* info = find(tensor);
     if (info == nullptr) {
-      throw Error(ErrorCode::argument, text("tensor '", tensor, "' is missing in '", label_, "', which holds ", listed()));
+      throw Error(ErrorCode::argument, one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", listed()));
     }
     return *info;
   }
@@ -76,7 +77,7 @@ class SafetensorsFile {
   void read_elements(TensorInfo const& info, std::int64_t first, std::int64_t count, T* out) const {
     if (first < 0 || count < 0 || first > info.elements() - count) {
       throw Error(ErrorCode::argument,
-                  text(where(info), ": elements [", first, ", ", first + count, ") are outside [0, ", info.elements(), ")"));
+                  one_line(where(info), ": elements [", first, ", ", first + count, ") are outside [0, ", info.elements(), ")"));
     }
     if constexpr (std::is_integral_v<T>) {
       require(info, is_integer(info.dtype), "an integer type");
@@ -92,8 +93,9 @@ class SafetensorsFile {
     } else if constexpr (std::is_integral_v<T>) {
       detail::for_each_integer(info.dtype, from, count, [&](std::int64_t i, std::optional<std::int64_t> value) {
         if (!value || !std::in_range<T>(*value)) {
-          throw Error(ErrorCode::argument, text(where(info), ": element ", first + i, " = ", value ? std::to_string(*value) : "above 2^63",
-                                                " does not fit into ", name(file_dtype_of<T>())));
+          throw Error(ErrorCode::argument,
+                      one_line(where(info), ": element ", first + i, " = ", value ? std::to_string(*value) : "above 2^63",
+                               " does not fit into ", name(file_dtype_of<T>())));
         }
         out[i] = static_cast<T>(*value);
       });
@@ -119,7 +121,8 @@ class SafetensorsFile {
   template <class T>
   std::vector<T> read_rows(TensorInfo const& info, std::int64_t first, std::int64_t rows) const {
     if (info.shape.empty() || first < 0 || rows < 0 || first > info.shape[0] - rows) {
-      throw Error(ErrorCode::argument, text(where(info), ": rows [", first, ", ", first + rows, ") are outside shape ", info.shape_text()));
+      throw Error(ErrorCode::argument,
+                  one_line(where(info), ": rows [", first, ", ", first + rows, ") are outside shape ", info.shape_text()));
     }
     std::int64_t const width = info.shape[0] == 0 ? 0 : info.elements() / info.shape[0];
     std::vector<T> out(static_cast<std::size_t>(rows * width));
@@ -141,7 +144,7 @@ class SafetensorsFile {
   }
   void count(std::uint64_t bytes) const { bytes_read_->fetch_add(bytes, std::memory_order_relaxed); }
   void require(TensorInfo const& info, bool ok, char const* wanted) const {
-    if (!ok) throw Error(ErrorCode::argument, text(where(info), ": dtype ", name(info.dtype), ", expected ", wanted));
+    if (!ok) throw Error(ErrorCode::argument, one_line(where(info), ": dtype ", name(info.dtype), ", expected ", wanted));
   }
   std::string listed() const {
     std::string out = text(header_.tensors.size(), " tensors");

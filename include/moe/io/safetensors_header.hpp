@@ -17,6 +17,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/element.hpp"
+#include "moe/io/one_line.hpp"
 
 namespace moe::io {
 
@@ -89,18 +90,18 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool string(string_t& value) override {
-    if (depth_ != 2 || in_array_) fail(text("string \"", value.substr(0, 40), "\" where none belongs"));
+    if (depth_ != 2 || in_array_) fail(one_line("string \"", value.substr(0, 40), "\" where none belongs"));
     if (entry_ == "__metadata__") {
-      if (!header_.metadata.emplace(field_, value).second) fail(text("metadata key '", field_, "' occurs twice"));
+      if (!header_.metadata.emplace(field_, value).second) fail(one_line("metadata key '", field_, "' occurs twice"));
       return true;
     }
-    if (field_ != "dtype") fail(text("field '", field_, "' is a string"));
+    if (field_ != "dtype") fail(one_line("field '", field_, "' is a string"));
     if (std::exchange(has_dtype_, true)) fail("'dtype' occurs twice");
     auto const type = file_dtype(value);
     if (!type) {
       std::string known;
       for (auto const& row : kFileDTypes) known += (known.empty() ? "" : ", ") + std::string(row.name);
-      fail(text("dtype '", value.substr(0, 40), "' is unknown, expected one of ", known));
+      fail(one_line("dtype '", value.substr(0, 40), "' is unknown, expected one of ", known));
     }
     tensor_.dtype = *type;
     return true;
@@ -108,8 +109,8 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   bool start_array(std::size_t) override {
     if (depth_ != 2 || in_array_ || entry_ == "__metadata__") fail("a list where none belongs");
     bool const shape = field_ == "shape";
-    if (!shape && field_ != "data_offsets") fail(text("field '", field_, "' is unknown"));
-    if (std::exchange(shape ? has_shape_ : has_offsets_, true)) fail(text("'", field_, "' occurs twice"));
+    if (!shape && field_ != "data_offsets") fail(one_line("field '", field_, "' is unknown"));
+    if (std::exchange(shape ? has_shape_ : has_offsets_, true)) fail(one_line("'", field_, "' occurs twice"));
     in_array_ = true;
     numbers_.clear();
     return true;
@@ -118,36 +119,36 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     in_array_ = false;
     if (field_ == "shape") {
       for (std::uint64_t d : numbers_) {
-        if (d > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) fail(text("dimension ", d, " exceeds 2^63 - 1"));
+        if (d > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) fail(one_line("dimension ", d, " exceeds 2^63 - 1"));
         tensor_.shape.push_back(static_cast<std::int64_t>(d));
       }
     } else {
-      if (numbers_.size() != 2) fail(text("data_offsets holds ", numbers_.size(), " numbers, expected 2"));
+      if (numbers_.size() != 2) fail(one_line("data_offsets holds ", numbers_.size(), " numbers, expected 2"));
       tensor_.begin = numbers_[0];
       tensor_.end = numbers_[1];
     }
     return true;
   }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_) fail(text("number ", value, " where none belongs"));
+    if (!in_array_) fail(one_line("number ", value, " where none belongs"));
     numbers_.push_back(value);
     return true;
   }
-  bool number_integer(number_integer_t value) override { fail(text("'", field_, "' holds ", value, ", expected numbers >= 0")); }
+  bool number_integer(number_integer_t value) override { fail(one_line("'", field_, "' holds ", value, ", expected numbers >= 0")); }
   bool number_float(number_float_t, string_t const& spelled) override {
-    fail(text("'", field_, "' holds ", spelled.substr(0, 40), ", expected integers >= 0"));
+    fail(one_line("'", field_, "' holds ", spelled.substr(0, 40), ", expected integers >= 0"));
   }
   bool null() override { fail("null where none belongs"); }
   bool boolean(bool) override { fail("a boolean where none belongs"); }
   bool binary(binary_t&) override { fail("binary data where none belongs"); }
   bool parse_error(std::size_t at, std::string const&, nlohmann::json::exception const&) override {
-    throw Error(ErrorCode::argument, text("'", label_, "': the header is not valid JSON at byte ", 8 + at));
+    throw Error(ErrorCode::argument, one_line("'", label_, "': the header is not valid JSON at byte ", 8 + at));
   }
 
  private:
   [[noreturn]] void fail(std::string const& what) const {
-    throw Error(ErrorCode::argument, text("'", label_, "': header", entry_.empty() ? "" : " entry '", entry_.substr(0, 200),
-                                          entry_.empty() ? "" : "'", ": ", what));
+    throw Error(ErrorCode::argument, one_line("'", label_, "': header", entry_.empty() ? "" : " entry '", entry_.substr(0, 200),
+                                              entry_.empty() ? "" : "'", ": ", what));
   }
 
   SafetensorsHeader& header_;
@@ -179,12 +180,12 @@ inline std::optional<std::uint64_t> tensor_bytes(FileDType type, std::span<std::
 /// Parses the header of a file whose bytes are given, and checks all of it: length, JSON, keys, dtypes, shapes, sizes, and that the
 /// tensors cover the data exactly once. Throws E_ARG naming `label`, the tensor, the value and the bound.
 inline SafetensorsHeader parse_safetensors_header(std::span<std::byte const> file, std::string_view label) {
-  auto fail = [&](std::string const& what) { throw Error(ErrorCode::argument, text("'", label, "': ", what)); };
-  if (file.size() < 8) fail(text("truncated: ", file.size(), " bytes, a safetensors file has at least 8"));
+  auto fail = [&](std::string const& what) { throw Error(ErrorCode::argument, one_line("'", label, "': ", what)); };
+  if (file.size() < 8) fail(one_line("truncated: ", file.size(), " bytes, a safetensors file has at least 8"));
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<std::uint8_t>(file[static_cast<std::size_t>(i)]);
-  if (length > kMaxSafetensorsHeader) fail(text("header length ", length, " exceeds the limit of ", kMaxSafetensorsHeader, " bytes"));
-  if (length > file.size() - 8) fail(text("truncated: header length ", length, " exceeds the ", file.size() - 8, " bytes that follow"));
+  if (length > kMaxSafetensorsHeader) fail(one_line("header length ", length, " exceeds the limit of ", kMaxSafetensorsHeader, " bytes"));
+  if (length > file.size() - 8) fail(one_line("truncated: header length ", length, " exceeds the ", file.size() - 8, " bytes that follow"));
 
   SafetensorsHeader header;
   header.data_begin = 8 + length;
@@ -196,14 +197,15 @@ inline SafetensorsHeader parse_safetensors_header(std::span<std::byte const> fil
   std::uint64_t const data_bytes = file.size() - header.data_begin;
   std::vector<TensorInfo const*> order;
   order.reserve(header.tensors.size());
-  for (auto const& [name_, t] : header.tensors) {
+  for (auto const& entry : header.tensors) {
+    TensorInfo const& t = entry.second;
     auto const where = [&] { return text("tensor '", t.name.substr(0, 200), "' (", name(t.dtype), ' ', t.shape_text(), "): "); };
     auto const offsets = [&] { return text("data_offsets [", t.begin, ", ", t.end, "]"); };
     auto const bytes = detail::tensor_bytes(t.dtype, t.shape);
     if (!bytes) fail(where() + "the size is not a whole number of bytes below 2^60");
     if (t.begin > t.end) fail(where() + offsets() + " run backwards");
-    if (t.end > data_bytes) fail(text(where(), offsets(), " end after the file's ", data_bytes, " data bytes"));
-    if (t.end - t.begin != *bytes) fail(text(where(), offsets(), " span ", t.end - t.begin, " bytes, the shape needs ", *bytes));
+    if (t.end > data_bytes) fail(one_line(where(), offsets(), " end after the file's ", data_bytes, " data bytes"));
+    if (t.end - t.begin != *bytes) fail(one_line(where(), offsets(), " span ", t.end - t.begin, " bytes, the shape needs ", *bytes));
     order.push_back(&t);
   }
   std::ranges::sort(order,
@@ -212,14 +214,14 @@ inline SafetensorsHeader parse_safetensors_header(std::span<std::byte const> fil
   TensorInfo const* previous = nullptr;
   for (TensorInfo const* t : order) {
     if (t->begin != covered) {
-      fail(text("tensor '", t->name.substr(0, 200), "' begins at data byte ", t->begin,
-                t->begin < covered ? " and overlaps" : ", leaving a hole after", previous == nullptr ? " the header" : " tensor '",
-                previous == nullptr ? "" : previous->name.substr(0, 200) + "'", ", which ends at ", covered));
+      fail(one_line("tensor '", t->name.substr(0, 200), "' begins at data byte ", t->begin,
+                    t->begin < covered ? " and overlaps" : ", leaving a hole after", previous == nullptr ? " the header" : " tensor '",
+                    previous == nullptr ? "" : previous->name.substr(0, 200) + "'", ", which ends at ", covered));
     }
     covered = t->end;
     previous = t;
   }
-  if (covered != data_bytes) fail(text("the tensors cover ", covered, " of ", data_bytes, " data bytes"));
+  if (covered != data_bytes) fail(one_line("the tensors cover ", covered, " of ", data_bytes, " data bytes"));
   return header;
 }
 

@@ -23,6 +23,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/element.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/safetensors_header.hpp"
 
 namespace moe::io {
@@ -67,7 +68,7 @@ class AtomicFile {
     int const error = errno;
     if (file_ >= 0) ::close(std::exchange(file_, -1));
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
-    throw Error(ErrorCode::argument, text(what, " '", path_.string(), "': ", std::strerror(error)));
+    throw Error(ErrorCode::argument, one_line(what, " '", path_.string(), "': ", std::strerror(error)));
   }
 
   std::filesystem::path path_;
@@ -83,7 +84,7 @@ class SafetensorsWriter {
   void add_lazy(std::string name, FileDType dtype, std::vector<std::int64_t> shape, std::function<std::vector<std::byte>()> make) {
     insert(std::move(name), dtype, std::move(shape), [make = std::move(make)](AtomicFile& file, std::uint64_t expected) {
       std::vector<std::byte> const bytes = make();
-      if (bytes.size() != expected) throw Error(ErrorCode::argument, text("a tensor of ", expected, " bytes was given ", bytes.size()));
+      if (bytes.size() != expected) throw Error(ErrorCode::argument, one_line("a tensor of ", expected, " bytes was given ", bytes.size()));
       file.write(bytes);
     });
   }
@@ -91,7 +92,7 @@ class SafetensorsWriter {
   void add_bytes(std::string name, FileDType dtype, std::vector<std::int64_t> shape, std::span<std::byte const> bytes) {
     auto const expected = detail::tensor_bytes(dtype, shape);
     if (!expected || *expected != bytes.size()) {
-      throw Error(ErrorCode::argument, text("tensor '", name, "' of shape ", shape_text(shape), " was given ", bytes.size(), " bytes"));
+      throw Error(ErrorCode::argument, one_line("tensor '", name, "' of shape ", shape_text(shape), " was given ", bytes.size(), " bytes"));
     }
     insert(std::move(name), dtype, std::move(shape), [bytes](AtomicFile& file, std::uint64_t) { file.write(bytes); });
   }
@@ -128,11 +129,11 @@ class SafetensorsWriter {
     try {
       json = header.dump();
     } catch (nlohmann::json::exception const& error) {
-      throw Error(ErrorCode::argument, text("a name or metadata value is not UTF-8: ", error.what()));
+      throw Error(ErrorCode::argument, one_line("a name or metadata value is not UTF-8: ", error.what()));
     }
     json.resize((json.size() + 7) / 8 * 8, ' ');
     if (json.size() > kMaxSafetensorsHeader) {
-      throw Error(ErrorCode::argument, text("header length ", json.size(), " exceeds the limit of ", kMaxSafetensorsHeader, " bytes"));
+      throw Error(ErrorCode::argument, one_line("header length ", json.size(), " exceeds the limit of ", kMaxSafetensorsHeader, " bytes"));
     }
     std::array<std::byte, 8> length{};
     for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<std::byte>(json.size() >> (8 * i));
@@ -153,11 +154,11 @@ class SafetensorsWriter {
     auto const bytes = detail::tensor_bytes(dtype, shape);
     bool const negative = std::ranges::any_of(shape, [](std::int64_t d) { return d < 0; });
     if (!bytes || negative || name == "__metadata__") {
-      throw Error(ErrorCode::argument, text("cannot write a tensor '", name, "' of shape ", shape_text(shape)));
+      throw Error(ErrorCode::argument, one_line("cannot write a tensor '", name, "' of shape ", shape_text(shape)));
     }
     TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape), .end = *bytes};
     if (!entries_.emplace(name, Entry{std::move(info), std::move(emit)}).second) {
-      throw Error(ErrorCode::argument, text("tensor '", name, "' was added twice"));
+      throw Error(ErrorCode::argument, one_line("tensor '", name, "' was added twice"));
     }
   }
 

@@ -15,6 +15,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/json.hpp"
+#include "moe/io/one_line.hpp"
 #include "moe/io/safetensors.hpp"
 
 namespace moe::io {
@@ -48,8 +49,8 @@ class TensorStore {
         if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
       }
       if (found.size() != 1) {
-        throw Error(ErrorCode::argument, text("'", label_, "' holds neither model.safetensors.index.json nor model.safetensors, and ",
-                                              found.size(), " other .safetensors files, expected 1"));
+        throw Error(ErrorCode::argument, one_line("'", label_, "' holds neither model.safetensors.index.json nor model.safetensors, and ",
+                                                  found.size(), " other .safetensors files, expected 1"));
       }
       add_file(found.front());
     }
@@ -71,7 +72,7 @@ class TensorStore {
     TensorInfo const* info = file.find(tensor);
     if (info == nullptr) {
       throw Error(ErrorCode::argument,
-                  text("tensor '", tensor, "' is missing in '", file.label(), "', where the index of '", label_, "' puts it"));
+                  one_line("tensor '", tensor, "' is missing in '", file.label(), "', where the index of '", label_, "' puts it"));
     }
     return StoredTensor{&file, info};
   }
@@ -79,7 +80,8 @@ class TensorStore {
   StoredTensor at(std::string_view tensor) const {
     auto found = find(tensor);
     if (!found)
-      throw Error(ErrorCode::argument, text("tensor '", tensor, "' is missing in '", label_, "', which holds ", where_.size(), " tensors"));
+      throw Error(ErrorCode::argument,
+                  one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", where_.size(), " tensors"));
     return *found;
   }
   /// Names of all tensors that begin with `prefix`, sorted.
@@ -134,16 +136,16 @@ class TensorStore {
   }
   void read_index(std::filesystem::path const& directory) {
     std::filesystem::path const path = directory / "model.safetensors.index.json";
-    auto fail = [&](std::string const& what) { throw Error(ErrorCode::argument, text("'", path.string(), "': ", what)); };
-    nlohmann::json const index = read_json(path);
+    auto fail = [&](std::string const& what) { throw Error(ErrorCode::argument, one_line("'", path.string(), "': ", what)); };
+    nlohmann::json const index = read_json(path, ErrorCode::argument);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) fail("'weight_map' is missing");
     std::map<std::string, std::size_t> numbers;
     for (auto const& [tensor, shard] : index["weight_map"].items()) {
-      if (!shard.is_string()) fail(text("the entry of tensor '", tensor, "' is not a file name"));
+      if (!shard.is_string()) fail(one_line("the entry of tensor '", tensor, "' is not a file name"));
       std::string const file = shard.get<std::string>();
       // A checkpoint must not be able to name files outside its own directory.
       if (file.empty() || file == "." || file == ".." || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
-        fail(text("'", file, "', the shard of tensor '", tensor, "', is not a plain file name"));
+        fail(one_line("'", file, "', the shard of tensor '", tensor, "', is not a plain file name"));
       }
       auto const [at, is_new] = numbers.try_emplace(file, shards_.size());
       if (is_new) {

@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/io_layer_weights_test.cpp: one layer's weights from every layout, stored form and shard, and what is wrong with files.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/io/layer_weights.hpp"
+#include "moe/io/safetensors_writer.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using moe::Error;
+using moe::ErrorCode;
+using namespace moe::io;
+
+class Directory {
+ public:
+  Directory() {
+    std::string pattern = (fs::temp_directory_path() / "moe_io_XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~Directory() { fs::remove_all(path_); }
+  fs::path const& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+template <class F>
+std::string message_of(ErrorCode code, F&& f) {
+  try {
+    f();
+  } catch (Error const& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_EQ(error.message().find('\n'), std::string::npos) << error.what();
+    return error.message();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+#define EXPECT_HAS(message, part)                                        \
+  do {                                                                   \
+    std::string const has_message = (message);                           \
+    EXPECT_NE(has_message.find(part), std::string::npos) << has_message; \
+  } while (false)
+
+constexpr std::int64_t kE = 4, kH = 12, kI = 6;
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+/// A different small value at every place; exact in bf16.
+float value(std::int64_t tensor, std::int64_t e, std::int64_t i, std::int64_t j) {
+  return static_cast<float>((tensor * 61 + e * 37 + i * 13 + j * 5) % 251 - 125);
+}
+float gate(std::int64_t e, std::int64_t i, std::int64_t h) { return value(1, e, i, h); }
+float up(std::int64_t e, std::int64_t i, std::int64_t h) { return value(2, e, i, h); }
+float down(std::int64_t e, std::int64_t h, std::int64_t i) { return value(3, e, h, i); }
+
+struct Tensor {
+  std::vector<std::int64_t> shape;
+  std::vector<float> data;
+};
+template <class F>
+Tensor tensor(std::vector<std::int64_t> shape, F f) {
+  Tensor t{shape, {}};
+  std::int64_t n = 1;
+  for (std::int64_t d : shape) n *= d;
+  std::int64_t const cols = shape.back(), rows = shape.size() > 1 ? shape[shape.size() - 2] : 1;
+  for (std::int64_t k = 0; k < n; ++k) t.data.push_back(f(k / (rows * cols), k / cols % rows, k % cols));
+  return t;
+}
+using Tensors = std::map<std::string, Tensor>;
+
+std::string const kRoot = "model.layers.1.mlp.";
+
+Tensors router() {
+  return {{kRoot + "gate.weight", tensor({kE, kH}, [](auto, auto i, auto j) { return value(4, 0, i, j); })}};
+}
+Tensors per_expert(char const* g = "gate_proj", char const* u = "up_proj", char const* d = "down_proj") {
+  Tensors t = router();
+  for (std::int64_t e = 0; e < kE; ++e) {
+    std::string const base = kRoot + "experts." + std::to_string(e) + ".";
+    t[base + g + ".weight"] = tensor({kI, kH}, [&](auto, auto i, auto j) { return gate(e, i, j); });
+    t[base + u + ".weight"] = tensor({kI, kH}, [&](auto, auto i, auto j) { return up(e, i, j); });
+    t[base + d + ".weight"] = tensor({kH, kI}, [&](auto, auto i, auto j) { return down(e, i, j); });
+  }
+  return t;
+}
+float gate_up(std::int64_t e, std::int64_t row, std::int64_t h) { return row < kI ? gate(e, row, h) : up(e, row - kI, h); }
+Tensors fused() {
+  Tensors t = router();
+  t[kRoot + "experts.gate_up_proj"] = tensor({kE, 2 * kI, kH}, gate_up);
+  t[kRoot + "experts.down_proj"] = tensor({kE, kH, kI}, down);
+  return t;
+}
+Tensors transposed() {
+  Tensors t = router();
+  t[kRoot + "experts.gate_up_proj"] = tensor({kE, kH, 2 * kI}, [](auto e, auto h, auto row) { return gate_up(e, row, h); });
+  t[kRoot + "experts.down_proj"] = tensor({kE, kI, kH}, [](auto e, auto i, auto h) { return down(e, h, i); });
+  return t;
+}
+Tensors interleaved() {
+  Tensors t = router();
+  t[kRoot + "experts.gate_up_proj"] =
+      tensor({kE, kH, 2 * kI}, [](auto e, auto h, auto row) { return row % 2 == 0 ? gate(e, row / 2, h) : up(e, row / 2, h); });
+  t[kRoot + "experts.down_proj"] = tensor({kE, kI, kH}, [](auto e, auto i, auto h) { return down(e, h, i); });
+  return t;
+}
+Tensors stacked() {
+  Tensors t = router();
+  t[kRoot + "experts.mlp.w1"] = tensor({kE * kI, kH}, [](auto, auto r, auto h) { return gate(r / kI, r % kI, h); });
+  t[kRoot + "experts.mlp.v1"] = tensor({kE * kI, kH}, [](auto, auto r, auto h) { return up(r / kI, r % kI, h); });
+  t[kRoot + "experts.mlp.w2"] = tensor({kE * kI, kH}, [](auto, auto r, auto h) { return down(r / kI, h, r % kI); });
+  return t;
+}
+Tensors granite() {
+  Tensors t = router();
+  t[kRoot + "input_linear.weight"] = tensor({kE, 2 * kI, kH}, gate_up);
+  t[kRoot + "output_linear.weight"] = tensor({kE, kH, kI}, down);
+  return t;
+}
+
+LayerDescription description(WeightLayout layout = WeightLayout::automatic) {
+  LayerDescription d;
+  d.hidden = kH;
+  d.intermediate = kI;
+  d.router.num_experts = kE;
+  d.router.topk = 2;
+  d.router.renorm = moe::routing::Renorm::sum;
+  d.layout = layout;
+  return d;
+}
+/// The tensors as a file in memory.
+class Store {
+ public:
+  explicit Store(Tensors const& tensors) {
+    SafetensorsWriter writer;
+    for (auto const& [name, t] : tensors) writer.add<float>(name, t.shape, t.data);
+    writer.write(directory_.path() / "model.safetensors");
+    store_ = std::make_unique<TensorStore>(directory_.path());
+  }
+  TensorStore const& operator*() const { return *store_; }
+  TensorStore const* operator->() const { return store_.get(); }
+
+ private:
+  Directory directory_;
+  std::unique_ptr<TensorStore> store_;
+};
+template <class T = float>
+HostLayerWeights<T> load(Tensors const& tensors, LayerDescription const& d = description(), LoadOptions const& options = {}) {
+  Store const store(tensors);
+  return LayerLoader::from_checkpoint(*store, d, 1).load<T>(options);
+}
+
+void expect_canonical(HostLayerWeights<float> const& w) {
+  ASSERT_EQ(w.w13.size(), at(kE * 2 * kI * kH));
+  ASSERT_EQ(w.w2.size(), at(kE * kH * kI));
+  for (std::int64_t e = 0; e < kE; ++e) {
+    for (std::int64_t h = 0; h < kH; ++h) {
+      for (std::int64_t r = 0; r < 2 * kI; ++r)
+        ASSERT_EQ(w.w13[at((e * 2 * kI + r) * kH + h)], gate_up(e, r, h)) << e << ' ' << r << ' ' << h;
+      for (std::int64_t i = 0; i < kI; ++i) ASSERT_EQ(w.w2[at((e * kH + h) * kI + i)], down(e, h, i)) << e << ' ' << h << ' ' << i;
+    }
+  }
+}
+
+TEST(LayerWeights, M4_AllLayoutsGiveIdenticalTensors) {
+  expect_canonical(load(per_expert()));
+  expect_canonical(load(per_expert("w1", "w3", "w2")));
+  expect_canonical(load(per_expert("linear", "linear_v", "linear_1")));
+  expect_canonical(load(fused()));
+  expect_canonical(load(transposed()));
+  expect_canonical(load(granite()));
+  expect_canonical(load(fused(), description(WeightLayout::fused)));
+  expect_canonical(load(transposed(), description(WeightLayout::fused_transposed)));
+  expect_canonical(load(interleaved(), description(WeightLayout::fused_transposed_interleaved)));
+  expect_canonical(load(stacked(), description(WeightLayout::stacked)));
+}
+
+TEST(LayerWeights, Invariant1_Bf16IsKeptBitForBit) {
+  auto const w = load<moe::bf16>(transposed());
+  for (std::int64_t r = 0; r < 2 * kI; ++r) EXPECT_EQ(moe::to_float(w.w13[at(r * kH + 3)]), gate_up(0, r, 3));
+}
+
+TEST(LayerWeights, ExpertsComeInTheOrderAskedFor) {
+  LoadOptions const options{.experts = std::vector<int>{3, 1}};
+  auto const w = load(fused(), description(), options);
+  EXPECT_EQ(w.experts, (std::vector<int>{3, 1}));
+  EXPECT_EQ(w.w13[0], gate(3, 0, 0));
+  EXPECT_EQ(w.w13[at(2 * kI * kH)], gate(1, 0, 0));
+  EXPECT_TRUE(load(fused(), description(), {.experts = std::vector<int>{}}).w13.empty());
+  EXPECT_HAS(message_of(ErrorCode::argument, [] { load(fused(), description(), {.experts = std::vector<int>{4}}); }),
+             "expert 4 is out of range [0, 4)");
+}
+
+TEST(LayerWeights, TensorParallelTakesRowsAndColumns) {
+  for (auto const& [tensors, layout] : {std::pair{per_expert(), WeightLayout::automatic}, std::pair{stacked(), WeightLayout::stacked}}) {
+    for (int rank : {0, 1}) {
+      auto const w = load(tensors, description(layout), {.tp_rank = rank, .tp_size = 2});
+      std::int64_t const part = kI / 2, first = rank * part;
+      ASSERT_EQ(w.intermediate, part);
+      for (std::int64_t e = 0; e < kE; ++e) {
+        for (std::int64_t h = 0; h < kH; ++h) {
+          for (std::int64_t i = 0; i < part; ++i) {
+            ASSERT_EQ(w.w13[at((e * 2 * part + i) * kH + h)], gate(e, first + i, h));
+            ASSERT_EQ(w.w13[at((e * 2 * part + part + i) * kH + h)], up(e, first + i, h));
+            ASSERT_EQ(w.w2[at((e * kH + h) * part + i)], down(e, h, first + i));
+          }
+        }
+      }
+    }
+  }
+  EXPECT_HAS(message_of(ErrorCode::config, [] { load(fused(), description(), {.tp_size = 4}); }),
+             "tp_size 4 does not divide the intermediate sizes 6");
+  EXPECT_HAS(message_of(ErrorCode::argument, [] { load(fused(), description(), {.tp_rank = 2, .tp_size = 2}); }),
+             "tp_rank 2 is out of range [0, 2)");
+}
+
+TEST(LayerWeights, BiasesFollowTheirRows) {
+  Tensors t = interleaved();
+  t[kRoot + "gate.bias"] = tensor({kE}, [](auto, auto, auto j) { return static_cast<float>(j); });
+  t[kRoot + "experts.gate_up_proj_bias"] = tensor({kE, 2 * kI}, [](auto, auto e, auto r) { return static_cast<float>(100 * e + r); });
+  t[kRoot + "experts.down_proj_bias"] = tensor({kE, kH}, [](auto, auto e, auto h) { return static_cast<float>(1000 * e + h); });
+  LayerDescription d = description(WeightLayout::fused_transposed_interleaved);
+  d.expert_bias = d.router_bias = true;
+  auto const w = load(t, d);
+  EXPECT_EQ(w.router_bias, (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_EQ(w.w13_bias[at(2 * kI + 1)], 102.0F) << "gate 1 of expert 1 was at column 2";
+  EXPECT_EQ(w.w13_bias[at(2 * kI + kI)], 101.0F) << "up 0 of expert 1 was at column 1";
+  EXPECT_EQ(w.w2_bias[at(kH + 5)], 1005.0F);
+  auto const second = load(t, d, {.tp_rank = 1, .tp_size = 2});
+  EXPECT_EQ(second.w13_bias[0], 6.0F) << "gate 3 of expert 0";
+  EXPECT_TRUE(std::ranges::all_of(second.w2_bias, [](float b) { return b == 0.0F; })) << "only one partition adds the down bias";
+  t.erase(kRoot + "experts.down_proj_bias");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t, d); }), "missing expert weights: layer 1, expert 0, shard bias");
+}
+
+TEST(LayerWeights, M3_MissingExpert) {
+  Tensors t = per_expert();
+  t.erase(kRoot + "experts.2.up_proj.weight");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }),
+             "missing expert weights: layer 1, expert 2, shard up_proj ('model.layers.1.mlp.experts.2.up_proj.weight' in '");
+  EXPECT_NO_THROW(load(t, description(), {.experts = std::vector<int>{0, 1, 3}})) << "a remote expert is not needed";
+  t = fused();
+  t.erase(kRoot + "experts.down_proj");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "missing expert weights: layer 1, all experts, shard experts.down_proj");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(router()); }),
+             "missing expert weights: layer 1, no expert tensors under 'model.layers.1.mlp.'");
+  EXPECT_HAS(message_of(ErrorCode::argument,
+                        [&] {
+                          load({{"x", tensor({1}, gate)}});
+                        }),
+             "layer 1: no router weight under 'model.layers.1.'");
+}
+
+TEST(LayerWeights, M3_WrongShapeNamesBoth) {
+  Tensors t = per_expert();
+  t[kRoot + "experts.3.down_proj.weight"] = tensor({kI, kH}, down);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "shape [6, 12], expected [12, 6]");
+  t = router();
+  t[kRoot + "gate.weight"] = tensor({kE + 1, kH}, gate);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "shape [5, 12], expected [4, 12]");
+  t = fused();
+  t[kRoot + "experts.gate_up_proj"] = tensor({kE, 2 * kI, kH + 1}, gate_up);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }),
+             "shapes [4, 12, 13] and [4, 12, 6], expected [4, 12, 12] and [4, 12, 6] or both transposed");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(transposed(), description(WeightLayout::fused)); }),
+             "shape [4, 6, 12], expected [4, 12, 6]");
+}
+
+TEST(LayerWeights, M3_ExtraExpert) {
+  Tensors t = per_expert();
+  t[kRoot + "experts.4.up_proj.weight"] = tensor({kI, kH}, up);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "unexpected expert weights: layer 1, expert 4");
+}
+
+TEST(LayerWeights, M12_SelectionBiasIsSqueezed) {
+  LayerDescription d = description();
+  d.correction_bias = true;
+  for (auto const& [name, shape] : {std::pair{"moe_statics.e_score_correction_bias", std::vector<std::int64_t>{1, kE}},
+                                    std::pair{"gate.e_score_correction_bias", std::vector<std::int64_t>{kE}},
+                                    std::pair{"expert_bias", std::vector<std::int64_t>{kE}}}) {
+    Tensors t = per_expert();
+    t[kRoot + name] = tensor(shape, [](auto, auto, auto j) { return static_cast<float>(j) + 0.5F; });
+    EXPECT_EQ(load(t, d).correction_bias, (std::vector<float>{0.5F, 1.5F, 2.5F, 3.5F})) << name;
+    t[kRoot + name] = tensor({1, kE + 1}, gate);
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t, d); }), "shape [1, 5], expected [4]");
+  }
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d); }), "(the selection bias) is missing");
+}
+
+TEST(LayerWeights, SharedExpertsOfAnyName) {
+  for (auto const& [base, g, u, dn] :
+       {std::array{"shared_expert.", "gate_proj", "up_proj", "down_proj"}, std::array{"shared_experts.", "w1", "w3", "w2"},
+        std::array{"shared_mlp.", "gate_proj", "up_proj", "down_proj"}}) {
+    Tensors t = per_expert();
+    LayerDescription d = description();
+    d.shared = {.count = 1, .intermediate = 4, .gate = SharedGate::sigmoid};
+    t[kRoot + base + g + ".weight"] = tensor({4, kH}, [](auto, auto i, auto j) { return gate(9, i, j); });
+    t[kRoot + base + u + ".weight"] = tensor({4, kH}, [](auto, auto i, auto j) { return up(9, i, j); });
+    t[kRoot + base + dn + ".weight"] = tensor({kH, 4}, [](auto, auto i, auto j) { return down(9, i, j); });
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t, d); }), "'model.layers.1.mlp.shared_expert_gate.weight' is missing");
+    t[kRoot + "shared_expert_gate.weight"] = tensor({1, kH}, gate);
+    auto const w = load(t, d);
+    EXPECT_EQ(w.shared.intermediate, 4);
+    EXPECT_EQ(w.shared.w13[at(5 * kH + 2)], up(9, 1, 2));
+    EXPECT_EQ(w.shared.w2[at(3 * 4 + 1)], down(9, 3, 1));
+    EXPECT_EQ(w.shared.gate.size(), at(kH));
+    EXPECT_TRUE(load(t, d, {.shared = false}).shared.w13.empty());
+  }
+  LayerDescription d = description();
+  d.shared = {.count = 1, .intermediate = 4};
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d); }), "missing expert weights: layer 1, shared expert 0");
+}
+
+TEST(LayerWeights, ShardsAreMappedOnlyWhenNeeded) {
+  Directory const dir;
+  Tensors const all = per_expert();
+  nlohmann::json map;
+  for (std::string shard : {"a", "b", "c"}) {
+    SafetensorsWriter writer;
+    for (auto const& [name, t] : all) {
+      // Expert 3 alone lies in shard c; the others' down projections in b.
+      bool const c = name.find("experts.3.") != std::string::npos, b = !c && name.find("down_proj") != std::string::npos;
+      if ((c ? "c" : b ? "b" : "a") != shard) continue;
+      writer.add<float>(name, t.shape, t.data);
+      map[name] = shard + ".safetensors";
+    }
+    writer.write(dir.path() / (shard + ".safetensors"));
+  }
+  std::ofstream(dir.path() / "model.safetensors.index.json") << nlohmann::json{{"weight_map", map}};
+  {
+    TensorStore const store(dir.path());
+    auto const w = LayerLoader::from_checkpoint(store, description(), 1).load<float>({.experts = std::vector<int>{0, 1}});
+    EXPECT_EQ(store.shards_open(), 2U);
+    EXPECT_EQ(store.bytes_read(), at((2 * 3 * kI * kH + kE * kH) * 4)) << "two experts and the router";
+  }
+  {
+    TensorStore const store(dir.path());
+    expect_canonical(LayerLoader::from_checkpoint(store, description(), 1).load<float>());
+    EXPECT_EQ(store.shards_open(), 3U);
+  }
+  fs::remove(dir.path() / "c.safetensors");
+  TensorStore const store(dir.path());
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { LayerLoader::from_checkpoint(store, description(), 1).load<float>(); }), "cannot open");
+  EXPECT_NO_THROW(LayerLoader::from_checkpoint(store, description(), 1).load<float>({.experts = std::vector<int>{0}}));
+}
+
+TEST(TensorStore, MalformedIndexes) {
+  Directory const dir;
+  auto const refusal = [&](std::string const& index) {
+    std::ofstream(dir.path() / "model.safetensors.index.json") << index;
+    return message_of(ErrorCode::argument, [&] { TensorStore store(dir.path()); });
+  };
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { TensorStore store(dir.path()); }), "0 other .safetensors files, expected 1");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { TensorStore store(dir.path() / "none"); }), "No such file");
+  EXPECT_HAS(refusal("{"), "is not valid JSON at byte 2");
+  EXPECT_HAS(refusal("{}"), "'weight_map' is missing");
+  EXPECT_HAS(refusal(R"({"weight_map": {"a": 7}})"), "entry of tensor 'a' is not a file name");
+  EXPECT_HAS(refusal(R"({"weight_map": {"a": "../../etc/passwd"}})"), "is not a plain file name");
+  EXPECT_HAS(refusal(R"({"weight_map": {"a": ".."}})"), "is not a plain file name");
+  std::ofstream(dir.path() / "model.safetensors.index.json") << R"({"weight_map": {"a": "s.safetensors"}})";
+  SafetensorsWriter writer;
+  writer.add<float>("b", {1}, std::vector<float>{1});
+  writer.write(dir.path() / "s.safetensors");
+  TensorStore const store(dir.path());
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { (void)store.find("a"); }), "tensor 'a' is missing in '");
+  EXPECT_FALSE(store.find("b")) << "what the index does not list is not there";
+}
+
+// Stored forms
+
+/// A per-expert file whose expert 0 is e4m3 with the given scales; dequantised value of code c is its table value times the scale.
+struct Fp8File {
+  std::int64_t h = 160, i = 192;
+  Directory dir;
+  SafetensorsWriter writer;
+  std::vector<std::uint8_t> codes = std::vector<std::uint8_t>(static_cast<std::size_t>(160 * 192));
+  LayerDescription d = description();
+  Fp8File() {
+    d.hidden = h;
+    d.intermediate = i;
+    d.router.num_experts = 1;
+    d.router.topk = 1;
+    for (std::size_t k = 0; k < codes.size(); ++k) codes[k] = static_cast<std::uint8_t>((k * 7) % 0x7F | (k % 3 == 0 ? 0x80U : 0U));
+    writer.add<float>(kRoot + "gate.weight", {1, h}, std::vector<float>(at(h)));
+  }
+  void add(std::string const& projection, std::int64_t n, std::int64_t k, std::string const& scale, std::vector<std::int64_t> shape,
+           std::vector<float> scales) {
+    std::string const base = kRoot + "experts.0." + projection;
+    writer.add_bytes(base + ".weight", FileDType::f8_e4m3, {n, k}, std::as_bytes(std::span(codes)));
+    writer.add<float>(base + scale, std::move(shape), std::move(scales));
+  }
+  HostLayerWeights<float> load(LoadOptions const& options = {}) {
+    writer.write(dir.path() / "model.safetensors");
+    TensorStore const store(dir.path());
+    return LayerLoader::from_checkpoint(store, d, 1).load<float>(options);
+  }
+  float code(std::int64_t k) const { return kE4m3Values[codes[at(k)]]; }
+};
+
+TEST(StoredForms, Fp8BlockChannelAndTensorScales) {
+  Fp8File f;
+  f.add("gate_proj", f.i, f.h, ".weight_scale_inv", {2, 2}, {0.5F, 2.0F, 4.0F, 8.0F});
+  std::vector<float> rows(at(f.i));
+  for (std::size_t r = 0; r < rows.size(); ++r) rows[r] = static_cast<float>(r + 1);
+  f.add("up_proj", f.i, f.h, ".weight_scale", {f.i, 1}, rows);
+  f.add("down_proj", f.h, f.i, ".weight_scale", {1}, {0.25F});
+  auto const w = f.load();
+  float const block[2][2] = {{0.5F, 2.0F}, {4.0F, 8.0F}};
+  for (std::int64_t r = 0; r < f.i; ++r) {
+    for (std::int64_t c = 0; c < f.h; ++c) {
+      ASSERT_EQ(w.w13[at(r * f.h + c)], f.code(r * f.h + c) * block[r / 128][c / 128]) << r << ' ' << c;
+      ASSERT_EQ(w.w13[at((f.i + r) * f.h + c)], f.code(r * f.h + c) * rows[at(r)]);
+    }
+  }
+  for (std::size_t k = 0; k < w.w2.size(); ++k) ASSERT_EQ(w.w2[k], f.code(static_cast<std::int64_t>(k)) * 0.25F);
+  // M6: a partition that is not a multiple of the block takes the scales of the whole weight.
+  auto const part = f.load({.tp_rank = 1, .tp_size = 2});
+  EXPECT_EQ(part.w13[0], w.w13[at(96 * f.h)]);
+  EXPECT_EQ(part.w13[at(40 * f.h + 130)], w.w13[at(136 * f.h + 130)]);
+}
+
+TEST(StoredForms, Fp8ErrorsAreNamed) {
+  {
+    Fp8File f;
+    f.add("gate_proj", f.i, f.h, ".weight_scale_inv", {3, 2}, std::vector<float>(6, 1.0F));
+    f.add("up_proj", f.i, f.h, ".weight_scale", {1}, {1.0F});
+    f.add("down_proj", f.h, f.i, ".weight_scale", {1}, {1.0F});
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { f.load(); }), "shape [3, 2], expected [1], [192, 1] or [2, 2]");
+  }
+  {
+    Fp8File f;
+    f.codes[777] = 0xFF;
+    for (char const* p : {"gate_proj", "up_proj"}) f.add(p, f.i, f.h, ".weight_scale", {1}, {1.0F});
+    f.add("down_proj", f.h, f.i, ".weight_scale", {1}, {1.0F});
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { f.load(); }), "NaN code at row 4, column 137");
+  }
+  {
+    Fp8File f;
+    for (char const* p : {"gate_proj", "up_proj"}) f.add(p, f.i, f.h, ".other", {1}, {1.0F});
+    f.add("down_proj", f.h, f.i, ".other", {1}, {1.0F});
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { f.load(); }),
+               "an e4m3 weight needs 'model.layers.1.mlp.experts.0.gate_proj.weight_scale_inv' or");
+  }
+}
+
+TEST(StoredForms, PackedInt4) {
+  Fp8File f;  // for its shapes
+  auto const add = [&](char const* projection, std::int64_t n, std::int64_t k) {
+    std::string const base = kRoot + "experts.0." + projection;
+    std::vector<std::int32_t> words(at(n * k / 8));
+    for (std::int64_t e = 0; e < n * k; ++e)
+      words[at(e / 8)] |= static_cast<std::int32_t>(static_cast<std::uint32_t>((e * 5 + 3) % 16) << (4 * (e % 8)));
+    std::vector<float> scales(at(n * k / 32));
+    for (std::size_t s = 0; s < scales.size(); ++s) scales[s] = static_cast<float>(s % 7 + 1);
+    f.writer.add<std::int32_t>(base + ".weight_packed", {n, k / 8}, words);
+    f.writer.add<float>(base + ".weight_scale", {n, k / 32}, scales);
+    f.writer.add<std::int64_t>(base + ".weight_shape", {2}, std::vector<std::int64_t>{n, k});
+  };
+  add("gate_proj", f.i, f.h);
+  add("up_proj", f.i, f.h);
+  add("down_proj", f.h, f.i);
+  auto const w = f.load();
+  for (std::int64_t e = 0; e < f.i * f.h; ++e) {
+    std::int64_t const row = e / f.h, col = e % f.h, scale = (row * (f.h / 32) + col / 32) % 7 + 1;
+    ASSERT_EQ(w.w13[at(e)], static_cast<float>(((e * 5 + 3) % 16 - 8) * scale)) << e;
+  }
+}
+
+TEST(StoredForms, UnknownPackingsAreRefused) {
+  Tensors t = per_expert();
+  t.erase(kRoot + "experts.0.gate_proj.weight");
+  t[kRoot + "experts.0.gate_proj.qweight"] = tensor({2, 2}, gate);
+  EXPECT_HAS(message_of(ErrorCode::unsupported, [&] { load(t); }), "experts.0.gate_proj.qweight' in '");
+}
+
+TEST(LayerWeights, ProgressCountsToTheEnd) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> seen;
+  load(per_expert(), description(), {.progress = [&](std::int64_t done, std::int64_t total) { seen.emplace_back(done, total); }});
+  ASSERT_EQ(seen.size(), at(kE));
+  EXPECT_EQ(seen.back().first, seen.back().second);
+  EXPECT_EQ(seen.back().second, kE * 3 * kI * kH * 4);
+}
+
+TEST(LayerWeights, RouterConfigPointsIntoTheWeights) {
+  Tensors t = per_expert();
+  LayerDescription d = description();
+  d.correction_bias = true;
+  t[kRoot + "gate.e_score_correction_bias"] = tensor({kE}, gate);
+  auto const w = load(t, d);
+  auto const r = router_config(w);
+  EXPECT_EQ(r.correction_bias, w.correction_bias.data());
+  EXPECT_EQ(r.hash_table, nullptr);
+  EXPECT_EQ(r.num_experts, kE);
+}
+
+}  // namespace
