@@ -1,10 +1,5 @@
 #include <cstdio>
-#include <moe/activation/activation.hpp>
-#include <moe/backends/no_expert_parallel.hpp>
-#include <moe/experts/onednn.hpp>
-#include <moe/modular_kernel.hpp>
-#include <moe/quantization/none.hpp>
-#include <moe/routing/softmax_topk.hpp>
+#include <moe/moe.hpp>
 
 struct Config : moe::LayerDefaults {  // a dimension that is left out is given at run time instead
   static constexpr int hidden = 64, intermediate = 128, num_experts = 8, topk = 2;
