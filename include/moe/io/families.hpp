@@ -245,6 +245,11 @@ inline void kimi_linear(Config c, Out d) {
   shapes(c, d, {"num_experts_per_token", "num_experts_per_tok"}, {"moe_intermediate_size"});
   biased_sigmoid(d);
   c.string("moe_router_activation_func", {"sigmoid"});
+  // Kimi-K3 shares the model type; its routed experts work on a projection whose tensors this reader does not know.
+  if (c.has("routed_expert_hidden_size") && c.integer("routed_expert_hidden_size") != d.hidden) {
+    throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': 'routed_expert_hidden_size' ", c.integer("routed_expert_hidden_size"),
+                                                 " differs from hidden_size ", d.hidden, ", which cannot be read"));
+  }
   if (c.has("use_grouped_topk") && c.flag("use_grouped_topk")) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("moe_renormalize"), 1e-20F);
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
@@ -382,6 +387,7 @@ inline void zaya(Config c, Out d) {
   d.rms_norm_eps = c.positive("rms_norm_eps");
   d.router.num_zero_experts = 1;
   d.zero_expert = ZeroExpert::skip;
+  d.router.zero_expert_kind = routing::ZeroExpertKind::none;
 }
 
 }  // namespace detail::families
