@@ -33,7 +33,7 @@ struct Layout {
 };
 
 TEST(Mpi, AllGather) {
-  Mpi comm(MPI_COMM_WORLD);
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   for (int n : {0, 1, 5}) {
     std::vector<int> const in(static_cast<std::size_t>(n), comm.rank());
     std::vector<int> out(static_cast<std::size_t>(n * comm.size()), -1);
@@ -43,7 +43,7 @@ TEST(Mpi, AllGather) {
 }
 
 TEST(Mpi, AllGatherVInPlaceAndNot) {
-  Mpi comm(MPI_COMM_WORLD);
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   Layout const l(comm.size());
   std::vector<unsigned char> out(static_cast<std::size_t>(l.total + 1), 255);
   for (bool in_place : {false, true}) {
@@ -92,7 +92,7 @@ TEST(Mpi, AllToAllVOfAnySize) {
 }
 
 TEST(Mpi, BroadcastFromEveryRoot) {
-  Mpi comm(MPI_COMM_WORLD);
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   for (int root = 0; root < comm.size(); ++root) {
     std::vector<int> data(1000, comm.rank() == root ? root + 5 : -1);
     comm.broadcast(data.data(), 4000, root, {});
@@ -102,7 +102,7 @@ TEST(Mpi, BroadcastFromEveryRoot) {
 
 // Rank order decides the bits of a float sum, so the result is compared exactly.
 TEST(Mpi, SumsAreInRankOrder) {
-  Mpi comm(MPI_COMM_WORLD);
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   Layout const l(comm.size(), 29);
   std::vector<float> in(static_cast<std::size_t>(l.total)), expected(in.size());
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -130,7 +130,7 @@ TEST(Mpi, SumsAreInRankOrder) {
 }
 
 TEST(Mpi, BarrierHoldsEveryRank) {
-  Mpi comm(MPI_COMM_WORLD);
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   auto const start = std::chrono::steady_clock::now();
   if (comm.rank() == comm.size() - 1) usleep(200'000);
   comm.barrier({});
