@@ -4,8 +4,8 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -374,15 +374,15 @@ TEST(RebalanceSpeed, LargeModelWithinAFrameOfTheEngine) {
   Topology const topology{.num_physical = 288, .num_groups = 8, .num_nodes = 4, .num_ranks = 32};
   double best = 1e9;
   for (int i = 0; i < 3; ++i) {
-    auto const start = std::chrono::steady_clock::now();
+    std::clock_t const start = std::clock();  // processor time: other programs on the machine do not count
     auto const proposal = moe::eplb::propose(ExpertMaps::initial(61, 256, 32), load, topology);
-    best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    best = std::min(best, 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
     ASSERT_EQ(proposal.changed_layers.size(), 61u);
   }
-#ifdef NDEBUG
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(best, 200.0) << "milliseconds";
 #else
-  GTEST_SKIP() << "took " << best << " ms; the bound is for optimised builds";
+  GTEST_SKIP() << "took " << best << " ms; the bound is for optimised builds without sanitizers";
 #endif
 }
 

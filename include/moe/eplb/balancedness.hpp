@@ -34,22 +34,29 @@ inline double balancedness(Table<double> const& rank_load) {
   return most > 0 ? mean / most : 1.0;
 }
 
-/// [R]: load of each rank under one layer's map if every expert's load spreads evenly over its replicas. R divides P.
-inline std::vector<double> rank_loads(ExpertMaps const& maps, int layer, std::span<double const> load, int num_ranks) {
-  if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
-    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " slots do not divide over ", num_ranks, " ranks"));
+/// [R]: load of each rank if every expert's load spreads evenly over its replicas. expert_of_slot [P] (-1 allowed), replica_count
+/// [E], load [E]. E_ARG if R does not divide P or E differs.
+inline std::vector<double> rank_loads(std::span<std::int32_t const> expert_of_slot, std::span<std::int32_t const> replica_count,
+                                      std::span<double const> load, int num_ranks) {
+  if (num_ranks < 1 || expert_of_slot.size() % static_cast<std::size_t>(num_ranks) != 0) {
+    throw Error(ErrorCode::argument, text("P = ", expert_of_slot.size(), " slots do not divide over ", num_ranks, " ranks"));
   }
-  if (static_cast<int>(load.size()) != maps.num_logical()) {
-    throw Error(ErrorCode::argument, text("load has ", load.size(), " experts, the map ", maps.num_logical()));
+  if (load.size() != replica_count.size()) {
+    throw Error(ErrorCode::argument, text("load has ", load.size(), " experts, the map ", replica_count.size()));
   }
-  int const slots_per_rank = maps.num_physical() / num_ranks;
+  std::size_t const slots_per_rank = expert_of_slot.size() / static_cast<std::size_t>(num_ranks);
   std::vector<double> ranks(static_cast<std::size_t>(num_ranks), 0.0);
-  for (int slot = 0; slot < maps.num_physical(); ++slot) {
-    std::int32_t const e = maps.physical_to_logical()(layer, slot);
-    if (e == kEmptySlot) continue;
-    ranks[static_cast<std::size_t>(slot / slots_per_rank)] += load[static_cast<std::size_t>(e)] / maps.replica_count()(layer, e);
+  for (std::size_t slot = 0; slot < expert_of_slot.size(); ++slot) {
+    if (expert_of_slot[slot] == kEmptySlot) continue;
+    auto const e = static_cast<std::size_t>(expert_of_slot[slot]);
+    ranks[slot / slots_per_rank] += load[e] / replica_count[e];
   }
   return ranks;
+}
+
+/// [R]: the same for one layer of the maps.
+inline std::vector<double> rank_loads(ExpertMaps const& maps, int layer, std::span<double const> load, int num_ranks) {
+  return rank_loads(maps.physical_to_logical().row(layer), maps.replica_count().row(layer), load, num_ranks);
 }
 
 /// [layers, R]: the same for all layers.

@@ -141,12 +141,8 @@ inline Proposal propose(ExpertMaps const& current, Table<double> const& load, To
     if (options.keep_slots) slots = preserve_slots(old_expert, slots, used.num_ranks);
     if (std::equal(slots.expert.begin(), slots.expert.end(), old_expert.begin())) continue;
     double const before = balancedness(rank_loads(current, layer, layer_load, used.num_ranks));
-    double const after = balancedness(rank_loads(fresh, layer, layer_load, used.num_ranks));
-    if (!options.spread_replicas && after - before < options.min_gain) continue;
-    if (options.spread_replicas) {  // the exchange changed the rank loads: predict from the edited slots
-      ExpertMaps const edited(Table<std::int32_t>(std::vector<std::vector<std::int32_t>>{slots.expert}), load.cols());
-      if (balancedness(rank_loads(edited, 0, layer_load, used.num_ranks)) - before < options.min_gain) continue;
-    }
+    double const after = balancedness(rank_loads(slots.expert, fresh.replica_count().row(layer), layer_load, used.num_ranks));
+    if (after - before < options.min_gain) continue;
     out.changed_layers.push_back(layer);
     for (int slot = 0; slot < current.num_physical(); ++slot) {
       auto const i = static_cast<std::size_t>(slot);
