@@ -14,7 +14,7 @@ template <int Block = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Flo
 struct Fp8Block : QuantizedRows<Fp8Unit<Floor, Format>, Block>,
                   TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, Block, Block>,
                   ShapeMultiple<1, Block> {
-  static_assert(Block == 128, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose fp8_block128");
+  static_assert(Block == 128, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose fp8_block128 (docs/errors.md#quantization-group)");
   static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_block128" : "fp8_block128_ue8m0";
 };
 

@@ -13,7 +13,7 @@ template <int Group = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Flo
 struct Fp8Group : QuantizedRows<Fp8Unit<Floor, Format>, Group>,
                   TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 1, Group>,
                   ShapeMultiple<1, Group> {
-  static_assert(Group == 128, "moe: fp8 groups are of 128 elements. Fix: choose fp8_group128");
+  static_assert(Group == 128, "moe: fp8 groups are of 128 elements. Fix: choose fp8_group128 (docs/errors.md#quantization-group)");
   static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_group128" : "fp8_group128_ue8m0";
 };
 

@@ -33,7 +33,6 @@ struct ScaleZero {
 /// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints bring the codes.
 template <int Bits>
 struct ZeroPointUnit {
-  static_assert(Bits == 4 || Bits == 8, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers");
   using Code = std::uint8_t;
   using Scale = ScaleZero;
   static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
@@ -47,9 +46,11 @@ struct ZeroPointUnit {
 /// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
 template <int Bits, int Group, bool ZeroPoint = false>
 struct WNa16 : UnquantizedRows {
-  static_assert(Bits == 4 || Bits == 8, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers");
+  static_assert(Bits == 4 || Bits == 8,
+                "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers (docs/errors.md#quantization-bits)");
   static_assert(Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
-                "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these");
+                "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these "
+                "(docs/errors.md#quantization-group)");
   static constexpr char const* kName = Bits == 4 ? (Group == 128   ? "int4_group128"
                                                     : Group == 64  ? "int4_group64"
                                                     : Group == 32  ? "int4_group32"

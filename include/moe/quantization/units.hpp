@@ -72,10 +72,9 @@ struct Int8Unit {
   MOE_HD static float decode(std::int32_t code, float d) { return static_cast<float>(code) * d; }
 };
 
-/// Symmetric integers of `Bits` = 4 or 8 stored with an offset (zero point 8 or 128), as weight-only kernels read them.
+/// Symmetric integers of `Bits` = 4 or 8 (WNa16 checks it) stored with an offset (zero point 8 or 128), as weight-only kernels read them.
 template <int Bits>
 struct OffsetIntUnit {
-  static_assert(Bits == 4 || Bits == 8, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers");
   using Code = std::uint8_t;
   using Scale = float;
   static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
