@@ -267,7 +267,7 @@ static __global__ void identity_batched(char const* rows, float const* scales, s
   }
 }
 /// The same over an expert-major list: out[i] = row list[i]; gaps are left alone.
-static __global__ void identity_listed(char const* rows, float const* scales, std::int32_t const* list, std::int32_t const* summary,
+static __global__ void identity_listed(char const* rows, float const* scales, int scale_stride, std::int32_t const* list, std::int32_t const* summary,
                                        int hidden, bool fp8, __nv_bfloat16* out) {
   for (int i = static_cast<int>(blockIdx.x); i < summary[1]; i += static_cast<int>(gridDim.x)) {
     int const from = list[i];
@@ -280,7 +280,7 @@ static __global__ void identity_listed(char const* rows, float const* scales, st
       if (fp8) {
         __nv_fp8_e4m3 code;
         code.__x = static_cast<unsigned char>(rows[at]);
-        v = static_cast<float>(code) * scales[static_cast<std::size_t>(from) * (hidden / 128) + h / 128];
+        v = static_cast<float>(code) * scales[static_cast<std::size_t>(from) * scale_stride + h / 128];
       } else {
         v = __bfloat162float(reinterpret_cast<__nv_bfloat16 const*>(rows)[at]);
       }
@@ -432,9 +432,15 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
   auto const K = static_cast<std::size_t>(s.topk);
   auto const rows = static_cast<std::size_t>(s.rows());
   auto const summary = read_device<std::int32_t>(calls.own<char>(at.summary[routing_parity]), 2 + 2 * static_cast<std::size_t>(L));
-  auto const ids = read_device<std::int32_t>(calls.own<char>(at.ids[parity]), rows * K);
-  auto const weights = read_device<float>(calls.own<char>(at.weights[parity]), rows * K);
-  auto const sources = read_device<std::int32_t>(calls.own<char>(at.sources[parity]), rows);
+  auto const W = static_cast<std::size_t>(at.record_words);
+  auto const records = read_device<std::int32_t>(calls.own<char>(at.records[parity]), rows * W);
+  auto id_of = [&](std::size_t row, std::size_t j) { return records[row * W + j]; };
+  auto weight_of = [&](std::size_t row, std::size_t j) {
+    float f;
+    std::memcpy(&f, &records[row * W + K + j], 4);
+    return f;
+  };
+  auto source_of = [&](std::size_t row) { return records[row * W + (s.lists ? 3 : 2) * K]; };
   std::vector<std::vector<std::int32_t>> lists(static_cast<std::size_t>(L));
   std::size_t n = 0;
   for (int src = 0; src < s.ranks; ++src) {
@@ -448,16 +454,16 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
       if (!here) {
         continue;
       }
-      if (sources[n] != src * s.max_tokens + token) {
-        return text("rank ", r, " row ", n, ": source ", sources[n], ", expected ", src * s.max_tokens + token);
+      if (source_of(n) != src * s.max_tokens + token) {
+        return text("rank ", r, " row ", n, ": source ", source_of(n), ", expected ", src * s.max_tokens + token);
       }
       for (std::size_t j = 0; j < K; ++j) {
         int const e = t.ids[static_cast<std::size_t>(token) * K + j];
         bool const mine = e >= 0 && e / L == r;
         int const want = mine ? e - r * L : -1;
         float const w = mine ? t.weights[static_cast<std::size_t>(token) * K + j] : 0.0F;
-        if (ids[n * K + j] != want || weights[n * K + j] != w) {
-          return text("rank ", r, " row ", n, " choice ", j, ": id ", ids[n * K + j], " weight ", weights[n * K + j], ", expected ", want,
+        if (id_of(n, j) != want || weight_of(n, j) != w) {
+          return text("rank ", r, " row ", n, " choice ", j, ": id ", id_of(n, j), " weight ", weight_of(n, j), ", expected ", want,
                       " ", w);
         }
         if (mine) {
@@ -470,7 +476,7 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
         if (read_device<unsigned char>(calls.own<char>(at.rows[parity]) + n * row.bytes.size(), row.bytes.size()) != row.bytes) {
           return text("rank ", r, " row ", n, ": payload differs");
         }
-        if (s.fp8 && read_device<float>(calls.own<char>(at.scales[parity]) + n * row.scales.size() * 4, row.scales.size()) != row.scales) {
+        if (s.fp8 && read_device<float>(calls.own<char>(at.scales[parity]) + n * static_cast<std::size_t>(at.scale_stride) * 4, row.scales.size()) != row.scales) {
           return text("rank ", r, " row ", n, ": scales differ");
         }
       }
@@ -481,8 +487,8 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
     return text("rank ", r, ": ", summary[0], " rows, expected ", n);
   }
   for (std::size_t i = n * K; i < rows * K; ++i) {
-    if (ids[i] != -1) {
-      return text("rank ", r, " row ", i / K, " past the last: id ", ids[i]);
+    if (id_of(i / K, i % K) != -1) {
+      return text("rank ", r, " row ", i / K, " past the last: id ", id_of(i / K, i % K));
     }
   }
   if (s.lists) {

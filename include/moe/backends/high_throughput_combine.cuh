@@ -63,8 +63,7 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
   if (block == 0 && tid < R) {
-    fence_system();
-    store_release(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
+    publish(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
   }
   if (tid == 0) {
     failed = 0;
@@ -184,16 +183,16 @@ static __global__ void __launch_bounds__(256) high_throughput_reduce(HighThrough
   begin_dependent_kernel();
   int const K = a.topk;
   int const n = *own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-  std::int32_t const* const slots = own<std::int32_t>(w, a.at.slots[a.parity]);
-  float const* const weights = own<float>(w, a.at.weights[a.parity]);
   for (std::int64_t row = blockIdx.x; row < n; row += gridDim.x) {
+    std::int32_t const* const record = own<std::int32_t>(w, a.at.records[a.parity]) + row * a.at.record_words;
+    float const* const weights = reinterpret_cast<float const*>(record + K);
     uint4* const out = reinterpret_cast<uint4*>(own<char>(w, a.at.outputs[a.parity]) + row * a.hidden * 2);
     for (int u = static_cast<int>(threadIdx.x); u < a.hidden / 8; u += static_cast<int>(blockDim.x)) {
       float acc[8] = {};
       for (int j = 0; j < K; ++j) {
-        if (int const s = slots[row * K + j]; s >= 0) {
+        if (int const s = record[2 * K + j]; s >= 0) {
           accumulate_eight(acc, reinterpret_cast<uint4 const*>(a.y + static_cast<std::size_t>(s) * a.hidden)[u],
-                           a.weights_are_one ? 1.0F : weights[row * K + j]);
+                           a.weights_are_one ? 1.0F : weights[j]);
         }
       }
       out[u] = round_eight(acc);

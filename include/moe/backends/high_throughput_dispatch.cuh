@@ -23,6 +23,7 @@ struct HighThroughputDispatch {
   int tokens_bound = 0;
   std::int32_t const* tokens_device = nullptr;
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0, alignment = 1;
+  int piece_bytes = 1024;  ///< of a row, stored to all its ranks before the next piece; a multiple of 16
   bool lists = true;
   std::uint32_t tag = 0;
   int parity = 0;          ///< where the rows go
@@ -153,8 +154,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     __syncthreads();
     if (tid == 0) {
-      fence_system();
-      store_release(own<std::uint32_t>(w, a.at.counted) + block, round);
+      publish(own<std::uint32_t>(w, a.at.counted) + block, round);
     }
     for (int b = tid; b < blocks; b += threads) {
       if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, round, comm::ExchangePhase::dispatch_counts, me)) {
@@ -294,7 +294,10 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       if (t >= t_last) {
         break;
       }
-      int const to_row = lane < R ? sent_rows[t * R + lane] : -1;
+      // Each lane serves a rank, and which one comes first changes from rank to rank and from token to token.
+      int to_rank = lane + (me + t) % R;
+      to_rank = to_rank >= R ? to_rank - R : to_rank;
+      int const to_row = lane < R ? sent_rows[t * R + to_rank] : -1;
       int e = lane < K ? a.ids[t * K + lane] : -1;
       e = e < E ? e : -1;
       float const weight = lane < K ? a.weights[t * K + lane] : 0.0F;
@@ -342,32 +345,46 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         barrier_wait(&loaded[warp], phase);
         phase ^= 1;
       }
+      char* const to = to_row < 0 ? nullptr : w.peer[to_rank] + a.at.rows[a.parity] + static_cast<std::size_t>(to_row) * a.at.row_bytes;
+      for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
+        if (to_row >= 0) {
+          bulk_store(to + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
+        }
+        __syncwarp();
+      }
       if (to_row >= 0) {
-        bulk_store(w.peer[lane] + a.at.rows[a.parity] + static_cast<std::size_t>(to_row) * a.at.row_bytes, row, a.at.row_bytes);
         if (kFp8 && wide) {
-          bulk_store(w.peer[lane] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * groups * 4, row + a.hidden, groups * 4);
+          bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4, row + a.hidden, groups * 4);
         }
         bulk_commit();
-        at<std::int32_t>(w, lane, a.at.sources[a.parity])[to_row] = me * a.max_tokens + t;
       }
       int const dst = e >= 0 ? e / L : -1;
       for (unsigned left = ranks; left != 0; left &= left - 1) {
-        int const r = __ffs(left) - 1;
-        std::size_t const index = static_cast<std::size_t>(__shfl_sync(0xffffffffU, to_row, r));
+        int const from = __ffs(left) - 1;
+        int const r = __shfl_sync(0xffffffffU, to_rank, from);
+        auto const index = static_cast<std::size_t>(__shfl_sync(0xffffffffU, to_row, from));
         bool const mine = dst == r;
-        if (lane < K) {
-          at<std::int32_t>(w, r, a.at.ids[a.parity])[index * K + lane] = mine ? e - r * L : -1;
-          at<float>(w, r, a.at.weights[a.parity])[index * K + lane] = mine ? weight : 0.0F;
-          if (a.lists) {
-            at<std::int32_t>(w, r, a.at.slots[a.parity])[index * K + lane] = mine ? slot : -1;
-            if (mine) {
-              at<std::int32_t>(w, r, a.at.list[a.parity])[slot] = static_cast<std::int32_t>(index);
-            }
+        // One store of the warp per record of up to 128 bytes: word i is choice i % K of part i / K.
+        std::uint32_t const parts[3] = {static_cast<std::uint32_t>(mine ? e - r * L : -1), mine ? __float_as_uint(weight) : 0U,
+                                        static_cast<std::uint32_t>(mine ? slot : -1)};
+        std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity]) + index * a.at.record_words;
+        int const used = (a.lists ? 3 : 2) * K;
+        for (int c = 0; c < a.at.record_words; c += 32) {
+          int const i = c + lane;
+          int const j = i < K ? i : i < 2 * K ? i - K : i - 2 * K;
+          std::uint32_t const id = __shfl_sync(0xffffffffU, parts[0], j & 31);
+          std::uint32_t const bits = __shfl_sync(0xffffffffU, parts[1], j & 31);
+          std::uint32_t const place = __shfl_sync(0xffffffffU, parts[2], j & 31);
+          if (i < a.at.record_words) {
+            record[i] = i >= used ? static_cast<std::uint32_t>(me * a.max_tokens + t) : i < K ? id : i < 2 * K ? bits : place;
           }
+        }
+        if (a.lists && mine) {
+          at<std::int32_t>(w, r, a.at.list[a.parity])[slot] = static_cast<std::int32_t>(index);
         }
         if (kFp8 && !wide) {
           for (int g = lane; g < groups; g += 32) {
-            at<float>(w, r, a.at.scales[a.parity])[index * groups + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
+            at<float>(w, r, a.at.scales[a.parity])[index * a.at.scale_stride + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
           }
         }
       }
@@ -376,15 +393,13 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     fence_bulk();
     __syncthreads();
     if (tid < R) {
-      fence_system();
-      store_release(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
+      publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
     }
     // What no sender writes: ids of the rows past the last one.
-    std::int32_t* const own_ids = own<std::int32_t>(w, a.at.ids[a.parity]);
-    std::int64_t const tail = static_cast<std::int64_t>(a.capacity) * K;
-    for (std::int64_t i = static_cast<std::int64_t>(num_rows) * K + static_cast<std::int64_t>(block) * threads + tid; i < tail;
-         i += static_cast<std::int64_t>(blocks) * threads) {
-      own_ids[i] = -1;
+    for (int r = num_rows + block * warps + warp; r < a.capacity; r += blocks * warps) {
+      if (lane < K) {
+        own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
+      }
     }
     if (tid < R) {
       wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows, tid);

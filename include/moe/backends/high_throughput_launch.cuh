@@ -7,13 +7,23 @@
 
 namespace moe::detail {
 
+/// Sizes that change speed and nothing else.
+struct HighThroughputTuning {
+  int dispatch_warps = kHighThroughputWarps;
+  int dispatch_piece = 1024;  ///< bytes of a row that go to all its ranks before the next piece
+  int combine_piece = 2048;   ///< bytes of a row in one stage
+  friend constexpr bool operator==(HighThroughputTuning const&, HighThroughputTuning const&) = default;
+};
+
 /// The kernels of one rank over one part of a window. Holds no memory of its own.
 class HighThroughputCalls {
  public:
-  HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape, bool programmatic, int piece_bytes = 2048)
-      : window_(window), shape_(shape), at_(shape), programmatic_(programmatic), piece_bytes_(piece_bytes) {
+  HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape, bool programmatic, HighThroughputTuning const& tuning = {})
+      : window_(window), shape_(shape), at_(shape), programmatic_(programmatic), tuning_(tuning) {
     shape.check();
+    int const piece_bytes = tuning.combine_piece;
     dispatch_shared_ = high_throughput_dispatch_shared(shape);
+    dispatch_warps_ = std::min(tuning.dispatch_warps, high_throughput_dispatch_warps(shape));
     combine_warps_ = high_throughput_combine_warps(shape, piece_bytes);
     combine_stages_ = high_throughput_combine_stages(shape, combine_warps_, piece_bytes);
     combine_shared_ = high_throughput_combine_shared(shape, combine_warps_, combine_stages_, piece_bytes);
@@ -39,6 +49,7 @@ class HighThroughputCalls {
     a.capacity = shape_.rows();
     a.alignment = shape_.alignment;
     a.lists = shape_.lists;
+    a.piece_bytes = tuning_.dispatch_piece;
     a.tag = shape_.tag();
     a.parity = parity;
     a.cached = routing_parity >= 0;
@@ -48,7 +59,7 @@ class HighThroughputCalls {
     a.ids = in.ids;
     a.weights = in.weights;
     launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
-                    shape_.blocks, 32 * high_throughput_dispatch_warps(shape_), dispatch_shared_, programmatic_, stream, a);
+                    shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, programmatic_, stream, a);
   }
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                int routing_parity = -1) const {
@@ -61,7 +72,7 @@ class HighThroughputCalls {
     a.topk = shape_.topk;
     a.parity = parity;
     a.routing_parity = routing_parity >= 0 ? routing_parity : parity;
-    a.piece_bytes = piece_bytes_;
+    a.piece_bytes = tuning_.combine_piece;
     a.stages = combine_stages_;
     a.out = out;
     a.out_stride = out_stride;
@@ -95,10 +106,11 @@ class HighThroughputCalls {
   HighThroughputLayout at_;
   std::size_t dispatch_shared_ = 0;
   std::size_t combine_shared_ = 0;
+  int dispatch_warps_ = 1;
   int combine_warps_ = 1;
   int combine_stages_ = 1;
   bool programmatic_;
-  int piece_bytes_;
+  HighThroughputTuning tuning_;
 };
 
 }  // namespace moe::detail

@@ -80,11 +80,9 @@ struct HighThroughputLayout {
   std::size_t ready = 0;           ///< u32 [rank]
   std::size_t counts[2] = {};      ///< u64 [rank][E + R]: rows from that rank for every expert, then for every rank
   std::size_t rows[2] = {};        ///< [rows][row_bytes]
-  std::size_t scales[2] = {};      ///< float [rows][groups]
-  std::size_t ids[2] = {};         ///< i32 [rows][k] local ids or -1
-  std::size_t weights[2] = {};     ///< float [rows][k], 0 where the id is -1
-  std::size_t slots[2] = {};       ///< i32 [rows][k] place in the expert-major list, or -1
-  std::size_t sources[2] = {};     ///< i32 [rows] source rank * max_tokens + token
+  std::size_t scales[2] = {};      ///< float [rows][scale_stride]
+  std::size_t records[2] = {};     ///< [rows][record_words]: i32 [k] local ids or -1; float [k] weights, 0 where the id is -1; with lists
+                                   ///< i32 [k] place in the expert-major list or -1; i32 source rank * max_tokens + token
   std::size_t list[2] = {};        ///< i32 [list_size] rows by expert; -1 in the gaps
   std::size_t outputs[2] = {};     ///< bf16 [rows][H]: weighted and summed over this rank's experts, for combine
   std::size_t sent_rows[2] = {};   ///< own: i32 [T][R] row of a token at each rank, or -1
@@ -92,6 +90,8 @@ struct HighThroughputLayout {
   std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
   std::size_t bytes = 0;
   int row_bytes = 0;
+  int scale_stride = 0;  ///< floats from row to row: whole lines of 128 bytes, which travel better than parts of them
+  int record_words = 0;  ///< words from row to row, a multiple of 8
 
   HighThroughputLayout() = default;
   explicit HighThroughputLayout(HighThroughputShape const& s) {
@@ -107,6 +107,8 @@ struct HighThroughputLayout {
     auto const E = static_cast<std::size_t>(s.num_experts);
     auto const n = static_cast<std::size_t>(s.rows());
     row_bytes = s.fp8 ? s.hidden : 2 * s.hidden;
+    scale_stride = (s.groups() + 31) / 32 * 32;
+    record_words = ((s.lists ? 3 : 2) * s.topk + 1 + 7) / 8 * 8;
     sent = take(4 * kMaxExchangeBlocks);
     combined = take(4 * kMaxExchangeBlocks);
     counted = take(4 * kMaxExchangeBlocks);
@@ -118,16 +120,13 @@ struct HighThroughputLayout {
       sent_rows[p] = take(4 * T * R);
       sent_slots[p] = take(4 * T * K);
       summary[p] = take(4 * (2 + 2 * static_cast<std::size_t>(s.local_experts())));
-      ids[p] = take(4 * n * K);
-      weights[p] = take(4 * n * K);
-      sources[p] = take(4 * n);
+      records[p] = take(4 * n * static_cast<std::size_t>(record_words));
       if (s.lists) {
-        slots[p] = take(4 * n * K);
         list[p] = take(4 * static_cast<std::size_t>(s.list_size()));
       }
       rows[p] = take(n * static_cast<std::size_t>(row_bytes));
       if (s.fp8) {
-        scales[p] = take(n * static_cast<std::size_t>(s.groups()) * 4);
+        scales[p] = take(n * static_cast<std::size_t>(scale_stride) * 4);
       }
       outputs[p] = take(n * static_cast<std::size_t>(s.hidden) * 2);
     }

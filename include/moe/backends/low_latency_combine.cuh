@@ -16,6 +16,7 @@ struct LowLatencyCombine {
   LowLatencyLayout at;
   int tokens_bound = 0;
   std::int32_t const* tokens_device = nullptr;
+  LowLatencyPieces pieces;  ///< for tokens_bound
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0;
   int parity = 0;
   std::int32_t const* ids = nullptr;  ///< [M][k], as at dispatch
@@ -44,12 +45,39 @@ __device__ inline uint4 round_eight(float const (&acc)[8]) {
   return v;
 }
 
+/// v[i] = sixteen bytes at `offset` of each of the `n` <= 8 rows, asked for in the order kFirst, kFirst + 1, …
+template <int kFirst>
+__device__ inline void load_terms_from(uint4 (&v)[8], char const* const* rows, int n, std::size_t offset) {
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    constexpr int kLast = 7;
+    int const i = (s + kFirst) & kLast;
+    if (i < n) {
+      v[i] = comm::detail::load_peer(reinterpret_cast<uint4 const*>(rows[i] + offset));
+    }
+  }
+}
+/// The order in which rows are asked for decides which link is busy; the order in which they are added does not depend on it.
+__device__ inline void load_terms(uint4 (&v)[8], char const* const* rows, int n, int first, std::size_t offset) {
+  switch (first & 7) {
+    case 0: load_terms_from<0>(v, rows, n, offset); break;
+    case 1: load_terms_from<1>(v, rows, n, offset); break;
+    case 2: load_terms_from<2>(v, rows, n, offset); break;
+    case 3: load_terms_from<3>(v, rows, n, offset); break;
+    case 4: load_terms_from<4>(v, rows, n, offset); break;
+    case 5: load_terms_from<5>(v, rows, n, offset); break;
+    case 6: load_terms_from<6>(v, rows, n, offset); break;
+    default: load_terms_from<7>(v, rows, n, offset); break;
+  }
+}
+
 template <bool kPerRank>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(LowLatencyCombine const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ char const* term_at[comm::kMaxWindowRanks];
   __shared__ float term_weight[comm::kMaxWindowRanks];
   __shared__ int num_terms;
+  __shared__ int first_term;
   __shared__ int failed;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -63,17 +91,18 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
   if (block == 0 && tid < R) {  // the experts' kernel is over: its rows may be read
-    fence_system();
-    store_release(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
+    publish(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
   }
   if (tid == 0) {
     failed = 0;
   }
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
-  LowLatencyPieces const pieces(M, a.hidden, blocks, 256);
-  std::int64_t const items = static_cast<std::int64_t>(M) * pieces.per_token;
-  int const first = static_cast<int>(items * block / blocks);
-  int const last = static_cast<int>(items * (block + 1) / blocks);
+  LowLatencyPieces pieces = a.pieces;
+  if (a.tokens_device != nullptr) {
+    pieces = LowLatencyPieces(min(*a.tokens_device, a.tokens_bound), a.hidden, blocks, kCombineUnit);
+  }
+  unsigned const items = static_cast<unsigned>(pieces.tokens) * static_cast<unsigned>(pieces.per_token);
+  int const first = static_cast<int>(items * static_cast<unsigned>(block) / static_cast<unsigned>(blocks));
+  int const last = static_cast<int>(items * static_cast<unsigned>(block + 1) / static_cast<unsigned>(blocks));
 
   // One warp lists the rows to add: a term per choice, or per rank that has choices, ascending.
   auto list_terms = [&](int t) {
@@ -96,6 +125,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       }
       if (tid == 0) {
         num_terms = __popcll(ranks);
+        first_term = __popcll(ranks & ((std::uint64_t{2} << me) - 1));  // ranks above this one first: no two ranks ask the same one
       }
     } else {
       unsigned const used = __ballot_sync(0xffffffffU, valid);
@@ -109,11 +139,12 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       }
       if (tid == 0) {
         num_terms = __popc(used);
+        first_term = 0;
       }
     }
   };
   if (first < last) {
-    list_terms(first / pieces.per_token);
+    list_terms(pieces.token(first));
   }
   __syncthreads();
   if (tid >= 32 && tid < 32 + R) {
@@ -124,13 +155,13 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
   __syncthreads();
 
   for (int item = first; item < last && failed == 0; ++item) {
-    int const t = item / pieces.per_token;
+    int const t = pieces.token(item);
     if (item != first) {
       __syncthreads();
       list_terms(t);
       __syncthreads();
     }
-    int const from = (item % pieces.per_token) * pieces.values;
+    int const from = pieces.first_value(item);
     int const units = min(pieces.values, a.hidden - from) / 8;
     int const n = num_terms;
     uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + from);
@@ -139,12 +170,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       std::size_t const offset = 2 * static_cast<std::size_t>(from) + 16 * static_cast<std::size_t>(u);
       for (int i0 = 0; i0 < n; i0 += 8) {
         uint4 v[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (i0 + i < n) {
-            v[i] = load_peer(reinterpret_cast<uint4 const*>(term_at[i0 + i] + offset));
-          }
-        }
+        load_terms(v, term_at + i0, min(n - i0, 8), kPerRank ? first_term : 0, offset);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           if (i0 + i < n) {
@@ -179,31 +205,21 @@ static __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduc
   comm::WindowView const& w = a.window;
   begin_dependent_kernel();
   int const K = a.topk;
-  std::uint64_t const* const counts = own<std::uint64_t>(w, a.at.counts[a.parity]);
-  std::int32_t const* const slots = own<std::int32_t>(w, a.at.slots[a.parity]);
-  float const* const weights = own<float>(w, a.at.weights[a.parity]);
+  std::uint32_t const round = *own<std::uint32_t>(w, a.at.round_of[a.parity]);
+  std::uint32_t const* const present = own<std::uint32_t>(w, a.at.present[a.parity]);
   for (int row = static_cast<int>(blockIdx.x); row < w.size * a.max_tokens; row += static_cast<int>(gridDim.x)) {
-    int const src = row / a.max_tokens;
-    int const t = row % a.max_tokens;
-    auto const tokens = static_cast<int>(comm::word_count(counts[static_cast<std::size_t>(src) * a.at.count_stride + a.num_experts]));
-    if (t >= tokens) {
-      continue;
+    if (present[row] != round) {
+      continue;  // the token chose nothing here
     }
-    std::int32_t const* const slot = slots + static_cast<std::size_t>(row) * K;
-    bool any = false;
-    for (int j = 0; j < K; ++j) {
-      any = any || slot[j] >= 0;
-    }
-    if (!any) {
-      continue;
-    }
+    std::int32_t const* const slot = own<std::int32_t>(w, a.at.choices[a.parity]) + static_cast<std::size_t>(row) * 2 * K;
+    float const* const weight = reinterpret_cast<float const*>(slot + K);
     uint4* const out = reinterpret_cast<uint4*>(own<char>(w, a.at.outputs[a.parity]) + static_cast<std::size_t>(row) * a.hidden * 2);
     for (int u = static_cast<int>(threadIdx.x); u < a.hidden / 8; u += static_cast<int>(blockDim.x)) {
       float acc[8] = {};
       for (int j = 0; j < K; ++j) {
         if (int const s = slot[j]; s >= 0) {
           uint4 const v = reinterpret_cast<uint4 const*>(a.y + static_cast<std::size_t>(s) * a.hidden)[u];
-          accumulate_eight(acc, v, a.weights_are_one ? 1.0F : weights[static_cast<std::size_t>(row) * K + j]);
+          accumulate_eight(acc, v, a.weights_are_one ? 1.0F : weight[j]);
         }
       }
       out[u] = round_eight(acc);

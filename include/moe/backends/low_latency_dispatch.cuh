@@ -16,10 +16,31 @@ namespace moe::detail {
 
 inline constexpr int kLowLatencyThreads = 512;
 
+/// How a batch of tokens is cut into pieces of whole units, so that few tokens still occupy all blocks.
+struct LowLatencyPieces {
+  int tokens = 0;
+  int per_token = 1;
+  int values = 0;  ///< of one piece; the last of a token may be shorter
+  LowLatencyPieces() = default;
+  MOE_HD int token(int item) const { return per_token == 1 ? item : item / per_token; }
+  MOE_HD int first_value(int item) const { return per_token == 1 ? 0 : item % per_token * values; }
+  MOE_HD LowLatencyPieces(int tokens, int hidden, int blocks, int unit) : tokens(tokens) {
+    int const units = (hidden + unit - 1) / unit;
+    int wanted = tokens > 0 ? blocks / tokens : 1;
+    wanted = wanted < 1 ? 1 : wanted > units ? units : wanted;
+    int const each = (units + wanted - 1) / wanted;
+    values = each * unit;
+    per_token = (units + each - 1) / each;
+  }
+};
+inline constexpr int kDispatchUnit = 512;  ///< values: scales of a piece are whole 16-byte units
+inline constexpr int kCombineUnit = 256;
+
 struct LowLatencyDispatch {
   comm::WindowView window;
   LowLatencyLayout at;
   int tokens_bound = 0;                         ///< M, or its bound when tokens_device is given
+  LowLatencyPieces pieces;                      ///< for tokens_bound, so that the usual call divides nothing
   std::int32_t const* tokens_device = nullptr;  ///< optional: M on the device
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0;
   std::uint32_t tag = 0;
@@ -79,26 +100,13 @@ __device__ inline uint4 quantize_sixteen(uint4 const (&v)[2], float amax_floor, 
   return out;
 }
 
-/// Splits `tokens` rows of `hidden` values into pieces of whole units of 512 values, so that few tokens still occupy all blocks.
-struct LowLatencyPieces {
-  int per_token;
-  int values;  ///< of one piece; the last of a token may be shorter
-  __device__ LowLatencyPieces(int tokens, int hidden, int blocks, int unit) {
-    int const units = (hidden + unit - 1) / unit;
-    int const wanted = tokens > 0 ? max(1, min(blocks / tokens, units)) : 1;
-    int const each = (units + wanted - 1) / wanted;
-    values = each * unit;
-    per_token = (units + each - 1) / each;
-  }
-};
-
 /// Shared memory: own choices (target addresses), [E] counts before this block's tokens, [E] all counts, own choices (expert, place), two
 /// rows.
 inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   auto const own = static_cast<std::size_t>((s.max_tokens + s.blocks - 1) / s.blocks + 2) * static_cast<std::size_t>(s.topk);
   std::size_t const row =
       s.fp8 ? static_cast<std::size_t>(s.hidden) + 4 * static_cast<std::size_t>(s.groups()) : 2 * static_cast<std::size_t>(s.hidden);
-  return (8 * static_cast<std::size_t>(s.num_experts) + 24 * own + 15) / 16 * 16 + 2 * ((row + 15) / 16 * 16);
+  return (8 * static_cast<std::size_t>(s.num_experts) + 28 * own + 15) / 16 * 16 + 2 * ((row + 15) / 16 * 16);
 }
 
 template <bool kFp8, bool kPerRank>
@@ -117,36 +125,65 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   int const E = a.num_experts;
   int const L = a.local_experts;
 
+  // Until the previous kernel is over, only what it cannot touch: the shared memory of this block.
+  int const own_capacity = ((a.max_tokens + blocks - 1) / blocks + 2) * K;
+  char** const row_target = reinterpret_cast<char**>(shared);  // of each own choice; null: nothing to store
+  char** const scale_target = row_target + own_capacity;
+  int* const before = reinterpret_cast<int*>(scale_target + own_capacity);  // [E] rows ahead of this block's tokens
+  int* const total = before + E;                                            // [E] all rows of this rank
+  int* const expert = total + E;
+  int* const place = expert + own_capacity;
+  int* const rank_of = place + own_capacity;
+  unsigned char* const row_base = shared + (8 * E + 28 * own_capacity + 15) / 16 * 16;
+  if (a.send) {
+    for (int e = tid; e < 2 * E; e += kLowLatencyThreads) {
+      before[e] = 0;
+    }
+  }
+  if (tid == 0) {
+    failed = 0;
+  }
   begin_dependent_kernel();
   std::uint32_t* const round_word = own<std::uint32_t>(w, a.send ? a.at.sent : a.at.received) + block;
   std::uint32_t const round = *round_word + 1;
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
+  LowLatencyPieces pieces = a.pieces;
+  if (a.tokens_device != nullptr) {
+    pieces = LowLatencyPieces(min(*a.tokens_device, a.tokens_bound), a.hidden, blocks, kDispatchUnit);
+  }
+  int const M = pieces.tokens;
   std::uint64_t* const own_counts = own<std::uint64_t>(w, a.at.counts[a.parity]);
+  __syncthreads();
 
   if (a.send) {
-    LowLatencyPieces const pieces(M, a.hidden, blocks, 512);
-    std::int64_t const items = static_cast<std::int64_t>(M) * pieces.per_token;
-    int const first = static_cast<int>(items * block / blocks);
-    int const last = static_cast<int>(items * (block + 1) / blocks);
-    int const t_first = first / pieces.per_token;
-    int const t_last = first == last ? t_first : (last - 1) / pieces.per_token + 1;
+    unsigned const items = static_cast<unsigned>(M) * static_cast<unsigned>(pieces.per_token);
+    int const first = static_cast<int>(items * static_cast<unsigned>(block) / static_cast<unsigned>(blocks));
+    int const last = static_cast<int>(items * static_cast<unsigned>(block + 1) / static_cast<unsigned>(blocks));
+    int const t_first = pieces.token(first);
+    int const t_last = first == last ? t_first : pieces.token(last - 1) + 1;
     int const n_own = (t_last - t_first) * K;
-    int const own_capacity = ((a.max_tokens + blocks - 1) / blocks + 2) * K;
-
-    char** const row_target = reinterpret_cast<char**>(shared);  // of each own choice; null: nothing to store
-    char** const scale_target = row_target + own_capacity;
-    int* const before = reinterpret_cast<int*>(scale_target + own_capacity);
-    int* const total = before + E;
-    int* const expert = total + E;
-    int* const place = expert + own_capacity;
-    unsigned char* const row_base = shared + (8 * E + 24 * own_capacity + 15) / 16 * 16;
     int const piece_bytes = kFp8 ? a.hidden + a.hidden / 32 : 2 * a.hidden;
     int const row_stride = (piece_bytes + 15) / 16 * 16;
 
+    // The first piece is on its way while places are worked out. One step of the loop below covers 16 (8) values a thread.
+    uint4 early[2] = {};
+    if (first < last) {
+      int const from = (first - t_first * pieces.per_token) * pieces.values;
+      int const n = min(pieces.values, a.hidden - from);
+      uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t_first * a.x_stride + from);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        int const u = kFp8 ? 2 * tid + i : tid + i * kLowLatencyThreads;
+        early[i] = u < n / 8 ? x[u] : uint4{};
+      }
+    }
+
+    int const flat_first = t_first * K;
+    int const early_id = tid < n_own ? a.ids[flat_first + tid] : -1;  // of the first warp's first round below
+
     // Quantises piece `item` into one half of the row buffer. The whole block calls it.
     auto stage = [&](int item, unsigned char* row) {
-      int const t = item / pieces.per_token;
-      int const from = (item % pieces.per_token) * pieces.values;
+      int const t = pieces.token(item);
+      int const from = pieces.first_value(item);
       int const n = min(pieces.values, a.hidden - from);
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride + from);
       if constexpr (kFp8) {
@@ -154,10 +191,10 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         float* const scales = reinterpret_cast<float*>(row + n);
         for (int u0 = tid - lane; u0 < units; u0 += kLowLatencyThreads) {
           int const u = u0 + lane;
-          uint4 v[2] = {};
-          if (u < units) {
-            v[0] = x[2 * u];
-            v[1] = x[2 * u + 1];
+          uint4 v[2] = {early[0], early[1]};
+          if (item != first || u0 >= kLowLatencyThreads) {
+            v[0] = u < units ? x[2 * u] : uint4{};
+            v[1] = u < units ? x[2 * u + 1] : uint4{};
           }
           float scale;
           uint4 const codes = quantize_sixteen(v, a.amax_floor, a.pow2_scales, scale);
@@ -170,20 +207,13 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         }
       } else {
         for (int u = tid; u < n / 8; u += kLowLatencyThreads) {
-          reinterpret_cast<uint4*>(row)[u] = x[u];
+          int const step = u / kLowLatencyThreads;
+          reinterpret_cast<uint4*>(row)[u] = item == first && step < 2 ? (step == 0 ? early[0] : early[1]) : x[u];
         }
       }
     };
 
     // Counts of all rows, and of the rows before this block's first token: places follow without atomics on memory, in token order.
-    for (int e = tid; e < 2 * E; e += kLowLatencyThreads) {
-      before[e] = 0;
-    }
-    if (tid == 0) {
-      failed = 0;
-    }
-    __syncthreads();
-    int const flat_first = t_first * K;
     for (int i = tid; i < M * K; i += kLowLatencyThreads) {
       int const e = a.ids[i];
       if (e >= 0 && e < E) {
@@ -194,19 +224,20 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     __syncthreads();
-    // This block's share of the count words goes to every rank.
-    int const share = (E + 1 + blocks - 1 - block) / blocks;  // experts block, block + blocks, …; word E holds M
-    for (int i = tid; i < share * R; i += kLowLatencyThreads) {
-      int const e = block + (i / R) * blocks;
+    // This block's share of the count words goes to every rank: experts block, block + blocks, …; word E holds M.
+    int const warp = tid / 32;
+    for (int e = block + warp * blocks; e <= E; e += blocks * (kLowLatencyThreads / 32)) {
       int const count = e == E ? M : total[e];
-      store_relaxed(at<std::uint64_t>(w, i % R, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
-                    comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
+      for (int r = lane; r < R; r += 32) {
+        store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
+                      comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
+      }
     }
     if (first < last) {
       if (tid < 32) {
         for (int c = 0; c < n_own; c += 32) {
           int const i = c + lane;
-          int e = i < n_own ? a.ids[flat_first + i] : -1;
+          int e = c == 0 ? early_id : i < n_own ? a.ids[flat_first + i] : -1;
           e = e < E ? e : -1;
           unsigned const same = __match_any_sync(0xffffffffU, e);
           int const rank_in_chunk = __popc(same & ((1U << lane) - 1U));
@@ -219,6 +250,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
           if (i < n_own) {
             expert[i] = e;
             place[i] = start + rank_in_chunk;
+            rank_of[i] = e >= 0 ? e / L : -1;
           }
         }
       }
@@ -228,15 +260,16 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
 
     // Where the rows of this rank begin in each batch: after those of all lower ranks.
     auto add_bases = [&] {
-      for (int i = tid; i < n_own * me; i += kLowLatencyThreads) {
-        int const e = expert[i / me];
-        int const s = i % me;
-        if (e >= 0) {
-          std::uint32_t count = 0;
-          if (wait_count(w, own_counts + static_cast<std::size_t>(s) * a.at.count_stride + e, round, a.tag, s, count)) {
-            atomicAdd(&place[i / me], static_cast<int>(count));
-          } else {
-            failed = 1;
+      for (int src = warp; src < me; src += kLowLatencyThreads / 32) {
+        std::uint64_t const* const words = own_counts + static_cast<std::size_t>(src) * a.at.count_stride;
+        for (int i = lane; i < n_own; i += 32) {
+          if (int const e = expert[i]; e >= 0) {
+            std::uint32_t count = 0;
+            if (wait_count(w, words + e, round, a.tag, src, count)) {
+              atomicAdd(&place[i], static_cast<int>(count));
+            } else {
+              failed = 1;
+            }
           }
         }
       }
@@ -246,12 +279,12 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     auto set_targets = [&] {
       for (int i = tid; i < n_own; i += kLowLatencyThreads) {
         int const e = expert[i];
-        int const dst = e < 0 ? 0 : e / L;
+        int const dst = max(rank_of[i], 0);
         bool wanted = e >= 0;
         std::size_t index;
         if constexpr (kPerRank) {
           for (int j = i / K * K; j < i; ++j) {
-            wanted = wanted && !(expert[j] >= 0 && expert[j] / L == dst);
+            wanted = wanted && rank_of[j] != dst;
           }
           index = static_cast<std::size_t>(me) * a.max_tokens + t_first + i / K;
         } else {
@@ -274,8 +307,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         stage(item, row);
         __syncthreads();
       }
-      int const t = item / pieces.per_token;
-      int const from = (item % pieces.per_token) * pieces.values;
+      int const t = pieces.token(item);
+      int const from = pieces.first_value(item);
       int const n = min(pieces.values, a.hidden - from);
       int const units = kFp8 ? n / 16 : n / 8;
       int const groups = n / 128;
@@ -320,34 +353,54 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         }
         int const e = expert[i];
         sent_slots[t * K + i % K] = e < 0 ? -1 : place[i];
-        if (e >= 0) {
-          int const dst = e / L;
+        if (int const dst = rank_of[i]; dst >= 0) {
           at<std::int32_t>(w, dst, a.at.sources[a.parity])[static_cast<std::size_t>(e - dst * L) * a.capacity + place[i]] =
               me * a.max_tokens + t;
         }
       }
       if constexpr (kPerRank) {
-        for (int i = tid; i < n_own * R; i += kLowLatencyThreads) {
-          int const c = i % n_own;
-          int const dst = i / n_own;
+        // One record per (token, rank), in 16-byte stores: the places of its choices there, then their weights.
+        int const parts = (2 * K + 3) / 4;
+        for (int i = tid; i < (t_last - t_first) * R * parts; i += kLowLatencyThreads) {
+          int const part = i % parts;
+          int const dst = i / parts % R;
+          int const c = i / (parts * R) * K;
           int const t = t_first + c / K;
           if (first > t * pieces.per_token) {
             continue;
           }
-          int const e = expert[c];
-          bool const there = e >= 0 && e / L == dst;
-          std::size_t const index = (static_cast<std::size_t>(me) * a.max_tokens + t) * K + c % K;
-          at<std::int32_t>(w, dst, a.at.slots[a.parity])[index] = there ? (e - dst * L) * a.capacity + place[c] : -1;
-          if (there) {
-            at<float>(w, dst, a.at.weights[a.parity])[index] = a.weights[t * K + c % K];
+          bool there = false;
+          for (int j = 0; j < K; ++j) {
+            there = there || rank_of[c + j] == dst;
+          }
+          if (!there) {
+            continue;
+          }
+          std::uint32_t words[4];
+          for (int k = 0; k < 4; ++k) {
+            int const p = 4 * part + k;
+            int const j = p < K ? p : min(p - K, K - 1);
+            words[k] = p >= K ? __float_as_uint(a.weights[t * K + j])
+                              : static_cast<std::uint32_t>(rank_of[c + j] == dst ? (expert[c + j] - dst * L) * a.capacity + place[c + j] : -1);
+          }
+          std::size_t const index = static_cast<std::size_t>(me) * a.max_tokens + t;
+          std::uint32_t* const to = at<std::uint32_t>(w, dst, a.at.choices[a.parity]) + index * 2 * K + 4 * part;
+          if (K % 2 == 0) {
+            store_peer(reinterpret_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
+          } else {
+            for (int k = 0; k < 4 && 4 * part + k < 2 * K; ++k) {
+              to[k] = words[k];
+            }
+          }
+          if (part == 0) {
+            at<std::uint32_t>(w, dst, a.at.present[a.parity])[index] = round;
           }
         }
       }
     }
     __syncthreads();
     if (tid < R && failed == 0) {
-      fence_system();
-      store_release(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
+      publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
     }
   }
 
@@ -376,6 +429,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     for (int b = block; b < kMaxExchangeBlocks; b += blocks) {
       if (a.send) {
         own<std::uint32_t>(w, a.at.sent)[b] = round;
+        *own<std::uint32_t>(w, a.at.round_of[a.parity]) = round;
       }
       if (a.receive) {
         own<std::uint32_t>(w, a.at.received)[b] = round;

@@ -58,6 +58,7 @@ class LowLatencyCalls {
     a.at = at_;
     a.tokens_bound = in.tokens;
     a.tokens_device = in.tokens_device;
+    a.pieces = LowLatencyPieces(in.tokens, shape_.hidden, shape_.blocks, kDispatchUnit);
     a.max_tokens = shape_.max_tokens;
     a.hidden = shape_.hidden;
     a.topk = shape_.topk;
@@ -84,6 +85,7 @@ class LowLatencyCalls {
     a.at = at_;
     a.tokens_bound = in.tokens;
     a.tokens_device = in.tokens_device;
+    a.pieces = LowLatencyPieces(in.tokens, shape_.hidden, shape_.blocks, kCombineUnit);
     a.max_tokens = shape_.max_tokens;
     a.hidden = shape_.hidden;
     a.topk = shape_.topk;

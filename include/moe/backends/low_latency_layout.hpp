@@ -76,8 +76,9 @@ struct LowLatencyLayout {
   std::size_t rows[2] = {};        ///< expert batches [L][C] or per-rank rows [R][T], row_bytes each
   std::size_t scales[2] = {};      ///< float, groups() per row
   std::size_t sources[2] = {};     ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
-  std::size_t slots[2] = {};       ///< per rank only: i32 [R*T][k]: place in [L*C] of each choice, or -1
-  std::size_t weights[2] = {};     ///< per rank only: float [R*T][k]
+  std::size_t choices[2] = {};     ///< per rank only: [R*T] records: i32 [k] place in [L*C] or -1, then float [k] weights
+  std::size_t present[2] = {};     ///< per rank only: u32 [R*T] round in which the record was written
+  std::size_t round_of[2] = {};    ///< own: u32 last dispatch round of each parity
   std::size_t outputs[2] = {};     ///< bf16: expert outputs [L][C][H], or locally reduced rows [R*T][H]
   std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] place of each choice in its expert's batch, or -1
   std::size_t bytes = 0;
@@ -108,9 +109,10 @@ struct LowLatencyLayout {
       counts[p] = take(8 * R * static_cast<std::size_t>(count_stride));
       sent_slots[p] = take(4 * T * K);
       sources[p] = take(4 * batch);
+      round_of[p] = take(4);
       if (s.per_rank) {
-        slots[p] = take(4 * R * T * K);
-        weights[p] = take(4 * R * T * K);
+        choices[p] = take(8 * R * T * K);
+        present[p] = take(4 * R * T);
       }
       rows[p] = take(n * static_cast<std::size_t>(row_bytes));
       if (s.fp8) {

@@ -29,10 +29,13 @@ __device__ inline void store_relaxed(std::uint32_t* p, std::uint32_t v) {
 __device__ inline void store_relaxed(std::uint64_t* p, std::uint64_t v) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-__device__ inline void store_release(std::uint32_t* p, std::uint32_t v) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+/// Publishes `round`: everything that this thread, and those that it met at a block barrier, wrote before is visible with it. The fence
+/// makes the plain store a release; a release store after it would fence twice.
+__device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
+  fence_system();
+  store_relaxed(flag, round);
+}
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t v;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");
@@ -162,8 +165,7 @@ static __global__ void window_barrier(WindowView const __grid_constant__ w) {
   std::uint32_t const round = *round_word + 1;
   int const r = static_cast<int>(threadIdx.x);
   if (r < w.size) {
-    fence_system();
-    store_release(at<std::uint32_t>(w, r, WindowControl::barrier) + w.rank, round);
+    publish(at<std::uint32_t>(w, r, WindowControl::barrier) + w.rank, round);
     wait_round(w, own<std::uint32_t>(w, WindowControl::barrier) + r, round, ExchangePhase::barrier, r);
   }
   __syncthreads();
