@@ -69,12 +69,13 @@ MOE_HD inline float group_score(GroupScore kind, float const* sel, int first, in
 /// Sets sel to -inf outside the topk_group best groups, the lower group first among equals.
 template <class Config>
 MOE_HD inline void mask_groups(Config const& cfg, float* sel) {
-  int const size = cfg.num_experts / cfg.num_expert_group;
+  int const groups = cfg.num_expert_group > 1 ? cfg.num_expert_group : 1;  // a fixed 0 compiles this too
+  int const size = cfg.num_experts / groups;
   float scores[kMaxLogits];
-  for (int g = 0; g < cfg.num_expert_group; ++g) scores[g] = group_score(cfg.group_score, sel, g * size, size);
-  for (int g = 0; g < cfg.num_expert_group; ++g) {
+  for (int g = 0; g < groups; ++g) scores[g] = group_score(cfg.group_score, sel, g * size, size);
+  for (int g = 0; g < groups; ++g) {
     int rank = 0;
-    for (int h = 0; h < cfg.num_expert_group; ++h) rank += scores[h] > scores[g] || (scores[h] == scores[g] && h < g) ? 1 : 0;
+    for (int h = 0; h < groups; ++h) rank += scores[h] > scores[g] || (scores[h] == scores[g] && h < g) ? 1 : 0;
     if (rank < cfg.topk_group) continue;
     for (int e = g * size; e < (g + 1) * size; ++e) sel[e] = -kInfinity;
   }
@@ -106,9 +107,7 @@ MOE_HD inline int sparsemixer_pick(Config const& cfg, float const* sel, float& w
     weight = 0.0F;
     return kNoExpert;
   }
-  float const sum = row_sum(cfg.num_experts, [&](int e) {
-    return sel[e] == -kInfinity || sparsemixer_drops(sel[e], m, cfg.sparsemixer_eps) ? 0.0F : exp_rn(sub_rn(sel[e], m));
-  });
+  float const sum = row_sum(cfg.num_experts, [&](int e) { return sparsemixer_term(sel[e], m, cfg.sparsemixer_eps); });
   weight = div_rn(1.0F, sum);
   return best;
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "moe/core/types.hpp"
 #include "moe/routing/router_config.hpp"
@@ -167,13 +168,34 @@ MOE_HD inline float row_sum(int n, Value const& value) {
   return butterfly_sum(lanes);
 }
 
+/// The softcap of a finite logit, and the score of a finite logit, by run-time choices.
+MOE_HD inline float softcapped(float z, float cap) { return mul_rn(cap, tanh_rn(div_rn(z, cap))); }
+MOE_HD inline float score_by(Scoring scoring, float z, float max, float sum) {
+  switch (scoring) {
+    case Scoring::softmax: return div_rn(exp_rn(sub_rn(z, max)), sum);
+    case Scoring::sigmoid: return sigmoid_rn(z);
+    case Scoring::sqrtsoftplus: return sqrtsoftplus_rn(z);
+    case Scoring::identity: return z;
+  }
+  return 0.0F;
+}
+#ifdef __CUDACC__
+// A kernel of run-time choices holds each of them once instead of once per register of a row: its code would be twenty times as long.
+__device__ __noinline__ inline float softcapped_called(float z, float cap) { return softcapped(z, cap); }
+__device__ __noinline__ inline float score_called(Scoring scoring, float z, float max, float sum) { return score_by(scoring, z, max, sum); }
+#endif
+
 /// A logit as routing reads it: float32, -inf and NaN as -inf (a disabled expert, which softcapping does not revive), capped, finite above.
 template <class Config>
 MOE_HD inline float clean_logit(Config const& cfg, float z) {
   if (!(z > -kInfinity)) return -kInfinity;
   z = z < kLargest ? z : kLargest;
-  if (cfg.logit_softcap > 0.0F) z = mul_rn(cfg.logit_softcap, tanh_rn(div_rn(z, cfg.logit_softcap)));
-  return z;
+  if (!(cfg.logit_softcap > 0.0F)) return z;
+#ifdef __CUDA_ARCH__
+  return softcapped_called(z, cfg.logit_softcap);
+#else
+  return softcapped(z, cfg.logit_softcap);
+#endif
 }
 
 /// The unbiased score of a clean logit (spec 01 §3). For softmax: `max` is the row's largest logit and `sum` the sum of exp(z - max).
@@ -181,13 +203,10 @@ MOE_HD inline float clean_logit(Config const& cfg, float z) {
 template <class Config>
 MOE_HD inline float score(Config const& cfg, float z, float max, float sum) {
   if (z == -kInfinity) return 0.0F;
-  switch (cfg.scoring) {
-    case Scoring::softmax: return div_rn(exp_rn(sub_rn(z, max)), sum);
-    case Scoring::sigmoid: return sigmoid_rn(z);
-    case Scoring::sqrtsoftplus: return sqrtsoftplus_rn(z);
-    case Scoring::identity: return z;
-  }
-  return 0.0F;
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<Config, RouterConfig>) return score_called(cfg.scoring, z, max, sum);
+#endif
+  return score_by(cfg.scoring, z, max, sum);
 }
 
 /// What experts are chosen by: score or logit, plus bias; -inf where the expert must not be chosen.
@@ -227,11 +246,15 @@ MOE_HD constexpr bool renormalises(Config const& cfg) {
   return cfg.renorm != Renorm::none && !(cfg.order == Order::topk_then_score && cfg.scoring == Scoring::softmax);
 }
 
-/// Sparsemixer's mask: whether a logit is too far below the maximum m of its pick.
-MOE_HD inline bool sparsemixer_drops(float z, float m, float eps) {
+/// A logit's part of sparsemixer's softmax: 0 if it is too far below the maximum m of its pick.
+MOE_HD inline float sparsemixer_term(float z, float m, float eps) {
+  if (z == -kInfinity) return 0.0F;
   float const size = max_of(z < 0.0F ? -z : z, m);
-  return div_rn(sub_rn(m, z), size) > add_rn(eps, eps);
+  return div_rn(sub_rn(m, z), size) > add_rn(eps, eps) ? 0.0F : exp_rn(sub_rn(z, m));
 }
+#ifdef __CUDACC__
+__device__ __noinline__ inline float sparsemixer_called(float z, float m, float eps) { return sparsemixer_term(z, m, eps); }
+#endif
 
 }  // namespace detail
 }  // namespace moe::routing

@@ -95,8 +95,10 @@ inline void validate(RouterConfig const& c) {
   auto const e_config = ErrorCode::config;
   require(c.num_experts >= 1, e_config, "num_experts: ", c.num_experts, " is below 1");
   require(c.num_zero_experts >= 0, e_config, "num_zero_experts: ", c.num_zero_experts, " is below 0");
-  require(c.num_fused_shared >= 0, e_config, "num_fused_shared: ", c.num_fused_shared, " is below 0");
-  require(c.num_joint_shared >= 0, e_config, "num_joint_shared: ", c.num_joint_shared, " is below 0");
+  require(c.num_fused_shared >= 0 && c.num_fused_shared <= kMaxTopK, e_config, "num_fused_shared: ", c.num_fused_shared,
+          " is out of range [0, ", kMaxTopK, "]");
+  require(c.num_joint_shared >= 0 && c.num_joint_shared <= kMaxTopK, e_config, "num_joint_shared: ", c.num_joint_shared,
+          " is out of range [0, ", kMaxTopK, "]");
   std::int64_t const logits = std::int64_t{c.num_experts} + c.num_zero_experts + c.num_joint_shared;
   require(logits <= kMaxLogits, e_config, "num_experts: ", logits, " logits per token, at most ", kMaxLogits);
   int const most = std::min(kMaxTopK, c.num_experts + c.num_zero_experts);
@@ -110,8 +112,6 @@ inline void validate(RouterConfig const& c) {
   require(c.topk >= 1 && c.topk <= most, e_config, "top_k: ", c.topk, " is out of range [1, ", most, "]");
   require(c.num_fused_shared == 0 || c.num_zero_experts == 0, e_config, "num_fused_shared: ", c.num_fused_shared, " with num_zero_experts ",
           c.num_zero_experts, ": both number their ids from num_experts");
-  require(c.num_slots() <= 2 * kMaxTopK, e_config, "num_fused_shared: ", c.num_fused_shared, " is out of range [0, ", 2 * kMaxTopK - c.topk,
-          "]");
   detail::validate_groups(c);
   require(c.correction_bias == nullptr || c.order == Order::score_then_topk, e_config,
           "correction_bias: needs score_then_topk, the order is topk_then_score");
@@ -122,6 +122,8 @@ inline void validate(RouterConfig const& c) {
   if (c.selection == Selection::hash_table) {
     require(c.hash_table != nullptr, ErrorCode::argument, "hash_table: null, hash routing needs a table of [vocabulary, top_k]");
     require(c.vocabulary >= 1, e_config, "vocabulary: ", c.vocabulary, " is below 1");
+    require(c.num_expert_group <= 1, e_config, "num_expert_group: ", c.num_expert_group,
+            " with a hash table, which chooses from all experts");
   }
 }
 

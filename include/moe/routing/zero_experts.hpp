@@ -7,16 +7,17 @@
 #include "moe/core/array.hpp"
 #include "moe/core/types.hpp"
 #include "moe/routing/router_config.hpp"
+#include "moe/routing/score.hpp"
 
 namespace moe::routing {
 
 /// Turns the zero experts (ids >= num_experts) of one row's k slots into id -1 with weight 0. Returns the sum of their weights, the factor
 /// of the token in the output; 0 for kind none.
 MOE_HD inline float take_zero_experts(int num_experts, ZeroExpertKind kind, int k, std::int32_t* ids, float* weights) {
-  float factor = 0.0F;
+  float const factor = detail::row_sum(
+      detail::kWarp, [&](int j) { return j < k && ids[j] >= num_experts && kind == ZeroExpertKind::identity ? weights[j] : 0.0F; });
   for (int j = 0; j < k; ++j) {
     if (ids[j] < num_experts) continue;
-    if (kind == ZeroExpertKind::identity) factor += weights[j];
     ids[j] = kNoExpert;
     weights[j] = 0.0F;
   }

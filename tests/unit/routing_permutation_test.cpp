@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/routing_permutation_test.cpp: the order of slots by expert (examples of spec 05 §5) and the launch shapes of the routing
+// kernel.
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <vector>
+
+#include "moe/routing/route.hpp"
+
+namespace {
+
+using namespace moe;
+using namespace moe::routing;
+using Ids = std::vector<std::int32_t>;
+
+struct Permuted {
+  std::vector<std::int64_t> offsets;
+  Ids counts, sorted, inverse;
+};
+Permuted permute(Ids const& ids, int slots, int k, int experts, int alignment, Ids const& map = {}, int shared = 0,
+                 std::int64_t valid = -1) {
+  auto const rows = static_cast<std::int64_t>(ids.size()) / slots;
+  int locals = map.empty() ? experts : 0;
+  for (std::int32_t l : map) locals = std::max(locals, l + 1);
+  auto const n = static_cast<std::size_t>(locals + shared);
+  Permuted r{std::vector<std::int64_t>(n + 1, -9), Ids(n, -9),
+             Ids(static_cast<std::size_t>(permutation_rows(rows, slots, locals + shared, alignment)), -9), Ids(ids.size(), -9)};
+  Permutation const p{.num_local_experts = locals,
+                      .num_local_shared = shared,
+                      .expert_map = map.empty() ? nullptr : map.data(),
+                      .row_alignment = alignment,
+                      .expert_offsets = r.offsets.data(),
+                      .expert_num_tokens = r.counts.data(),
+                      .sorted_slots = r.sorted.data(),
+                      .inverse = r.inverse.data()};
+  validate(p, rows, slots, experts, slots - k);
+  permute_slots(make_rows(ids.data(), rows, slots), k, experts, valid < 0 ? rows : valid, p);
+  return r;
+}
+Ids const kIds{2, 0, 1, 2, 2, 0, -1, 2};
+
+TEST(Permutation, ExampleOfTheSpecification) {
+  Permuted const p = permute(kIds, 2, 2, 3, 1);
+  EXPECT_EQ(p.offsets, (std::vector<std::int64_t>{0, 2, 3, 7}));
+  EXPECT_EQ(p.counts, (Ids{2, 1, 4}));
+  EXPECT_EQ(Ids(p.sorted.begin(), p.sorted.begin() + 7), (Ids{1, 5, 2, 0, 3, 4, 7}));
+  EXPECT_EQ(p.inverse, (Ids{3, 0, 2, 4, 5, 1, -1, 6}));
+}
+TEST(Permutation, AlignedExampleFillsGapsWithTheSlotCount) {
+  Permuted const p = permute(kIds, 2, 2, 3, 4);
+  EXPECT_EQ(p.offsets, (std::vector<std::int64_t>{0, 4, 8, 12}));
+  EXPECT_EQ(Ids(p.sorted.begin(), p.sorted.begin() + 12), (Ids{1, 5, 8, 8, 2, 8, 8, 8, 0, 3, 4, 7}));
+  EXPECT_EQ(p.inverse, (Ids{8, 0, 4, 9, 10, 1, -1, 11}));
+}
+TEST(Permutation, OnlyLocalExpertsAndValidRows) {
+  Permuted const p = permute(kIds, 2, 2, 3, 1, {-1, 0, 1});
+  EXPECT_EQ(p.offsets, (std::vector<std::int64_t>{0, 1, 5}));
+  EXPECT_EQ(p.inverse, (Ids{1, -1, 0, 2, 3, -1, -1, 4}));
+  EXPECT_EQ(permute(kIds, 2, 2, 3, 1, {}, 0, 2).inverse, (Ids{2, 0, 1, 3, -1, -1, -1, -1}));
+  EXPECT_EQ(permute(kIds, 2, 2, 3, 1, {}, 0, 0).offsets, (std::vector<std::int64_t>{0, 0, 0, 0}));
+}
+TEST(Permutation, FusedSharedExpertsComeLast) {
+  Ids const ids{1, 0, 3, -1, 1, 3};  // [2, 3]: two routed columns, one fused
+  EXPECT_EQ(permute(ids, 3, 2, 3, 1, {}, 1).inverse, (Ids{1, 0, 3, -1, 2, 4}));
+  EXPECT_EQ(permute(ids, 3, 2, 3, 1, {}, 0).inverse, (Ids{1, 0, -1, -1, 2, -1}));
+}
+TEST(Permutation, ZeroExpertsHaveNoRow) { EXPECT_EQ(permute({4, 1}, 2, 2, 3, 1).inverse, (Ids{-1, 0})); }
+TEST(Permutation, Capacity) {
+  EXPECT_EQ(permutation_rows(4, 2, 3, 4), 8 + 3 * 3);
+  EXPECT_EQ(permutation_rows(1, 2, 100, 4), 2 + 2 * 3);
+  std::int64_t offset = 0;
+  std::int32_t word = 0;
+  Permutation p{.num_local_experts = 8, .expert_offsets = &offset, .sorted_slots = &word, .inverse = &word};
+  EXPECT_THROW(validate(p, std::int64_t{1} << 30, 2, 8, 0), Error);
+  EXPECT_THROW(validate(p, 4, 2, 9, 0), Error);  // 8 of 9 experts without a map
+  p.row_alignment = 0;
+  EXPECT_THROW(validate(p, 4, 2, 8, 0), Error);
+}
+
+TEST(RoutingTuning, ShapesFollowTheRows) {
+  auto const shape = [](std::int64_t rows, bool clusters, int logits = 256) {
+    return choose_routing_tuning(rows, logits, 132, clusters, true);
+  };
+  EXPECT_EQ(shape(1, true), (RoutingTuning{1, 16, GridBarrier::none}));
+  EXPECT_EQ(shape(128, true), (RoutingTuning{8, 16, GridBarrier::cluster}));
+  EXPECT_EQ(shape(128, false), (RoutingTuning{8, 16, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(4096, true), (RoutingTuning{128, 32, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(100000, true), (RoutingTuning{132, 32, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(100000, true, 1024).warps, 16);  // more registers a thread
+  EXPECT_EQ(choose_routing_tuning(4096, 256, 132, true, false).barrier, GridBarrier::none);
+  std::ostringstream out;
+  out << shape(128, true);
+  EXPECT_EQ(out.str(), "RoutingTuning{blocks 8, warps 16, barrier cluster}");
+}
+
+}  // namespace
