@@ -91,7 +91,7 @@ __device__ inline unsigned load_acquire(unsigned const* p) {
 __device__ inline void grid_barrier(GridBarrier kind, unsigned* word) {
   if (kind == GridBarrier::cluster) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
     return;
   }
