@@ -94,13 +94,9 @@ class Layer {
     }
     rows_ = hidden.extent(0);
     probe.begin(Phase::route);
-    routing::RouteArgs<L> const args{logits,
-                                     options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,
-                                     options.token_ids,
-                                     topk_ids(),
-                                     topk_weights(),
-                                     &counters_,
-                                     options.shared_weights};
+    routing::RouteArgs<L> const args{
+        logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids,     topk_ids(),
+        topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : nullptr,      options.shared_weights};
     if constexpr (Space::kKind == SpaceKind::host) {
       router_.select(args);
     } else {

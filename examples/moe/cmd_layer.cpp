@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/cmd_layer.cpp: `moe layer` and `moe block`: deal the rows to the ranks, run the composition, gather, compare, report.
+// Under mpirun every rank runs this; each step that can fail ends in agree(), so that no rank waits for one that has given up.
+#include <fmt/core.h>
+#include <mpi.h>
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "examples/moe/commands.hpp"
+#include "examples/moe/job.hpp"
+#include "examples/moe/report.hpp"
+#include "moe/io/safetensors_writer.hpp"
+#include "moe/models/registry.hpp"
+#include "moe/routing/any_router.hpp"
+
+namespace moe_tool {
+
+void agree(moe::comm::Mpi& comm, std::string const& error) {
+  constexpr std::size_t kLength = 1024;
+  std::vector<char> mine(kLength);
+  std::vector<char> all(kLength * static_cast<std::size_t>(comm.size()));
+  std::strncpy(mine.data(), error.c_str(), kLength - 1);
+  comm.all_gather(mine.data(), static_cast<std::int64_t>(kLength), all.data(), {});
+  for (int r = 0; r < comm.size(); ++r) {
+    std::string const words = all.data() + static_cast<std::size_t>(r) * kLength;
+    if (words.empty()) {
+      continue;
+    }
+    std::size_t const colon = words.find(": ");  // "E_ARG: message"
+    for (int code = 0; code <= static_cast<int>(moe::ErrorCode::internal); ++code) {
+      auto const c = static_cast<moe::ErrorCode>(code);
+      if (moe::name(c) == words.substr(0, colon)) {
+        throw moe::Error(c, words.substr(colon + 2));
+      }
+    }
+    throw moe::Error(moe::ErrorCode::internal, words);
+  }
+}
+
+std::string default_backend(Job const& job) { return job.comm->size() == 1 ? "no_expert_parallel" : "all_to_all_v"; }
+std::string default_experts(Job const& job) { return job.options.device == "cuda" ? "cuda_reference" : "onednn"; }
+
+namespace {
+
+using namespace moe;
+
+/// MPI for as long as it lives. After a transport error the group is ended instead: a rank may be gone.
+class MpiSession {
+ public:
+  MpiSession() {
+    int given = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given);
+  }
+  MpiSession(MpiSession const&) = delete;
+  MpiSession& operator=(MpiSession const&) = delete;
+  ~MpiSession() {
+    if (!broken) {
+      MPI_Finalize();
+    }
+  }
+  bool broken = false;
+};
+
+int set_threads() {
+  MPI_Comm node = MPI_COMM_NULL;
+  int ranks_here = 1;
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
+  MPI_Comm_size(node, &ranks_here);
+  MPI_Comm_free(&node);
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    omp_set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks_here));
+  }
+  return omp_get_max_threads();
+}
+
+template <class Stage>
+void together(comm::Mpi& comm, Stage&& stage) {
+  std::string error;
+  try {
+    stage();
+  } catch (Error const& e) {
+    error = e.what();
+  }
+  agree(comm, error);
+}
+
+/// first_row [R + 1]: equal shares, or shares cut at random places, some of them empty.
+std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks, JobOptions const& o) {
+  std::vector<std::int64_t> cut(static_cast<std::size_t>(ranks) + 1);
+  std::mt19937_64 random(o.seed);
+  for (int r = 0; r <= ranks; ++r) {
+    auto const at = static_cast<std::size_t>(r);
+    cut[at] = o.deal == "even" || r == 0 || r == ranks ? rows * r / ranks
+                                                       : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows + 1));
+  }
+  std::sort(cut.begin(), cut.end());
+  return cut;
+}
+
+/// Rows [first, last) of a [T, width] tensor as float32, finite.
+std::vector<float> read_rows(io::TensorStore const& store, std::string const& name, std::int64_t width, std::int64_t first,
+                             std::int64_t last) {
+  io::StoredTensor const t = store.at(name);
+  std::vector<float> rows(static_cast<std::size_t>((last - first) * width));
+  t.file->read_elements(*t.info, first * width, (last - first) * width, rows.data());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!std::isfinite(rows[i])) {
+      auto const at = static_cast<std::int64_t>(i);
+      throw Error(ErrorCode::argument,
+                  text(t.where(), ": row ", first + at / width, ", column ", at % width, " is ", rows[i], ", expected a finite number"));
+    }
+  }
+  return rows;
+}
+
+void require_matrix(io::StoredTensor const& t, std::int64_t width) {
+  if (t.shape().size() != 2 || t.shape()[1] != width) {
+    throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", expected [tokens, ", width, "]"));
+  }
+}
+
+/// This rank's rows of the input and of the token ids.
+void read_input(Job& job, io::TensorStore const& input) {
+  io::StoredTensor const t = input.at(job.options.tensor);
+  require_matrix(t, job.description.hidden);
+  std::int64_t const rows = t.shape()[0];
+  job.first_row = deal_rows(rows, job.comm->size(), job.options);
+  for (std::size_t r = 0; r + 1 < job.first_row.size(); ++r) {
+    job.max_rows = std::max(job.max_rows, job.first_row[r + 1] - job.first_row[r]);
+  }
+  auto const me = static_cast<std::size_t>(job.comm->rank());
+  job.hidden = read_rows(input, job.options.tensor, job.description.hidden, job.first_row[me], job.first_row[me + 1]);
+  if (job.description.router.selection == routing::Selection::hash_table && job.options.token_ids.empty()) {
+    job.options.token_ids = "input_ids";
+  }
+  if (!job.options.token_ids.empty()) {
+    io::StoredTensor const ids = input.at(job.options.token_ids);
+    if (ids.info->elements() != rows) {
+      throw Error(ErrorCode::argument, text(ids.where(), ": shape ", ids.info->shape_text(), ", expected [", rows, "]"));
+    }
+    std::vector<std::int64_t> const all = ids.file->read<std::int64_t>(*ids.info);
+    job.token_ids.assign(all.begin() + job.first_row[me], all.begin() + job.first_row[me + 1]);
+  }
+}
+
+/// The rows of all ranks in input order, on every rank.
+template <class T>
+std::vector<T> gather(Job const& job, std::vector<T> const& mine, std::int64_t width) {
+  auto const size = static_cast<std::int64_t>(sizeof(T)) * width;
+  std::vector<std::int64_t> counts;
+  std::vector<std::int64_t> offsets;
+  for (std::size_t r = 0; r + 1 < job.first_row.size(); ++r) {
+    counts.push_back((job.first_row[r + 1] - job.first_row[r]) * size);
+    offsets.push_back(job.first_row[r] * size);
+  }
+  std::vector<T> all(static_cast<std::size_t>(job.first_row.back() * width));
+  job.comm->all_gather_v(mine.data(), job.rows() * size, all.data(), counts.data(), offsets.data(), {});
+  return all;
+}
+
+/// "FILE:NAME" → max |out - expected| / max |expected|.
+double compare(Job const& job, std::vector<float> const& output) {
+  std::size_t const colon = job.options.expected.rfind(':');
+  if (colon == std::string::npos) {
+    throw Error(ErrorCode::argument, text("--expected: \"", job.options.expected, "\" is not FILE:NAME"));
+  }
+  io::TensorStore const store(job.options.expected.substr(0, colon));
+  std::string const tensor = job.options.expected.substr(colon + 1);
+  io::StoredTensor const t = store.at(tensor);
+  require_matrix(t, job.description.hidden);
+  if (t.info->elements() != static_cast<std::int64_t>(output.size())) {
+    throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", the output has ", job.first_row.back(), " rows"));
+  }
+  std::vector<float> const expected = t.file->read<float>(*t.info);
+  double error = 0;
+  double largest = 0;
+  for (std::size_t i = 0; i < output.size(); ++i) {
+    double const difference = std::abs(static_cast<double>(output[i]) - static_cast<double>(expected[i]));
+    error = std::isnan(difference) ? HUGE_VAL : std::max(error, difference);
+    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+Report report_of(Job const& job, JobResult const& result, std::vector<std::int32_t> const& ids, int threads) {
+  Report r;
+  io::LayerDescription const& d = job.description;
+  r.source = job.options.block.empty() ? fmt::format("{}, layer {}", d.model_type, job.options.layer) : d.model_type;
+  r.router = routing::name(routing::router_kind(d.router));
+  if (d.correction_bias && routing::router_kind(d.router) == routing::RouterKind::plain) {
+    r.router = routing::name(routing::RouterKind::bias);
+  }
+  r.quantization = job.options.quantization;
+  r.backend = job.options.backend;
+  r.experts = job.options.experts;
+  r.device = job.options.device;
+  r.ranks = job.comm->size();
+  r.threads = threads;
+  r.tokens = job.first_row.back();
+  for (std::size_t i = 0; i + 1 < job.first_row.size(); ++i) {
+    r.rank_tokens.push_back(job.first_row[i + 1] - job.first_row[i]);
+  }
+  r.hidden = d.hidden;
+  r.intermediate = d.intermediate;
+  r.num_experts = d.router.num_experts;
+  r.topk = d.router.topk;
+  r.load.assign(static_cast<std::size_t>(d.router.num_experts), 0);
+  r.rank_load.assign(static_cast<std::size_t>(r.ranks), 0);
+  for (std::int32_t id : ids) {
+    if (id < 0 || id >= d.router.num_experts) {
+      continue;
+    }
+    ++r.load[static_cast<std::size_t>(id)];
+    ++r.rank_load[static_cast<std::size_t>(job.placement->owner(id))];
+  }
+  MPI_Allreduce(result.seconds.data(), r.seconds.data(), 4, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  r.output = job.options.output.string();
+  return r;
+}
+
+void write_output(Job const& job, std::vector<float> const& output, std::vector<std::int32_t> const& ids,
+                  std::vector<float> const& weights) {
+  std::int64_t const rows = job.first_row.back();
+  std::int64_t const k = job.description.router.topk;
+  io::SafetensorsWriter writer;
+  writer.add("output", {rows, job.description.hidden}, std::span(output));
+  writer.add("topk_ids", {rows, k}, std::span(ids));
+  writer.add("topk_weights", {rows, k}, std::span(weights));
+  writer.write(job.options.output);
+}
+
+JobResult dispatch(Job const& job) {
+  if (job.options.device == "cuda") {
+    return run_cuda(job);
+  }
+  JobResult result;
+  registry::with_policy(registry::quantizations, "quantization", job.options.quantization,
+                        [&](auto quant) { result = run_host<typename decltype(quant)::type>(job); });
+  return result;
+}
+
+/// Unknown names are refused before anything is read, with the list of those that exist.
+void check_names(JobOptions const& o) {
+  auto const ignore = [](auto) {};
+  registry::with_policy(registry::quantizations, "quantization", o.quantization, ignore);
+  if (!o.backend.empty()) {
+    registry::with_policy(registry::all_backends, "backend", o.backend, ignore);
+  }
+  if (!o.experts.empty()) {
+    registry::with_policy(registry::all_experts, "experts", o.experts, ignore);
+  }
+}
+
+void run(JobOptions const& options) {
+  MpiSession session;
+  try {
+    Job job;
+    job.options = options;
+    comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = options.timeout_ms});
+    job.comm = &comm;
+    int const threads = set_threads();
+
+    std::optional<io::TensorStore> store;
+    std::optional<io::TensorStore> input;
+    together(comm, [&] {
+      check_names(options);
+      if (options.block.empty()) {
+        job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer);
+        store.emplace(options.checkpoint);
+        input.emplace(options.input);
+      } else {
+        store.emplace(options.block);
+        job.description = io::from_block_metadata(store->metadata(), store->label());
+        if (!options.input.empty()) {
+          input.emplace(options.input);
+        }
+      }
+      job.store = &*store;
+      job.placement.emplace(job.description.router.num_experts, comm.size(), parse_placement_strategy(options.placement));
+      read_input(job, input ? *input : *store);
+    });
+    if (job.options.backend.empty()) {
+      job.options.backend = default_backend(job);
+    }
+    if (job.options.experts.empty()) {
+      job.options.experts = default_experts(job);
+    }
+
+    JobResult const result = dispatch(job);
+
+    std::vector<float> const output = gather(job, result.output, job.description.hidden);
+    std::vector<std::int32_t> const ids = gather(job, result.topk_ids, job.description.router.topk);
+    std::vector<float> const weights = gather(job, result.topk_weights, job.description.router.topk);
+    Report report = report_of(job, result, ids, threads);
+    together(comm, [&] {
+      if (!options.expected.empty()) {
+        report.error = compare(job, output);
+      }
+      if (comm.rank() == 0) {
+        write_output(job, output, ids, weights);
+      }
+    });
+    if (comm.rank() == 0) {
+      fmt::print("{}", options.json ? as_json(report) : as_text(report));
+    }
+  } catch (TransportError const& e) {
+    session.broken = true;
+    std::fprintf(stderr, "moe: %s\n", e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+}
+
+void add_common(CLI::App& command, JobOptions& o) {
+  command.add_option("--output", o.output, "File to write: output, topk_ids, topk_weights")->required();
+  command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with");
+  command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)");
+  command.add_option("--backend", o.backend,
+                     text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", registry::names(registry::all_backends)));
+  command.add_option("--experts", o.experts,
+                     text("Default: onednn, on cuda cuda_reference. Known: ", registry::names(registry::all_experts)));
+  command.add_option("--quantization", o.quantization, text("Known: ", registry::names(registry::quantizations)))->capture_default_str();
+  command.add_option("--device", o.device, "host or cuda")->check(CLI::IsMember({"host", "cuda"}))->capture_default_str();
+  command.add_option("--placement", o.placement, "linear or round_robin")
+      ->check(CLI::IsMember({"linear", "round_robin"}))
+      ->capture_default_str();
+  command.add_option("--deal", o.deal, "How rows are dealt to the ranks: even or random")
+      ->check(CLI::IsMember({"even", "random"}))
+      ->capture_default_str();
+  command.add_option("--seed", o.seed, "For --deal random")->capture_default_str();
+  command.add_option("--repeat", o.repeat, "Timed repetitions; the fastest is reported")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command.add_option("--timeout-ms", o.timeout_ms, "Deadline of every wait for another rank")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}))
+      ->capture_default_str();
+  command.add_flag("--json", o.json, "Print the report as one JSON object");
+}
+
+}  // namespace
+
+void add_layer(CLI::App& app) {
+  auto o = std::make_shared<JobOptions>();
+  auto* command = app.add_subcommand("layer", "Run one MoE layer of a Hugging Face checkpoint (under mpirun: expert-parallel)");
+  command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")->required();
+  command->add_option("--layer", o->layer, "Layer number")->required();
+  command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required();
+  command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required();
+  add_common(*command, *o);
+  command->callback([o] { run(*o); });
+}
+
+void add_block(CLI::App& app) {
+  auto o = std::make_shared<JobOptions>();
+  auto* command = app.add_subcommand("block", "Run the MoE block of a file that holds weights, inputs and semantics");
+  command->add_option("file", o->block, "The block file")->required();
+  command->add_option("--input", o->input, "Another safetensors file with the rows (default: the block file)");
+  command->add_option("--tensor", o->tensor, "Tensor of the rows, [tokens, hidden]")->capture_default_str();
+  add_common(*command, *o);
+  command->callback([o] { run(*o); });
+}
+
+}  // namespace moe_tool

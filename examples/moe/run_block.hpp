@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/run_block.hpp: one composition run on one job: load this rank's experts, construct, warm up, measure.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/moe/job.hpp"
+#include "moe/models/block.hpp"
+
+namespace moe_tool {
+
+/// Adds up wall time per phase.
+class PhaseTimer {
+ public:
+  void begin(moe::Phase) { start_ = Clock::now(); }
+  void end(moe::Phase p) { seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  std::array<double, 4> const& seconds() const { return seconds_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_;
+  std::array<double, 4> seconds_{};
+};
+
+/// Loading draws a percentage on a terminal once it takes long enough to wonder.
+class Progress {
+ public:
+  explicit Progress(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
+  ~Progress() {
+    if (drawn_) {
+      std::fprintf(stderr, "\r%*s\r", 40, "");
+    }
+  }
+  void operator()(std::int64_t done, std::int64_t total) {
+    if (!shown_ || total < kLarge || 100 * done / total == last_) {
+      return;
+    }
+    last_ = 100 * done / total;
+    drawn_ = true;
+    std::fprintf(stderr, "\rloading experts: %3lld %% of %lld MiB", static_cast<long long>(last_), static_cast<long long>(total >> 20));
+  }
+
+ private:
+  static constexpr std::int64_t kLarge = std::int64_t{256} << 20;
+  bool shown_;
+  bool drawn_ = false;
+  std::int64_t last_ = -1;
+};
+
+/// Runs `stage` on every rank; if it throws anywhere, every rank throws.
+template <class Stage>
+void together(Job const& job, Stage&& stage) {
+  std::string error;
+  try {
+    stage();
+  } catch (moe::Error const& e) {
+    error = e.what();
+  }
+  agree(*job.comm, error);
+}
+
+inline void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64_t first_row) {
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) {
+      auto const at = static_cast<std::int64_t>(i);
+      throw moe::Error(moe::ErrorCode::argument,
+                       moe::text("router_logits: row ", first_row + at / width, ", expert ", at % width, " is NaN, expected a number"));
+    }
+  }
+}
+
+template <class Quant, class Backend, class Experts>
+JobResult run_block(Job const& job, typename Backend::Comm& comm) {
+  using Block = moe::models::Block<Quant, Backend, Experts>;
+  moe::io::LayerDescription const& d = job.description;
+  std::optional<Block> block;
+  moe::io::HostLayerWeights<float> weights;
+  together(job, [&] {
+    auto const mine = job.placement->local_to_physical(job.comm->rank());
+    Progress progress(job.comm->rank() == 0);
+    moe::io::LoadOptions load;
+    load.experts = std::vector<int>(mine.begin(), mine.end());
+    load.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
+    auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, d, job.options.layer)
+                                                  : moe::io::LayerLoader::from_block(*job.store, d);
+    weights = loader.load<float>(load);
+    moe::quantization::check_shape<Quant>(d.expert_hidden(), d.intermediate);
+    refuse_nan(moe::io::compute_router_logits(weights, job.hidden), d.router.num_logits(),
+               job.first_row[static_cast<std::size_t>(job.comm->rank())]);
+  });
+  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows); });
+
+  JobResult result;
+  result.output.resize(job.hidden.size());
+  double best = HUGE_VAL;
+  for (int i = 0; i <= job.options.repeat; ++i) {  // the first run only warms up
+    job.comm->barrier({});
+    PhaseTimer timer;
+    block->forward(job.hidden, job.tokens(), result.output, timer);
+    double const total = timer.seconds()[0] + timer.seconds()[1] + timer.seconds()[2] + timer.seconds()[3];
+    if (i > 0 && total < best) {
+      best = total;
+      result.seconds = timer.seconds();
+    }
+  }
+  result.topk_ids = block->topk_ids();
+  result.topk_weights = block->topk_weights();
+  result.layer_bytes = block->layer().bytes();
+  return result;
+}
+
+/// The communicator of a backend: MPI's, or that of a single rank, which has no state.
+template <class Comm>
+Comm& comm_of(Job const& job) {
+  if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
+    return *job.comm;
+  } else {
+    static Comm self;
+    return self;
+  }
+}
+
+/// Finds the policies by name and runs their composition; a composition that the rules forbid is E_CONFIG with the rule's sentence.
+template <class Quant, class Backends, class ExpertsList>
+JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
+  JobResult result;
+  moe::registry::with_policy(backends, "backend", job.options.backend, [&](auto backend) {
+    moe::registry::with_policy(experts, "experts", job.options.experts, [&](auto kernel) {
+      using Backend = typename decltype(backend)::type;
+      using Experts = typename decltype(kernel)::type;
+      using Layer = moe::registry::RuntimeLayer<float, float>;
+      using Rules = moe::registry::CompositionOf<Layer, Quant, Backend, Experts>;
+      if constexpr (Rules::kLegal) {
+        result = run_block<Quant, Backend, Experts>(job, comm_of<typename Backend::Comm>(job));
+      } else {
+        throw moe::Error(moe::ErrorCode::config, Rules::reason());
+      }
+    });
+  });
+  return result;
+}
+
+}  // namespace moe_tool
