@@ -85,7 +85,7 @@ constexpr double kBf16Ceiling = 679.8e12;
 constexpr double kFp8Ceiling = 1266e12;
 
 /// Microseconds of one layer: `sets` problems in one graph, repeated until it lasts at least 1.5 ms; median of 25 replays after warming up.
-void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tokens, int tile_rows, int max_splits) {
+void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tokens, int tile_rows, int max_splits, int cluster) {
   int const sets = tokens <= 64 ? 8 : tokens <= 256 ? 4 : 2;
   bool const fp8 = is_fp8(scheme);
   std::size_t const weight_bytes = std::size_t(3) * shape.num_experts * shape.hidden * shape.intermediate * (fp8 ? 1 : 2);
@@ -124,6 +124,7 @@ void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tok
   if (tile_rows > 0) {
     tuning.tile_rows = tile_rows;
     if (max_splits > 0) tuning.max_splits = max_splits;
+    if (cluster > 0) tuning.cluster = cluster;
   }
   cudaStream_t stream = nullptr;
   check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
@@ -203,7 +204,7 @@ int main(int argc, char** argv) try {
       for (std::size_t at = 0; at < list.size();) {
         std::size_t const comma = std::min(list.find(',', at), list.size());
         time_one(label, shape, scheme, std::atoi(list.substr(at, comma - at).c_str()), argc > 5 ? std::atoi(argv[5]) : 0,
-                 argc > 6 ? std::atoi(argv[6]) : 0);
+                 argc > 6 ? std::atoi(argv[6]) : 0, argc > 7 ? std::atoi(argv[7]) : 0);
         at = comma + 1;
       }
     }

@@ -22,7 +22,8 @@ struct LayerWeights {
 /// The tile choice for that many tokens; `rows` is the expected rows of one expert.
 constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens) {
   Tuning t{};
-  long long const rows = static_cast<long long>(max_tokens) * shape.topk / (shape.num_experts > 0 ? shape.num_experts : 1);
+  long long const slots = static_cast<long long>(max_tokens) * shape.topk;
+  long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
   if (max_tokens <= 16) {
     t.tile_rows = max_tokens <= 8 ? 8 : 16;
     t.stages = 6;
@@ -30,14 +31,17 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
     t.tile_rows = 64;
     t.stages = 5;
   } else {
-    t.tile_rows = 128;
-    t.stages = 4;
+    t.tile_rows = most_rows(scheme);
+    t.stages = scheme == Scheme::fp8_block ? 5 : 4;
+    t.cluster = rows >= 1024 ? 2 : 1;
   }
-  (void)scheme;
+  t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
+                 (!is_fp8(scheme) || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
   return t;
 }
 
 /// One layer's experts with SwiGLU. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured.
+/// One forward of an object at a time: it owns counters that a forward leaves as it found them.
 class ContiguousLayer {
  public:
   /// E_UNSUPPORTED without a Hopper device; E_CONFIG if a size does not fit the tiles; E_ARG on misaligned weights.
@@ -54,7 +58,9 @@ class ContiguousLayer {
   void forward(LayerCall const& call, Tuning const& tuning, void* workspace, CUstream_st* stream) const;
 
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  void forward_batched(void const* x, std::int32_t const* counts, int capacity, void* out, void* workspace, CUstream_st* stream) const;
+  /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots.
+  void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
+                       CUstream_st* stream) const;
 
  private:
   struct State;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/align.cuh: one CTA sorts the slots by expert (stable), cuts the rows into tiles and plans the work list.
+// experts/hopper/align.cuh: one cluster of CTAs sorts the slots by expert (stable), cuts the rows into tiles and plans the work list.
 #pragma once
 
 #include <cstdint>
 
-#include "moe/experts/hopper/epilogue.cuh"
+#include "moe/experts/hopper/convert.cuh"
 #include "moe/experts/hopper/schedule.cuh"
 
 namespace moe::hopper {
@@ -20,20 +20,13 @@ struct AlignArgs {
   int max_tokens;
   int topk;
   int num_experts;
-  int tile_rows;
-  int workers;
-  int max_splits;
-  int max_units;  ///< counters of one phase
-  long long partial_floats;
-  UnitSpace space;
+  PlanArgs plan;
   Control* control;
-  TokenTile* tiles;
-  int* counters;  ///< ready counters [max_tiles], then split counters of phase 0 and 1
+  int* next_unit;  ///< the counter that clusters draw from; starts at the number of clusters, each of which begins with its own index
+  int* counters;   ///< ready counters [max_tiles], then split counters of phase 0 and 1
   int max_tiles;
-  std::int32_t* source_row;
-  std::int32_t* target_row;
-  float* row_weight;
-  // fp8 schemes: CTAs from the second on quantise x meanwhile.
+  SortedRow* sorted_rows;
+  // fp8 schemes: CTAs past the first cluster quantise x meanwhile.
   void const* x;  ///< [M, H] bf16
   int hidden;
   std::uint8_t* x_codes;  ///< [M, H] e4m3
@@ -42,100 +35,92 @@ struct AlignArgs {
 
 inline constexpr int kAlignThreads = 1024;
 inline constexpr int kAlignWarps = kAlignThreads / 32;
+inline constexpr int kAlignCluster = 8;
 
 /// Dynamic shared memory of the aligning kernel.
-constexpr int align_smem_bytes(int num_experts) { return (kAlignWarps + 4) * num_experts * 4 + 1024; }
+constexpr int align_smem_bytes(int num_experts) { return (kAlignWarps + 2) * num_experts * 4 + 256; }
 
 namespace detail {
 
-/// Exclusive sum over the first `n` values of `data` (n at most 1024), by the whole CTA; returns the total. `scratch` holds 33 ints.
-__device__ inline int exclusive_sum(int value, int* scratch, int* total) {
-  int const lane = static_cast<int>(threadIdx.x) & 31;
-  int const warp = static_cast<int>(threadIdx.x) >> 5;
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    int const other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
-  if (warp == 0) {
-    int warp_sum = scratch[lane];
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      int const other = __shfl_up_sync(0xFFFFFFFFu, warp_sum, offset);
-      if (lane >= offset) warp_sum += other;
-    }
-    scratch[lane] = warp_sum;
-  }
-  __syncthreads();
-  int const before = warp == 0 ? 0 : scratch[warp - 1];
-  *total = scratch[kAlignWarps - 1];
-  __syncthreads();
-  return before + sum - value;
-}
-
-/// e4m3 codes with one scale per 1×128 group: scale = max(amax, 1e-10) / 448. Sixteen lanes hold one group.
+/// e4m3 codes with one scale per 1×128 group: scale = max(amax, 1e-10) / 448; codes from the correctly rounded quotient (values
+/// of few bits often lie midway between two codes). Sixteen lanes hold one group.
+template <int Threads>
 __device__ inline void quantize_groups(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
   long long const groups = static_cast<long long>(tokens) * (a.hidden / 128);
-  long long const step = static_cast<long long>(workers) * (kAlignThreads / 16);
-  long long const rounds = (groups + step - 1) / step;
+  long long const step = static_cast<long long>(workers) * (Threads / 16);
   int const lane = static_cast<int>(threadIdx.x) & 15;
-  long long group = static_cast<long long>(worker) * (kAlignThreads / 16) + (static_cast<int>(threadIdx.x) >> 4);
-  for (long long r = 0; r < rounds; ++r, group += step) {
-    bool const there = group < groups;
-    uint4 const words = there ? __ldg(static_cast<uint4 const*>(a.x) + group * 16 + lane) : make_uint4(0, 0, 0, 0);
-    std::uint32_t const word[4] = {words.x, words.y, words.z, words.w};
-    float v[8];
-    float amax = 0.0F;
+  constexpr int kBatch = 4;
+  for (long long base = static_cast<long long>(worker) * (Threads / 16) + (static_cast<int>(threadIdx.x) >> 4);
+       base - (static_cast<int>(threadIdx.x) >> 4) < groups; base += kBatch * step) {
+    uint4 words[kBatch];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v[2 * i] = __uint_as_float(word[i] << 16);
-      v[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
-      amax = fmaxf(amax, fmaxf(fabsf(v[2 * i]), fabsf(v[2 * i + 1])));
+    for (int b = 0; b < kBatch; ++b) {
+      long long const group = base + b * step;
+      words[b] = group < groups ? __ldg(static_cast<uint4 const*>(a.x) + group * 16 + lane) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (int offset = 1; offset < 16; offset *= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-    float const scale = fmaxf(amax, 1e-10F) / 448.0F;
-    std::uint32_t code[4];
+    for (int b = 0; b < kBatch; ++b) {
+      long long const group = base + b * step;
+      std::uint32_t const word[4] = {words[b].x, words[b].y, words[b].z, words[b].w};
+      float v[8];
+      float amax = 0.0F;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) code[i] = pack_e4m3(v[2 * i] / scale, v[2 * i + 1] / scale);
-    if (there) {
-      reinterpret_cast<uint2*>(a.x_codes)[group * 16 + lane] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
-      if (lane == 0) a.x_scales[group] = scale;
+      for (int i = 0; i < 4; ++i) {
+        v[2 * i] = __uint_as_float(word[i] << 16);
+        v[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
+        amax = fmaxf(amax, fmaxf(fabsf(v[2 * i]), fabsf(v[2 * i + 1])));
+      }
+#pragma unroll
+      for (int offset = 1; offset < 16; offset *= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+      float const scale = fmaxf(amax, 1e-10F) / 448.0F;
+      float const inverse = 1.0F / scale;
+      auto const quotient = [=](float x) {
+        float const q = x * inverse;
+        return fmaf(fmaf(-q, scale, x), inverse, q);
+      };
+      std::uint32_t code[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) code[i] = pack_e4m3(quotient(v[2 * i]), quotient(v[2 * i + 1]));
+      if (group < groups) {
+        reinterpret_cast<uint2*>(a.x_codes)[group * 16 + lane] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
+        if (lane == 0) a.x_scales[group] = scale;
+      }
     }
   }
 }
 
 }  // namespace detail
 
+/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise.
+template <int Cluster>
 __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
   extern __shared__ int align_smem[];
-  int* const scratch = align_smem;         // 64
-  int* const histogram = align_smem + 64;  // [warps][E]
-  int* const row_begin = histogram + kAlignWarps * a.num_experts;
+  int const experts = a.num_experts;
+  int* const scratch = align_smem;  // 64
+  int* const totals = align_smem + 64;
+  int* const row_begin = totals + experts;
+  int* const histogram = row_begin + experts;  // [warps][E]
   int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread & 31;
   int const warp = thread >> 5;
-  int const experts = a.num_experts;
   launch_dependents();
-  if (blockIdx.x > 0) {
+  if (blockIdx.x >= Cluster) {
     wait_for_dependencies();
-    detail::quantize_groups(a, static_cast<int>(blockIdx.x) - 1, static_cast<int>(gridDim.x) - 1);
+    detail::quantize_groups<kAlignThreads>(a, static_cast<int>(blockIdx.x) - Cluster, static_cast<int>(gridDim.x) - Cluster);
     return;
   }
-  for (int i = thread; i < kAlignWarps * experts; i += kAlignThreads) histogram[i] = 0;
+  int const rank = static_cast<int>(cluster_rank());
+  for (int i = lane; i < experts; i += 32) histogram[warp * experts + i] = 0;
   wait_for_dependencies();
-  __syncthreads();
 
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
   int const slots = a.ids != nullptr ? tokens * a.topk : 0;
-  int const chunk = ((slots + kAlignThreads - 1) / kAlignThreads) * 32;  // per warp, whole groups of 32
-  int const begin = min(warp * chunk, slots);
+  int const chunk = ((slots + Cluster * kAlignThreads - 1) / (Cluster * kAlignThreads)) * 32;  // per warp, whole groups of 32
+  int const begin = min((rank * kAlignWarps + warp) * chunk, slots);
   int const end = min(begin + chunk, slots);
   int* const mine = histogram + warp * experts;
+  __syncwarp();
 
   constexpr int kBatch = 4;
   for (int base = begin; base < end; base += 32 * kBatch) {
@@ -147,70 +132,67 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      bool const valid = static_cast<unsigned>(id[i]) < static_cast<unsigned>(experts);
-      unsigned const peers = __match_any_sync(0xFFFFFFFFu, valid ? id[i] : -1);
-      if (valid && lane == __ffs(static_cast<int>(peers)) - 1) mine[id[i]] += __popc(peers);
-      __syncwarp();
+      if (static_cast<unsigned>(id[i]) < static_cast<unsigned>(experts)) atomicAdd(&mine[id[i]], 1);
     }
   }
   __syncthreads();
-
-  // Rows and tiles of each expert; thread e owns expert e (E is at most 1024).
+  // Thread e owns expert e (E is at most 1024): starts of its rows within this CTA, then over the cluster.
   int rows = 0;
   if (thread < experts) {
     if (a.counts != nullptr) {
       rows = min(max(a.counts[thread], 0), a.capacity);
     } else {
+#pragma unroll 8
       for (int w = 0; w < kAlignWarps; ++w) {
         int const count = histogram[w * experts + thread];
         histogram[w * experts + thread] = rows;
         rows += count;
       }
+      totals[thread] = rows;
     }
   }
-  int total_rows = 0;
-  int const first_row = detail::exclusive_sum(rows, scratch, &total_rows);
-  int const tiles = (rows + a.tile_rows - 1) / a.tile_rows;
-  int total_tiles = 0;
-  int const first_tile = detail::exclusive_sum(tiles, scratch, &total_tiles);
-  if (thread < experts) {
-    row_begin[thread] = first_row;
-    int const per_tile = tiles > 0 ? ((rows + tiles - 1) / tiles + 7) / 8 * 8 : 0;
-    for (int t = 0; t < tiles; ++t) a.tiles[first_tile + t] = TokenTile{thread, first_row, rows, first_tile, tiles, per_tile, {0, 0}};
-  }
-  for (int i = thread; i < total_tiles; i += kAlignThreads) a.counters[i] = 0;
-  int splits[2];
+  cluster_arrive();
+  cluster_wait();
+  int before = 0;
+  if (thread < experts && a.counts == nullptr) {
+    rows = 0;
 #pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {
-    int const count = total_tiles * a.space.weight_tiles[phase];
-    long long const by_partials = a.partial_floats / (256LL * a.tile_rows);
-    splits[phase] = choose_splits(count, a.space.k_steps[phase], a.workers, a.max_splits,
-                                  static_cast<int>(min(static_cast<long long>(a.max_units), by_partials)));
-    if (splits[phase] > 1) {
-      for (int i = thread; i < 2 * count; i += kAlignThreads) a.counters[a.max_tiles + phase * a.max_units + i] = 0;
+    for (int r = 0; r < Cluster; ++r) {
+      int const count = load_cluster(totals + thread, static_cast<std::uint32_t>(r));
+      if (r < rank) before += count;
+      rows += count;
     }
   }
-  if (thread == 0) {
-    *a.control = Control{a.workers,
-                         total_tiles,
-                         {splits[0], splits[1]},
-                         {total_tiles * a.space.weight_tiles[0] * splits[0], total_tiles * a.space.weight_tiles[1] * splits[1]},
-                         total_rows,
-                         slots - total_rows};
+  cluster_arrive();  // every CTA has read the others' totals when the last thread waits at the end
+
+  int first_row = 0;
+  Control const control = detail::plan_tiles<kAlignThreads>(a.plan, rows, slots, rank == 0, scratch, first_row);
+  if (thread < experts) row_begin[thread] = first_row + before;
+  if (rank == 1) {
+    for (int i = thread; i < control.token_tiles * a.plan.cluster; i += kAlignThreads) a.counters[i] = 0;
+  }
+  if (rank >= 2 && rank < 4) {
+    int const phase = rank - 2;
+    int const splits = phase == 0 ? control.splits[0] : control.splits[1];
+    if (splits > 1) {
+      int const used = 2 * (phase == 0 ? control.units[0] : control.units[1]) / splits;
+      for (int i = thread; i < used; i += kAlignThreads) a.counters[a.max_tiles + phase * a.plan.max_units + i] = 0;
+    }
+  }
+  if (rank == 0 && thread == 0) {
+    *a.control = control;
+    *a.next_unit = a.plan.workers;
   }
   __syncthreads();
 
   if (a.counts != nullptr) {
-    for (int expert = warp; expert < experts; expert += kAlignWarps) {
+    for (int expert = rank * kAlignWarps + warp; expert < experts; expert += Cluster * kAlignWarps) {
       int const base = row_begin[expert];
       int const count = min(max(a.counts[expert], 0), a.capacity);
       for (int r = lane; r < count; r += 32) {
-        a.source_row[base + r] = expert * a.capacity + r;
-        a.target_row[base + r] = expert * a.capacity + r;
-        a.row_weight[base + r] = 1.0F;
+        a.sorted_rows[base + r] = SortedRow{expert * a.capacity + r, 1.0F};
       }
     }
-    return;
   }
   for (int base = begin; base < end; base += 32 * kBatch) {
     int id[kBatch];
@@ -226,19 +208,63 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
       int const slot = base + 32 * i + lane;
       bool const valid = static_cast<unsigned>(id[i]) < static_cast<unsigned>(experts);
       unsigned const peers = __match_any_sync(0xFFFFFFFFu, valid ? id[i] : -1);
-      int const rank = __popc(peers & ((1u << lane) - 1u));
+      int const place = __popc(peers & ((1u << lane) - 1u));
       int const start = valid ? mine[id[i]] : 0;
       __syncwarp();
       if (valid) {
-        int const position = row_begin[id[i]] + start + rank;
-        if (rank == 0) mine[id[i]] = start + __popc(peers);
-        a.source_row[position] = a.topk == 1 ? slot : slot / a.topk;
-        a.target_row[position] = slot;
-        a.row_weight[position] = weight[i];
+        int const position = row_begin[id[i]] + start + place;
+        if (place == 0) mine[id[i]] = start + __popc(peers);
+        a.sorted_rows[position] = SortedRow{slot, weight[i]};
       }
       __syncwarp();
     }
   }
+  cluster_wait();
+}
+
+/// The same by one CTA of the layer kernel for at most `kSelfAlignSlots` slots, in the standard format. Every CTA does it and writes the
+/// same values to the same places, of which it then reads its own, so that no kernel runs before and no CTA waits for another.
+inline constexpr int kSelfAlignSlots = 128;
+
+template <int Threads>
+__device__ inline Control self_align(AlignArgs const& a, int* shared_ids, int* counts, int* scratch) {
+  int const thread = static_cast<int>(threadIdx.x);
+  int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
+  int const slots = tokens * a.topk;
+  constexpr int kOwn = (kSelfAlignSlots + Threads - 1) / Threads;
+  int id[kOwn];
+  float weight[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const slot = thread + i * Threads;
+    id[i] = slot < slots ? a.ids[slot] : -1;
+    weight[i] = slot < slots ? a.weights[slot] : 0.0F;
+  }
+  if (thread < a.num_experts) counts[thread] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const slot = thread + i * Threads;
+    if (static_cast<unsigned>(id[i]) >= static_cast<unsigned>(a.num_experts)) id[i] = -1;
+    if (slot < kSelfAlignSlots) shared_ids[slot] = id[i];
+    if (id[i] >= 0) atomicAdd(&counts[id[i]], 1);
+  }
+  __syncthreads();
+  int first_row = 0;
+  int const rows = thread < a.num_experts ? counts[thread] : 0;
+  Control const control = detail::plan_tiles<Threads>(a.plan, rows, slots, true, scratch, first_row);
+  if (thread < a.num_experts) counts[thread] = first_row;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const slot = thread + i * Threads;
+    if (id[i] < 0) continue;
+    int place = 0;
+    for (int other = 0; other < slot; ++other) place += shared_ids[other] == id[i] ? 1 : 0;
+    a.sorted_rows[counts[id[i]] + place] = SortedRow{slot, weight[i]};
+  }
+  __syncthreads();
+  return control;
 }
 
 }  // namespace moe::hopper

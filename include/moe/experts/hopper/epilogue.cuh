@@ -15,24 +15,6 @@ struct FastSilu {
   __device__ float operator()(float gate, float up) const { return __fdividef(gate * up, 1.0F + __expf(-gate)); }
 };
 
-template <class T>
-__device__ inline std::uint32_t pack(float low, float high) {
-  std::uint32_t bits = 0;
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  }
-  return bits;
-}
-
-/// Two floats to two e4m3 codes, saturating; `low` in the low byte.
-__device__ inline std::uint32_t pack_e4m3(float low, float high) {
-  std::uint16_t bits = 0;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
-  return bits;
-}
-
 inline constexpr int kGroupBarrier = 1;  ///< named barriers 1 and 2: one per consumer warpgroup; 3: both
 
 __device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
@@ -47,13 +29,13 @@ __device__ inline float4 scale_columns(float const* weights, int j, float const*
 /// Writes 64 features of N rows through the warpgroup's staging buffer as whole 16-byte chunks. `values(j)` gives the thread's four
 /// elements of rows 8 j to 8 j + 7, in the order of the wgmma fragment: asked for when they are packed, so that few are alive at a time.
 /// `row_pointer(row)` gives the address of feature 0 of a row; features from `feature_limit` on are not stored.
-template <class T, int N, class Values, class RowPointer>
+template <class T, int N, int PassRows, class Values, class RowPointer>
 __device__ inline void store_rows(Values values, char* staging, int group, int rows, int feature_limit, RowPointer row_pointer) {
   int const thread = thread_index() & 127;
   int const lane = thread & 31;
   int const warp = thread >> 5;
   std::uint32_t const base = smem_address(staging);
-  constexpr int kPart = N < 64 ? N : 64;
+  constexpr int kPart = N < PassRows ? N : PassRows;
 #pragma unroll
   for (int first = 0; first < N; first += kPart) {
     int const count = N - first < kPart ? N - first : kPart;
@@ -67,7 +49,7 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
         int const chunk = 2 * warp + (matrix & 1);
         std::uint32_t const address = base + static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
         float4 const a = values(j);
-        if constexpr (N >= 16) {
+        if (local + 8 < count) {
           float4 const b = values(j + 1);
           store_matrix_transposed_x4(address, pack<T>(a.x, a.y), pack<T>(a.z, a.w), pack<T>(b.x, b.y), pack<T>(b.z, b.w));
         } else {
@@ -170,7 +152,7 @@ __device__ inline void apply_row_scales(Params const& p, Unit const& unit, int g
       int const row = 8 * j + 2 * (lane & 3) + c;
       float row_scale = 0.0F;
       if (row < unit.rows) {
-        row_scale = first ? p.x_scales[p.source_row[unit.first_row + row]] : p.inter_scales[unit.first_row + row];
+        row_scale = first ? p.x_scales[p.sorted_rows[unit.first_row + row].slot / p.topk] : p.inter_scales[unit.first_row + row];
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -182,7 +164,7 @@ __device__ inline void apply_row_scales(Params const& p, Unit const& unit, int g
 }
 
 /// Writes 64 features of N rows as e4m3 codes with one scale per row over the tile's 128 features (both warpgroups).
-template <int N, class Params>
+template <int N, int PassRows, class Params>
 __device__ inline void store_quantized(Params const& p, Unit const& unit, float (&v)[N / 2], char* staging_of_both, char* staging,
                                        int group) {
   int const thread = thread_index() & 127;
@@ -226,7 +208,7 @@ __device__ inline void store_quantized(Params const& p, Unit const& unit, float 
   named_barrier(3, kConsumerThreads);  // the staging buffers are free again
   // One 16-bit element holds the codes of features f and f + 8 of one row, so a transposed 8x8 matrix gives 8 such pairs of a row.
   std::uint32_t const base = smem_address(staging);
-  constexpr int kPart = N < 64 ? N : 64;
+  constexpr int kPart = N < PassRows ? N : PassRows;
 #pragma unroll
   for (int first = 0; first < N; first += kPart) {
     int const count = N - first < kPart ? N - first : kPart;
@@ -239,7 +221,7 @@ __device__ inline void store_quantized(Params const& p, Unit const& unit, float 
         std::uint32_t const address = base + static_cast<std::uint32_t>(row * 64 + ((warp ^ ((row >> 1) & 3)) << 4));
         std::uint32_t const a = pack_e4m3(v[4 * j], v[4 * j + 2]) | (pack_e4m3(v[4 * j + 1], v[4 * j + 3]) << 16);
         std::uint32_t b = 0;
-        if constexpr (N >= 16) b = pack_e4m3(v[4 * j + 4], v[4 * j + 6]) | (pack_e4m3(v[4 * j + 5], v[4 * j + 7]) << 16);
+        if (local + 8 < count) b = pack_e4m3(v[4 * j + 4], v[4 * j + 6]) | (pack_e4m3(v[4 * j + 5], v[4 * j + 7]) << 16);
         store_matrix_transposed_x2(address, a, b);
       }
     }

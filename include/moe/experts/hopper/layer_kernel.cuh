@@ -16,7 +16,7 @@ namespace moe::hopper {
 
 namespace detail {
 
-template <Scheme S, int Stages, int MaxRows, int N, class Memory, class Activation>
+template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory, class Activation>
 __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit,
                                     int group) {
   using Traits = SchemeTraits<S>;
@@ -28,14 +28,12 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
   float* const weights = reinterpret_cast<float*>(memory.base + Layout::kWeights) + group * MaxRows;
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
 
-  int target = 0;
-  float weight = 0.0F;
+  SortedRow sorted{0, 0.0F};
   if (unit.phase == 1 && thread < unit.rows) {
-    target = p.target_row[unit.first_row + thread];
-    weight = p.row_weight[unit.first_row + thread];
+    sorted = p.sorted_rows[unit.first_row + thread];
   }
   float total[2][N / 2];
-  multiply<S, Stages, MaxRows, N>(memory, ring, group, unit.k_count, total);
+  multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
   if constexpr (MaxRows <= kMaxSplitRows) {
     if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return;
   }
@@ -46,7 +44,7 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
     if constexpr (Traits::kBlock) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) total[0][i] = p.activation(total[0][i], total[1][i]);
-      store_quantized<N>(p, unit, total[0], memory.base + Layout::kStaging, staging, group);
+      store_quantized<N, kPassRows<S>>(p, unit, total[0], memory.base + Layout::kStaging, staging, group);
     } else {
       Output* const inter = static_cast<Output*>(p.inter) + static_cast<long long>(unit.first_row) * p.intermediate + feature;
       auto const activate = [&](int j) {
@@ -55,8 +53,8 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
         return make_float4(p.activation(gate[0], up[0]), p.activation(gate[1], up[1]), p.activation(gate[2], up[2]),
                            p.activation(gate[3], up[3]));
       };
-      store_rows<Output, N>(activate, staging, group, unit.rows, p.intermediate - feature,
-                            [&](int row) { return inter + static_cast<long long>(row) * p.intermediate; });
+      store_rows<Output, N, kPassRows<S>>(activate, staging, group, unit.rows, p.intermediate - feature,
+                                          [&](int row) { return inter + static_cast<long long>(row) * p.intermediate; });
     }
     if (thread == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
       __threadfence();
@@ -64,8 +62,8 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
     }
   } else {
     if (thread < unit.rows) {
-      targets[thread] = target;
-      weights[thread] = weight;
+      targets[thread] = sorted.slot;
+      weights[thread] = sorted.weight;
     }
     group_barrier(group);
     Output* const out = static_cast<Output*>(p.rows_out);
@@ -73,8 +71,9 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
     for (int half = 0; half < 2; ++half) {
       int const column = feature + 128 * half;
       if (column < p.hidden) {
-        store_rows<Output, N>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group, unit.rows,
-                              p.hidden - column, [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
+        store_rows<Output, N, kPassRows<S>>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group,
+                                            unit.rows, p.hidden - column,
+                                            [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
       }
     }
   }
@@ -95,70 +94,116 @@ __device__ inline void zero_missing_rows(Params const& p) {
 
 }  // namespace detail
 
-template <Scheme S, int Stages, int MaxRows, class Activation>
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
 __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ LayerParams<Activation> const p) {
   using Layout = SmemLayout<S, Stages, MaxRows>;
   extern __shared__ char layer_smem[];
   Shared<Layout, Stages> const memory{layer_smem + ((1024u - (smem_address(layer_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
+  int const rank = Cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&p.w13);
     prefetch_tensor_map(&p.w2);
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
-      ptx::mbarrier_init(memory.empty(s), 8);
+      ptx::mbarrier_init(memory.empty(s), 8 * Cluster);
     }
     for (int s = 0; s < kUnitSlots; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), kGatherWarps + 8);
+      ptx::mbarrier_init(memory.number_full(s), 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     ptx::fence_proxy_async(ptx::space_shared);
   }
   launch_dependents();
-  __syncthreads();
+  if constexpr (Cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
   wait_for_dependencies();
+  if (MaxRows <= kMaxSplitRows && p.self_align) {
+    int* const scratch = reinterpret_cast<int*>(memory.base);
+    Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
+    if constexpr (SchemeTraits<S>::kFp8) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
+    if (threadIdx.x == 0) *memory.control() = control;
+    ptx::fence_proxy_async(ptx::space_shared);
+  } else if (threadIdx.x == 0) {
+    *memory.control() = *p.control;
+  }
+  __syncthreads();
 
   if (warp < 4) {
-    give_registers<56>();
+    give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
     if (warp == 0) {
-      if (threadIdx.x == 0) load_weights<S, Stages>(p, memory);
+      if (threadIdx.x == 0) load_weights<S, Stages, Cluster>(p, memory, rank);
     } else {
       load_rows<S, Stages, MaxRows>(p, memory, warp - 1);
     }
   } else {
-    take_registers<224>();
+    take_registers<208>();
     int const group = (warp >> 2) - 1;
-    if (p.standard && p.topk == 1 && p.control->missing > 0) detail::zero_missing_rows<typename SchemeTraits<S>::Output>(p);
+    if (p.standard && p.topk == 1 && memory.control()->missing > 0) detail::zero_missing_rows<typename SchemeTraits<S>::Output>(p);
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {
       wait_parity(memory.unit_full(slot.stage), slot.parity);
       Unit const unit = *memory.unit(slot.stage);
       __syncwarp();
-      if ((threadIdx.x & 31u) == 0) arrive(memory.unit_empty(slot.stage));
+      if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
       slot.advance();
       if (unit.phase < 0) break;
-      auto const run = [&]<int N>() { detail::consume_unit<S, Stages, MaxRows, N>(p, memory, ring, unit, group); };
-      int const rows = unit.rows;
-      if (rows <= 8) {
-        run.template operator()<8>();
-      } else if (rows <= 16) {
-        if constexpr (MaxRows >= 16) run.template operator()<16>();
-      } else if (rows <= 32) {
-        if constexpr (MaxRows >= 32) run.template operator()<32>();
-      } else if (rows <= 48) {
-        if constexpr (MaxRows >= 48) run.template operator()<48>();
-      } else if (rows <= 64) {
-        if constexpr (MaxRows >= 64) run.template operator()<64>();
-      } else if (rows <= 80) {
-        if constexpr (MaxRows >= 80) run.template operator()<80>();
-      } else if (rows <= 96) {
-        if constexpr (MaxRows >= 96) run.template operator()<96>();
-      } else if (rows <= 112) {
-        if constexpr (MaxRows >= 112) run.template operator()<112>();
-      } else {
-        if constexpr (MaxRows >= 128) run.template operator()<128>();
+      auto const run = [&]<int N>() {
+        if constexpr (N <= MaxRows) detail::consume_unit<S, Stages, MaxRows, Cluster, N>(p, memory, ring, unit, group);
+      };
+      constexpr bool kFine = MaxRows > 64;  // tiles of 64 rows and more in steps of 8
+      switch ((unit.rows + 7) / 8) {
+        case 0: skip<Stages, Cluster>(memory, ring, unit.k_count); break;
+        case 1: run.template operator()<8>(); break;
+        case 2: run.template operator()<16>(); break;
+        case 3:
+        case 4: run.template operator()<32>(); break;
+        case 5:
+        case 6: run.template operator()<48>(); break;
+        case 7:
+        case 8: run.template operator()<64>(); break;
+        case 9: run.template operator()<kFine ? 72 : 80>(); break;
+        case 10: run.template operator()<80>(); break;
+        case 11: run.template operator()<kFine ? 88 : 96>(); break;
+        case 12: run.template operator()<96>(); break;
+        case 13: run.template operator()<kFine ? 104 : 112>(); break;
+        case 14: run.template operator()<112>(); break;
+        case 15: run.template operator()<kFine ? 120 : 128>(); break;
+        default: run.template operator()<128>(); break;
+      }
+    }
+  }
+
+  if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
+  if (MaxRows <= kMaxSplitRows && p.self_align) {
+    int* const last = reinterpret_cast<int*>(memory.base + Layout::kFlags) + 2;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      *last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x) ? 1 : 0;
+    }
+    __syncthreads();
+    if (*last != 0) {  // every other CTA is done with the counters: leave them as they were found
+      __threadfence();
+      Control const control = *memory.control();
+      for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.counters[i] = 0;
+      for (int phase = 0; phase < 2; ++phase) {
+        if (control.splits[phase] == 1) continue;
+        int const used = 2 * control.units[phase] / control.splits[phase];
+        for (int i = static_cast<int>(threadIdx.x); i < used; i += kLayerThreads) p.counters[p.max_tiles + phase * p.max_units + i] = 0;
+      }
+      if (threadIdx.x == 0) {
+        *p.next_unit = static_cast<int>(gridDim.x);
+        *p.exits = 0;
       }
     }
   }

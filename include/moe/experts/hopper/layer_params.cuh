@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/experts/hopper/align.cuh"
 #include "moe/experts/hopper/problem.hpp"
 #include "moe/experts/hopper/schedule.cuh"
 #include "moe/experts/hopper/wgmma.cuh"
@@ -49,14 +50,16 @@ struct LayerParams {
   std::int32_t const* ids;
   std::int32_t const* num_tokens;
   Control* control;
+  int* next_unit;
+  int* exits;       ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
+  bool self_align;  ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
+  AlignArgs align;
   TokenTile const* tiles;
   int* counters;
-  std::int32_t const* source_row;
-  std::int32_t const* target_row;
-  float const* row_weight;
+  SortedRow const* sorted_rows;
   void* inter;          ///< [slots, I] codes
   float* inter_scales;  ///< fp8: [slots, I / 128]
-  void* rows_out;       ///< rows addressed by target_row: out, or one row per slot
+  void* rows_out;       ///< rows addressed by slot: out itself if topk is 1
   float* partials;
   Activation activation;
 };
@@ -64,24 +67,32 @@ struct LayerParams {
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
 inline constexpr int kGatherWarps = 3;
-inline constexpr int kUnitSlots = 4;
+inline constexpr int kUnitSlots = 8;        ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
 inline constexpr int kMaxSplitRows = 64;    ///< K is split only in kernels of at most so many rows per tile
 inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
+
+/// Rows that go through a warpgroup's staging buffer at a time.
+template <Scheme S>
+inline constexpr int kPassRows = is_fp8(S) ? 32 : 64;
 
 /// Byte offsets in dynamic shared memory, from a 1024-byte aligned base.
 template <Scheme S, int Stages, int MaxRows>
 struct SmemLayout {
+  static constexpr int kMaxRows = MaxRows;
   static constexpr int kRowBytes = MaxRows * 128;
   static constexpr int kScaleBytes = SchemeTraits<S>::kBlock ? 1024 : 0;  ///< [MaxRows] row scales, then at 512 two weight scales
   static constexpr int kStageBytes = kWeightBytes + (kRowBytes + 1023) / 1024 * 1024 + kScaleBytes;
-  static constexpr int kStaging = Stages * kStageBytes;  ///< two of 64 rows of 128 bytes, one per consumer warpgroup
-  static constexpr int kStagingBytes = (MaxRows < 64 ? MaxRows : 64) * 128;
+  static constexpr int kStaging = Stages * kStageBytes;  ///< rows of 128 bytes, one buffer per consumer warpgroup
+  static constexpr int kStagingRows = MaxRows < kPassRows<S> ? MaxRows : kPassRows<S>;
+  static constexpr int kStagingBytes = kStagingRows * 128;
   static constexpr int kTargets = kStaging + 2 * kStagingBytes;  ///< per warpgroup: MaxRows target rows
   static constexpr int kWeights = kTargets + 2 * MaxRows * 4;    ///< per warpgroup: MaxRows router weights
   static constexpr int kUnits = (kWeights + 2 * MaxRows * 4 + 15) / 16 * 16;
   static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kFlags = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;  ///< one word per warpgroup
-  static constexpr int kBytes = kFlags + 16 + 1024;                             ///< with room to align the base
+  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;  ///< one word per warpgroup, one for the CTA
+  static constexpr int kControl = (kFlags + 12 + 15) / 16 * 16;
+  static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));  ///< unit numbers that the cluster's first CTA drew
+  static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;                ///< with room to align the base
   static_assert(kBytes <= 232448, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
 };
 
@@ -107,6 +118,9 @@ struct Shared {
   __device__ std::uint64_t* empty(int s) const { return full(Stages + s); }
   __device__ std::uint64_t* unit_full(int s) const { return full(2 * Stages + s); }
   __device__ std::uint64_t* unit_empty(int s) const { return full(2 * Stages + kUnitSlots + s); }
+  __device__ std::uint64_t* number_full(int s) const { return full(2 * Stages + 2 * kUnitSlots + s); }
+  __device__ int* number(int s) const { return reinterpret_cast<int*>(base + Layout::kNumbers) + s; }
+  __device__ Control* control() const { return reinterpret_cast<Control*>(base + Layout::kControl); }
   __device__ Unit* unit(int s) const { return reinterpret_cast<Unit*>(base + Layout::kUnits) + s; }
 };
 

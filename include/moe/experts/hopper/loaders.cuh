@@ -10,19 +10,23 @@
 namespace moe::hopper {
 
 /// Draws units, announces each to the other roles, and loads its weight tiles. Weights depend on nothing, so this thread runs ahead of
-/// a unit whose rows are not there yet, by as much as the ring holds.
-template <Scheme S, int Stages, class Memory, class Params>
-__device__ void load_weights(Params const& p, Memory const& memory) {
+/// a unit whose rows are not there yet, by as much as the ring holds. In a cluster of two, the first CTA draws for both, and each loads
+/// one of the two weight boxes into both.
+template <Scheme S, int Stages, int Cluster, class Memory, class Params>
+__device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   constexpr int kStep = SchemeTraits<S>::kStepElements;
-  Control const control = *p.control;
+  Control const control = *memory.control();
   std::uint64_t const once = policy_evict_first();
   std::uint64_t const again = policy_evict_normal();
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
-  int number = static_cast<int>(blockIdx.x);
+  RingState<kUnitSlots> drawn;
+  int number = static_cast<int>(blockIdx.x) / Cluster;
   while (true) {
-    Unit const unit = decode_unit(p.space, control, p.tiles, number);
-    if (unit.phase >= 0) number = atomicAdd(&p.control->next_unit, 1);
+    Unit const unit = decode_unit(p.space, control, p.tiles, number, Cluster, rank);
+    if (Cluster == 1 || rank == 0) {
+      if (unit.phase >= 0) number = atomicAdd(p.next_unit, 1);
+    }
     wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
     *memory.unit(slot.stage) = unit;
     arrive(memory.unit_full(slot.stage));
@@ -33,15 +37,35 @@ __device__ void load_weights(Params const& p, Memory const& memory) {
     int const z0 = gate_up ? 2 * unit.expert : unit.expert;
     int const z1 = gate_up ? z0 + 1 : z0;
     int const y1 = gate_up ? unit.feature : unit.feature + 128;
-    std::uint64_t const policy = p.tiles[unit.token_tile].tiles == 1 ? once : again;
+    std::uint64_t const policy = unit.shared != 0 ? again : once;
     for (int k = 0; k < unit.k_count; ++k) {
       wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
       ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, memory.full(ring.stage), kWeightBytes);
       char* const stage = memory.stage(ring.stage);
       int const x = (unit.k_begin + k) * kStep;
-      tma_load(stage, map, memory.full(ring.stage), x, unit.feature, z0, policy);
-      tma_load(stage + kWeightBytes / 2, map, memory.full(ring.stage), x, y1, z1, policy);
+      if constexpr (Cluster == 1) {
+        tma_load(stage, map, memory.full(ring.stage), x, unit.feature, z0, policy);
+        tma_load(stage + kWeightBytes / 2, map, memory.full(ring.stage), x, y1, z1, policy);
+      } else if (rank == 0) {
+        tma_load_multicast(stage, map, memory.full(ring.stage), x, unit.feature, z0, 3, policy);
+      } else {
+        tma_load_multicast(stage + kWeightBytes / 2, map, memory.full(ring.stage), x, y1, z1, 3, policy);
+      }
       ring.advance();
+      if constexpr (Cluster > 1) {
+        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
+          store_cluster(memory.number(drawn.stage), 1, number);
+          asm volatile("fence.acq_rel.cluster;" ::: "memory");
+          arrive_cluster(memory.number_full(drawn.stage), 1);
+        }
+      }
+    }
+    if constexpr (Cluster > 1) {
+      if (rank == 1) {
+        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
+        number = *static_cast<int volatile*>(memory.number(drawn.stage));
+      }
+      drawn.advance();
     }
   }
 }
@@ -52,9 +76,12 @@ template <Scheme S, int Stages, int MaxRows, class Memory, class Params>
 __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp) {
   using Traits = SchemeTraits<S>;
   constexpr int kGroups = (MaxRows / 4 + kGatherWarps - 1) / kGatherWarps;  // of 4 rows, per warp
-  int const lane = static_cast<int>(threadIdx.x) & 31;
-  int const lane_row = lane >> 3;
-  std::uint32_t const chunk = static_cast<std::uint32_t>(lane & 7);
+  int const lane = thread_index() & 31;
+  int const first_row = 4 * gather_warp + (lane >> 3);
+  int const chunk = lane & 7;
+  // Rows of this lane are 12 apart, so they alternate between two places in the swizzle.
+  std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
+  std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
   while (true) {
@@ -66,14 +93,14 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     if (unit.phase < 0) return;
 
     bool const first = unit.phase == 0;
-    int const width = (first ? p.hidden : p.intermediate) * Traits::kElementBytes;
+    long long const width = static_cast<long long>(first ? p.hidden : p.intermediate) * Traits::kElementBytes;
     char const* const base = static_cast<char const*>(first ? p.x : p.inter) + chunk * 16 + unit.k_begin * 128;
-    std::uint32_t source[kGroups];
+    int const mine = (unit.rows - first_row + 4 * kGatherWarps - 1) / (4 * kGatherWarps);  // rows of this lane
+    char const* source[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      int const row = 4 * (gather_warp + kGatherWarps * g) + lane_row;
-      source[g] = 0xFFFFFFFFu;
-      if (row < unit.rows) source[g] = static_cast<std::uint32_t>(first ? p.source_row[unit.first_row + row] : unit.first_row + row);
+      int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
+      source[g] = g < mine ? base + (first ? p.sorted_rows[row].slot / p.topk : row) * width : nullptr;
     }
     [[maybe_unused]] float const* row_scale[2] = {nullptr, nullptr};
     [[maybe_unused]] float const* weight_scale = nullptr;
@@ -83,7 +110,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       for (int i = 0; i < 2; ++i) {
         int const row = 32 * gather_warp + lane + 96 * i;
         if (row < unit.rows) {
-          long long const from = first ? p.source_row[unit.first_row + row] : unit.first_row + row;
+          long long const from = first ? p.sorted_rows[unit.first_row + row].slot / p.topk : unit.first_row + row;
           row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * blocks + unit.k_begin;
         }
       }
@@ -95,7 +122,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
             (first ? p.w13_scales : p.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks + unit.k_begin;
       }
     }
-    if (!first) {
+    if (!first && unit.rows > 0) {
       if (lane == 0) {
         int const* const ready = p.counters + unit.token_tile;
         int const target = 2 * p.space.weight_tiles[0];
@@ -112,11 +139,8 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       std::uint32_t const target = smem_address(memory.stage(ring.stage) + kWeightBytes);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        int const row = 4 * (gather_warp + kGatherWarps * g) + lane_row;
-        if (source[g] != 0xFFFFFFFFu) {
-          cp_async_16(target + static_cast<std::uint32_t>(row) * 128 + ((chunk ^ (static_cast<std::uint32_t>(row) & 7u)) << 4),
-                      base + static_cast<std::uint64_t>(source[g]) * static_cast<std::uint32_t>(width) + k * 128);
-        }
+        if (g < mine) cp_async_16(target + ((g & 1) != 0 ? odd : even) + static_cast<std::uint32_t>(g * 4 * kGatherWarps * 128), source[g]);
+        source[g] += 128;
       }
       if constexpr (Traits::kBlock) {
         std::uint32_t const scales = target + MaxRows * 128;

@@ -9,14 +9,29 @@
 
 namespace moe::hopper {
 
-/// Releases a stage to the loaders: one arrival per consumer warp.
-template <class Memory>
+/// Releases a stage to the loaders of every CTA of the cluster: one arrival per consumer warp and CTA.
+template <int Cluster, class Memory>
 __device__ inline void release_stage(Memory const& memory, int stage) {
-  if ((thread_index() & 31) == 0) arrive(memory.empty(stage));
+  int const lane = thread_index() & 31;
+  if constexpr (Cluster == 1) {
+    if (lane == 0) arrive(memory.empty(stage));
+  } else {
+    if (lane < Cluster) arrive_cluster(memory.empty(stage), static_cast<std::uint32_t>(lane));
+  }
+}
+
+/// Passes over a unit in which this CTA has no rows.
+template <int Stages, int Cluster, class Memory>
+__device__ inline void skip(Memory const& memory, RingState<Stages>& ring, int k_count) {
+  for (int k = 0; k < k_count; ++k) {
+    wait_parity(memory.full(ring.stage), ring.parity);
+    release_stage<Cluster>(memory, ring.stage);
+    ring.advance();
+  }
 }
 
 /// total[h] = rows 64 group + [0, 64) of weight box h (128 rows each) times the N activation rows, over the unit's part of K.
-template <Scheme S, int Stages, int MaxRows, int N, class Memory>
+template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory>
 __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, int group, int k_count, float (&total)[2][N / 2]) {
   using Traits = SchemeTraits<S>;
   using Mma = Wgmma<Traits::kMma, N>;
@@ -47,52 +62,62 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       pin(total[0]);
       pin(total[1]);
       wgmma_wait<1>();
-      if (previous >= 0) release_stage(memory, previous);
+      if (previous >= 0) release_stage<Cluster>(memory, previous);
       previous = ring.stage;
       ring.advance();
     }
     wgmma_wait<0>();
     pin(total[0]);
     pin(total[1]);
-    release_stage(memory, previous);
+    release_stage<Cluster>(memory, previous);
   } else {
-    int const lane = thread_index() & 31;
-    float part[N / 2];
+    // While the first half's products are summed into `total` with their scales, the second half's run; the other warpgroup fills the rest.
+    // (Products in flight across the loop's end would overlap more, but the compiler then serialises all of them.)
+    float part[2][N / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) part[i] = 0.0F;
+    for (int i = 0; i < N / 2; ++i) {
+      part[0][i] = 0.0F;
+      part[1][i] = 0.0F;
+    }
+    auto const issue = [&](char const* base, int half) {
+      std::uint32_t const stage = smem_address(base);
+      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+      std::uint64_t const a =
+          matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
+      pin(part[half]);
+      wgmma_arrive();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) Mma::run(part[half], a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
+      wgmma_commit();
+    };
+    auto const promote = [&](char const* base, int half) {
+      float const* const scales = reinterpret_cast<float const*>(base + kWeightBytes + MaxRows * 128);
+      float const weight_scale = scales[128 + half];
+      float const* const row_scales = scales + 2 * (thread_index() & 3);
+      pin(part[half]);
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        float2 const row_scale = *reinterpret_cast<float2 const*>(row_scales + 8 * j);
+        float const s0 = row_scale.x * weight_scale;
+        float const s1 = row_scale.y * weight_scale;
+        total[half][4 * j + 0] = fmaf(part[half][4 * j + 0], s0, total[half][4 * j + 0]);
+        total[half][4 * j + 1] = fmaf(part[half][4 * j + 1], s1, total[half][4 * j + 1]);
+        total[half][4 * j + 2] = fmaf(part[half][4 * j + 2], s0, total[half][4 * j + 2]);
+        total[half][4 * j + 3] = fmaf(part[half][4 * j + 3], s1, total[half][4 * j + 3]);
+      }
+    };
     for (int k = 0; k < k_count; ++k) {
       wait_parity(memory.full(ring.stage), ring.parity);
       ptx::fence_proxy_async(ptx::space_shared);
       char const* const base = memory.stage(ring.stage);
-      std::uint32_t const stage = smem_address(base);
-      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
-      float const* const scales = reinterpret_cast<float const*>(base + kWeightBytes + MaxRows * 128);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        std::uint64_t const a =
-            matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
-        pin(part);
-        wgmma_arrive();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) Mma::run(part, a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
-        wgmma_commit();
-        pin(part);
-        float const weight_scale = scales[128 + half];
-        wgmma_wait<0>();
-        pin(part);
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-          float2 const row_scale = *reinterpret_cast<float2 const*>(scales + 8 * j + 2 * (lane & 3));
-          float const s0 = row_scale.x * weight_scale;
-          float const s1 = row_scale.y * weight_scale;
-          total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
-          total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
-          total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);
-          total[half][4 * j + 3] = fmaf(part[4 * j + 3], s1, total[half][4 * j + 3]);
-        }
-      }
+      issue(base, 0);
+      issue(base, 1);
+      wgmma_wait<1>();
+      promote(base, 0);
+      wgmma_wait<0>();
+      promote(base, 1);
       __syncwarp();
-      release_stage(memory, ring.stage);
+      release_stage<Cluster>(memory, ring.stage);
       ring.advance();
     }
   }

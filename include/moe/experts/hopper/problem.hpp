@@ -26,6 +26,11 @@ constexpr char const* name(Scheme s) {
   return "?";
 }
 
+/// Most rows of one tile: sums of block-scaled products need twice the registers.
+template <Scheme S>
+inline constexpr int kMostRows = S == Scheme::fp8_block ? 72 : 128;
+constexpr int most_rows(Scheme s) { return s == Scheme::fp8_block ? kMostRows<Scheme::fp8_block> : kMostRows<Scheme::bf16>; }
+
 /// Sizes of one layer on this rank.
 struct LayerShape {
   int num_experts;   ///< local experts, E
@@ -37,15 +42,16 @@ struct LayerShape {
 
 /// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
-  int stages = 4;            ///< shared-memory ring stages of 128 bytes of K
-  int tile_rows = 128;       ///< most rows of one expert in one tile, a multiple of 8, at most 128
-  int max_splits = 16;       ///< most parts that K is cut into where there are fewer tiles than multiprocessors
-  int raster = 16;           ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
-  bool fused_align = false;  ///< every CTA sorts the slots itself, so that no separate kernel runs before the products
+  int stages = 4;           ///< shared-memory ring stages of 128 bytes of K
+  int tile_rows = 128;      ///< most rows of one expert in one tile, a multiple of 8, at most 128
+  int max_splits = 16;      ///< most parts that K is cut into where there are fewer tiles than multiprocessors
+  int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
+  int cluster = 1;          ///< CTAs that share a weight tile through multicast: 1, or 2 with tile_rows over 64
+  bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
     return out << "Tuning{stages " << t.stages << ", tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster "
-               << t.raster << ", fused_align " << t.fused_align << "}";
+               << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << "}";
   }
 };
 
@@ -67,9 +73,7 @@ struct Workspace {
   std::int64_t control;    ///< byte offsets of the parts
   std::int64_t tiles;
   std::int64_t counters;
-  std::int64_t source_row;
-  std::int64_t target_row;
-  std::int64_t row_weight;
+  std::int64_t sorted_rows;
   std::int64_t x_codes;
   std::int64_t x_scales;
   std::int64_t inter;
@@ -84,7 +88,7 @@ constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_t
   auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
   Workspace w{};
   w.slots = std::int64_t{max_tokens} * s.topk;
-  w.max_tiles = w.slots / tile_rows + s.num_experts + 1;
+  w.max_tiles = w.slots / tile_rows + 2 * s.num_experts + 2;
   std::int64_t const element = is_fp8(scheme) ? 1 : 2;
   std::int64_t at = 0;
   auto const take = [&](std::int64_t bytes) {
@@ -95,9 +99,7 @@ constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_t
   w.control = take(1024);
   w.tiles = take(w.max_tiles * 32);
   w.counters = take((w.max_tiles + 2 * Workspace::kMaxSplitUnits) * 4);
-  w.source_row = take((w.slots + 128) * 4);
-  w.target_row = take((w.slots + 128) * 4);
-  w.row_weight = take((w.slots + 128) * 4);
+  w.sorted_rows = take((w.slots + 128) * 8);
   w.x_codes = take(is_fp8(scheme) ? std::int64_t{max_tokens} * s.hidden : 0);
   w.x_scales = take(is_fp8(scheme) ? std::int64_t{max_tokens} * (s.hidden / 128) * 4 : 0);
   w.inter = take(w.slots * s.intermediate * element);

@@ -41,11 +41,42 @@ __device__ inline void arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-/// Arrives on the barrier of the CTA `rank` of this cluster (the same offset in that CTA's shared memory).
+/// Arrives on the barrier of the CTA `rank` of this cluster (the same offset in that CTA's shared memory). It orders nothing beyond this
+/// CTA: a release at cluster scope is a memory barrier of about 2000 cycles, too dear for freeing a stage that was only read.
 __device__ inline void arrive_cluster(std::uint64_t* barrier, std::uint32_t rank) {
   std::uint32_t remote = 0;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(barrier)), "r"(rank));
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+
+/// Stores a word into the CTA `rank` of this cluster, at the offset that `local` has here.
+__device__ inline void store_cluster(int* local, std::uint32_t rank, int value) {
+  std::uint32_t remote = 0;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(local)), "r"(rank));
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
+}
+/// Loads a word from the CTA `rank` of this cluster, at the offset that `local` has here.
+__device__ inline int load_cluster(int const* local, std::uint32_t rank) {
+  std::uint32_t remote = 0;
+  int value = 0;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(local)), "r"(rank));
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote) : "memory");
+  return value;
+}
+
+/// Waits for arrivals that may come from another CTA of the cluster, with their writes.
+__device__ inline void wait_parity_cluster(std::uint64_t* barrier, std::uint32_t parity) {
+  wait_parity(barrier, parity);
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+}
+
+/// Barrier over all threads of the cluster, in two halves.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline std::uint32_t cluster_rank() {
+  std::uint32_t rank = 0;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
 }
 
 /// The barrier receives one arrival of this thread once all its earlier cp.async copies have landed.

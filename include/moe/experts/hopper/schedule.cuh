@@ -12,44 +12,52 @@
 
 namespace moe::hopper {
 
-/// What one token tile must know of its expert; the aligning kernel writes one entry per token tile.
+/// What one token tile (a group of as many tiles as the cluster has CTAs) must know of its expert.
 struct alignas(16) TokenTile {
   int expert;
   int expert_row;     ///< sorted position of the expert's first row
   int expert_rows;    ///< rows of the expert
-  int first_tile;     ///< the expert's first tile in the whole list
-  int tiles;          ///< tiles of the expert
+  int first_tile;     ///< the expert's first entry in the whole list
+  int tiles;          ///< entries of the expert
   int rows_per_tile;  ///< of all its tiles but the last
   int pad[2];
 };
 static_assert(sizeof(TokenTile) == 32);
 
-/// Control block at the head of the workspace, written by the aligning kernel.
-struct Control {
-  int next_unit;    ///< the counter that CTAs draw from; starts at the number of CTAs, each of which begins with its own index
-  int token_tiles;  ///< in all
-  int splits[2];    ///< parts of K in each phase
-  int units[2];     ///< units of each phase
-  int rows;         ///< valid slots
-  int missing;      ///< slots of tokens in range that no local expert computes
+/// The slot of a sorted row, and its router weight. The row of x is slot / topk.
+struct alignas(8) SortedRow {
+  std::int32_t slot;
+  float weight;
 };
 
-/// One unit, decoded.
+/// The plan of one call.
+struct alignas(16) Control {
+  int token_tiles;  ///< entries in all
+  int rows;         ///< valid slots
+  int missing;      ///< slots of tokens in range that no local expert computes
+  int pad;
+  int splits[2];  ///< parts of K in each phase
+  int units[2];   ///< units of each phase
+};
+static_assert(sizeof(Control) == 32);
+
+/// One unit, decoded for one CTA.
 struct alignas(16) Unit {
   int phase;  ///< 0, 1; -1 ends
   int expert;
   int first_row;  ///< sorted position
-  int rows;       ///< 1 to tile_rows
+  int rows;       ///< 0 to tile_rows; 0 only where a cluster has more CTAs than the expert has tiles left
   int feature;    ///< first gate (and up) row in phase 0, first output column in phase 1
   int k_begin;    ///< in steps of 128 bytes of K
   int k_count;
-  int token_tile;
-  int tile;  ///< token tile × weight tile in this phase: names the split-K counter
+  int token_tile;  ///< names the counter that tells when the tile's rows are whole
+  int tile;        ///< entry × weight tile in this phase: names the split-K counter
   int split;
   int splits;
-  int pad;
+  int shared;  ///< more than one token tile reads these weights
+  int pad[4];
 };
-static_assert(sizeof(Unit) == 48);
+static_assert(sizeof(Unit) == 64);
 
 /// Sizes that turn a unit number into a unit; index 0 for phase 0, 1 for phase 1.
 struct UnitSpace {
@@ -61,7 +69,9 @@ struct UnitSpace {
 inline constexpr int kGateFeatures = 128;    ///< features of a weight tile in phase 0: 128 gate and 128 up rows
 inline constexpr int kOutputFeatures = 256;  ///< in phase 1
 
-__device__ inline Unit decode_unit(UnitSpace const& space, Control const& control, TokenTile const* tiles, int number) {
+/// Unit `number` for CTA `rank` of a cluster of `cluster`: the CTAs of a cluster share weights and take consecutive token tiles.
+__device__ inline Unit decode_unit(UnitSpace const& space, Control const& control, TokenTile const* tiles, int number, int cluster,
+                                   int rank) {
   Unit unit{};
   int const phase = number < control.units[0] ? 0 : 1;
   int const local = phase == 0 ? number : number - control.units[0];
@@ -84,33 +94,93 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
   int const weight_tile = inside / in_group;
   int const index = group * space.raster + inside - weight_tile * in_group;
   unit.expert = entry.expert;
-  unit.token_tile = entry.first_tile + index;
-  unit.first_row = entry.expert_row + index * entry.rows_per_tile;
-  unit.rows = min(entry.rows_per_tile, entry.expert_rows - index * entry.rows_per_tile);
+  int const before = (index * cluster + rank) * entry.rows_per_tile;
+  unit.token_tile = (entry.first_tile + index) * cluster + rank;
+  unit.first_row = entry.expert_row + before;
+  unit.rows = max(0, min(entry.rows_per_tile, entry.expert_rows - before));
+  unit.shared = entry.tiles * cluster > 1 ? 1 : 0;
   unit.feature = weight_tile * (phase == 0 ? kGateFeatures : kOutputFeatures);
   unit.k_begin = splits == 1 ? 0 : unit.split * k_steps / splits;
   unit.k_count = (splits == 1 ? k_steps : (unit.split + 1) * k_steps / splits) - unit.k_begin;
   return unit;
 }
 
-/// Parts of K for `tiles` tiles of `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp: the least of rounds × (steps of
-/// a part + 1 for its reduction), the fewest parts first. All lanes return the choice.
+/// Parts of K for `tiles` tiles of `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp; all lanes return the choice.
+/// The model: weights stream at memory speed once half of the CTAs load, a part costs `kSplitSteps` more for its sum.
 __device__ inline int choose_splits(int tiles, int k_steps, int workers, int max_splits, int max_units) {
-  int const lane = static_cast<int>(threadIdx.x) & 31;
+  constexpr float kSplitSteps = 2.5F;
+  int const lane = thread_index() & 31;
   int const splits = lane + 1;
-  long long cost = 1LL << 40;
-  bool const allowed = splits == 1 || (splits <= max_splits && splits <= k_steps && tiles < 2 * workers &&
-                                       static_cast<long long>(tiles) * splits <= max_units);
-  if (allowed && tiles > 0) {
-    int const rounds = (tiles * splits + workers - 1) / workers;
-    int const steps = (k_steps + splits - 1) / splits;
-    cost = static_cast<long long>(rounds) * (steps + (splits > 1 ? 1 : 0)) * 64 + splits;
+  unsigned cost = 0xFFFFFFFFu;
+  bool const allowed = splits == 1 || (splits <= max_splits && splits <= k_steps && tiles < 2 * workers && tiles * splits <= max_units);
+  if (allowed) {
+    int const units = tiles * splits;
+    int const whole = units / workers;
+    int const rest = units - whole * workers;
+    float const last = rest == 0 ? 0.0F : fmaxf(0.5F, static_cast<float>(rest) / static_cast<float>(workers));
+    float const steps = static_cast<float>((k_steps + splits - 1) / splits);
+    float const sum = splits > 1 ? kSplitSteps * static_cast<float>(whole + (rest > 0 ? 1 : 0)) : 0.0F;
+    cost = (static_cast<unsigned>(((static_cast<float>(whole) + last) * steps + sum) * 256.0F) << 5) | static_cast<unsigned>(lane);
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    cost = min(cost, __shfl_xor_sync(0xFFFFFFFFu, cost, offset));
-  }
-  return tiles > 0 ? static_cast<int>(cost & 63) : 1;
+  return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
 }
+
+/// What planning needs and where it writes. `counters` are not touched.
+struct PlanArgs {
+  int tile_rows;
+  int cluster;  ///< CTAs per cluster of the layer kernel: token tiles come in groups of so many
+  int workers;  ///< clusters
+  int max_splits;
+  int max_units;  ///< split counters of one phase
+  UnitSpace space;
+  TokenTile* tiles;
+};
+
+namespace detail {
+
+/// Exclusive sum over the CTA's threads; `scratch` holds 32 ints.
+template <int Threads>
+__device__ inline int exclusive_sum(int value, int* scratch, int* total) {
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  int const warp = static_cast<int>(threadIdx.x) >> 5;
+  int sum = value;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    int const other = __shfl_up_sync(0xFFFFFFFFu, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  int const warp_sum = lane < Threads / 32 ? scratch[lane] : 0;
+  int const before = __reduce_add_sync(0xFFFFFFFFu, lane < warp ? static_cast<unsigned>(warp_sum) : 0u);
+  *total = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, static_cast<unsigned>(warp_sum)));
+  __syncthreads();
+  return before + sum - value;
+}
+
+/// Thread e brings the rows of expert e (zero past the last expert); every thread returns the plan, and `first_row` its expert's first row.
+template <int Threads>
+__device__ inline Control plan_tiles(PlanArgs const& a, int rows, int slots, bool write, int* scratch, int& first_row) {
+  Control control{};
+  int const expert = static_cast<int>(threadIdx.x);
+  first_row = exclusive_sum<Threads>(rows, scratch, &control.rows);
+  int const groups = (rows + a.tile_rows * a.cluster - 1) / (a.tile_rows * a.cluster);
+  int const first_tile = exclusive_sum<Threads>(groups, scratch, &control.token_tiles);
+  if (write && groups > 0) {
+    int const tiles = groups * a.cluster;
+    int const per_tile = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+    for (int t = 0; t < groups; ++t) a.tiles[first_tile + t] = TokenTile{expert, first_row, rows, first_tile, groups, per_tile, {0, 0}};
+  }
+  control.missing = slots - control.rows;
+#pragma unroll
+  for (int phase = 0; phase < 2; ++phase) {
+    int const count = control.token_tiles * a.space.weight_tiles[phase];
+    control.splits[phase] = choose_splits(count, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units);
+    control.units[phase] = count * control.splits[phase];
+  }
+  return control;
+}
+
+}  // namespace detail
 
 }  // namespace moe::hopper
