@@ -65,6 +65,9 @@ struct JobResult {
   std::size_t layer_bytes = 0;         ///< the layer's buffers
 };
 
+/// The weights of this rank's experts and of all that surrounds them. E_ARG also if they make a router logit NaN.
+moe::io::HostLayerWeights<float> load_weights(Job const& job);
+
 /// Throws on every rank if `error` is not empty on any: the first rank's words. Collective.
 void agree(moe::comm::Mpi& comm, std::string const& error);
 

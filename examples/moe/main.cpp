@@ -2,6 +2,7 @@
 // examples/moe/main.cpp: the command-line tool. Exit code 0 done, 1 a run-time error, 2 bad usage; every error is one line on stderr.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -18,6 +19,19 @@ std::string one_line(std::string message) {
     }
   }
   return message;
+}
+
+/// Under mpirun an error that all ranks agree on is printed by the first.
+bool first_rank() {
+  char const* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return rank == nullptr || std::string(rank) == "0";
+}
+
+int fail(char const* what, int exit_code) {
+  if (first_rank()) {
+    std::fprintf(stderr, "moe: %s\n", one_line(what).c_str());
+  }
+  return exit_code;
 }
 
 }  // namespace
@@ -38,13 +52,10 @@ int main(int argc, char** argv) {
     if (e.get_exit_code() == 0) {
       return app.exit(e);
     }  // --help, --version
-    std::fprintf(stderr, "moe: %s\n", one_line(e.what()).c_str());
-    return 2;
+    return fail(e.what(), 2);
   } catch (moe::Error const& e) {
-    std::fprintf(stderr, "moe: %s\n", one_line(e.what()).c_str());
-    return 1;
+    return fail(e.what(), 1);
   } catch (std::exception const& e) {
-    std::fprintf(stderr, "moe: %s\n", one_line(e.what()).c_str());
-    return 1;
+    return fail(e.what(), 1);
   }
 }

@@ -6,7 +6,8 @@
 namespace moe_tool {
 
 JobResult run_cuda(Job const&) {
-  throw moe::Error(moe::ErrorCode::unsupported, "--device cuda: this program was built without CUDA; build the cuda preset, or use --device host");
+  throw moe::Error(moe::ErrorCode::unsupported,
+                   "--device cuda: this program was built without CUDA; build the cuda preset, or use --device host");
 }
 
 }  // namespace moe_tool

@@ -2,19 +2,20 @@
 // examples/moe/run_block.hpp: one composition run on one job: load this rank's experts, construct, warm up, measure.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "examples/moe/job.hpp"
 #include "moe/models/block.hpp"
+#include "moe/models/registry.hpp"
+
+extern template class moe::models::BlockFrame<float>;  // compiled once, in load_weights.cpp
 
 namespace moe_tool {
 
@@ -31,31 +32,6 @@ class PhaseTimer {
   std::array<double, 4> seconds_{};
 };
 
-/// Loading draws a percentage on a terminal once it takes long enough to wonder.
-class Progress {
- public:
-  explicit Progress(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
-  ~Progress() {
-    if (drawn_) {
-      std::fprintf(stderr, "\r%*s\r", 40, "");
-    }
-  }
-  void operator()(std::int64_t done, std::int64_t total) {
-    if (!shown_ || total < kLarge || 100 * done / total == last_) {
-      return;
-    }
-    last_ = 100 * done / total;
-    drawn_ = true;
-    std::fprintf(stderr, "\rloading experts: %3lld %% of %lld MiB", static_cast<long long>(last_), static_cast<long long>(total >> 20));
-  }
-
- private:
-  static constexpr std::int64_t kLarge = std::int64_t{256} << 20;
-  bool shown_;
-  bool drawn_ = false;
-  std::int64_t last_ = -1;
-};
-
 /// Runs `stage` on every rank; if it throws anywhere, every rank throws.
 template <class Stage>
 void together(Job const& job, Stage&& stage) {
@@ -68,34 +44,14 @@ void together(Job const& job, Stage&& stage) {
   agree(*job.comm, error);
 }
 
-inline void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64_t first_row) {
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) {
-      auto const at = static_cast<std::int64_t>(i);
-      throw moe::Error(moe::ErrorCode::argument,
-                       moe::text("router_logits: row ", first_row + at / width, ", expert ", at % width, " is NaN, expected a number"));
-    }
-  }
-}
-
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Block = moe::models::Block<Quant, Backend, Experts>;
-  moe::io::LayerDescription const& d = job.description;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
   together(job, [&] {
-    auto const mine = job.placement->local_to_physical(job.comm->rank());
-    Progress progress(job.comm->rank() == 0);
-    moe::io::LoadOptions load;
-    load.experts = std::vector<int>(mine.begin(), mine.end());
-    load.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
-    auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, d, job.options.layer)
-                                                  : moe::io::LayerLoader::from_block(*job.store, d);
-    weights = loader.load<float>(load);
-    moe::quantization::check_shape<Quant>(d.expert_hidden(), d.intermediate);
-    refuse_nan(moe::io::compute_router_logits(weights, job.hidden), d.router.num_logits(),
-               job.first_row[static_cast<std::size_t>(job.comm->rank())]);
+    moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
+    weights = load_weights(job);
   });
   together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows); });
 

@@ -7,17 +7,16 @@
 #include <string>
 #include <string_view>
 
-#include "moe/activation/activation.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
 #include "moe/backends/naive.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/core/check.hpp"
-#include "moe/core/layer_config.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
+#include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/schemes.hpp"
 #include "moe/routing/routers.hpp"
 
@@ -25,13 +24,7 @@ namespace moe::registry {
 
 namespace hana = boost::hana;
 
-/// The layer whose dimensions, activation and routing are all known only at run time: what a tool for any checkpoint instantiates.
-template <class ActType, class WeightType>
-struct RuntimeLayer : LayerDefaults {
-  using Act = ActType;
-  using Weight = WeightType;
-  using Activation = activation::Any;
-};
+using models::RuntimeLayer;
 
 // ---- The policies, each list with its default first.
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/load_weights.cpp: reads this rank's experts, and compiles what does not depend on the composition.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "examples/moe/job.hpp"
+#include "moe/models/block_frame.hpp"
+
+template class moe::models::BlockFrame<float>;
+
+namespace moe_tool {
+namespace {
+
+/// Loading draws a percentage on a terminal once it takes long enough to wonder.
+class Progress {
+ public:
+  explicit Progress(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
+  ~Progress() {
+    if (drawn_) {
+      std::fprintf(stderr, "\r%*s\r", 40, "");
+    }
+  }
+  void operator()(std::int64_t done, std::int64_t total) {
+    if (!shown_ || total < kLarge || 100 * done / total == last_) {
+      return;
+    }
+    last_ = 100 * done / total;
+    drawn_ = true;
+    std::fprintf(stderr, "\rloading experts: %3lld %% of %lld MiB", static_cast<long long>(last_), static_cast<long long>(total >> 20));
+  }
+
+ private:
+  static constexpr std::int64_t kLarge = std::int64_t{256} << 20;
+  bool shown_;
+  bool drawn_ = false;
+  std::int64_t last_ = -1;
+};
+
+void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64_t first_row) {
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) {
+      auto const at = static_cast<std::int64_t>(i);
+      throw moe::Error(moe::ErrorCode::argument,
+                       moe::text("router_logits: row ", first_row + at / width, ", expert ", at % width, " is NaN, expected a number"));
+    }
+  }
+}
+
+}  // namespace
+
+moe::io::HostLayerWeights<float> load_weights(Job const& job) {
+  auto const mine = job.placement->local_to_physical(job.comm->rank());
+  Progress progress(job.comm->rank() == 0);
+  moe::io::LoadOptions load;
+  load.experts = std::vector<int>(mine.begin(), mine.end());
+  load.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
+  auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
+                                                : moe::io::LayerLoader::from_block(*job.store, job.description);
+  moe::io::HostLayerWeights<float> weights = loader.load<float>(load);
+  refuse_nan(moe::io::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
+             job.first_row[static_cast<std::size_t>(job.comm->rank())]);
+  return weights;
+}
+
+}  // namespace moe_tool
