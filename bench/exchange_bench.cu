@@ -234,7 +234,8 @@ class Bench {
   double ceiling_time(std::size_t bytes, int blocks) {
     for (int r = 0; r < group_.size(); ++r) {
       group_.use(r);
-      check_cuda(cudaFuncSetAttribute(&ceiling<kMove>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBulkWarps * kBulkBytes), "cudaFuncSetAttribute");
+      check_cuda(cudaFuncSetAttribute(&ceiling<kMove>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBulkWarps * kBulkBytes),
+                 "cudaFuncSetAttribute");
     }
     std::size_t const shared = kMove == Move::put_bulk || kMove == Move::get_bulk ? kBulkWarps * kBulkBytes : 0;
     return time(8, bytes > (std::size_t{8} << 20) ? 2 : 10, true, [&](int r, int) {
@@ -245,7 +246,8 @@ class Bench {
   void run_ceiling() {
     int const R = group_.size();
     std::printf("ceiling, us (GB/s out or in, per GPU), %d ranks\n", R);
-    std::vector<std::size_t> sizes = {std::size_t{16} << 10, std::size_t{940} << 10, std::size_t{1792} << 10, std::size_t{20039680}, std::size_t{38864896}};
+    std::vector<std::size_t> sizes = {std::size_t{16} << 10, std::size_t{940} << 10, std::size_t{1792} << 10, std::size_t{20039680},
+                                      std::size_t{38864896}};
     for (std::size_t bytes : sizes) {
       bytes = bytes / 1024 * 1024;
       if (options_.simulated && bytes > (std::size_t{2} << 20)) {
@@ -268,8 +270,8 @@ class Bench {
           }
           double const rate = static_cast<double>(bytes) * (R - 1) / us * 1e-3;
           std::printf("  %3d: %7.1f (%5.1f)", blocks, us, rate);
-          record(text("{\"section\":\"ceiling\",\"ranks\":", R, ",\"move\":\"", name(m), "\",\"bytes_per_peer\":", bytes, ",\"blocks\":", blocks,
-                      ",\"us\":", us, ",\"gb_per_s\":", rate, "}"));
+          record(text("{\"section\":\"ceiling\",\"ranks\":", R, ",\"move\":\"", name(m), "\",\"bytes_per_peer\":", bytes,
+                      ",\"blocks\":", blocks, ",\"us\":", us, ",\"gb_per_s\":", rate, "}"));
         }
         std::printf("\n");
         std::fflush(stdout);
@@ -320,7 +322,9 @@ class Bench {
     remote /= R;
     auto at = [](auto& v, int r) -> auto& { return v[static_cast<std::size_t>(r)]; };
     auto dispatch = [&](int r, int i) { at(calls, r).dispatch(at(buffers, r).in, at(buffers, r).num.data(), i & 1, group_.stream(r)); };
-    auto combine = [&](int r, int i) { at(calls, r).combine(at(buffers, r).in, as_bf16(at(buffers, r).out), c.hidden, i & 1, group_.stream(r)); };
+    auto combine = [&](int r, int i) {
+      at(calls, r).combine(at(buffers, r).in, as_bf16(at(buffers, r).out), c.hidden, i & 1, group_.stream(r));
+    };
     for (int i = 0; i < 2; ++i) {
       for (int r = 0; r < R; ++r) {
         group_.use(r);
@@ -343,8 +347,8 @@ class Bench {
       group_.use(r);
       auto why = check_low_latency_rows(at(calls, r), tokens, at(buffers, r), r, 1, 4 * step);
       if (why.empty()) {
-        why = check_outputs<moe::quantization::ScaleFloor::amax_1e4>(at(tokens, r), at(buffers, r), r, c.hidden, c.topk, s.local_experts(), R, fp8,
-                                                                     per_rank, step);
+        why = check_outputs<moe::quantization::ScaleFloor::amax_1e4>(at(tokens, r), at(buffers, r), r, c.hidden, c.topk, s.local_experts(),
+                                                                     R, fp8, per_rank, step);
       }
       if (!why.empty()) {
         std::printf("  WRONG: %s\n", why.c_str());
@@ -353,17 +357,21 @@ class Bench {
       }
     }
     double spread = 0;
-    double const pair = time(10, 20, true, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
+    double const pair = time(
+        10, 20, true, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
     double const d = time(20, 10, true, dispatch);
     double const m = time(20, 10, true, combine);
     double const row = fp8 ? c.hidden + c.hidden / 32.0 : 2.0 * c.hidden;
-    std::printf("  %4d %d/%d T=%3d %-10s %s blocks %3d%s  pair %6.1f (+-%.1f)  dispatch %6.1f (%5.1f GB/s)  combine %6.1f (%5.1f GB/s)  rows out %.0f\n",
-                c.hidden, c.topk, c.experts, M, per_rank ? "per rank" : "per expert", fp8 ? "fp8 " : "bf16", blocks, programmatic ? " pdl" : "", pair,
-                spread, d, remote * row / d * 1e-3, m, remote * 2 * c.hidden / m * 1e-3, remote);
+    std::printf(
+        "  %4d %d/%d T=%3d %-10s %s blocks %3d%s  pair %6.1f (+-%.1f)  dispatch %6.1f (%5.1f GB/s)  combine %6.1f (%5.1f GB/s)  rows out "
+        "%.0f\n",
+        c.hidden, c.topk, c.experts, M, per_rank ? "per rank" : "per expert", fp8 ? "fp8 " : "bf16", blocks, programmatic ? " pdl" : "",
+        pair, spread, d, remote * row / d * 1e-3, m, remote * 2 * c.hidden / m * 1e-3, remote);
     std::fflush(stdout);
     record(text("{\"section\":\"low_latency\",\"ranks\":", R, ",\"hidden\":", c.hidden, ",\"topk\":", c.topk, ",\"experts\":", c.experts,
                 ",\"tokens\":", M, ",\"per_rank\":", per_rank, ",\"fp8\":", fp8, ",\"blocks\":", blocks, ",\"programmatic\":", programmatic,
-                ",\"pair_us\":", pair, ",\"pair_spread_us\":", spread, ",\"dispatch_us\":", d, ",\"combine_us\":", m, ",\"rows_out\":", remote, "}"));
+                ",\"pair_us\":", pair, ",\"pair_spread_us\":", spread, ",\"dispatch_us\":", d, ",\"combine_us\":", m,
+                ",\"rows_out\":", remote, "}"));
   }
 
   void run_high_throughput(int M, bool fp8, int blocks, moe::detail::HighThroughputTuning const& tuning, bool lists, bool scan = false) {
@@ -394,12 +402,14 @@ class Bench {
       if (static_cast<int>(large_.size()) <= r) {
         large_.push_back(make_tokens(r, M, s.hidden, s.topk, s.num_experts, R, Routing::uniform, 5));
       }
-      buffers.push_back(make_buffers(large_[static_cast<std::size_t>(r)], s.hidden, s.local_experts(), lists ? static_cast<std::size_t>(s.list_size()) : 0));
+      buffers.push_back(make_buffers(large_[static_cast<std::size_t>(r)], s.hidden, s.local_experts(),
+                                     lists ? static_cast<std::size_t>(s.list_size()) : 0));
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
       for (int t = 0; t < M; ++t) {
         unsigned seen = 1U << r;
         for (int j = 0; j < s.topk; ++j) {
-          unsigned const bit = 1U << (large_[static_cast<std::size_t>(r)].ids[static_cast<std::size_t>(t * s.topk + j)] / s.local_experts());
+          unsigned const bit =
+              1U << (large_[static_cast<std::size_t>(r)].ids[static_cast<std::size_t>(t * s.topk + j)] / s.local_experts());
           remote += (seen & bit) == 0 ? 1 : 0;
           seen |= bit;
         }
@@ -409,16 +419,19 @@ class Bench {
     auto at = [](auto& v, int r) -> auto& { return v[static_cast<std::size_t>(r)]; };
     auto dispatch = [&](int r, int i) { at(calls, r).dispatch(at(buffers, r).in, i & 1, group_.stream(r)); };
     auto cached = [&](int r, int i) { at(calls, r).dispatch(at(buffers, r).in, i & 1, group_.stream(r), i & 1); };
-    auto combine = [&](int r, int i) { at(calls, r).combine(at(buffers, r).in, as_bf16(at(buffers, r).out), s.hidden, i & 1, group_.stream(r)); };
+    auto combine = [&](int r, int i) {
+      at(calls, r).combine(at(buffers, r).in, as_bf16(at(buffers, r).out), s.hidden, i & 1, group_.stream(r));
+    };
     for (int i = 0; i < 2; ++i) {
       for (int r = 0; r < R; ++r) {
         group_.use(r);
         dispatch(r, i);
         auto const& k = at(calls, r);
         if (lists) {
-          identity_listed<<<1024, 128, 0, group_.stream(r)>>>(k.own<char>(k.layout().rows[i]), k.own<float>(k.layout().scales[i]), k.layout().scale_stride,
-                                                              k.own<std::int32_t>(k.layout().list[i]), k.own<std::int32_t>(k.layout().summary[i]),
-                                                              s.hidden, fp8, as_bf16(at(buffers, r).y));
+          identity_listed<<<1024, 128, 0, group_.stream(r)>>>(k.own<char>(k.layout().rows[i]), k.own<float>(k.layout().scales[i]),
+                                                              k.layout().scale_stride, k.own<std::int32_t>(k.layout().list[i]),
+                                                              k.own<std::int32_t>(k.layout().summary[i]), s.hidden, fp8,
+                                                              as_bf16(at(buffers, r).y));
           k.reduce(as_bf16(at(buffers, r).y), i, 1024, group_.stream(r));
         }
         combine(r, i);
@@ -429,8 +442,8 @@ class Bench {
       group_.use(r);
       auto why = check_high_throughput_rows(at(calls, r), tokens, r, 1, 1, std::max(1, M / 4));
       if (why.empty()) {
-        why = check_outputs<moe::quantization::ScaleFloor::amax_1e10>(at(tokens, r), at(buffers, r), r, s.hidden, s.topk, s.local_experts(), R, fp8, true,
-                                                                      std::max(1, M / 8));
+        why = check_outputs<moe::quantization::ScaleFloor::amax_1e10>(at(tokens, r), at(buffers, r), r, s.hidden, s.topk, s.local_experts(),
+                                                                      R, fp8, true, std::max(1, M / 8));
       }
       if (!why.empty()) {
         std::printf("  WRONG: %s\n", why.c_str());
@@ -442,12 +455,16 @@ class Bench {
     double const c = scan ? 0 : time(4, 5, false, cached);
     double const m = scan ? 0 : time(4, 5, false, combine);
     double const row = fp8 ? s.hidden + s.hidden / 32.0 : 2.0 * s.hidden;
-    std::printf("  %5d tokens %s blocks %2d warps %2d pieces %5d %4d%s  dispatch %7.1f (%5.1f GB/s)  cached %7.1f (%5.1f GB/s)  combine %7.1f (%5.1f GB/s)\n", M,
-                fp8 ? "fp8 " : "bf16", blocks, tuning.dispatch_warps, tuning.dispatch_piece, tuning.combine_piece, lists ? " lists" : "", d, remote * row / d * 1e-3, c, c > 0 ? remote * row / c * 1e-3 : 0, m,
-                m > 0 ? remote * 2 * s.hidden / m * 1e-3 : 0);
+    std::printf(
+        "  %5d tokens %s blocks %2d warps %2d pieces %5d %4d%s  dispatch %7.1f (%5.1f GB/s)  cached %7.1f (%5.1f GB/s)  combine %7.1f "
+        "(%5.1f GB/s)\n",
+        M, fp8 ? "fp8 " : "bf16", blocks, tuning.dispatch_warps, tuning.dispatch_piece, tuning.combine_piece, lists ? " lists" : "", d,
+        remote * row / d * 1e-3, c, c > 0 ? remote * row / c * 1e-3 : 0, m, m > 0 ? remote * 2 * s.hidden / m * 1e-3 : 0);
     std::fflush(stdout);
-    record(text("{\"section\":\"high_throughput\",\"ranks\":", R, ",\"tokens\":", M, ",\"fp8\":", fp8, ",\"blocks\":", blocks, ",\"warps\":", tuning.dispatch_warps, ",\"dispatch_piece\":", tuning.dispatch_piece, ",\"combine_piece\":", tuning.combine_piece,
-                ",\"lists\":", lists, ",\"dispatch_us\":", d, ",\"cached_us\":", c, ",\"combine_us\":", m, ",\"rows_out\":", remote, "}"));
+    record(text("{\"section\":\"high_throughput\",\"ranks\":", R, ",\"tokens\":", M, ",\"fp8\":", fp8, ",\"blocks\":", blocks,
+                ",\"warps\":", tuning.dispatch_warps, ",\"dispatch_piece\":", tuning.dispatch_piece,
+                ",\"combine_piece\":", tuning.combine_piece, ",\"lists\":", lists, ",\"dispatch_us\":", d, ",\"cached_us\":", c,
+                ",\"combine_us\":", m, ",\"rows_out\":", remote, "}"));
   }
 
   void run() {
@@ -458,7 +475,8 @@ class Bench {
     }
     if (wanted("ll")) {
       std::printf("low latency, us per call; pair: fp8 or bf16 dispatch + bf16 combine in a graph of ten\n");
-      std::vector<LlCase> const all = {{7168, 8, 256, 128}, {7168, 8, 256, 64}, {7168, 8, 256, 8}, {7168, 8, 256, 1}, {4096, 6, 256, 128}, {2048, 8, 128, 128}};
+      std::vector<LlCase> const all = {{7168, 8, 256, 128}, {7168, 8, 256, 64},  {7168, 8, 256, 8},
+                                       {7168, 8, 256, 1},   {4096, 6, 256, 128}, {2048, 8, 128, 128}};
       for (int blocks : options_.blocks) {
         for (bool per_rank : {false, true}) {
           for (auto const& c : all) {
@@ -479,8 +497,8 @@ class Bench {
         run_high_throughput(4096, false, blocks, {}, true);
         run_high_throughput(4096, false, blocks, {}, false);
         if (wanted("scan")) {
-          for (int warps : {12, 8, 5, 3}) {
-            for (int piece : {512, 1024, 1792, 16384}) {
+          for (int warps : {16, 12}) {
+            for (int piece : {512, 16384}) {
               run_high_throughput(4096, true, blocks, {warps, piece, 1024}, false, true);
               run_high_throughput(4096, false, blocks, {warps, piece, 1024}, false, true);
             }

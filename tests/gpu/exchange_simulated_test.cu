@@ -357,9 +357,9 @@ class HighThroughputRun {
       auto const& c = calls_[static_cast<std::size_t>(r)];
       auto const s = group_->stream(r);
       c.dispatch(b.in, parity, s, routing_parity);
-      identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]), c.layout().scale_stride,
-                                        c.own<std::int32_t>(c.layout().list[parity]), c.own<std::int32_t>(c.layout().summary[routing]),
-                                        case_.hidden, case_.fp8, as_bf16(b.y));
+      identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
+                                        c.layout().scale_stride, c.own<std::int32_t>(c.layout().list[parity]),
+                                        c.own<std::int32_t>(c.layout().summary[routing]), case_.hidden, case_.fp8, as_bf16(b.y));
       c.reduce(as_bf16(b.y), parity, 4, s, routing_parity);
       c.combine(b.in, as_bf16(b.out), case_.hidden, parity, s, routing_parity);
     }

@@ -267,8 +267,8 @@ static __global__ void identity_batched(char const* rows, float const* scales, s
   }
 }
 /// The same over an expert-major list: out[i] = row list[i]; gaps are left alone.
-static __global__ void identity_listed(char const* rows, float const* scales, int scale_stride, std::int32_t const* list, std::int32_t const* summary,
-                                       int hidden, bool fp8, __nv_bfloat16* out) {
+static __global__ void identity_listed(char const* rows, float const* scales, int scale_stride, std::int32_t const* list,
+                                       std::int32_t const* summary, int hidden, bool fp8, __nv_bfloat16* out) {
   for (int i = static_cast<int>(blockIdx.x); i < summary[1]; i += static_cast<int>(gridDim.x)) {
     int const from = list[i];
     if (from < 0) {
@@ -463,8 +463,8 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
         int const want = mine ? e - r * L : -1;
         float const w = mine ? t.weights[static_cast<std::size_t>(token) * K + j] : 0.0F;
         if (id_of(n, j) != want || weight_of(n, j) != w) {
-          return text("rank ", r, " row ", n, " choice ", j, ": id ", id_of(n, j), " weight ", weight_of(n, j), ", expected ", want,
-                      " ", w);
+          return text("rank ", r, " row ", n, " choice ", j, ": id ", id_of(n, j), " weight ", weight_of(n, j), ", expected ", want, " ",
+                      w);
         }
         if (mine) {
           lists[static_cast<std::size_t>(want)].push_back(static_cast<std::int32_t>(n));
@@ -476,7 +476,8 @@ inline std::string check_high_throughput_rows(moe::detail::HighThroughputCalls c
         if (read_device<unsigned char>(calls.own<char>(at.rows[parity]) + n * row.bytes.size(), row.bytes.size()) != row.bytes) {
           return text("rank ", r, " row ", n, ": payload differs");
         }
-        if (s.fp8 && read_device<float>(calls.own<char>(at.scales[parity]) + n * static_cast<std::size_t>(at.scale_stride) * 4, row.scales.size()) != row.scales) {
+        if (s.fp8 && read_device<float>(calls.own<char>(at.scales[parity]) + n * static_cast<std::size_t>(at.scale_stride) * 4,
+                                        row.scales.size()) != row.scales) {
           return text("rank ", r, " row ", n, ": scales differ");
         }
       }

@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
   if (block == 0 && tid < R) {
-    publish(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
+    announce(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
   }
   if (tid == 0) {
     failed = 0;

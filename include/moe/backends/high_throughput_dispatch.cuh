@@ -14,7 +14,7 @@
 
 namespace moe::detail {
 
-inline constexpr int kHighThroughputWarps = 12;
+inline constexpr int kHighThroughputWarps = 16;
 inline constexpr int kHighThroughputShared = 220 * 1024;  ///< bytes of dynamic shared memory that one block may take
 
 struct HighThroughputDispatch {
@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     __syncthreads();
     if (tid == 0) {
-      publish(own<std::uint32_t>(w, a.at.counted) + block, round);
+      __threadfence();  // the readers are blocks of this GPU
+      store_relaxed(own<std::uint32_t>(w, a.at.counted) + block, round);
     }
     for (int b = tid; b < blocks; b += threads) {
       if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, round, comm::ExchangePhase::dispatch_counts, me)) {
@@ -183,16 +184,10 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
     std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
     for (int e = tid; e < N; e += threads) {
-      int lower = 0;
-      int total = 0;
-      for (int s = 0; s < R; ++s) {
-        std::uint32_t c = 0;
-        if (!wait_count(w, words + static_cast<std::size_t>(s) * N + e, round, a.tag, s, c)) {
-          failed = 1;
-        }
-        lower += s < me ? static_cast<int>(c) : 0;
-        total += static_cast<int>(c);
-      }
+      int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);
+      int const upper = sum_counts(w, words + e, N, me, R, round, a.tag);
+      int const total = lower + upper;
+      failed = lower < 0 || upper < 0 ? 1 : failed;
       base[e] += lower;
       all[e] = total;
       if (e >= E && total > a.capacity) {
@@ -306,8 +301,6 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       if (ranks == 0) {
         continue;
       }
-      bulk_wait_read();  // the row that this warp sent before has left shared memory
-      __syncwarp();
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
       if constexpr (kFp8) {
         constexpr int kBatch = 7;
@@ -320,6 +313,10 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
             int const u = u0 + 32 * i + lane;
             v[i][0] = u < units ? x[2 * u] : uint4{};
             v[i][1] = u < units ? x[2 * u + 1] : uint4{};
+          }
+          if (u0 == 0) {
+            bulk_wait_read();  // the row that this warp sent before has left shared memory; the loads above did not wait for it
+            __syncwarp();
           }
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
@@ -337,6 +334,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         fence_shared_to_bulk();
         __syncwarp();
       } else {
+        bulk_wait_read();
+        __syncwarp();
         if (lane == 0) {
           barrier_expect(&loaded[warp], 2 * a.hidden);
           bulk_load(row, x, 2 * a.hidden, &loaded[warp]);
@@ -354,7 +353,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       if (to_row >= 0) {
         if (kFp8 && wide) {
-          bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4, row + a.hidden, groups * 4);
+          bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4, row + a.hidden,
+                     groups * 4);
         }
         bulk_commit();
       }

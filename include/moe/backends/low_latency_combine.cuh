@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
 
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
-  if (block == 0 && tid < R) {  // the experts' kernel is over: its rows may be read
-    publish(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
+  if (block == 0 && tid >= 32 && tid < 32 + R) {  // the experts' kernel is over: its rows may be read
+    announce(at<std::uint32_t>(w, tid - 32, a.at.ready) + me, round);
   }
   if (tid == 0) {
     failed = 0;
@@ -110,6 +110,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       return;
     }
     int const e = tid < K ? a.ids[t * K + tid] : -1;
+    int const place = !kPerRank && tid < K ? own<std::int32_t>(w, a.at.sent_slots[a.parity])[t * K + tid] : 0;
+    float const weight = !kPerRank && !a.weights_are_one && tid < K ? a.weights[t * K + tid] : 1.0F;
     bool const valid = e >= 0 && e < a.num_experts;
     if constexpr (kPerRank) {
       unsigned const lo = __reduce_or_sync(0xffffffffU, valid && e / L < 32 ? 1U << (e / L) : 0U);
@@ -132,10 +134,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       if (valid) {
         int const i = __popc(used & ((1U << tid) - 1U));
         int const dst = e / L;
-        int const place = own<std::int32_t>(w, a.at.sent_slots[a.parity])[t * K + tid];
         std::size_t const row = static_cast<std::size_t>(e - dst * L) * a.capacity + place;
         term_at[i] = w.peer[dst] + a.at.outputs[a.parity] + row * a.hidden * 2;
-        term_weight[i] = a.weights_are_one ? 1.0F : a.weights[t * K + tid];
+        term_weight[i] = weight;
       }
       if (tid == 0) {
         num_terms = __popc(used);

@@ -3,7 +3,7 @@
 //
 // One kernel, no host, no barrier. Every rank tells every rank how many rows it has for each expert; from these counts each sender knows
 // where its rows begin in every batch (sources in rank order, tokens in token order), so rows land packed and in a fixed order, without a
-// copy on the receiving side. The counts travel while the row is being quantised.
+// copy on the receiving side. Two warps of each block work out places while the others quantise, so the counts travel meanwhile.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,6 +15,8 @@
 namespace moe::detail {
 
 inline constexpr int kLowLatencyThreads = 512;
+inline constexpr int kPlanners = 64;  ///< threads that work out places and write the small words; the others move rows
+inline constexpr int kMovers = kLowLatencyThreads - kPlanners;
 
 /// How a batch of tokens is cut into pieces of whole units, so that few tokens still occupy all blocks.
 struct LowLatencyPieces {
@@ -79,7 +81,7 @@ __device__ inline uint4 quantize_sixteen(uint4 const (&v)[2], float amax_floor, 
   }
   std::uint32_t const amax_bits = max(m & 0xffffU, m >> 16) << 16;
   bool const finite = amax_bits < 0x7f800000U;
-  float const s = __fdiv_rn(fmaxf(__uint_as_float(amax_bits), amax_floor), 448.0F);
+  float const s = divide_by(fmaxf(__uint_as_float(amax_bits), amax_floor), 448.0F, 1.0F / 448.0F);
   scale = pow2 ? __uint_as_float((__float_as_uint(s) + 0x7fffffU) & 0xff800000U) : s;
   scale = finite ? scale : __uint_as_float(0x7fc00000U);
   float const inverse = __frcp_rn(scale);
@@ -136,6 +138,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   int* const rank_of = place + own_capacity;
   unsigned char* const row_base = shared + (8 * E + 28 * own_capacity + 15) / 16 * 16;
   if (a.send) {
+#pragma unroll 1
     for (int e = tid; e < 2 * E; e += kLowLatencyThreads) {
       before[e] = 0;
     }
@@ -161,59 +164,26 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     int const t_first = pieces.token(first);
     int const t_last = first == last ? t_first : pieces.token(last - 1) + 1;
     int const n_own = (t_last - t_first) * K;
-    int const piece_bytes = kFp8 ? a.hidden + a.hidden / 32 : 2 * a.hidden;
-    int const row_stride = (piece_bytes + 15) / 16 * 16;
+    int const row_stride = ((kFp8 ? a.hidden + a.hidden / 32 : 2 * a.hidden) + 15) / 16 * 16;
 
-    // The first piece is on its way while places are worked out. One step of the loop below covers 16 (8) values a thread.
+    // The first piece is on its way while places are worked out: 32 bytes a thread.
+    int const mover = tid - kPlanners;
     uint4 early[2] = {};
-    if (first < last) {
-      int const from = (first - t_first * pieces.per_token) * pieces.values;
+    if (first < last && mover >= 0) {
+      int const from = pieces.first_value(first);
       int const n = min(pieces.values, a.hidden - from);
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t_first * a.x_stride + from);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        int const u = kFp8 ? 2 * tid + i : tid + i * kLowLatencyThreads;
+        int const u = kFp8 ? 2 * mover + i : mover + i * kMovers;
         early[i] = u < n / 8 ? x[u] : uint4{};
       }
     }
-
     int const flat_first = t_first * K;
-    int const early_id = tid < n_own ? a.ids[flat_first + tid] : -1;  // of the first warp's first round below
-
-    // Quantises piece `item` into one half of the row buffer. The whole block calls it.
-    auto stage = [&](int item, unsigned char* row) {
-      int const t = pieces.token(item);
-      int const from = pieces.first_value(item);
-      int const n = min(pieces.values, a.hidden - from);
-      uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride + from);
-      if constexpr (kFp8) {
-        int const units = n / 16;
-        float* const scales = reinterpret_cast<float*>(row + n);
-        for (int u0 = tid - lane; u0 < units; u0 += kLowLatencyThreads) {
-          int const u = u0 + lane;
-          uint4 v[2] = {early[0], early[1]};
-          if (item != first || u0 >= kLowLatencyThreads) {
-            v[0] = u < units ? x[2 * u] : uint4{};
-            v[1] = u < units ? x[2 * u + 1] : uint4{};
-          }
-          float scale;
-          uint4 const codes = quantize_sixteen(v, a.amax_floor, a.pow2_scales, scale);
-          if (u < units) {
-            reinterpret_cast<uint4*>(row)[u] = codes;
-            if (u % 8 == 0) {
-              scales[u / 8] = scale;
-            }
-          }
-        }
-      } else {
-        for (int u = tid; u < n / 8; u += kLowLatencyThreads) {
-          int const step = u / kLowLatencyThreads;
-          reinterpret_cast<uint4*>(row)[u] = item == first && step < 2 ? (step == 0 ? early[0] : early[1]) : x[u];
-        }
-      }
-    };
+    int const early_id = tid < 32 && tid < n_own ? a.ids[flat_first + tid] : -1;
 
     // Counts of all rows, and of the rows before this block's first token: places follow without atomics on memory, in token order.
+#pragma unroll 2
     for (int i = tid; i < M * K; i += kLowLatencyThreads) {
       int const e = a.ids[i];
       if (e >= 0 && e < E) {
@@ -224,17 +194,68 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     __syncthreads();
-    // This block's share of the count words goes to every rank: experts block, block + blocks, …; word E holds M.
-    int const warp = tid / 32;
-    for (int e = block + warp * blocks; e <= E; e += blocks * (kLowLatencyThreads / 32)) {
+
+    // This block's share of the count words goes to every rank: experts block, block + blocks, …; word E holds M. The first warp has other
+    // work, the rest takes a word each.
+#pragma unroll 1
+    for (int e = block + (tid / 32 - 1) * blocks; tid >= 32 && e <= E; e += blocks * (kLowLatencyThreads / 32 - 1)) {
       int const count = e == E ? M : total[e];
+#pragma unroll 1
       for (int r = lane; r < R; r += 32) {
         store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
                       comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
       }
     }
-    if (first < last) {
-      if (tid < 32) {
+    // One lane per own choice: the rows of all lower ranks come first.
+    auto add_bases = [&] {
+#pragma unroll 1
+      for (int i = lane; i < n_own; i += 32) {
+        if (int const e = expert[i]; e >= 0) {
+          int const base = sum_counts(w, own_counts + e, a.at.count_stride, 0, me, round, a.tag);
+          place[i] += base;
+          failed = base < 0 ? 1 : failed;
+        }
+      }
+      __syncwarp();
+    };
+    bool const wide = (a.hidden / 128) % 4 == 0;  // scales of a row are whole 16-byte units
+    int item = first;
+#pragma unroll 1
+    do {
+      unsigned char* const row = row_base + ((item - first) & 1) * row_stride;
+      int const t = pieces.token(item);
+      int const from = pieces.first_value(item);
+      int const n = item < last ? min(pieces.values, a.hidden - from) : 0;
+      if (mover >= 0) {
+        uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride + from);
+        if constexpr (kFp8) {
+          int const units = n / 16;
+          float* const scales = reinterpret_cast<float*>(row + n);
+#pragma unroll 1
+          for (int u0 = mover - lane; u0 < units; u0 += kMovers) {
+            int const u = u0 + lane;
+            uint4 v[2] = {early[0], early[1]};
+            if (item != first || u0 >= kMovers) {
+              v[0] = u < units ? x[2 * u] : uint4{};
+              v[1] = u < units ? x[2 * u + 1] : uint4{};
+            }
+            float scale;
+            uint4 const codes = quantize_sixteen(v, a.amax_floor, a.pow2_scales, scale);
+            if (u < units) {
+              reinterpret_cast<uint4*>(row)[u] = codes;
+              if (u % 8 == 0) {
+                scales[u / 8] = scale;
+              }
+            }
+          }
+        } else {
+#pragma unroll 1
+          for (int u = mover; u < n / 8; u += kMovers) {
+            reinterpret_cast<uint4*>(row)[u] = item != first || u >= 2 * kMovers ? x[u] : u < kMovers ? early[0] : early[1];
+          }
+        }
+      } else if (item == first && tid < 32) {
+#pragma unroll 1
         for (int c = 0; c < n_own; c += 32) {
           int const i = c + lane;
           int e = c == 0 ? early_id : i < n_own ? a.ids[flat_first + i] : -1;
@@ -246,87 +267,67 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
           if (e >= 0 && rank_in_chunk == 0) {
             before[e] = start + __popc(same);
           }
-          __syncwarp();
           if (i < n_own) {
             expert[i] = e;
             place[i] = start + rank_in_chunk;
             rank_of[i] = e >= 0 ? e / L : -1;
           }
+          __syncwarp();
         }
-      }
-      stage(first, row_base);
-    }
-    __syncthreads();
-
-    // Where the rows of this rank begin in each batch: after those of all lower ranks.
-    auto add_bases = [&] {
-      for (int src = warp; src < me; src += kLowLatencyThreads / 32) {
-        std::uint64_t const* const words = own_counts + static_cast<std::size_t>(src) * a.at.count_stride;
+        if constexpr (!kPerRank) {
+          add_bases();
+        }
+        // A row's address per choice; in the per-rank layout it is that of the token, for the first choice of each rank.
+#pragma unroll 1
         for (int i = lane; i < n_own; i += 32) {
-          if (int const e = expert[i]; e >= 0) {
-            std::uint32_t count = 0;
-            if (wait_count(w, words + e, round, a.tag, src, count)) {
-              atomicAdd(&place[i], static_cast<int>(count));
-            } else {
-              failed = 1;
+          int const e = expert[i];
+          int const dst = max(rank_of[i], 0);
+          bool wanted = e >= 0;
+          std::size_t index;
+          if constexpr (kPerRank) {
+            int const token = i / K;
+#pragma unroll 1
+            for (int j = token * K; j < i; ++j) {
+              wanted = wanted && rank_of[j] != dst;
             }
+            index = static_cast<std::size_t>(me) * a.max_tokens + t_first + token;
+          } else {
+            index = static_cast<std::size_t>(e - dst * L) * a.capacity + place[i];
           }
+          row_target[i] = wanted ? w.peer[dst] + a.at.rows[a.parity] + index * a.at.row_bytes : nullptr;
+          scale_target[i] = wanted ? w.peer[dst] + a.at.scales[a.parity] + index * (a.hidden / 32) : nullptr;
         }
       }
       __syncthreads();
-    };
-    // A row's address per choice; in the per-rank layout it is that of the token, for the first choice of each rank.
-    auto set_targets = [&] {
-      for (int i = tid; i < n_own; i += kLowLatencyThreads) {
-        int const e = expert[i];
-        int const dst = max(rank_of[i], 0);
-        bool wanted = e >= 0;
-        std::size_t index;
-        if constexpr (kPerRank) {
-          for (int j = i / K * K; j < i; ++j) {
-            wanted = wanted && rank_of[j] != dst;
-          }
-          index = static_cast<std::size_t>(me) * a.max_tokens + t_first + i / K;
-        } else {
-          index = static_cast<std::size_t>(e - dst * L) * a.capacity + place[i];
-        }
-        row_target[i] = wanted ? w.peer[dst] + a.at.rows[a.parity] + index * a.at.row_bytes : nullptr;
-        scale_target[i] = wanted ? w.peer[dst] + a.at.scales[a.parity] + index * (a.hidden / 32) : nullptr;
+      if (failed != 0) {
+        break;
       }
-      __syncthreads();
-    };
-    if constexpr (!kPerRank) {
-      add_bases();
-    }
-    set_targets();
-
-    bool const wide = (a.hidden / 128) % 4 == 0;  // scales of a row are whole 16-byte units
-    for (int item = first; item < last && failed == 0; ++item) {
-      unsigned char* const row = row_base + ((item - first) & 1) * row_stride;
-      if (item != first) {
-        stage(item, row);
-        __syncthreads();
-      }
-      int const t = pieces.token(item);
-      int const from = pieces.first_value(item);
-      int const n = min(pieces.values, a.hidden - from);
-      int const units = kFp8 ? n / 16 : n / 8;
-      int const groups = n / 128;
-      int const scale_units = !kFp8 ? 0 : wide ? groups / 4 : groups;
-      char* const* const rows_of = row_target + (t - t_first) * K;
-      char* const* const scales_of = scale_target + (t - t_first) * K;
-      for (int u = tid; u < units + scale_units; u += kLowLatencyThreads) {
-        if (u < units) {
+      if (mover >= 0) {
+        char* const* const rows_of = row_target + (t - t_first) * K;
+#pragma unroll 1
+        for (int u = mover; u < (kFp8 ? n / 16 : n / 8); u += kMovers) {
           uint4 const v = reinterpret_cast<uint4 const*>(row)[u];
           std::size_t const offset = static_cast<std::size_t>(kFp8 ? from : 2 * from) + 16 * static_cast<std::size_t>(u);
-#pragma unroll 8
-          for (int j = 0; j < K; ++j) {
-            if (char* const to = rows_of[j]; to != nullptr) {
-              store_peer(reinterpret_cast<uint4*>(to + offset), v);
+#pragma unroll 1
+          for (int j0 = 0; j0 < K; j0 += 8) {
+            char* to[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              to[j] = j0 + j < K ? rows_of[j0 + j] : nullptr;
+            }
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              if (to[j] != nullptr) {
+                store_peer(reinterpret_cast<uint4*>(to[j] + offset), v);
+              }
             }
           }
-        } else {
-          int const s = u - units;
+        }
+      } else if (kFp8 && tid >= 32) {
+        char* const* const scales_of = scale_target + (t - t_first) * K;
+#pragma unroll 1
+        for (int s = lane; s < (wide ? n / 512 : n / 128); s += 32) {
+#pragma unroll 1
           for (int j = 0; j < K; ++j) {
             if (char* const to = scales_of[j]; to != nullptr) {
               if (wide) {
@@ -338,62 +339,48 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
           }
         }
       }
-    }
-    if constexpr (kPerRank) {
-      add_bases();
-    }
+    } while (++item < last);
 
-    // Small words: the source of every row, the own places for combine, and in the per-rank layout what the local reduction needs.
-    if (failed == 0) {
+    // Small words, while the rows are on their way: the source of every row, the own places for combine, and in the per-rank layout what
+    // the local reduction needs. A token that several blocks share is the matter of the block that has its first piece.
+    if (tid < 32 && first < last && failed == 0) {
+      if constexpr (kPerRank) {
+        add_bases();
+      }
+      int const t_words = pieces.first_value(first) == 0 ? t_first : t_first + 1;
       std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.parity]);
-      for (int i = tid; i < n_own; i += kLowLatencyThreads) {
-        int const t = t_first + i / K;
-        if (first > t * pieces.per_token) {
-          continue;  // another block has the token's first piece and writes these
-        }
-        int const e = expert[i];
-        sent_slots[t * K + i % K] = e < 0 ? -1 : place[i];
-        if (int const dst = rank_of[i]; dst >= 0) {
-          at<std::int32_t>(w, dst, a.at.sources[a.parity])[static_cast<std::size_t>(e - dst * L) * a.capacity + place[i]] =
-              me * a.max_tokens + t;
+#pragma unroll 1
+      for (int i = (t_words - t_first) * K + lane; i < n_own && failed == 0; i += 32) {
+        int const dst = rank_of[i];
+        sent_slots[flat_first + i] = dst < 0 ? -1 : place[i];
+        if (dst >= 0) {
+          at<std::int32_t>(w, dst, a.at.sources[a.parity])[static_cast<std::size_t>(expert[i] - dst * L) * a.capacity + place[i]] =
+              me * a.max_tokens + t_first + i / K;
         }
       }
       if constexpr (kPerRank) {
-        // One record per (token, rank), in 16-byte stores: the places of its choices there, then their weights.
-        int const parts = (2 * K + 3) / 4;
-        for (int i = tid; i < (t_last - t_first) * R * parts; i += kLowLatencyThreads) {
-          int const part = i % parts;
-          int const dst = i / parts % R;
-          int const c = i / (parts * R) * K;
-          int const t = t_first + c / K;
-          if (first > t * pieces.per_token) {
-            continue;
-          }
-          bool there = false;
-          for (int j = 0; j < K; ++j) {
-            there = there || rank_of[c + j] == dst;
-          }
-          if (!there) {
-            continue;
-          }
-          std::uint32_t words[4];
-          for (int k = 0; k < 4; ++k) {
-            int const p = 4 * part + k;
-            int const j = p < K ? p : min(p - K, K - 1);
-            words[k] = p >= K ? __float_as_uint(a.weights[t * K + j])
-                              : static_cast<std::uint32_t>(rank_of[c + j] == dst ? (expert[c + j] - dst * L) * a.capacity + place[c + j] : -1);
-          }
+        // One record per (token, rank): the places of its choices there, then their weights.
+#pragma unroll 1
+        for (int t = t_words; t < t_last && failed == 0; ++t) {
+          int const c = (t - t_first) * K;
+          std::uint32_t const weight = lane < K ? __float_as_uint(a.weights[t * K + lane]) : 0;
+          int const my_rank = lane < K ? rank_of[c + lane] : -1;
+          std::uint32_t const my_place =
+              my_rank >= 0 ? static_cast<std::uint32_t>((expert[c + lane] - my_rank * L) * a.capacity + place[c + lane]) : 0;
           std::size_t const index = static_cast<std::size_t>(me) * a.max_tokens + t;
-          std::uint32_t* const to = at<std::uint32_t>(w, dst, a.at.choices[a.parity]) + index * 2 * K + 4 * part;
-          if (K % 2 == 0) {
-            store_peer(reinterpret_cast<uint4*>(to), make_uint4(words[0], words[1], words[2], words[3]));
-          } else {
-            for (int k = 0; k < 4 && 4 * part + k < 2 * K; ++k) {
-              to[k] = words[k];
+#pragma unroll 1
+          for (int dst = 0; dst < R; ++dst) {
+            if (!__any_sync(0xffffffffU, my_rank == dst)) {
+              continue;
             }
-          }
-          if (part == 0) {
-            at<std::uint32_t>(w, dst, a.at.present[a.parity])[index] = round;
+            std::uint32_t* const to = at<std::uint32_t>(w, dst, a.at.choices[a.parity]) + index * 2 * K;
+            if (lane < K) {
+              to[lane] = my_rank == dst ? my_place : 0xffffffffU;
+              to[K + lane] = weight;
+            }
+            if (lane == 0) {
+              at<std::uint32_t>(w, dst, a.at.present[a.parity])[index] = round;
+            }
           }
         }
       }
@@ -409,23 +396,16 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     if (tid < R) {
       wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows, tid);
     } else if (tid >= 64 && tid < 64 + 32) {
-      for (int le = block; le < L; le += blocks) {
-        int sum = 0;
-        for (int s = lane; s < R; s += 32) {
-          std::uint32_t count = 0;
-          wait_count(w, own_counts + static_cast<std::size_t>(s) * a.at.count_stride + me * L + le, round, a.tag, s, count);
-          sum += static_cast<int>(count);
-        }
-        sum = __reduce_add_sync(0xffffffffU, sum);
-        if (lane == 0) {
-          a.expert_num_tokens[le] = sum;
-        }
+#pragma unroll 1
+      for (int le = block + lane * blocks; le < L; le += 32 * blocks) {
+        a.expert_num_tokens[le] = max(sum_counts(w, own_counts + me * L + le, a.at.count_stride, 0, R, round, a.tag), 0);
       }
     }
   }
   // A failed wait leaves the rounds as consistent as a good one. Words of blocks that this launch lacks advance too.
   __syncthreads();
   if (tid == 0) {
+#pragma unroll 1
     for (int b = block; b < kMaxExchangeBlocks; b += blocks) {
       if (a.send) {
         own<std::uint32_t>(w, a.at.sent)[b] = round;

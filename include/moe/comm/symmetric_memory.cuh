@@ -36,6 +36,9 @@ __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
   fence_system();
   store_relaxed(flag, round);
 }
+/// publish() for data that earlier kernels of this stream wrote to this rank's own memory: the kernel boundary has completed those stores
+/// where peers read them, so no fence is needed (it would take about 1.5 us, most of what a small combine takes).
+__device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { store_relaxed(flag, round); }
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t v;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");
@@ -107,47 +110,69 @@ static __device__ __noinline__ bool should_give_up(WindowView const& w, Exchange
 }
 
 /// Waits until the own word at `p`, written by `peer`, has reached `round`; acquires what the peer released with it. False: failed.
-__device__ inline bool wait_round(WindowView const& w, std::uint32_t const* p, std::uint32_t round, ExchangePhase phase, int peer) {
-  std::uint32_t seen = load_acquire(p);
-  if (round_reached(seen, round)) {
-    return true;
-  }
-  std::uint64_t const start = now_ns();
-  for (unsigned i = 1;; ++i) {
-    seen = load_acquire(p);
+/// Out of line on purpose, as all waits are: kernels that live for microseconds run at the speed at which instructions are fetched.
+static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_t const* p, std::uint32_t round, ExchangePhase phase,
+                                               int peer) {
+  std::uint64_t start = 0;
+  for (unsigned i = 0;; ++i) {
+    std::uint32_t const seen = load_acquire(p);
     if (round_reached(seen, round)) {
       return true;
     }
-    if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
-      return false;
-    }
-  }
-}
-
-/// Waits for a count word of `round`. Its value is all that is read, so nothing is acquired. False: failed, count is 0.
-__device__ inline bool wait_count(WindowView const& w, std::uint64_t const* p, std::uint32_t round, std::uint32_t tag, int peer,
-                                  std::uint32_t& count) {
-  std::uint64_t seen = load_relaxed(p);
-  if (!round_reached(word_round(seen), round)) {
-    std::uint64_t const start = now_ns();
-    for (unsigned i = 1;; ++i) {
-      seen = load_relaxed(p);
-      if (round_reached(word_round(seen), round)) {
-        break;
-      }
-      if (i % 256 == 0 && should_give_up(w, ExchangePhase::dispatch_counts, peer, round, word_round(seen), start)) {
-        count = 0;
+    if (i % 256 == 0) {
+      start = i == 0 ? now_ns() : start;
+      if (should_give_up(w, phase, peer, round, seen, start)) {
         return false;
       }
     }
   }
-  if (word_tag(seen) != tag || word_round(seen) != round) {
-    fail(w, ErrorCode::mismatch, ExchangePhase::dispatch_counts, peer, round, word_tag(seen), tag);
-    count = 0;
-    return false;
+}
+
+/// Waits for the count words of `round` from ranks [first, last) in one column, whose words are `stride` apart, up to eight at a time,
+/// and adds the counts. Values are all that is read, so nothing is acquired. -1: failed.
+static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t const* p, int stride, int first, int last,
+                                              std::uint32_t round, std::uint32_t tag) {
+  std::uint64_t const expected = count_word(round, tag, 0) >> kCountBits;
+  int sum = 0;
+  for (int s0 = first; s0 < last; s0 += 8) {
+    std::uint64_t start = 0;
+    for (unsigned i = 0;; ++i) {
+      std::uint64_t seen[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        seen[k] = s0 + k < last ? load_relaxed(p + static_cast<std::int64_t>(s0 + k) * stride) : expected << kCountBits;
+      }
+      bool ready = true;
+      int part = 0;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        ready = ready && (seen[k] >> kCountBits) == expected;
+        part += static_cast<int>(word_count(seen[k]));
+      }
+      if (ready) {
+        sum += part;
+        break;
+      }
+      if (i % 64 == 0) {
+        start = i == 0 ? now_ns() : start;
+#pragma unroll 1
+        for (int k = s0; k < min(s0 + 8, last); ++k) {
+          std::uint64_t const word = load_relaxed(p + static_cast<std::int64_t>(k) * stride);
+          if ((word >> kCountBits) == expected) {
+            continue;
+          }
+          if (round_reached(word_round(word), round)) {
+            fail(w, ErrorCode::mismatch, ExchangePhase::dispatch_counts, k, round, word_tag(word), tag);
+            return -1;
+          }
+          if (should_give_up(w, ExchangePhase::dispatch_counts, k, round, word_round(word), start)) {
+            return -1;
+          }
+        }
+      }
+    }
   }
-  count = word_count(seen);
-  return true;
+  return sum;
 }
 
 /// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which
