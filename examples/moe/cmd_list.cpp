@@ -7,6 +7,7 @@
 #include <string>
 
 #include "examples/moe/commands.hpp"
+#include "moe/models/catalog.hpp"
 #include "moe/models/registry.hpp"
 
 namespace moe_tool {
@@ -25,6 +26,16 @@ void print_placed(List list) {
   hana::for_each(list, [](auto type) {
     using Policy = typename decltype(type)::type;
     fmt::print("{:<28} {}\n", Policy::kName, Policy::Space::kName);
+  });
+}
+
+void print_models() {
+  fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", "model", "hidden", "intermediate", "experts", "top", "router");
+  hana::for_each(models::catalog, [](auto type) {
+    using Model = typename decltype(type)::type;
+    auto const number = [](int n) { return n == dynamic ? std::string("config") : std::to_string(n); };
+    fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", Model::kName, number(Model::hidden), number(Model::intermediate),
+               number(Model::num_experts), number(Model::topk), Model::Router::kName);
   });
 }
 
@@ -66,6 +77,9 @@ void add_list(CLI::App& app) {
     }
     if (*what == "experts") {
       print_placed(registry::all_experts);
+    }
+    if (*what == "models") {
+      print_models();
     }
     if (*what == "compositions") {
       print_compositions();
