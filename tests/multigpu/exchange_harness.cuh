@@ -48,7 +48,7 @@ class RankGroup {
           try {
             moe::check_cuda(cudaSetDevice(r), "cudaSetDevice");
             nccl_[i] = std::make_unique<moe::comm::Nccl>(comms[i]);
-            windows_[i] = std::make_unique<moe::comm::NcclSymmetric>(*nccl_[i], bytes, timeout_ns);
+            windows_[i] = std::make_unique<moe::comm::NcclSymmetric>(*nccl_[i], bytes, moe::comm::NcclSymmetric::Params{timeout_ns});
           } catch (std::exception const& e) {
             errors[i] = e.what();
           }

@@ -103,9 +103,9 @@ void low_latency_round_trip() {
   int const experts = 8 * R;
   auto comm = communicator();
   moe::Arena<moe::space::cuda> arena;
-  using Backend = moe::backends::LowLatency<>;
+  using Backend = moe::backends::LowLatency<moe::comm::NcclSymmetric>;
   typename Backend::Exchange<Config, Quant, Partial> exchange(comm, layer_shape(experts), kMaxTokens, moe::ExpertPlacement(experts, R),
-                                                              Quant{}, Backend::Params{.blocks = 32, .timeout_ns = kTimeout}, arena);
+                                                              Quant{}, Backend::Params{.blocks = 32, .window = {kTimeout}}, arena);
   moe::CudaStream stream;
   for (unsigned seed = 0; seed < 6; ++seed) {
     int const tokens = (static_cast<int>(seed) + me) % 3 == 0 ? 0 : kMaxTokens - static_cast<int>(seed);
@@ -137,9 +137,9 @@ void high_throughput_round_trip() {
   int const max_tokens = 700;
   auto comm = communicator();
   moe::Arena<moe::space::cuda> arena;
-  using Backend = moe::backends::HighThroughput<>;
+  using Backend = moe::backends::HighThroughput<moe::comm::NcclSymmetric>;
   typename Backend::Exchange<Config, Quant, Partial> exchange(comm, layer_shape(experts), max_tokens, moe::ExpertPlacement(experts, R),
-                                                              Quant{}, Backend::Params{.blocks = 8, .timeout_ns = kTimeout}, arena);
+                                                              Quant{}, Backend::Params{.blocks = 8, .window = {kTimeout}}, arena);
   moe::CudaStream stream;
   for (unsigned seed = 0; seed < 6; ++seed) {
     int const tokens = (static_cast<int>(seed) + me) % 4 == 0 ? 0 : max_tokens - 37 * static_cast<int>(seed);

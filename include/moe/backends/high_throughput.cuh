@@ -2,6 +2,6 @@
 // backends/high_throughput.cuh: HighThroughput with its kernels, for the translation units that instantiate layers.
 #pragma once
 
-#include "moe/backends/high_throughput.hpp"
+#include "moe/backends/high_throughput_cuda.hpp"
 #include "moe/backends/high_throughput_launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"

@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 
   // The gaps that the alignment leaves in the own list.
   auto fill_gap = [&](int from, int to) {
+#pragma unroll 1
     for (int i = from; a.lists && i < to; ++i) {
       own<std::int32_t>(w, a.at.list[a.parity])[i] = -1;
     }
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     if (tid == 0) {
       num_rows = summary[0];
     }
+#pragma unroll 1
     for (int le = block + blocks * tid; le < L; le += blocks * threads) {
       int const end = summary[2 + L + le] + summary[2 + le];
       fill_gap(end, (end + a.alignment - 1) / a.alignment * a.alignment);
@@ -116,6 +118,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     int const w_last = t_first + n * (warp + 1) / warps;
     auto ranks_of = [&](int t) {
       std::uint32_t mask = 0;
+#pragma unroll 8
       for (int j = 0; j < K; ++j) {
         int const e = a.ids[t * K + j];
         if (e >= 0 && e < E) {
@@ -124,27 +127,40 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       return mask;
     };
+#pragma unroll 1
     for (int i = tid; i < warps * N; i += threads) {
       counts[i] = 0;
     }
     __syncthreads();
+#pragma unroll 1
     for (int t = w_first + lane; t < w_last; t += 32) {
       std::uint32_t mask = 0;
-      for (int j = 0; j < K; ++j) {
-        int const e = a.ids[t * K + j];
-        if (e >= 0 && e < E) {
-          atomicAdd(&counts[warp * N + e], 1);
-          mask |= 1U << (e / L);
+#pragma unroll 1
+      for (int j0 = 0; j0 < K; j0 += 8) {
+        int chosen[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          chosen[j] = j0 + j < K ? a.ids[t * K + j0 + j] : -1;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (int const e = chosen[j]; e >= 0 && e < E) {
+            atomicAdd(&counts[warp * N + e], 1);
+            mask |= 1U << (e / L);
+          }
         }
       }
+#pragma unroll 1
       for (; mask != 0; mask &= mask - 1) {
         atomicAdd(&counts[warp * N + E + __ffs(mask) - 1], 1);
       }
     }
     __syncthreads();
     std::uint32_t* const histogram = own<std::uint32_t>(w, a.at.histogram);
+#pragma unroll 1
     for (int e = tid; e < N; e += threads) {
       int sum = 0;
+#pragma unroll 1
       for (int v = 0; v < warps; ++v) {
         int const c = counts[v * N + e];
         counts[v * N + e] = sum;
@@ -157,12 +173,14 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       __threadfence();  // the readers are blocks of this GPU
       store_relaxed(own<std::uint32_t>(w, a.at.counted) + block, round);
     }
+#pragma unroll 1
     for (int b = tid; b < blocks; b += threads) {
       if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, round, comm::ExchangePhase::dispatch_counts, me)) {
         failed = 1;
       }
     }
     __syncthreads();
+#pragma unroll 1
     for (int e = tid; e < N; e += threads) {
       int before = 0;
       int total = 0;
@@ -174,6 +192,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       base[e] = before;
       if (e % blocks == block) {
+#pragma unroll 1
         for (int i = 0; i < R; ++i) {
           int const r = (me + i) % R;
           store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * N + e,
@@ -183,6 +202,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
     std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
+#pragma unroll 1
     for (int e = tid; e < N; e += threads) {
       int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);
       int const upper = sum_counts(w, words + e, N, me, R, round, a.tag);
@@ -198,8 +218,10 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     __syncthreads();
     // First list entry of every expert on its rank: aligned counts, summed.
+#pragma unroll 1
     for (int r = warp; r < R; r += warps) {
       int start = 0;
+#pragma unroll 1
       for (int c = 0; c < L; c += 32) {
         int const le = c + lane;
         int const count = le < L ? all[r * L + le] : 0;
@@ -232,12 +254,14 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
     }
     __syncthreads();
+#pragma unroll 1
     for (int i = tid; i < warps * N; i += threads) {
       counts[i] += base[i % N];
     }
     __syncthreads();
     int* const place = counts + warp * N;
     if (a.lists) {
+#pragma unroll 1
       for (int c = w_first * K; c < w_last * K; c += 32) {
         int const i = c + lane;
         int e = i < w_last * K ? a.ids[i] : -1;
@@ -255,9 +279,11 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
       }
     }
+#pragma unroll 1
     for (int c = w_first; c < w_last; c += 32) {
       int const t = c + lane;
       std::uint32_t const mask = t < w_last ? ranks_of(t) : 0;
+#pragma unroll 1
       for (int r = 0; r < R; ++r) {
         bool const there = ((mask >> r) & 1U) != 0;
         unsigned const with = __ballot_sync(0xffffffffU, there);
@@ -280,6 +306,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     int const groups = a.hidden / 128;
     bool const wide = groups % 4 == 0;
     std::uint32_t phase = 0;
+#pragma unroll 1
     for (;;) {
       int t = 0;
       if (lane == 0) {
@@ -303,9 +330,10 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
       if constexpr (kFp8) {
-        constexpr int kBatch = 7;
+        constexpr int kBatch = 4;
         float* const scales = reinterpret_cast<float*>(row + a.hidden);
         int const units = a.hidden / 16;
+#pragma unroll 1
         for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
           uint4 v[kBatch][2];
 #pragma unroll
@@ -345,6 +373,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         phase ^= 1;
       }
       char* const to = to_row < 0 ? nullptr : w.peer[to_rank] + a.at.rows[a.parity] + static_cast<std::size_t>(to_row) * a.at.row_bytes;
+#pragma unroll 1
       for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
         if (to_row >= 0) {
           bulk_store(to + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
@@ -359,6 +388,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         bulk_commit();
       }
       int const dst = e >= 0 ? e / L : -1;
+#pragma unroll 1
       for (unsigned left = ranks; left != 0; left &= left - 1) {
         int const from = __ffs(left) - 1;
         int const r = __shfl_sync(0xffffffffU, to_rank, from);
@@ -369,6 +399,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
                                         static_cast<std::uint32_t>(mine ? slot : -1)};
         std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity]) + index * a.at.record_words;
         int const used = (a.lists ? 3 : 2) * K;
+#pragma unroll 1
         for (int c = 0; c < a.at.record_words; c += 32) {
           int const i = c + lane;
           int const j = i < K ? i : i < 2 * K ? i - K : i - 2 * K;
@@ -383,6 +414,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
           at<std::int32_t>(w, r, a.at.list[a.parity])[slot] = static_cast<std::int32_t>(index);
         }
         if (kFp8 && !wide) {
+#pragma unroll 1
           for (int g = lane; g < groups; g += 32) {
             at<float>(w, r, a.at.scales[a.parity])[index * a.at.scale_stride + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
           }
@@ -396,6 +428,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
     }
     // What no sender writes: ids of the rows past the last one.
+#pragma unroll 1
     for (int r = num_rows + block * warps + warp; r < a.capacity; r += blocks * warps) {
       if (lane < K) {
         own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
@@ -407,6 +440,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
   __syncthreads();
   if (tid == 0) {
+#pragma unroll 1
     for (int b = block; b < kMaxExchangeBlocks; b += blocks) {
       own<std::uint32_t>(w, a.at.sent)[b] = round;
     }

@@ -24,6 +24,9 @@ inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, 
                                                 HighThroughputTuning const& tuning, ScaleRule const& rule)
     : window_(window), shape_(shape), at_(shape), programmatic_(programmatic), tuning_(tuning), rule_(rule) {
   shape.check();
+  if (int const sm = device_architecture(); sm < 90) {
+    throw Error(ErrorCode::unsupported, text("high_throughput: the device is sm_", sm, ", sm_90 or newer is needed for its copy engine"));
+  }
   int const piece_bytes = tuning.combine_piece;
   dispatch_shared_ = high_throughput_dispatch_shared(shape);
   dispatch_warps_ = std::min(tuning.dispatch_warps, high_throughput_dispatch_warps(shape));

@@ -2,6 +2,6 @@
 // backends/low_latency.cuh: LowLatency with its kernels, for the translation units that instantiate layers.
 #pragma once
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/low_latency_cuda.hpp"
 #include "moe/backends/low_latency_launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"

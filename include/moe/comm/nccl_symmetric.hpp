@@ -27,22 +27,27 @@ void resolve_peers(ncclWindow_t window, int ranks, char** out, cudaStream_t stre
 class NcclSymmetric {
  public:
   using Space = space::cuda;
+  using Comm = Nccl;
   static constexpr char const* kName = "nccl_symmetric";
+  struct Params {
+    std::uint64_t timeout_ns = kDefaultTimeoutNs;  ///< deadline of every wait of a kernel on a peer; 0: none
+  };
 
   /// `user_bytes` behind the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory
   /// cannot be had, E_CUDA otherwise. `comm` is borrowed and must outlive the window.
-  NcclSymmetric(Nccl& comm, std::int64_t user_bytes, std::uint64_t timeout_ns = kDefaultTimeoutNs) : comm_(&comm) {
+  NcclSymmetric(Nccl& comm, std::int64_t user_bytes, Params const& params) : comm_(&comm) {
     if (comm.size() > kMaxWindowRanks) {
       throw Error(ErrorCode::unsupported, text("window: ", comm.size(), " ranks, at most ", kMaxWindowRanks));
     }
     bytes_ = (static_cast<std::size_t>(user_bytes) + kWindowControlBytes + kGranularity - 1) / kGranularity * kGranularity;
     try {
-      construct(timeout_ns);
+      construct(params.timeout_ns);
     } catch (...) {
       release();
       throw;
     }
   }
+  NcclSymmetric(Nccl& comm, std::int64_t user_bytes) : NcclSymmetric(comm, user_bytes, Params{}) {}
   NcclSymmetric(NcclSymmetric const&) = delete;
   NcclSymmetric& operator=(NcclSymmetric const&) = delete;
   ~NcclSymmetric() { release(); }
