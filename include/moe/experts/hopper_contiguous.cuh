@@ -37,7 +37,9 @@ struct ContiguousLayer::State {
 namespace detail {
 
 inline constexpr int kStateHead = 32;  ///< ints before the counters
-inline constexpr int kStateInts = kStateHead + kSelfAlignSlots + 2 * Workspace::kMaxSplitUnits;
+inline constexpr int kStateCounters = kSelfAlignSlots + 2 * Workspace::kMaxSplitUnits;
+inline constexpr int kStateFinished = 1024;  ///< two per weight tile of phase 1
+inline constexpr int kStateInts = kStateHead + kStateCounters + kStateFinished;
 
 template <class T>
 inline T* at(void* workspace, std::int64_t offset) {
@@ -109,8 +111,10 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);
   bool const fp8 = is_fp8(scheme);
   int const step = fp8 ? 128 : 64;
-  int const cluster = tuning.tile_rows > 64 ? tuning.cluster : 1;
-  bool const self_align = tuning.self_align && !batched && w.slots <= kSelfAlignSlots && tuning.tile_rows <= kMaxSplitRows;
+  if (tuning.tile_rows < most_rows(scheme)) tuning.cluster = 1;
+  int const cluster = tuning.cluster;
+  bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
+                          tuning.tile_rows <= kMaxSplitRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
   UnitSpace const space{{(shape.intermediate + kGateFeatures - 1) / kGateFeatures, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
                         {shape.hidden / step, shape.intermediate / step},
                         std::max(1, tuning.raster / cluster)};
@@ -127,7 +131,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.plan.tile_rows = tuning.tile_rows;
   a.plan.cluster = cluster;
   a.plan.workers = workers / cluster;
-  a.plan.max_splits = tuning.tile_rows <= kMaxSplitRows ? tuning.max_splits : 1;
+  a.plan.max_splits = tuning.tile_rows <= kMaxSplitRows && cluster == 1 ? tuning.max_splits : 1;
   a.plan.max_units =
       static_cast<int>(std::min<long long>(Workspace::kMaxSplitUnits, Workspace::kPartialBytes / 4 / (256LL * tuning.tile_rows)));
   a.plan.space = space;
@@ -173,6 +177,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.control = a.control;
   p.next_unit = a.next_unit;
   p.exits = counters + 1;
+  p.finished = counters + detail::kStateHead + detail::kStateCounters;
+  p.out = call.out;
   p.self_align = self_align;
   p.align = a;
   p.tiles = a.plan.tiles;
@@ -189,7 +195,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     case Scheme::fp8_block: detail::launch_layer_tuned<Scheme::fp8_block>(p, workers, tuning, stream); break;
     case Scheme::fp8_row: throw Error(ErrorCode::unsupported, "fp8_row is not built in the contiguous layer");
   }
-  if (!reduce) return;
+  if (!reduce || (self_align && !batched)) return;
   if (scheme == Scheme::f16) {
     enqueue_reduce<__half>(call, p.rows_out, stream);
   } else {

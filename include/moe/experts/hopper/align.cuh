@@ -226,6 +226,45 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
 /// same values to the same places, of which it then reads its own, so that no kernel runs before and no CTA waits for another.
 inline constexpr int kSelfAlignSlots = 128;
 
+/// One warp plans for at most 32 slots: places by comparing all pairs of lanes, no histogram. All lanes return the plan.
+__device__ inline Control self_align_warp(AlignArgs const& a) {
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
+  int const slots = tokens * a.topk;
+  int id = lane < slots ? a.ids[lane] : -1;
+  float const weight = lane < slots ? a.weights[lane] : 0.0F;
+  bool const valid = static_cast<unsigned>(id) < static_cast<unsigned>(a.num_experts);
+  if (!valid) id = 0x7FFFFFFF;
+  unsigned const peers = __match_any_sync(0xFFFFFFFFu, id);
+  int const place = __popc(peers & ((1u << lane) - 1u));
+  int const rows = __popc(peers);
+  int const tiles = valid ? (rows + a.plan.tile_rows - 1) / a.plan.tile_rows : 0;
+  int first_row = 0;
+  int first_tile = 0;
+#pragma unroll
+  for (int other = 0; other < 32; ++other) {
+    int const other_id = __shfl_sync(0xFFFFFFFFu, id, other);
+    int const other_tiles = __shfl_sync(0xFFFFFFFFu, place == 0 ? tiles : 0, other);
+    if (other_id < id) {
+      ++first_row;
+      first_tile += other_tiles;
+    }
+  }
+  Control control{};
+  control.rows = __popc(__ballot_sync(0xFFFFFFFFu, valid));
+  control.missing = slots - control.rows;
+  control.token_tiles = static_cast<int>(__reduce_add_sync(0xFFFFFFFFu, place == 0 ? static_cast<unsigned>(tiles) : 0u));
+  if (valid) {
+    a.sorted_rows[first_row + place] = SortedRow{lane, weight};
+    if (place == 0) {
+      int const per_tile = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+      for (int t = 0; t < tiles; ++t) a.plan.tiles[first_tile + t] = TokenTile{id, first_row, rows, first_tile, tiles, per_tile, {0, 0}};
+    }
+  }
+  detail::plan_units(a.plan, control);
+  return control;
+}
+
 template <int Threads>
 __device__ inline Control self_align(AlignArgs const& a, int* shared_ids, int* counts, int* scratch) {
   int const thread = static_cast<int>(threadIdx.x);

@@ -97,9 +97,9 @@ __device__ inline bool sum_splits(Params const& p, Unit const& unit, int group, 
   int const counter = Joint ? 0 : group;
   barrier();
   if (thread == 0 && (!Joint || group == 0)) {
-    __threadfence();
+    fence_device();
     int const before = atomicAdd(p.counters + p.max_tiles + unit.phase * p.max_units + 2 * unit.tile + counter, 1);
-    __threadfence();
+    fence_device();
     flags[counter] = before;
   }
   barrier();

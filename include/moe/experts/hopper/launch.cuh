@@ -37,20 +37,19 @@ inline void launch_layer(LayerParams<FastSilu> const& p, int workers, cudaStream
   launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
+/// `t.cluster` is 2 only with the scheme's most rows per tile.
 template <Scheme S>
 void launch_layer_tuned(LayerParams<FastSilu> const& p, int workers, Tuning const& t, cudaStream_t stream) {
   if (t.tile_rows <= 16) {
     launch_layer<S, 6, 16, 1>(p, workers, stream);
-  } else if (t.tile_rows <= 64) {
+  } else if (t.tile_rows <= 64 && t.cluster == 1) {
     launch_layer<S, 5, 64, 1>(p, workers, stream);
+  } else if constexpr (kMostRows<S> == 64) {
+    launch_layer<S, 5, 64, 2>(p, workers, stream);
+  } else if (t.cluster == 1) {
+    launch_layer<S, 4, 128, 1>(p, workers, stream);
   } else {
-    constexpr int kRows = kMostRows<S>;
-    constexpr int kStages = S == Scheme::fp8_block ? 5 : 4;
-    if (t.cluster == 1) {
-      launch_layer<S, kStages, kRows, 1>(p, workers, stream);
-    } else {
-      launch_layer<S, kStages, kRows, 2>(p, workers, stream);
-    }
+    launch_layer<S, 4, 128, 2>(p, workers, stream);
   }
 }
 

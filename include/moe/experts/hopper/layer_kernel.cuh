@@ -16,6 +16,67 @@ namespace moe::hopper {
 
 namespace detail {
 
+/// Adds eight columns of the rows of a token's slots that were computed, in order.
+template <class Output>
+__device__ inline void add_slots(Output const* rows, std::int32_t const* ids, long long token, int topk, int num_experts, int hidden,
+                                 int column, float (&sum)[8]) {
+  auto const slot_ids = ids + token * topk;
+  auto const slot_rows = reinterpret_cast<uint4 const*>(rows + token * topk * hidden + column);
+  for (int j0 = 0; j0 < topk; j0 += 4) {
+    uint4 value[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bool const there = j0 + j < topk && static_cast<unsigned>(slot_ids[j0 + j < topk ? j0 + j : 0]) < static_cast<unsigned>(num_experts);
+      value[j] = there ? __ldcg(slot_rows + static_cast<long long>(j0 + j) * (hidden / 8)) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (std::is_same_v<Output, __half>) {
+          float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
+          sum[2 * w] += f.x;
+          sum[2 * w + 1] += f.y;
+        } else {
+          sum[2 * w] += __uint_as_float(word[w] << 16);
+          sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
+        }
+      }
+    }
+  }
+}
+
+template <class Output>
+__device__ inline void store_sum(Output* to, float const (&sum)[8]) {
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack<Output>(sum[0], sum[1]), pack<Output>(sum[2], sum[3]), pack<Output>(sum[4], sum[5]), pack<Output>(sum[6], sum[7]));
+}
+
+/// Where the kernel plans for itself and topk is over 1: the warpgroup that finishes the last unit of its 128 columns adds the rows of
+/// each token's slots, in order. `finished` counts units per weight tile and warpgroup.
+template <class Output, class Params>
+__device__ inline void reduce_columns(Params const& p, Unit const& unit, int group, int token_tiles, int* flags) {
+  int const thread = thread_index() & 127;
+  group_barrier(group);
+  if (thread == 0) {
+    fence_device();
+    flags[group] = atomicAdd(p.finished + 2 * (unit.feature / kOutputFeatures) + group, 1) + 1;
+    fence_device();
+  }
+  group_barrier(group);
+  if (flags[group] != token_tiles) return;
+  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+  int const chunk = thread & 15;  // of 8 columns: 8 in each half of the tile
+  int const column = unit.feature + 64 * group + 128 * (chunk >> 3) + 8 * (chunk & 7);
+  if (column >= p.hidden) return;
+  for (int token = thread >> 4; token < tokens; token += 8) {
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    add_slots<Output>(static_cast<Output const*>(p.rows_out), p.ids, token, p.topk, p.num_experts, p.hidden, column, sum);
+    store_sum<Output>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden + column, sum);
+  }
+}
+
 template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory, class Activation>
 __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit,
                                     int group) {
@@ -57,7 +118,7 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
                                           [&](int row) { return inter + static_cast<long long>(row) * p.intermediate; });
     }
     if (thread == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
-      __threadfence();
+      fence_device();
       atomicAdd(p.counters + unit.token_tile, 1);
     }
   } else {
@@ -76,18 +137,23 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
                                             [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
       }
     }
+    if constexpr (MaxRows <= kMaxSplitRows) {
+      if (p.self_align && p.topk > 1) {
+        reduce_columns<Output>(p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
+      }
+    }
   }
 }
 
-/// One row per token and no slot for some tokens: their output rows are zero.
+/// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
 template <class Output, class Params>
-__device__ inline void zero_missing_rows(Params const& p) {
+__device__ inline void zero_rows(Params const& p, bool all) {
   int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
-  int const warp = (static_cast<int>(threadIdx.x) - 128) >> 5;
+  int const warp = (thread_index() - 128) >> 5;
   int const lane = thread_index() & 31;
   for (int token = static_cast<int>(blockIdx.x) * 8 + warp; token < tokens; token += static_cast<int>(gridDim.x) * 8) {
-    if (static_cast<unsigned>(p.ids[token]) < static_cast<unsigned>(p.num_experts)) continue;
-    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.rows_out) + static_cast<long long>(token) * p.hidden);
+    if (!all && static_cast<unsigned>(p.ids[token]) < static_cast<unsigned>(p.num_experts)) continue;
+    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
     for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }
 }
@@ -123,10 +189,17 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   }
   wait_for_dependencies();
   if (MaxRows <= kMaxSplitRows && p.self_align) {
-    int* const scratch = reinterpret_cast<int*>(memory.base);
-    Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
+    if (p.max_tokens * p.topk <= 32) {
+      if (warp == 0) {
+        Control const control = self_align_warp(p.align);
+        if (threadIdx.x == 0) *memory.control() = control;
+      }
+    } else {
+      int* const scratch = reinterpret_cast<int*>(memory.base);
+      Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
+      if (threadIdx.x == 0) *memory.control() = control;
+    }
     if constexpr (SchemeTraits<S>::kFp8) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
-    if (threadIdx.x == 0) *memory.control() = control;
     ptx::fence_proxy_async(ptx::space_shared);
   } else if (threadIdx.x == 0) {
     *memory.control() = *p.control;
@@ -143,7 +216,10 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   } else {
     take_registers<208>();
     int const group = (warp >> 2) - 1;
-    if (p.standard && p.topk == 1 && memory.control()->missing > 0) detail::zero_missing_rows<typename SchemeTraits<S>::Output>(p);
+    bool const nothing = p.self_align && memory.control()->token_tiles == 0;
+    if (p.standard && (nothing || (p.topk == 1 && memory.control()->missing > 0))) {
+      detail::zero_rows<typename SchemeTraits<S>::Output>(p, nothing);
+    }
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {
@@ -188,12 +264,12 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     int* const last = reinterpret_cast<int*>(memory.base + Layout::kFlags) + 2;
     __syncthreads();
     if (threadIdx.x == 0) {
-      __threadfence();
+      fence_device();
       *last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x) ? 1 : 0;
     }
     __syncthreads();
     if (*last != 0) {  // every other CTA is done with the counters: leave them as they were found
-      __threadfence();
+      fence_device();
       Control const control = *memory.control();
       for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.counters[i] = 0;
       for (int phase = 0; phase < 2; ++phase) {
@@ -201,6 +277,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         int const used = 2 * control.units[phase] / control.splits[phase];
         for (int i = static_cast<int>(threadIdx.x); i < used; i += kLayerThreads) p.counters[p.max_tiles + phase * p.max_units + i] = 0;
       }
+      for (int i = static_cast<int>(threadIdx.x); i < 2 * p.space.weight_tiles[1]; i += kLayerThreads) p.finished[i] = 0;
       if (threadIdx.x == 0) {
         *p.next_unit = static_cast<int>(gridDim.x);
         *p.exits = 0;
@@ -223,34 +300,8 @@ __global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, std::in
     long long const token = i / chunks;
     int const chunk = static_cast<int>(i - token * chunks);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    auto const slot_ids = ids + token * topk;
-    auto const slot_rows = reinterpret_cast<uint4 const*>(rows + token * topk * hidden) + chunk;
-    for (int j0 = 0; j0 < topk; j0 += 4) {
-      uint4 value[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        bool const there =
-            j0 + j < topk && static_cast<unsigned>(slot_ids[j0 + j < topk ? j0 + j : 0]) < static_cast<unsigned>(num_experts);
-        value[j] = there ? __ldcs(slot_rows + static_cast<long long>(j0 + j) * chunks) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          if constexpr (std::is_same_v<Output, __half>) {
-            float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
-            sum[2 * w] += f.x;
-            sum[2 * w + 1] += f.y;
-          } else {
-            sum[2 * w] += __uint_as_float(word[w] << 16);
-            sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
-          }
-        }
-      }
-    }
-    reinterpret_cast<uint4*>(out + token * hidden)[chunk] =
-        make_uint4(pack<Output>(sum[0], sum[1]), pack<Output>(sum[2], sum[3]), pack<Output>(sum[4], sum[5]), pack<Output>(sum[6], sum[7]));
+    detail::add_slots<Output>(rows, ids, token, topk, num_experts, hidden, 8 * chunk, sum);
+    detail::store_sum<Output>(out + token * hidden + 8 * chunk, sum);
   }
 }
 

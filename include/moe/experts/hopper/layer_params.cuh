@@ -52,6 +52,8 @@ struct LayerParams {
   Control* control;
   int* next_unit;
   int* exits;       ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
+  int* finished;    ///< there also: units done per weight tile of phase 1 and warpgroup
+  void* out;        ///< [M, H]; there also the sums over the slots go, if topk is over 1
   bool self_align;  ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
   AlignArgs align;
   TokenTile const* tiles;

@@ -90,16 +90,14 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       for (int step = 0; step < 4; ++step) Mma::run(part[half], a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
       wgmma_commit();
     };
-    auto const promote = [&](char const* base, int half) {
-      float const* const scales = reinterpret_cast<float const*>(base + kWeightBytes + MaxRows * 128);
-      float const weight_scale = scales[128 + half];
-      float const* const row_scales = scales + 2 * (thread_index() & 3);
+    float2 row_scale[N / 8];
+    float weight_scale[2];
+    auto const promote = [&](int half) {
       pin(part[half]);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
-        float2 const row_scale = *reinterpret_cast<float2 const*>(row_scales + 8 * j);
-        float const s0 = row_scale.x * weight_scale;
-        float const s1 = row_scale.y * weight_scale;
+        float const s0 = row_scale[j].x * weight_scale[half];
+        float const s1 = row_scale[j].y * weight_scale[half];
         total[half][4 * j + 0] = fmaf(part[half][4 * j + 0], s0, total[half][4 * j + 0]);
         total[half][4 * j + 1] = fmaf(part[half][4 * j + 1], s1, total[half][4 * j + 1]);
         total[half][4 * j + 2] = fmaf(part[half][4 * j + 2], s0, total[half][4 * j + 2]);
@@ -110,12 +108,21 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       wait_parity(memory.full(ring.stage), ring.parity);
       ptx::fence_proxy_async(ptx::space_shared);
       char const* const base = memory.stage(ring.stage);
+      // Scales first: once the products run, they take most of shared memory's bandwidth.
+      std::uint32_t const scales = smem_address(base + kWeightBytes + MaxRows * 128);
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(weight_scale[0]), "=f"(weight_scale[1]) : "r"(scales + 512));
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(row_scale[j].x), "=f"(row_scale[j].y)
+                     : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
+      }
       issue(base, 0);
       issue(base, 1);
       wgmma_wait<1>();
-      promote(base, 0);
+      promote(0);
       wgmma_wait<0>();
-      promote(base, 1);
+      promote(1);
       __syncwarp();
       release_stage<Cluster>(memory, ring.stage);
       ring.advance();

@@ -145,6 +145,10 @@ __device__ inline void give_registers() {
 /// Barrier over `threads` threads (whole warps) with hardware barrier number `id` (1 to 15).
 __device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+/// Orders this thread's accesses (and those it has observed) for the whole device; lighter than __threadfence(), which is sequentially
+/// consistent.
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 __device__ inline int load_acquire(int const* p) {
   int value = 0;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");

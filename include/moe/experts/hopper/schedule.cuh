@@ -108,7 +108,7 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
 /// Parts of K for `tiles` tiles of `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp; all lanes return the choice.
 /// The model: weights stream at memory speed once half of the CTAs load, a part costs `kSplitSteps` more for its sum.
 __device__ inline int choose_splits(int tiles, int k_steps, int workers, int max_splits, int max_units) {
-  constexpr float kSplitSteps = 2.5F;
+  constexpr float kSplitSteps = 6.0F;
   int const lane = thread_index() & 31;
   int const splits = lane + 1;
   unsigned cost = 0xFFFFFFFFu;
@@ -158,6 +158,16 @@ __device__ inline int exclusive_sum(int value, int* scratch, int* total) {
   return before + sum - value;
 }
 
+/// Splits and units of both phases; called by whole warps.
+__device__ inline void plan_units(PlanArgs const& a, Control& control) {
+#pragma unroll
+  for (int phase = 0; phase < 2; ++phase) {
+    int const count = control.token_tiles * a.space.weight_tiles[phase];
+    control.splits[phase] = choose_splits(count, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units);
+    control.units[phase] = count * control.splits[phase];
+  }
+}
+
 /// Thread e brings the rows of expert e (zero past the last expert); every thread returns the plan, and `first_row` its expert's first row.
 template <int Threads>
 __device__ inline Control plan_tiles(PlanArgs const& a, int rows, int slots, bool write, int* scratch, int& first_row) {
@@ -172,12 +182,7 @@ __device__ inline Control plan_tiles(PlanArgs const& a, int rows, int slots, boo
     for (int t = 0; t < groups; ++t) a.tiles[first_tile + t] = TokenTile{expert, first_row, rows, first_tile, groups, per_tile, {0, 0}};
   }
   control.missing = slots - control.rows;
-#pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {
-    int const count = control.token_tiles * a.space.weight_tiles[phase];
-    control.splits[phase] = choose_splits(count, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units);
-    control.units[phase] = count * control.splits[phase];
-  }
+  plan_units(a, control);
   return control;
 }
 

@@ -14,33 +14,33 @@ enum class MmaType : std::uint8_t { bf16, f16, e4m3 };
 template <MmaType Type, int N>
 struct Wgmma;
 
-#define MOE_WGMMA(N, REGISTERS, A, B, P, ...)                                                                                      \
-  template <>                                                                                                                      \
-  struct Wgmma<MmaType::bf16, N> {                                                                                                 \
-    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                              \
+#define MOE_WGMMA(N, REGISTERS, A, B, P, ...)                                                                                          \
+  template <>                                                                                                                          \
+  struct Wgmma<MmaType::bf16, N> {                                                                                                     \
+    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                                  \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS \
-                   "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                                                                        \
-                   : __VA_ARGS__                                                                                                   \
-                   : "l"(a), "l"(b), "r"(accumulate));                                                                             \
-    }                                                                                                                              \
-  };                                                                                                                               \
-  template <>                                                                                                                      \
-  struct Wgmma<MmaType::f16, N> {                                                                                                  \
-    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                              \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS \
-                   "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                                                                        \
-                   : __VA_ARGS__                                                                                                   \
-                   : "l"(a), "l"(b), "r"(accumulate));                                                                             \
-    }                                                                                                                              \
-  };                                                                                                                               \
-  template <>                                                                                                                      \
-  struct Wgmma<MmaType::e4m3, N> {                                                                                                 \
-    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                              \
+                   "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                                                                            \
+                   : __VA_ARGS__                                                                                                       \
+                   : "l"(a), "l"(b), "r"(accumulate));                                                                                 \
+    }                                                                                                                                  \
+  };                                                                                                                                   \
+  template <>                                                                                                                          \
+  struct Wgmma<MmaType::f16, N> {                                                                                                      \
+    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                                  \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGISTERS   \
+                   "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}\n"                                                                            \
+                   : __VA_ARGS__                                                                                                       \
+                   : "l"(a), "l"(b), "r"(accumulate));                                                                                 \
+    }                                                                                                                                  \
+  };                                                                                                                                   \
+  template <>                                                                                                                          \
+  struct Wgmma<MmaType::e4m3, N> {                                                                                                     \
+    __device__ static void run(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {                                  \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGISTERS \
-                   "}, %" A ", %" B ", p, 1, 1;\n}\n"                                                                              \
-                   : __VA_ARGS__                                                                                                   \
-                   : "l"(a), "l"(b), "r"(accumulate));                                                                             \
-    }                                                                                                                              \
+                   "}, %" A ", %" B ", p, 1, 1;\n}\n"                                                                                  \
+                   : __VA_ARGS__                                                                                                       \
+                   : "l"(a), "l"(b), "r"(accumulate));                                                                                 \
+    }                                                                                                                                  \
   };
 
 #define MOE_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/hopper_capi.cu: the Hopper layer behind a C interface, for bench/compare.py.
+#include <cstdio>
+#include <exception>
+
+#include "moe/experts/hopper_contiguous.cuh"
+
+using namespace moe::hopper;
+
+extern "C" {
+
+/// A layer, or null after printing why not. `scheme`: 0 bf16, 1 fp16, 2 fp8 blocks.
+void* moe_hopper_create(int scheme, int num_experts, int hidden, int intermediate, int topk, void const* w13, void const* w2,
+                        float const* w13_scales, float const* w2_scales) try {
+  return new ContiguousLayer(LayerShape{num_experts, hidden, intermediate, topk}, static_cast<Scheme>(scheme),
+                             LayerWeights{w13, w2, w13_scales, w2_scales});
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return nullptr;
+}
+
+void moe_hopper_destroy(void* layer) { delete static_cast<ContiguousLayer*>(layer); }
+
+long long moe_hopper_workspace_bytes(void* layer, int max_tokens) {
+  return static_cast<ContiguousLayer*>(layer)->workspace_bytes(max_tokens);
+}
+
+/// 0, or 1 after printing the error.
+int moe_hopper_forward(void* layer, void const* x, int const* topk_ids, float const* topk_weights, int tokens, void* out, void* workspace,
+                       void* stream) try {
+  LayerCall call{};
+  call.x = x;
+  call.topk_ids = topk_ids;
+  call.topk_weights = topk_weights;
+  call.out = out;
+  call.max_tokens = tokens;
+  static_cast<ContiguousLayer*>(layer)->forward(call, workspace, static_cast<CUstream_st*>(stream));
+  return 0;
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
+}
