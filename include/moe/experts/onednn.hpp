@@ -67,10 +67,43 @@ struct SlotList {
   float* weight;         ///< [slots] its router weight
 };
 
+/// a · b in float32 with 16 partial sums, so that it vectorises and its rounding error stays small.
+inline float dot(float const* a, float const* b, std::int64_t n) {
+  constexpr std::int64_t kLanes = 16;
+  float lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t j = 0; j < kLanes; ++j) {
+      lanes[j] += a[i + j] * b[i + j];
+    }
+  }
+  for (; i < n; ++i) {
+    lanes[i % kLanes] += a[i] * b[i];
+  }
+  for (std::int64_t step = kLanes / 2; step > 0; step /= 2) {
+    for (std::int64_t j = 0; j < step; ++j) {
+      lanes[j] += lanes[j + step];
+    }
+  }
+  return lanes[0];
+}
+
+/// Up to this many rows a product only streams the weights, and oneDNN's packing of them costs more than the arithmetic
+/// (docs/performance.md).
+inline constexpr std::int64_t kDotRows = 8;
+
 /// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN; sequential inside a parallel region. A failure lands in
 /// `status`, because an exception must not leave a parallel region.
 inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, std::int64_t k, float const* a, std::int64_t lda,
                     float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+  if (m <= kDotRows) {
+    for (std::int64_t column = 0; column < n; ++column) {
+      for (std::int64_t row = 0; row < m; ++row) {
+        c[row * ldc + column] = dot(a + row * lda, b + column * ldb, k);
+      }
+    }
+    return;
+  }
   dnnl_status_t const result = dnnl_sgemm('N', 'T', m, n, k, 1.0F, a, lda, b, ldb, 0.0F, c, ldc);
   if (result != dnnl_success) {
     status.store(result, std::memory_order_relaxed);
