@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/exchange_bench.cu: dispatch and combine alone, against the ceiling of the same link in the same run.
 //
-//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht] [--blocks 128] [--ht-blocks 8,16] [--quick] [--json FILE]
+//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,soak] [--blocks 128] [--ht-blocks 8,16] [--quick] [--rounds N]
+//   [--json FILE]
 //
 // One process, one thread, one GPU a rank (or all ranks on one GPU: no timing worth reporting, but the same checks). Every shape is checked
 // (payload bytes against the host's quantisation, places, outputs of identity experts) before it is timed. Low latency: a CUDA graph of ten
 // pairs, replayed back to back, slowest rank. High throughput: calls back to back in a stream, slowest rank.
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -131,6 +133,7 @@ struct Options {
   std::vector<int> blocks = {128};
   std::vector<int> ht_blocks = {16, 8};
   std::string json;
+  int rounds = 100000;
 };
 
 class Bench {
@@ -467,6 +470,120 @@ class Bench {
                 ",\"combine_us\":", m, ",\"rows_out\":", remote, "}"));
   }
 
+  /// `rounds` pairs with random token counts, routings and delays on every rank; outputs are compared every 1000 rounds.
+  void run_soak(int rounds, bool high) {
+    int const R = group_.size();
+    constexpr int kSets = 6;
+    int const M = high ? 300 : 32;
+    LowLatencyShape ls;
+    ls.ranks = R;
+    ls.max_tokens = M;
+    ls.hidden = 1024;
+    ls.topk = 6;
+    ls.num_experts = 16 * R;
+    ls.blocks = options_.simulated ? 12 : 64;
+    HighThroughputShape hs;
+    hs.ranks = R;
+    hs.max_tokens = M;
+    hs.hidden = ls.hidden;
+    hs.topk = ls.topk;
+    hs.num_experts = ls.num_experts;
+    hs.alignment = 16;
+    hs.blocks = options_.simulated ? 12 : 16;
+    clear();
+    std::vector<LowLatencyCalls> low;
+    std::vector<HighThroughputCalls> ht;
+    std::vector<std::vector<RankTokens>> tokens(static_cast<std::size_t>(R));
+    std::vector<std::vector<RankBuffers>> buffers(static_cast<std::size_t>(R));
+    std::vector<std::size_t> free_before(static_cast<std::size_t>(R));
+    auto at = [](auto& v, int r) -> auto& { return v[static_cast<std::size_t>(r)]; };
+    for (int r = 0; r < R; ++r) {
+      group_.use(r);
+      low.emplace_back(group_.view(r), ls, !options_.simulated);
+      ht.emplace_back(group_.view(r), hs, !options_.simulated);
+      for (int k = 0; k < kSets; ++k) {
+        auto const routing = k == 4 ? Routing::with_gaps : k == 5 ? Routing::one_rank : Routing::uniform;
+        at(tokens, r).push_back(make_tokens(r, M, ls.hidden, ls.topk, ls.num_experts, R, routing, 100 + static_cast<unsigned>(k)));
+        at(buffers, r)
+            .push_back(
+                make_buffers(at(tokens, r).back(), ls.hidden, ls.local_experts(), high ? static_cast<std::size_t>(hs.list_size()) : 0));
+      }
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      std::size_t total = 0;
+      check_cuda(cudaMemGetInfo(&at(free_before, r), &total), "cudaMemGetInfo");
+    }
+    std::mt19937 g(1);
+    auto const start = std::chrono::steady_clock::now();
+    int good = 0;
+    for (int i = 0; i < rounds; ++i) {
+      bool const look = i % 1000 == 999 || i == rounds - 1;
+      int const parity = i & 1;
+      std::vector<int> set(static_cast<std::size_t>(R));
+      for (int r = 0; r < R; ++r) {
+        group_.use(r);
+        at(set, r) = static_cast<int>(g() % kSets);
+        RankBuffers& b = at(buffers, r)[static_cast<std::size_t>(at(set, r))];
+        auto in = b.in;
+        in.tokens = g() % 8 == 0 ? 0 : static_cast<int>(g() % static_cast<unsigned>(M + 1));
+        at(tokens, r)[static_cast<std::size_t>(at(set, r))].tokens = in.tokens;
+        auto const stream = group_.stream(r);
+        if (g() % 4 == 0) {
+          delay<<<1, 1, 0, stream>>>(g() % 20000);
+        }
+        if (high) {
+          auto const& k = at(ht, r);
+          k.dispatch(in, parity, stream);
+          identity_listed<<<32, 128, 0, stream>>>(k.own<char>(k.layout().rows[parity]), k.own<float>(k.layout().scales[parity]),
+                                                  k.layout().scale_stride, k.own<std::int32_t>(k.layout().list[parity]),
+                                                  k.own<std::int32_t>(k.layout().summary[parity]), hs.hidden, true, as_bf16(b.y));
+          k.reduce(as_bf16(b.y), parity, 64, stream);
+          k.combine(in, as_bf16(b.out), hs.hidden, parity, stream);
+        } else {
+          auto const& k = at(low, r);
+          k.dispatch(in, b.num.data(), parity, stream);
+          identity_batched<<<dim3(4, static_cast<unsigned>(ls.local_experts())), 128, 0, stream>>>(
+              k.own<char>(k.layout().rows[parity]), k.own<float>(k.layout().scales[parity]), nullptr, b.num.data(), ls.capacity(),
+              ls.hidden, true, k.outputs(parity));
+          k.combine(in, as_bf16(b.out), ls.hidden, parity, stream);
+        }
+      }
+      if (!look) {
+        if (i % 64 == 63) {
+          group_.synchronize_and_check();  // the launch queue stays short
+        }
+        continue;
+      }
+      group_.synchronize_and_check();
+      for (int r = 0; r < R; ++r) {
+        group_.use(r);
+        auto const& t = at(tokens, r)[static_cast<std::size_t>(at(set, r))];
+        auto const& b = at(buffers, r)[static_cast<std::size_t>(at(set, r))];
+        auto const why = high ? check_outputs<moe::quantization::ScaleFloor::amax_1e10>(t, b, r, hs.hidden, hs.topk, hs.local_experts(), R,
+                                                                                        true, true, 7)
+                              : check_outputs<moe::quantization::ScaleFloor::amax_1e4>(t, b, r, ls.hidden, ls.topk, ls.local_experts(), R,
+                                                                                       true, false, 3);
+        if (!why.empty()) {
+          std::printf("  WRONG after %d rounds: %s\n", i + 1, why.c_str());
+          ++failures_;
+          return;
+        }
+      }
+      ++good;
+    }
+    std::size_t grown = 0;
+    for (int r = 0; r < R; ++r) {
+      group_.use(r);
+      std::size_t left = 0, total = 0;
+      check_cuda(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
+      grown = std::max(grown, at(free_before, r) > left ? at(free_before, r) - left : 0);
+    }
+    double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::printf("soak %s: %d rounds on %d ranks in %.1f s, %d comparisons good, memory grew by %zu bytes\n",
+                high ? "high throughput" : "low latency", rounds, R, seconds, good, grown);
+    record(text("{\"section\":\"soak\",\"high_throughput\":", high, ",\"ranks\":", R, ",\"rounds\":", rounds, ",\"seconds\":", seconds,
+                ",\"grown\":", grown, "}"));
+  }
+
   void run() {
     auto const wanted = [&](char const* s) { return options_.sections.find(s) != std::string::npos; };
     bool const pdl = !options_.simulated;
@@ -488,6 +605,10 @@ class Bench {
         }
       }
       run_low_latency(all[0], false, false, options_.blocks[0], pdl);
+    }
+    if (wanted("soak")) {
+      run_soak(options_.rounds, false);
+      run_soak(options_.rounds / 5, true);
     }
     if (wanted("ht")) {
       std::printf("high throughput, us per call, 7168, 8 of 256\n");
@@ -552,6 +673,8 @@ int main(int argc, char** argv) {
       o.blocks = numbers(next());
     } else if (a == "--ht-blocks") {
       o.ht_blocks = numbers(next());
+    } else if (a == "--rounds") {
+      o.rounds = std::atoi(next());
     } else if (a == "--json") {
       o.json = next();
     } else {

@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
       if constexpr (kFp8) {
-        constexpr int kBatch = 4;
+        constexpr int kBatch = 7;
         float* const scales = reinterpret_cast<float*>(row + a.hidden);
         int const units = a.hidden / 16;
 #pragma unroll 1
