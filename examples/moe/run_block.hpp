@@ -44,8 +44,19 @@ void together(Job const& job, Stage&& stage) {
   agree(*job.comm, error);
 }
 
+/// The communicator of a backend: MPI's, or that of a single rank, which has no state.
+template <class Comm>
+Comm& comm_of(Job const& job) {
+  if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
+    return *job.comm;
+  } else {
+    static Comm self;
+    return self;
+  }
+}
+
 template <class Quant, class Backend, class Experts>
-JobResult run_block(Job const& job, typename Backend::Comm& comm) {
+JobResult run_block(Job const& job) {
   using Block = moe::models::Block<Quant, Backend, Experts>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
@@ -53,7 +64,7 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
     weights = load_weights(job);
   });
-  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows); });
+  together(job, [&] { block.emplace(comm_of<typename Backend::Comm>(job), std::move(weights), *job.placement, job.max_rows); });
 
   JobResult result;
   result.output.resize(job.hidden.size());
@@ -74,17 +85,6 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   return result;
 }
 
-/// The communicator of a backend: MPI's, or that of a single rank, which has no state.
-template <class Comm>
-Comm& comm_of(Job const& job) {
-  if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
-    return *job.comm;
-  } else {
-    static Comm self;
-    return self;
-  }
-}
-
 /// Finds the policies by name and runs their composition; a composition that the rules forbid is E_CONFIG with the rule's sentence.
 template <class Quant, class Backends, class ExpertsList>
 JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
@@ -96,7 +96,7 @@ JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
       using Layer = moe::registry::RuntimeLayer<float, float>;
       using Rules = moe::registry::CompositionOf<Layer, Quant, Backend, Experts>;
       if constexpr (Rules::kLegal) {
-        result = run_block<Quant, Backend, Experts>(job, comm_of<typename Backend::Comm>(job));
+        result = run_block<Quant, Backend, Experts>(job);
       } else {
         throw moe::Error(moe::ErrorCode::config, Rules::reason());
       }
