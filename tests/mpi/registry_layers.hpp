@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/mpi/registry_layers.hpp: every legal composition of the registry, by its types, on the same random layers: against the same
+// quantisation through one rank with the reference experts, and against Naive with the reference experts on all ranks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "moe/experts/weights.hpp"
+#include "moe/models/registry.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/routing/any_router.hpp"
+
+namespace moe_test {
+
+namespace hana = boost::hana;
+
+using RegistryConfig = moe::registry::RuntimeLayer<float, float>;
+template <class Quant, class Backend, class Experts>
+using RegistryLayer = moe::ModularKernel<RegistryConfig, moe::routing::AnyRouter, Quant, Backend, Experts>;
+
+/// Which experts can be chosen.
+enum class Choice {
+  free,      ///< any
+  two,       ///< the correction bias of all but two is -inf: with k = 3 the last slot of every row is -1
+  nobody,    ///< the bias of all is -inf and such rows are dropped: every id is -1
+  the_last,  ///< the last expert's bias wins every row
+};
+struct Scenario {
+  char const* name;
+  int num_experts;
+  int k;
+  std::int64_t max_tokens;
+  moe::PlacementStrategy placement = moe::PlacementStrategy::linear;
+  Choice choice = Choice::free;
+  bool on_input = false;
+  bool expert_bias = false;
+  int rounds = 1;  ///< calls of one layer, each with other rows
+};
+inline constexpr Scenario kScenarios[] = {
+    {.name = "UnevenRowsThreeCallsOfOneLayer", .num_experts = 8, .k = 3, .max_tokens = 7, .rounds = 3},
+    {.name = "T20_ExpertsDoNotDivide", .num_experts = 7, .k = 3, .max_tokens = 5, .expert_bias = true},
+    {.name = "RoundRobin", .num_experts = 10, .k = 2, .max_tokens = 5, .placement = moe::PlacementStrategy::round_robin},
+    {.name = "DisabledExpertsLeaveIdsOfMinusOne", .num_experts = 9, .k = 3, .max_tokens = 4, .choice = Choice::two},
+    {.name = "G2_AllIdsMinusOne", .num_experts = 5, .k = 2, .max_tokens = 3, .choice = Choice::nobody},
+    {.name = "T3_AllRowsOnOneExpert", .num_experts = 6, .k = 1, .max_tokens = 6, .choice = Choice::the_last},
+    {.name = "T13_WeightOnInput", .num_experts = 6, .k = 1, .max_tokens = 4, .on_input = true},
+    {.name = "T2_NoRowsAnywhere", .num_experts = 4, .k = 2, .max_tokens = 0},
+};
+// Multiples of 128, so that every scheme's groups fit; more than one group along hidden.
+inline constexpr std::int64_t kHidden = 256;
+inline constexpr std::int64_t kIntermediate = 128;
+
+/// Values in (-scale, scale), the same with every standard library.
+inline std::vector<float> uniform(std::int64_t n, double scale, unsigned seed) {
+  std::mt19937 gen(seed);
+  std::vector<float> v(static_cast<std::size_t>(n));
+  for (float& x : v) x = static_cast<float>(scale * (static_cast<double>(gen()) / 2147483648.0 - 1.0));
+  return v;
+}
+
+/// The weights of logical expert e, in any layer and on any rank.
+struct ExpertValues {
+  std::vector<float> w13, w2, b13, b2;
+};
+inline ExpertValues const& expert_values(std::size_t e) {
+  static std::vector<ExpertValues> made;
+  while (made.size() <= e) {
+    auto const seed = static_cast<unsigned>(10 * made.size());
+    made.push_back({uniform(2 * kIntermediate * kHidden, 1.7 / std::sqrt(double{kHidden}), seed + 1000),
+                    uniform(kHidden * kIntermediate, 3.4 / std::sqrt(double{kHidden}), seed + 1001),
+                    uniform(2 * kIntermediate, 0.5, seed + 1002), uniform(kHidden, 0.5, seed + 1003)});
+  }
+  return made[e];
+}
+
+/// Rows of a rank: no rows on one rank of every call, the full capacity on another.
+inline std::int64_t rows_of(Scenario const& s, int rank, int ranks, int round) {
+  if (ranks > 1 && rank == (round + 1) % ranks) return 0;
+  if (rank == round % ranks) return s.max_tokens;
+  std::mt19937 gen(static_cast<unsigned>(31 * rank + 1009 * round + 17));
+  return static_cast<std::int64_t>(gen() % static_cast<unsigned>(s.max_tokens + 1));
+}
+
+/// One rank's input of a call.
+struct Input {
+  std::int64_t rows;
+  std::vector<float> hidden, logits;
+  Input(Scenario const& s, int rank, int ranks, int round)
+      : rows(rows_of(s, rank, ranks, round)),
+        hidden(uniform(rows * kHidden, 1.7, static_cast<unsigned>(100 * rank + round))),
+        logits(uniform(rows * s.num_experts, 2.5, static_cast<unsigned>(100 * rank + round + 50'000))) {}
+};
+
+/// A composition with its weights and its communicator.
+template <class Quant, class Backend, class Experts>
+class Subject {
+ public:
+  using Layer = RegistryLayer<Quant, Backend, Experts>;
+  using Comm = typename Backend::Comm;
+  static constexpr bool kLocal = std::is_same_v<Comm, moe::comm::Self<>>;  ///< every rank holds all experts and works alone
+
+  Subject(moe::comm::Mpi& mpi, Scenario const& s)
+      : placement_(s.num_experts, kLocal ? 1 : mpi.size(), s.placement),
+        owned_(placement_.local_to_physical(kLocal ? 0 : mpi.rank())),
+        store_(static_cast<std::int64_t>(owned_.size()), kHidden, kIntermediate, true),
+        bias_(static_cast<std::size_t>(s.num_experts), 0.0F),
+        layer_(comm(mpi), filled(s), params(s)) {}
+
+  /// The output [rows, H] of this rank. Routing in topk_ids().
+  std::vector<float> forward(Input const& in, int num_experts) {
+    std::vector<float> out(in.hidden.size(), std::numeric_limits<float>::quiet_NaN());
+    layer_.forward(moe::make_rows(in.hidden.data(), in.rows, kHidden), moe::make_rows(in.logits.data(), in.rows, num_experts),
+                   moe::make_rows(out.data(), in.rows, kHidden));
+    return out;
+  }
+  std::vector<std::int32_t> topk_ids() {
+    auto const ids = layer_.topk_ids();
+    return {ids.data_handle(), ids.data_handle() + ids.size()};
+  }
+
+ private:
+  Comm& comm(moe::comm::Mpi& mpi) {
+    if constexpr (kLocal) {
+      static Comm self;
+      (void)mpi;
+      return self;
+    } else {
+      return mpi;
+    }
+  }
+  moe::WeightsOf<RegistryConfig, Quant> filled(Scenario const& s) {
+    for (std::size_t local = 0; local < owned_.size(); ++local) {
+      ExpertValues const& values = expert_values(static_cast<std::size_t>(owned_[local]));
+      auto const at = static_cast<std::int64_t>(local);
+      store_.set_expert(at, values.w13.data(), values.w2.data());
+      if (s.expert_bias) store_.set_bias(at, values.b13.data(), values.b2.data());
+    }
+    return store_.view();
+  }
+  typename Layer::Params params(Scenario const& s) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    moe::routing::RouterConfig router{.num_experts = s.num_experts, .topk = s.k, .renorm = moe::routing::Renorm::sum};
+    auto const last = static_cast<std::size_t>(s.num_experts - 1);
+    if (s.choice == Choice::the_last) bias_[last] = 10.0F;
+    if (s.choice == Choice::two || s.choice == Choice::nobody) std::fill(bias_.begin(), bias_.end(), -kInfinity);
+    if (s.choice == Choice::two) bias_[1] = bias_[last] = 0.0F;
+    if (s.choice == Choice::nobody) router.degenerate = moe::routing::DegeneratePolicy::drop;
+    if (s.choice != Choice::free) router.correction_bias = bias_.data();
+    return {.shape = {kHidden, kIntermediate, s.num_experts, s.k, s.on_input},
+            .max_tokens_per_rank = s.max_tokens,
+            .placement = placement_,
+            .router = router};
+  }
+
+  moe::ExpertPlacement placement_;
+  std::span<std::int32_t const> owned_;
+  moe::experts::WeightStore<RegistryConfig, Quant> store_;
+  std::vector<float> bias_;
+  Layer layer_;
+};
+
+/// How far two results may differ, as a part of the largest value, and in how many rows more.
+///
+/// Sums in another order differ by rounding: 1e-5. A scheme that rounds what enters the second GEMM turns a rounding difference before
+/// it into a step of its grid, if the value lies within the difference of a step's edge: with differences of 1e-6 of a value and steps
+/// of at most 1/4 of it (e2m1), a value flips with a probability of at most 1e-5; k I = 384 values a row make a flipped row a rare
+/// event. A flip moves one of I = 128 summands by a quarter of its size at most: a few per cent of the largest output.
+struct Tolerance {
+  double rounding = 1e-5;
+  double flipped = 0.1;
+  std::int64_t flipped_rows = 0;
+};
+
+inline void expect_close(std::vector<float> const& got, std::vector<float> const& expected, Tolerance const& t, char const* what) {
+  ASSERT_EQ(got.size(), expected.size());
+  double largest = 0;
+  for (float v : expected) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  std::int64_t flipped = 0;
+  for (std::size_t row = 0; row < got.size(); row += kHidden) {
+    double error = 0;
+    for (std::size_t i = row; i < row + kHidden; ++i) {
+      double const difference = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
+      ASSERT_FALSE(std::isnan(difference)) << what << ": NaN in row " << row / kHidden;
+      error = std::max(error, difference);
+    }
+    flipped += error > t.rounding * largest ? 1 : 0;
+    ASSERT_LE(error, (t.flipped_rows > 0 ? t.flipped : t.rounding) * largest)
+        << what << ": row " << row / kHidden << ", largest " << largest;
+  }
+  ASSERT_LE(flipped, t.flipped_rows) << what << ": rows that differ by more than rounding";
+}
+
+template <class Quant, class Backend, class Experts>
+class CompositionTest : public testing::Test {
+ public:
+  explicit CompositionTest(Scenario const& s) : s_(s) {}
+  void TestBody() override {
+    using Oracle = Subject<Quant, moe::backends::NoExpertParallel<>, moe::experts::Reference<float>>;
+    using OnAllRanks = Subject<Quant, moe::backends::Naive<moe::comm::Mpi>, moe::experts::Reference<float>>;
+    moe::comm::Mpi mpi(MPI_COMM_WORLD, {.timeout_ms = 30'000});
+    Oracle oracle(mpi, s_);
+    OnAllRanks naive(mpi, s_);
+    Subject<Quant, Backend, Experts> subject(mpi, s_);
+    bool const same_order = std::is_same_v<Experts, moe::experts::Reference<float>>;
+    for (int round = 0; round < s_.rounds; ++round) {
+      Input const in(s_, mpi.rank(), mpi.size(), round);
+      Tolerance tolerance;
+      if (!same_order && Quant::kActGranularity != moe::quantization::ScaleGranularity::none) tolerance.flipped_rows = 1 + in.rows / 8;
+      std::vector<float> const expected = oracle.forward(in, s_.num_experts);
+      expect_close(naive.forward(in, s_.num_experts), expected, {}, "Naive, against one rank");
+      expect_close(subject.forward(in, s_.num_experts), expected, tolerance, "against one rank");
+      EXPECT_EQ(subject.topk_ids(), oracle.topk_ids());
+      check_routing(subject.topk_ids(), expected);
+    }
+  }
+
+ private:
+  /// The scenario must be what its name says.
+  void check_routing(std::vector<std::int32_t> const& ids, std::vector<float> const& output) const {
+    auto const k = static_cast<std::size_t>(s_.k);
+    bool const zero = std::all_of(output.begin(), output.end(), [](float v) { return v == 0.0F; });
+    EXPECT_EQ(zero, s_.choice == Choice::nobody || output.empty());
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      switch (s_.choice) {
+        case Choice::free: EXPECT_GE(ids[i], 0); break;
+        case Choice::two: EXPECT_EQ(ids[i] == -1, i % k == 2) << "slot " << i; break;
+        case Choice::nobody: EXPECT_EQ(ids[i], -1); break;
+        case Choice::the_last: EXPECT_EQ(ids[i], s_.num_experts - 1); break;
+      }
+    }
+  }
+  Scenario s_;
+};
+
+/// One GoogleTest per legal composition of a list of schemes with the registry's host policies, and scenario.
+template <class Quants>
+bool register_compositions(Quants quants, char const* file, int line) {
+  auto const legal = moe::registry::legal_compositions<RegistryConfig>(quants, moe::registry::host_backends, moe::registry::host_experts);
+  hana::for_each(legal, [&](auto triple) {
+    using Quant = typename decltype(+triple[hana::size_c<0>])::type;
+    using Backend = typename decltype(+triple[hana::size_c<1>])::type;
+    using Experts = typename decltype(+triple[hana::size_c<2>])::type;
+    std::string const suite = moe::text("Composition_", Quant::kName, "_", Backend::kName, "_", Experts::kName);
+    for (Scenario const& s : kScenarios) {
+      testing::RegisterTest(suite.c_str(), s.name, nullptr, nullptr, file, line,
+                            [s]() -> testing::Test* { return new CompositionTest<Quant, Backend, Experts>(s); });
+    }
+  });
+  return hana::size(legal) != hana::size_c<0>;
+}
+
+/// The schemes [First, Last) of the registry, so that a new one is in some file without a change here.
+template <std::size_t First, std::size_t Last>
+constexpr auto schemes() {
+  return hana::drop_front(hana::take_front(moe::registry::quantizations, hana::size_c<Last>), hana::size_c<First>);
+}
+inline constexpr std::size_t kNumSchemes = decltype(hana::size(moe::registry::quantizations))::value;
+
+}  // namespace moe_test

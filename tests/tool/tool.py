@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/tool/tool.py: what the tests of the command-line tool share: running it on some ranks, reading and writing safetensors.
+import array
+import concurrent.futures
+import json
+import os
+import pathlib
+import struct
+import subprocess
+
+TOOL = os.environ["MOE_TOOL"]
+MPIEXEC = os.environ["MOE_MPIEXEC"]
+DATA = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
+CODES = {"F32": "f", "F64": "d", "I64": "q", "I32": "i", "I8": "b", "U8": "B"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def moe(*arguments, ranks=1, timeout=120):
+    """Runs the tool; ranks = 0: without mpirun."""
+    command = [TOOL, *map(str, arguments)]
+    if ranks:
+        command = [MPIEXEC, "--quiet", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
+
+
+def in_parallel(jobs):
+    """Calls each (function, arguments...) and returns the results in order. A start of mpirun mostly waits, so two run at a time."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return [f.result() for f in [pool.submit(job[0], *job[1:]) for job in jobs]]
+
+
+def read(path):
+    """(tensor name -> (dtype, shape, bytes), metadata)"""
+    data = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    metadata = header.pop("__metadata__", {})
+    body = data[8 + length:]
+    return {name: (t["dtype"], t["shape"], body[slice(*t["data_offsets"])]) for name, t in header.items()}, metadata
+
+
+def write(path, tensors, metadata=None):
+    header = {"__metadata__": metadata} if metadata else {}
+    body = b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(raw)]}
+        body += raw
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def values(tensor):
+    dtype, _, raw = tensor
+    if dtype == "BF16":
+        raw, dtype = b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2)), "F32"
+    return list(array.array(CODES[dtype], raw))
+
+
+def rows(tensor):
+    width = tensor[1][1]
+    flat = values(tensor)
+    return [flat[i:i + width] for i in range(0, len(flat), width)]
+
+
+def raw(code, numbers):
+    return array.array(code, numbers).tobytes()
+
+
+def same_routing(got_ids, got_weights, want_ids, want_weights, skip_id=None):
+    """Ids equal as sets in each row, weights to 1e-5. skip_id: the id that the reference writes as id 0 with weight 0."""
+    if len(got_ids) != len(want_ids):
+        return f"{len(got_ids)} rows, expected {len(want_ids)}"
+    for row, (ids, weights, wanted, expected) in enumerate(zip(got_ids, got_weights, want_ids, want_weights)):
+        got = {0: 0.0} if ids == [skip_id] else dict(zip(ids, weights))
+        want = dict(zip(wanted, expected))
+        if len(got) != len(ids) or set(got) != set(want):
+            return f"row {row}: experts {sorted(ids)}, expected {sorted(wanted)}"
+        for expert, weight in want.items():
+            if not abs(got[expert] - weight) <= 1e-5 * abs(weight):
+                return f"row {row}, expert {expert}: weight {got[expert]}, expected {weight}"
+    return None
+
+
+def same_output(got, want, bound=1e-5):
+    """max |got - want| / max |want| at most `bound`; computed here, not by the tool."""
+    largest = max(map(abs, want))
+    if len(got) != len(want):
+        return f"{len(got)} values, expected {len(want)}"
+    error = max(abs(g - w) for g, w in zip(got, want)) / largest
+    return None if error <= bound else f"error {error}"
