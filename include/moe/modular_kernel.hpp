@@ -109,7 +109,12 @@ class Layer {
     probe.end(Phase::dispatch);
 
     probe.begin(Phase::experts);
-    kernel_.apply(tokens, exchange_.expert_output(), stream);
+    try {
+      kernel_.apply(tokens, exchange_.expert_output(), stream);
+    } catch (Error const&) {
+      exchange_.abandon(stream);  // the other ranks wait in finalize()
+      throw;
+    }
     probe.end(Phase::experts);
 
     probe.begin(Phase::combine);

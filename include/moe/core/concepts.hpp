@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/concepts.hpp: the contracts between a ModularKernel and its policies. tests/unit/core_archetypes_test.cpp holds the smallest
-// type that models each of them. One named concept per requirement: a long `requires` block gives no readable error under nvcc.
+// core/concepts.hpp: the contracts between a ModularKernel and its policies. tests/archetypes.hpp holds the smallest type
+// that models each of them. One named concept per requirement: a long `requires` block gives no readable error under nvcc.
 //
 // A policy is a small struct of constexpr facts, which core/check.hpp judges, and one member template that is the object a layer owns:
 //   Backend::Exchange<Config, Quant, Partial>   moves tokens to the experts and the results back
