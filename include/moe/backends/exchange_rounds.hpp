@@ -118,6 +118,8 @@ class ExchangeRounds {
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
   Comm& comm() { return comm_; }
+  /// Tells this exchange from all others of the process; the same number on all ranks.
+  std::int64_t tag() const { return tag_; }
   /// Rounds so far, the one under way included.
   std::uint64_t round() const { return static_cast<std::uint64_t>(round_); }
 

@@ -77,6 +77,8 @@ class Mpi {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// MPI's own communicator: a duplicate that nothing else sends messages in.
+  MPI_Comm handle() const { return comm_; }
   /// Deadline of each collective from now on, in milliseconds; 0 waits for ever.
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
   /// What the caller is doing, for error messages; a string that stays.

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/low_latency_host.hpp: LowLatency over a window of host memory: rows straight to the owning peer, no barrier. Spec 04 §8.
+//
+// Dispatch, send half: every token's row is quantised once and stored into recv[parity][expert][me] of the owner, then the row counts of
+// every (expert, rank), zero too, are published with the round. Receive half: rows are packed by source rank, then by token.
+// Combine, send half: every output row goes to returned[parity][place] of its source, then the round is published to every rank.
+// Receive half: out[t] = Σ_j w_j returned[place of j], in j order.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "moe/backends/low_latency.hpp"
+#include "moe/backends/window_batch.hpp"
+#include "moe/backends/window_rounds.hpp"
+
+namespace moe::backends {
+
+namespace detail {
+
+template <class Window>
+requires std::same_as<typename Window::Space, space::host>
+struct LowLatencyParams<Window> {
+  /// One row travels for each (token, rank), the receiver deals it to its experts and sums their weighted outputs before the way
+  /// back: fewer bytes, one more rounding to the experts' output type. The same on all ranks.
+  bool deduplicate = false;
+  int num_slots = 1;                               ///< dispatches whose receive half may be outstanding at once; the same on all ranks
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+using moe::detail::WindowCall;
+using moe::detail::WindowTicket;
+
+/// Any scheme, any placement.
+template <class Window, class Config, class Quant, class Partial>
+requires std::same_as<typename Window::Space, space::host>
+class LowLatencyExchange<Window, Config, Quant, Partial> {
+ public:
+  using Space = space::host;
+  using Comm = typename Window::Comm;
+  using Act = typename Config::Act;
+  using Tokens = BatchedTokensOf<Config, Quant>;
+  using Params = LowLatencyParams<Window>;
+  using Routed = RoutedTokens<Act, Config::hidden>;
+  using Output = Rows<Act, Config::hidden>;
+
+  /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_ARG for the
+  /// router weight on the input with top-k other than 1, E_CAPACITY if memory does not suffice (then the peers get E_PEER);
+  /// E_MISMATCH on all ranks, naming the field, if ranks disagree; E_UNSUPPORTED if ranks share no memory.
+  LowLatencyExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
+                     Params const& params, Arena<Space>& arena)
+      : quant_(quant),
+        params_(params),
+        hidden_(shape.hidden()),
+        topk_(shape.topk()),
+        max_tokens_(max_tokens),
+        ranks_(comm.size()),
+        rank_(comm.rank()),
+        num_physical_(placement.num_physical()),
+        max_local_(placement.max_num_local()),
+        num_local_(placement.ep_size() == comm.size() ? placement.num_local(comm.rank()) : 0),
+        max_destinations_(std::min<std::int64_t>(topk_, comm.size())),
+        on_input_(shape.weight_on_input()),
+        message_(hidden_, params.deduplicate ? 1 + 2 * topk_ : 1),
+        refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
+        group_(comm,
+               moe::detail::make_contract<Config, Quant, Partial>(params.deduplicate ? "low_latency, deduplicated" : "low_latency", shape,
+                                                                  max_tokens, placement, params.num_slots),
+               refused_, arena, params.manager, offsets_.user_bytes(), params.window) {
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      slots_[s].rounds.emplace(group_.window(), slots_[s].at.rounds, group_.tag());
+    }
+  }
+
+  /// Rows of one expert's batch, at most.
+  std::int64_t max_rows() const { return max_tokens_ * ranks_; }
+
+  /// Collective: send() and receive(). E_STATE without finalize() after the last prepare().
+  Tokens prepare(Routed const& in, HostStream) {
+    order_.expect_idle();
+    WindowTicket const ticket = send(in);
+    Tokens const tokens = receive(ticket);
+    last_ = ticket;
+    order_.set_dispatched();
+    return tokens;
+  }
+  /// [L, C, H] of the last prepare(): the experts write every valid row.
+  Blocks<Partial> expert_output() { return record(last_).output(); }
+  /// Collective: send_outputs() and receive_outputs(). E_STATE without prepare(); E_ARG if `out` has another shape: the round stays open.
+  void finalize(Output out, HostStream) {
+    order_.expect_dispatched("finalize");
+    try {
+      combine_send(last_, [&] { moe::detail::check_output(out, record(last_).rows, hidden_); });
+      receive_outputs(last_, out);
+    } catch (Error const&) {
+      end_if_abandoned(last_);
+      throw;
+    }
+    order_.set_idle();
+  }
+  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  void abandon(HostStream) {
+    slots_[0].rounds->abandon(order_.dispatched() ? WindowCall::combine : WindowCall::dispatch);
+    order_.set_idle();
+  }
+
+  /// The send half of a dispatch: waits for no peer. E_STATE if the slot's last send was not received, E_ARG for the slot; E_ARG,
+  /// E_CAPACITY for this rank's arguments, which peers hear of in receive().
+  WindowTicket send(Routed const& in, int slot = 0) {
+    Slot& s = slot_at(slot);
+    s.rounds->send(WindowCall::dispatch, in.hidden.extent(0), [&] {
+      moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_);
+      moe::detail::check_ids(in.topk_ids, num_physical_);
+    });
+    WindowTicket const ticket{slot, s.rounds->generation()};
+    Record& r = record(ticket);
+    r.generation = ticket.generation;
+    r.round = s.rounds->round();
+    r.rows = in.hidden.extent(0);
+    r.state = Record::State::sent;
+    for (std::int64_t t = 0; t < r.rows; ++t) {
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        r.weights[t * topk_ + j] = on_input_ ? 1.0F : in.topk_weights(t, j);
+      }
+    }
+    std::fill_n(counts_, num_physical_ + ranks_, 0);
+    for (std::int64_t t = 0; t < r.rows; ++t) {
+      params_.deduplicate ? send_to_ranks(s, r, in, t) : send_to_experts(s, r, in, t);
+    }
+    int const parity = s.rounds->parity();
+    for (int p = 0; p < num_physical_ && !params_.deduplicate; ++p) {
+      s.rounds->window().publish(owner_[p], count_at(s, parity, local_[p], rank_), s.rounds->word(counts_[p]));
+    }
+    for (int to = 0; to < ranks_ && params_.deduplicate; ++to) {
+      s.rounds->window().publish(to, count_at(s, parity, 0, rank_), s.rounds->word(counts_[num_physical_ + to]));
+    }
+    return ticket;
+  }
+  /// The receive half: waits for every rank. The batches are valid until two dispatches of the slot have followed. E_STATE for a
+  /// ticket that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for other ranks' doings; TransportError of the window.
+  Tokens receive(WindowTicket ticket) {
+    Slot& s = slot_at(ticket.slot);
+    Record& r = expect(ticket, Record::State::sent, "receive");
+    r.state = Record::State::idle;
+    s.rounds->receive(WindowCall::dispatch);
+    std::fill_n(r.counts, num_local_, 0);
+    r.num_records = 0;
+    for (int from = 0; from < ranks_; ++from) {
+      params_.deduplicate ? receive_records(s, r, from) : receive_rows(s, r, from);
+    }
+    r.state = Record::State::received;
+    return r.tokens();
+  }
+  /// [L, C, H] of a dispatch.
+  Blocks<Partial> expert_output(WindowTicket ticket) { return record(ticket).output(); }
+  /// The send half of a combine: waits for no peer. E_STATE for a ticket that was not received or is stale, or if the slot's last send
+  /// was not received.
+  void send_outputs(WindowTicket ticket) {
+    combine_send(ticket, [] {});
+  }
+  /// The receive half: out[M, H] = Σ_j w_j y_j in float32 in j order, one rounding. Errors as receive(); E_ARG if `out` has another shape.
+  void receive_outputs(WindowTicket ticket, Output out) {
+    Slot& s = slot_at(ticket.slot);
+    Record& r = expect(ticket, Record::State::combining, "receive_outputs");
+    moe::detail::check_output(out, r.rows, hidden_);
+    r.state = Record::State::received;
+    s.rounds->receive(WindowCall::combine);
+    for (int from = 0; from < ranks_; ++from) {
+      s.rounds->window().wait_round(s.at.returned_flag + 64 * static_cast<std::size_t>(from), r.round, comm::ExchangePhase::combine_rows,
+                                    from);
+    }
+    auto const* const returned = s.rounds->window().template own<Partial>(s.at.returned[s.rounds->parity()]);
+    std::int64_t const terms = params_.deduplicate ? max_destinations_ : topk_;
+    for (std::int64_t t = 0; t < r.rows; ++t) {
+      moe::detail::sum_rows(
+          terms,
+          [&](std::int64_t j) {
+            std::int32_t const place = r.places[t * topk_ + j];
+            return place < 0 ? nullptr : returned + place * hidden_;
+          },
+          [&](std::int64_t j) { return params_.deduplicate ? 1.0F : r.weights[t * topk_ + j]; }, hidden_, row_ptr(out, t));
+    }
+    r.state = Record::State::idle;
+  }
+
+  Window& window() { return group_.window(); }
+  /// Collective, between rounds: continues as if `round` operations had been done in every slot.
+  void preset_round(std::uint32_t round) {
+    for (Slot& s : slots_) {
+      s.rounds->preset(round);
+      for (int from = 0; from < ranks_; ++from) {
+        *window().template own<std::uint32_t>(s.at.returned_flag + 64 * static_cast<std::size_t>(from)) = round;
+        for (int parity = 0; parity < 2; ++parity) {
+          for (int e = 0; e < count_rows(); ++e) {
+            *window().template own<std::uint64_t>(count_at(s, parity, e, from)) = comm::count_word(round, 0, 0);
+          }
+        }
+      }
+    }
+    window().barrier();
+  }
+
+ private:
+  using Record = moe::detail::BatchRecord<Config, Quant, Partial>;
+  /// Where a slot's parts lie in the window.
+  struct Offsets {
+    std::size_t rounds = 0;
+    std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
+    std::array<std::size_t, 2> counts{};    // u64 [max_local][rank]; deduplicated: [rank]
+    std::array<std::size_t, 2> received{};  // messages [max_local][rank][T_max]; deduplicated: [rank][T_max]
+    std::array<std::size_t, 2> returned{};  // Partial [T_max k][H]; deduplicated: [T_max min(k, R)][H]
+  };
+  struct Slot {
+    Offsets at;
+    std::optional<moe::detail::WindowRounds<Window>> rounds;
+    std::array<Record, 2> records;
+  };
+
+  void take_memory(ExpertPlacement const& placement, Arena<Space>& arena) {
+    moe::detail::check_exchange(placement, ranks_, max_tokens_, 0);
+    if (params_.num_slots < 1 || params_.num_slots > 16) {
+      throw Error(ErrorCode::config, text("num_slots: ", params_.num_slots, " is out of range [1, 16]"));
+    }
+    if (on_input_ && topk_ != 1) {
+      throw Error(ErrorCode::argument, "apply_router_weight_on_input requires topk == 1");
+    }
+    if (max_tokens_ * topk_ > moe::detail::WindowRounds<Window>::kMaxRows) {
+      throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", max_tokens_, " tokens x ", topk_, " exceed the count word's ",
+                                            moe::detail::WindowRounds<Window>::kMaxRows));
+    }
+    owner_ = arena.template take<std::int32_t>(num_physical_);
+    local_ = arena.template take<std::int32_t>(num_physical_);
+    std::copy_n(placement.owners().data(), num_physical_, owner_);
+    std::copy_n(placement.locals().data(), num_physical_, local_);
+    counts_ = arena.template take<std::int32_t>(num_physical_ + ranks_);
+    message_buffer_ = arena.template take<std::byte>(message_.bytes());
+    scaled_ = arena.template take<Act>(on_input_ ? hidden_ : 0);
+    std::int64_t const blocks = params_.deduplicate ? ranks_ : max_local_ * ranks_;
+    std::int64_t const places = max_tokens_ * (params_.deduplicate ? max_destinations_ : topk_);
+    slots_.resize(static_cast<std::size_t>(params_.num_slots));
+    for (Slot& s : slots_) {
+      s.at.rounds = offsets_.take(moe::detail::WindowRounds<Window>::bytes(ranks_));
+      s.at.returned_flag = offsets_.take(64 * ranks_);
+      for (std::size_t parity = 0; parity < 2; ++parity) {
+        s.at.counts[parity] = offsets_.take(8 * std::int64_t{count_rows()} * ranks_);
+        s.at.received[parity] = offsets_.take(blocks * max_tokens_ * message_.bytes());
+        s.at.returned[parity] = offsets_.take(places * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
+      }
+      for (Record& r : s.records) {
+        r.take(hidden_, topk_, max_tokens_, num_local_, max_rows(), params_.deduplicate ? max_rows() : 0, arena);
+      }
+    }
+  }
+
+  int count_rows() const { return params_.deduplicate ? 1 : max_local_; }
+  std::size_t count_at(Slot const& s, int parity, std::int32_t expert, int from) const {
+    return s.at.counts[static_cast<std::size_t>(parity)] +
+           8 * (static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(from));
+  }
+  std::size_t message_at(Slot const& s, int parity, std::int64_t block, std::int64_t i) const {
+    return s.at.received[static_cast<std::size_t>(parity)] + static_cast<std::size_t>((block * max_tokens_ + i) * message_.bytes());
+  }
+  Slot& slot_at(int slot) {
+    if (slot < 0 || slot >= params_.num_slots) {
+      throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", params_.num_slots, ")"));
+    }
+    return slots_[static_cast<std::size_t>(slot)];
+  }
+  Record& record(WindowTicket ticket) { return slot_at(ticket.slot).records[ticket.generation & 1U]; }
+  Record& expect(WindowTicket ticket, typename Record::State state, char const* what) {
+    slot_at(ticket.slot).rounds->expect_live(ticket.generation, what);
+    Record& r = record(ticket);
+    if (r.generation != ticket.generation || r.state != state) {
+      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
+    }
+    return r;
+  }
+  void end_if_abandoned(WindowTicket ticket) {
+    if (slot_at(ticket.slot).rounds->abandoned()) {
+      record(ticket).state = Record::State::idle;
+      order_.set_idle();
+    }
+  }
+  bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
+
+  // Row t quantised into the staging message, weighted first if the router weight goes on the input.
+  std::byte* pack(Routed const& in, std::int64_t t) {
+    Act const* row = row_ptr(in.hidden, t);
+    if (on_input_) {
+      float const w = in.topk_weights(t, 0);
+      for (std::int64_t h = 0; h < hidden_; ++h) {
+        scaled_[h] = from_float<Act>(w * to_float(row[h]));
+      }
+      row = scaled_;
+    }
+    message_.pack(quant_, row, message_buffer_);
+    return message_buffer_;
+  }
+  void store(Slot& s, int to, std::int64_t block, std::int64_t i) {
+    std::copy_n(message_buffer_, message_.bytes(),
+                s.rounds->window().template at<std::byte>(to, message_at(s, s.rounds->parity(), block, i)));
+  }
+  void send_to_experts(Slot& s, Record& r, Routed const& in, std::int64_t t) {
+    std::byte* message = nullptr;
+    for (std::int64_t j = 0; j < topk_; ++j) {
+      std::int32_t const id = in.topk_ids(t, j);
+      std::int32_t& place = r.places[t * topk_ + j];
+      place = -1;
+      if (!is_expert(id)) {
+        continue;
+      }
+      for (std::int64_t i = 0; i < j && place < 0; ++i) {
+        place = in.topk_ids(t, i) == id ? r.places[t * topk_ + i] : -1;  // sent already: its output is added twice
+      }
+      if (place >= 0) {
+        continue;
+      }
+      place = static_cast<std::int32_t>(t * topk_ + j);
+      message = message == nullptr ? pack(in, t) : message;
+      message_.words(message)[0] = place;
+      store(s, owner_[id], std::int64_t{local_[id]} * ranks_ + rank_, counts_[id]++);
+    }
+  }
+  void send_to_ranks(Slot& s, Record& r, Routed const& in, std::int64_t t) {
+    std::byte* message = nullptr;
+    std::int64_t destination = 0;
+    for (int to = 0; to < ranks_; ++to) {
+      bool wanted = false;
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        wanted = wanted || (is_expert(in.topk_ids(t, j)) && owner_[in.topk_ids(t, j)] == to);
+      }
+      if (!wanted) {
+        continue;
+      }
+      message = message == nullptr ? pack(in, t) : message;
+      std::int32_t* const words = message_.words(message);
+      words[0] = static_cast<std::int32_t>(t * max_destinations_ + destination);
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        std::int32_t const id = in.topk_ids(t, j);
+        words[1 + j] = is_expert(id) && owner_[id] == to ? local_[id] : kNoExpert;
+        std::copy_n(reinterpret_cast<std::byte const*>(&r.weights[t * topk_ + j]), sizeof(float),
+                    reinterpret_cast<std::byte*>(&words[1 + topk_ + j]));
+      }
+      store(s, to, rank_, counts_[num_physical_ + to]++);
+      r.places[t * topk_ + destination++] = words[0];
+    }
+    for (; destination < max_destinations_; ++destination) {
+      r.places[t * topk_ + destination] = -1;
+    }
+  }
+
+  std::int64_t wait_count(Slot& s, std::int32_t expert, int from) {
+    return comm::word_count(s.rounds->window().wait_count(count_at(s, s.rounds->parity(), expert, from), s.rounds->round(),
+                                                          comm::ExchangePhase::dispatch_rows, from));
+  }
+  void receive_rows(Slot& s, Record& r, int from) {
+    for (std::int32_t e = 0; e < num_local_; ++e) {
+      std::int64_t const count = wait_count(s, e, from);
+      for (std::int64_t i = 0; i < count; ++i) {
+        auto const* const message =
+            s.rounds->window().template own<std::byte const>(message_at(s, s.rounds->parity(), std::int64_t{e} * ranks_ + from, i));
+        std::int64_t const row = r.append(e);
+        message_.unpack(message, r.payload_row(row), r.scale_row(row));
+        r.origins[row] = {from, message_.words(message)[0]};
+      }
+    }
+  }
+  void receive_records(Slot& s, Record& r, int from) {
+    std::int64_t const count = wait_count(s, 0, from);
+    for (std::int64_t i = 0; i < count; ++i) {
+      auto const* const message = s.rounds->window().template own<std::byte const>(message_at(s, s.rounds->parity(), from, i));
+      std::int32_t const* const words = message_.words(message);
+      std::int64_t const n = r.num_records++;
+      r.record_origins[n] = {from, words[0]};
+      std::int32_t* const rows = r.record_rows + n * topk_;
+      std::copy_n(reinterpret_cast<std::byte const*>(words + 1 + topk_), static_cast<std::size_t>(topk_) * sizeof(float),
+                  reinterpret_cast<std::byte*>(r.record_weights + n * topk_));
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        std::int32_t const e = words[1 + j];
+        rows[j] = -1;
+        for (std::int64_t before = 0; before < j && e != kNoExpert && rows[j] < 0; ++before) {
+          rows[j] = words[1 + before] == e ? rows[before] : -1;
+        }
+        if (e != kNoExpert && rows[j] < 0) {
+          rows[j] = static_cast<std::int32_t>(r.append(e));
+          message_.unpack(message, r.payload_row(rows[j]), r.scale_row(rows[j]));
+        }
+      }
+    }
+  }
+
+  template <class Check>
+  void combine_send(WindowTicket ticket, Check&& check) {
+    Slot& s = slot_at(ticket.slot);
+    Record& r = expect(ticket, Record::State::received, "finalize");
+    s.rounds->send(WindowCall::combine, 0, check);
+    r.round = s.rounds->round();
+    r.state = Record::State::combining;
+    Window& w = s.rounds->window();
+    std::size_t const returned = s.at.returned[static_cast<std::size_t>(s.rounds->parity())];
+    auto place = [&](typename Record::Origin o) { return w.template at<Partial>(o.rank, returned) + o.place * hidden_; };
+    for (std::int64_t n = 0; n < r.num_records; ++n) {
+      std::int32_t const* const rows = r.record_rows + n * topk_;
+      moe::detail::sum_rows(
+          topk_, [&](std::int64_t j) { return rows[j] < 0 ? nullptr : r.output_row(rows[j]); },
+          [&](std::int64_t j) { return r.record_weights[n * topk_ + j]; }, hidden_, place(r.record_origins[n]));
+    }
+    for (std::int64_t e = 0; e < num_local_ && !params_.deduplicate; ++e) {
+      for (std::int64_t row = e * max_rows(); row < e * max_rows() + r.counts[e]; ++row) {
+        std::copy_n(r.output_row(row), hidden_, place(r.origins[row]));
+      }
+    }
+    for (int i = 1; i <= ranks_; ++i) {
+      w.publish((rank_ + i) % ranks_, s.at.returned_flag + 64 * static_cast<std::size_t>(rank_), r.round);
+    }
+  }
+
+  Quant quant_;
+  Params params_;
+  std::int64_t hidden_;
+  std::int64_t topk_;
+  std::int64_t max_tokens_;
+  int ranks_;
+  int rank_;
+  int num_physical_;
+  int max_local_;
+  int num_local_;
+  std::int64_t max_destinations_;  // of one token
+  bool on_input_;
+  moe::detail::BatchMessage<Config, Quant> message_;
+  moe::detail::WindowOffsets offsets_;
+  std::vector<Slot> slots_;
+  std::int32_t* owner_ = nullptr;        // [P]
+  std::int32_t* local_ = nullptr;        // [P]
+  std::int32_t* counts_ = nullptr;       // [P] rows sent to each expert, then [R] to each rank
+  std::byte* message_buffer_ = nullptr;  // one message
+  Act* scaled_ = nullptr;                // [H]
+  std::optional<Error> refused_;
+  moe::detail::WindowGroup<Window> group_;
+  moe::detail::CallOrder order_;
+  WindowTicket last_;
+};
+
+}  // namespace detail
+}  // namespace moe::backends

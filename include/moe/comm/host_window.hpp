@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/host_window.hpp: the host half of a window: flags, waits with a deadline, abort, barrier, between processes. Spec 04 §3 (normative).
+// The device half is symmetric_memory.cuh; offsets, words and the failure record are common to both (symmetric_memory.hpp).
+#pragma once
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/space.hpp"
+
+namespace moe::comm {
+
+/// Words in the control part of a host window, behind those of WindowControl.
+struct HostWindowControl {
+  static constexpr std::size_t leaving = 1024;     ///< on rank 0: how many ranks destroy the window, or kAbandoned
+  static constexpr std::size_t process = 1088;     ///< own: u64 process id
+  static constexpr std::size_t start_time = 1096;  ///< own: u64 when that process started, in ticks; 0: unknown
+  static constexpr std::uint32_t kAbandoned = 1U << 31U;
+};
+
+namespace detail {
+
+/// When the process of that id started, in ticks since boot; 0 if there is none, if it has ended, or if that cannot be found out.
+inline std::uint64_t process_start(std::uint64_t id) {
+  std::array<char, 64> path{};
+  std::snprintf(path.data(), path.size(), "/proc/%llu/stat", static_cast<unsigned long long>(id));
+  int const file = open(path.data(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) {
+    return 0;
+  }
+  std::array<char, 1024> text{};
+  ssize_t const n = read(file, text.data(), text.size() - 1);
+  close(file);
+  char const* at = n > 0 ? std::strrchr(text.data(), ')') : nullptr;  // the name before it may hold anything
+  if (at == nullptr || at[1] == '\0' || at[2] == 'Z' || at[2] == 'X') {
+    return 0;
+  }
+  ++at;
+  for (int field = 3; field < 22 && at != nullptr; ++field) {
+    at = std::strchr(at + 1, ' ');
+  }
+  return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
+}
+
+}  // namespace detail
+
+/// One rank's view of a window whose parts all ranks of the node map. Holds no memory: a derived class maps it, zeroes the own part and
+/// calls attach(). One thread at a time may use it. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, the round
+/// and what was there instead; E_PEER when another rank has aborted or the peer's process has ended. Every other rank is told through
+/// the abort words, and the window is of no further use: every later call is E_STATE.
+class HostWindow {
+ public:
+  using Space = space::host;
+
+  HostWindow(HostWindow const&) = delete;
+  HostWindow& operator=(HostWindow const&) = delete;
+
+  int rank() const { return view_.rank; }
+  int size() const { return view_.size; }
+  /// Bytes of each rank's part, the control part included.
+  std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
+  /// The peer's copy of that offset, as mapped here. Offsets below kWindowControlBytes belong to the window.
+  void* peer(int r, std::int64_t offset) const { return view_.peer[r] + offset; }
+  template <class T>
+  T* at(int r, std::size_t offset) const {
+    return reinterpret_cast<T*>(view_.peer[r] + offset);
+  }
+  template <class T>
+  T* own(std::size_t offset) const {
+    return at<T>(rank(), offset);
+  }
+  WindowView const& view() const { return view_; }
+  FailureRecord const& failure() const { return failure_; }
+  bool failed() const { return failure_.code != 0; }
+  /// E_STATE if a wait has failed before.
+  void expect_sound(char const* what) const {
+    if (failed()) {
+      throw Error(ErrorCode::state, text("window: ", what, " after a failure; the group must be rebuilt"));
+    }
+  }
+  /// Deadline of each wait from now on, in milliseconds; 0 waits for ever.
+  void set_timeout_ms(std::int64_t timeout_ms) { view_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000U; }
+  /// Nanoseconds that this rank has spent waiting for words of rank r.
+  std::uint64_t waited_ns(int r) const { return waited_[static_cast<std::size_t>(r)]; }
+
+  /// Stores a word in rank r's part; everything that this thread wrote before is visible to whoever reads it with a wait.
+  template <class Word>
+  void publish(int r, std::size_t offset, Word word) const {
+    std::atomic_ref<Word>(*at<Word>(r, offset)).store(word, std::memory_order_release);
+  }
+  /// Acquires a word of rank r's part.
+  template <class Word>
+  Word load(int r, std::size_t offset) const {
+    return std::atomic_ref<Word>(*at<Word>(r, offset)).load(std::memory_order_acquire);
+  }
+  /// Waits until rank `peer` has brought the 32-bit word at `offset` of rank `where` to `round`.
+  void wait_round(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
+    wait([&] { return load<std::uint32_t>(rank(), offset); }, round, phase, peer);
+  }
+  /// Waits until rank `peer` has written the own count word at `offset` for `round`; the word.
+  std::uint64_t wait_count(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
+    std::uint64_t word = 0;
+    wait(
+        [&] {
+          word = load<std::uint64_t>(rank(), offset);
+          return word_round(word);
+        },
+        round, phase, peer);
+    return word;
+  }
+  /// Waits until ready() is true, which the words of `peer` decide.
+  template <class Ready>
+  void wait_until(Ready&& ready, std::uint32_t round, ExchangePhase phase, int peer) {
+    wait([&] { return ready() ? round : round - 1; }, round, phase, peer);
+  }
+  /// Returns on no rank before every rank has called it.
+  void barrier() {
+    expect_sound("barrier");
+    auto* const own_round = own<std::uint32_t>(WindowControl::barrier_round);
+    std::uint32_t const round = *own_round + 1;
+    *own_round = round;
+    for (int r = 0; r < size(); ++r) {
+      publish(r, WindowControl::barrier + 4 * static_cast<std::size_t>(rank()), round);
+    }
+    for (int r = 0; r < size(); ++r) {
+      wait_round(WindowControl::barrier + 4 * static_cast<std::size_t>(r), round, ExchangePhase::barrier, r);
+    }
+  }
+  /// Ends the group: fills the failure record, tells every peer, throws.
+  [[noreturn]] void fail(ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round, std::uint32_t observed,
+                         std::uint32_t value = 0) {
+    failure_ = {1U + static_cast<std::uint32_t>(code), static_cast<std::uint32_t>(phase), rank(), peer, round, observed, value, 0};
+    std::uint32_t const word = failure_.code | (static_cast<std::uint32_t>(peer + 1) << 8U);
+    for (int r = 0; r < size(); ++r) {
+      std::atomic_ref<std::uint32_t>(*at<std::uint32_t>(r, WindowControl::abort_word)).store(word, std::memory_order_relaxed);
+    }
+    throw_if_failed(failure_);
+    throw Error(ErrorCode::internal, "window: a failure without a code");
+  }
+
+ protected:
+  HostWindow() = default;
+  ~HostWindow() = default;
+
+  /// `parts`: base of every rank's part as mapped here; the own part is zero.
+  void attach(char* const* parts, int rank, int size, std::size_t bytes, std::int64_t timeout_ms) {
+    for (int r = 0; r < size; ++r) {
+      view_.peer[r] = parts[r];
+    }
+    view_.rank = rank;
+    view_.size = size;
+    view_.failure = &failure_;
+    bytes_ = bytes;
+    set_timeout_ms(timeout_ms);
+    auto const id = static_cast<std::uint64_t>(getpid());
+    *own<std::uint64_t>(HostWindowControl::process) = id;
+    *own<std::uint64_t>(HostWindowControl::start_time) = detail::process_start(id);
+  }
+  /// After all ranks have attached: notes which peers' processes can be seen from here.
+  void meet() {
+    for (int r = 0; r < size(); ++r) {
+      auto const start = *at<std::uint64_t>(r, HostWindowControl::start_time);
+      visible_[static_cast<std::size_t>(r)] = start != 0 && detail::process_start(process(r)) == start;
+    }
+  }
+  /// True if the process of rank r is known to have ended.
+  bool ended(int r) const {
+    return visible_[static_cast<std::size_t>(r)] &&
+           detail::process_start(process(r)) != *at<std::uint64_t>(r, HostWindowControl::start_time);
+  }
+  /// Ranks that destroy the window meet here, so that a collective release waits for none that will not come. False on every rank if
+  /// one has failed, has ended, or does not come within two seconds: then the memory must be left to the end of the processes.
+  bool leave_together() noexcept {
+    std::atomic_ref<std::uint32_t> leaving(*at<std::uint32_t>(0, HostWindowControl::leaving));
+    auto const all = static_cast<std::uint32_t>(size());
+    std::uint32_t seen = failed() ? leaving.load() : leaving.fetch_add(1) + 1;
+    auto const start = Clock::now();
+    bool give_up = failed();
+    for (int polls = 0; seen < all; ++polls) {  // kAbandoned is larger than any count
+      if (give_up) {
+        if (leaving.compare_exchange_strong(seen, seen | HostWindowControl::kAbandoned)) {
+          return false;
+        }
+      } else {
+        back_off(polls);
+        seen = leaving.load();
+        if (polls % 64 == 63) {
+          give_up = Clock::now() - start > std::chrono::seconds(2);
+          for (int r = 0; r < size() && !give_up; ++r) {
+            give_up = ended(r);
+          }
+        }
+      }
+    }
+    return seen == all;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kSpins = 64;     // polls before the wait gives its core away: ranks may share one
+  static constexpr int kYields = 2000;  // polls that only yield, before the wait sleeps between polls
+  static constexpr unsigned kSleepMicroseconds = 50;
+
+  static void back_off(int polls) {
+    if (polls > kYields) {
+      usleep(kSleepMicroseconds);
+    } else if (polls > kSpins) {
+      sched_yield();
+    }
+  }
+  std::uint64_t process(int r) const { return *at<std::uint64_t>(r, HostWindowControl::process); }
+
+  template <class Observe>
+  void wait(Observe&& observe, std::uint32_t round, ExchangePhase phase, int peer) {
+    if (round_reached(observe(), round)) {
+      return;
+    }
+    auto const start = Clock::now();
+    for (int polls = 0;; ++polls) {
+      std::uint32_t const seen = observe();
+      if (round_reached(seen, round)) {
+        waited_[static_cast<std::size_t>(peer)] += elapsed(start);
+        return;
+      }
+      std::uint32_t const aborted =
+          std::atomic_ref<std::uint32_t>(*own<std::uint32_t>(WindowControl::abort_word)).load(std::memory_order_relaxed);
+      if (aborted != 0) {
+        fail(ErrorCode::peer, phase, static_cast<int>(aborted >> 8U) - 1, round, seen);
+      }
+      if (view_.timeout_ns != 0 && elapsed(start) > view_.timeout_ns) {
+        fail(ErrorCode::timeout, phase, peer, round, seen);
+      }
+      if (polls > kYields && polls % 256 == 0 && ended(peer) && !round_reached(observe(), round)) {
+        fail(ErrorCode::peer, phase, peer, round, seen);
+      }
+      back_off(polls);
+    }
+  }
+  static std::uint64_t elapsed(Clock::time_point start) {
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+  }
+
+  WindowView view_;
+  FailureRecord failure_{};
+  std::size_t bytes_ = 0;
+  std::array<std::uint64_t, kMaxWindowRanks> waited_{};
+  std::array<bool, kMaxWindowRanks> visible_{};
+};
+
+}  // namespace moe::comm

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/window_manager.hpp: owns the windows of a group of ranks, so that layers of one shape share one. Spec 09 §1.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "moe/core/error.hpp"
+
+namespace moe::comm {
+
+/// What a window is asked for with: equal arguments get the same window.
+struct WindowArguments {
+  std::string backend;               ///< its name
+  std::vector<std::int64_t> values;  ///< everything that decides where things lie in it, the same on all ranks
+  std::int64_t user_bytes = 0;       ///< behind the control part
+  bool operator==(WindowArguments const&) const = default;
+};
+
+/// All calls are collective and in the same order on all ranks. Destruction goes from the newest window to the oldest.
+template <class WindowT>
+class WindowManager {
+ public:
+  using Window = WindowT;
+  using Comm = typename Window::Comm;
+  using Params = typename Window::Params;
+
+  /// `comm` is borrowed and must outlive the manager. `params` are those of every window.
+  WindowManager(Comm& comm, Params const& params) : comm_(&comm), params_(params) {}
+  explicit WindowManager(Comm& comm) : WindowManager(comm, Params{}) {}
+  WindowManager(WindowManager const&) = delete;
+  WindowManager& operator=(WindowManager const&) = delete;
+  ~WindowManager() { destroy(); }
+
+  /// The window of these arguments, constructed on the first call. Errors as those of the window's constructor. E_ARG without a name.
+  Window& window(WindowArguments const& arguments) {
+    if (arguments.backend.empty()) {
+      throw Error(ErrorCode::argument, "window manager: a window needs the name of its backend");
+    }
+    for (Entry const& entry : entries_) {
+      if (entry.arguments == arguments) {
+        return *entry.window;
+      }
+    }
+    entries_.push_back({arguments, std::make_unique<Window>(*comm_, arguments.user_bytes, params_)});
+    return *entries_.back().window;
+  }
+  /// Windows that are alive.
+  std::size_t size() const { return entries_.size(); }
+  /// Destroys all windows, the newest first. No exchange that uses one may be used again.
+  void destroy() {
+    while (!entries_.empty()) {
+      entries_.pop_back();
+    }
+  }
+  Comm& comm() const { return *comm_; }
+
+ private:
+  struct Entry {
+    WindowArguments arguments;
+    std::unique_ptr<Window> window;
+  };
+  Comm* comm_;
+  Params params_;
+  std::vector<Entry> entries_;
+};
+
+/// A window that an exchange uses: the manager's, or its own.
+template <class Window>
+class WindowHandle {
+ public:
+  /// Collective. With a manager, `params` are not used.
+  WindowHandle(typename Window::Comm& comm, WindowManager<Window>* manager, WindowArguments const& arguments,
+               typename Window::Params const& params)
+      : owned_(manager == nullptr ? std::make_unique<Window>(comm, arguments.user_bytes, params) : nullptr),
+        window_(manager == nullptr ? owned_.get() : &manager->window(arguments)) {}
+  Window& operator*() const { return *window_; }
+  Window* operator->() const { return window_; }
+  bool shared() const { return owned_ == nullptr; }
+
+ private:
+  std::unique_ptr<Window> owned_;
+  Window* window_;
+};
+
+}  // namespace moe::comm
