@@ -15,6 +15,10 @@ namespace {
 using namespace moe_test;
 using moe::bf16;
 using moe::check_cuda;
+static_assert(moe::Communicator<moe::comm::Nccl>);
+static_assert(moe::SymmetricMemory<moe::comm::NcclSymmetric>);
+static_assert(moe::PrepareAndFinalize<moe::backends::LowLatency<moe::comm::NcclSymmetric>>);
+static_assert(moe::PrepareAndFinalize<moe::backends::HighThroughput<moe::comm::NcclSymmetric>>);
 using Fp8Transport = moe::quantization::Fp8Group<128, moe::quantization::ScaleFormat::f32, moe::quantization::ScaleFloor::amax_1e4>;
 
 int world_rank() {
@@ -112,7 +116,15 @@ void low_latency_round_trip() {
     auto const mine = make_tokens(me, tokens, kHidden, kTopK, experts, R, seed % 2 == 0 ? Routing::uniform : Routing::with_gaps, seed);
     auto b = make_buffers(mine, kHidden, 8, 0);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    auto const t = exchange.prepare(routed(b), stream);
+    auto const t = [&] {
+      if (seed % 3 != 2) {
+        return exchange.prepare(routed(b), stream);
+      }
+      exchange.prepare_send(routed(b), stream);
+      EXPECT_THROW(exchange.prepare_send(routed(b), stream), moe::Error);
+      delay<<<1, 1, 0, stream>>>(100000);
+      return exchange.prepare_receive(stream);
+    }();
     auto y = exchange.expert_output();
     identity_blocks<<<8, 128, 0, stream>>>(t.rows.data_handle(), t.scales.data_handle(), t.expert_num_tokens.data_handle(),
                                            static_cast<int>(t.rows.extent(1)), y.data_handle());

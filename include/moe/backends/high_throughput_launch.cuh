@@ -37,6 +37,8 @@ inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, 
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_combine, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
+  expect_resident(&high_throughput_dispatch<true>, "high_throughput", shape.blocks, 32 * dispatch_warps_, dispatch_shared_);
+  expect_resident(&high_throughput_combine, "high_throughput", shape.blocks, 32 * combine_warps_, combine_shared_);
 }
 
 inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity) const {

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       }
       if (tid == 0) {
         num_terms = __popcll(ranks);
-first_term = t;  // tokens ask different ranks first, so that at any moment all links are in use
+        first_term = t;  // tokens ask different ranks first, so that at any moment all links are in use
       }
     } else {
       unsigned const used = __ballot_sync(0xffffffffU, valid);

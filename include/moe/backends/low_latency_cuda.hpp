@@ -90,24 +90,24 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
 
   /// Enqueues. Rows lie packed in each block, by source rank and then by token. What earlier calls failed with is thrown here.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
-    order_.expect_idle();
-    window_.check();
-    moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-    tokens_.tokens = static_cast<int>(in.hidden.extent(0));
-    tokens_.x = in.hidden.data_handle();
-    tokens_.x_stride = in.hidden.stride(0);
-    tokens_.ids = dense_ids(in.topk_ids);
-    tokens_.weights = in.topk_weights.data_handle();
-    parity_ ^= 1;
+    begin(in);
     calls_.dispatch(tokens_, num_tokens_, parity_, stream);
-    order_.set_dispatched();
-    auto const L = shape_.local_experts();
-    auto const C = shape_.capacity();
-    auto const& at = calls_.layout();
-    return {
-        make_blocks(static_cast<Payload const*>(calls_.template own<Payload>(at.rows[parity_])), L, C, Quant::payload_cols(shape_.hidden)),
-        make_blocks(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[parity_])), L, C, Quant::scale_cols(shape_.hidden)),
-        make_vector(static_cast<std::int32_t const*>(num_tokens_), L)};
+    return received();
+  }
+  /// The halves of prepare(): the first enqueues the sending and occupies the GPU no longer, so that other work fits in between; the second
+  /// enqueues the waiting. E_STATE if the second is called without the first.
+  void prepare_send(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    begin(in);
+    calls_.dispatch(tokens_, num_tokens_, parity_, stream, true, false);
+    sent_ = true;
+  }
+  Tokens prepare_receive(cudaStream_t stream) {
+    if (!sent_) {
+      throw Error(ErrorCode::state, "prepare_receive: called without prepare_send");
+    }
+    sent_ = false;
+    calls_.dispatch(tokens_, num_tokens_, parity_, stream, false, true);
+    return received();
   }
 
   /// [L, C, H]. Experts that write bf16 write into the window itself: combine then copies nothing.
@@ -125,6 +125,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
   /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order, in float32, one rounding.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
+    if (sent_) {
+      throw Error(ErrorCode::state, "finalize: called between prepare_send and prepare_receive");
+    }
     moe::detail::check_output(out, tokens_.tokens, shape_.hidden);
     if constexpr (std::is_same_v<Partial, float>) {
       calls_.round(partial_, num_tokens_, parity_, stream);
@@ -137,11 +140,33 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
   void abandon(cudaStream_t stream) {
     calls_.abandon(stream);
     order_.set_idle();
+    sent_ = false;
   }
   /// Throws what the kernels reported since; call after synchronising the stream.
   void check() const { window_.check(); }
 
  private:
+  void begin(RoutedTokens<Act, Config::hidden> const& in) {
+    order_.expect_idle();
+    window_.check();
+    moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+    tokens_.tokens = static_cast<int>(in.hidden.extent(0));
+    tokens_.x = in.hidden.data_handle();
+    tokens_.x_stride = in.hidden.stride(0);
+    tokens_.ids = dense_ids(in.topk_ids);
+    tokens_.weights = in.topk_weights.data_handle();
+    parity_ ^= 1;
+    order_.set_dispatched();
+  }
+  Tokens received() const {
+    auto const L = shape_.local_experts();
+    auto const C = shape_.capacity();
+    auto const& at = calls_.layout();
+    return {
+        make_blocks(static_cast<Payload const*>(calls_.template own<Payload>(at.rows[parity_])), L, C, Quant::payload_cols(shape_.hidden)),
+        make_blocks(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[parity_])), L, C, Quant::scale_cols(shape_.hidden)),
+        make_vector(static_cast<std::int32_t const*>(num_tokens_), L)};
+  }
   static moe::detail::LowLatencyShape checked(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,
                                               ExpertPlacement const& placement, LowLatencyParams<Window> const& params) {
     expect_even_placement("low_latency", placement, comm.size());
@@ -165,6 +190,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
   int parity_ = 1;
+  bool sent_ = false;
   moe::detail::CallOrder order_;
 };
 

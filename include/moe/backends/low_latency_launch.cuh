@@ -25,6 +25,21 @@ void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int thr
   check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 
+/// E_UNSUPPORTED unless all `blocks` of the kernel run at once on the current device: they wait for their counterparts on other ranks.
+template <class Kernel>
+void expect_resident(Kernel* kernel, char const* name, int blocks, int threads, std::size_t shared) {
+  int device = 0;
+  int processors = 0;
+  int each = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  if (blocks > processors * each) {
+    throw Error(ErrorCode::unsupported, text(name, ": ", blocks, " blocks do not run at once, the device holds ", processors * each));
+  }
+}
+
 /// One warp: the group is over, and the rank that says so is the missing one.
 static __global__ void abandon_exchange(comm::WindowView const __grid_constant__ w) {
   if (threadIdx.x == 0) {
@@ -55,6 +70,7 @@ inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLaten
                        &low_latency_dispatch<false, false>}) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_)),
                "cudaFuncSetAttribute");
+    expect_resident(kernel, "low_latency", shape.blocks, kLowLatencyThreads, shared_);
   }
 }
 

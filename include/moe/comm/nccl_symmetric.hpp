@@ -13,6 +13,7 @@
 
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm {
@@ -68,8 +69,14 @@ class NcclSymmetric {
   void construct(std::uint64_t timeout_ns) {
     using detail::check_nccl;
     ncclComm_t const c = comm_->handle();
+    // Ranks agree before the first collective call on the window, so that one that has no memory does not leave the others waiting.
     if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
-      throw Error(ErrorCode::capacity, text("window: cannot allocate ", bytes_, " bytes on rank ", rank()));
+      base_ = nullptr;
+      cudaGetLastError();
+    }
+    if (int const failed = ranks_where(base_ == nullptr); failed > 0) {
+      throw Error(ErrorCode::capacity, text("window: ", failed, " of ", size(), " ranks cannot allocate ", bytes_, " bytes; rank ", rank(),
+                                            base_ == nullptr ? " is one of them" : " could"));
     }
     check_cuda(cudaMemset(base_, 0, bytes_), "cudaMemset");
     check_nccl(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister", c);
@@ -82,8 +89,11 @@ class NcclSymmetric {
     check_nccl(ncclDevCommCreate(c, &requirements, &device_comm_), "ncclDevCommCreate", c);
     has_device_comm_ = true;
     if (device_comm_.lsaSize != size()) {
-      throw Error(ErrorCode::unsupported, text("window: rank ", rank(), " reaches ", device_comm_.lsaSize, " of ", size(),
-                                               " ranks by loads and stores; AllToAllV and AllGatherReduceScatter need no peer access"));
+      int const first = rank() - device_comm_.lsaRank;
+      int const other = first > 0 ? 0 : first + device_comm_.lsaSize;
+      throw Error(ErrorCode::unsupported,
+                  text("window: rank ", rank(), " cannot load from and store to rank ", other, " (it reaches ", device_comm_.lsaSize,
+                       " of ", size(), " ranks); AllToAllV and AllGatherReduceScatter need no peer access"));
     }
     void* host = nullptr;
     check_cuda(cudaHostAlloc(&host, sizeof(FailureRecord), cudaHostAllocMapped), "cudaHostAlloc");
@@ -104,6 +114,17 @@ class NcclSymmetric {
     // Every part is zero before any peer writes to it.
     comm_->barrier(nullptr);
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+  /// On how many ranks `failed` holds. Collective.
+  int ranks_where(bool failed) {
+    Buffer<float, space::cuda> word(1);
+    float const mine = failed ? 1.0F : 0.0F;
+    word.copy_from_host(&mine);
+    comm_->all_reduce(word.data(), 1, word.data(), nullptr);
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    float all = 0.0F;
+    word.copy_to_host(&all);
+    return static_cast<int>(all);
   }
   void release() noexcept {
     cudaDeviceSynchronize();
