@@ -50,7 +50,7 @@ void check_one(char const* label, LayerShape shape, Scheme scheme, int tokens, P
     }
   }
   // Of few values, one e4m3 code that rounds the other way is a large part.
-  bool const ok = worst < (is_fp8(scheme) ? (tokens < 8 ? 2e-2 : 1e-2) : 5e-3) && same;
+  bool const ok = worst < (is_fp8(scheme) ? (tokens < 8 ? 4e-2 : 1e-2) : 5e-3) && same;
   if (!ok) ++failures;
   std::printf("%s %-10s E%d H%d I%d k%d M%-6d pattern %d tile %3d: rel %.3e norm %.3e%s\n", ok ? "ok  " : "FAIL", name(scheme),
               shape.num_experts, shape.hidden, shape.intermediate, shape.topk, tokens, static_cast<int>(pattern), t.tile_rows, worst, norm,

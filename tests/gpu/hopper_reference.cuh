@@ -281,13 +281,9 @@ struct Difference {
   double norm = 0;      ///< ‖ref‖
 };
 
-/// Compares `out` [tokens, H] (bf16, or fp16 for f16) with the reference on up to `samples` tokens spread over the batch.
-inline Difference compare(Problem const& p, void const* out, int samples) {
-  int const count = std::min(samples, p.tokens);
-  if (count == 0) return {};
-  std::vector<int> tokens(count);
-  for (int i = 0; i < count; ++i) tokens[i] = static_cast<int>(std::int64_t(i) * p.tokens / count);
-  tokens[count - 1] = p.tokens - 1;
+/// Compares `out` [tokens, H] (bf16, or fp16 for f16) with the reference on the tokens given.
+inline Difference compare(Problem const& p, void const* out, std::vector<int> const& tokens) {
+  int const count = static_cast<int>(tokens.size());
   DeviceArray<int> device_tokens(count);
   device_tokens.upload(tokens);
   DeviceArray<float> inter(std::size_t(count) * p.shape.topk * p.shape.intermediate), reference(std::size_t(count) * p.shape.hidden);
@@ -318,6 +314,16 @@ inline Difference compare(Problem const& p, void const* out, int samples) {
     }
   }
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), std::sqrt(norm)};
+}
+
+/// The same on up to `samples` tokens spread over the batch.
+inline Difference compare(Problem const& p, void const* out, int samples) {
+  int const count = std::min(samples, p.tokens);
+  if (count == 0) return {};
+  std::vector<int> tokens(count);
+  for (int i = 0; i < count; ++i) tokens[i] = static_cast<int>(std::int64_t(i) * p.tokens / count);
+  tokens[count - 1] = p.tokens - 1;
+  return compare(p, out, tokens);
 }
 
 }  // namespace moe_test

@@ -33,7 +33,7 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
   } else {
     t.tile_rows = most_rows(scheme);
     t.stages = scheme == Scheme::fp8_block ? 5 : 4;
-    t.cluster = rows >= (is_fp8(scheme) ? 512 : 1024) ? 2 : 1;
+    t.cluster = rows >= 1024 ? 2 : 1;
   }
   t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
                  (!is_fp8(scheme) || static_cast<long long>(max_tokens) * shape.hidden <= 32768);

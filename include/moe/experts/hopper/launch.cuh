@@ -40,16 +40,15 @@ inline void launch_layer(LayerParams<FastSilu> const& p, int workers, cudaStream
 /// `t.cluster` is 2 only with the scheme's most rows per tile.
 template <Scheme S>
 void launch_layer_tuned(LayerParams<FastSilu> const& p, int workers, Tuning const& t, cudaStream_t stream) {
+  constexpr int kStages = S == Scheme::fp8_block ? 5 : 4;
   if (t.tile_rows <= 16) {
     launch_layer<S, 6, 16, 1>(p, workers, stream);
-  } else if (t.tile_rows <= 64 && t.cluster == 1) {
+  } else if (t.tile_rows <= 64) {
     launch_layer<S, 5, 64, 1>(p, workers, stream);
-  } else if constexpr (kMostRows<S> == 64) {
-    launch_layer<S, 5, 64, 2>(p, workers, stream);
   } else if (t.cluster == 1) {
-    launch_layer<S, 4, 128, 1>(p, workers, stream);
+    launch_layer<S, kStages, kMostRows<S>, 1>(p, workers, stream);
   } else {
-    launch_layer<S, 4, 128, 2>(p, workers, stream);
+    launch_layer<S, kStages, kMostRows<S>, 2>(p, workers, stream);
   }
 }
 

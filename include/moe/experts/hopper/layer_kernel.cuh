@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer_kernel.cuh: both products of one MoE layer in one persistent, warp-specialised kernel.
 //
-// Warps 0-3 load: warp 0 draws units and streams weights, warps 1-3 gather rows. Warps 4-11 are two consumer warpgroups, each with half of
+// Warps 0-7 are two consumer warpgroups, warp 8 draws units and streams weights, warps 9-11 gather rows. Each warpgroup has half of
 // a 256-row weight tile. GEMM1 leaves activated rows in `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when
 // they are whole. Nothing waits for a grid-wide barrier, so the tail of GEMM1 is filled with GEMM2.
 #pragma once
@@ -149,7 +149,7 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
 template <class Output, class Params>
 __device__ inline void zero_rows(Params const& p, bool all) {
   int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
-  int const warp = (thread_index() - 128) >> 5;
+  int const warp = thread_index() >> 5;
   int const lane = thread_index() & 31;
   for (int token = static_cast<int>(blockIdx.x) * 8 + warp; token < tokens; token += static_cast<int>(gridDim.x) * 8) {
     if (!all && static_cast<unsigned>(p.ids[token]) < static_cast<unsigned>(p.num_experts)) continue;
@@ -206,16 +206,16 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   }
   __syncthreads();
 
-  if (warp < 4) {
+  if (warp >= kConsumerThreads / 32) {
     give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
-    if (warp == 0) {
-      if (threadIdx.x == 0) load_weights<S, Stages, Cluster>(p, memory, rank);
+    if (warp == kConsumerThreads / 32) {
+      if (threadIdx.x == kConsumerThreads) load_weights<S, Stages, Cluster>(p, memory, rank);
     } else {
-      load_rows<S, Stages, MaxRows>(p, memory, warp - 1);
+      load_rows<S, Stages, MaxRows>(p, memory, warp - kConsumerThreads / 32 - 1);
     }
   } else {
     take_registers<208>();
-    int const group = (warp >> 2) - 1;
+    int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
     if (p.standard && (nothing || (p.topk == 1 && memory.control()->missing > 0))) {
       detail::zero_rows<typename SchemeTraits<S>::Output>(p, nothing);

@@ -68,7 +68,7 @@ struct LayerParams {
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
-inline constexpr int kGatherWarps = 3;
+inline constexpr int kGatherWarps = 3;      ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
 inline constexpr int kUnitSlots = 8;        ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
 inline constexpr int kMaxSplitRows = 64;    ///< K is split only in kernels of at most so many rows per tile
 inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K

@@ -79,7 +79,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
   int const lane = thread_index() & 31;
   int const first_row = 4 * gather_warp + (lane >> 3);
   int const chunk = lane & 7;
-  // Rows of this lane are 12 apart, so they alternate between two places in the swizzle.
+  // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
   std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
   std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
   RingState<Stages> ring;
@@ -102,13 +102,15 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
       source[g] = g < mine ? base + (first ? p.sorted_rows[row].slot / p.topk : row) * width : nullptr;
     }
-    [[maybe_unused]] float const* row_scale[2] = {nullptr, nullptr};
+    constexpr int kScales = (MaxRows + 32 * kGatherWarps - 1) / (32 * kGatherWarps);  // of rows, per lane
+    [[maybe_unused]] float const* row_scale[kScales];
     [[maybe_unused]] float const* weight_scale = nullptr;
     if constexpr (Traits::kBlock) {
       int const blocks = (first ? p.hidden : p.intermediate) / 128;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        int const row = 32 * gather_warp + lane + 96 * i;
+      for (int i = 0; i < kScales; ++i) {
+        int const row = 32 * (gather_warp + kGatherWarps * i) + lane;
+        row_scale[i] = nullptr;
         if (row < unit.rows) {
           long long const from = first ? p.sorted_rows[unit.first_row + row].slot / p.topk : unit.first_row + row;
           row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * blocks + unit.k_begin;
@@ -145,9 +147,9 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       if constexpr (Traits::kBlock) {
         std::uint32_t const scales = target + MaxRows * 128;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kScales; ++i) {
           if (row_scale[i] != nullptr) {
-            cp_async_4(scales + static_cast<std::uint32_t>(32 * gather_warp + lane + 96 * i) * 4, row_scale[i] + k);
+            cp_async_4(scales + static_cast<std::uint32_t>(32 * (gather_warp + kGatherWarps * i) + lane) * 4, row_scale[i] + k);
           }
         }
         if (weight_scale != nullptr) cp_async_4(scales + 512 + static_cast<std::uint32_t>(lane) * 4, weight_scale + k);

@@ -71,45 +71,18 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
     pin(total[1]);
     release_stage<Cluster>(memory, previous);
   } else {
-    // While the first half's products are summed into `total` with their scales, the second half's run; the other warpgroup fills the rest.
-    // (Products in flight across the loop's end would overlap more, but the compiler then serialises all of them.)
-    float part[2][N / 2];
+    // The two warpgroups take turns: one multiplies while the other adds its products, with their scales, to `total`.
+    float part[N / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) {
-      part[0][i] = 0.0F;
-      part[1][i] = 0.0F;
-    }
-    auto const issue = [&](char const* base, int half) {
-      std::uint32_t const stage = smem_address(base);
-      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
-      std::uint64_t const a =
-          matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
-      pin(part[half]);
-      wgmma_arrive();
-#pragma unroll
-      for (int step = 0; step < 4; ++step) Mma::run(part[half], a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
-      wgmma_commit();
-    };
-    float2 row_scale[N / 8];
-    float weight_scale[2];
-    auto const promote = [&](int half) {
-      pin(part[half]);
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        float const s0 = row_scale[j].x * weight_scale[half];
-        float const s1 = row_scale[j].y * weight_scale[half];
-        total[half][4 * j + 0] = fmaf(part[half][4 * j + 0], s0, total[half][4 * j + 0]);
-        total[half][4 * j + 1] = fmaf(part[half][4 * j + 1], s1, total[half][4 * j + 1]);
-        total[half][4 * j + 2] = fmaf(part[half][4 * j + 2], s0, total[half][4 * j + 2]);
-        total[half][4 * j + 3] = fmaf(part[half][4 * j + 3], s1, total[half][4 * j + 3]);
-      }
-    };
+    for (int i = 0; i < N / 2; ++i) part[i] = 0.0F;
     for (int k = 0; k < k_count; ++k) {
       wait_parity(memory.full(ring.stage), ring.parity);
       ptx::fence_proxy_async(ptx::space_shared);
-      char const* const base = memory.stage(ring.stage);
+      std::uint32_t const stage = smem_address(memory.stage(ring.stage));
       // Scales first: once the products run, they take most of shared memory's bandwidth.
-      std::uint32_t const scales = smem_address(base + kWeightBytes + MaxRows * 128);
+      std::uint32_t const scales = stage + kWeightBytes + MaxRows * 128;
+      float2 row_scale[N / 8];
+      float weight_scale[2];
       asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(weight_scale[0]), "=f"(weight_scale[1]) : "r"(scales + 512));
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
@@ -117,14 +90,29 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
                      : "=f"(row_scale[j].x), "=f"(row_scale[j].y)
                      : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
       }
-      issue(base, 0);
-      issue(base, 1);
-      wgmma_wait<1>();
-      promote(0);
-      wgmma_wait<0>();
-      promote(1);
-      __syncwarp();
-      release_stage<Cluster>(memory, ring.stage);
+      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint64_t const a =
+            matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
+        pin(part);
+        wgmma_arrive();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) Mma::run(part, a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        pin(part);
+        if (half == 1) release_stage<Cluster>(memory, ring.stage);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+          float const s0 = row_scale[j].x * weight_scale[half];
+          float const s1 = row_scale[j].y * weight_scale[half];
+          total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
+          total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
+          total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);
+          total[half][4 * j + 3] = fmaf(part[4 * j + 3], s1, total[half][4 * j + 3]);
+        }
+      }
       ring.advance();
     }
   }

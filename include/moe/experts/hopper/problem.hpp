@@ -28,7 +28,7 @@ constexpr char const* name(Scheme s) {
 
 /// Most rows of one tile: sums of block-scaled products need twice the registers.
 template <Scheme S>
-inline constexpr int kMostRows = S == Scheme::fp8_block ? 64 : 128;
+inline constexpr int kMostRows = S == Scheme::fp8_block ? 80 : 128;
 constexpr int most_rows(Scheme s) { return s == Scheme::fp8_block ? kMostRows<Scheme::fp8_block> : kMostRows<Scheme::bf16>; }
 
 /// Sizes of one layer on this rank.

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/hopper_contiguous_test.cu: the Hopper layer against float32 by definition, poisoned workspaces, edge cases, graph replay.
+// sm_90a
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "hopper_reference.cuh"
+#include "moe/experts/hopper_contiguous.cuh"
+
+namespace {
+
+using namespace moe::hopper;
+using namespace moe_test;
+
+constexpr LayerShape kTiny{8, 256, 256, 2};
+constexpr LayerShape kOdd{16, 384, 128, 4};
+constexpr LayerShape kOneSlot{4, 512, 256, 1};
+constexpr LayerShape kQwen3_30b{128, 2048, 768, 8};
+constexpr LayerShape kDeepseekRank{32, 7168, 2048, 1};
+constexpr LayerShape kGptOss{128, 2880, 2880, 4};
+
+/// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; of few
+/// values, one e4m3 code of the intermediate that rounds the other way is a large part.
+double tolerance(Scheme scheme, int tokens) { return !is_fp8(scheme) ? 5e-3 : tokens < 8 ? 4e-2 : 1e-2; }
+
+bool on_hopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
+}
+
+class Hopper : public testing::TestWithParam<Scheme> {
+ protected:
+  void SetUp() override {
+    if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+
+  /// Twice with poisoned workspace and output: right, and the same bits.
+  void check(LayerShape shape, int tokens, Pattern pattern, Tuning const* tuning = nullptr) {
+    Scheme const scheme = GetParam();
+    Problem const problem(shape, scheme, tokens, pattern, seed_ += 17);
+    ContiguousLayer const layer(shape, scheme, problem.layer_weights());
+    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+    std::vector<char> first;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      workspace.fill_bytes(0xFF);
+      out.fill_bytes(0xFF);
+      layer.forward(problem.call(out.data()), tuning != nullptr ? *tuning : choose_tuning(shape, scheme, tokens), workspace.data(),
+                    nullptr);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      if (repeat == 0) {
+        first = out.download();
+        EXPECT_LT(compare(problem, out.data(), 128).relative, tolerance(scheme, tokens)) << "tokens " << tokens;
+      } else {
+        EXPECT_TRUE(first == out.download()) << "not repeatable at tokens " << tokens;
+      }
+    }
+  }
+
+  std::uint64_t seed_ = 1000;
+};
+
+TEST_P(Hopper, X3_TokenCounts) {
+  for (int tokens : {1, 2, 7, 8, 9, 33, 64, 129, 222, 1024, 4096}) check(kTiny, tokens, Pattern::random);
+}
+
+TEST_P(Hopper, X5_OneExpertSomeAndAllMissing) {
+  for (Pattern pattern : {Pattern::one_expert, Pattern::some_missing, Pattern::all_missing, Pattern::few_experts}) {
+    for (int tokens : {1, 8, 40, 700}) check(kOdd, tokens, pattern);
+    for (int tokens : {1, 300}) check(kOneSlot, tokens, pattern);
+  }
+}
+
+TEST_P(Hopper, TilesOfEverySize) {
+  for (int rows : {8, 16, 32, 48, 64, 80, 96, 112, 128}) {
+    for (int cluster : {1, 2}) {
+      Tuning tuning{};
+      tuning.tile_rows = rows;
+      tuning.cluster = cluster;
+      check(kTiny, 500, Pattern::random, &tuning);
+    }
+  }
+}
+
+TEST_P(Hopper, ModelShapes) {
+  for (int tokens : {1, 64, 1000}) check(kQwen3_30b, tokens, Pattern::random);
+  for (int tokens : {1, 3000}) check(kDeepseekRank, tokens, Pattern::random);
+  if (!is_fp8(GetParam())) check(kGptOss, 37, Pattern::random);
+}
+
+TEST_P(Hopper, NoTokensLaunchesNothing) {
+  Problem const problem(kTiny, GetParam(), 1, Pattern::random, 5);
+  ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
+  DeviceArray<char> const memory(1 << 20);
+  LayerCall call = problem.call(memory.data());
+  call.max_tokens = 0;
+  layer.forward(call, memory.data(), nullptr);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST_P(Hopper, X19_GraphReplayFollowsDeviceTokenCount) {
+  constexpr int kMost = 300;
+  Problem const problem(kTiny, GetParam(), kMost, Pattern::random, 77);
+  ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
+  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kMost)));
+  DeviceArray<char> const out(static_cast<std::size_t>(kMost) * kTiny.hidden * 2);
+  DeviceArray<std::int32_t> const count(1);
+  LayerCall call = problem.call(out.data());
+  call.num_tokens = count.data();
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  count.upload({kMost});
+  layer.forward(call, workspace.data(), stream);  // outside the capture first: modules load here
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  layer.forward(call, workspace.data(), stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  std::vector<std::uint16_t> whole;
+  for (int tokens : {kMost, 0, 1, 131}) {
+    count.upload({tokens});
+    out.fill_bytes(0xFF);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    std::vector<char> const bytes = out.download();
+    if (tokens == kMost) {
+      EXPECT_LT(compare(problem, out.data(), 64).relative, tolerance(GetParam(), tokens));
+    }
+    for (std::size_t i = static_cast<std::size_t>(tokens) * kTiny.hidden * 2; i < bytes.size(); ++i) {
+      ASSERT_EQ(bytes[i], '\xFF') << "a row past the count was written, count " << tokens;
+    }
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
+  constexpr int kCapacity = 96;
+  LayerShape const shape{8, 512, 256, 1};
+  int const tokens = shape.num_experts * kCapacity;
+  Problem const problem(shape, GetParam(), tokens, Pattern::random, 91);
+  std::vector<std::int32_t> const counts{0, 1, 7, 8, 33, 64, 95, 96};
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens), -1);
+  std::vector<int> valid;
+  std::vector<float> const ones(static_cast<std::size_t>(tokens), 1.0F);
+  for (int e = 0; e < shape.num_experts; ++e) {
+    for (int r = 0; r < counts[static_cast<std::size_t>(e)]; ++r) {
+      ids[static_cast<std::size_t>(e * kCapacity + r)] = e;
+      valid.push_back(e * kCapacity + r);
+    }
+  }
+  problem.ids.upload(ids);
+  problem.weights.upload(ones);
+  for (int e = 0; e < shape.num_experts; ++e) {  // NaN in the rows that must not be read
+    int const count = counts[static_cast<std::size_t>(e)];
+    std::size_t const row_bytes = static_cast<std::size_t>(shape.hidden) * 2;
+    ASSERT_EQ(cudaMemset(problem.x.data() + static_cast<std::size_t>(e * kCapacity + count) * row_bytes, 0xFF,
+                         static_cast<std::size_t>(kCapacity - count) * row_bytes),
+              cudaSuccess);
+  }
+  ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
+  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+  DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+  DeviceArray<std::int32_t> const device_counts(counts.size());
+  device_counts.upload(counts);
+  for (int expected : {1, 16, 64, kCapacity}) {
+    workspace.fill_bytes(0xFF);
+    out.fill_bytes(0xFF);
+    layer.forward_batched(problem.x.data(), device_counts.data(), kCapacity, expected, out.data(), workspace.data(), nullptr);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_LT(compare(problem, out.data(), valid).relative, tolerance(GetParam(), tokens)) << "expected rows " << expected;
+  }
+}
+
+TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
+  Problem const problem(kTiny, GetParam(), 4, Pattern::random, 3);
+  ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
+  DeviceArray<char> const memory(1 << 22);
+  LayerCall call = problem.call(memory.data());
+  call.x = problem.x.data() + 2;
+  EXPECT_THROW(layer.forward(call, memory.data(), nullptr), moe::Error);
+  call = problem.call(memory.data());
+  call.topk_ids = nullptr;
+  EXPECT_THROW(layer.forward(call, memory.data(), nullptr), moe::Error);
+  EXPECT_THROW(ContiguousLayer(LayerShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block),
+                         [](auto const& info) { return std::string(name(info.param)); });
+
+}  // namespace
