@@ -77,8 +77,8 @@ inline float dot(float const* a, float const* b, std::int64_t n) {
       lanes[j] += a[i + j] * b[i + j];
     }
   }
-  for (; i < n; ++i) {
-    lanes[i % kLanes] += a[i] * b[i];
+  for (std::int64_t j = 0; j < kLanes && i + j < n; ++j) {
+    lanes[j] += a[i + j] * b[i + j];
   }
   for (std::int64_t step = kLanes / 2; step > 0; step /= 2) {
     for (std::int64_t j = 0; j < step; ++j) {
