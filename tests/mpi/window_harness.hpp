@@ -125,6 +125,12 @@ class WindowHarness {
     return slots;
   }
 
+  /// What the last prepare() gave, to where finalize() reads it.
+  template <class Tokens>
+  std::int64_t run_experts(Tokens const& tokens) {
+    return run_experts(tokens, exchange_.expert_output());
+  }
+
   /// prepare, experts, finalize: [rows, hidden]. pause() runs before each of the three.
   template <class Pause>
   std::vector<Act> forward(Batch<Act> const& b, Pause&& pause) {

@@ -59,14 +59,14 @@ class WindowRounds {
   /// communication, if the last operation has not been received. Returns the round.
   template <class Check>
   std::uint32_t send(WindowCall call, std::int64_t rows, Check&& check) {
-    window_->expect_sound(phase(call));
+    window_->expect_sound(phase(call), wait_phase(call), round());
     if (own(kPending) != 0) {
       throw Error(ErrorCode::state, text(phase(call), ": the last send of this slot has not been received"));
     }
     std::optional<Error> const refused = error_of(check);
     send_header(call, refused ? kRefused + static_cast<std::uint32_t>(refused->code()) : static_cast<std::uint32_t>(rows));
     if (refused) {
-      receive_headers();
+      receive_headers(call);
       throw Error(*refused);
     }
     return round();
@@ -74,11 +74,11 @@ class WindowRounds {
   /// Waits for the headers of the operation that was sent last. E_STATE without one. E_MISMATCH if a rank takes part in something else;
   /// E_CAPACITY or E_PEER if a rank has refused or abandoned it. All ranks come to the same verdict. TransportError of the window.
   void receive(WindowCall call) {
-    window_->expect_sound(phase(call));
+    window_->expect_sound(phase(call), wait_phase(call), round());
     if (own(kPending) == 0) {
       throw Error(ErrorCode::state, text(phase(call), ": receive without send"));
     }
-    receive_headers();
+    receive_headers(call);
     for (int r = 0; r < window_->size(); ++r) {
       std::uint32_t const seen = comm::word_tag(headers_[static_cast<std::size_t>(r)]);
       if (seen != tag(call)) {
@@ -103,7 +103,7 @@ class WindowRounds {
     try {
       if (!window_->failed() && own(kPending) == 0) {
         send_header(call, kAbandoned);
-        receive_headers();
+        receive_headers(call);
       }
     } catch (Error const&) {  // the window reports its failure to the next call as well
     }
@@ -161,6 +161,9 @@ class WindowRounds {
     return offset_ + static_cast<std::size_t>(kOwnBytes + kLine * (static_cast<std::int64_t>(parity) * window_->size() + from));
   }
   std::uint32_t tag(WindowCall call) const { return (tag_ + 1365U * static_cast<std::uint32_t>(call)) & 0xfffU; }
+  static comm::ExchangePhase wait_phase(WindowCall call) {
+    return call == WindowCall::combine ? comm::ExchangePhase::combine_rows : comm::ExchangePhase::dispatch_counts;
+  }
   void send_header(WindowCall call, std::uint32_t value) {
     ++own(kRound);
     own(kPending) = 1;
@@ -169,9 +172,9 @@ class WindowRounds {
       window_->publish(to, header(parity(), window_->rank()), comm::count_word(round(), tag(call), value));
     }
   }
-  void receive_headers() {
+  void receive_headers(WindowCall call) {
     for (int r = 0; r < window_->size(); ++r) {
-      headers_[static_cast<std::size_t>(r)] = window_->wait_count(header(parity(), r), round(), comm::ExchangePhase::dispatch_counts, r);
+      headers_[static_cast<std::size_t>(r)] = window_->wait_count(header(parity(), r), round(), wait_phase(call), r);
     }
     own(kPending) = 0;
     // All ranks read the same headers, so they count alike, whatever each of them is doing.

@@ -83,10 +83,13 @@ class HostWindow {
   WindowView const& view() const { return view_; }
   FailureRecord const& failure() const { return failure_; }
   bool failed() const { return failure_.code != 0; }
-  /// E_STATE if a wait has failed before.
-  void expect_sound(char const* what) const {
+  /// Before an operation: E_STATE if a wait has failed before, E_PEER if another rank has aborted meanwhile.
+  void expect_sound(char const* what, ExchangePhase phase, std::uint32_t round) {
     if (failed()) {
       throw Error(ErrorCode::state, text("window: ", what, " after a failure; the group must be rebuilt"));
+    }
+    if (std::uint32_t const word = aborted(); word != 0) {
+      fail(ErrorCode::peer, phase, static_cast<int>(word >> 8U) - 1, round, round);
     }
   }
   /// Deadline of each wait from now on, in milliseconds; 0 waits for ever.
@@ -126,9 +129,9 @@ class HostWindow {
   }
   /// Returns on no rank before every rank has called it.
   void barrier() {
-    expect_sound("barrier");
     auto* const own_round = own<std::uint32_t>(WindowControl::barrier_round);
     std::uint32_t const round = *own_round + 1;
+    expect_sound("barrier", ExchangePhase::barrier, round);
     *own_round = round;
     for (int r = 0; r < size(); ++r) {
       publish(r, WindowControl::barrier + 4 * static_cast<std::size_t>(rank()), round);
@@ -219,6 +222,9 @@ class HostWindow {
       sched_yield();
     }
   }
+  std::uint32_t aborted() const {
+    return std::atomic_ref<std::uint32_t>(*own<std::uint32_t>(WindowControl::abort_word)).load(std::memory_order_relaxed);
+  }
   std::uint64_t process(int r) const { return *at<std::uint64_t>(r, HostWindowControl::process); }
 
   template <class Observe>
@@ -233,10 +239,8 @@ class HostWindow {
         waited_[static_cast<std::size_t>(peer)] += elapsed(start);
         return;
       }
-      std::uint32_t const aborted =
-          std::atomic_ref<std::uint32_t>(*own<std::uint32_t>(WindowControl::abort_word)).load(std::memory_order_relaxed);
-      if (aborted != 0) {
-        fail(ErrorCode::peer, phase, static_cast<int>(aborted >> 8U) - 1, round, seen);
+      if (std::uint32_t const word = aborted(); word != 0) {
+        fail(ErrorCode::peer, phase, static_cast<int>(word >> 8U) - 1, round, seen);
       }
       if (view_.timeout_ns != 0 && elapsed(start) > view_.timeout_ns) {
         fail(ErrorCode::timeout, phase, peer, round, seen);
