@@ -44,6 +44,35 @@ void agree(moe::comm::Mpi& comm, std::string const& error) {
   }
 }
 
+void report_error(char const* what) {
+  char const* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
+  int running = 0;
+  int over = 0;
+  MPI_Initialized(&running);
+  MPI_Finalized(&over);
+  bool const started_here = running == 0 && ranks != nullptr && std::string(ranks) != "1";
+  if (started_here) {
+    MPI_Init(nullptr, nullptr);
+  }
+  int rank = 0;
+  bool const together = started_here || (running != 0 && over == 0);
+  if (together) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  }
+  if (rank == 0) {
+    std::string line = what;  // CLI11 words some errors over several lines
+    std::replace_if(
+        line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+    std::fprintf(stderr, "moe: %s\n", line.c_str());
+  }
+  if (together) {
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+  if (started_here) {
+    MPI_Finalize();
+  }
+}
+
 std::string default_backend(Job const& job) { return job.comm->size() == 1 ? "no_expert_parallel" : "all_to_all_v"; }
 std::string default_experts(Job const& job) { return job.options.device == "cuda" ? "cuda_reference" : "onednn"; }
 
@@ -87,6 +116,8 @@ void together(comm::Mpi& comm, Stage&& stage) {
     stage();
   } catch (Error const& e) {
     error = e.what();
+  } catch (std::exception const& e) {
+    error = Error(ErrorCode::internal, e.what()).what();
   }
   agree(comm, error);
 }
@@ -314,6 +345,9 @@ void run(JobOptions const& options) {
     session.broken = true;
     std::fprintf(stderr, "moe: %s\n", e.what());
     MPI_Abort(MPI_COMM_WORLD, 1);
+  } catch (Error const& e) {
+    report_error(e.what());
+    throw Reported{};
   }
 }
 

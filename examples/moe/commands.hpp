@@ -2,6 +2,8 @@
 // examples/moe/commands.hpp: the subcommands of the tool. Each function adds one; its callback throws moe::Error on failure.
 #pragma once
 
+#include <exception>
+
 namespace CLI {
 class App;
 }
@@ -13,5 +15,12 @@ void add_block(CLI::App& app);
 void add_list(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_quantize(CLI::App& app);
+
+/// An error that has been printed while all ranks were there: mpirun ends the others as soon as one exits with a code.
+struct Reported : std::exception {};
+
+/// Prints one line on the first rank. Under mpirun it returns on the others only when the first has printed; MPI is started for that if
+/// it is not running.
+void report_error(char const* what);
 
 }  // namespace moe_tool

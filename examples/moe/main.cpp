@@ -1,36 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/main.cpp: the command-line tool. Exit code 0 done, 1 a run-time error, 2 bad usage; every error is one line on stderr.
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <string>
 
 #include "examples/moe/commands.hpp"
-#include "moe/core/error.hpp"
 
 namespace {
 
-/// CLI11 words some errors over several lines.
-std::string one_line(std::string message) {
-  for (char& c : message) {
-    if (c == '\n' || c == '\r') {
-      c = ' ';
-    }
-  }
-  return message;
-}
-
-/// Under mpirun an error that all ranks agree on is printed by the first.
-bool first_rank() {
-  char const* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  return rank == nullptr || std::string(rank) == "0";
-}
-
 int fail(char const* what, int exit_code) {
-  if (first_rank()) {
-    std::fprintf(stderr, "moe: %s\n", one_line(what).c_str());
-  }
+  moe_tool::report_error(what);
   return exit_code;
 }
 
@@ -53,8 +31,8 @@ int main(int argc, char** argv) {
       return app.exit(e);
     }  // --help, --version
     return fail(e.what(), 2);
-  } catch (moe::Error const& e) {
-    return fail(e.what(), 1);
+  } catch (moe_tool::Reported const&) {
+    return 1;
   } catch (std::exception const& e) {
     return fail(e.what(), 1);
   }

@@ -40,6 +40,8 @@ void together(Job const& job, Stage&& stage) {
     stage();
   } catch (moe::Error const& e) {
     error = e.what();
+  } catch (std::exception const& e) {
+    error = moe::Error(moe::ErrorCode::internal, e.what()).what();
   }
   agree(*job.comm, error);
 }

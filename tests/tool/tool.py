@@ -23,9 +23,9 @@ def moe(*arguments, ranks=1, timeout=120):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
 
 
-def in_parallel(jobs):
-    """Calls each (function, arguments...) and returns the results in order. A start of mpirun mostly waits, so two run at a time."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+def in_parallel(jobs, at_a_time=2):
+    """Calls each (function, arguments...) and returns the results in order. A start of mpirun mostly waits, so several run at a time."""
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
         return [f.result() for f in [pool.submit(job[0], *job[1:]) for job in jobs]]
 
 

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/tool/bad_input_test.py: whatever is wrong with files, configuration or arguments: one line that names it, exit code 1 or 2, soon,
+# on one rank and on three, and no output file.
+import json
+import math
+import pathlib
+import shutil
+import struct
+import sys
+import tempfile
+import time
+
+from tool import DATA, in_parallel, moe, raw, read, values, write
+
+DEADLINE = 20  # seconds; a rank that waits for another gives up after 100
+BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
+QWEN = DATA / "checkpoints" / "qwen3_moe_tiny"
+cases = []  # (name, arguments without --output, parts of the message, ranks, exit code or None)
+
+
+def bad(name, arguments, *parts, ranks=(1, 3), code=1):
+    cases.extend((name, arguments, parts, n, code) for n in ranks)
+
+
+def files(folder):
+    """safetensors files that are broken as files."""
+    whole = BLOCK.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    header = json.loads(whole[8:8 + length])
+
+    def block(name, contents, *parts):
+        path = folder / f"{name}.safetensors"
+        path.write_bytes(contents)
+        bad(name, ["block", path], path.name, *parts)
+
+    def with_header(name, change, *parts):
+        changed = json.loads(json.dumps(header))
+        change(changed)
+        text = json.dumps(changed).encode()
+        block(name, struct.pack("<Q", len(text)) + text + whole[8 + length:], *parts)
+
+    block("empty", b"", "0 bytes")
+    block("four_bytes", whole[:4], "4 bytes")
+    block("cut_in_header", whole[:8 + length // 2], f"header length {length}")
+    block("cut_in_data", whole[:-100], f"end after the file's {len(whole) - 8 - length - 100} data bytes")
+    block("trailing", whole + b"1234567", f"of {len(whole) - 8 - length + 7} data bytes")
+    block("oversized_header", struct.pack("<Q", 1 << 62) + whole[8:], str(1 << 62))
+    block("header_over_the_limit", struct.pack("<Q", 100_000_001) + whole[8:], "100000001")
+    block("not_json", struct.pack("<Q", length) + b"{" * length + whole[8 + length:], "JSON")
+    block("no_object", struct.pack("<Q", length) + b"x" * length + whole[8 + length:], "does not begin with")
+    first, second = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])[:2]
+    begin, end = header[second]["data_offsets"]
+    with_header("overlapping", lambda h: h[second].update(data_offsets=[begin - 4, end - 4]), second, first,
+                f"begins at data byte {begin - 4}", f"ends at {begin}")
+    with_header("beyond_the_end", lambda h: h["hidden"].update(data_offsets=[1 << 40, (1 << 40) + 4]), "hidden", str(1 << 40))
+    with_header("backwards", lambda h: h["hidden"].update(data_offsets=h["hidden"]["data_offsets"][::-1]), "hidden")
+    with_header("shape_does_not_fit", lambda h: h["hidden"].update(shape=[h["hidden"]["shape"][0] + 1, 64]), "hidden",
+                f"[{header['hidden']['shape'][0] + 1}, 64]")
+    with_header("shape_overflows", lambda h: h["hidden"].update(shape=[1 << 40, 1 << 40]), "hidden", str(1 << 40))
+    with_header("negative_shape", lambda h: h["hidden"].update(shape=[-1, 64]), "hidden")
+    with_header("unknown_dtype", lambda h: h["hidden"].update(dtype="F33"), "hidden", "F33")
+
+
+def tensors(folder):
+    """Sound files whose contents do not make a layer."""
+    good, metadata = read(BLOCK)
+    router = next(name for name in good if name.endswith("gate.weight"))
+    expert = next(name for name in good if "experts.5." in name and name.endswith("w2.weight"))
+    wide = good["hidden"][1]
+
+    def block(name, change, *parts, options=()):
+        changed = dict(good)
+        data = dict(metadata)
+        change(changed, data)
+        path = folder / f"{name}.safetensors"
+        write(path, changed, data)
+        bad(name, ["block", path, *options], *parts)
+
+    def as_i32(t, _):
+        t[expert] = ("I32", *t[expert][1:])
+
+    def value(tensor, index, number):
+        def change(t, _):
+            numbers = values(t[tensor])
+            numbers[index] = number
+            t[tensor] = (*t[tensor][:2], raw("f", numbers))
+        return change
+
+    block("wrong_dtype", as_i32, expert, "I32")
+    block("hidden_of_integers", lambda t, _: t.update(hidden=("I32", *t["hidden"][1:])), "hidden", "I32")
+    block("missing_expert", lambda t, _: t.pop(expert), "missing expert weights", "expert 5", expert)
+    block("missing_router", lambda t, _: t.pop(router), f"no router weight under '{router.removesuffix('gate.weight')}'")
+    block("missing_input", lambda t, _: t.pop("hidden"), "tensor 'hidden' is missing")
+    block("transposed_expert", lambda t, _: t.update({expert: (t[expert][0], t[expert][1][::-1], t[expert][2])}), expert,
+          str(good[expert][1][::-1]), "expected " + str(good[expert][1]))
+    block("input_of_another_width", lambda t, _: t.update(hidden=("F32", [wide[0] * 2, wide[1] // 2], t["hidden"][2])), "hidden",
+          f"[tokens, {wide[1]}]")
+    block("nan_in_hidden", value("hidden", 3, math.nan), "hidden", "row 0, column 3 is nan", "finite")
+    last = wide[0] * wide[1] - 1
+    block("infinity_in_hidden", value("hidden", last, math.inf), "hidden", f"row {wide[0] - 1}, column 63 is inf")
+    # inf - inf for one expert of every row: the logits are NaN
+    block("nan_logits", lambda t, _: t.update({router: (*t[router][:2], raw("f", values(t[router])[:2 * 64] + [math.inf, -math.inf] * 32 +
+                                                                            values(t[router])[3 * 64:]))}), "expert 2 is NaN")
+    block("no_such_field", lambda _, m: m.pop("num_experts"), "num_experts", "missing")
+    block("no_experts", lambda _, m: m.update(num_experts="0"), "num_experts", "0")
+    block("many_experts", lambda _, m: m.update(num_experts="1" + "0" * 30), "num_experts")
+    block("topk_above_experts", lambda _, m: m.update(top_k="9"), "9", "8")
+    block("unknown_family", lambda _, m: m.update(scoring_func="cosine"), "cosine")
+
+    hash_block = next(iter(sorted((DATA / "moe_blocks").glob("deepseek_v4_hash*"))), None)
+    if hash_block:  # only in the whole reference data
+        good, metadata = read(hash_block)
+        table = next(name for name in good if name.endswith("tid2eid"))
+
+        def table_id(number):
+            def change(t, _):
+                t.clear()
+                t.update(good)
+                entries = values(good[table])
+                entries[7] = number
+                t[table] = (*good[table][:2], raw("q", entries))
+            return change
+
+        block("hash_table_with_expert_8", table_id(8), table, "expert 8 is out of range [0, 8)")
+        block("hash_table_with_expert_-1", table_id(-1), table, "expert -1 is out of range [0, 8)")
+        block("no_token_ids", lambda t, _: (t.clear(), t.update(good), t.pop("input_ids")), "input_ids")
+
+
+def checkpoints(folder):
+    io = QWEN / "moe_io.safetensors"
+
+    def layer(checkpoint, number=0):
+        return ["layer", "--checkpoint", checkpoint, "--layer", number, "--input", io, "--tensor", "layers.0.moe_in"]
+
+    def config(name, change, *parts):
+        copy = folder / name
+        copy.mkdir()
+        for path in QWEN.iterdir():
+            if path.name != "config.json":
+                (copy / path.name).symlink_to(path)
+        fields = json.loads((QWEN / "config.json").read_text())
+        text = change(fields)
+        (copy / "config.json").write_text(text if isinstance(text, str) else json.dumps(fields))
+        bad(name, layer(copy), "config.json", *parts)
+
+    config("config_without_topk", lambda c: c.pop("num_experts_per_tok") and None, "num_experts_per_tok", "missing")
+    config("config_without_norm", lambda c: c.pop("norm_topk_prob") and None, "norm_topk_prob", "missing")
+    config("config_with_negative_experts", lambda c: c.update(num_experts=-8), "num_experts", "-8")
+    config("config_with_2_to_the_40_experts", lambda c: c.update(num_experts=1 << 40), "num_experts", str(1 << 40))
+    config("config_with_text", lambda c: c.update(hidden_size="wide"), "hidden_size", "wide")
+    config("config_with_topk_9", lambda c: c.update(num_experts_per_tok=9), "9", "8")
+    config("config_of_unknown_model", lambda c: c.update(model_type="llama"), "llama", "qwen3_moe")
+    config("config_cut", lambda c: json.dumps(c)[:100], "JSON")
+
+    bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
+    bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
+    bad("layer_x", layer(QWEN, "x"), "--layer", "x", code=2)
+    bad("no_checkpoint", layer(folder / "nothing"), "nothing")
+    bad("no_input", layer(QWEN)[:5] + ["--input", folder / "nothing", "--tensor", "hidden"], "nothing", "No such file")
+    bad("no_such_tensor", layer(QWEN)[:-1] + ["layers.7.moe_in"], "tensor 'layers.7.moe_in' is missing")
+    lost = folder / "lost_shard"
+    shutil.copytree(QWEN, lost)
+    (lost / "model-00002-of-00003.safetensors").unlink()
+    bad("lost_shard", layer(lost), "model-00002-of-00003.safetensors")
+    cut = folder / "cut_shard"
+    shutil.copytree(QWEN, cut)
+    shard = cut / "model-00003-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    bad("cut_shard", layer(cut, 1), shard.name)
+
+
+def usage(folder):
+    block = ["block", BLOCK]
+    for option, code, known in (("--backend", 1, "all_to_all_v, allgather_reduce_scatter, naive, no_expert_parallel"),
+                                ("--experts", 1, "onednn, reference, cuda_reference"),
+                                ("--quantization", 1, "none, fp8_per_tensor, fp8_per_token"),
+                                ("--device", 2, "{host,cuda}"), ("--placement", 2, "{linear,round_robin}"), ("--deal", 2, "{even,random}")):
+        bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
+    bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
+    bad("unknown_command", ["sideways"], "", code=2)
+    bad("unknown_list", ["list", "sideways"], "sideways", "backends", "compositions", ranks=(0,), code=2)
+    bad("repeat_0", [*block, "--repeat", 0], "--repeat", "0", "1 to 1000000", code=2)
+    bad("no_file", ["block"], "file", code=2)
+    bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
+    bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "ep_size is 3", "1 rank", ranks=(3,))
+    bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME")
+    bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
+    bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")
+    bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"), "No such file")
+    bad("output_is_a_folder", [*block, "--output", folder], str(folder))
+    bad("timeout", [*block, "--timeout-ms", -5], "--timeout-ms", "-5", code=2)
+
+
+def run_case(outputs, number, case):
+    name, arguments, parts, ranks, code = case
+    target = outputs / f"{number}" / "out.safetensors"
+    target.parent.mkdir()
+    if "--output" not in arguments and arguments[0] != "list":
+        arguments = [*arguments, "--output", target]
+    start = time.monotonic()
+    run = moe(*arguments, ranks=ranks, timeout=3 * DEADLINE)
+    seconds = time.monotonic() - start
+    lines = run.stderr.splitlines()
+    problems = []
+    if run.returncode != code:
+        problems.append(f"exit code {run.returncode}, expected {code}")
+    if len(lines) != 1 or not lines[0].startswith("moe: ") or any(ord(c) < 32 for c in lines[0]):
+        problems.append("not one line that begins with 'moe: '")
+    if run.stdout:
+        problems.append(f"output {run.stdout[:200]!r}")
+    problems += [f"'{part}' is not named" for part in map(str, parts) if part not in run.stderr]
+    if seconds > DEADLINE:
+        problems.append(f"took {seconds:.0f} s")
+    if list(target.parent.iterdir()):
+        problems.append(f"left {list(target.parent.iterdir())}")
+    return [f"FAILED: {name} on {ranks} ranks: {'; '.join(problems)}\n    {run.stderr[:1000].strip()}"] if problems else []
+
+
+with tempfile.TemporaryDirectory() as temporary:
+    root = pathlib.Path(temporary)
+    for part in (files, tensors, checkpoints, usage):
+        (root / part.__name__).mkdir()
+        part(root / part.__name__)
+    (root / "out").mkdir()
+    results = in_parallel([(run_case, root / "out", i, case) for i, case in enumerate(cases)], 3)
+    left = list(root.rglob("*.tmp*"))
+failures = [line for result in results for line in result] + [f"FAILED: temporary files were left: {left}"] * bool(left)
+print("\n".join(failures))
+print(f"{len(cases)} cases, {len(failures)} failed")
+sys.exit(1 if failures else 0)
