@@ -22,7 +22,7 @@ class WindowExchange : public testing::Test {
   /// A number of experts that all exchanges take.
   int experts(int per_rank) const { return per_rank * comm.size(); }
 };
-using Cases = testing::Types<LowLatencyCase, DeduplicatedCase, HighThroughputCase, OneSidedCase, TwoSidedCase>;
+using Cases = testing::Types<LowLatencyCase, DeduplicatedCase, HighThroughputCase, OneSidedCase, TwoSidedCase, PplxCase>;
 TYPED_TEST_SUITE(WindowExchange, Cases, CaseNames);
 
 TYPED_TEST(WindowExchange, T1_RandomRowsAndIds) {
@@ -218,8 +218,40 @@ TYPED_TEST(WindowExchange, T13_WeightOnInput) {
 
 TYPED_TEST(WindowExchange, T20_ExpertsThatDoNotDivide) {
   for (int experts : {2, 3, 5, 7, 10}) {  // fewer experts than ranks, too: then some ranks compute nothing
+    if (std::is_same_v<TypeParam, PplxCase> && experts % this->comm.size() != 0) {
+      expect_error(moe::ErrorCode::unsupported,
+                   [&] { WindowHarness<TypeParam>(this->comm, {.hidden = 16, .num_experts = experts, .k = 2}); });
+      continue;
+    }
     WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2});
     h.check(random_batch<float>(this->rank(), 10, 8, 16, 2, experts), moe::text(experts, " experts"));
+  }
+}
+
+// Ranks that hold the same tokens share the sends, and each of them gets all results.
+TEST(Pplx, RanksOfOneGroupShareTheirTokens) {
+  Comm comm(MPI_COMM_WORLD, {.timeout_ms = 30'000});
+  using H = WindowHarness<PplxCase>;
+  int const experts = 2 * comm.size();
+  for (int dp : {1, 2, 4}) {
+    H::Setup setup{.hidden = 16, .num_experts = experts, .k = 2};
+    setup.params.dp_size = dp;
+    if (comm.size() % dp != 0) {
+      expect_error(moe::ErrorCode::config, [&] { H(comm, setup); });
+      continue;
+    }
+    H h(comm, setup);
+    EXPECT_EQ(h.exchange().max_rows(), 8 * comm.size() / dp);
+    int const group = comm.rank() / dp;
+    for (int round = 0; round < 10; ++round) {
+      h.check(random_batch<float>(group, round, random_rows(group, round, 8), 16, 2, experts), moe::text("dp_size ", dp));
+    }
+    if (dp > 1) {
+      auto const b = random_batch<float>(0, 1, comm.rank() == 1 ? 3 : 4, 16, 2, experts);
+      std::string const message = expect_error(moe::ErrorCode::mismatch, [&] { h.exchange().prepare(b.tokens(), {}); });
+      EXPECT_EQ(message.find("rank 1 brings 3 rows, rank 0 of its group 4"), 0U) << message;
+      h.check(random_batch<float>(group, 3, 5, 16, 2, experts), "next call");
+    }
   }
 }
 

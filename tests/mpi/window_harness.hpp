@@ -7,6 +7,7 @@
 #include "moe/backends/high_throughput_host.hpp"
 #include "moe/backends/low_latency_host.hpp"
 #include "moe/backends/one_sided.hpp"
+#include "moe/backends/pplx.hpp"
 #include "moe/backends/two_sided.hpp"
 #include "moe/comm/mpi_shared.hpp"
 
@@ -39,6 +40,11 @@ struct TwoSidedCase {  // queues so short that every round goes through them sev
   using Backend = moe::backends::TwoSided<Window>;
   static constexpr char const* kName = "two_sided";
   static Backend::Params params() { return {.queue_depth = 2, .queue_entry_bytes = 34 * 1024}; }
+};
+struct PplxCase {
+  using Backend = moe::backends::Pplx<Window>;
+  static constexpr char const* kName = "pplx";
+  static Backend::Params params() { return {}; }
 };
 struct CaseNames {
   template <class Case>

@@ -22,7 +22,7 @@ class WindowProtocol : public testing::Test {
   bool errs() const { return comm.rank() == comm.size() - 1; }
   ErrorCode seen(ErrorCode own, ErrorCode others = ErrorCode::peer) const { return errs() ? own : others; }
 };
-using Cases = testing::Types<LowLatencyCase, DeduplicatedCase, HighThroughputCase, OneSidedCase, TwoSidedCase>;
+using Cases = testing::Types<LowLatencyCase, DeduplicatedCase, HighThroughputCase, OneSidedCase, TwoSidedCase, PplxCase>;
 TYPED_TEST_SUITE(WindowProtocol, Cases, CaseNames);
 
 TYPED_TEST(WindowProtocol, T4_T12_PrepareThatOneRankRefuses) {

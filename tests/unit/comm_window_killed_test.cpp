@@ -15,6 +15,7 @@
 #include "moe/backends/high_throughput_host.hpp"
 #include "moe/backends/low_latency_host.hpp"
 #include "moe/backends/one_sided.hpp"
+#include "moe/backends/pplx.hpp"
 #include "moe/backends/two_sided.hpp"
 #include "moe/comm/host_window.hpp"
 #include "moe/quantization/none.hpp"
@@ -179,6 +180,7 @@ void expect_survivors() {
 TEST(KilledRank, T10_LowLatency) { expect_survivors<moe::backends::LowLatency<ForkWindow>>(); }
 TEST(KilledRank, T10_HighThroughput) { expect_survivors<moe::backends::HighThroughput<ForkWindow>>(); }
 TEST(KilledRank, T10_OneSided) { expect_survivors<moe::backends::OneSided<ForkWindow>>(); }
+TEST(KilledRank, T10_Pplx) { expect_survivors<moe::backends::Pplx<ForkWindow>>(); }
 TEST(KilledRank, T10_TwoSided) { expect_survivors<moe::backends::TwoSided<ForkWindow>>(); }
 
 // A process that has ended is noticed before the deadline.
