@@ -14,6 +14,8 @@ namespace {
 using namespace moe_test;
 using Window = moe::comm::MpiShared;
 
+constexpr Scenario kDivides{.name = "ExpertsDivide", .num_experts = 12, .k = 3, .max_tokens = 7, .rounds = 3};
+
 bool register_window_layers() {
   constexpr auto backends = hana::tuple_t<moe::backends::LowLatency<Window>, moe::backends::HighThroughput<Window>,
                                           moe::backends::OneSided<Window>, moe::backends::TwoSided<Window>>;
@@ -30,7 +32,6 @@ bool register_window_layers() {
                             [s]() -> testing::Test* { return new CompositionTest<Quant, Backend, Experts>(s); });
     }
   });
-  static constexpr Scenario kDivides{.name = "ExpertsDivide", .num_experts = 12, .k = 3, .max_tokens = 7, .rounds = 3};
   hana::for_each(moe::registry::host_experts, [](auto experts) {
     using Experts = typename decltype(experts)::type;
     testing::RegisterTest(
