@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "moe/routing/route_args.hpp"
+#include "moe/routing/route_row.hpp"
 #include "moe/routing/validate.hpp"
 
 namespace moe::routing {
