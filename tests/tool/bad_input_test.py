@@ -222,7 +222,7 @@ with tempfile.TemporaryDirectory() as temporary:
         (root / part.__name__).mkdir()
         part(root / part.__name__)
     (root / "out").mkdir()
-    results = in_parallel([(run_case, root / "out", i, case) for i, case in enumerate(cases)], 3)
+    results = in_parallel([(run_case, root / "out", i, case) for i, case in enumerate(cases)], 6)
     left = list(root.rglob("*.tmp*"))
 failures = [line for result in results for line in result] + [f"FAILED: temporary files were left: {left}"] * bool(left)
 print("\n".join(failures))
