@@ -7,41 +7,16 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/granularity.hpp"
 
 namespace moe::experts {
 
-struct CudaReference {
+struct CudaReference : AnyComposition {
   static constexpr char const* kName = "cuda_reference";
   using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = 48 * 1024;
   struct Params {};
-
-  static constexpr bool reads(ActivationFormat) { return true; }
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return true;
-  }
-  template <class A>
-  static constexpr bool supports_activation() {
-    return true;
-  }
-  template <class Q>
-  static constexpr bool supports_quantization() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr bool fits_shape() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return 0;
-  }
 
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel {

@@ -16,43 +16,18 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/experts/any_composition.hpp"
 #include "moe/experts/host_rows.hpp"
 #include "moe/experts/weights.hpp"
 
 namespace moe::experts {
 
-struct OneDnn {
+struct OneDnn : AnyComposition {
   static constexpr char const* kName = "onednn";
   using Space = space::host;
-  static constexpr int kSharedMemoryLimit = 0;
   struct Params {
     int num_threads = 0;  ///< 0: omp_get_max_threads()
   };
-
-  static constexpr bool reads(ActivationFormat) { return true; }
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return true;
-  }
-  template <class A>
-  static constexpr bool supports_activation() {
-    return true;
-  }
-  template <class Q>
-  static constexpr bool supports_quantization() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr bool fits_shape() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return 0;
-  }
 
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel;

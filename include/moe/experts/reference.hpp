@@ -9,43 +9,17 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/experts/any_composition.hpp"
 #include "moe/experts/host_rows.hpp"
 #include "moe/experts/weights.hpp"
 
 namespace moe::experts {
 
 template <class Accumulate = float>
-struct Reference {
+struct Reference : AnyComposition {
   static constexpr char const* kName = "reference";
   using Space = space::host;
-  static constexpr int kSharedMemoryLimit = 0;
   struct Params {};
-
-  static constexpr bool reads(ActivationFormat) { return true; }
-  /// Standard rows are weighted and summed here; batched rows leave it to the backend.
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return true;
-  }
-  template <class A>
-  static constexpr bool supports_activation() {
-    return true;
-  }
-  template <class Q>
-  static constexpr bool supports_quantization() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr bool fits_shape() {
-    return true;
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return 0;
-  }
 
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel {

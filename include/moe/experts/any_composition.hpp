@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/any_composition.hpp: the facts of experts that the rules never refuse: every format, element, activation, scheme and shape.
+#pragma once
+
+#include "moe/core/types.hpp"
+
+namespace moe::experts {
+
+struct AnyComposition {
+  static constexpr bool reads(ActivationFormat) { return true; }
+  /// Standard rows are weighted and summed by the experts; batched rows leave it to the backend.
+  static constexpr TopKReduction reduction(ActivationFormat f) {
+    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
+  }
+  template <class Act, class Weight>
+  static constexpr bool supports_element() {
+    return true;
+  }
+  template <class A>
+  static constexpr bool supports_activation() {
+    return true;
+  }
+  template <class Q>
+  static constexpr bool supports_quantization() {
+    return true;
+  }
+  template <class Config, class Quant>
+  static constexpr bool fits_shape() {
+    return true;
+  }
+  static constexpr int kSharedMemoryLimit = 0;  ///< none is taken dynamically
+  template <class Config, class Quant>
+  static constexpr int shared_memory_bytes() {
+    return 0;
+  }
+};
+
+}  // namespace moe::experts
