@@ -198,10 +198,7 @@ std::vector<T> gather(Job const& job, std::vector<T> const& mine, std::int64_t w
 
 /// "FILE:NAME" → max |out - expected| / max |expected|.
 double compare(Job const& job, std::vector<float> const& output) {
-  std::size_t const colon = job.options.expected.rfind(':');
-  if (colon == std::string::npos) {
-    throw Error(ErrorCode::argument, text("--expected: \"", job.options.expected, "\" is not FILE:NAME"));
-  }
+  std::size_t const colon = job.options.expected.rfind(':');  // there is one: file_and_name()
   io::TensorStore const store(job.options.expected.substr(0, colon));
   std::string const tensor = job.options.expected.substr(colon + 1);
   io::StoredTensor const t = store.at(tensor);
@@ -277,18 +274,6 @@ JobResult dispatch(Job const& job) {
   return result;
 }
 
-/// Unknown names are refused before anything is read, with the list of those that exist.
-void check_names(JobOptions const& o) {
-  auto const ignore = [](auto) {};
-  registry::with_policy(registry::quantizations, "quantization", o.quantization, ignore);
-  if (!o.backend.empty()) {
-    registry::with_policy(registry::all_backends, "backend", o.backend, ignore);
-  }
-  if (!o.experts.empty()) {
-    registry::with_policy(registry::all_experts, "experts", o.experts, ignore);
-  }
-}
-
 void run(JobOptions const& options) {
   MpiSession session;
   try {
@@ -301,7 +286,6 @@ void run(JobOptions const& options) {
     std::optional<io::TensorStore> store;
     std::optional<io::TensorStore> input;
     together(comm, [&] {
-      check_names(options);
       if (options.block.empty()) {
         job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer);
         store.emplace(options.checkpoint);
@@ -351,15 +335,40 @@ void run(JobOptions const& options) {
   }
 }
 
+/// Refuses, as bad usage, a name that no policy of the list has; the message lists those that exist.
+template <class List>
+auto policy_name(List list, char const* what) {
+  return [list, what](std::string const& wanted) -> std::string {
+    try {
+      registry::with_policy(list, what, wanted, [](auto) {});
+      return {};
+    } catch (Error const& e) {
+      return e.what();
+    }
+  };
+}
+
+/// Refuses, as bad usage, what is not FILE:NAME.
+std::string file_and_name(std::string const& words) {
+  std::size_t const colon = words.rfind(':');
+  bool const both = colon != std::string::npos && colon > 0 && colon + 1 < words.size();
+  return both ? std::string{} : text('"', words, "\" is not FILE:NAME");
+}
+
 void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--output", o.output, "File to write: output, topk_ids, topk_weights")->required();
-  command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with");
+  command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with")->check(file_and_name);
   command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)");
-  command.add_option("--backend", o.backend,
-                     text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", registry::names(registry::all_backends)));
-  command.add_option("--experts", o.experts,
-                     text("Default: onednn, on cuda cuda_reference. Known: ", registry::names(registry::all_experts)));
-  command.add_option("--quantization", o.quantization, text("Known: ", registry::names(registry::quantizations)))->capture_default_str();
+  command
+      .add_option("--backend", o.backend,
+                  text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", registry::names(registry::all_backends)))
+      ->check(policy_name(registry::all_backends, "backend"));
+  command
+      .add_option("--experts", o.experts, text("Default: onednn, on cuda cuda_reference. Known: ", registry::names(registry::all_experts)))
+      ->check(policy_name(registry::all_experts, "experts"));
+  command.add_option("--quantization", o.quantization, text("Known: ", registry::names(registry::quantizations)))
+      ->check(policy_name(registry::quantizations, "quantization"))
+      ->capture_default_str();
   command.add_option("--device", o.device, "host or cuda")->check(CLI::IsMember({"host", "cuda"}))->capture_default_str();
   command.add_option("--placement", o.placement, "linear or round_robin")
       ->check(CLI::IsMember({"linear", "round_robin"}))
@@ -367,7 +376,7 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--deal", o.deal, "How rows are dealt to the ranks: even or random")
       ->check(CLI::IsMember({"even", "random"}))
       ->capture_default_str();
-  command.add_option("--seed", o.seed, "For --deal random")->capture_default_str();
+  command.add_option("--seed", o.seed, "For --deal random, at least 0")->check(CLI::NonNegativeNumber)->capture_default_str();
   command.add_option("--repeat", o.repeat, "Timed repetitions; the fastest is reported")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

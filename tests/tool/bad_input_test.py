@@ -171,9 +171,9 @@ def checkpoints(folder):
 
 def usage(folder):
     block = ["block", BLOCK]
-    for option, code, known in (("--backend", 1, "all_to_all_v, allgather_reduce_scatter, naive, no_expert_parallel"),
-                                ("--experts", 1, "onednn, reference, cuda_reference"),
-                                ("--quantization", 1, "none, fp8_per_tensor, fp8_per_token"),
+    for option, code, known in (("--backend", 2, "all_to_all_v, allgather_reduce_scatter, naive, no_expert_parallel"),
+                                ("--experts", 2, "onednn, reference, cuda_reference"),
+                                ("--quantization", 2, "none, fp8_per_tensor, fp8_per_token"),
                                 ("--device", 2, "{host,cuda}"), ("--placement", 2, "{linear,round_robin}"), ("--deal", 2, "{even,random}")):
         bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
@@ -183,7 +183,8 @@ def usage(folder):
     bad("no_file", ["block"], "file", code=2)
     bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
     bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "ep_size is 3", "1 rank", ranks=(3,))
-    bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME")
+    bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME", code=2)
+    bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", code=2)
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
     bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")
     bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"), "No such file")
