@@ -46,6 +46,10 @@ struct Memory<space::cuda> {
   static void copy_async(void* to, void const* from, std::size_t bytes, cudaStream_t stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
+  /// Host to device, ordered by the stream. Pageable memory may be used again when the call returns.
+  static void copy_from_host_async(void* to, void const* from, std::size_t bytes, cudaStream_t stream) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  }
   static void fill(void* p, int byte, std::size_t bytes) { check_cuda(cudaMemset(p, byte, bytes), "cudaMemset"); }
 };
 
@@ -77,6 +81,28 @@ class CudaEvent {
     float ms = 0.0F;
     check_cuda(cudaEventElapsedTime(&ms, earlier.event_, event_), "cudaEventElapsedTime");
     return ms;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+template <>
+class Fence<space::cuda> {
+ public:
+  Fence() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  Fence(Fence const&) = delete;
+  Fence& operator=(Fence const&) = delete;
+  ~Fence() { cudaEventDestroy(event_); }
+  void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  bool done() const {
+    cudaError_t const status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();  // not an error: it must not look like a failed launch later
+      return false;
+    }
+    check_cuda(status, "cudaEventQuery");
+    return true;
   }
 
  private:

@@ -49,7 +49,21 @@ struct Memory<space::host> {
   static void release(void* p) noexcept { std::free(p); }
   static void copy_from_host(void* to, void const* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
   static void copy_to_host(void* to, void const* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+  /// As the CUDA space's copies in stream order; the host's are done when the call returns.
+  static void copy_async(void* to, void const* from, std::size_t bytes, HostStream) { std::memcpy(to, from, bytes); }
+  static void copy_from_host_async(void* to, void const* from, std::size_t bytes, HostStream) { std::memcpy(to, from, bytes); }
   static void fill(void* p, int byte, std::size_t bytes) { std::memset(p, byte, bytes); }
+};
+
+/// A point in the work of a stream that the host can ask for without waiting. One that was never recorded is done.
+template <class Space>
+class Fence;
+
+template <>
+class Fence<space::host> {
+ public:
+  void record(HostStream) {}
+  bool done() const { return true; }
 };
 
 }  // namespace moe
