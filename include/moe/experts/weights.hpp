@@ -37,6 +37,19 @@ class WeightStore {
     store_bias(w13_, local, b13);
     store_bias(w2_, local, b2);
   }
+  /// Calls visit(name, view) for every array that holds a part of each expert, codes first, then scales, then biases: [L, …] views of
+  /// this object's memory, one expert after the other. For whoever moves experts between ranks.
+  template <class Visit>
+  void visit_tensors(Visit&& visit) {
+    visit("w13", make_blocks(w13_.codes.data(), num_local_, w13_.rows, w13_.code_cols));
+    visit("w2", make_blocks(w2_.codes.data(), num_local_, w2_.rows, w2_.code_cols));
+    visit("w13_scale", make_rows(w13_.scales.data(), num_local_, w13_.scale_count));
+    visit("w2_scale", make_rows(w2_.scales.data(), num_local_, w2_.scale_count));
+    if (w13_.bias.size() > 0) {
+      visit("w13_bias", make_rows(w13_.bias.data(), num_local_, w13_.rows));
+      visit("w2_bias", make_rows(w2_.bias.data(), num_local_, w2_.rows));
+    }
+  }
   std::int64_t num_local() const { return num_local_; }
   Quant const& quantization() const { return quant_; }
   /// Bytes of codes and scales.
