@@ -9,7 +9,10 @@
 #include "moe/core/check.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/routing/expert_mapping.hpp"
+#include "moe/routing/route.hpp"
 #include "moe/routing/route_args.hpp"
+#include "moe/routing/row_router.hpp"
 
 namespace moe {
 
@@ -53,6 +56,10 @@ class Layer {
     typename Config::Activation activation{};
     typename Backend::Params backend{};
     typename Experts::Params experts{};
+    /// Load balancing: the router's logical ids become physical ones before they are dispatched. The tables lie in the layer's space and
+    /// may be rewritten between calls (eplb::MapTables). Unset: physical ids are the logical ones.
+    routing::ExpertMapping mapping{};
+    routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
   };
 
   /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer.
@@ -64,7 +71,10 @@ class Layer {
         kernel_(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_),
         ids_(arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots())),
         weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())),
-        dispatched_(Space::kKind == SpaceKind::host ? arena_.template take<std::int32_t>(max_tokens_ * router_.topk()) : nullptr) {
+        mapping_(p.mapping),
+        load_(p.load),
+        dispatched_(Space::kKind == SpaceKind::host || maps() ? arena_.template take<std::int32_t>(max_tokens_ * router_.topk()) : nullptr),
+        zero_weights_(Space::kKind == SpaceKind::cuda && maps() ? arena_.template take<float>(max_tokens_) : nullptr) {
     if (router_.num_slots() != router_.topk()) {
       throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
                                                router_.num_slots(), "; run shared experts beside the layer"));
@@ -75,6 +85,7 @@ class Layer {
     if (router_.num_experts() != shape_.num_experts()) {
       throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
     }
+    check_mapping(p.placement);
     arena_.seal();
   }
   Layer(Layer const&) = delete;
@@ -88,21 +99,14 @@ class Layer {
                Probe&& probe = {}) {
     try {
       validate(hidden, logits.extent(0), logits.extent(1), output);
+      rows_ = hidden.extent(0);
+      probe.begin(Phase::route);
+      route(logits, options, stream);
+      probe.end(Phase::route);
     } catch (Error const&) {
       exchange_.abandon(stream);
       throw;
     }
-    rows_ = hidden.extent(0);
-    probe.begin(Phase::route);
-    routing::RouteArgs<L> const args{
-        logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids,     topk_ids(),
-        topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : nullptr,      options.shared_weights};
-    if constexpr (Space::kKind == SpaceKind::host) {
-      router_.select(args);
-    } else {
-      router_.select(args, stream);
-    }
-    probe.end(Phase::route);
 
     probe.begin(Phase::dispatch);
     auto const tokens = exchange_.prepare(RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights()}, stream);
@@ -150,16 +154,50 @@ class Layer {
       throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
     }
   }
-  /// The ids that leave this rank: a zero expert (id >= num_experts) needs no rank. On the device the exchange does this itself.
-  Rows<std::int32_t const> dispatched_ids() {
+  bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
+  void check_mapping(ExpertPlacement const& placement) const {
+    if (!maps()) {
+      for (int slot = 0; slot < placement.num_physical(); ++slot) {
+        if (placement.logical(slot) != slot) {
+          throw Error(ErrorCode::state,
+                      text("EPLB enabled but logical_to_physical is not set: slot ", slot, " holds expert ", placement.logical(slot)));
+        }
+      }
+      return;
+    }
+    routing::validate(mapping_);
+    auto expect = [](char const* what, int value, int wanted) {
+      if (value != wanted) {
+        throw Error(ErrorCode::config, text("mapping: ", what, " is ", value, ", the layer has ", wanted));
+      }
+    };
+    expect("num_experts", mapping_.num_experts, shape_.num_experts());
+    expect("num_physical", mapping_.num_physical, placement.num_physical());
+  }
+  /// topk_ids() and topk_weights(), and in dispatched_ the ids that leave this rank: physical, and none for a zero expert, which needs
+  /// no rank. On the device without a mapping the exchange leaves zero experts out itself.
+  template <class L>
+  void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream) {
+    routing::RouteArgs<L> const args{
+        logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids,     topk_ids(),
+        topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : nullptr,      options.shared_weights};
     if constexpr (Space::kKind == SpaceKind::host) {
+      router_.select(args);
       for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
         dispatched_[i] = ids_[i] < shape_.num_experts() ? ids_[i] : kNoExpert;
       }
-      return make_rows(static_cast<std::int32_t const*>(dispatched_), rows_, router_.topk());
+      if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
+    } else if (!maps()) {
+      router_.select(args, stream);
     } else {
-      return make_rows(static_cast<std::int32_t const*>(ids_), rows_, router_.topk());
+      routing::FusedRouting<L> fused{
+          .args = args, .mapping = &mapping_, .recorder = load_, .logical_ids = ids_, .zero_expert_weights = zero_weights_};
+      fused.args.topk_ids = make_rows(dispatched_, rows_, router_.topk());
+      routing::route_fused(static_cast<routing::RowRouter<typename Router::Config> const&>(router_), fused, stream);
     }
+  }
+  Rows<std::int32_t const> dispatched_ids() const {
+    return make_rows(static_cast<std::int32_t const*>(dispatched_ != nullptr ? dispatched_ : ids_), rows_, router_.topk());
   }
   static void check_rows(char const* what, void const* data, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     if (rows > 0 && data == nullptr) {
@@ -187,7 +225,10 @@ class Layer {
   Kernel kernel_;
   std::int32_t* ids_;
   float* weights_;
-  std::int32_t* dispatched_;
+  routing::ExpertMapping mapping_;
+  routing::LoadRecorder load_;
+  std::int32_t* dispatched_;  // [T_max, k]
+  float* zero_weights_;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
   routing::RouteCounters counters_;
 };
