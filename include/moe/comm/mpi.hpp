@@ -77,6 +77,12 @@ class Mpi {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Whether two threads may use two of these objects at once: MPI was started with MPI_THREAD_MULTIPLE.
+  static bool allows_threads() {
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    return level == MPI_THREAD_MULTIPLE;
+  }
   /// MPI's own communicator: a duplicate that nothing else sends messages in.
   MPI_Comm handle() const { return comm_; }
   /// Deadline of each collective from now on, in milliseconds; 0 waits for ever.

@@ -2,7 +2,6 @@
 // eplb/balancer.hpp: the bookkeeping of load balancing, step by step: counters, windows of several models, when to rearrange.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -11,34 +10,12 @@
 
 #include "moe/core/error.hpp"
 #include "moe/eplb/balancedness.hpp"
+#include "moe/eplb/group.hpp"
 #include "moe/eplb/load_window.hpp"
 #include "moe/eplb/maps.hpp"
 #include "moe/eplb/propose.hpp"
 
 namespace moe::eplb {
-
-/// The collectives that balancing needs over the EPLB group; a rank that does not arrive must end in E_TIMEOUT, not in a hang.
-template <class G>
-concept HasRankSize = requires(G& group) {
-  { group.size() } -> std::convertible_to<int>;
-};
-template <class G>
-concept HasAllReduceSum = requires(G& group, std::span<std::int64_t> values) {
-  group.all_reduce_sum(values);
-};
-template <class G>
-concept HasAllGatherWord = requires(G& group, std::uint64_t word) {
-  { group.all_gather(word) } -> std::convertible_to<std::vector<std::uint64_t>>;
-};
-template <class G>
-concept BalancingGroup = HasRankSize<G> && HasAllReduceSum<G> && HasAllGatherWord<G>;
-
-/// The group of one rank.
-struct SelfGroup {
-  static constexpr int size() { return 1; }
-  static void all_reduce_sum(std::span<std::int64_t>) {}
-  static std::vector<std::uint64_t> all_gather(std::uint64_t word) { return {word}; }
-};
 
 /// Units: engine steps.
 struct BalancerOptions {
@@ -109,14 +86,15 @@ class Balancer {
   /// [layers, P]: counts of the current step; the routers add to it.
   Table<std::int32_t>& load_pass(int model) { return at(model).pass; }
 
-  /// New maps of one model, after the weights have moved. E_ARG on another shape.
-  void commit(int model, ExpertMaps maps) {
+  /// New maps of one model, after all weights have moved. The tables keep their addresses. E_ARG on another shape.
+  void commit(int model, ExpertMaps const& maps) {
+    for (int layer = 0; layer < at(model).maps.num_layers(); ++layer) commit_layer(model, layer, maps);
+  }
+  /// The same for one layer: what a rearrangement calls once that layer's weights are in place.
+  void commit_layer(int model, int layer, ExpertMaps const& maps) {
     Model& m = at(model);
-    if (maps.num_layers() != m.maps.num_layers() || maps.num_physical() != m.maps.num_physical() ||
-        maps.num_logical() != m.maps.num_logical()) {
-      throw Error(ErrorCode::argument, text("new maps of \"", m.name, "\" have another shape"));
-    }
-    m.maps = std::move(maps);
+    if (!m.maps.same_shape(maps)) throw Error(ErrorCode::argument, text("new maps of \"", m.name, "\" have another shape"));
+    m.maps.set_layer(layer, maps);
   }
   /// New maps of another topology (a dead rank, scaling): the window starts anew.
   void replace(int model, ExpertMaps maps, int num_ranks) {

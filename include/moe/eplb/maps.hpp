@@ -164,6 +164,27 @@ class ExpertMaps {
 
   bool operator==(ExpertMaps const&) const = default;
 
+  /// Equal layers, E and P.
+  bool same_shape(ExpertMaps const& other) const {
+    return num_layers() == other.num_layers() && num_logical_ == other.num_logical_ && num_physical() == other.num_physical();
+  }
+  /// The experts or the replica order of that layer differ. Both of the same shape.
+  bool layer_differs(int layer, ExpertMaps const& other) const {
+    return !std::ranges::equal(physical_to_logical_.row(layer), other.physical_to_logical_.row(layer)) ||
+           !std::ranges::equal(logical_to_physical_.row(layer), other.logical_to_physical_.row(layer));
+  }
+  /// Takes one layer over. The tables stay where they are, so that views of them (ExpertMapping, captured graphs) see the new map.
+  /// E_ARG on another shape or a layer out of range.
+  void set_layer(int layer, ExpertMaps const& from) {
+    if (!same_shape(from)) throw Error(ErrorCode::argument, "maps of another shape cannot replace a layer");
+    if (layer < 0 || layer >= num_layers()) {
+      throw Error(ErrorCode::argument, text("layer ", layer, " is out of range [0, ", num_layers(), ")"));
+    }
+    std::ranges::copy(from.physical_to_logical_.row(layer), physical_to_logical_.row(layer).begin());
+    std::ranges::copy(from.logical_to_physical_.row(layer), logical_to_physical_.row(layer).begin());
+    std::ranges::copy(from.replica_count_.row(layer), replica_count_.row(layer).begin());
+  }
+
  private:
   std::size_t replica_offset(int expert) const { return static_cast<std::size_t>(expert) * static_cast<std::size_t>(max_replicas()); }
 

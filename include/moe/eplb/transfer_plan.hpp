@@ -142,12 +142,12 @@ inline std::vector<Flow> plan_flows(std::span<std::int32_t const> old_map, std::
   return flows;
 }
 
-/// One rank's part of the plan. Arguments and errors as plan_flows.
-inline RankPlan plan_rank(std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, int num_logical, int num_ranks,
-                          int rank, TransferOptions const& options = {}) {
+/// One rank's part of plan_flows(old_map, new_map, …), whose result `flows` is. E_ARG on a rank outside [0, R).
+inline RankPlan plan_rank(std::span<Flow const> flows, std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map,
+                          int num_ranks, int rank) {
   if (rank < 0 || rank >= num_ranks) throw Error(ErrorCode::argument, text("rank ", rank, " is out of range [0, ", num_ranks, ")"));
   RankPlan plan;
-  for (Flow const& flow : plan_flows(old_map, new_map, num_logical, num_ranks, options)) {
+  for (Flow const& flow : flows) {
     if (flow.source_rank == rank) plan.sends.push_back(flow);
     if (flow.destination_rank == rank) plan.receives.push_back(flow);
   }
@@ -167,6 +167,12 @@ inline RankPlan plan_rank(std::span<std::int32_t const> old_map, std::span<std::
     if (received->destination_slot != slot) plan.duplicates.push_back({e, received->destination_slot, slot});
   }
   return plan;
+}
+
+/// The same from the maps alone. Arguments and errors as plan_flows.
+inline RankPlan plan_rank(std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, int num_logical, int num_ranks,
+                          int rank, TransferOptions const& options = {}) {
+  return plan_rank(plan_flows(old_map, new_map, num_logical, num_ranks, options), old_map, new_map, num_ranks, rank);
 }
 
 /// All messages from one rank to another, coalesced. Rounds hold such pairs.

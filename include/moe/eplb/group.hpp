@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// eplb/group.hpp: the few words that ranks exchange to balance alike: sums of loads, steps, hashes, and whether everyone succeeded.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/core/error.hpp"
+
+namespace moe::eplb {
+
+/// The collectives that balancing needs over the EPLB group; a rank that does not arrive must end in E_TIMEOUT, not in a hang.
+template <class G>
+concept HasRankSize = requires(G& group) {
+  { group.size() } -> std::convertible_to<int>;
+};
+template <class G>
+concept HasAllReduceSum = requires(G& group, std::span<std::int64_t> values) {
+  group.all_reduce_sum(values);
+};
+template <class G>
+concept HasAllGatherWord = requires(G& group, std::uint64_t word) {
+  { group.all_gather(word) } -> std::convertible_to<std::vector<std::uint64_t>>;
+};
+template <class G>
+concept BalancingGroup = HasRankSize<G> && HasAllReduceSum<G> && HasAllGatherWord<G>;
+
+/// The group of one rank.
+struct SelfGroup {
+  static constexpr int size() { return 1; }
+  static void all_reduce_sum(std::span<std::int64_t>) {}
+  static std::vector<std::uint64_t> all_gather(std::uint64_t word) { return {word}; }
+};
+
+namespace detail {
+
+/// Waits on the host until the fence is done. E_TIMEOUT after timeout_ms (0: waits for ever), naming `what`.
+template <class Space>
+void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
+  auto const start = std::chrono::steady_clock::now();
+  while (!fence.done()) {
+    if (timeout_ms > 0 && std::chrono::steady_clock::now() - start > std::chrono::milliseconds(timeout_ms)) {
+      throw Error(ErrorCode::timeout, text(what, ": not done within ", timeout_ms, " ms"));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace detail
+
+/// All ranks of a Communicator, which is borrowed and must not be in use by another thread. Values are host memory whatever the
+/// communicator's space. Throws what the communicator throws; in the device space E_TIMEOUT after timeout_ms.
+template <Communicator Comm>
+class CommGroup {
+ public:
+  using Space = typename Comm::Space;
+
+  explicit CommGroup(Comm& comm, Stream<Space> stream = {}, std::int64_t timeout_ms = 100'000)
+      : comm_(comm), stream_(stream), timeout_ms_(timeout_ms) {}
+
+  int size() const { return comm_.size(); }
+
+  /// values[i] = Σ over ranks, exact. Every rank gives as many values.
+  void all_reduce_sum(std::span<std::int64_t> values) {
+    auto const n = static_cast<std::int64_t>(values.size());
+    if (n == 0) return;
+    std::int64_t const ranks = size();
+    std::int64_t const share = (n + ranks - 1) / ranks;
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks)), offsets(counts.size());
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      auto const i = static_cast<std::size_t>(r);
+      offsets[i] = std::min(n, share * r) * kWord;
+      counts[i] = std::min(n, share * (r + 1)) * kWord - offsets[i];
+    }
+    // Each rank sums its share of everyone's values, then all gather the shares.
+    auto const me = static_cast<std::size_t>(comm_.rank());
+    std::int64_t const mine = counts[me];
+    std::vector<std::int64_t> from_counts(counts.size(), mine), from_offsets(counts.size());
+    for (std::size_t r = 0; r < counts.size(); ++r) from_offsets[r] = static_cast<std::int64_t>(r) * mine;
+    std::vector<std::int64_t> parts(static_cast<std::size_t>(mine / kWord * ranks));
+    reserve(n * kWord, std::max(n * kWord, mine * ranks));
+    Memory<Space>::copy_from_host(in_.data(), values.data(), values.size_bytes());
+    comm_.all_to_all_v(in_.data(), counts.data(), offsets.data(), out_.data(), from_counts.data(), from_offsets.data(), stream_);
+    finish(parts.data(), mine * ranks);
+    std::vector<std::int64_t> sum(static_cast<std::size_t>(mine / kWord), 0);
+    for (std::size_t i = 0; i < parts.size(); ++i) sum[i % sum.size()] += parts[i];
+    if (mine > 0) Memory<Space>::copy_from_host(in_.data(), sum.data(), sum.size() * sizeof(std::int64_t));
+    comm_.all_gather_v(in_.data(), mine, out_.data(), counts.data(), offsets.data(), stream_);
+    finish(values.data(), n * kWord);
+  }
+
+  /// [R]: the word of every rank.
+  std::vector<std::uint64_t> all_gather(std::uint64_t word) {
+    std::vector<std::uint64_t> words(static_cast<std::size_t>(size()));
+    reserve(kWord, kWord * size());
+    Memory<Space>::copy_from_host(in_.data(), &word, sizeof(word));
+    comm_.all_gather(in_.data(), kWord, out_.data(), stream_);
+    finish(words.data(), kWord * size());
+    return words;
+  }
+
+ private:
+  static constexpr std::int64_t kWord = sizeof(std::int64_t);
+
+  void reserve(std::int64_t in_bytes, std::int64_t out_bytes) {
+    if (in_.size() < in_bytes) in_ = Buffer<std::byte, Space>(in_bytes);
+    if (out_.size() < out_bytes) out_ = Buffer<std::byte, Space>(out_bytes);
+  }
+  void finish(void* to, std::int64_t bytes) {
+    fence_.record(stream_);
+    detail::wait_for(fence_, timeout_ms_, "agreement of the EPLB group");
+    if (bytes > 0) Memory<Space>::copy_to_host(to, out_.data(), static_cast<std::size_t>(bytes));
+  }
+
+  Comm& comm_;
+  Stream<Space> stream_;
+  std::int64_t timeout_ms_;
+  Buffer<std::byte, Space> in_, out_;
+  Fence<Space> fence_;
+};
+
+/// Collective: every rank says whether its part of `what` succeeded (`mine` null) or which error it got. If one failed, all throw: a
+/// rank that failed its own error, the others E_PEER naming the first rank that failed and its code. A rank that does not even answer
+/// is what the group's own error names; the cause of a failed wait for another rank is such a rank, so that error comes first.
+template <BalancingGroup Group>
+void succeed_together(Group& group, std::exception_ptr const& mine, std::string_view what) {
+  std::uint64_t word = 0;
+  std::string own;
+  if (mine) {
+    try {
+      std::rethrow_exception(mine);
+    } catch (Error const& e) {
+      word = 1 + static_cast<std::uint64_t>(e.code());
+      own = e.message();
+    } catch (std::exception const& e) {
+      word = 1 + static_cast<std::uint64_t>(ErrorCode::internal);
+      own = e.what();
+    }
+  }
+  std::vector<std::uint64_t> words;
+  try {
+    words = group.all_gather(word);
+  } catch (TransportError const& e) {
+    if (!mine) throw;
+    throw TransportError(e.code(), e.rank(), e.peer(), e.phase(), e.round(),
+                         text(what, ": rank ", e.peer(), " did not answer; here: ", own));
+  }
+  if (mine) std::rethrow_exception(mine);
+  auto const failed = std::find_if(words.begin(), words.end(), [](std::uint64_t w) { return w != 0; });
+  if (failed != words.end()) {
+    throw Error(ErrorCode::peer,
+                text(what, " failed on rank ", failed - words.begin(), " with ", name(static_cast<ErrorCode>(*failed - 1))));
+  }
+}
+
+}  // namespace moe::eplb

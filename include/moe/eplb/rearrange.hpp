@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// eplb/rearrange.hpp: moves a model from its expert maps to the next ones, layer by layer, while the engine makes no steps.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "moe/core/error.hpp"
+#include "moe/eplb/group.hpp"
+#include "moe/eplb/maps.hpp"
+#include "moe/eplb/weight_mover.hpp"
+
+namespace moe::eplb {
+
+/// What a rearrangement did on this rank.
+struct RearrangeReport {
+  int layers_changed = 0;
+  MoveStats moved{};
+  double milliseconds = 0;
+};
+
+namespace detail {
+
+/// E_ARG unless `next` can follow `current` and the mover has their layers and slots.
+template <class Mover>
+void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMaps const& next) {
+  if (!current.same_shape(next)) {
+    throw Error(ErrorCode::argument, text("new maps of [", next.num_layers(), ", ", next.num_physical(), "] for maps of [",
+                                          current.num_layers(), ", ", current.num_physical(), "]"));
+  }
+  if (mover.num_layers() != current.num_layers() ||
+      std::int64_t{mover.num_ranks()} * mover.slots_per_rank() != std::int64_t{current.num_physical()}) {
+    throw Error(ErrorCode::argument,
+                text("maps of ", current.num_layers(), " layers and ", current.num_physical(), " slots; weights of ", mover.num_layers(),
+                     " layers, ", mover.num_ranks(), " ranks and ", mover.slots_per_rank(), " slots a rank"));
+  }
+}
+
+}  // namespace detail
+
+/// Collective over the mover's communicator and over `group` (two communicators of the same ranks, or one; a group's deadline should be
+/// longer than the mover's, so that whoever waits for a dead rank can still tell the others). No forward may run meanwhile.
+///
+/// For each layer that differs: its experts move, all ranks agree that they have theirs, the weights are replaced, and `commit(layer)`
+/// is called, which must make next's map of that layer the one in use (ExpertMaps::set_layer, MapTables::publish). Equal maps cost the
+/// agreement only. Device space: enqueued on `stream`, complete but for the last copies when it returns.
+///
+/// E_ARG on maps that do not fit, E_MISMATCH if ranks have other maps. If a rank fails in a layer, all ranks throw (succeed_together);
+/// the layers before it are changed everywhere, that layer and those after it nowhere.
+template <Communicator Comm, BalancingGroup Group, class Commit>
+RearrangeReport rearrange(WeightMover<Comm>& mover, ExpertMaps const& current, ExpertMaps const& next, Group& group, Commit&& commit,
+                          Stream<typename Comm::Space> stream = {}) {
+  auto const together = [&group](auto const& what, auto&& part) {
+    std::exception_ptr failed;
+    try {
+      part();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    succeed_together(group, failed, what);
+  };
+  auto const start = std::chrono::steady_clock::now();
+  MoveStats const before = mover.stats();
+  RearrangeReport report;
+  together("rearrangement", [&] { detail::check_rearrangement(mover, current, next); });
+  check_same_maps(group.all_gather(current.hash()));
+  check_same_maps(group.all_gather(next.hash()));
+  for (int layer = 0; layer < current.num_layers(); ++layer) {
+    if (!current.layer_differs(layer, next)) continue;
+    auto const old_row = current.physical_to_logical().row(layer);
+    auto const new_row = next.physical_to_logical().row(layer);
+    if (!std::ranges::equal(old_row, new_row)) {
+      try {
+        together(text("rearranging layer ", layer), [&] {
+          mover.fetch(layer, old_row, new_row, stream);
+          mover.wait();
+        });
+      } catch (...) {
+        mover.discard();
+        throw;
+      }
+      mover.commit(stream);
+    }
+    commit(layer);
+    ++report.layers_changed;
+  }
+  MoveStats const& after = mover.stats();
+  report.moved = {after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received,
+                  after.bytes_copied - before.bytes_copied, after.slots_changed - before.slots_changed};
+  report.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace moe::eplb

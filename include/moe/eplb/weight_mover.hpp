@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// eplb/weight_mover.hpp: carries out a transfer plan: experts of one layer at a time from rank to rank, through one spare buffer.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/core/error.hpp"
+#include "moe/eplb/expert_tensors.hpp"
+#include "moe/eplb/group.hpp"
+#include "moe/eplb/maps.hpp"
+#include "moe/eplb/transfer_plan.hpp"
+
+namespace moe::eplb {
+
+/// What moves did on this rank, summed over layers. Units: bytes and slots.
+struct MoveStats {
+  std::int64_t bytes_sent = 0;
+  std::int64_t bytes_received = 0;
+  std::int64_t bytes_copied = 0;   ///< inside the rank, before commit
+  std::int64_t slots_changed = 0;  ///< slots committed
+  bool operator==(MoveStats const&) const = default;
+};
+
+/// Moves expert weights between the ranks of a communicator of its own: the EPLB group has the members of EP, but weights must never
+/// come between the messages of a layer. Works in the communicator's space (host: comm::Self, comm::Mpi; device: comm::Nccl).
+///
+/// A layer moves in two steps. fetch() brings every expert that this rank needs into the spare buffer while the weights in use stay as
+/// they are: forwards may run meanwhile. commit() copies the buffer into the weights: no forward may run on any rank between the first
+/// rank's commit and the last one's, so ranks agree before they commit (rearrange(), AsyncRearrangement).
+///
+/// One rank never takes more than one layer's worth of its own experts besides the weights. Every call but discard() and the accessors
+/// is collective. What is in flight is bounded: in each round a rank sends to one peer and receives from one, one array of one expert
+/// at a time. After an error of the communicator the layer is as before, and the communicator decides whether there is a next call.
+template <Communicator Comm>
+class WeightMover {
+ public:
+  using Space = typename Comm::Space;
+  using StreamType = Stream<Space>;
+  struct Params {
+    std::vector<int> node_of_rank{};   ///< [R]: given, experts come from the receiver's node where one holds them
+    std::int64_t timeout_ms = 60'000;  ///< device space: of wait(); the host communicators have deadlines of their own. 0: none
+  };
+
+  /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank slots. Collective: E_MISMATCH if ranks differ in their
+  /// arrays, E_ARG on an array that is null or too short, E_CAPACITY if the buffer cannot be had.
+  WeightMover(Comm& comm, std::vector<LayerTensors> layers, int slots_per_rank, Params params = {})
+      : comm_(comm), params_(std::move(params)), layers_(std::move(layers)), slots_per_rank_(slots_per_rank) {
+    std::exception_ptr refused;
+    try {
+      check_arrays();
+      for (LayerTensors const& tensors : layers_) slot_bytes_ = std::max(slot_bytes_, bytes_of_slot(tensors));
+      buffer_ = Buffer<std::byte, Space>(slot_bytes_ * slots_per_rank_);
+    } catch (Error const&) {
+      refused = std::current_exception();
+    }
+    CommGroup<Comm> group(comm_, {}, params_.timeout_ms);
+    succeed_together(group, refused, "construction of the weight mover");
+    auto const words = group.all_gather(shape_hash());
+    for (std::size_t r = 1; r < words.size(); ++r) {
+      if (words[r] != words[0]) {
+        throw Error(ErrorCode::mismatch, text("weight mover: rank ", r, " has other layers, arrays or slots than rank 0"));
+      }
+    }
+  }
+  WeightMover(WeightMover const&) = delete;
+  WeightMover& operator=(WeightMover const&) = delete;
+
+  int rank() const { return comm_.rank(); }
+  int num_ranks() const { return comm_.size(); }
+  int num_layers() const { return static_cast<int>(layers_.size()); }
+  int slots_per_rank() const { return slots_per_rank_; }
+  Comm& comm() { return comm_; }
+  /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes a slot.
+  std::int64_t buffer_bytes() const { return buffer_.size(); }
+  MoveStats const& stats() const { return stats_; }
+  /// The layer that lies in the buffer, or -1.
+  int fetched_layer() const { return fetched_ ? fetched_->layer : -1; }
+
+  /// Steps 1 to 4 of a layer: local copies, sends and receives, duplicates, all into the buffer. old_map, new_map [R · L]: expert of
+  /// every slot, kEmptySlot where a rank joins or leaves; equal on all ranks. Device space: enqueued on `stream`, see wait().
+  /// E_STATE if a fetched layer was neither committed nor discarded; E_ARG as plan_flows(); TransportError naming layer, expert, peer.
+  void fetch(int layer, std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, StreamType stream = {}) {
+    if (fetched_) throw Error(ErrorCode::state, text("layer ", fetched_->layer, " is in the spare buffer: commit or discard it first"));
+    check_layer(layer);
+    if (old_map.size() != static_cast<std::size_t>(slots_per_rank_) * static_cast<std::size_t>(num_ranks())) {
+      throw Error(ErrorCode::argument,
+                  text("the map has ", old_map.size(), " slots, ", num_ranks(), " ranks have ", slots_per_rank_, " each"));
+    }
+    auto const largest = std::max(max_of(old_map), max_of(new_map));
+    auto const flows = plan_flows(old_map, new_map, largest + 1, num_ranks(), {params_.node_of_rank});
+    RankPlan plan = plan_rank(flows, old_map, new_map, num_ranks(), rank());
+
+    for (SlotCopy const& c : plan.local_copies) copy_into_buffer(layer, c, false, stream);
+    for (std::vector<Message> const& round : schedule_rounds(flows, num_ranks())) move_round(layer, round, stream);
+    for (SlotCopy const& c : plan.duplicates) copy_into_buffer(layer, c, true, stream);
+    fence_.record(stream);
+    fetched_ = Fetched{layer, std::move(plan.commits)};
+  }
+
+  /// Local: waits on the host until the copies of the last fetch() or commit() are done. Host space: nothing to wait for. E_TIMEOUT.
+  void wait() const { detail::wait_for(fence_, params_.timeout_ms, fetched_ ? text("weights of layer ", fetched_->layer) : "commit"); }
+
+  /// Step 5: buffer → weights for every slot that changes. Local, in stream order, after every rank has fetched. E_STATE if nothing is.
+  void commit(StreamType stream = {}) {
+    if (!fetched_) throw Error(ErrorCode::state, "no layer is in the spare buffer");
+    for (std::int32_t slot : fetched_->commits) {
+      std::int64_t offset = 0;
+      for (ExpertTensor const& t : tensors(fetched_->layer)) {
+        copy(weights(t, slot), buffer(slot) + offset, t.bytes, stream);
+        offset += padded(t.bytes);
+      }
+    }
+    stats_.slots_changed += static_cast<std::int64_t>(fetched_->commits.size());
+    fence_.record(stream);
+    fetched_.reset();
+  }
+  /// Gives the fetched layer up; the weights are as before.
+  void discard() { fetched_.reset(); }
+
+  /// Steps 1 to 4 on the layer with the largest experts, slot 0 of each rank to every other rank: reserves the memory of the transport
+  /// and warms up its connections. Weights and maps stay.
+  void profile(StreamType stream = {}) {
+    if (fetched_) throw Error(ErrorCode::state, text("layer ", fetched_->layer, " is in the spare buffer: commit or discard it first"));
+    if (layers_.empty() || slots_per_rank_ == 0) return;
+    MoveStats const before = stats_;
+    int largest = 0;
+    for (int l = 1; l < num_layers(); ++l) {
+      if (bytes_of_slot(tensors(l)) > bytes_of_slot(tensors(largest))) largest = l;
+    }
+    for (int shift = 1; shift < num_ranks(); ++shift) {
+      std::vector<Message> round;
+      for (int from = 0; from < num_ranks(); ++from) {
+        int const to = (from + shift) % num_ranks();
+        round.push_back({from, to, {{0, from, from * slots_per_rank_, to, to * slots_per_rank_}}});
+      }
+      move_round(largest, round, stream);
+    }
+    fence_.record(stream);
+    detail::wait_for(fence_, params_.timeout_ms, "profile of the weight mover");
+    stats_ = before;
+  }
+
+  /// Collective: E_MISMATCH naming the first rank whose `next` differs from rank 0's; E_PEER if one could not make it (no value).
+  void agree_on(std::optional<std::uint64_t> next_hash, StreamType stream = {}) {
+    CommGroup<Comm> group(comm_, stream, params_.timeout_ms);
+    std::uint64_t constexpr kNone = 0;
+    auto const words = group.all_gather(next_hash ? std::max<std::uint64_t>(*next_hash, 1) : kNone);
+    auto const missing = std::find(words.begin(), words.end(), kNone);
+    if (missing != words.end()) throw Error(ErrorCode::peer, text("rank ", missing - words.begin(), " has no new expert maps"));
+    check_same_maps(words);
+  }
+
+ private:
+  struct Fetched {
+    int layer;
+    std::vector<std::int32_t> commits;  // physical slots of this rank
+  };
+  static constexpr std::int64_t kAlign = 256;
+  static std::int64_t padded(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  static std::int64_t bytes_of_slot(LayerTensors const& tensors) {
+    std::int64_t sum = 0;
+    for (ExpertTensor const& t : tensors) sum += padded(t.bytes);
+    return sum;
+  }
+  static std::int32_t max_of(std::span<std::int32_t const> map) { return map.empty() ? 0 : *std::max_element(map.begin(), map.end()); }
+
+  void check_arrays() const {
+    if (slots_per_rank_ < 1) throw Error(ErrorCode::argument, text("slots_per_rank must be at least 1, is ", slots_per_rank_));
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      for (ExpertTensor const& t : layers_[l]) {
+        if (t.data == nullptr || t.slots < slots_per_rank_ || t.bytes < 1 || (t.slots > 1 && t.stride < t.bytes)) {
+          throw Error(ErrorCode::argument, text("layer ", l, ", ", t.name, ": ", t.data == nullptr ? "null, " : "", t.slots, " slots of ",
+                                                t.bytes, " bytes, ", t.stride, " apart; ", slots_per_rank_, " slots are needed"));
+        }
+      }
+    }
+  }
+  std::uint64_t shape_hash() const {
+    std::uint64_t h = 0xcbf29ce484222325ULL;
+    auto const mix = [&h](std::uint64_t value) { h = (h ^ value) * 0x100000001b3ULL; };
+    mix(static_cast<std::uint64_t>(slots_per_rank_));
+    for (LayerTensors const& layer : layers_) {
+      mix(layer.size() + 1);
+      for (ExpertTensor const& t : layer) {
+        mix(static_cast<std::uint64_t>(t.bytes));
+        for (char c : t.name) mix(static_cast<unsigned char>(c));
+      }
+    }
+    return h;
+  }
+  void check_layer(int layer) const {
+    if (layer < 0 || layer >= num_layers()) {
+      throw Error(ErrorCode::argument, text("layer ", layer, " is out of range [0, ", num_layers(), ")"));
+    }
+  }
+
+  LayerTensors const& tensors(int layer) const { return layers_[static_cast<std::size_t>(layer)]; }
+  std::int64_t local(std::int32_t slot) const { return slot - std::int64_t{rank()} * slots_per_rank_; }
+  std::byte* weights(ExpertTensor const& t, std::int32_t slot) const { return t.data + local(slot) * t.stride; }
+  std::byte* buffer(std::int32_t slot) { return buffer_.data() + local(slot) * slot_bytes_; }
+
+  static void copy(void* to, void const* from, std::int64_t bytes, StreamType stream) {
+    Memory<Space>::copy_async(to, from, static_cast<std::size_t>(bytes), stream);
+  }
+  void copy_into_buffer(int layer, SlotCopy const& c, bool from_buffer, StreamType stream) {
+    std::int64_t offset = 0;
+    for (ExpertTensor const& t : tensors(layer)) {
+      copy(buffer(c.destination_slot) + offset, from_buffer ? buffer(c.source_slot) + offset : weights(t, c.source_slot), t.bytes, stream);
+      offset += padded(t.bytes);
+      stats_.bytes_copied += t.bytes;
+    }
+  }
+
+  /// One round: this rank's message to one peer and from one peer. The collective takes one array of one expert at a time, straight from
+  /// the weights into the peer's buffer; ranks without a message join it with no bytes.
+  void move_round(int layer, std::vector<Message> const& round, StreamType stream) {
+    Message const* out = nullptr;
+    Message const* in = nullptr;
+    std::size_t longest = 0;
+    for (Message const& m : round) {
+      if (m.source_rank == rank()) out = &m;
+      if (m.destination_rank == rank()) in = &m;
+      longest = std::max(longest, m.flows.size());
+    }
+    for (std::size_t i = 0; i < longest; ++i) {
+      Flow const* const send = out != nullptr && i < out->flows.size() ? &out->flows[i] : nullptr;
+      Flow const* const receive = in != nullptr && i < in->flows.size() ? &in->flows[i] : nullptr;
+      std::int64_t offset = 0;
+      for (ExpertTensor const& t : tensors(layer)) {
+        try {
+          exchange(t, offset, send, receive, stream);
+        } catch (TransportError const& e) {
+          fail(layer, send, receive, e);
+        }
+        offset += padded(t.bytes);
+      }
+    }
+  }
+  void exchange(ExpertTensor const& t, std::int64_t offset, Flow const* send, Flow const* receive, StreamType stream) {
+    auto const ranks = static_cast<std::size_t>(num_ranks());
+    in_counts_.assign(ranks, 0);
+    out_counts_.assign(ranks, 0);
+    zeros_.assign(ranks, 0);
+    if (send != nullptr) {
+      in_counts_[static_cast<std::size_t>(send->destination_rank)] = t.bytes;
+      stats_.bytes_sent += t.bytes;
+    }
+    if (receive != nullptr) {
+      out_counts_[static_cast<std::size_t>(receive->source_rank)] = t.bytes;
+      stats_.bytes_received += t.bytes;
+    }
+    std::byte const* const from = send != nullptr ? weights(t, send->source_slot) : t.data;
+    std::byte* const to = receive != nullptr ? buffer(receive->destination_slot) + offset : buffer_.data();
+    comm_.all_to_all_v(from, in_counts_.data(), zeros_.data(), to, out_counts_.data(), zeros_.data(), stream);
+  }
+  [[noreturn]] void fail(int layer, Flow const* send, Flow const* receive, TransportError const& e) const {
+    std::string what = text("weights of layer ", layer);
+    if (receive != nullptr && e.peer() == receive->source_rank) {
+      what += text(", expert ", receive->expert, " from rank ", receive->source_rank);
+    } else if (send != nullptr && e.peer() == send->destination_rank) {
+      what += text(", expert ", send->expert, " to rank ", send->destination_rank);
+    }
+    // The communicator's message ends with its own "(rank …)", which the new error repeats.
+    throw TransportError(e.code(), e.rank(), e.peer(), "rearrange", e.round(),
+                         text(what, ": ", e.message().substr(0, e.message().rfind(" (rank "))));
+  }
+
+  Comm& comm_;
+  Params params_;
+  std::vector<LayerTensors> layers_;
+  int slots_per_rank_;
+  std::int64_t slot_bytes_ = 0;
+  Buffer<std::byte, Space> buffer_;  // [L, slot_bytes_]
+  std::optional<Fetched> fetched_;
+  Fence<Space> fence_;
+  MoveStats stats_;
+  std::vector<std::int64_t> in_counts_, out_counts_, zeros_;
+};
+
+}  // namespace moe::eplb
