@@ -81,7 +81,7 @@ Row block_output(HostLayerWeights<float> const& w, Row const& x, std::int32_t co
     auto const e = static_cast<std::size_t>(ids[j]);
     Row y(hx);
     if (static_cast<int>(e) >= d.router.num_experts) {
-      if (d.zero_expert == ZeroExpert::identity) y = in;
+      if (d.router.zero_expert_kind == moe::routing::ZeroExpertKind::identity) y = in;
     } else {
       Row scaled = in;
       if (d.weight_on == WeightOn::expert_input) std::ranges::for_each(scaled, [&](double& v) { v *= weight; });

@@ -134,7 +134,7 @@ class BlockTest : public testing::Test {
       std::map<std::int32_t, float> want;
       for (std::size_t i = t * k; i < (t + 1) * k; ++i) {
         // Zaya's gate reports a skipped token as expert 0 with weight 0, this library as the id behind the experts.
-        bool const skipped = d.zero_expert == moe::io::ZeroExpert::skip && ids[i] == d.router.num_experts;
+        bool const skipped = d.router.zero_expert_kind == moe::routing::ZeroExpertKind::none && ids[i] == d.router.num_experts;
         got[skipped ? 0 : ids[i]] = skipped ? 0.0F : weights[i];
         want[want_ids[i]] = want_weights[i];
       }

@@ -106,12 +106,91 @@ TEST(HfConfig, DeepSeekV3) {
   EXPECT_EQ(describe(kimi, 3).router.num_expert_group, 0) << "one group is none";
 }
 
-TEST(HfConfig, BlockSizesOfQuantisedCheckpoints) {
-  json const q = with(deepseek_v3(), "quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {64, 256}}});
-  EXPECT_EQ(describe(q, 3).fp8_block[0], 64);
-  EXPECT_EQ(describe(q, 3).fp8_block[1], 256);
-  EXPECT_HAS(refusal(ErrorCode::unsupported, with(qwen3(), "quantization_config", {{"quant_method", "gptq"}})),
-             "'quant_method' is \"gptq\", known: fp8");
+json with_quantization(json quantization) { return with(qwen3(), "quantization_config", std::move(quantization)); }
+CheckpointQuantization quantization(json const& q) { return describe(with_quantization(q)).quantization; }
+json groups(json weights) {
+  return {{"quant_method", "compressed-tensors"}, {"config_groups", {{"group_0", {{"weights", std::move(weights)}}}}}};
+}
+
+TEST(HfConfig, QuantizationConfigsOfReleases) {
+  EXPECT_EQ(describe(qwen3()).quantization.method, QuantMethod::none);
+  // DeepSeek-V3.2, MiniMax-M2: blocks of fp8
+  auto q = quantization({{"activation_scheme", "dynamic"},
+                         {"fmt", "float8_e4m3fn"},
+                         {"quant_method", "fp8"},
+                         {"scale_fmt", "ue8m0"},
+                         {"weight_block_size", {64, 256}}});
+  EXPECT_EQ(q.method, QuantMethod::fp8);
+  EXPECT_EQ(q.block[0], 64);
+  EXPECT_EQ(q.block[1], 256);
+  EXPECT_EQ(q.weights, (std::vector<StoredWeights>{{false, 8, 0}}));
+  EXPECT_EQ(quantization({{"quant_method", "mxfp4"}}).weights, (std::vector<StoredWeights>{{false, 4, 32}}));
+  q = quantization({{"quant_method", "gptq"}, {"bits", 8}, {"group_size", -1}, {"desc_act", true}, {"checkpoint_format", "gptq_v2"}});
+  EXPECT_EQ(q.weights, (std::vector<StoredWeights>{{true, 8, -1}}));
+  EXPECT_FALSE(q.zeros_minus_one);
+  EXPECT_TRUE(quantization({{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}}).zeros_minus_one);
+  EXPECT_EQ(quantization({{"quant_method", "awq"}, {"w_bit", 4}, {"q_group_size", 128}, {"version", "gemm"}}).method, QuantMethod::awq);
+  // Kimi-K2-Thinking: int4 in groups of 32; Kimi-K3: mxfp4
+  q = quantization(
+      groups({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}, {"symmetric", true}, {"actorder", nullptr}}));
+  EXPECT_EQ(q.method, QuantMethod::compressed_tensors);
+  EXPECT_EQ(q.weights, (std::vector<StoredWeights>{{true, 4, 32}}));
+  q = quantization(groups({{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"}}));
+  EXPECT_EQ(q.weights, (std::vector<StoredWeights>{{false, 4, 32}}));
+  // GLM-4.5-FP8, Llama-4-Maverick-FP8: a scale per output channel
+  EXPECT_EQ(quantization(groups({{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}})).weights,
+            (std::vector<StoredWeights>{{false, 8, -1}}));
+  q = quantization(groups({{"num_bits", 8}, {"type", "float"}, {"strategy", "block"}, {"block_structure", {32, 64}}}));
+  EXPECT_EQ(q.block[1], 64);
+  // ModelOpt's two spellings, and its groups inside an fp8 configuration (DeepSeek-V4-NVFP4)
+  EXPECT_EQ(quantization({{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", 16}}).weights,
+            (std::vector<StoredWeights>{{false, 4, 16}}));
+  EXPECT_EQ(quantization({{"quant_method", "modelopt"}, {"quantization", {{"quant_algo", "fp8"}}}}).weights,
+            (std::vector<StoredWeights>{{false, 8, 0}}));
+  q = quantization(
+      {{"quant_method", "fp8"},
+       {"fmt", "e4m3"},
+       {"config_groups", {{"group_0", {{"weights", {{"dynamic", false}, {"group_size", 16}, {"num_bits", 4}, {"type", "float"}}}}}}}});
+  EXPECT_EQ(q.weights, (std::vector<StoredWeights>{{false, 8, 0}, {false, 4, 16}}));
+}
+
+TEST(HfConfig, QuantizationConfigsThatAreRefused) {
+  auto const refused = [](ErrorCode code, json q) { return refusal(code, with_quantization(std::move(q))); };
+  EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "bitsandbytes"}}),
+             "'quant_method' is \"bitsandbytes\", known: fp8, mxfp4, gptq, awq, compressed-tensors, modelopt");
+  EXPECT_HAS(refused(ErrorCode::config, json::object()), "'quant_method' is missing");
+  EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "fp8"}, {"fmt", "e4m3fnuz"}}), "'fmt' is \"e4m3fnuz\", known: e4m3");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "fp8"}, {"weight_block_size", {0, 128}}}), "'weight_block_size'[0] is 0");
+  // Spec 02 §5: bits and group sizes
+  for (int bits : {2, 3, 5, 6}) {
+    EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "gptq"}, {"bits", bits}, {"group_size", 128}}),
+               "only 4 and 8 bit weights, got " + std::to_string(bits) + " bits");
+    EXPECT_HAS(refused(ErrorCode::config, groups({{"num_bits", bits}, {"type", "int"}, {"strategy", "group"}, {"group_size", 128}})),
+               "only 4 and 8 bit weights, got " + std::to_string(bits) + " bits");
+  }
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 100}}),
+             "group size 100 is not one of -1, 16, 32, 64, 128, 256");
+  EXPECT_HAS(refused(ErrorCode::config, groups({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 48}})),
+             "group size 48 is not one of -1, 16, 32, 64, 128, 256");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "gptq"}, {"group_size", 128}}), "'bits' is missing");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "gptq"}, {"bits", 4}}), "'group_size' is missing");
+  EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}, {"checkpoint_format", "marlin"}}),
+             "'checkpoint_format' is \"marlin\", known: gptq, gptq_v2");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "awq"}, {"bits", 8}, {"group_size", 128}}), "AWQ weights are 4 bit, got 8 bits");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "awq"}, {"bits", 4}, {"w_bit", 8}, {"group_size", 128}}),
+             "'bits' is 4 and 'w_bit' is 8, but they mean the same");
+  EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"version", "gemv"}}),
+             "'version' is \"gemv\", known: gemm");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "compressed-tensors"}}), "'config_groups' is missing");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "compressed-tensors"}, {"config_groups", json::object()}}),
+             "'config_groups' has no group with 'weights'");
+  json sparse = groups({{"num_bits", 4}});
+  sparse["format"] = "marlin-24";
+  EXPECT_HAS(refused(ErrorCode::unsupported, sparse), "'format' is \"marlin-24\", known: pack-quantized");
+  EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "modelopt"}, {"quant_algo", "INT4_AWQ"}}),
+             "'quant_algo' is \"INT4_AWQ\", known: FP8");
+  EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"group_size", 32}}),
+             "'group_size' is 32, nvfp4 has 16");
 }
 
 TEST(HfConfig, ALanguageModelInsideAMultimodalOne) {

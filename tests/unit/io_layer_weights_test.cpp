@@ -435,7 +435,7 @@ TEST(StoredForms, Fp8ErrorsAreNamed) {
     f.add("gate_proj", f.i, f.h, ".weight_scale_inv", {3, 2}, std::vector<float>(6, 1.0F));
     f.add("up_proj", f.i, f.h, ".weight_scale", {1}, {1.0F});
     f.add("down_proj", f.h, f.i, ".weight_scale", {1}, {1.0F});
-    EXPECT_HAS(message_of(ErrorCode::argument, [&] { f.load(); }), "shape [3, 2], expected [1], [192, 1] or [2, 2]");
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { f.load(); }), "shape [3, 2], expected [1], [192, 1], [192, groups] or [2, 2]");
   }
   {
     Fp8File f;
@@ -480,7 +480,8 @@ TEST(StoredForms, UnknownPackingsAreRefused) {
   Tensors t = per_expert();
   t.erase(kRoot + "experts.0.gate_proj.weight");
   t[kRoot + "experts.0.gate_proj.qweight"] = tensor({2, 2}, gate);
-  EXPECT_HAS(message_of(ErrorCode::unsupported, [&] { load(t); }), "experts.0.gate_proj.qweight' in '");
+  EXPECT_HAS(message_of(ErrorCode::config, [&] { load(t); }), "experts.0.gate_proj.qweight' in '");
+  EXPECT_HAS(message_of(ErrorCode::config, [&] { load(t); }), "the configuration's quant_method is none, expected gptq or awq");
 }
 
 TEST(LayerWeights, ProgressCountsToTheEnd) {

@@ -252,10 +252,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
       throw Error(ErrorCode::unsupported,
                   one_line("'", label, "': num_zero_experts ", r.num_zero_experts, " together with num_skip_experts ", skip));
     }
-    if (skip > 0) {
-      d.zero_expert = ZeroExpert::skip;
-      r.zero_expert_kind = ZeroExpertKind::none;
-    }
+    if (skip > 0) r.zero_expert_kind = ZeroExpertKind::none;
     r.num_zero_experts += skip;
   }
   d.activation = detail::metadata_activation(m, "swiglu_limit");

@@ -114,6 +114,11 @@ class ExpertReader {
   }
   std::string shard_name(int e, std::string_view shard) const { return text(expert_base(e), shard, ".weight"); }
   std::string expert_base(int e) const { return text(root_, "experts.", infix_, e, '.'); }
+  /// A tensor's name without ".weight".
+  static std::string base_of(std::string tensor) {
+    if (tensor.ends_with(".weight")) tensor.resize(tensor.size() - 7);
+    return tensor;
+  }
 
   // Recognition
 
@@ -151,6 +156,8 @@ class ExpertReader {
       if (gateless == d_.activation.gated() || !store_.contains(root_ + std::string(up))) continue;
       gate_up_ = store_.at(root_ + std::string(up));
       down_ = store_.find(root_ + std::string(down));
+      gate_up_base_ = base_of(root_ + std::string(up));
+      down_base_ = base_of(root_ + std::string(down));
       if (!down_) {
         throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", all experts, shard ", down, " ('", root_,
                                                   down, "' in '", store_.label(), "')"));
@@ -197,6 +204,7 @@ class ExpertReader {
     require_shape(*gate_up_scales_, {e, n, h / 32});
     require_shape(*down_, {e, h, i / 32, 16});
     require_shape(*down_scales_, {e, h, i / 32});
+    d_.quantization.require({false, 4, 32}, h, gate_up_->where());
     mxfp4_ = true;
     layout_ = d_.layout == WeightLayout::automatic ? WeightLayout::fused_transposed_interleaved : d_.layout;
     return true;
@@ -245,30 +253,36 @@ class ExpertReader {
   void read_per_expert(int e, T* w13, T* w2) const {
     std::int64_t const i = d_.intermediate, h = d_.expert_hidden();
     auto const shard = [&](std::string_view which, std::int64_t n, std::int64_t k, T* out) {
-      if (!read_linear(store_, expert_base(e) + std::string(which), n, k, d_.fp8_block, out)) fail_missing(e, which);
+      if (!read_linear(store_, expert_base(e) + std::string(which), n, k, d_.quantization, out)) fail_missing(e, which);
     };
     if (!names_.gate.empty()) shard(names_.gate, i, h, w13);
     shard(names_.up, i, h, names_.gate.empty() ? w13 : w13 + i * h);
     shard(names_.down, h, i, w2);
   }
+  /// Matrix e [rows, cols] of a fused tensor [E, rows, cols], as it lies there.
+  template <class T>
+  void read_slice(StoredTensor const& t, std::string const& base, int e, std::int64_t rows, std::int64_t cols, T* out) const {
+    bool const transposed = layout_ != WeightLayout::fused;
+    detail::MatrixPlace const place{.rows = rows, .cols = cols, .index = e, .stack = d_.router.num_experts};
+    if (detail::read_scaled(store_, t, base, place, d_.quantization, transposed, out)) return;
+    if (bits(t.info->dtype) < 16)
+      throw Error(ErrorCode::unsupported, one_line(t.where(), ": fused weights of dtype ", name(t.info->dtype), " cannot be read"));
+    t.file->read_elements(*t.info, e * rows * cols, rows * cols, out);
+  }
   template <class T>
   void read_fused(int e, T* w13, T* w2) const {
     std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
-    for (StoredTensor const* t : {&*gate_up_, &*down_}) {
-      if (bits(t->info->dtype) < 16)
-        throw Error(ErrorCode::unsupported, one_line(t->where(), ": fused weights of dtype ", name(t->info->dtype), " cannot be read"));
-    }
     if (layout_ == WeightLayout::fused) {
-      gate_up_->file->read_elements(*gate_up_->info, e * n * h, n * h, w13);
-      down_->file->read_elements(*down_->info, e * h * i, h * i, w2);
+      read_slice(*gate_up_, gate_up_base_, e, n, h, w13);
+      read_slice(*down_, down_base_, e, h, i, w2);
       return;
     }
     std::vector<T> buffer(detail::at(std::max(n, i) * h)), turned(detail::at(n * h));
-    gate_up_->file->read_elements(*gate_up_->info, e * n * h, n * h, buffer.data());
+    read_slice(*gate_up_, gate_up_base_, e, h, n, buffer.data());
     detail::transpose(buffer.data(), h, n, turned.data());
     if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(turned, n, h);
     std::ranges::copy(turned, w13);
-    down_->file->read_elements(*down_->info, e * h * i, h * i, buffer.data());
+    read_slice(*down_, down_base_, e, i, h, buffer.data());
     detail::transpose(buffer.data(), i, h, w2);
   }
   template <class T>
@@ -317,6 +331,7 @@ class ExpertReader {
   std::string_view infix_;
   detail::ProjectionNames names_{};
   std::optional<StoredTensor> gate_up_, down_, gate_up_scales_, down_scales_;
+  std::string gate_up_base_, down_base_;
   bool mxfp4_ = false;
 };
 

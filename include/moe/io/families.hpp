@@ -386,7 +386,6 @@ inline void zaya(Config c, Out d) {
   d.router_input = RouterInput::mlp;
   d.rms_norm_eps = c.positive("rms_norm_eps");
   d.router.num_zero_experts = 1;
-  d.zero_expert = ZeroExpert::skip;
   d.router.zero_expert_kind = routing::ZeroExpertKind::none;
 }
 

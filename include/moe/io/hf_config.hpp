@@ -29,10 +29,23 @@ inline constexpr std::int64_t kMaxConfigValue = 10'000'000;
 class HfConfig {
  public:
   /// Reads a config.json, or the one in a checkpoint directory.
+  /// A directory's hf_quant_config.json, in which ModelOpt's first releases state the quantisation, stands in for a missing
+  /// quantization_config.
   static HfConfig from_file(std::filesystem::path path) {
     std::error_code ignored;
-    if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
-    return {read_json(path), path.string()};
+    std::filesystem::path beside;
+    if (std::filesystem::is_directory(path, ignored)) {
+      beside = path / "hf_quant_config.json";
+      path /= "config.json";
+    }
+    HfConfig config(read_json(path), path.string());
+    if (!config.has("quantization_config") && !beside.empty() && std::filesystem::exists(beside, ignored)) {
+      nlohmann::json quantization = read_json(beside);
+      if (!quantization.is_object()) config.fail(one_line("'", beside.string(), "' must be a JSON object"));
+      quantization["quant_method"] = "modelopt";
+      config.json_["quantization_config"] = std::move(quantization);
+    }
+    return config;
   }
   static HfConfig from_text(std::string_view json, std::string label) { return {parse_json(json, label), std::move(label)}; }
 

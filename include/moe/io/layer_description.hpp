@@ -9,6 +9,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/error.hpp"
+#include "moe/io/checkpoint_quantization.hpp"
 #include "moe/io/one_line.hpp"
 #include "moe/routing/router_config.hpp"
 
@@ -30,11 +31,6 @@ enum class RouterInput : std::uint8_t {
   scaled_rms_norm,  ///< x / rms(x) * router_scale / sqrt(H)           (Gemma-4)
   mlp,              ///< two gelu layers on a projection of x            (Zaya)
 };
-/// What a chosen id >= num_experts contributes.
-enum class ZeroExpert : std::uint8_t {
-  identity,  ///< w * x
-  skip,      ///< nothing
-};
 /// How the expert weights lie in the file. Once loaded they are always [out, in] with gate rows before up rows.
 enum class WeightLayout : std::uint8_t {
   automatic,                     ///< found by names and shapes
@@ -53,7 +49,6 @@ constexpr std::string_view name(Combination v) { return v == Combination::sum ? 
 constexpr std::string_view name(RouterInput v) {
   return v == RouterInput::hidden ? "hidden" : v == RouterInput::mlp ? "mlp" : "scaled_rms_norm";
 }
-constexpr std::string_view name(ZeroExpert v) { return v == ZeroExpert::identity ? "identity" : "skip"; }
 constexpr std::string_view name(WeightLayout v) {
   switch (v) {
     case WeightLayout::automatic: return "automatic";
@@ -94,7 +89,6 @@ struct LayerDescription {
   bool router_bias = false;       ///< the router's linear layer has a bias
   bool correction_bias = false;   ///< a bias takes part in choosing, not in weighting
   bool per_expert_scale = false;  ///< the weights are multiplied by a scale per expert (Gemma-4)
-  ZeroExpert zero_expert = ZeroExpert::identity;
   WeightOn weight_on = WeightOn::expert_output;
   float output_scaling_factor = 1.0F;  ///< c, on the routed sum; not in the router's weights
   ActivationChoice activation{};
@@ -104,7 +98,7 @@ struct LayerDescription {
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
   float rms_norm_eps = 0.0F;  ///< of the norms above
   WeightLayout layout = WeightLayout::automatic;
-  std::int64_t fp8_block[2] = {128, 128};  ///< rows and columns that one scale of a block-quantised weight covers
+  CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights
 
   /// Width of the vectors that go into and come out of the routed experts.
   std::int64_t expert_hidden() const { return latent > 0 ? latent : hidden; }
@@ -146,7 +140,9 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"logit_softcap", r.logit_softcap},
       {"sparsemixer_eps", r.selection == routing::Selection::sparsemixer ? r.sparsemixer_eps : 0.0F},
       {"num_zero_experts", r.num_zero_experts},
-      {"zero_expert", r.num_zero_experts == 0 ? "none" : name(d.zero_expert)},
+      {"zero_expert", r.num_zero_experts == 0                                   ? "none"
+                      : r.zero_expert_kind == routing::ZeroExpertKind::identity ? "identity"
+                                                                                : "skip"},
       {"num_joint_shared", r.num_joint_shared},
       {"router_input", name(d.router_input)},
       {"router_bias", d.router_bias},

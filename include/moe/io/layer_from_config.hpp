@@ -225,13 +225,7 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   LayerDescription d;
   d.model_type = c.model_type();
   family.describe(c, d, layer);
-  if (c.has("quantization_config")) {
-    HfConfig const q = c.section("quantization_config");
-    q.string("quant_method", {"fp8", "mxfp4", "compressed-tensors"});
-    if (q.has("weight_block_size")) {
-      for (std::int64_t i : {0, 1}) d.fp8_block[i] = q.integer_at("weight_block_size", i, 1, 1 << 20);
-    }
-  }
+  if (c.has("quantization_config")) d.quantization = checkpoint_quantization(c.section("quantization_config"));
   validate(d, c.label());
   return d;
 }

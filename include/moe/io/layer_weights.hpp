@@ -174,7 +174,7 @@ class LayerLoader {
   template <class T>
   std::vector<T> linear(std::string const& base, std::int64_t n, std::int64_t k) const {
     std::vector<T> out(detail::at(n * k));
-    if (!read_linear(store_, base, n, k, d_.fp8_block, out.data())) {
+    if (!read_linear(store_, base, n, k, d_.quantization, out.data())) {
       throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", base, ".weight' is missing in '", store_.label(), "'"));
     }
     return out;
@@ -276,7 +276,9 @@ class LayerLoader {
       w.experts.resize(detail::at(d_.router.num_experts));
       std::iota(w.experts.begin(), w.experts.end(), 0);
     }
-    ExpertReader const reader(store_, d_, root_, layer_);
+    LayerDescription stored = d_;
+    stored.quantization.split = options.tp_size > 1;
+    ExpertReader const reader(store_, stored, root_, layer_);
     std::int64_t const h = d_.expert_hidden(), full = d_.intermediate, part = w.intermediate, rows = w.w13_rows();
     auto const count = static_cast<std::int64_t>(w.experts.size());
     bool const gated = d_.activation.gated(), whole = options.tp_size == 1;
@@ -358,14 +360,14 @@ class LayerLoader {
       }
       for (auto const& [up, down] : {std::pair{"gate_up_proj", "down_proj"}, std::pair{"input_linear", "output_linear"}}) {
         if (!gated || !has_linear(store_, base + up)) continue;
-        read_linear(store_, base + up, 2 * width, h, d_.fp8_block, w13);
-        return read_linear(store_, base + down, h, width, d_.fp8_block, w2);
+        read_linear(store_, base + up, 2 * width, h, d_.quantization, w13);
+        return read_linear(store_, base + down, h, width, d_.quantization, w2);
       }
       for (auto const& names : detail::kProjectionNames) {
         if (names.gate.empty() == gated || !has_linear(store_, base + std::string(names.up))) continue;
-        bool ok = !gated || read_linear(store_, base + std::string(names.gate), width, h, d_.fp8_block, w13);
-        ok = ok && read_linear(store_, base + std::string(names.up), width, h, d_.fp8_block, gated ? w13 + width * h : w13);
-        return ok && read_linear(store_, base + std::string(names.down), h, width, d_.fp8_block, w2);
+        bool ok = !gated || read_linear(store_, base + std::string(names.gate), width, h, d_.quantization, w13);
+        ok = ok && read_linear(store_, base + std::string(names.up), width, h, d_.quantization, gated ? w13 + width * h : w13);
+        return ok && read_linear(store_, base + std::string(names.down), h, width, d_.quantization, w2);
       }
     }
     return false;

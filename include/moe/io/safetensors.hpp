@@ -70,6 +70,16 @@ class SafetensorsFile {
   }
   std::span<std::byte const> raw(std::string_view tensor) const { return raw(at(tensor)); }
 
+  /// Bytes [first, first + count) of a tensor as they lie in the file, for packed codes of any dtype. Throws E_ARG on a range outside it.
+  void read_bytes(TensorInfo const& info, std::int64_t first, std::int64_t count, std::uint8_t* out) const {
+    auto const size = static_cast<std::int64_t>(info.size_bytes());
+    if (first < 0 || count < 0 || first > size - count) {
+      throw Error(ErrorCode::argument, one_line(where(info), ": bytes [", first, ", ", first + count, ") are outside [0, ", size, ")"));
+    }
+    this->count(static_cast<std::uint64_t>(count));
+    if (count > 0) std::memcpy(out, data(info).data() + first, static_cast<std::size_t>(count));
+  }
+
   /// Elements [first, first + count) of a tensor in row-major order, converted to T, into out[count].
   /// T = float, double or bf16: from any floating-point type (rounded to nearest even). T = an integer: from any integer type.
   /// Throws E_ARG on another dtype, on a range outside the tensor, and on an integer that T cannot hold.

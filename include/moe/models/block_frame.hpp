@@ -97,7 +97,7 @@ class BlockFrame {
   /// An id at or past num_experts is a zero expert: it adds w x (identity), or nothing (skip). Spec 01 §10.
   void add_zero_experts(std::span<float const> x, std::span<float> routed, std::span<std::int32_t const> ids,
                         std::span<float const> topk_weights, std::int64_t rows) const {
-    if (d().router.num_zero_experts == 0 || d().zero_expert == io::ZeroExpert::skip) {
+    if (d().router.num_zero_experts == 0 || d().router.zero_expert_kind == routing::ZeroExpertKind::none) {
       return;
     }
     auto const k = static_cast<std::size_t>(d().router.topk);
