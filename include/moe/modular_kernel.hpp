@@ -126,6 +126,12 @@ class Layer {
     probe.end(Phase::combine);
   }
 
+  /// To be called where the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay:
+  /// experts that keep a form of their own of the weights make it anew, in stream order.
+  void weights_changed(Stream<Space> stream = {}) {
+    if constexpr (requires(Kernel & kernel) { kernel.weights_changed(stream); }) kernel_.weights_changed(stream);
+  }
+
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
   Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, router_.num_slots()); }
   Rows<float> topk_weights() { return make_rows(weights_, rows_, router_.num_slots()); }

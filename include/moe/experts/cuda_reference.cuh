@@ -155,18 +155,18 @@ __global__ void second_product(SlotTable table, float const* h, float const* w2,
 namespace moe::experts {
 
 template <class Config, class Quant, ActivationFormat Format>
-void CudaReference::Kernel<Config, Quant, Format>::widen_weights() {
+void CudaReference::Kernel<Config, Quant, Format>::weights_changed(cudaStream_t stream) {
   using Weight = typename Config::Weight;
   auto widen = [&](auto const& m, float* out) {
     if (num_local_ == 0) {
       return;
     }
-    detail::widen_matrix<Weight><<<detail::reference_blocks(num_local_ * m.rows), 32 * detail::kWarps>>>(quant_, m, num_local_, out);
+    detail::widen_matrix<Weight>
+        <<<detail::reference_blocks(num_local_ * m.rows), 32 * detail::kWarps, 0, stream>>>(quant_, m, num_local_, out);
     check_launch("widen_matrix");
   };
   widen(weights_.w13, w13_);
   widen(weights_.w2, w2_);
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 namespace detail {

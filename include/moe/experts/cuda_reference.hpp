@@ -50,8 +50,12 @@ struct CudaReference : AnyComposition {
       h_ = arena.template take<float>(slots * intermediate_);
       codes_ = arena.template take<Code>(slots * Quant::payload_cols(intermediate_));
       scales_ = arena.template take<typename Quant::Scale>(slots * Quant::scale_cols(intermediate_));
-      widen_weights();
+      weights_changed(nullptr);
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     }
+
+    /// Dequantises the weights anew after they were replaced in place. Enqueues.
+    void weights_changed(cudaStream_t stream);  // defined in cuda_reference.cuh, like apply()
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] float32 on the device. Enqueues.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, cudaStream_t stream) const;
@@ -59,7 +63,6 @@ struct CudaReference : AnyComposition {
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, cudaStream_t stream) const;
 
    private:
-    void widen_weights();  // defined in cuda_reference.cuh, like apply()
     void check_rows(std::int64_t rows, std::int64_t out_rows) const {
       if (rows > max_rows_ || out_rows < rows) {
         throw Error(ErrorCode::argument,
