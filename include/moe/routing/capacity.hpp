@@ -14,9 +14,10 @@
 
 namespace moe::routing {
 
-/// Slots that one expert accepts: ceil(capacity_factor M k / E), in double precision. M: valid rows of the call.
+/// Slots that one expert accepts: ceil(capacity_factor M k / E), in double precision, at most M k. M: valid rows of the call.
 inline std::int64_t expert_capacity(double capacity_factor, std::int64_t num_rows, int topk, int num_experts) {
-  return static_cast<std::int64_t>(std::ceil(capacity_factor * static_cast<double>(num_rows) * topk / num_experts));
+  double const slots = static_cast<double>(num_rows) * topk;
+  return static_cast<std::int64_t>(std::min(std::ceil(capacity_factor * slots / num_experts), slots));
 }
 
 /// Balanced top-k (spec 01 §12), on the host. It changes results and depends on the batch, so it is never a default.
@@ -67,8 +68,11 @@ class CapacityTopK {
       }
       RouterConfig row = c;
       row.correction_bias = masked.data();
-      bool const disabled =
-          std::none_of(row_ptr(a.logits, t), row_ptr(a.logits, t) + n, [](L z) { return to_float(z) > -detail::kInfinity; });
+      bool disabled = true;
+      for (int e = 0; e < n; ++e) {
+        bool const by_bias = c.correction_bias != nullptr && !(c.correction_bias[e] > -detail::kInfinity);
+        disabled = disabled && (by_bias || !(to_float(a.logits(t, e)) > -detail::kInfinity));
+      }
       if (!disabled) row.degenerate = DegeneratePolicy::drop;  // no room is left, which says nothing about the row
       route_row(row, row_ptr(a.logits, t), 0, ids, weights);
       if (disabled && a.counters != nullptr) ++a.counters->degenerate_rows;

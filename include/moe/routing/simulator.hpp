@@ -177,6 +177,10 @@ inline void validate_simulation(SimulatorParams const& p) {
   require(p.hot_expert >= 0 && p.hot_expert < p.num_experts, e_config, "hot_expert: ", p.hot_expert, " is out of range [0, ", p.num_experts,
           ")");
   require(p.hot_fraction >= 0.0 && p.hot_fraction <= 1.0, e_config, "hot_fraction: ", p.hot_fraction, " is out of range [0, 1]");
+  auto const finite = [&](char const* what, double value) { require(std::isfinite(value), e_config, what, ": ", value, " is not finite"); };
+  finite("mean", p.mean);
+  finite("deviation", p.deviation);
+  finite("zipf_exponent", p.zipf_exponent);
   int const own = experts_of_rank(p, p.rank).count;
   require(p.strategy != "one_rank" || own >= p.topk, e_config, "top_k: ", p.topk, " distinct experts on rank ", p.rank, ", which owns ",
           own);
