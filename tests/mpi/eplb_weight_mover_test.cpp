@@ -234,7 +234,7 @@ TEST(WeightMover, RanksThatDisagree) {
 // A rank that stays away in the second layer: all others get E_TIMEOUT that names it; the first layer is new everywhere, the second
 // and third nowhere.
 TEST(WeightMover, RankThatStaysAwayIsNamed) {
-  Ranks ranks(400);
+  Ranks ranks(800);
   int const n = ranks.size();
   if (n == 1) GTEST_SKIP() << "one rank has no peers";
   ExpertMaps maps = ExpertMaps::initial(3, 2 * n, 0);
@@ -261,7 +261,7 @@ TEST(WeightMover, RankThatStaysAwayIsNamed) {
       EXPECT_NE(e.message().find(text("weights of layer 1, expert ", 2 * n - 2, " from rank ", n - 1)), std::string::npos) << e.what();
     }
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(3 * 400 + 1000));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(3 * 800 + 1500));
   EXPECT_FALSE(maps.layer_differs(0, next));
   EXPECT_TRUE(maps.layer_differs(1, next) && maps.layer_differs(2, next));
   EXPECT_EQ(weights.check(maps, ranks.rank()), "") << "the weights are those of the maps in use";
