@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/quantize_checkpoint.cpp: a checkpoint whose routed experts are quantised in the layouts of released checkpoints.
+// examples/moe/quantize_checkpoint.cpp: a checkpoint whose routed experts are quantised, everything else as it was.
 //
-// fp8_block128: `.weight` e4m3 with `.weight_scale_inv` [⌈N/128⌉, ⌈K/128⌉], as DeepSeek-V3. fp8_per_tensor, fp8_per_channel,
-// int8_per_channel, int4_group128: compressed-tensors, `.weight` with `.weight_scale`, or `.weight_packed`, `.weight_scale` and
-// `.weight_shape`.
+// Experts that are tensors of their own keep their names. Fused experts [E, …, …] stay fused where releases of such checkpoints do:
+// fp8_block128 in the orientation they have, every 8-bit scheme where they are modules ("input_linear.weight", Granite), mxfp4 blocks
+// where they have biases (gpt-oss). Else every expert becomes modules of its own, as compressed-tensors checkpoints of fused models have.
 #include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <set>
 
 #include "examples/moe/quantize.hpp"
+#include "examples/moe/quantize_layouts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/json.hpp"
+#include "moe/io/layer_weights.hpp"
 #include "moe/io/safetensors.hpp"
 #include "moe/io/safetensors_writer.hpp"
-#include "moe/quantization/packed_int.hpp"
-#include "moe/quantization/schemes.hpp"
 
 namespace moe_tool {
 namespace {
@@ -35,17 +37,24 @@ using moe::io::FileDType;
 using moe::io::SafetensorsFile;
 using moe::io::TensorInfo;
 
-template <class T>
-std::vector<std::byte> bytes_of(std::vector<T> const& v) {
-  std::vector<std::byte> out(v.size() * sizeof(T));
-  if (!v.empty()) std::memcpy(out.data(), v.data(), out.size());
-  return out;
-}
-
 /// The weight of one routed expert: "….experts.7.down_proj.weight", two dimensions, not yet quantised.
 bool is_expert_weight(TensorInfo const& t) {
   static std::regex const pattern(R"(.*\.experts\.(expert_)?[0-9]+\.[A-Za-z0-9_]+\.weight)");
   return t.shape.size() == 2 && std::regex_match(t.name, pattern);
+}
+/// Fused expert weights, and whether they are the down projections. They end in ".weight" where they are modules.
+struct FusedName {
+  std::string_view suffix;
+  bool down;
+};
+constexpr std::array kFusedNames{FusedName{".experts.gate_up_proj", false},    FusedName{".experts.down_proj", true},
+                                 FusedName{".experts.up_proj", false},         FusedName{".input_linear.weight", false},
+                                 FusedName{".output_linear.weight", true},     FusedName{".experts.gate_up_proj.weight", false},
+                                 FusedName{".experts.down_proj.weight", true}, FusedName{".experts.fc1.weight", false},
+                                 FusedName{".experts.fc2.weight", true}};
+FusedName const* fused_name(TensorInfo const& t) {
+  auto const at = std::find_if(kFusedNames.begin(), kFusedNames.end(), [&](FusedName const& f) { return t.name.ends_with(f.suffix); });
+  return t.shape.size() == 3 && at != kFusedNames.end() ? &*at : nullptr;
 }
 std::string base_of(std::string const& weight) { return weight.substr(0, weight.size() - std::string(".weight").size()); }
 
@@ -79,102 +88,6 @@ Source open_source(fs::path const& directory) {
                 moe::text("'", directory.string(), "' holds neither model.safetensors.index.json nor model.safetensors"));
   }
   return s;
-}
-
-/// What is added for one expert weight: names with dtypes and shapes, and their bytes, made when they are written.
-class ExpertTensors {
- public:
-  ExpertTensors(std::string scheme, std::int64_t int4_group) : scheme_(std::move(scheme)), group_(int4_group) {}
-
-  /// Adds the tensors that replace t to `out`; `placed` hears the name of each.
-  template <class Placed>
-  void add(moe::io::SafetensorsWriter& out, SafetensorsFile const& file, TensorInfo const& t, Placed placed) const {
-    std::string const base = base_of(t.name);
-    std::int64_t const rows = t.shape[0], cols = t.shape[1];
-    auto lazy = [&](std::string const& suffix, FileDType dtype, std::vector<std::int64_t> shape, auto make) {
-      placed(base + suffix, dtype, shape);
-      out.add_lazy(base + suffix, dtype, std::move(shape), [&file, &t, make] { return make(file.read<float>(t)); });
-    };
-    if (scheme_ == "int4_group128") {
-      // weight_shape first: the original [N, K], which the packed shape does not tell.
-      std::vector<std::int64_t> const shape{rows, cols};
-      placed(base + ".weight_shape", FileDType::i64, std::vector<std::int64_t>{2});
-      out.add<std::int64_t>(base + ".weight_shape", {2}, shape);
-      std::int64_t const group = group_;
-      lazy(".weight_packed", FileDType::i32, {rows, cols / 8},
-           [=](std::vector<float> const& w) { return bytes_of(moe::quantization::pack_words(int4(w, rows, cols, group))); });
-      lazy(".weight_scale", FileDType::f32, {rows, cols / group},
-           [=](std::vector<float> const& w) { return bytes_of(int4(w, rows, cols, group).scales); });
-      return;
-    }
-    bool const block = scheme_ == "fp8_block128";
-    std::vector<std::int64_t> scale_shape{rows, 1};
-    if (block) scale_shape = {(rows + 127) / 128, (cols + 127) / 128};
-    if (scheme_ == "fp8_per_tensor") scale_shape = {1};
-    auto const quantized = [scheme = scheme_, rows, cols](std::vector<float> const& w) {
-      return quantize_matrices(scheme, {}, w, 1, rows, cols);
-    };
-    lazy(".weight", scheme_ == "int8_per_channel" ? FileDType::i8 : FileDType::f8_e4m3, t.shape,
-         [quantized](std::vector<float> const& w) { return bytes_of(quantized(w).q); });
-    lazy(block ? ".weight_scale_inv" : ".weight_scale", FileDType::f32, scale_shape,
-         [quantized](std::vector<float> const& w) { return bytes_of(quantized(w).scale); });
-  }
-
- private:
-  /// int4 codes with offset 8 in groups of `group`.
-  static moe::quantization::IntWeight int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group) {
-    moe::quantization::IntWeight out{.bits = 4, .rows = rows, .cols = cols, .group = group, .codes = {}, .scales = {}, .zeros = {}};
-    moe::quantization::OffsetIntUnit<4> const unit;
-    for (std::int64_t begin = 0; begin < rows * cols; begin += group) {
-      std::uint32_t amax = 0;
-      for (std::int64_t i = begin; i < begin + group; ++i) amax = std::max(amax, unit.magnitude(w[static_cast<std::size_t>(i)]));
-      out.scales.push_back(unit.scale(amax));
-      for (std::int64_t i = begin; i < begin + group; ++i) {
-        out.codes.push_back(unit.encode(w[static_cast<std::size_t>(i)], out.scales.back()));
-      }
-    }
-    return out;
-  }
-
-  std::string scheme_;
-  std::int64_t group_;
-};
-
-/// quantization_config as inference servers read it.
-nlohmann::ordered_json quantization_config(std::string const& scheme, std::int64_t int4_group,
-                                           std::vector<std::string> const& unquantized) {
-  nlohmann::ordered_json q;
-  if (scheme == "fp8_block128") {
-    q["quant_method"] = "fp8";
-    q["fmt"] = "e4m3";
-    q["activation_scheme"] = "dynamic";
-    q["weight_block_size"] = {128, 128};
-    q["modules_to_not_convert"] = unquantized;
-    return q;
-  }
-  bool const is_int4 = scheme == "int4_group128", is_int8 = scheme == "int8_per_channel";
-  nlohmann::ordered_json weights;
-  weights["num_bits"] = is_int4 ? 4 : 8;
-  weights["type"] = is_int4 || is_int8 ? "int" : "float";
-  weights["symmetric"] = true;
-  weights["dynamic"] = false;
-  weights["strategy"] = is_int4 ? "group" : scheme == "fp8_per_tensor" ? "tensor" : "channel";
-  if (is_int4) weights["group_size"] = int4_group;
-  nlohmann::ordered_json group;
-  group["targets"] = {"Linear"};
-  group["weights"] = weights;
-  if (is_int4) {
-    group["input_activations"] = nullptr;
-  } else {
-    group["input_activations"] = {
-        {"num_bits", 8}, {"type", is_int8 ? "int" : "float"}, {"symmetric", true}, {"dynamic", true}, {"strategy", "token"}};
-  }
-  q["quant_method"] = "compressed-tensors";
-  q["format"] = is_int4 ? "pack-quantized" : is_int8 ? "int-quantized" : "float-quantized";
-  q["quantization_status"] = "compressed";
-  q["config_groups"]["group_0"] = group;
-  q["ignore"] = unquantized;
-  return q;
 }
 
 void write_json(fs::path const& path, nlohmann::ordered_json const& json) {
@@ -214,47 +127,181 @@ class NewDirectory {
   fs::path path_, temporary_;
 };
 
-/// What is found before anything is written.
-struct Plan {
-  std::int64_t expert_weights = 0;
-  std::int64_t int4_group = 128;
-  std::vector<std::string> unquantized;  ///< linear modules that stay as they are
-};
-Plan make_plan(Source const& source, std::vector<std::unique_ptr<SafetensorsFile>> const& shards, std::string const& scheme) {
-  Plan plan;
-  for (auto const& shard : shards) {
-    for (auto const& [name, t] : shard->tensors()) {
-      if (!is_expert_weight(t)) {
-        if (t.shape.size() == 2 && name.ends_with(".weight")) plan.unquantized.push_back(base_of(name));
+/// The experts of one layer whose tensors are fused: its description says how they lie, its reader gives them one at a time.
+class FusedLayer {
+ public:
+  FusedLayer(moe::io::TensorStore const& store, moe::io::HfConfig const& config, std::int64_t layer)
+      : description_(moe::io::from_config(config, layer)),
+        root_(moe::io::LayerLoader::from_checkpoint(store, description_, layer).root()),
+        reader_(store, description_, root_, layer) {}
+
+  moe::io::LayerDescription const& description() const { return description_; }
+  bool owns(std::string const& tensor) const { return tensor.starts_with(root_); }
+  /// The modules that the experts of a fused tensor become.
+  std::vector<SourceMatrix> modules(FusedName const& tensor) {
+    bool const mixtral_names = tensor.suffix.ends_with("_linear.weight");  // Granite names its block, and so its experts, like Mixtral
+    auto const& d = description_;
+    std::int64_t const h = d.expert_hidden(), i = d.intermediate;
+    std::vector<SourceMatrix> out;
+    for (int e = 0; e < d.router.num_experts; ++e) {
+      std::string const base = moe::text(root_, "experts.", e, '.');
+      auto const matrix = [&](char const* name, std::int64_t rows, std::int64_t cols, auto part) {
+        out.push_back({base + name, rows, cols, [this, e, part] { return part(expert(e)); }});
+      };
+      if (tensor.down) {
+        matrix(mixtral_names ? "w2" : "down_proj", h, i, [](Expert const& x) { return x.w2; });
         continue;
       }
-      if (!moe::io::is_floating(t.dtype) || moe::io::bits(t.dtype) < 16) {
-        throw Error(ErrorCode::argument, moe::text(shard->where(t), ": the experts are quantised already; expected BF16, F16 or F32"));
-      }
-      if (scheme == "int4_group128") {
-        std::int64_t const group = moe::quantization::effective_group(t.shape[1], 128);
-        if (group == 0) {
-          throw Error(ErrorCode::config, moe::text(shard->where(t), ": int4_group128 needs K to be a multiple of 32, got ", t.shape[1]));
-        }
-        plan.int4_group = std::min(plan.int4_group, group);  // one group size for the checkpoint
-      }
-      ++plan.expert_weights;
+      auto const rows = [i, h](std::int64_t first) {
+        return [=](Expert const& x) { return std::vector<float>(x.w13.begin() + first * h, x.w13.begin() + (first + i) * h); };
+      };
+      bool const gated = d.activation.gated();
+      if (gated) matrix(mixtral_names ? "w1" : "gate_proj", i, h, rows(0));
+      matrix(mixtral_names ? "w3" : "up_proj", i, h, rows(gated ? i : 0));
     }
+    return out;
   }
-  if (plan.expert_weights == 0) {
+
+ private:
+  struct Expert {
+    int number = -1;
+    std::vector<float> w13, w2;
+  };
+  /// The tensors of one expert are written one after the other, so that the last one read serves them all.
+  Expert const& expert(int e) {
+    if (last_.number != e) {
+      auto const& d = description_;
+      last_.w13.resize(static_cast<std::size_t>(d.w13_rows() * d.expert_hidden()));
+      last_.w2.resize(static_cast<std::size_t>(d.expert_hidden() * d.intermediate));
+      reader_.read(e, last_.w13.data(), last_.w2.data());
+      last_.number = e;
+    }
+    return last_;
+  }
+
+  moe::io::LayerDescription description_;
+  std::string root_;
+  moe::io::ExpertReader reader_;
+  Expert last_;
+};
+
+/// A checkpoint that is read, and what each of its expert tensors becomes.
+class Conversion {
+ public:
+  Conversion(Source const& source, std::string const& scheme)
+      : store_(source.directory), config_(moe::io::HfConfig::from_file(source.directory)), scheme_{.name = scheme} {
+    for (auto const& name : source.shards) shards_.push_back(std::make_unique<SafetensorsFile>(source.directory / name));
+    for (auto const& shard : shards_) {
+      for (auto const& [name, t] : shard->tensors()) plan(*shard, t);
+    }
+    if (expert_weights_ == 0) {
+      throw Error(ErrorCode::unsupported,
+                  moe::text("'", source.directory.string(), "' has no expert weights named '….experts.N.….weight' and no fused ones"));
+    }
+    std::sort(unquantized_.begin(), unquantized_.end());
+  }
+  std::vector<std::unique_ptr<SafetensorsFile>> const& shards() const { return shards_; }
+  std::int64_t expert_weights() const { return expert_weights_; }
+  nlohmann::ordered_json quantization_config() const { return moe_tool::quantization_config(scheme_, blocks_, unquantized_); }
+
+  /// The tensors that replace t, or nothing: it stays as it is.
+  std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
+    if (is_expert_weight(t)) {
+      return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] { return file.read<float>(t); }});
+    }
+    auto const at = fused_.find(t.name);
+    if (at == fused_.end()) return {};
+    auto const& [name, kind] = at->second;
+    std::int64_t const elements = t.shape[1] * t.shape[2];
+    SourceStack const stack{t.name, t.shape[0], t.shape[1], t.shape[2], [&file, &t, elements](std::int64_t e) {
+                              std::vector<float> matrix(static_cast<std::size_t>(elements));
+                              file.read_elements(t, e * elements, elements, matrix.data());
+                              return matrix;
+                            }};
+    if (kind == Kind::blocks) return mxfp4_blocks(stack);
+    if (kind == Kind::stack) return quantized_stack(scheme_, stack);
+    std::vector<NewTensor> out;
+    for (SourceMatrix const& m : layer_of(t.name).modules(*name)) {
+      for (NewTensor& n : quantized_linear(scheme_, m)) out.push_back(std::move(n));
+    }
+    return out;
+  }
+
+ private:
+  enum class Kind { modules, stack, blocks };
+
+  void plan(SafetensorsFile const& file, TensorInfo const& t) {
+    FusedName const* const fused = fused_name(t);
+    if (!is_expert_weight(t) && fused == nullptr) {
+      if (t.shape.size() == 2 && t.name.ends_with(".weight")) unquantized_.push_back(base_of(t.name));
+      return;
+    }
+    if (!moe::io::is_floating(t.dtype) || moe::io::bits(t.dtype) < 16) {
+      throw Error(ErrorCode::argument, moe::text(file.where(t), ": the experts are quantised already; expected BF16, F16 or F32"));
+    }
+    if (fused == nullptr) {
+      fit_scheme(scheme_, t.shape[1], file.where(t));
+      ++expert_weights_;
+      return;
+    }
+    Kind const kind = kind_of(file, t, *fused);
+    fused_.emplace(t.name, std::pair{fused, kind});
+    if (kind == Kind::modules) {
+      for (SourceMatrix const& m : layer_of(t.name).modules(*fused)) {
+        fit_scheme(scheme_, m.cols, file.where(t));
+        ++expert_weights_;
+      }
+      return;
+    }
+    if (kind == Kind::blocks) fit_scheme(scheme_, t.shape[1], file.where(t));
+    blocks_ = blocks_ || kind == Kind::blocks;
+    expert_weights_ += t.shape[0];
+  }
+  Kind kind_of(SafetensorsFile const& file, TensorInfo const& t, FusedName const& name) {
+    if (scheme_.name == "fp8_block128") return Kind::stack;
+    bool const eight_bits = scheme_.name.starts_with("fp8") || scheme_.name.starts_with("int8");
+    if (eight_bits && name.suffix.ends_with("_linear.weight")) return Kind::stack;
+    if (!layer_of(t.name).description().expert_bias) return Kind::modules;
+    if (scheme_.name == "mxfp4") return Kind::blocks;
     throw Error(ErrorCode::unsupported,
-                moe::text("'", source.directory.string(),
-                          "' has no expert weights named '….experts.N.….weight'; fused experts are not quantised here"));
+                moe::text(file.where(t), ": fused experts with biases are written as mxfp4 or fp8_block128, not as ", scheme_.name));
   }
-  std::sort(plan.unquantized.begin(), plan.unquantized.end());
-  return plan;
+  /// The layer that a tensor belongs to: the number behind "layers." or "blocks." in its name.
+  FusedLayer& layer_of(std::string const& tensor) {
+    std::int64_t number = -1;
+    for (std::string_view word : {"layers.", "blocks."}) {
+      std::size_t const at = tensor.find(word);
+      if (at != std::string::npos) std::from_chars(tensor.data() + at + word.size(), tensor.data() + tensor.size(), number);
+    }
+    auto found = layers_.find(number);
+    if (found == layers_.end()) {
+      found = layers_.emplace(number, std::make_unique<FusedLayer>(store_, config_, number)).first;
+    }
+    if (!found->second->owns(tensor)) {
+      throw Error(ErrorCode::unsupported, moe::text("'", tensor, "' is not a tensor of layer ", number, " of '", config_.label(), "'"));
+    }
+    return *found->second;
+  }
+
+  moe::io::TensorStore store_;
+  moe::io::HfConfig config_;
+  CheckpointScheme scheme_;
+  std::vector<std::unique_ptr<SafetensorsFile>> shards_;
+  std::map<std::int64_t, std::unique_ptr<FusedLayer>> layers_;
+  std::map<std::string, std::pair<FusedName const*, Kind>> fused_;
+  std::int64_t expert_weights_ = 0;
+  bool blocks_ = false;
+  std::vector<std::string> unquantized_;  ///< linear modules that stay as they are
+};
+
+bool is_quantized(nlohmann::ordered_json const& config) {
+  auto const states = [](nlohmann::ordered_json const& c) {
+    return c.contains("quantization_config") && !c["quantization_config"].is_null();
+  };
+  return states(config) || (config.contains("text_config") && states(config["text_config"]));
 }
 
 }  // namespace
-
-std::vector<std::string> checkpoint_schemes() {
-  return {"fp8_block128", "fp8_per_channel", "fp8_per_tensor", "int4_group128", "int8_per_channel"};
-}
 
 int quantize_checkpoint(QuantizeOptions const& options) {
   Source const source = open_source(options.input);
@@ -262,22 +309,17 @@ int quantize_checkpoint(QuantizeOptions const& options) {
     throw Error(ErrorCode::argument, moe::text("'", source.directory.string(), "' has no config.json"));
   }
   auto config = nlohmann::ordered_json::parse(moe::io::read_json(source.directory / "config.json").dump());
-  if (config.contains("quantization_config")) {
-    throw Error(ErrorCode::argument, moe::text("'", source.directory.string(), "' is quantised already"));
-  }
-  std::vector<std::unique_ptr<SafetensorsFile>> shards;
-  for (auto const& name : source.shards) shards.push_back(std::make_unique<SafetensorsFile>(source.directory / name));
-  Plan const plan = make_plan(source, shards, options.scheme);
-  config["quantization_config"] = quantization_config(options.scheme, plan.int4_group, plan.unquantized);
+  if (is_quantized(config)) throw Error(ErrorCode::argument, moe::text("'", source.directory.string(), "' is quantised already"));
+  Conversion conversion(source, options.scheme);
+  config["quantization_config"] = conversion.quantization_config();
 
   NewDirectory directory(options.output);
   nlohmann::ordered_json index;
   std::uint64_t before = 0, total = 0;
-  ExpertTensors const experts(options.scheme, plan.int4_group);
   bool const progress = ::isatty(STDERR_FILENO) != 0 && !options.json;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (progress) std::fprintf(stderr, "\rquantising shard %zu of %zu", i + 1, shards.size());
-    SafetensorsFile const& file = *shards[i];
+  for (std::size_t i = 0; i < source.shards.size(); ++i) {
+    if (progress) std::fprintf(stderr, "\rquantising shard %zu of %zu", i + 1, source.shards.size());
+    SafetensorsFile const& file = *conversion.shards()[i];
     moe::io::SafetensorsWriter out;
     for (auto const& [key, value] : file.metadata()) out.set_metadata(key, value);
     auto const placed = [&](std::string const& name, FileDType dtype, std::vector<std::int64_t> const& shape) {
@@ -287,10 +329,13 @@ int quantize_checkpoint(QuantizeOptions const& options) {
       total += elements * static_cast<std::uint64_t>(moe::io::bits(dtype)) / 8;
     };
     for (auto const& [name, t] : file.tensors()) {
-      before += file.raw(t).size();
-      if (is_expert_weight(t)) {
-        experts.add(out, file, t, placed);
-      } else {
+      before += t.size_bytes();
+      auto const replaced = conversion.replacement(file, t);
+      for (NewTensor const& n : replaced) {
+        placed(n.name, n.dtype, n.shape);
+        out.add_lazy(n.name, n.dtype, n.shape, n.make);
+      }
+      if (replaced.empty()) {
         placed(name, t.dtype, t.shape);
         out.add_bytes(name, t.dtype, t.shape, file.raw(t));
       }
@@ -314,14 +359,14 @@ int quantize_checkpoint(QuantizeOptions const& options) {
   if (options.json) {
     nlohmann::ordered_json report;
     report["scheme"] = options.scheme;
-    report["expert_weights"] = plan.expert_weights;
+    report["expert_weights"] = conversion.expert_weights();
     report["shards"] = source.shards.size();
     report["bytes_before"] = before;
     report["bytes_after"] = total;
     report["output"] = options.output.string();
     fmt::print("{}\n", report.dump());
   } else {
-    fmt::print("{} expert weights as {} in {} shard(s): {} bytes, before {}\nwritten to {}\n", plan.expert_weights, options.scheme,
+    fmt::print("{} expert weights as {} in {} shard(s): {} bytes, before {}\nwritten to {}\n", conversion.expert_weights(), options.scheme,
                source.shards.size(), total, before, options.output.string());
   }
   return 0;

@@ -12,6 +12,9 @@ import tempfile
 
 TOOL = os.environ["MOE_TOOL"]
 GOLDEN = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
+SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128", "fp8_block128", "fp8_per_tensor_ue8m0", "fp8_per_token_ue8m0",
+           "fp8_per_channel_ue8m0", "fp8_group128_ue8m0", "fp8_block128_ue8m0", "int8_per_token", "int8_per_channel", "int8_group128",
+           "int4_group128", "mxfp8", "mxfp4", "nvfp4"]
 failures = 0
 
 
@@ -113,7 +116,8 @@ def checkpoints(folder: pathlib.Path) -> None:
     for shard in source.glob("model*.safetensors"):
         original.update(load(shard))
     experts = [name for name in original if ".experts." in name]
-    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15}.items():
+    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15, "mxfp4": .2,
+                          "nvfp4": .15}.items():
         out = folder / scheme
         done = moe("--scheme", scheme, "--input", source, "--output", out)
         check(done.returncode == 0, f"{scheme}: {done.stderr}")
@@ -125,6 +129,10 @@ def checkpoints(folder: pathlib.Path) -> None:
         check(set(index["weight_map"]) == set(written), f"{scheme}: index is complete")
         check(index["metadata"]["total_size"] == sum(len(t[2]) for t in written.values()), f"{scheme}: total size")
         check(all(written[name] == t for name, t in original.items() if name not in experts), f"{scheme}: other tensors are untouched")
+        layer = subprocess.run([TOOL, "layer", "--checkpoint", out, "--layer", "1", "--input", source / "moe_io.safetensors", "--tensor",
+                                "layers.1.moe_in", "--output", folder / "y.safetensors", "--json", "--expected",
+                                f"{source / 'moe_io.safetensors'}:layers.1.moe_out_f32"], capture_output=True, text=True, check=False)
+        check(layer.returncode == 0 and 1e-4 < json.loads(layer.stdout)["error"] < 3 * bound, f"{scheme}: moe layer: {layer.stdout} {layer.stderr}")
         config = json.loads((out / "config.json").read_text())
         check("quantization_config" in config and (out / "generation_config.json").exists(), f"{scheme}: config")
         for name in experts[:6]:
@@ -137,6 +145,13 @@ def checkpoints(folder: pathlib.Path) -> None:
                 group = config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
                 codes = [(byte >> shift & 15) - 8 for byte in packed[2] for shift in (0, 4)]
                 dq = [q * scales[i // group] for i, q in enumerate(codes)]
+            elif scheme in ("mxfp4", "nvfp4"):
+                packed, stored, group = written[base + ".weight_packed"], written[base + ".weight_scale"], 32 if scheme == "mxfp4" else 16
+                check(packed[:2] == ("U8", [rows, cols // 2]) and stored[:2] == ("U8" if scheme == "mxfp4" else "F8_E4M3", [rows, cols // group]),
+                      f"{scheme}: {name} {packed[:2]} {stored[:2]}")
+                divisor = floats(written[base + ".weight_global_scale"])[0] if scheme == "nvfp4" else 1
+                scales = [2.0**(b - 127) if scheme == "mxfp4" else e4m3(b) / divisor for b in stored[2]]
+                dq = [e2m1_table()[byte >> shift & 15] * scales[(2 * i + (shift > 0)) // group] for i, byte in enumerate(packed[2]) for shift in (0, 4)]
             else:
                 code, suffix = written[name], ".weight_scale_inv" if scheme == "fp8_block128" else ".weight_scale"
                 check(code[0] == ("I8" if scheme.startswith("int8") else "F8_E4M3") and code[1] == [rows, cols], f"{scheme}: {name}")
@@ -163,9 +178,9 @@ def e4m3(code: int) -> float:
 def bad_input(folder: pathlib.Path) -> None:
     source, out = GOLDEN / "quant" / "nvfp4_seed2041.safetensors", folder / "bad.safetensors"
     cases = [
-        (2, "fp8_block128", ["--scheme", "fp9", "--input", source, "--tensor", "w", "--output", out]),
+        *((2, name, ["--scheme", "fp9", "--input", source, "--tensor", "w", "--output", out]) for name in SCHEMES),
         (2, "--tensor", ["--scheme", "mxfp4", "--input", source, "--output", out]),
-        (2, "one of fp8_block128", ["--scheme", "nvfp4", "--input", GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", out]),
+        (2, "one of fp8_block128", ["--scheme", "fp8_group128", "--input", GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", out]),
         (1, "nothing", ["--scheme", "mxfp4", "--input", source, "--tensor", "nothing", "--output", out]),
         (1, "floating-point", ["--scheme", "mxfp4", "--input", source, "--tensor", "codes", "--output", out]),
         (1, "absent.safetensors", ["--scheme", "mxfp4", "--input", folder / "absent.safetensors", "--tensor", "w", "--output", out]),

@@ -325,4 +325,77 @@ TEST(PackedWeights, ConfigurationAndTensorsMustAgree) {
   expect_refusal(ErrorCode::argument, "shape [8, 32], expected [64, 4] (quantization_config: awq", experts(gptq), kAwq);
 }
 
+// Fused experts with scales
+
+/// [E, 2I, H] and [E, H, I] (transposed: [E, H, 2I] and [E, I, H]) whose every code is 1.0 in e4m3.
+Tensors fused(bool transposed, std::string const& suffix, std::vector<std::int64_t> up_scales, std::vector<std::int64_t> down_scales,
+              FileDType dtype = FileDType::f8_e4m3) {
+  Tensors t;
+  t[kRoot + "gate.weight"] = numbers<float>({kE, kH}, 0.0F);
+  t[kRoot + "experts.gate_up_proj"] = transposed ? filled(dtype, {kE, kH, 2 * kI}, 0x38) : filled(dtype, {kE, 2 * kI, kH}, 0x38);
+  t[kRoot + "experts.down_proj"] = transposed ? filled(dtype, {kE, kI, kH}, 0x38) : filled(dtype, {kE, kH, kI}, 0x38);
+  for (auto const& [name, shape] : {std::pair{"gate_up_proj", up_scales}, std::pair{"down_proj", down_scales}}) {
+    std::vector<float> scales(at(product(shape)));
+    for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i + 1);
+    if (!shape.empty()) t[kRoot + "experts." + name + suffix] = list<float>(shape, scales);
+  }
+  return t;
+}
+json const kBlocks{{"quant_method", "fp8"}, {"weight_block_size", {32, 16}}};  // 32 outputs, 16 inputs
+/// Element [row, col] of expert e's w13 [2I, H].
+float w13(HostLayerWeights<float> const& w, std::int64_t e, std::int64_t row, std::int64_t col) {
+  return w.w13[at((e * 2 * kI + row) * kH + col)];
+}
+
+TEST(PackedWeights, FusedFp8ScalesFollowTheOrientationOfTheTensor) {
+  // one scale a block of 32 outputs × 16 inputs: [E, 2, 4] and [E, 2, 2], or turned [E, 4, 2] and [E, 2, 2]
+  auto w = Checkpoint(fused(false, "_scale_inv", {kE, 2, 4}, {kE, 2, 2}), kBlocks).load();
+  EXPECT_EQ(w13(w, 0, 0, 0), 1.0F);
+  EXPECT_EQ(w13(w, 0, 31, 63), 4.0F);
+  EXPECT_EQ(w13(w, 0, 32, 16), 6.0F);
+  EXPECT_EQ(w13(w, 2, 33, 16), 22.0F);
+  EXPECT_EQ(w.w2[at((1 * kH + 40) * kI + 20)], 8.0F);
+  w = Checkpoint(fused(true, "_scale_inv", {kE, 4, 2}, {kE, 2, 2}), kBlocks).load();
+  EXPECT_EQ(w13(w, 0, 31, 63), 7.0F) << "inputs 48 … 63, outputs 0 … 31";
+  EXPECT_EQ(w13(w, 0, 32, 16), 4.0F);
+  EXPECT_EQ(w.w2[at((1 * kH + 40) * kI + 20)], 8.0F);
+  EXPECT_EQ(w.w2[at((1 * kH + 40) * kI + 3)], 6.0F) << "output 40, input 3";
+  // one a row, one a column, one an expert, one in all
+  w = Checkpoint(fused(false, "_scale", {kE, 2 * kI, 1}, {kE, kH, 1}), {}).load();
+  EXPECT_EQ(w13(w, 1, 5, 9), 2 * kI + 6.0F);
+  w = Checkpoint(fused(true, "_scale", {kE, 1, 2 * kI}, {kE, 1, kH}), {}).load();
+  EXPECT_EQ(w13(w, 1, 5, 9), 2 * kI + 6.0F);
+  EXPECT_EQ(w.w2[at((2 * kH + 7) * kI + 1)], 2 * kH + 8.0F);
+  for (std::vector<std::int64_t> const& shape : {std::vector<std::int64_t>{kE}, {kE, 1}, {kE, 1, 1}}) {
+    w = Checkpoint(fused(true, "_weight_scale", shape, shape), {}).load();
+    EXPECT_EQ(w13(w, 2, 5, 9), 3.0F);
+  }
+  EXPECT_EQ(w13(Checkpoint(fused(false, "_scale", {1}, {1}), {}).load(), 2, 5, 9), 1.0F);
+  EXPECT_EQ(w13(Checkpoint(fused(false, "_scale", {1}, {1}, FileDType::i8), {}).load(), 2, 5, 9), 56.0F);
+}
+
+TEST(PackedWeights, FusedStacksReadOnlyTheirOwnExperts) {
+  Tensors const tensors = fused(true, "_scale_inv", {kE, 4, 2}, {kE, 2, 2});
+  Checkpoint const checkpoint(tensors, kBlocks);
+  TensorStore const store(checkpoint.path());
+  LayerDescription const d = from_config(HfConfig::from_file(checkpoint.path()), 0);
+  (void)LayerLoader::from_checkpoint(store, d, 0).load<float>({.experts = std::vector<int>{1}});
+  EXPECT_EQ(store.bytes_read(), at(kE * kH * 4 + 3 * kI * kH + (8 + 4) * 4)) << "the router, one expert's codes and its scales";
+}
+
+TEST(PackedWeights, FusedErrorsAreNamed) {
+  expect_refusal(ErrorCode::argument, "an e4m3 weight needs '" + kRoot + "experts.gate_up_proj_scale_inv' or '", fused(false, "", {}, {}),
+                 {});
+  expect_refusal(ErrorCode::argument, "shape [3, 2, 5], expected [1], [3, 64, 1], [3, 64, groups] or [3, 2, 4]",
+                 fused(false, "_scale_inv", {kE, 2, 5}, {kE, 2, 2}), kBlocks);
+  expect_refusal(ErrorCode::argument, "shape [2, 2, 4], expected [1], [3, 64, 1]", fused(false, "_scale_inv", {2, 2, 4}, {kE, 2, 2}),
+                 kBlocks);
+  expect_refusal(ErrorCode::unsupported, "fused weights of dtype U8 cannot be read", fused(false, "_scale", {1}, {1}, FileDType::u8), {});
+  expect_refusal(ErrorCode::config, "holds float8, but quantization_config (gptq) announces int4 in groups of 32",
+                 fused(false, "_scale", {1}, {1}), kGptq);
+  Tensors t = fused(false, "_scale", {1}, {1});
+  t[kRoot + "experts.gate_up_proj"].bytes[70] = std::byte{0xFF};
+  expect_refusal(ErrorCode::argument, "NaN code at row 1, column 6", t, {});
+}
+
 }  // namespace

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/quantize_layouts.hpp: the tensors that a quantised weight becomes, in the layouts of released checkpoints.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "moe/io/element.hpp"
+
+namespace moe_tool {
+
+/// A tensor of a new checkpoint; its bytes are made when it is written.
+struct NewTensor {
+  std::string name;
+  moe::io::FileDType dtype;
+  std::vector<std::int64_t> shape;
+  std::function<std::vector<std::byte>()> make;
+};
+
+/// A linear weight [rows, cols] = [out, in] of the source, `base` its name without ".weight".
+struct SourceMatrix {
+  std::string base;
+  std::int64_t rows = 0, cols = 0;
+  std::function<std::vector<float>()> read;
+};
+/// A fused tensor [count, rows, cols] of the source, as it lies there; read(e) gives matrix e.
+struct SourceStack {
+  std::string tensor;
+  std::int64_t count = 0, rows = 0, cols = 0;
+  std::function<std::vector<float>(std::int64_t)> read;
+};
+
+/// What a scheme needs to know besides its name: one group size for all int4 weights of a checkpoint.
+struct CheckpointScheme {
+  std::string name;
+  std::int64_t int4_group = 128;
+};
+
+/// E_CONFIG unless the scheme can hold rows of `cols` elements; `where` names the tensor. Narrows the int4 group where it must.
+void fit_scheme(CheckpointScheme& scheme, std::int64_t cols, std::string const& where);
+
+/// One module: `.weight` with its scale, or `.weight_packed` and what belongs to it.
+std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& source);
+/// Schemes of 8 bits: the fused tensor with e4m3 or int8 elements in its own orientation and its scales beside it: blocks of 128 × 128,
+/// one a row, or one a matrix.
+std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceStack const& source);
+/// gpt-oss: a fused tensor [E, in, out] becomes blocks U8 [E, out, in / 32, 16] and exponents U8 [E, out, in / 32].
+std::vector<NewTensor> mxfp4_blocks(SourceStack const& source);
+
+/// quantization_config of the new config.json, as inference servers read it. `blocks`: the experts are gpt-oss's mxfp4 blocks.
+nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool blocks, std::vector<std::string> const& unquantized);
+
+}  // namespace moe_tool
