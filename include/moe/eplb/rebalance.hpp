@@ -142,7 +142,7 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
 
   for (std::int32_t node = 0; node < topology.num_nodes; ++node) {
     auto const mine = std::span<std::int32_t const>(logical_of)
-                          .subspan(static_cast<std::size_t>(node * logical_per_node), static_cast<std::size_t>(logical_per_node));
+                          .subspan(static_cast<std::size_t>(node) * static_cast<std::size_t>(logical_per_node), static_cast<std::size_t>(logical_per_node));
     // 2: the node's spare slots go to its hottest experts.
     auto const node_weight = mine | ranges::views::transform([&](std::int32_t e) { return at(weight, e); }) | ranges::to<std::vector>();
     Replication const copies = replicate(std::span<Real const>(node_weight), slots_per_node);

@@ -47,7 +47,10 @@ class HfConfig {
     }
     return config;
   }
-  static HfConfig from_text(std::string_view json, std::string label) { return {parse_json(json, label), std::move(label)}; }
+  static HfConfig from_text(std::string_view json, std::string label) {
+    nlohmann::json config = parse_json(json, label);
+    return {std::move(config), std::move(label)};
+  }
 
   std::string const& label() const { return label_; }
   /// "qwen3_moe", …

@@ -189,6 +189,7 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
 /// The model types whose configurations are known, sorted.
 inline std::vector<std::string_view> known_model_types() {
   std::vector<std::string_view> out;
+  out.reserve(std::size(detail::kFamilies));
   for (detail::Family const& family : detail::kFamilies) out.push_back(family.model_type);
   return out;
 }
