@@ -6,6 +6,26 @@
 
 #include <cstdio>
 
+namespace {
+
+/// What the ranks besides 0 print: their failures.
+class Failures : public testing::EmptyTestEventListener {
+ public:
+  explicit Failures(int rank) : rank_(rank) {}
+  void OnTestPartResult(testing::TestPartResult const& result) override {
+    if (result.failed()) {
+      std::printf("rank %d: %s:%d: Failure\n%s\n", rank_, result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(),
+                  result.message());
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  int rank_;
+};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   testing::InitGoogleTest(&argc, argv);
@@ -20,10 +40,10 @@ int main(int argc, char** argv) {
     if (rank == 0) std::printf("skipped: %d ranks need %d GPUs, found %d\n", size, size, devices);
     result = 77;
   } else {
-    if (rank != 0) {  // one report; a failure elsewhere still shows through the exit code and its own message
+    if (rank != 0) {  // one report, and the failures of the others
       auto& listeners = testing::UnitTest::GetInstance()->listeners();
       delete listeners.Release(listeners.default_result_printer());
-      listeners.Append(new testing::EmptyTestEventListener);
+      listeners.Append(new Failures(rank));
     }
     cudaSetDevice(rank);
     int const mine = RUN_ALL_TESTS();

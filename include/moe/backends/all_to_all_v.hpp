@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/all_to_all_v.hpp: a token goes once to each rank that has an expert for it, and comes back as that rank's weighted sum.
+// backends/all_to_all_v.hpp: a token goes once to each rank that has an expert for it, and comes back as that rank's weighted sum. The
+// policy, and its exchange in the host space; that of the device is in all_to_all_v_cuda.hpp.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,11 +17,13 @@
 namespace moe::backends {
 
 namespace detail {
+/// The exchange of one communicator. Specialised per memory space.
 template <class Comm, class Config, class Quant, class Partial>
 class AllToAllVExchange;
 }  // namespace detail
 
-/// Standard format over any communicator. Ranks exchange row counts first, so that each sends only what the other needs.
+/// Standard format over any communicator, on any transport that it has. Ranks exchange row counts first, so that each sends only what the
+/// other needs; on the device also without the host's reading them (Params::sizes).
 template <Communicator CommT>
 struct AllToAllV {
   static constexpr char const* kName = "all_to_all_v";
@@ -31,6 +35,8 @@ struct AllToAllV {
     /// Rows that a rank can receive in one round; 0: the worst case, R T_max. Less saves memory, and a round that needs more is
     /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
     std::int64_t max_recv_rows = 0;
+    /// Device only; the same on all ranks. Fixed sizes need the worst case of max_recv_rows.
+    Sizes sizes = Sizes::automatic;
   };
 
   template <class Quant>
@@ -47,7 +53,8 @@ using moe::detail::ExchangeRounds;
 using moe::detail::WireRow;
 
 template <class Comm, class Config, class Quant, class Partial>
-class AllToAllVExchange {
+requires std::same_as<typename Comm::Space, space::host>
+class AllToAllVExchange<Comm, Config, Quant, Partial> {
  public:
   using Space = space::host;
   using Act = typename Config::Act;

@@ -10,7 +10,9 @@
 
 namespace moe::backends {
 
-/// Standard format over any communicator; ranks may bring different numbers of rows. Memory: R T_max rows in, R T_max rows out.
+/// Standard format over any communicator; ranks may bring different numbers of rows. Memory: R T_max rows in, R T_max rows out. On the
+/// device the reduce-scatter is an exchange of rows in the experts' own type and a float32 sum in rank order: the bytes of NCCL's, half of
+/// them if the experts write bf16, and the same bits always.
 template <Communicator CommT>
 struct AllGatherReduceScatter {
   static constexpr char const* kName = "allgather_reduce_scatter";
@@ -18,7 +20,9 @@ struct AllGatherReduceScatter {
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  struct Params {};
+  struct Params {
+    Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
+  };
 
   template <class Quant>
   static constexpr bool carries() {
@@ -28,8 +32,9 @@ struct AllGatherReduceScatter {
   using Exchange = moe::detail::GatherExchange<AllGatherReduceScatter, Config, Quant, Partial>;
 
   // ---- the steps of GatherExchange
-  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s) {
-    comm.all_gather_v(records + s.offsets[comm.rank()], s.counts[comm.rank()], records, s.counts, s.offsets, {});
+  static constexpr bool kReducesEverywhere = false;
+  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s, Stream<Space> stream) {
+    comm.all_gather_v(records + s.offsets[comm.rank()], s.counts[comm.rank()], records, s.counts, s.offsets, stream);
   }
   static float const* combine(Comm& comm, float* partial, moe::detail::RankSlices const& s, float* own) {
     comm.reduce_scatter_v(partial, s.counts, s.offsets, own, {});

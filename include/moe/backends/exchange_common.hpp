@@ -12,6 +12,20 @@
 #include "moe/core/tokens.hpp"
 #include "moe/parallel/placement.hpp"
 
+namespace moe::backends {
+
+/// How many rows an exchange over a Communicator on the device moves; the host's always moves exactly those that are needed.
+enum class Sizes : std::uint8_t {
+  automatic,  ///< fixed where kMaxFixedBytes allows, else exact
+  exact,      ///< those that are needed: the host waits, with the deadline, for the counts of each dispatch. Not capturable in a graph
+  fixed,      ///< max_tokens_per_rank between each two ranks: no count reaches the host. Capturable in a graph
+};
+/// `automatic` is `fixed` if the rows that a rank receives in one dispatch then take at most this: the time of moving them is about that of
+/// one wait of the host.
+inline constexpr std::int64_t kMaxFixedBytes = std::int64_t{8} << 20;
+
+}  // namespace moe::backends
+
 namespace moe::detail {
 
 /// Debug builds report an expert id out of range as E_ARG; release builds treat it as kNoExpert.

@@ -64,6 +64,29 @@ ExchangeContract make_contract(char const* backend, Shape<Config> const& shape, 
   return contract;
 }
 
+/// What rank `rank` makes of the contracts of all: E_MISMATCH naming the first field that differs; E_PEER if another rank refused.
+inline void compare_contracts(int rank, std::vector<ExchangeContract> const& all) {
+  auto differ = [&](char const* field, std::size_t r, auto const& a, auto const& b) {
+    if (a != b) {
+      throw TransportError(ErrorCode::mismatch, rank, static_cast<int>(r), "construction", 0,
+                           text(field, ": rank 0 has ", a, ", rank ", r, " has ", b));
+    }
+  };
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    differ("backend", r, std::string_view(all[0].backend), std::string_view(all[r].backend));
+    differ("quantization", r, std::string_view(all[0].quantization), std::string_view(all[r].quantization));
+    for (std::size_t f = 0; f < ExchangeContract::kFields.size(); ++f) {
+      differ(ExchangeContract::kFields[f], r, all[0].values[f], all[r].values[f]);
+    }
+  }
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].status != 0) {
+      throw TransportError(ErrorCode::peer, rank, static_cast<int>(r), "construction", 0,
+                           text("rank ", r, " refused its arguments with ", name(static_cast<ErrorCode>(all[r].status - 1))));
+    }
+  }
+}
+
 /// The arguments of an exchange that a rank can judge alone. E_CONFIG.
 inline void check_exchange(ExpertPlacement const& placement, int num_ranks, std::int64_t max_tokens, std::int64_t max_recv_rows) {
   if (placement.ep_size() != num_ranks) {
@@ -111,7 +134,7 @@ class ExchangeRounds {
     if (refused) {
       throw Error(*refused);
     }
-    compare(all);
+    compare_contracts(rank(), all);
     tag_ = all[0].tag;
   }
 
@@ -223,28 +246,6 @@ class ExchangeRounds {
       return value == static_cast<std::int64_t>(Call::dispatch) ? "prepare" : "finalize";
     }
     return text(describe(word), " ", value);
-  }
-
-  void compare(std::vector<ExchangeContract> const& all) const {
-    auto differ = [&](char const* field, std::size_t r, auto const& a, auto const& b) {
-      if (a != b) {
-        throw TransportError(ErrorCode::mismatch, rank(), static_cast<int>(r), "construction", 0,
-                             text(field, ": rank 0 has ", a, ", rank ", r, " has ", b));
-      }
-    };
-    for (std::size_t r = 1; r < all.size(); ++r) {
-      differ("backend", r, std::string_view(all[0].backend), std::string_view(all[r].backend));
-      differ("quantization", r, std::string_view(all[0].quantization), std::string_view(all[r].quantization));
-      for (std::size_t f = 0; f < ExchangeContract::kFields.size(); ++f) {
-        differ(ExchangeContract::kFields[f], r, all[0].values[f], all[r].values[f]);
-      }
-    }
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r].status != 0) {
-        throw TransportError(ErrorCode::peer, rank(), static_cast<int>(r), "construction", 0,
-                             text("rank ", r, " refused its arguments with ", name(code_of(all[r].status))));
-      }
-    }
   }
 
   Comm& comm_;

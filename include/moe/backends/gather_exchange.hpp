@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/gather_exchange.hpp: exchanges in which every rank sees every token: gather all rows, compute the own experts, sum over ranks.
+// In the host space; that of the device is in gather_exchange_cuda.hpp.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,10 +24,16 @@ struct RankSlices {
 };
 
 /// Backend gives kName and the two collectives:
-///   gather(comm, records, RankSlices in bytes)                      own records are in place → all records
-///   combine(comm, partial, RankSlices in floats, scratch) → float*  [M, H] own rows of the sum over ranks; may overwrite `partial`
+///   gather(comm, records, RankSlices in bytes, stream)              own records are in place → all records
+///   combine(comm, partial, RankSlices in floats, scratch) → float*  [M, H] own rows of the sum over ranks; may overwrite `partial`. Host
+///   kReducesEverywhere                                              on the device: sum with all_reduce, else send each rank its rows
+/// Specialised per memory space.
 template <class Backend, class Config, class Quant, class Partial>
-class GatherExchange {
+class GatherExchange;
+
+template <class Backend, class Config, class Quant, class Partial>
+requires std::same_as<typename Backend::Space, space::host>
+class GatherExchange<Backend, Config, Quant, Partial> {
  public:
   using Space = space::host;
   using Comm = typename Backend::Comm;
@@ -67,7 +75,7 @@ class GatherExchange {
       wire_.pack(quant_, in, t, record);
       std::copy_n(row_ptr(in.topk_ids, t), topk_, wire_.ids(record));
     }
-    Backend::gather(rounds_.comm(), records_, slices(wire_.bytes()));
+    Backend::gather(rounds_.comm(), records_, slices(wire_.bytes()), {});
     for (std::int64_t t = 0; t < total_; ++t) {
       std::int32_t* ids = wire_.ids(records_ + t * wire_.bytes());
       for (std::int64_t j = 0; j < topk_; ++j) {

@@ -10,7 +10,8 @@
 
 namespace moe::backends {
 
-/// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank.
+/// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank. On the device the sum over ranks is in
+/// NCCL's order.
 template <Communicator CommT>
 struct Naive {
   static constexpr char const* kName = "naive";
@@ -18,7 +19,9 @@ struct Naive {
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  struct Params {};
+  struct Params {
+    Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
+  };
 
   template <class Quant>
   static constexpr bool carries() {
@@ -28,10 +31,11 @@ struct Naive {
   using Exchange = moe::detail::GatherExchange<Naive, Config, Quant, Partial>;
 
   // ---- the steps of GatherExchange
-  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s) {
+  static constexpr bool kReducesEverywhere = true;
+  static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s, Stream<Space> stream) {
     for (int r = 0; r < comm.size(); ++r) {
       if (s.counts[r] > 0) {
-        comm.broadcast(records + s.offsets[r], s.counts[r], r, {});
+        comm.broadcast(records + s.offsets[r], s.counts[r], r, stream);
       }
     }
   }

@@ -29,18 +29,21 @@ class WireRow {
         bytes_(ids_at_ + aligned(topk * static_cast<std::int64_t>(sizeof(std::int32_t)))) {}
 
   /// Bytes of one record.
-  std::int64_t bytes() const { return bytes_; }
-  /// The k ids of a record.
-  std::int32_t* ids(std::byte* record) const { return reinterpret_cast<std::int32_t*>(record + ids_at_); }
+  MOE_HD std::int64_t bytes() const { return bytes_; }
+  MOE_HD std::int64_t hidden() const { return hidden_; }
+  MOE_HD std::int64_t topk() const { return topk_; }
+  /// The parts of a record: payload, scales, k weights, k ids.
+  MOE_HD Payload* payload(std::byte* record) const { return reinterpret_cast<Payload*>(record); }
+  MOE_HD Scale* scales(std::byte* record) const { return reinterpret_cast<Scale*>(record + scales_at_); }
+  MOE_HD float* weights(std::byte* record) const { return reinterpret_cast<float*>(record + weights_at_); }
+  MOE_HD std::int32_t* ids(std::byte* record) const { return reinterpret_cast<std::int32_t*>(record + ids_at_); }
 
   /// Writes row t of `in`, quantised, with its weights; the ids are left to the caller.
   template <int Hidden>
   void pack(Quant const& quant, RoutedTokens<Act, Hidden> const& in, std::int64_t t, std::byte* record) const {
-    quant.template quantize_row<Act>(row_ptr(in.hidden, t), hidden_, reinterpret_cast<Payload*>(record),
-                                     reinterpret_cast<Scale*>(record + scales_at_));
-    auto* weights = reinterpret_cast<float*>(record + weights_at_);
+    quant.template quantize_row<Act>(row_ptr(in.hidden, t), hidden_, payload(record), scales(record));
     for (std::int64_t j = 0; j < topk_; ++j) {
-      weights[j] = in.topk_weights(t, j);
+      weights(record)[j] = in.topk_weights(t, j);
     }
   }
 

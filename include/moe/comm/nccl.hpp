@@ -1,61 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl.hpp: NCCL as a Communicator of the device: bootstrap by unique id (given, over a file, or over any broadcast) and collectives.
+// comm/nccl.hpp: NCCL as a Communicator of the device: collectives on streams, waits with deadlines. Bootstrap by unique id: given, over
+// MPI or any other broadcast, or over a file.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "moe/comm/nccl_status.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm {
 
-/// One rank of an NCCL communicator on the current device. Movable, not copyable. Collectives are enqueued on the stream; counts and
-/// offsets are in bytes (reductions: elements) and in host memory.
+/// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable; one thread at a time.
+/// Collectives are enqueued on the stream; counts and offsets are in bytes (reductions: elements) and in host memory.
+///
+/// No call waits for a peer longer than the deadline: the communicator does not block (NCCL connects and launches in a thread of its own
+/// while this one looks at the clock), and wait() and synchronize() do the same for work on a stream. When the deadline passes, or NCCL
+/// reports an error, the communicator is aborted, which ends its kernels; the call throws TransportError (E_TIMEOUT, E_PEER) or E_CUDA,
+/// every later call is E_STATE, and the group must be built anew. CUDA stays usable.
+/// Sends and receives (Group, all_to_all_v) go through a second, blocking communicator, split off and connected to all peers within the
+/// deadline by connect(): from then on they cannot block, and each costs the host 6 us instead of the 33 us of a thread.
+/// Destroy captured graphs that hold collectives first: NCCL keeps a communicator for them and waits for the last.
 class Nccl {
  public:
   using Space = space::cuda;
   using StreamType = Stream<Space>;
   static constexpr char const* kName = "nccl";
+  struct Params {
+    std::int64_t timeout_ms = 100'000;  ///< of every wait for other ranks; 0 waits for ever
+  };
 
   /// Collective over `size` ranks that hold the same id. E_UNSUPPORTED if the loaded NCCL is not the one compiled against.
-  Nccl(int rank, int size, ncclUniqueId const& id) : rank_(rank), size_(size) {
+  Nccl(int rank, int size, ncclUniqueId const& id, Params const& params) : params_(params), rank_(rank), size_(size) {
     detail::check_nccl_version();
-    detail::check_nccl(ncclCommInitRank(&comm_, size, id, rank), "ncclCommInitRank");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    check(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
   }
-  /// Takes over a communicator.
-  explicit Nccl(ncclComm_t comm) : comm_(comm) {
+  Nccl(int rank, int size, ncclUniqueId const& id) : Nccl(rank, size, id, Params{}) {}
+  /// Takes over a communicator. One that was made blocking may wait for a peer without a deadline while NCCL connects.
+  explicit Nccl(ncclComm_t comm, Params const& params) : params_(params), comm_(comm) {
     detail::check_nccl_version();
-    detail::check_nccl(ncclCommUserRank(comm, &rank_), "ncclCommUserRank", comm);
-    detail::check_nccl(ncclCommCount(comm, &size_), "ncclCommCount", comm);
+    check(ncclCommUserRank(comm, &rank_), "ncclCommUserRank");
+    check(ncclCommCount(comm, &size_), "ncclCommCount");
   }
-  Nccl(Nccl&& other) noexcept
-      : comm_(std::exchange(other.comm_, nullptr)),
-        rank_(other.rank_),
-        size_(other.size_),
-        barrier_word_(std::exchange(other.barrier_word_, nullptr)) {}
+  explicit Nccl(ncclComm_t comm) : Nccl(comm, Params{}) {}
+  Nccl(Nccl&& other) noexcept { *this = std::move(other); }
   Nccl& operator=(Nccl&& other) noexcept {
+    std::swap(params_, other.params_);
     std::swap(comm_, other.comm_);
+    std::swap(direct_, other.direct_);
+    std::swap(one_node_, other.one_node_);
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
-    std::swap(barrier_word_, other.barrier_word_);
+    std::swap(phase_, other.phase_);
+    std::swap(calls_, other.calls_);
+    std::swap(scratch_, other.scratch_);
     return *this;
   }
+  /// Never waits for a peer, dead or alive.
   ~Nccl() {
-    if (comm_ != nullptr) {
-      ncclCommAbort(comm_);  // never waits for a peer, dead or alive
-    }
-    cudaFree(barrier_word_);
+    abort();
+    cudaFree(scratch_);
   }
 
   /// A new id, for one rank to make and hand to the others.
@@ -64,138 +85,407 @@ class Nccl {
     detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
     return id;
   }
-  /// Collective bootstrap over a file that all ranks see: rank 0 writes the id, the others wait for it. E_TIMEOUT after `timeout`.
-  /// `path` must not exist before; rank 0 leaves it to the caller to remove it.
-  static Nccl over_file(std::string const& path, int rank, int size, std::chrono::milliseconds timeout = std::chrono::seconds(100)) {
-    ncclUniqueId id;
-    if (rank == 0) {
-      id = unique_id();
-      std::string const part = path + ".part";
-      std::ofstream out(part, std::ios::binary);
-      out.write(reinterpret_cast<char const*>(&id), sizeof(id));
-      out.close();
-      if (!out || std::rename(part.c_str(), path.c_str()) != 0) {
-        throw Error(ErrorCode::config, text("nccl: cannot write the id file ", path));
-      }
-    } else {
-      auto const end = std::chrono::steady_clock::now() + timeout;
-      for (;;) {
-        std::ifstream in(path, std::ios::binary);
-        if (in.read(reinterpret_cast<char*>(&id), sizeof(id))) {
-          break;
-        }
-        if (std::chrono::steady_clock::now() > end) {
-          throw Error(ErrorCode::timeout, text("nccl: rank ", rank, " waited ", timeout.count(), " ms for the id file ", path));
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-    }
-    return Nccl(rank, size, id);
-  }
-  /// Collective bootstrap over anything that broadcasts bytes from rank 0 in host memory: `broadcast(void* data, std::size_t bytes)`.
-  template <class Broadcast>
-  static Nccl over(int rank, int size, Broadcast&& broadcast) {
+  /// Collective bootstrap over a file that all ranks see, for jobs without MPI: rank 0 writes the id, the others wait for it. `path` must
+  /// be new to this job: E_CONFIG on rank 0 if it exists. The caller removes it. E_TIMEOUT if it or a rank does not appear in time.
+  static Nccl over_file(std::string const& path, int rank, int size, Params const& params) {
+    auto const start = Clock::now();
     ncclUniqueId id{};
     if (rank == 0) {
-      id = unique_id();
+      detail::write_id(path, id = unique_id());
+    } else {
+      while (!detail::read_id(path, id)) {
+        if (params.timeout_ms > 0 && Clock::now() - start > std::chrono::milliseconds(params.timeout_ms)) {
+          throw TransportError(ErrorCode::timeout, rank, 0, "construction", 0,
+                               text("nccl: no id in the file ", path, " within ", params.timeout_ms, " ms"));
+        }
+        usleep(5000);
+      }
     }
-    broadcast(static_cast<void*>(&id), sizeof(id));
-    return Nccl(rank, size, id);
+    return Nccl(rank, size, id, params);
+  }
+  static Nccl over_file(std::string const& path, int rank, int size) { return over_file(path, rank, size, Params{}); }
+  /// Collective bootstrap over anything that broadcasts bytes from rank 0 in host memory: `broadcast(void* data, std::size_t bytes)`.
+  /// E_PEER if rank 0 has no NCCL to make an id with.
+  template <class Broadcast>
+  static Nccl over(int rank, int size, Broadcast&& broadcast, Params const& params) {
+    struct Ticket {
+      ncclUniqueId id;
+      bool valid;
+    } ticket{};
+    std::string why;
+    if (rank == 0) {
+      try {
+        detail::check_nccl_version();
+        ticket = {unique_id(), true};
+      } catch (Error const& e) {
+        why = e.what();
+      }
+    }
+    broadcast(static_cast<void*>(&ticket), sizeof(ticket));
+    if (!ticket.valid) {
+      throw TransportError(ErrorCode::peer, rank, 0, "construction", 0, text("nccl: rank 0 made no id", why.empty() ? "" : ": ", why));
+    }
+    return Nccl(rank, size, ticket.id, params);
+  }
+  template <class Broadcast>
+  static Nccl over(int rank, int size, Broadcast&& broadcast) {
+    return over(rank, size, std::forward<Broadcast>(broadcast), Params{});
+  }
+  /// The same over a communicator of the host space, for example comm::Mpi: its ranks become those of NCCL.
+  template <class HostCommunicator>
+  static Nccl over_communicator(HostCommunicator& host, Params const& params) {
+    return over(
+        host.rank(), host.size(), [&](void* data, std::size_t bytes) { host.broadcast(data, static_cast<std::int64_t>(bytes), 0, {}); },
+        params);
   }
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Collective: what sends and receives need, unless it is there. Done by the first of them too, but not while a stream is captured.
+  void connect() {
+    if (direct_ != nullptr || size_ == 1) {
+      return;
+    }
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    check(ncclCommSplit(live(), 0, rank_, &direct_, &config), "ncclCommSplit");
+    meet_peers();
+    std::array<char, 64> host{};
+    gethostname(host.data(), host.size() - 1);
+    std::vector<std::array<char, 64>> hosts(static_cast<std::size_t>(size_));
+    all_gather_host(host.data(), static_cast<std::int64_t>(host.size()), hosts.data());
+    one_node_ = std::count(hosts.begin(), hosts.end(), host) == size_;
+  }
+  /// Null after a failure.
   ncclComm_t handle() const { return comm_; }
+  bool failed() const { return comm_ == nullptr; }
+  std::int64_t timeout_ms() const { return params_.timeout_ms; }
+  void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
+  /// What the caller is doing, for error messages; a string that stays.
+  void set_phase(char const* phase) { phase_ = phase; }
 
   /// `n` bytes of every rank, in rank order, into out.
   void all_gather(void const* in, std::int64_t n, void* out, StreamType stream) {
-    check(ncclAllGather(in, out, static_cast<std::size_t>(n), ncclInt8, comm_, stream), "ncclAllGather");
+    check(ncclAllGather(in, out, bytes(n), ncclInt8, live(), stream), "ncclAllGather");
   }
-  /// counts[r] bytes of rank r into out + offsets[r]; `n` is the own count.
+  /// counts[r] bytes of rank r into out + offsets[r]; `n` is the own count. `in` may be this rank's place in `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
-    Group group(*this);
-    for (int r = 0; r < size_; ++r) {
-      if (counts[r] > 0) {
-        void const* const from = r == rank_ ? in : nullptr;
-        void* const to = static_cast<std::byte*>(out) + offsets[r];
-        check(ncclBroadcast(from == nullptr ? to : from, to, static_cast<std::size_t>(r == rank_ ? n : counts[r]), ncclInt8, r, comm_,
-                            stream),
-              "ncclBroadcast");
+    if (direct_ != nullptr && one_node_) {  // every pair has a link of its own: no ring
+      void* const own = static_cast<std::byte*>(out) + offsets[rank_];
+      if (own != in && n > 0) {
+        Memory<Space>::copy_async(own, in, bytes(n), stream);
       }
+      Group group(*this);
+      for (int i = 1; i < size_; ++i) {
+        int const from = (rank_ + size_ - i) % size_;
+        group.send(in, n, (rank_ + i) % size_, stream);
+        group.receive(static_cast<std::byte*>(out) + offsets[from], counts[from], from, stream);
+      }
+      group.end();
+      return;
     }
-    group.end();
+    ncclComm_t const comm = live();
+    grouped([&](auto const& add) {
+      for (int r = 0; r < size_; ++r) {
+        if (counts[r] > 0) {
+          void* const to = static_cast<std::byte*>(out) + offsets[r];
+          add(ncclBroadcast(r == rank_ ? in : to, to, bytes(r == rank_ ? n : counts[r]), ncclInt8, r, comm, stream));
+        }
+      }
+    });
   }
+  /// in_counts[r] bytes at in + in_offsets[r] go to rank r; out_counts[r] bytes from it arrive at out + out_offsets[r].
   void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
                     std::int64_t const* out_counts, std::int64_t const* out_offsets, StreamType stream) {
     Group group(*this);
     for (int i = 0; i < size_; ++i) {
       int const to = (rank_ + i) % size_;
       int const from = (rank_ + size_ - i) % size_;
-      if (in_counts[to] > 0) {
-        check(ncclSend(static_cast<std::byte const*>(in) + in_offsets[to], static_cast<std::size_t>(in_counts[to]), ncclInt8, to, comm_,
-                       stream),
-              "ncclSend");
-      }
-      if (out_counts[from] > 0) {
-        check(ncclRecv(static_cast<std::byte*>(out) + out_offsets[from], static_cast<std::size_t>(out_counts[from]), ncclInt8, from, comm_,
-                       stream),
-              "ncclRecv");
-      }
+      group.send(static_cast<std::byte const*>(in) + in_offsets[to], in_counts[to], to, stream);
+      group.receive(static_cast<std::byte*>(out) + out_offsets[from], out_counts[from], from, stream);
     }
     group.end();
   }
   void broadcast(void* data, std::int64_t n, int root, StreamType stream) {
-    check(ncclBroadcast(data, data, static_cast<std::size_t>(n), ncclInt8, root, comm_, stream), "ncclBroadcast");
+    check(ncclBroadcast(data, data, bytes(n), ncclInt8, root, live(), stream), "ncclBroadcast");
   }
   /// Every rank's stream reaches this point before any goes on.
   void barrier(StreamType stream) {
-    if (barrier_word_ == nullptr) {
-      check_cuda(cudaMalloc(&barrier_word_, sizeof(float)), "cudaMalloc");
-      check_cuda(cudaMemset(barrier_word_, 0, sizeof(float)), "cudaMemset");
-    }
-    check(ncclAllReduce(barrier_word_, barrier_word_, 1, ncclFloat, ncclSum, comm_, stream), "ncclAllReduce");
+    auto* const word = static_cast<float*>(scratch());
+    check(ncclAllReduce(word, word, 1, ncclFloat, ncclSum, live(), stream), "ncclAllReduce");
   }
+  /// out[0, n) = the sum over ranks of in[0, n), float32, in NCCL's order: the same bits on every rank. `in` may be `out`.
   void all_reduce(float const* in, std::int64_t n, float* out, StreamType stream) {
-    check(ncclAllReduce(in, out, static_cast<std::size_t>(n), ncclFloat, ncclSum, comm_, stream), "ncclAllReduce");
+    check(ncclAllReduce(in, out, bytes(n), ncclFloat, ncclSum, live(), stream), "ncclAllReduce");
   }
   /// Rank r gets elements [offsets[r], offsets[r] + counts[r]) of the sum.
   void reduce_scatter_v(float const* in, std::int64_t const* counts, std::int64_t const* offsets, float* out, StreamType stream) {
-    Group group(*this);
-    for (int r = 0; r < size_; ++r) {
-      if (counts[r] > 0) {
-        check(ncclReduce(in + offsets[r], r == rank_ ? out : nullptr, static_cast<std::size_t>(counts[r]), ncclFloat, ncclSum, r, comm_,
-                         stream),
-              "ncclReduce");
+    ncclComm_t const comm = live();
+    grouped([&](auto const& add) {
+      for (int r = 0; r < size_; ++r) {
+        if (counts[r] > 0) {
+          add(ncclReduce(in + offsets[r], r == rank_ ? out : nullptr, bytes(counts[r]), ncclFloat, ncclSum, r, comm, stream));
+        }
       }
-    }
-    group.end();
+    });
   }
 
- private:
-  /// Ends the NCCL group also when a call inside it throws.
+  /// Sends and receives that NCCL runs as one: post them, then end(). Ends the group also when a call inside it throws.
   class Group {
    public:
-    explicit Group(Nccl& owner) : owner_(owner) { owner.check(ncclGroupStart(), "ncclGroupStart"); }
+    explicit Group(Nccl& owner) : owner_(owner), comm_(owner.connected()) { detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_); }
+    Group(Group const&) = delete;
+    Group& operator=(Group const&) = delete;
     ~Group() {
       if (open_) {
         ncclGroupEnd();
       }
     }
+    /// `n` bytes to or from a rank; nothing if there are none.
+    void send(void const* data, std::int64_t n, int to, StreamType stream) {
+      if (n > 0) {
+        add(ncclSend(data, bytes(n), ncclInt8, to, comm_, stream), "ncclSend");
+      }
+    }
+    void receive(void* data, std::int64_t n, int from, StreamType stream) {
+      if (n > 0) {
+        add(ncclRecv(data, bytes(n), ncclInt8, from, comm_, stream), "ncclRecv");
+      }
+    }
+    /// The result of a call that was made while the group was open.
+    void add(ncclResult_t result, char const* call) {
+      if (result != ncclInProgress) {
+        detail::check_nccl(result, call, comm_);
+      }
+    }
+    ncclComm_t handle() const { return comm_; }
     void end() {
       open_ = false;
-      owner_.check(ncclGroupEnd(), "ncclGroupEnd");
+      owner_.finish(ncclGroupEnd(), "ncclGroupEnd");
     }
 
    private:
     Nccl& owner_;
+    ncclComm_t comm_;
     bool open_ = true;
   };
-  void check(ncclResult_t result, char const* call) { detail::check_nccl(result, call, comm_); }
 
-  ncclComm_t comm_ = nullptr;
+  /// The result of a call on handle() that others made: waits until it is settled. Throws as described above.
+  void check(ncclResult_t result, char const* call) {
+    if (result == ncclSuccess || result == ncclInProgress) {  // some calls return "success" for what they have only begun
+      result = settled(call);
+    }
+    finish(result, call);
+  }
+
+  /// Returns when the stream has passed `event`. After the deadline the communicator is aborted and E_TIMEOUT thrown, naming the rank that
+  /// `missing()` returns (-1: not known); it may throw a better reason. NCCL's kernels still run while it is called.
+  template <class Missing>
+  void wait(cudaEvent_t event, char const* what, Missing&& missing) {
+    Backoff backoff(params_.timeout_ms);
+    for (;;) {
+      cudaError_t const status = cudaEventQuery(event);
+      if (status != cudaErrorNotReady) {
+        check_cuda(status, what);
+        return;
+      }
+      cudaGetLastError();  // "not ready" must not look like a failed launch later
+      for (ncclComm_t comm : {comm_, direct_}) {
+        ncclResult_t state = ncclSuccess;
+        if (comm != nullptr && ncclCommGetAsyncError(comm, &state) == ncclSuccess && state != ncclSuccess && state != ncclInProgress) {
+          finish(state, what);
+        }
+      }
+      if (backoff.expired()) {
+        AbortAtExit const ends{*this};
+        fail(ErrorCode::timeout, missing(), text(what, ": not done within ", params_.timeout_ms, " ms"));
+      }
+      backoff.pause();
+    }
+  }
+  void wait(cudaEvent_t event, char const* what) {
+    wait(event, what, [] { return -1; });
+  }
+  /// cudaStreamSynchronize with the deadline.
+  void synchronize(StreamType stream) {
+    Event event;
+    check_cuda(cudaEventRecord(event.data, stream), "cudaEventRecord");
+    wait(event.data, "synchronize");
+  }
+  /// `n` bytes of host memory of every rank into host memory out[0, n · size). Waits; for construction, not for rounds.
+  void all_gather_host(void const* in, std::int64_t n, void* out) {
+    Buffer own(bytes(n));
+    Buffer all(bytes(n) * static_cast<std::size_t>(size_));
+    CudaStream stream;
+    Memory<Space>::copy_from_host(own.data, in, bytes(n));
+    all_gather(own.data, n, all.data, stream);
+    synchronize(stream);
+    Memory<Space>::copy_to_host(out, all.data, bytes(n) * static_cast<std::size_t>(size_));
+  }
+  /// Ends whatever NCCL runs for this rank, on the device too; waits for no peer. Later calls are E_STATE.
+  void abort() noexcept {
+    // Side by side: giving back the memory of one waits for the device, and so for kernels of the other.
+    std::thread other;
+    if (ncclComm_t const comm = std::exchange(direct_, nullptr); comm != nullptr) {
+      other = std::thread([comm] { ncclCommAbort(comm); });
+    }
+    if (ncclComm_t const comm = std::exchange(comm_, nullptr); comm != nullptr) {
+      ncclCommAbort(comm);
+    }
+    if (other.joinable()) {
+      other.join();
+    }
+  }
+  /// Throws a TransportError of this rank.
+  [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) const {
+    throw TransportError(code, rank_, peer, phase_, calls_, message);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Buffer {
+    explicit Buffer(std::size_t n) : data(Memory<Space>::allocate(n)) {}
+    Buffer(Buffer const&) = delete;
+    Buffer& operator=(Buffer const&) = delete;
+    ~Buffer() { Memory<Space>::release(data); }
+    void* data;
+  };
+  struct AbortAtExit {
+    Nccl& owner;
+    ~AbortAtExit() { owner.abort(); }
+  };
+  struct Event {
+    Event() { check_cuda(cudaEventCreateWithFlags(&data, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+    Event(Event const&) = delete;
+    Event& operator=(Event const&) = delete;
+    ~Event() { cudaEventDestroy(data); }
+    cudaEvent_t data = nullptr;
+  };
+  /// Polls hard for a while, then leaves the core to others.
+  class Backoff {
+   public:
+    explicit Backoff(std::int64_t timeout_ms) : timeout_(timeout_ms) {}
+    bool expired() const { return timeout_.count() > 0 && Clock::now() - start_ > timeout_; }
+    void pause() {
+      if (++polls_ > kSpins) {
+        usleep(20);
+      } else if (polls_ > kSpins / 4) {
+        sched_yield();
+      }
+    }
+
+   private:
+    static constexpr int kSpins = 4000;
+    std::chrono::milliseconds timeout_;
+    Clock::time_point start_ = Clock::now();
+    int polls_ = 0;
+  };
+
+  static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
+  ncclComm_t live() const {
+    if (comm_ == nullptr) {
+      throw Error(ErrorCode::state, text("nccl: ", phase_, " after a failure; the group must be rebuilt"));
+    }
+    return comm_;
+  }
+  ncclComm_t connected() {
+    connect();
+    live();
+    return size_ == 1 ? comm_ : direct_;
+  }
+  /// Throws, after ending the communicator, unless a call has succeeded.
+  void finish(ncclResult_t result, char const* call) {
+    ++calls_;
+    if (result == ncclSuccess) {
+      return;
+    }
+    std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(comm_));
+    abort();
+    if (result == ncclRemoteError) {
+      fail(ErrorCode::peer, -1, message);
+    }
+    throw Error(ErrorCode::cuda, message);
+  }
+  /// Collectives on comm_ that NCCL runs as one.
+  template <class Post>
+  void grouped(Post&& post) {
+    detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_);
+    ncclResult_t worst = ncclSuccess;
+    post([&](ncclResult_t result) { worst = result == ncclSuccess || result == ncclInProgress ? worst : result; });
+    ncclResult_t const ended = ncclGroupEnd();
+    check(worst == ncclSuccess ? ended : worst, "a group of collectives");
+  }
+  /// A few bytes to and from every rank: NCCL connects here, in a thread that is left behind if a peer does not come.
+  void meet_peers() {
+    struct Meeting {
+      ncclComm_t comm;
+      int device = 0;
+      int rank;
+      int size;
+      Buffer words;
+      CudaStream stream{};
+      std::atomic<int> result{-1};
+    };
+    auto const meeting = std::shared_ptr<Meeting>(new Meeting{direct_, 0, rank_, size_, Buffer(bytes(2 * 16 * size_))});
+    check_cuda(cudaGetDevice(&meeting->device), "cudaGetDevice");
+    std::thread([meeting] {
+      Meeting& m = *meeting;
+      cudaSetDevice(m.device);
+      auto* const at = static_cast<std::byte*>(m.words.data);
+      ncclGroupStart();
+      for (int i = 1; i < m.size; ++i) {
+        int const to = (m.rank + i) % m.size;
+        int const from = (m.rank + m.size - i) % m.size;
+        ncclSend(at + 16 * to, 16, ncclInt8, to, m.comm, m.stream);
+        ncclRecv(at + 16 * (m.size + from), 16, ncclInt8, from, m.comm, m.stream);
+      }
+      m.result = static_cast<int>(ncclGroupEnd());
+    }).detach();
+    Backoff backoff(params_.timeout_ms);
+    while (meeting->result < 0) {
+      if (backoff.expired()) {
+        direct_ = nullptr;  // still in use there
+        abort();
+        fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
+      }
+      backoff.pause();
+    }
+    finish(static_cast<ncclResult_t>(meeting->result.load()), "connect");
+    synchronize(meeting->stream);
+  }
+  /// The state of the communicator once it is no longer in progress.
+  ncclResult_t settled(char const* call) {
+    Backoff backoff(params_.timeout_ms);
+    for (;;) {
+      ncclResult_t state = ncclInProgress;
+      detail::check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
+      if (state != ncclInProgress) {
+        return state;
+      }
+      if (backoff.expired()) {
+        abort();
+        fail(ErrorCode::timeout, -1, text(call, ": another rank did not arrive within ", params_.timeout_ms, " ms"));
+      }
+      backoff.pause();
+    }
+  }
+  /// A zeroed word of device memory.
+  void* scratch() {
+    if (scratch_ == nullptr) {
+      scratch_ = Memory<Space>::allocate(sizeof(float));
+      Memory<Space>::fill(scratch_, 0, sizeof(float));
+    }
+    return scratch_;
+  }
+  Params params_;
+  ncclComm_t comm_ = nullptr;    // does not block: collectives
+  ncclComm_t direct_ = nullptr;  // blocks, and has nothing to wait for: sends and receives
+  bool one_node_ = false;        // known once connected
   int rank_ = 0;
   int size_ = 1;
-  void* barrier_word_ = nullptr;
+  char const* phase_ = "construction";
+  std::uint64_t calls_ = 0;
+  void* scratch_ = nullptr;
 };
 
 }  // namespace moe::comm

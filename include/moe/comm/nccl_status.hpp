@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_status.hpp: results of NCCL calls as moe::Error, and the check that the library is the one that was compiled against.
+// comm/nccl_status.hpp: results of NCCL calls as moe::Error, the check that the library is the one that was compiled against, and ids in
+// files.
 #pragma once
 
 #include <nccl.h>
+#include <unistd.h>
 
-#include <source_location>
+#include <cstdio>
+#include <string>
 
 #include "moe/core/error.hpp"
 
@@ -28,6 +31,31 @@ inline void check_nccl_version(int compiled = NCCL_VERSION_CODE) {
     throw Error(ErrorCode::unsupported, text("nccl: the program was built against version code ", compiled, " and runs on ", running,
                                              "; device structs differ between releases. Load the library of that version"));
   }
+}
+
+/// Writes an id to a file that must be new: E_CONFIG if it exists or cannot be written.
+inline void write_id(std::string const& path, ncclUniqueId const& id) {
+  std::string const part = path + ".part";
+  std::FILE* const file = std::fopen(part.c_str(), "wbx");
+  bool good = file != nullptr && std::fwrite(&id, sizeof(id), 1, file) == 1;
+  good = (file == nullptr || std::fclose(file) == 0) && good;
+  // link() and not rename(): an id that an earlier job left there must not be taken for this one's
+  good = good && ::link(part.c_str(), path.c_str()) == 0;
+  if (file != nullptr) {
+    std::remove(part.c_str());
+  }
+  if (!good) {
+    throw Error(ErrorCode::config, text("nccl: cannot write the id file ", path, "; it must not exist before"));
+  }
+}
+/// False while there is no id in the file.
+inline bool read_id(std::string const& path, ncclUniqueId& id) {
+  std::FILE* const file = std::fopen(path.c_str(), "rb");
+  bool const good = file != nullptr && std::fread(&id, sizeof(id), 1, file) == 1;
+  if (file != nullptr) {
+    std::fclose(file);
+  }
+  return good;
 }
 
 }  // namespace moe::comm::detail

@@ -67,7 +67,6 @@ class NcclSymmetric {
   static constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
   void construct(std::uint64_t timeout_ns) {
-    using detail::check_nccl;
     ncclComm_t const c = comm_->handle();
     // Ranks agree before the first collective call on the window, so that one that has no memory does not leave the others waiting.
     if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
@@ -79,14 +78,14 @@ class NcclSymmetric {
                                             base_ == nullptr ? " is one of them" : " could"));
     }
     check_cuda(cudaMemset(base_, 0, bytes_), "cudaMemset");
-    check_nccl(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister", c);
+    comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
     if (window_ == nullptr) {
       throw Error(ErrorCode::unsupported, "window: NCCL does not support symmetric windows on these GPUs; AllToAllV works everywhere");
     }
     ncclDevCommRequirements requirements;
     std::memset(&requirements, 0, sizeof(requirements));
     requirements.lsaBarrierCount = 1;
-    check_nccl(ncclDevCommCreate(c, &requirements, &device_comm_), "ncclDevCommCreate", c);
+    comm_->check(ncclDevCommCreate(c, &requirements, &device_comm_), "ncclDevCommCreate");
     has_device_comm_ = true;
     if (device_comm_.lsaSize != size()) {
       int const first = rank() - device_comm_.lsaRank;
@@ -113,7 +112,7 @@ class NcclSymmetric {
     check_cuda(copied, "cudaMemcpy");
     // Every part is zero before any peer writes to it.
     comm_->barrier(nullptr);
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    comm_->synchronize(nullptr);
   }
   /// On how many ranks `failed` holds. Collective.
   int ranks_where(bool failed) {
@@ -121,17 +120,18 @@ class NcclSymmetric {
     float const mine = failed ? 1.0F : 0.0F;
     word.copy_from_host(&mine);
     comm_->all_reduce(word.data(), 1, word.data(), nullptr);
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    comm_->synchronize(nullptr);
     float all = 0.0F;
     word.copy_to_host(&all);
     return static_cast<int>(all);
   }
   void release() noexcept {
     cudaDeviceSynchronize();
-    if (has_device_comm_) {
+    bool const live = !comm_->failed();  // an aborted communicator has given back what it registered
+    if (live && has_device_comm_) {
       ncclDevCommDestroy(comm_->handle(), &device_comm_);
     }
-    if (window_ != nullptr) {
+    if (live && window_ != nullptr) {
       ncclCommWindowDeregister(comm_->handle(), window_);
     }
     if (base_ != nullptr) {

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/comm_exchange_bench.cu: AllToAllV and AllGatherReduceScatter over comm::Nccl beside NCCL's own grouped send and receive of the same
+// bytes, in turns, slowest rank.
+//
+//   mpirun -n <GPUs> comm_exchange_bench [--json FILE]
+//
+// One process a GPU. Hidden 7168, top-8 of 256 experts, uniform random routing. "rows": the records (dispatch) or the outputs (combine)
+// alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts what leaves one GPU.
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "bench/bench_report.hpp"
+#include "moe/backends/all_to_all_v.cuh"
+#include "moe/backends/gather_exchange.cuh"
+#include "moe/comm/mpi.hpp"
+#include "moe/comm/nccl.hpp"
+#include "moe/quantization/fp8_group128.hpp"
+#include "moe/quantization/none.hpp"
+
+namespace {
+
+using namespace moe;
+using comm::Nccl;
+using moe_bench::median_and_spread;
+constexpr int kHidden = 7168;
+constexpr int kTopK = 8;
+constexpr int kExperts = 256;
+constexpr int kRepeats = 5;
+
+struct Config : LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  struct Activation {};
+};
+template <class T>
+using Device = Buffer<T, space::cuda>;
+
+struct Timed {
+  double us;
+  double spread;
+  double host_us;  ///< that one call keeps the host
+};
+
+class Bench {
+ public:
+  explicit Bench(comm::Mpi& host) : host_(host), comm_(Nccl::over_communicator(host, {})), report_("comm_exchange_bench") {
+    ncclUniqueId id{};
+    if (host.rank() == 0) {
+      id = Nccl::unique_id();
+    }
+    host.broadcast(&id, sizeof id, 0, {});
+    comm::detail::check_nccl(ncclCommInitRank(&plain_, host.size(), id, host.rank()), "ncclCommInitRank");
+  }
+  ~Bench() { ncclCommAbort(plain_); }
+
+  /// Microseconds a call of each function, measured in turns: the slowest rank, median over the repeats.
+  std::vector<Timed> time(int calls, std::vector<std::function<void()>> const& functions) {
+    std::vector<std::vector<double>> us(functions.size());
+    std::vector<double> enqueue(functions.size(), 1e30);
+    for (int repeat = -1; repeat < kRepeats; ++repeat) {
+      for (std::size_t f = 0; f < functions.size(); ++f) {
+        functions[f]();
+        stream_.synchronize();
+        host_.barrier({});
+        begin_.record(stream_);
+        auto const start = std::chrono::steady_clock::now();
+        for (int i = 0; i < calls; ++i) {
+          functions[f]();
+        }
+        double const spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() * 1e6 / calls;
+        end_.record(stream_);
+        double mine = 1e3 * static_cast<double>(end_.since(begin_)) / calls;
+        double slowest = 0;
+        MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
+        if (repeat >= 0) {
+          us[f].push_back(slowest);
+          enqueue[f] = std::min(enqueue[f], spent);
+        }
+      }
+    }
+    std::vector<Timed> out;
+    for (std::size_t f = 0; f < functions.size(); ++f) {
+      auto const [median, spread] = median_and_spread(us[f]);
+      out.push_back({median, spread, enqueue[f]});
+    }
+    return out;
+  }
+
+  /// NCCL's own: no library between.
+  void plain_exchange(std::byte const* in, std::byte* out, std::vector<std::int64_t> const& sent,
+                      std::vector<std::int64_t> const& received) {
+    ncclGroupStart();
+    std::int64_t at = 0, from = 0;
+    for (int r = 0; r < host_.size(); ++r) {
+      auto const i = static_cast<std::size_t>(r);
+      if (r != host_.rank()) {
+        ncclSend(in + at, static_cast<std::size_t>(sent[i]), ncclInt8, r, plain_, stream_);
+        ncclRecv(out + from, static_cast<std::size_t>(received[i]), ncclInt8, r, plain_, stream_);
+      }
+      at += sent[i];
+      from += received[i];
+    }
+    comm::detail::check_nccl(ncclGroupEnd(), "ncclGroupEnd", plain_);
+  }
+
+  void print(std::string const& name, Timed const& t, double bytes) {
+    double const rate = bytes / t.us * 1e-3;
+    if (host_.rank() == 0) {
+      std::printf("%-52s %9.1f us  (+- %6.1f)  %6.1f GB/s  host %6.1f us\n", name.c_str(), t.us, t.spread / 2, rate, t.host_us);
+      std::fflush(stdout);
+    }
+    report_.add({name, t.us, t.spread, {{"ranks", host_.size()}, {"bytes_out", bytes}, {"gb_per_s", rate}, {"host_us", t.host_us}}});
+  }
+
+  template <class Quant>
+  void run(int tokens, backends::Sizes sizes) {
+    int const R = host_.size();
+    int const me = host_.rank();
+    std::mt19937 random(static_cast<unsigned>(77 + me));
+    std::vector<std::int32_t> ids;
+    std::vector<std::int64_t> rows_out(static_cast<std::size_t>(R), 0), rows_in(rows_out);
+    std::vector<std::int32_t> all(kExperts);
+    for (int e = 0; e < kExperts; ++e) all[static_cast<std::size_t>(e)] = e;
+    ExpertPlacement const placement(kExperts, R, PlacementStrategy::linear);
+    for (int t = 0; t < tokens; ++t) {
+      std::vector<bool> seen(static_cast<std::size_t>(R));
+      for (int j = 0; j < kTopK; ++j) {
+        std::swap(all[static_cast<std::size_t>(j)], all[static_cast<std::size_t>(j) + random() % static_cast<unsigned>(kExperts - j)]);
+        ids.push_back(all[static_cast<std::size_t>(j)]);
+        auto const to = static_cast<std::size_t>(placement.owner(ids.back()));
+        rows_out[to] += seen[to] ? 0 : 1;
+        seen[to] = true;
+      }
+    }
+    MPI_Alltoall(rows_out.data(), 1, MPI_INT64_T, rows_in.data(), 1, MPI_INT64_T, host_.handle());
+    std::int64_t const record = moe::detail::WireRow<Config, Quant>(kHidden, kTopK).bytes();
+    auto bytes_of = [&](std::vector<std::int64_t> rows, std::int64_t row) {
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        rows[r] = r == static_cast<std::size_t>(me) ? 0 : (sizes == backends::Sizes::fixed ? tokens : rows[r]) * row;
+      }
+      return rows;
+    };
+    auto total = [](std::vector<std::int64_t> const& v) {
+      std::int64_t sum = 0;
+      for (auto n : v) sum += n;
+      return sum;
+    };
+    auto first = [](std::vector<std::int64_t> const& v) {
+      std::vector<std::int64_t> out;
+      std::int64_t sum = 0;
+      for (auto n : v) {
+        out.push_back(sum);
+        sum += n;
+      }
+      return out;
+    };
+    Device<bf16> x(std::int64_t{tokens} * kHidden), out(std::int64_t{tokens} * kHidden);
+    Device<std::int32_t> device_ids(std::int64_t{tokens} * kTopK);
+    Device<float> weights(std::int64_t{tokens} * kTopK);
+    check_cuda(cudaMemset(x.data(), 0, x.bytes()), "cudaMemset");
+    check_cuda(cudaMemset(weights.data(), 0, weights.bytes()), "cudaMemset");
+    device_ids.copy_from_host(ids.data());
+    RoutedTokens<bf16> const in{make_rows(static_cast<bf16 const*>(x.data()), tokens, kHidden),
+                                make_rows(static_cast<std::int32_t const*>(device_ids.data()), tokens, kTopK),
+                                make_rows(static_cast<float const*>(weights.data()), tokens, kTopK)};
+    char const* const mode = sizes == backends::Sizes::fixed ? "fixed" : "exact";
+    std::string const shape = text(tokens, "/", Quant::kQuantizesActivations ? "fp8" : "bf16", "/", mode);
+
+    Shape<Config> const layer(LayerShape{kHidden, 2048, kExperts, kTopK, false});
+    int const calls = tokens > 1000 ? 8 : 20;
+    auto exchange_of = [&](auto backend, std::string const& name) {
+      using Backend = typename decltype(backend)::type;
+      Arena<space::cuda> arena;
+      typename Backend::Params params{};
+      params.sizes = sizes;
+      typename Backend::template Exchange<Config, Quant, bf16> exchange(comm_, layer, tokens, placement, Quant{}, params, arena);
+      double dispatch = 0, combine = 0;
+      // The halves need each other, so they are timed together and dispatch alone as the difference of a pair and its second half.
+      std::vector<CudaEvent> marks(3);
+      std::vector<double> d, c;
+      for (int i = -3; i < 4 * kRepeats; ++i) {
+        stream_.synchronize();
+        host_.barrier({});
+        marks[0].record(stream_);
+        exchange.prepare(in, stream_);
+        marks[1].record(stream_);
+        exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
+        marks[2].record(stream_);
+        exchange.wait(stream_);
+        std::array<double, 2> mine{1e3 * static_cast<double>(marks[1].since(marks[0])),
+                                   1e3 * static_cast<double>(marks[2].since(marks[1]))};
+        std::array<double, 2> slowest{};
+        MPI_Allreduce(mine.data(), slowest.data(), 2, MPI_DOUBLE, MPI_MAX, host_.handle());
+        if (i >= 0) {
+          d.push_back(slowest[0]);
+          c.push_back(slowest[1]);
+        }
+      }
+      std::function<void()> const both = [&] {
+        exchange.prepare(in, stream_);
+        exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
+      };
+      auto const pair = time(calls, {both});
+      std::tie(dispatch, std::ignore) = median_and_spread(d);
+      std::tie(combine, std::ignore) = median_and_spread(c);
+      print(name + "/dispatch_call/" + shape, {dispatch, median_and_spread(d).second, 0}, dispatch_bytes_);
+      print(name + "/combine_call/" + shape, {combine, median_and_spread(c).second, 0}, combine_bytes_);
+      print(name + "/pair_back_to_back/" + shape, pair[0], dispatch_bytes_ + combine_bytes_);
+    };
+
+    for (bool combine : {false, true}) {
+      std::int64_t const row = combine ? std::int64_t{kHidden} * 2 : record;
+      auto const sent = bytes_of(combine ? rows_in : rows_out, row);
+      auto const received = bytes_of(combine ? rows_out : rows_in, row);
+      auto const sent_at = first(sent);
+      auto const received_at = first(received);
+      (combine ? combine_bytes_ : dispatch_bytes_) = static_cast<double>(total(sent));
+      Device<std::byte> from(total(sent)), to(total(received));
+      auto const t = time(
+          calls,
+          {[&] { plain_exchange(from.data(), to.data(), sent, received); },
+           [&] { comm_.all_to_all_v(from.data(), sent.data(), sent_at.data(), to.data(), received.data(), received_at.data(), stream_); }});
+      std::string const what = combine ? "combine_rows/" : "dispatch_rows/";
+      print("nccl/" + what + shape, t[0], static_cast<double>(total(sent)));
+      print("all_to_all_v/" + what + shape, t[1], static_cast<double>(total(sent)));
+    }
+    exchange_of(std::type_identity<backends::AllToAllV<Nccl>>{}, "all_to_all_v");
+    exchange_of(std::type_identity<backends::AllGatherReduceScatter<Nccl>>{}, "allgather_reduce_scatter");
+  }
+  moe_bench::Report const& report() const { return report_; }
+
+ private:
+  comm::Mpi& host_;
+  Nccl comm_;
+  ncclComm_t plain_ = nullptr;
+  CudaStream stream_;
+  CudaEvent begin_, end_;
+  double dispatch_bytes_ = 0;
+  double combine_bytes_ = 0;
+  moe_bench::Report report_;
+};
+
+int run(std::string const& json) {
+  comm::Mpi host(MPI_COMM_WORLD);
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  if (devices < host.size()) {
+    std::printf("%d ranks need as many GPUs, found %d: nothing to measure\n", host.size(), devices);
+    return 0;
+  }
+  check_cuda(cudaSetDevice(host.rank()), "cudaSetDevice");
+  Bench bench(host);
+  using Fp8 = quantization::Fp8Group<>;
+  bench.run<quantization::None>(8, backends::Sizes::fixed);
+  bench.run<quantization::None>(8, backends::Sizes::exact);
+  bench.run<quantization::None>(128, backends::Sizes::fixed);
+  bench.run<quantization::None>(128, backends::Sizes::exact);
+  bench.run<quantization::None>(4096, backends::Sizes::exact);
+  bench.run<Fp8>(4096, backends::Sizes::exact);
+  return host.rank() != 0 || json.empty() || bench.report().write(json) ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  std::string json;
+  for (int i = 1; i + 1 < argc; ++i) {
+    json = std::strcmp(argv[i], "--json") == 0 ? argv[i + 1] : json;
+  }
+  int result = 1;
+  try {
+    result = run(json);
+  } catch (std::exception const& e) {
+    std::printf("error: %s\n", e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return result;
+}
