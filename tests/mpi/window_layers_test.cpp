@@ -3,9 +3,9 @@
 // moe-ranks: 1 2 3 4
 #include "moe/backends/high_throughput_host.hpp"
 #include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided.hpp"
-#include "moe/backends/pplx.hpp"
-#include "moe/backends/two_sided.hpp"
+#include "moe/backends/one_sided_host.hpp"
+#include "moe/backends/pplx_host.hpp"
+#include "moe/backends/two_sided_host.hpp"
 #include "moe/comm/mpi_shared.hpp"
 #include "registry_layers.hpp"
 

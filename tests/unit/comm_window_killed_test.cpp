@@ -14,9 +14,9 @@
 
 #include "moe/backends/high_throughput_host.hpp"
 #include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided.hpp"
-#include "moe/backends/pplx.hpp"
-#include "moe/backends/two_sided.hpp"
+#include "moe/backends/one_sided_host.hpp"
+#include "moe/backends/pplx_host.hpp"
+#include "moe/backends/two_sided_host.hpp"
 #include "moe/comm/host_window.hpp"
 #include "moe/quantization/none.hpp"
 

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/one_sided.hpp: a workspace of every rank into which all push, and from which all pull. Spec 04 §10.
+// backends/one_sided.hpp: a workspace of every rank into which all push, and from which all pull. Spec 04 §10. What the policy promises;
+// the exchanges are in one_sided_host.hpp and one_sided_cuda.hpp.
 #pragma once
 
-#include <concepts>
-#include <cstdint>
-
-#include "moe/backends/window_standard.hpp"
+#include "moe/backends/low_latency.hpp"
 
 namespace moe::backends {
 
-/// Standard format over a host window. Rank r's rows begin at r times the most rows that any rank brings in the round; rows that are not
-/// used have no expert. Outputs are added in the order in which a token's choices first name their ranks. Any placement.
+namespace detail {
+/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+template <class Window, class Config, class Quant, class Partial>
+class OneSidedExchange;
+template <class Window>
+struct OneSidedParams;
+}  // namespace detail
+
+/// Standard format over a window of peer memory. Every source has a part of its own in every rank's workspace; rows that are not used have
+/// no expert. Outputs are added in the order in which a token's choices first name their ranks. No count is waited for before rows move; no
+/// host synchronisation: on the device capturable in a CUDA graph.
 template <SymmetricMemory WindowT>
-requires std::same_as<typename WindowT::Space, space::host>
 struct OneSided {
   static constexpr char const* kName = "one_sided";
   using Window = WindowT;
@@ -20,18 +26,14 @@ struct OneSided {
   using Space = typename Window::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  struct Params {
-    std::int64_t max_recv_rows = 0;                  ///< 0: the workspace is of the worst case, R T_max rows
-    typename Window::Params window{};                ///< of the exchange's own window
-    comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
-  };
+  using Params = detail::OneSidedParams<Window>;
 
   template <class Quant>
   static constexpr bool carries() {
-    return true;
+    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
   }
   template <class Config, class Quant, class Partial>
-  using Exchange = moe::detail::HostStandardExchange<OneSided<Window>, moe::detail::RowTransport::workspace, Config, Quant, Partial>;
+  using Exchange = detail::OneSidedExchange<Window, Config, Quant, Partial>;
 };
 
 }  // namespace moe::backends
