@@ -13,6 +13,7 @@
 #include "moe/routing/route.hpp"
 #include "moe/routing/route_args.hpp"
 #include "moe/routing/row_router.hpp"
+#include "moe/routing/zero_experts.hpp"
 
 namespace moe {
 
@@ -190,7 +191,7 @@ class Layer {
     if constexpr (Space::kKind == SpaceKind::host) {
       router_.select(args);
       for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
-        dispatched_[i] = ids_[i] < shape_.num_experts() ? ids_[i] : kNoExpert;
+        dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
       }
       if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
     } else if (!maps()) {

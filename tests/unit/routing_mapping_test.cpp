@@ -193,23 +193,33 @@ TEST(CaptureHook, RecorderKeepsRowsAndFilesReplayThem) {
 }
 
 TEST(ZeroExperts, R18_AllChosenAreZeroExperts) {
-  Ids ids{4, 5, 1, 4};
-  std::vector<float> w{.5F, .25F, .75F, .125F};
   std::vector<float> const x{1.0F, -2.0F, 3.0F, 4.0F};
-  std::vector<float> out(4, 99.0F);
-  auto const apply = [&](ZeroExpertKind kind) {
-    apply_zero_experts(4, kind, 2, make_rows(x.data(), 2, 2), make_rows(ids.data(), 2, 2), make_rows(w.data(), 2, 2),
-                       make_rows(out.data(), 2, 2));
+  Ids const all{4, 5, 1, 4};
+  std::vector<float> const weights{.5F, .25F, .75F, .125F};
+  std::vector<float> out(4, 10.0F);
+  auto const add = [&](ZeroExpertKind kind) {
+    add_zero_experts(4, kind, 2, make_rows(x.data(), 2, 2), make_rows(all.data(), 2, 2), make_rows(weights.data(), 2, 2),
+                     make_rows(out.data(), 2, 2));
   };
-  apply(ZeroExpertKind::identity);
-  EXPECT_EQ(out, (std::vector<float>{.75F, -1.5F, .375F, .5F}));
-  EXPECT_EQ(ids, (Ids{-1, -1, 1, -1}));
-  EXPECT_EQ(w, (std::vector<float>{0, 0, .75F, 0}));
-  ids = {4, 5, 1, 4};
-  w = {.5F, .25F, .75F, .125F};
-  apply(ZeroExpertKind::none);
-  EXPECT_EQ(out, std::vector<float>(4, 0.0F));
-  EXPECT_EQ(ids, (Ids{-1, -1, 1, -1}));
+  add(ZeroExpertKind::none);
+  EXPECT_EQ(out, std::vector<float>(4, 10.0F));
+  add(ZeroExpertKind::identity);
+  EXPECT_EQ(out, (std::vector<float>{10.75F, 8.5F, 10.375F, 10.5F}));
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> const poisoned{nan, nan, 3.0F, 4.0F};
+  Ids const real{1, 2, 1, 4};
+  add_zero_experts(4, ZeroExpertKind::identity, 2, make_rows(poisoned.data(), 2, 2), make_rows(real.data(), 2, 2),
+                   make_rows(weights.data(), 2, 2), make_rows(out.data(), 2, 2));
+  EXPECT_EQ(out, (std::vector<float>{10.75F, 8.5F, 10.75F, 11.0F})) << "a row without zero experts is not read";
+  for (ZeroExpertKind kind : {ZeroExpertKind::identity, ZeroExpertKind::none}) {  // nothing is left to dispatch
+    Ids ids = all;
+    std::vector<float> w = weights;
+    bool const identity = kind == ZeroExpertKind::identity;
+    EXPECT_EQ(take_zero_experts(4, kind, 2, ids.data(), w.data()), identity ? .75F : 0.0F);
+    EXPECT_EQ(take_zero_experts(4, kind, 2, ids.data() + 2, w.data() + 2), identity ? .125F : 0.0F);
+    EXPECT_EQ(ids, (Ids{-1, -1, 1, -1}));
+    EXPECT_EQ(w, (std::vector<float>{0, 0, .75F, 0}));
+  }
 }
 
 TEST(IndexDtype, R24_NegativeIdInUnsigned) {

@@ -11,34 +11,43 @@
 
 namespace moe::routing {
 
-/// Turns the zero experts (ids >= num_experts) of one row's k slots into id -1 with weight 0. Returns the sum of their weights, the factor
-/// of the token in the output; 0 for kind none.
+/// Whether an id that a router gave is a zero expert's.
+MOE_HD constexpr bool is_zero_expert(std::int32_t id, int num_experts) { return id >= num_experts; }
+
+/// What a token itself is multiplied with in its output: the sum of the weights of the zero experts among one row's k slots; 0 for kind
+/// none. Spec 01 §10.
+MOE_HD inline float zero_expert_factor(int num_experts, ZeroExpertKind kind, int k, std::int32_t const* ids, float const* weights) {
+  if (kind == ZeroExpertKind::none) return 0.0F;
+  return detail::row_sum(detail::kWarp, [&](int j) { return j < k && is_zero_expert(ids[j], num_experts) ? weights[j] : 0.0F; });
+}
+
+/// zero_expert_factor() of a row, whose zero experts become id -1 with weight 0.
 MOE_HD inline float take_zero_experts(int num_experts, ZeroExpertKind kind, int k, std::int32_t* ids, float* weights) {
-  float const factor = detail::row_sum(
-      detail::kWarp, [&](int j) { return j < k && ids[j] >= num_experts && kind == ZeroExpertKind::identity ? weights[j] : 0.0F; });
+  float const factor = zero_expert_factor(num_experts, kind, k, ids, weights);
   for (int j = 0; j < k; ++j) {
-    if (ids[j] < num_experts) continue;
+    if (!is_zero_expert(ids[j], num_experts)) continue;
     ids[j] = kNoExpert;
     weights[j] = 0.0F;
   }
   return factor;
 }
 
-/// contribution[t] = sum over the zero experts of row t of w x_t, float32 [M, H]; their slots become id -1, weight 0. The caller adds the
-/// contribution on the source rank, once, after the final reduction. ids, weights: [M, k or more], their first k columns are routed.
+/// out[t] += factor of row t · x_t, float32 [M, H]: what the zero experts add. The caller does it on the source rank, once, after the final
+/// reduction. ids, weights: [M, k or more], their first k columns are routed; they stay as they are.
 template <class X>
-void apply_zero_experts(int num_experts, ZeroExpertKind kind, int k, Rows<X const> hidden, Rows<std::int32_t> ids, Rows<float> weights,
-                        Rows<float> contribution) {
+void add_zero_experts(int num_experts, ZeroExpertKind kind, int k, Rows<X const> hidden, Rows<std::int32_t const> ids,
+                      Rows<float const> weights, Rows<float> out) {
   std::int64_t const rows = ids.extent(0);
   std::int64_t const width = hidden.extent(1);
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) if (rows * width >= 1 << 16)
 #endif
   for (std::int64_t t = 0; t < rows; ++t) {
-    float const factor = take_zero_experts(num_experts, kind, k, row_ptr(ids, t), row_ptr(weights, t));
+    float const factor = zero_expert_factor(num_experts, kind, k, row_ptr(ids, t), row_ptr(weights, t));
+    if (factor == 0.0F) continue;  // 0 x NaN adds nothing
     X const* const x = row_ptr(hidden, t);
-    float* const out = row_ptr(contribution, t);
-    for (std::int64_t h = 0; h < width; ++h) out[h] = factor == 0.0F ? 0.0F : factor * to_float(x[h]);  // 0 x NaN adds nothing
+    float* const to = row_ptr(out, t);
+    for (std::int64_t h = 0; h < width; ++h) to[h] += factor * to_float(x[h]);
   }
 }
 
