@@ -241,14 +241,21 @@ inline void nemotron_h(Config c, Out d) {
   shared(d, c.integer("n_shared_experts", 0, 1024), c.integer("moe_shared_expert_intermediate_size", 0));
   if (c.has("moe_latent_size")) d.latent = c.integer("moe_latent_size");
 }
+/// Kimi-Linear, and Kimi-K3 under the same model type: its routed experts work on a projection of the token.
 inline void kimi_linear(Config c, Out d) {
-  shapes(c, d, {"num_experts_per_token", "num_experts_per_tok"}, {"moe_intermediate_size"});
+  bool const situ = c.has("hidden_act") && c.string("hidden_act") == "situ";
+  shapes(c, d, {"num_experts_per_token", "num_experts_per_tok"}, {"moe_intermediate_size"}, situ ? "" : "hidden_act");
+  if (situ) {
+    d.activation.kind = Kind::situ;
+    d.activation.constants.situ_gate = c.positive("activation_situ_beta");
+    d.activation.constants.situ_up = c.positive("activation_situ_linear_beta");
+  }
   biased_sigmoid(d);
   c.string("moe_router_activation_func", {"sigmoid"});
-  // Kimi-K3 shares the model type; its routed experts work on a projection whose tensors this reader does not know.
   if (c.has("routed_expert_hidden_size") && c.integer("routed_expert_hidden_size") != d.hidden) {
-    throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': 'routed_expert_hidden_size' ", c.integer("routed_expert_hidden_size"),
-                                                 " differs from hidden_size ", d.hidden, ", which cannot be read"));
+    d.latent = c.integer("routed_expert_hidden_size");
+    d.latent_norm = c.flag("latent_moe_use_norm");
+    if (d.latent_norm) d.rms_norm_eps = c.positive("rms_norm_eps");
   }
   if (c.has("use_grouped_topk") && c.flag("use_grouped_topk")) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("moe_renormalize"), 1e-20F);

@@ -83,7 +83,8 @@ struct LayerDescription {
   std::string model_type{};       ///< for reports only; no semantics hang on it
   std::int64_t hidden = 0;        ///< H
   std::int64_t intermediate = 0;  ///< I of one routed expert
-  std::int64_t latent = 0;        ///< width that the routed experts work on between two projections (Nemotron-H); 0: H
+  std::int64_t latent = 0;        ///< width that the routed experts work on between two projections (Nemotron-H, Kimi-K3); 0: H
+  bool latent_norm = false;       ///< RMSNorm of the routed sum before its projection back to H (Kimi-K3)
   routing::RouterConfig router{};
   RouterInput router_input = RouterInput::hidden;
   bool router_bias = false;       ///< the router's linear layer has a bias
@@ -96,7 +97,7 @@ struct LayerDescription {
   SharedExperts shared{};
   bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
-  float rms_norm_eps = 0.0F;  ///< of the norms above
+  float rms_norm_eps = 0.0F;  ///< of all norms
   WeightLayout layout = WeightLayout::automatic;
   CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights
 
@@ -114,6 +115,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
     using activation::Kind;
     if (a.kind == Kind::swigluoai || a.kind == Kind::swigluoai_halves) out["alpha"] = a.constants.alpha, out["beta"] = a.constants.beta;
     if (a.constants.limit < 1e30F) out["limit"] = a.constants.limit;
+    if (a.kind == Kind::situ) out["situ_gate"] = a.constants.situ_gate, out["situ_up"] = a.constants.situ_up;
     return out;
   };
   routing::RouterConfig const& r = d.router;
@@ -123,6 +125,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"hidden", d.hidden},
       {"intermediate", d.intermediate},
       {"latent", d.latent},
+      {"latent_norm", d.latent_norm},
       {"num_experts", r.num_experts},
       {"topk", r.topk},
       {"scoring", routing::name(r.scoring)},
@@ -154,7 +157,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"expert_bias", d.expert_bias},
       {"post_norm", d.post_norm},
       {"output_bias", d.output_bias},
-      {"rms_norm_eps", d.post_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
+      {"rms_norm_eps", d.post_norm || d.latent_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
       {"layout", name(d.layout)},
   };
   if (d.shared.count > 0) {

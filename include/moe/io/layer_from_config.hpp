@@ -106,10 +106,15 @@ inline constexpr std::array kFamilies{
 /// The family of a configuration. E_UNSUPPORTED naming the model type and the known ones.
 inline Family const& family_of(HfConfig const& c) {
   std::string known;
-  // MiniMax-M2 was released under the model type of its predecessor, which routes differently.
-  bool const m2 = c.model_type() == "minimax" && c.has("architectures") && c.at("architectures", 0) == "MiniMaxM2ForCausalLM";
+  std::string_view wanted = c.model_type();
+  if (c.has("architectures")) {
+    nlohmann::json const& architecture = c.at("architectures", 0);
+    // MiniMax-M2 was released under the model type of its predecessor, which routes differently.
+    if (wanted == "minimax" && architecture == "MiniMaxM2ForCausalLM") wanted = "minimax_m2";
+    if (wanted == "hunyuan" && architecture == "HunYuanMoEV1ForCausalLM") wanted = "hunyuan_v1_moe";
+  }
   for (Family const& family : kFamilies) {
-    if (family.model_type == (m2 ? "minimax_m2" : c.model_type())) return family;
+    if (family.model_type == wanted) return family;
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);
   }
   throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));

@@ -66,6 +66,7 @@ struct HostLayerWeights {
   std::vector<T> w2;                     ///< [L, H', I]
   std::vector<float> w13_bias, w2_bias;  ///< [L, 2I], [L, H']
   std::vector<T> latent_in, latent_out;  ///< [H', H], [H, H']
+  std::vector<float> latent_norm;        ///< [H']
   std::vector<float> output_bias;        ///< [H]
   std::vector<float> post_norm;          ///< [H]
   SharedWeights<T> shared;
@@ -140,9 +141,11 @@ class LayerLoader {
     if (options.shared && d_.shared.count > 0) load_shared(w.shared, options);
     std::int64_t const h = d_.hidden;
     if (d_.latent > 0) {
-      w.latent_in = linear<T>(root_ + "fc1_latent_proj", d_.latent, h);
-      w.latent_out = linear<T>(root_ + "fc2_latent_proj", h, d_.latent);
+      bool const kimi = has_linear(store_, root_ + "routed_expert_down_proj");
+      w.latent_in = linear<T>(root_ + (kimi ? "routed_expert_down_proj" : "fc1_latent_proj"), d_.latent, h);
+      w.latent_out = linear<T>(root_ + (kimi ? "routed_expert_up_proj" : "fc2_latent_proj"), h, d_.latent);
     }
+    if (d_.latent_norm) w.latent_norm = vector(root_ + "routed_expert_norm.weight", d_.latent);
     if (d_.output_bias) w.output_bias = vector(root_ + "bias", h);
     if (d_.post_norm) w.post_norm = vector(layer_prefix_ + "post_mlp_layernorm.weight", h);
     return w;

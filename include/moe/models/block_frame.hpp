@@ -16,6 +16,7 @@
 #include "moe/io/router_logits.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/routing/zero_experts.hpp"
 
 namespace moe::models {
 
@@ -59,9 +60,18 @@ class BlockFrame {
              std::span<float const> topk_weights, std::span<float> output) {
     std::int64_t const h = d().hidden;
     std::int64_t const rows = static_cast<std::int64_t>(hidden.size()) / h;
-    add_zero_experts(in.x, routed, ids, topk_weights, rows);
+    if (d().router.num_zero_experts > 0) {
+      std::int64_t const width = d().expert_hidden();
+      int const k = d().router.topk;
+      routing::add_zero_experts(d().router.num_experts, d().router.zero_expert_kind, k, make_rows(in.x.data(), rows, width),
+                                make_rows(ids.data(), rows, k), make_rows(topk_weights.data(), rows, k),
+                                make_rows(routed.data(), rows, width));
+    }
     for (float& v : routed) {
       v *= d().output_scaling_factor;
+    }
+    if (d().latent_norm) {
+      normalise(routed, rows, d().latent, weights_.latent_norm);
     }
     if (d().latent > 0) {
       std::vector<float> const widened = product(weights_.latent_out, routed, rows, d().latent, h);
@@ -92,25 +102,6 @@ class BlockFrame {
       throw Error(ErrorCode::internal, text("oneDNN: sgemm failed with status ", status.load()));
     }
     return out;
-  }
-
-  /// An id at or past num_experts is a zero expert: it adds w x (identity), or nothing (skip). Spec 01 §10.
-  void add_zero_experts(std::span<float const> x, std::span<float> routed, std::span<std::int32_t const> ids,
-                        std::span<float const> topk_weights, std::int64_t rows) const {
-    if (d().router.num_zero_experts == 0 || d().router.zero_expert_kind == routing::ZeroExpertKind::none) {
-      return;
-    }
-    auto const k = static_cast<std::size_t>(d().router.topk);
-    auto const width = static_cast<std::size_t>(d().expert_hidden());
-    for (std::size_t t = 0; t < static_cast<std::size_t>(rows); ++t) {
-      float sum = 0.0F;
-      for (std::size_t s = t * k; s < (t + 1) * k; ++s) {
-        sum += ids[s] >= d().router.num_experts ? topk_weights[s] : 0.0F;
-      }
-      for (std::size_t i = t * width; i < (t + 1) * width; ++i) {
-        routed[i] += sum * x[i];
-      }
-    }
   }
 
   /// The shared experts are experts that every row visits: the same kernel, ids 0 … S-1, their gate as the weight.
@@ -183,11 +174,18 @@ class BlockFrame {
       for (std::size_t i = 0; i < weights_.output_bias.size(); ++i) {
         row[i] += weights_.output_bias[i];
       }
-      if (!weights_.post_norm.empty()) {
-        io::detail::rms_normalise(row, h, d().rms_norm_eps, row);
-        for (std::size_t i = 0; i < weights_.post_norm.size(); ++i) {
-          row[i] *= weights_.post_norm[i];
-        }
+    }
+    if (d().post_norm) {
+      normalise(output, rows, h, weights_.post_norm);
+    }
+  }
+  /// RMSNorm of every row [width], times `weight`.
+  void normalise(std::span<float> x, std::int64_t rows, std::int64_t width, std::vector<float> const& weight) const {
+    for (std::int64_t t = 0; t < rows; ++t) {
+      float* row = x.data() + t * width;
+      io::detail::rms_normalise(row, width, d().rms_norm_eps, row);
+      for (std::size_t i = 0; i < weight.size(); ++i) {
+        row[i] *= weight[i];
       }
     }
   }

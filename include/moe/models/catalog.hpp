@@ -30,9 +30,9 @@ namespace moe::models {
 /// decltype(type)::type; … }).
 inline constexpr auto catalog =
     boost::hana::tuple_t<Mixtral_8x7B, Mixtral_8x22B, Qwen1_5_MoE_A2_7B, Qwen2_57B_A14B, Qwen3_30B_A3B, Qwen3_235B_A22B,
-                         Qwen3_Coder_480B_A35B, Qwen3_Next_80B_A3B, DeepSeek_V2_Lite, DeepSeek_V2, DeepSeek_V3, DeepSeek_V4, Kimi_K2,
-                         Kimi_K3, GLM_4_5, GLM_4_5_Air, GptOss_20B, GptOss_120B, Llama4_Scout, Llama4_Maverick, OLMoE_1B_7B, MiniMax_M2,
-                         Phi3_5_MoE, Granite3_1B_A400M, Granite3_3B_A800M, Ernie4_5_21B_A3B, Ernie4_5_300B_A47B, Hunyuan_A13B,
-                         LongCat_Flash, Grok_1, Dbrx, Jamba1_5_Mini, Jamba1_5_Large>;
+                         Qwen3_Coder_480B_A35B, Qwen3_Next_80B_A3B, DeepSeek_V2_Lite, DeepSeek_V2, DeepSeek_V3, DeepSeek_V4_Flash,
+                         DeepSeek_V4_Pro, Kimi_K2, Kimi_K3, GLM_4_5, GLM_4_5_Air, GptOss_20B, GptOss_120B, Llama4_Scout, Llama4_Maverick,
+                         OLMoE_1B_7B, MiniMax_M2, Phi3_5_MoE, Granite3_1B_A400M, Granite3_3B_A800M, Ernie4_5_21B_A3B, Ernie4_5_300B_A47B,
+                         Hunyuan_A13B, LongCat_Flash, Grok_1, Dbrx, Jamba1_5_Mini, Jamba1_5_Large>;
 
 }  // namespace moe::models

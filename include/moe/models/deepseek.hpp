@@ -55,13 +55,32 @@ struct DeepSeek_V3 : ModelDefaults {
   static constexpr float routed_scaling_factor = 2.5F;
 };
 
-/// The DeepSeek-V4 family: widths, expert count and factor come from the checkpoint; its first layers route by HashTopK.
-struct DeepSeek_V4 : ModelDefaults {
-  static constexpr char const* kName = "DeepSeek-V4";
+/// DeepSeek-V4-Flash: the first layers choose by a table of token ids.
+struct DeepSeek_V4_Flash : ModelDefaults {
+  static constexpr char const* kName = "DeepSeek-V4-Flash";
   using Router = routing::BiasedTopK<routing::Scoring::sqrtsoftplus, routing::Renormalize::yes>;
   using Activation = activation::Fixed<activation::Kind::silu_clamped>;
+  static constexpr int hidden = 4096;
+  static constexpr int intermediate = 2048;
+  static constexpr int num_experts = 256;
   static constexpr int topk = 6;
+  static constexpr int num_layers = 43;
+  static constexpr int num_hash_layers = 3;
   static constexpr int num_shared_experts = 1;
+  static constexpr int shared_intermediate = 2048;
+  static constexpr float routed_scaling_factor = 1.5F;
+  static constexpr float activation_limit = 10.0F;
+};
+
+/// DeepSeek-V4-Pro
+struct DeepSeek_V4_Pro : DeepSeek_V4_Flash {
+  static constexpr char const* kName = "DeepSeek-V4-Pro";
+  static constexpr int hidden = 7168;
+  static constexpr int intermediate = 3072;
+  static constexpr int num_experts = 384;
+  static constexpr int num_layers = 61;
+  static constexpr int shared_intermediate = 3072;
+  static constexpr float routed_scaling_factor = 2.5F;
 };
 
 }  // namespace moe::models

@@ -24,7 +24,8 @@ struct ModelDefaults : LayerDefaults {
   static constexpr int topk_group = 0;
   static constexpr float routed_scaling_factor = 1.0F;
   static constexpr int num_zero_experts = 0;  ///< identity experts beyond num_experts
-  static constexpr int latent = 0;            ///< width that the routed experts work on, where it is not `hidden`
+  static constexpr int block_hidden = 0;      ///< width of the block's rows, where the layer (`hidden`) works on a projection of them
+  static constexpr int num_hash_layers = 0;   ///< the first layers, which choose by a table of token ids (HashTopK)
   static constexpr bool router_bias = false;
   static constexpr bool expert_bias = false;
   static constexpr bool weight_on_input = false;
