@@ -71,32 +71,46 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
-/// A warp for each (token, rank): the record of a token for a rank that has an expert for it.
+/// The record of a token for each rank that has an expert for it. A warp for `ranks_per_warp` ranks of a token, one or all: the row is
+/// quantised for the first of them and copied for the others.
 template <class Config, class Quant>
 __global__ void __launch_bounds__(moe::detail::kRoundThreads)
     pack_routes(moe::detail::RoundView const v, Quant const quant, WireRow<Config, Quant> const wire, RouteTable const table,
                 typename Config::Act const* x, std::int64_t x_stride, float const* weights, std::int64_t weights_stride, std::int64_t rows,
-                std::int32_t const* positions, std::byte* sent, std::byte* received) {
+                std::int32_t const* positions, std::byte* sent, std::byte* received, int ranks_per_warp) {
   if (*v.bad != 0) {
     return;
   }
   int const lane = static_cast<int>(threadIdx.x) % 32;
+  std::int64_t const parts = (v.size + ranks_per_warp - 1) / ranks_per_warp;
   std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * moe::detail::kRoundWarps;
   std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * moe::detail::kRoundWarps + static_cast<int>(threadIdx.x) / 32;
-  for (; i < rows * v.size; i += step) {
-    std::int64_t const t = i / v.size;
-    int const r = static_cast<int>(i % v.size);
-    std::int32_t const at = positions[i];
-    if (at < 0) {
-      continue;
-    }
-    std::byte* const record =
-        (r == v.rank ? received + v.in_first[r] * wire.bytes() : sent + v.out_first[r] * wire.bytes()) + at * wire.bytes();
-    moe::detail::pack_record(quant, wire, x + t * x_stride, weights + t * weights_stride, record, lane);
-    for (std::int64_t j = lane; j < table.topk; j += 32) {
-      std::int32_t const id = table.ids[t * table.stride + j];
-      bool const here = id >= 0 && id < table.num_physical && table.owner[id] == r;
-      wire.ids(record)[j] = here ? table.local[id] : kNoExpert;
+  for (; i < rows * parts; i += step) {
+    std::int64_t const t = i / parts;
+    std::byte const* packed = nullptr;
+    for (int r = static_cast<int>(i % parts) * ranks_per_warp, end = min(v.size, r + ranks_per_warp); r < end; ++r) {
+      std::int32_t const at = positions[t * v.size + r];
+      if (at < 0) {
+        continue;
+      }
+      std::byte* const record =
+          (r == v.rank ? received + v.in_first[r] * wire.bytes() : sent + v.out_first[r] * wire.bytes()) + at * wire.bytes();
+      if (packed == nullptr) {
+        moe::detail::pack_record(quant, wire, x + t * x_stride, weights + t * weights_stride, record, lane);
+        __syncwarp();
+      } else {
+        for (std::int64_t b = lane; b < wire.bytes() / 16; b += 32) {
+          reinterpret_cast<uint4*>(record)[b] = reinterpret_cast<uint4 const*>(packed)[b];
+        }
+        __syncwarp();
+      }
+      packed = record;
+      for (std::int64_t j = lane; j < table.topk; j += 32) {
+        std::int32_t const id = table.ids[t * table.stride + j];
+        bool const here = id >= 0 && id < table.num_physical && table.owner[id] == r;
+        wire.ids(record)[j] = here ? table.local[id] : kNoExpert;
+      }
+      __syncwarp();
     }
   }
 }
@@ -131,11 +145,13 @@ void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_pack(RoutedTokens<A
   if (own_rows_ == 0) {
     return;
   }
+  constexpr std::int64_t kManyTokens = 2048;  // that keep every multiprocessor busy with a warp each
   RouteTable const table{in.topk_ids.data_handle(), in.topk_ids.stride(0), topk_, owner_, local_, num_physical_};
-  pack_routes<Config, Quant>
-      <<<moe::detail::round_blocks(own_rows_ * rounds_.size(), moe::detail::kRoundWarps), moe::detail::kRoundThreads, 0, stream>>>(
-          rounds_.view(), quant_, wire_, table, in.hidden.data_handle(), in.hidden.stride(0), in.topk_weights.data_handle(),
-          in.topk_weights.stride(0), own_rows_, positions_, sent_, received_);
+  int const ranks_per_warp = own_rows_ >= kManyTokens ? rounds_.size() : 1;
+  std::int64_t const warps = own_rows_ * (rounds_.size() / ranks_per_warp);
+  pack_routes<Config, Quant><<<moe::detail::round_blocks(warps, moe::detail::kRoundWarps), moe::detail::kRoundThreads, 0, stream>>>(
+      rounds_.view(), quant_, wire_, table, in.hidden.data_handle(), in.hidden.stride(0), in.topk_weights.data_handle(),
+      in.topk_weights.stride(0), own_rows_, positions_, sent_, received_, ranks_per_warp);
   check_launch("pack_routes");
 }
 

@@ -28,7 +28,9 @@ __device__ inline void write_header(RoundView const& v, RoundOpening const& o) {
       status = 1 + static_cast<std::int64_t>(ErrorCode::peer);
     }
     *v.pending = 0;
-    *v.bad = 0;  // a combine is as bad as its dispatch
+    *v.bad = 0;
+  } else if (status == 0 && *v.bad != 0) {  // a combine is as bad as its dispatch, for the peers too: one of them may not have seen it
+    status = 1 + static_cast<std::int64_t>(ErrorCode::peer);
   }
   own[kTag] = o.tag;
   own[kRound] = *v.rounds;
@@ -79,7 +81,8 @@ __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_r
   }
   __syncthreads();
   bool const dispatch = own[kCall] == static_cast<std::int64_t>(RoundCall::dispatch);
-  std::int64_t received = 0;  // by rank tid
+  bool const known = !dispatch && *v.bad != 0;  // the dispatch has failed and been recorded
+  std::int64_t received = 0;                    // by rank tid
   if (dispatch && first == kNone && layout == RoundLayout::by_counts) {
     for (int to = tid; to < v.size; to += threads) {
       received = 0;
@@ -112,7 +115,7 @@ __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_r
     return;
   }
   *v.bad = 1;
-  if (!record) {
+  if (!record || known) {
     return;
   }
   *v.pending = dispatch ? 0 : 1;
