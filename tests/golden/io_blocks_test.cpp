@@ -67,40 +67,56 @@ Row ffn(ActivationChoice const& act, float const* w13, float const* w2, std::siz
   return y;
 }
 
-/// The block's output of one token, by the definition in the golden data's README.
-Row block_output(HostLayerWeights<float> const& w, Row const& x, std::int32_t const* ids, float const* weights, std::size_t topk,
-                 float const* gammas) {
+/// A token's input of the experts.
+Row expert_input(HostLayerWeights<float> const& w, Row const& x) {
   LayerDescription const& d = w.description;
-  auto const h = static_cast<std::size_t>(d.hidden), hx = static_cast<std::size_t>(d.expert_hidden()),
-             width = static_cast<std::size_t>(w.intermediate);
+  return d.latent > 0 ? times(w.latent_in.data(), static_cast<std::size_t>(d.expert_hidden()), x) : x;
+}
+/// The weighted sum over those of one token's experts that `w` holds, of the rows and columns that it holds of them.
+Row routed_sum(HostLayerWeights<float> const& w, Row const& in, std::int32_t const* ids, float const* weights, std::size_t topk) {
+  LayerDescription const& d = w.description;
+  auto const hx = static_cast<std::size_t>(d.expert_hidden()), width = static_cast<std::size_t>(w.intermediate);
   auto const rows = static_cast<std::size_t>(w.w13_rows());
-  Row const in = d.latent > 0 ? times(w.latent_in.data(), hx, x) : x;
   Row routed(hx);
   for (std::size_t j = 0; j < topk; ++j) {
+    auto const held = std::find(w.experts.begin(), w.experts.end(), ids[j]);
+    if (held == w.experts.end()) continue;
+    auto const e = static_cast<std::size_t>(held - w.experts.begin());
     double const weight = weights[j];
-    auto const e = static_cast<std::size_t>(ids[j]);
-    Row y(hx);
-    if (static_cast<int>(e) >= d.router.num_experts) {
-      if (d.router.zero_expert_kind == moe::routing::ZeroExpertKind::identity) y = in;
-    } else {
-      Row scaled = in;
-      if (d.weight_on == WeightOn::expert_input) std::ranges::for_each(scaled, [&](double& v) { v *= weight; });
-      y = ffn(d.activation, w.w13.data() + e * rows * hx, w.w2.data() + e * hx * width, width, scaled, hx,
-              d.expert_bias ? w.w13_bias.data() + e * rows : nullptr, d.expert_bias ? w.w2_bias.data() + e * hx : nullptr);
-    }
+    Row scaled = in;
+    if (d.weight_on == WeightOn::expert_input) std::ranges::for_each(scaled, [&](double& v) { v *= weight; });
+    Row const y = ffn(d.activation, w.w13.data() + e * rows * hx, w.w2.data() + e * hx * width, width, scaled, hx,
+                      d.expert_bias ? w.w13_bias.data() + e * rows : nullptr, d.expert_bias ? w.w2_bias.data() + e * hx : nullptr);
     for (std::size_t i = 0; i < hx; ++i) routed[i] += y[i] * (d.weight_on == WeightOn::expert_input ? 1.0 : weight);
   }
-  if (d.latent > 0) routed = times(w.latent_out.data(), h, routed);
-  for (double& v : routed) v *= d.output_scaling_factor;
+  return routed;
+}
+/// What the shared experts add, of the rows and columns that `w` holds of them.
+Row shared_sum(HostLayerWeights<float> const& w, Row const& x, float const* gammas) {
+  LayerDescription const& d = w.description;
+  auto const h = static_cast<std::size_t>(d.hidden), width = static_cast<std::size_t>(w.shared.intermediate);
+  std::size_t const rows = (d.shared.activation.gated() ? 2 : 1) * width;
+  Row out(h);
   for (std::size_t s = 0; s < static_cast<std::size_t>(w.shared.count); ++s) {
-    auto const shared_width = static_cast<std::size_t>(w.shared.intermediate);
-    std::size_t const shared_rows = (d.shared.activation.gated() ? 2 : 1) * shared_width;
-    Row y = ffn(d.shared.activation, w.shared.w13.data() + s * shared_rows * h, w.shared.w2.data() + s * h * shared_width, shared_width, x,
-                h, nullptr, nullptr, gammas != nullptr ? gammas[s] : 1.0);
+    Row const y = ffn(d.shared.activation, w.shared.w13.data() + s * rows * h, w.shared.w2.data() + s * h * width, width, x, h, nullptr,
+                      nullptr, gammas != nullptr ? gammas[s] : 1.0);
     double gate = 1.0;
     if (d.shared.gate == SharedGate::sigmoid) gate = 1.0 / (1.0 + std::exp(-times(w.shared.gate.data(), 1, x)[0]));
-    for (std::size_t i = 0; i < h; ++i) routed[i] += gate * y[i];
+    for (std::size_t i = 0; i < h; ++i) out[i] += gate * y[i];
   }
+  return out;
+}
+/// From both sums to the block's output, by the definition in the golden data's README.
+Row finished(HostLayerWeights<float> const& w, Row const& in, std::int32_t const* ids, float const* weights, std::size_t topk, Row routed,
+             Row const& shared) {
+  LayerDescription const& d = w.description;
+  auto const h = static_cast<std::size_t>(d.hidden);
+  for (std::size_t j = 0; j < topk; ++j) {
+    if (ids[j] < d.router.num_experts || d.router.zero_expert_kind != moe::routing::ZeroExpertKind::identity) continue;
+    for (std::size_t i = 0; i < routed.size(); ++i) routed[i] += static_cast<double>(weights[j]) * in[i];
+  }
+  if (d.latent > 0) routed = times(w.latent_out.data(), h, routed);
+  for (std::size_t i = 0; i < h; ++i) routed[i] = routed[i] * d.output_scaling_factor + shared[i];
   if (d.shared.combination == Combination::average) std::ranges::for_each(routed, [](double& v) { v *= 0.5; });
   if (d.post_norm) {
     double mean = 0;
@@ -109,6 +125,11 @@ Row block_output(HostLayerWeights<float> const& w, Row const& x, std::int32_t co
   }
   for (std::size_t i = 0; d.output_bias && i < h; ++i) routed[i] += w.output_bias[i];
   return routed;
+}
+Row block_output(HostLayerWeights<float> const& w, Row const& x, std::int32_t const* ids, float const* weights, std::size_t topk,
+                 float const* gammas) {
+  Row const in = expert_input(w, x);
+  return finished(w, in, ids, weights, topk, routed_sum(w, in, ids, weights, topk), shared_sum(w, x, gammas));
 }
 
 class Block : public ::testing::TestWithParam<fs::path> {};
@@ -135,6 +156,44 @@ TEST_P(Block, ReproducesLogitsAndOutput) {
     Row const y = block_output(w, x, ids.data() + t * k, weights.data() + t * k, k,
                                gammas.empty() ? nullptr : gammas.data() + t * static_cast<std::size_t>(w.shared.count));
     for (std::size_t i = 0; i < h; ++i) ASSERT_NEAR(y[i], expected[t * h + i], bound) << "token " << t << ", column " << i;
+  }
+}
+
+/// Expert parallelism and tensor parallelism, alone and together: what the ranks hold adds up to the block, its biases once.
+TEST_P(Block, M2_P17_X9_PartsOfAllRanksAddUpToTheBlock) {
+  TensorStore const store(GetParam());
+  auto const whole = load_block<float>(store);
+  LayerDescription const& d = whole.description;
+  auto const h = static_cast<std::size_t>(d.hidden), k = static_cast<std::size_t>(d.router.topk);
+  auto const hidden = read<float>(store, "hidden");
+  auto const ids = read<std::int32_t>(store, "topk_ids");
+  auto const weights = read<float>(store, "topk_weights");
+  auto const expected = read<float>(store, "expected");
+  auto const gammas = store.contains("shared_gammas") ? read<float>(store, "shared_gammas") : std::vector<float>{};
+  for (auto const& [ep_size, tp_size] : {std::pair{1, 2}, std::pair{2, 2}, std::pair{4, 1}}) {
+    SCOPED_TRACE(testing::Message() << ep_size << " x " << tp_size);
+    std::vector<HostLayerWeights<float>> parts;
+    for (int rank = 0; rank < ep_size * tp_size; ++rank) {  // moe_tp_rank runs fastest
+      LoadOptions options{.tp_rank = rank % tp_size, .tp_size = tp_size};
+      options.experts.emplace();
+      for (int e = rank / tp_size; e < d.router.num_experts; e += ep_size) options.experts->push_back(e);
+      parts.push_back(load_block<float>(store, options));
+    }
+    for (std::size_t t = 0; t < hidden.size() / h; t += 3) {
+      Row const x(hidden.begin() + static_cast<std::ptrdiff_t>(t * h), hidden.begin() + static_cast<std::ptrdiff_t>((t + 1) * h));
+      Row const in = expert_input(whole, x);
+      float const* const gamma = gammas.empty() ? nullptr : gammas.data() + t * static_cast<std::size_t>(whole.shared.count);
+      Row routed(in.size()), shared(h);
+      for (std::size_t r = 0; r < parts.size(); ++r) {
+        Row const part = routed_sum(parts[r], in, ids.data() + t * k, weights.data() + t * k, k);
+        for (std::size_t i = 0; i < routed.size(); ++i) routed[i] += part[i];
+        if (r >= static_cast<std::size_t>(tp_size)) continue;  // every expert-parallel rank has the same part of the shared experts
+        Row const some = shared_sum(parts[r], x, gamma);
+        for (std::size_t i = 0; i < h; ++i) shared[i] += some[i];
+      }
+      Row const y = finished(whole, in, ids.data() + t * k, weights.data() + t * k, k, routed, shared);
+      for (std::size_t i = 0; i < h; ++i) ASSERT_NEAR(y[i], expected[t * h + i], max_abs(expected) * 1e-5) << "token " << t;
+    }
   }
 }
 
@@ -177,6 +236,25 @@ TEST_P(Block, ARankReadsItsOwnExpertsOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, Block, ::testing::ValuesIn(block_files()), [](auto const& param) { return param.param.stem().string(); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Block);
+
+TEST(Block, M10_TheSharedExpertsGateIsPartOfTheOutput) {
+  int gated = 0;
+  for (fs::path const& path : block_files()) {
+    TensorStore const store(path);
+    auto w = load_block<float>(store);
+    if (w.description.shared.gate != SharedGate::sigmoid) continue;
+    ++gated;
+    auto const h = static_cast<std::size_t>(w.description.hidden), k = static_cast<std::size_t>(w.description.router.topk);
+    auto const hidden = read<float>(store, "hidden"), expected = read<float>(store, "expected"),
+               weights = read<float>(store, "topk_weights");
+    auto const ids = read<std::int32_t>(store, "topk_ids");
+    Row const x(hidden.begin(), hidden.begin() + static_cast<std::ptrdiff_t>(h));
+    EXPECT_NEAR(block_output(w, x, ids.data(), weights.data(), k, nullptr)[0], expected[0], max_abs(expected) * 1e-5);
+    w.description.shared.gate = SharedGate::none;
+    EXPECT_GT(std::abs(block_output(w, x, ids.data(), weights.data(), k, nullptr)[0] - expected[0]), 1e-3) << path;
+  }
+  EXPECT_GE(gated, 2);
+}
 
 class Checkpoint : public ::testing::TestWithParam<char const*> {};
 

@@ -300,7 +300,7 @@ TEST(Routing, R12_OneGroupIsUngrouped) {
   }
 }
 
-TEST(Routing, R13_Sparsemixer) {
+TEST(Routing, R13_M11_Sparsemixer) {
   RouterConfig c = plain(4, 2);
   c.selection = Selection::sparsemixer;
   expect_row(route(c, {1.0F, 2.0F, 1.99F, -0.5F}), {1, 2}, {0.502500, 1.0});
