@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "moe/experts/hopper/launch.cuh"
 #include "moe/experts/hopper_contiguous.cuh"
 
 using namespace moe::hopper;

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "moe/experts/hopper/launch.cuh"
 #include "moe/experts/hopper_contiguous.cuh"
 #include "tests/gpu/hopper_reference.cuh"
 

@@ -15,7 +15,6 @@ namespace {
 
 using namespace moe;
 namespace hana = boost::hana;
-using Layer = registry::RuntimeLayer<float, float>;
 
 template <class List>
 void print_names(List list) {
@@ -48,7 +47,7 @@ void print_compositions() {
     using Quant = typename decltype(+triple[hana::size_c<0>])::type;
     using Backend = typename decltype(+triple[hana::size_c<1>])::type;
     using Experts = typename decltype(+triple[hana::size_c<2>])::type;
-    char const* reason = registry::CompositionOf<Layer, Quant, Backend, Experts>::reason();
+    char const* reason = registry::CompositionOf<registry::LayerFor<Experts>, Quant, Backend, Experts>::reason();
     legal += reason == nullptr ? 1 : 0;
     ++total;
     fmt::print("{:<18} {:<26} {:<16} {}\n", Quant::kName, fmt::format("{} ({})", Backend::kName, Backend::Space::kName), Experts::kName,

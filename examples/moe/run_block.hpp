@@ -59,7 +59,8 @@ Comm& comm_of(Job const& job) {
 
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job) {
-  using Block = moe::models::Block<Quant, Backend, Experts>;
+  using Layer = moe::registry::LayerFor<Experts>;
+  using Block = moe::models::Block<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
   together(job, [&] {
@@ -95,8 +96,7 @@ JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
     moe::registry::with_policy(experts, "experts", job.options.experts, [&](auto kernel) {
       using Backend = typename decltype(backend)::type;
       using Experts = typename decltype(kernel)::type;
-      using Layer = moe::registry::RuntimeLayer<float, float>;
-      using Rules = moe::registry::CompositionOf<Layer, Quant, Backend, Experts>;
+      using Rules = moe::registry::CompositionOf<moe::registry::LayerFor<Experts>, Quant, Backend, Experts>;
       if constexpr (Rules::kLegal) {
         result = run_block<Quant, Backend, Experts>(job);
       } else {

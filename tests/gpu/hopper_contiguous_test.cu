@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "hopper_reference.cuh"
-#include "moe/experts/hopper_contiguous.cuh"
+#include "moe/experts/hopper_contiguous.hpp"
 
 namespace {
 
@@ -157,7 +157,7 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
   problem.weights.upload(ones);
   for (int e = 0; e < shape.num_experts; ++e) {  // NaN in the rows that must not be read
     int const count = counts[static_cast<std::size_t>(e)];
-    std::size_t const row_bytes = static_cast<std::size_t>(shape.hidden) * 2;
+    std::size_t const row_bytes = static_cast<std::size_t>(shape.hidden) * (GetParam() == Scheme::fp8_row ? 1 : 2);
     ASSERT_EQ(cudaMemset(problem.x.data() + static_cast<std::size_t>(e * kCapacity + count) * row_bytes, 0xFF,
                          static_cast<std::size_t>(kCapacity - count) * row_bytes),
               cudaSuccess);
@@ -170,7 +170,8 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
   for (int expected : {1, 16, 64, kCapacity}) {
     workspace.fill_bytes(0xFF);
     out.fill_bytes(0xFF);
-    layer.forward_batched(problem.x.data(), device_counts.data(), kCapacity, expected, out.data(), workspace.data(), nullptr);
+    layer.forward_batched(problem.x.data(), device_counts.data(), kCapacity, expected, out.data(), workspace.data(), nullptr,
+                          problem.x_scales.data());
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_LT(compare(problem, out.data(), valid).relative, tolerance(GetParam(), tokens)) << "expected rows " << expected;
   }
@@ -189,7 +190,7 @@ TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   EXPECT_THROW(ContiguousLayer(LayerShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block),
+INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block, Scheme::fp8_row),
                          [](auto const& info) { return std::string(name(info.param)); });
 
 }  // namespace

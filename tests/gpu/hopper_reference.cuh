@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "moe/experts/hopper/enqueue.cuh"
 #include "moe/experts/hopper/problem.hpp"
-#include "moe/experts/hopper/tensor_map.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 
 namespace moe_test {
@@ -92,9 +92,22 @@ __global__ void fill_positive(float* data, long long count, std::uint64_t seed, 
   }
 }
 
+/// What a layer has besides the plain SwiGLU of its scheme.
+struct Features {
+  moe::hopper::LayerOptions options{};
+  bool bias = false;
+  bool interleaved = false;
+  bool tensor_scales = false;
+  bool quantized_x = false;  ///< fp8_block: x comes as codes with scales; fp8_row always does
+};
+
 struct ReferenceArgs {
   LayerShape shape;
   Scheme scheme;
+  Features features;
+  float const* x_scales;
+  float const* w13_bias;
+  float const* w2_bias;
   void const* x;
   void const* w13;
   void const* w2;
@@ -121,82 +134,131 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
-/// Weight element of [depth, rows, columns] with its block scale.
-__device__ inline float weight(ReferenceArgs const& a, bool second, long long matrix, long long row, int column, int rows, int columns) {
-  float const v = load(a.scheme, second ? a.w2 : a.w13, (matrix * rows + row) * columns + column);
-  if (a.scheme != Scheme::fp8_block) return v;
+/// Weight element of [experts, rows, columns] with its scale.
+__device__ inline float weight(ReferenceArgs const& a, bool second, long long expert, long long row, int column, int rows, int columns) {
+  float const v = load(a.scheme, second ? a.w2 : a.w13, (expert * rows + row) * columns + column);
   float const* const scales = second ? a.w2_scales : a.w13_scales;
-  return v * scales[(matrix * (rows / 128) + row / 128) * (columns / 128) + column / 128];
+  if (a.scheme == Scheme::fp8_row) return v * scales[a.features.tensor_scales ? expert : expert * rows + row];
+  if (a.scheme != Scheme::fp8_block) return v;
+  int const blocks = (columns + 127) / 128;
+  return v * scales[(expert * ((rows + 127) / 128) + row / 128) * blocks + column / 128];
 }
 
 __device__ inline float dequantized(float v, float scale) { return static_cast<float>(__nv_fp8_e4m3(v / scale)) * scale; }
+
+/// Rounds `count` values at `row` to e4m3 as the scheme does, by one warp per group of 128, or by warp 0 for the row; no barrier.
+__device__ inline void quantize_values(ReferenceArgs const& a, float* row, int count) {
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  bool const block = a.scheme == Scheme::fp8_block;
+  int const group = block ? 128 : count;
+  for (int first = warp * group; first < count; first += warps * group) {
+    int const end = min(count, first + group);
+    float amax = 0;
+    for (int i = first + lane; i < end; i += 32) {
+      if (!block) row[i] = __bfloat162float(__float2bfloat16_rn(row[i]));  // rows are stored in 16 bits before their amax is known
+      amax = fmaxf(amax, fabsf(row[i]));
+    }
+    for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+    float scale = fmaxf(fminf(amax, a.features.options.amax_bound) / 448.0F, a.features.options.scale_floor);
+    if (!block && a.features.options.static_scale > 0) scale = a.features.options.static_scale;
+    for (int i = first + lane; i < end; i += 32) row[i] = dequantized(row[i], scale);
+  }
+}
 
 /// One block per (sampled slot); dynamic shared memory holds the row of x.
 __global__ void reference_gemm1(ReferenceArgs const a) {
   extern __shared__ float row[];
   int const k = a.shape.topk;
   int const sample = static_cast<int>(blockIdx.x) / k;
-  int const token = a.tokens[sample];
-  int const expert = a.ids[static_cast<long long>(token) * k + blockIdx.x % k];
+  long long const token = a.tokens[sample];
+  int const expert = a.ids[token * k + blockIdx.x % k];
   if (static_cast<unsigned>(expert) >= static_cast<unsigned>(a.shape.num_experts)) return;
   int const hidden = a.shape.hidden;
   int const inter = a.shape.intermediate;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  bool const fp8 = a.scheme == Scheme::fp8_block;
-  for (int i = threadIdx.x; i < hidden; i += blockDim.x)
-    row[i] = load(fp8 ? Scheme::bf16 : a.scheme, a.x, static_cast<long long>(token) * hidden + i);
-  __syncthreads();
-  if (fp8) {
-    for (int g = warp; g < hidden / 128; g += warps) {
-      float amax = 0;
-      for (int i = lane; i < 128; i += 32) amax = fmaxf(amax, fabsf(row[g * 128 + i]));
-      for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-      float const scale = fmaxf(amax, 1e-10F) / 448.0F;
-      for (int i = lane; i < 128; i += 32) row[g * 128 + i] = dequantized(row[g * 128 + i], scale);
+  bool const fp8 = a.scheme == Scheme::fp8_block || a.scheme == Scheme::fp8_row;
+  for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+    bool const codes = fp8 && (a.x_scales != nullptr || a.scheme == Scheme::fp8_row);
+    row[i] = load(fp8 && !codes ? Scheme::bf16 : a.scheme, a.x, token * hidden + i);
+    if (codes) {
+      row[i] *= a.scheme == Scheme::fp8_block ? a.x_scales[token * ((hidden + 127) / 128) + i / 128]
+                : a.x_scales != nullptr       ? a.x_scales[token]
+                                              : a.features.options.static_scale;
     }
+  }
+  __syncthreads();
+  if (a.scheme == Scheme::fp8_block && a.x_scales == nullptr) {
+    quantize_values(a, row, hidden);
     __syncthreads();
   }
+  bool const gated = moe::activation::gated(a.features.options.activation);
+  int const rows = gated ? 2 * inter : inter;
+  float const factor = a.features.options.weight_on_input ? a.weights[token * k + blockIdx.x % k] : 1.0F;
   for (int i = warp; i < inter; i += warps) {
+    int const gate_row = a.features.interleaved ? 2 * i : i;
+    int const up_row = a.features.interleaved ? 2 * i + 1 : inter + i;
     float gate = 0, up = 0;
     for (int h = lane; h < hidden; h += 32) {
-      gate += row[h] * weight(a, false, expert, i, h, 2 * inter, hidden);
-      up += row[h] * weight(a, false, expert, inter + i, h, 2 * inter, hidden);
+      gate += row[h] * weight(a, false, expert, gate_row, h, rows, hidden);
+      if (gated) up += row[h] * weight(a, false, expert, up_row, h, rows, hidden);
     }
-    gate = warp_sum(gate);
-    up = warp_sum(up);
-    if (lane == 0) a.inter[static_cast<long long>(blockIdx.x) * inter + i] = gate / (1.0F + expf(-gate)) * up;
+    gate = warp_sum(gate) * factor;
+    up = warp_sum(up) * factor;
+    if (a.w13_bias != nullptr) {
+      gate += a.w13_bias[static_cast<long long>(expert) * rows + gate_row];
+      if (gated) up += a.w13_bias[static_cast<long long>(expert) * rows + up_row];
+    }
+    if (lane == 0) {
+      a.inter[static_cast<long long>(blockIdx.x) * inter + i] =
+          moe::activation::apply(a.features.options.activation, a.features.options.constants, gate, up);
+    }
   }
 }
 
 /// One block per sampled token.
 __global__ void reference_gemm2(ReferenceArgs const a) {
   int const k = a.shape.topk;
-  int const token = a.tokens[blockIdx.x];
+  long long const token = a.tokens[blockIdx.x];
   int const hidden = a.shape.hidden;
   int const inter = a.shape.intermediate;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   float* const rows = a.inter + static_cast<long long>(blockIdx.x) * k * inter;
-  if (a.scheme == Scheme::fp8_block) {
-    for (int g = warp; g < k * inter / 128; g += warps) {
-      float amax = 0;
-      for (int i = lane; i < 128; i += 32) amax = fmaxf(amax, fabsf(rows[g * 128 + i]));
-      for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-      float const scale = fmaxf(amax, 1e-10F) / 448.0F;
-      for (int i = lane; i < 128; i += 32) rows[g * 128 + i] = dequantized(rows[g * 128 + i], scale);
-    }
+  if (a.scheme == Scheme::fp8_block || a.scheme == Scheme::fp8_row) {
+    for (int j = 0; j < k; ++j) quantize_values(a, rows + static_cast<long long>(j) * inter, inter);
     __syncthreads();
   }
   for (int h = blockIdx.y * warps + warp; h < hidden; h += warps * gridDim.y) {
     float sum = 0;
     for (int j = 0; j < k; ++j) {
-      int const expert = a.ids[static_cast<long long>(token) * k + j];
+      int const expert = a.ids[token * k + j];
       if (static_cast<unsigned>(expert) >= static_cast<unsigned>(a.shape.num_experts)) continue;
       float dot = 0;
       for (int i = lane; i < inter; i += 32)
         dot += rows[static_cast<long long>(j) * inter + i] * weight(a, true, expert, h, i, hidden, inter);
-      sum += warp_sum(dot) * a.weights[static_cast<long long>(token) * k + j];
+      dot = warp_sum(dot) + (a.w2_bias != nullptr ? a.w2_bias[static_cast<long long>(expert) * hidden + h] : 0.0F);
+      sum += a.features.options.weight_on_input ? dot : dot * a.weights[token * k + j];
     }
     if (lane == 0) a.out[static_cast<long long>(blockIdx.x) * hidden + h] = sum;
+  }
+}
+
+/// bf16 rows → e4m3 codes with a scale per 128 values (`group`) or per row (0), or under a scale given (static_scale over 0). A warp a
+/// group.
+__global__ void quantize_x(__nv_bfloat16 const* x, int tokens, int hidden, int group, float static_scale, __nv_fp8_e4m3* codes,
+                           float* scales) {
+  int const lane = threadIdx.x % 32;
+  int const width = group == 0 ? hidden : group;
+  int const groups = (hidden + width - 1) / width;
+  for (int unit = (blockIdx.x * blockDim.x + threadIdx.x) / 32; unit < tokens * groups; unit += gridDim.x * blockDim.x / 32) {
+    long long const row = static_cast<long long>(unit / groups) * hidden;
+    int const first = unit % groups * width;
+    int const end = min(hidden, first + width);
+    float amax = 0;
+    for (int i = first + lane; i < end; i += 32) amax = fmaxf(amax, fabsf(__bfloat162float(x[row + i])));
+    for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+    float const scale = static_scale > 0 ? static_scale : fmaxf(amax, 1e-10F) / 448.0F;
+    for (int i = first + lane; i < end; i += 32) codes[row + i] = __nv_fp8_e4m3(__bfloat162float(x[row + i]) / scale);
+    if (lane == 0) scales[unit] = scale;
   }
 }
 
@@ -228,51 +290,87 @@ struct Problem {
   LayerShape shape;
   Scheme scheme;
   int tokens;
+  Features features;
   DeviceArray<char> x, w13, w2;
-  DeviceArray<float> w13_scales, w2_scales, weights;
+  DeviceArray<float> x_scales, w13_scales, w2_scales, w13_bias, w2_bias, weights;
   DeviceArray<std::int32_t> ids;
 
-  Problem(LayerShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed) : shape(s), scheme(scheme_), tokens(tokens_) {
+  Problem(LayerShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed, Features const& features_ = {})
+      : shape(s), scheme(scheme_), tokens(tokens_), features(features_) {
     bool const fp8 = moe::hopper::is_fp8(scheme);
-    std::size_t const e13 = std::size_t(2) * s.num_experts * s.intermediate * s.hidden;
-    std::size_t const e2 = e13 / 2;
+    std::size_t const rows13 = std::size_t(moe::activation::gated(features.options.activation) ? 2 : 1) * s.intermediate;
+    std::size_t const e13 = s.num_experts * rows13 * s.hidden;
+    std::size_t const e2 = std::size_t(s.num_experts) * s.intermediate * s.hidden;
     std::size_t const element = fp8 ? 1 : 2;
     w13 = DeviceArray<char>(e13 * element);
     w2 = DeviceArray<char>(e2 * element);
     x = DeviceArray<char>(std::size_t(tokens) * s.hidden * 2);
     weights = DeviceArray<float>(std::size_t(tokens) * s.topk);
     ids = DeviceArray<std::int32_t>(std::size_t(tokens) * s.topk);
+    float const in_sigma = 1.0F / std::sqrt(float(s.hidden)), mid_sigma = 1.0F / std::sqrt(float(s.intermediate));
     if (fp8) {
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_fp8_e4m3*>(w13.data()), e13, seed + 1, 100.0F);
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_fp8_e4m3*>(w2.data()), e2, seed + 2, 100.0F);
-      w13_scales = DeviceArray<float>(e13 / 16384 + 1);
-      w2_scales = DeviceArray<float>(e2 / 16384 + 1);
-      float const a = 0.01F / std::sqrt(float(s.hidden)), b = 0.01F / std::sqrt(float(s.intermediate));
-      fill_positive<<<256, 256>>>(w13_scales.data(), w13_scales.size(), seed + 3, 0.5F * a, 1.5F * a);
-      fill_positive<<<256, 256>>>(w2_scales.data(), w2_scales.size(), seed + 4, 0.5F * b, 1.5F * b);
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(x.data()), std::int64_t(tokens) * s.hidden, seed + 5, 1.0F);
+      normal<__nv_fp8_e4m3>(w13, e13, seed + 1, 100.0F);
+      normal<__nv_fp8_e4m3>(w2, e2, seed + 2, 100.0F);
+      auto const count = [&](std::size_t rows, int columns) {
+        std::size_t const block = (rows + 127) / 128 * std::size_t((columns + 127) / 128);
+        return s.num_experts * (scheme == Scheme::fp8_block ? block : features.tensor_scales ? 1 : rows);
+      };
+      w13_scales = DeviceArray<float>(count(rows13, s.hidden));
+      w2_scales = DeviceArray<float>(count(s.hidden, s.intermediate));
+      fill_positive<<<256, 256>>>(w13_scales.data(), w13_scales.size(), seed + 3, 0.005F * in_sigma, 0.015F * in_sigma);
+      fill_positive<<<256, 256>>>(w2_scales.data(), w2_scales.size(), seed + 4, 0.005F * mid_sigma, 0.015F * mid_sigma);
+      normal<__nv_bfloat16>(x, std::size_t(tokens) * s.hidden, seed + 5, 1.0F);
+      if (scheme == Scheme::fp8_row || features.quantized_x) quantize();
     } else if (scheme == Scheme::bf16) {
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(w13.data()), e13, seed + 1, 1.0F / std::sqrt(float(s.hidden)));
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(w2.data()), e2, seed + 2, 1.0F / std::sqrt(float(s.intermediate)));
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__nv_bfloat16*>(x.data()), std::int64_t(tokens) * s.hidden, seed + 5, 1.0F);
+      fill16<__nv_bfloat16>(e13, e2, seed, in_sigma, mid_sigma);
     } else {
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__half*>(w13.data()), e13, seed + 1, 1.0F / std::sqrt(float(s.hidden)));
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__half*>(w2.data()), e2, seed + 2, 1.0F / std::sqrt(float(s.intermediate)));
-      fill_normal<<<1024, 256>>>(reinterpret_cast<__half*>(x.data()), std::int64_t(tokens) * s.hidden, seed + 5, 1.0F);
+      fill16<__half>(e13, e2, seed, in_sigma, mid_sigma);
+    }
+    if (features.bias) {
+      w13_bias = DeviceArray<float>(s.num_experts * rows13);
+      w2_bias = DeviceArray<float>(std::size_t(s.num_experts) * s.hidden);
+      fill_normal<<<256, 256>>>(w13_bias.data(), static_cast<long long>(w13_bias.size()), seed + 8, 0.5F);
+      fill_normal<<<256, 256>>>(w2_bias.data(), static_cast<long long>(w2_bias.size()), seed + 9, 0.5F);
     }
     fill_positive<<<256, 256>>>(weights.data(), weights.size(), seed + 6, 0.05F, 1.0F);
     if (tokens > 0) ids.upload(make_ids(s, tokens, pattern, seed + 7));
     moe::hopper::check_cuda(cudaDeviceSynchronize(), "random inputs");
   }
-  moe::hopper::LayerWeights layer_weights() const { return {w13.data(), w2.data(), w13_scales.data(), w2_scales.data()}; }
+  moe::hopper::LayerWeights layer_weights() const {
+    return {w13.data(),      w2.data(),      w13_scales.data(),    w2_scales.data(),
+            w13_bias.data(), w2_bias.data(), features.interleaved, features.tensor_scales};
+  }
   moe::hopper::LayerCall call(void* out) const {
     moe::hopper::LayerCall c{};
     c.x = x.data();
+    c.x_scales = x_scales.data();
     c.topk_ids = ids.data();
     c.topk_weights = weights.data();
     c.out = out;
     c.max_tokens = tokens;
     return c;
+  }
+
+ private:
+  template <class T>
+  static void normal(DeviceArray<char> const& to, std::size_t count, std::uint64_t seed, float sigma) {
+    fill_normal<<<1024, 256>>>(reinterpret_cast<T*>(to.data()), static_cast<long long>(count), seed, sigma);
+  }
+  template <class T>
+  void fill16(std::size_t e13, std::size_t e2, std::uint64_t seed, float in_sigma, float mid_sigma) {
+    normal<T>(w13, e13, seed + 1, in_sigma);
+    normal<T>(w2, e2, seed + 2, mid_sigma);
+    normal<T>(x, std::size_t(tokens) * shape.hidden, seed + 5, 1.0F);
+  }
+  void quantize() {
+    int const group = scheme == Scheme::fp8_block ? 128 : 0;
+    DeviceArray<char> codes(std::size_t(tokens) * shape.hidden);
+    DeviceArray<float> scales(std::size_t(tokens) * (group == 0 ? 1 : (shape.hidden + 127) / 128));
+    quantize_x<<<256, 256>>>(reinterpret_cast<__nv_bfloat16*>(x.data()), tokens, shape.hidden, group, features.options.static_scale,
+                             reinterpret_cast<__nv_fp8_e4m3*>(codes.data()), scales.data());
+    moe::hopper::check_cuda(cudaDeviceSynchronize(), "quantize_x");
+    x = std::move(codes);
+    if (features.options.static_scale <= 0.0F) x_scales = std::move(scales);
   }
 };
 
@@ -288,8 +386,10 @@ inline Difference compare(Problem const& p, void const* out, std::vector<int> co
   device_tokens.upload(tokens);
   DeviceArray<float> inter(std::size_t(count) * p.shape.topk * p.shape.intermediate), reference(std::size_t(count) * p.shape.hidden);
   inter.fill_bytes(0);
-  ReferenceArgs a{p.shape,      p.scheme,         p.x.data(),           p.w13.data(), p.w2.data(),  p.w13_scales.data(), p.w2_scales.data(),
-                  p.ids.data(), p.weights.data(), device_tokens.data(), count,        inter.data(), reference.data()};
+  ReferenceArgs a{
+      p.shape,      p.scheme,     p.features,          p.x_scales.data(),  p.w13_bias.data(), p.w2_bias.data(), p.x.data(),
+      p.w13.data(), p.w2.data(),  p.w13_scales.data(), p.w2_scales.data(), p.ids.data(),      p.weights.data(), device_tokens.data(),
+      count,        inter.data(), reference.data()};
   reference_gemm1<<<count * p.shape.topk, 512, p.shape.hidden * 4>>>(a);
   reference_gemm2<<<dim3(count, 1), 1024>>>(a);
   moe::hopper::check_cuda(cudaDeviceSynchronize(), "reference");

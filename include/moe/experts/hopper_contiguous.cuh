@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper_contiguous.cuh: launches the aligning, layer and reducing kernels. Include in one translation unit compiled for sm_90a.
+// experts/hopper_contiguous.cuh: the definitions of ContiguousLayer: enqueues the aligning, layer and reducing kernels. Include it in one
+// translation unit compiled for sm_90a, and experts/hopper/launch.cuh where the layer kernels themselves are to be compiled. Its functions
+// are emitted there even if nothing in that file calls them, so that other files of the program need no nvcc.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +9,9 @@
 #include <algorithm>
 
 #include "moe/core/error.hpp"
-#include "moe/experts/hopper/launch.cuh"
+#include "moe/experts/hopper/enqueue.cuh"
+#include "moe/experts/hopper/layer_params.cuh"
+#include "moe/experts/hopper/reduce.cuh"
 #include "moe/experts/hopper/tensor_map.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 
@@ -17,8 +21,12 @@ struct ContiguousLayer::State {
   LayerShape shape;
   Scheme scheme;
   LayerWeights weights;
+  LayerOptions options;
+  ActivationParams activation;
+  LayerLauncher launcher;
   CUtensorMap w13;
   CUtensorMap w2;
+  MatrixLayout matrix[2];
   int workers;
   int* counters = nullptr;  ///< of calls that plan for themselves: next unit, exits, then as in the workspace
   State() = default;
@@ -48,41 +56,61 @@ inline T* at(void* workspace, std::int64_t offset) {
 
 }  // namespace detail
 
-inline ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights) : state_(std::make_unique<State>()) {
+[[gnu::used]] inline ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options,
+                                                      LayerLauncher launcher)
+    : state_(std::make_unique<State>()) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  int major = 0;
-  int workers = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check_cuda(cudaDeviceGetAttribute(&workers, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  if (major != 9) {
-    throw Error(ErrorCode::unsupported,
-                text("the Hopper experts need compute capability 9.0, device ", device, " has ", major, ".x; use CudaReference"));
+  cudaDeviceProp facts{};
+  check_cuda(cudaGetDeviceProperties(&facts, device), "cudaGetDeviceProperties");
+  check_device(device, facts.name, facts.major, facts.minor);
+  check_sizes(shape, scheme);
+  activation::validate(options.activation, options.constants);
+  bool const gated = activation::gated(options.activation);
+  bool const interleaved = weights.interleaved && gated;
+  if (interleaved && scheme == Scheme::fp8_block) {
+    throw Error(
+        ErrorCode::unsupported,
+        "hopper experts: interleaved gate and up rows share scale blocks in fp8_block. De-interleave the weights when loading them");
   }
-  int const unit = is_fp8(scheme) ? 128 : 64;
-  if (shape.num_experts < 1 || shape.num_experts > 1024) {
-    throw Error(ErrorCode::config, text("num_experts ", shape.num_experts, " is out of range [1, 1024]"));
+  if (is_fp8(scheme) && (weights.w13_scales == nullptr || weights.w2_scales == nullptr)) {
+    throw Error(ErrorCode::argument, text("hopper experts: w13_scales or w2_scales is null, ", name(scheme), " needs both"));
   }
-  if (shape.hidden < unit || shape.hidden % unit != 0 || shape.intermediate < unit || shape.intermediate % unit != 0) {
-    throw Error(ErrorCode::config, text("hidden ", shape.hidden, " and intermediate ", shape.intermediate, " must be multiples of ", unit));
+  for (void const* pointer : {weights.w13, weights.w2}) {
+    if (pointer == nullptr) throw Error(ErrorCode::argument, "hopper experts: w13 or w2 is null");
   }
-  if (shape.topk < 1) throw Error(ErrorCode::config, text("topk ", shape.topk, " must be at least 1"));
   int const bytes = is_fp8(scheme) ? 1 : 2;
+  std::int64_t const experts = shape.num_experts;
   state_->shape = shape;
   state_->scheme = scheme;
   state_->weights = weights;
-  state_->workers = workers;
-  state_->w13 = make_tensor_map(weights.w13, bytes, 2LL * shape.num_experts, shape.intermediate, shape.hidden, 128);
-  state_->w2 = make_tensor_map(weights.w2, bytes, shape.num_experts, shape.hidden, shape.intermediate, 128);
+  state_->options = options;
+  state_->activation = activation_params(options.activation, options.constants);
+  state_->launcher = launcher;
+  state_->workers = options.workers > 0 ? std::min(options.workers, facts.multiProcessorCount) : facts.multiProcessorCount;
+  MatrixLayout& w13 = state_->matrix[0];
+  if (!gated) {
+    state_->w13 = make_tensor_map(weights.w13, bytes, experts, shape.intermediate, shape.hidden, 128);
+    w13 = {1, 0, 128, 0, shape.intermediate, 1, 128, 128, shape.intermediate};
+  } else if (interleaved) {
+    state_->w13 = make_tensor_map(weights.w13, bytes, experts, shape.intermediate, 2LL * shape.hidden, 128);
+    w13 = {1, shape.hidden, 0, 0, 2 * shape.intermediate, 2, 1, 0, shape.intermediate};
+  } else {
+    state_->w13 = make_tensor_map(weights.w13, bytes, 2 * experts, shape.intermediate, shape.hidden, 128);
+    w13 = {2, 0, 0, 1, 2 * shape.intermediate, 1, shape.intermediate, 0, shape.intermediate};
+  }
+  state_->w2 = make_tensor_map(weights.w2, bytes, experts, shape.hidden, shape.intermediate, 128);
+  state_->matrix[1] = {1, 0, 128, 0, shape.hidden, 1, 128, 128, shape.hidden};
   check_cuda(cudaMalloc(&state_->counters, detail::kStateInts * sizeof(int)), "cudaMalloc");
   check_cuda(cudaMemset(state_->counters, 0, detail::kStateInts * sizeof(int)), "cudaMemset");
-  check_cuda(cudaMemcpy(state_->counters, &workers, sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
+  check_cuda(cudaMemcpy(state_->counters, &state_->workers, sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
-inline ContiguousLayer::~ContiguousLayer() = default;
-inline ContiguousLayer::ContiguousLayer(ContiguousLayer&&) noexcept = default;
-inline ContiguousLayer& ContiguousLayer::operator=(ContiguousLayer&&) noexcept = default;
 
-inline std::int64_t ContiguousLayer::workspace_bytes(int max_tokens) const {
+[[gnu::used]] inline ContiguousLayer::~ContiguousLayer() = default;
+[[gnu::used]] inline ContiguousLayer::ContiguousLayer(ContiguousLayer&&) noexcept = default;
+[[gnu::used]] inline ContiguousLayer& ContiguousLayer::operator=(ContiguousLayer&&) noexcept = default;
+
+[[gnu::used]] inline std::int64_t ContiguousLayer::workspace_bytes(int max_tokens) const {
   return plan_workspace(state_->shape, state_->scheme, max_tokens, 8).bytes;
 }
 
@@ -98,6 +126,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
                                             void* workspace, cudaStream_t stream) const {
   Tuning tuning = wanted;
   tuning.tile_rows = std::min(tuning.tile_rows, most_rows(scheme));
+  bool const fp8 = is_fp8(scheme);
+  bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
   for (void const* pointer : {call.x, static_cast<void const*>(call.out), static_cast<void const*>(workspace)}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
       throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));
@@ -105,19 +135,33 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   }
   if (call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", call.max_tokens, " is negative"));
   if (call.max_tokens == 0) return;
+  std::int64_t const x_stride = call.x_stride == 0 ? shape.hidden : call.x_stride;
+  int const x_bytes = fp8 && !quantises ? 1 : 2;
+  if (x_stride < shape.hidden || x_stride * x_bytes % 16 != 0 || (quantises && (x_stride != shape.hidden || shape.hidden % 128 != 0))) {
+    throw Error(ErrorCode::argument,
+                text("hopper experts: rows of x are ", x_stride, " elements apart, needed are at least ", shape.hidden,
+                     " and multiples of 16 bytes", quantises ? "; packed rows of whole groups of 128, to be quantised here" : ""));
+  }
+  if (scheme == Scheme::fp8_row && call.x_scales == nullptr && options.static_scale <= 0.0F) {
+    throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
+  }
   bool const batched = batch_counts != nullptr;
   LayerShape rows_shape = shape;
   if (batched) rows_shape.topk = 1;
   Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);
-  bool const fp8 = is_fp8(scheme);
+  if (w.slots >= std::int64_t{1} << 31) {
+    throw Error(ErrorCode::capacity, text("hopper experts: ", w.slots, " slots, at most 2^31 - 1"));
+  }
   int const step = fp8 ? 128 : 64;
-  if (tuning.tile_rows < most_rows(scheme)) tuning.cluster = 1;
+  tuning.cluster = tuning.tile_rows < most_rows(scheme) ? 1 : std::min(tuning.cluster, launcher.max_cluster);
   int const cluster = tuning.cluster;
   bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
                           tuning.tile_rows <= kMaxSplitRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
-  UnitSpace const space{{(shape.intermediate + kGateFeatures - 1) / kGateFeatures, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
-                        {shape.hidden / step, shape.intermediate / step},
-                        std::max(1, tuning.raster / cluster)};
+  int const gate_features = activation.gated ? kGateFeatures : kOutputFeatures;
+  UnitSpace const space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
+                        {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
+                        std::max(1, tuning.raster / cluster),
+                        gate_features};
   using detail::at;
   AlignArgs a{};
   a.ids = batched ? nullptr : call.topk_ids;
@@ -141,7 +185,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.counters = self_align ? counters + detail::kStateHead : at<int>(workspace, w.counters);
   a.max_tiles = self_align ? kSelfAlignSlots : static_cast<int>(w.max_tiles);
   a.sorted_rows = at<SortedRow>(workspace, w.sorted_rows);
-  a.x = call.x;
+  a.x = quantises ? call.x : nullptr;
   a.hidden = shape.hidden;
   a.x_codes = at<std::uint8_t>(workspace, w.x_codes);
   a.x_scales = at<float>(workspace, w.x_scales);
@@ -150,15 +194,17 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
         cudaFuncSetAttribute(align_kernel<kAlignCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, align_smem_bytes(1024));
     check_cuda(align_ready, "cudaFuncSetAttribute");
     long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
-    int const quantizers = fp8 ? static_cast<int>(std::min<long long>((groups + 127) / 128, workers)) : 0;
+    int const quantizers = quantises ? static_cast<int>(std::min<long long>((groups + 127) / 128, workers)) : 0;
     int const grid = kAlignCluster * (1 + (quantizers + kAlignCluster - 1) / kAlignCluster);
     detail::launch(align_kernel<kAlignCluster>, grid, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster, stream, a);
   }
 
-  LayerParams<FastSilu> p{};
+  LayerParams p{};
   p.w13 = w13;
   p.w2 = w2;
   p.space = space;
+  p.matrix[0] = matrix[0];
+  p.matrix[1] = matrix[1];
   p.hidden = shape.hidden;
   p.intermediate = shape.intermediate;
   p.topk = rows_shape.topk;
@@ -168,10 +214,21 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.max_tiles = a.max_tiles;
   p.max_units = a.plan.max_units;
   p.standard = !batched;
-  p.x = fp8 ? static_cast<void const*>(a.x_codes) : call.x;
-  p.x_scales = a.x_scales;
+  p.weight_on_input = options.weight_on_input && !batched;
+  p.tensor_scales = weights.tensor_scales;
+  p.x = quantises ? static_cast<void const*>(a.x_codes) : call.x;
+  p.x_row_bytes = x_stride * (fp8 ? 1 : 2);
+  p.x_scales = quantises ? a.x_scales : call.x_scales;
+  int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
+  p.x_scale_stride = call.x_scale_stride == 0 ? scale_cols : call.x_scale_stride;
   p.w13_scales = weights.w13_scales;
   p.w2_scales = weights.w2_scales;
+  p.w13_bias = weights.w13_bias;
+  p.w2_bias = weights.w2_bias;
+  p.static_scale = options.static_scale;
+  p.scale_floor = options.scale_floor;
+  p.amax_bound = options.amax_bound;
+  p.activation = activation;
   p.ids = a.ids;
   p.num_tokens = call.num_tokens;
   p.control = a.control;
@@ -185,16 +242,12 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.counters = a.counters;
   p.sorted_rows = a.sorted_rows;
   p.inter = at<char>(workspace, w.inter);
+  p.inter_wide = at<char>(workspace, w.inter_wide);
   p.inter_scales = at<float>(workspace, w.inter_scales);
   bool const reduce = rows_shape.topk > 1;
   p.rows_out = reduce ? static_cast<void*>(at<char>(workspace, w.slot_rows)) : call.out;
   p.partials = at<float>(workspace, w.partials);
-  switch (scheme) {
-    case Scheme::bf16: detail::launch_layer_tuned<Scheme::bf16>(p, workers, tuning, stream); break;
-    case Scheme::f16: detail::launch_layer_tuned<Scheme::f16>(p, workers, tuning, stream); break;
-    case Scheme::fp8_block: detail::launch_layer_tuned<Scheme::fp8_block>(p, workers, tuning, stream); break;
-    case Scheme::fp8_row: throw Error(ErrorCode::unsupported, "fp8_row is not built in the contiguous layer");
-  }
+  launcher.enqueue(p, workers, tuning, stream);
   if (!reduce || (self_align && !batched)) return;
   if (scheme == Scheme::f16) {
     enqueue_reduce<__half>(call, p.rows_out, stream);
@@ -203,22 +256,25 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   }
 }
 
-inline void ContiguousLayer::forward(LayerCall const& call, Tuning const& tuning, void* workspace, CUstream_st* stream) const {
+[[gnu::used]] inline void ContiguousLayer::forward(LayerCall const& call, Tuning const& tuning, void* workspace,
+                                                   CUstream_st* stream) const {
   if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
     throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
   }
   state_->enqueue(call, nullptr, 0, tuning, workspace, stream);
 }
-inline void ContiguousLayer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
-  forward(call, choose_tuning(state_->shape, state_->scheme, call.max_tokens), workspace, stream);
+[[gnu::used]] inline void ContiguousLayer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
+  bool const quantises = state_->scheme == Scheme::fp8_block && call.x_scales == nullptr;
+  forward(call, choose_tuning(state_->shape, state_->scheme, call.max_tokens, quantises), workspace, stream);
 }
 
-inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out,
-                                             void* workspace, CUstream_st* stream) const {
+[[gnu::used]] inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows,
+                                                           void* out, void* workspace, CUstream_st* stream, float const* x_scales) const {
   LayerShape shape = state_->shape;
   shape.topk = 1;
   LayerCall call{};
   call.x = x;
+  call.x_scales = x_scales;
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));

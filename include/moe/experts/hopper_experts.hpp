@@ -1,31 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper_experts.hpp: the Hopper layer as experts policies of a composition: HopperContiguous (standard format) and HopperMasked
-// (batched). bf16 and fp16 without quantisation, SwiGLU, no biases. Include experts/hopper_contiguous.cuh where a layer is instantiated.
+// (batched). bf16, fp16, and e4m3 with 128 × 128 blocks, a scale per token and channel, or per tensor; every activation; biases. Plain host
+// C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_contiguous.cuh and experts/hopper/launch.cuh.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/check.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
-#include "moe/quantization/none.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/quantization/granularity.hpp"
 
 namespace moe::experts {
 
 namespace detail {
 
-/// The facts and the kernel object that both policies share.
-template <ActivationFormat Reads>
+/// Which of the kernels' schemes a quantisation is, read off its facts; -1 if it is none of them.
+template <class Quant, class Act>
+constexpr int hopper_scheme() {
+  using quantization::ScaleGranularity;
+  constexpr ScaleGranularity rows = Quant::kActGranularity;
+  constexpr ScaleGranularity tiles = Quant::kWeightGranularity;
+  if constexpr (!Quant::kQuantizesActivations) {
+    if (tiles != ScaleGranularity::none) return -1;
+    return static_cast<int>(std::same_as<Act, f16> ? hopper::Scheme::f16 : hopper::Scheme::bf16);
+  } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Unit::kPowerOfTwo ||
+                       !std::same_as<typename Quant::Scale, float> || !std::same_as<typename Quant::WeightScale, float>) {
+    return -1;
+  } else if constexpr (rows == ScaleGranularity::group) {
+    bool const blocks = tiles == ScaleGranularity::block && Quant::kWeightGroupRows == 128 && Quant::kWeightGroupCols == 128;
+    return Quant::kActGroup == 128 && blocks ? static_cast<int>(hopper::Scheme::fp8_block) : -1;
+  } else {
+    bool const whole = tiles == ScaleGranularity::per_channel || tiles == ScaleGranularity::per_tensor;
+    return whole ? static_cast<int>(hopper::Scheme::fp8_row) : -1;
+  }
+}
+
+/// The facts and the kernel object that both policies share. Tiles: as hopper::DefaultTiles.
+template <ActivationFormat Reads, class Tiles>
 struct HopperPolicy {
   using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = 232448;  ///< of one multiprocessor of sm_90
+  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
     int expected_rows = 16;  ///< batched: rows to expect of an expert; a hint for the tile
+    int workers = 0;         ///< multiprocessors to use at most, so that others can run beside; 0: all
   };
 
   static constexpr bool reads(ActivationFormat f) { return f == Reads; }
@@ -38,62 +65,80 @@ struct HopperPolicy {
   }
   template <class A>
   static constexpr bool supports_activation() {
-    return std::same_as<A, activation::Silu>;
+    return !std::is_void_v<hopper::DeviceActivationOf<A>>;
   }
   template <class Q>
   static constexpr bool supports_quantization() {
-    return std::same_as<Q, quantization::None>;
+    return hopper_scheme<Q, bf16>() >= 0;
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {
-    return (Config::hidden == dynamic || Config::hidden % 64 == 0) && (Config::intermediate == dynamic || Config::intermediate % 64 == 0);
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return true;  // another rule says why not
+    } else {
+      constexpr auto s = static_cast<hopper::Scheme>(scheme);
+      return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
+             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s));
+    }
   }
   template <class Config, class Quant>
   static constexpr int shared_memory_bytes() {
-    return kSharedMemoryLimit;
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return 0;
+    } else {
+      return hopper::layer_smem_bytes<static_cast<hopper::Scheme>(scheme), Tiles>();
+    }
   }
 
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel {
    public:
     using Act = typename Config::Act;
-    using Output = Act;
+    static constexpr hopper::Scheme kScheme = static_cast<hopper::Scheme>(hopper_scheme<Quant, Act>());
+    /// fp8 layers round to bf16, and the backend to Act.
+    using Output = std::conditional_t<hopper::is_fp8(kScheme), bf16, Act>;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// `weights` are device views, read in place. E_UNSUPPORTED for biases, a router weight on the input, or a device that is not Hopper.
-    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&, typename Config::Activation const&,
-           Params const& params, Arena<space::cuda>& arena)
+    /// `weights` are device views, read in place. E_UNSUPPORTED on a device that is not Hopper; E_CONFIG for sizes that the kernels cannot
+    /// take; E_ARG for weights of another shape or misaligned.
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : hidden_(shape.hidden()),
+          topk_(shape.topk()),
           max_rows_(max_rows),
           num_local_(weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
-          layer_(hopper::LayerShape{static_cast<int>(num_local_), static_cast<int>(hidden_), static_cast<int>(shape.intermediate()),
-                                    Format == ActivationFormat::standard ? shape.topk() : 1},
-                 std::same_as<Act, bf16> ? hopper::Scheme::bf16 : hopper::Scheme::f16,
-                 hopper::LayerWeights{weights.w13.codes.data_handle(), weights.w2.codes.data_handle(), nullptr, nullptr}) {
-      if (weights.w13.has_bias() || weights.w2.has_bias()) {
-        throw Error(ErrorCode::unsupported, "hopper experts: biases are not supported, use cuda_reference");
-      }
-      if (shape.weight_on_input()) {
-        throw Error(ErrorCode::unsupported, "hopper experts: the router weight on the input is not supported, use cuda_reference");
-      }
+          layer_(layer_shape(shape, weights, activation), kScheme, layer_weights(weights), options(shape, quant, activation, params),
+                 hopper::layer_launcher<kScheme, hopper::DeviceActivationOf<typename Config::Activation>, Tiles>()) {
       std::int64_t const tokens = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
+      if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
+        throw Error(ErrorCode::capacity, text("hopper experts: ", tokens, " rows of ", topk_, " slots, at most 2^31 - 1 slots"));
+      }
       workspace_ = arena.template take<char>(layer_.workspace_bytes(static_cast<int>(tokens)));
     }
 
-    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of
-    /// rows rounded to Act. Enqueues.
+    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, packed; one rounding of the float32
+    /// sum of rows rounded to Output. Enqueues. E_ARG, E_UNSUPPORTED before anything is launched.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
       std::int64_t const rows = tokens.rows.extent(0);
       check(rows, y.extent(0));
       if (rows == 0) return;
-      if (tokens.rows.stride(0) != hidden_ || y.stride(0) != hidden_ || tokens.topk_ids.stride(0) != tokens.topk_ids.extent(1) ||
-          tokens.topk_weights.stride(0) != tokens.topk_weights.extent(1)) {
-        throw Error(ErrorCode::argument, text("hopper experts: rows of stride ", tokens.rows.stride(0), " and ", y.stride(0),
-                                              ", packed rows of ", hidden_, " are needed"));
-      }
+      expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
+      expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
+      expect("columns of x", tokens.rows.extent(1), hidden_);
+      expect("columns of the output", y.extent(1), hidden_);
+      expect("row stride of topk_ids", tokens.topk_ids.stride(0), topk_);
+      expect("row stride of topk_weights", tokens.topk_weights.stride(0), topk_);
+      expect("row stride of the output", y.stride(0), hidden_);
       hopper::LayerCall call{};
       call.x = tokens.rows.data_handle();
+      call.x_stride = tokens.rows.stride(0);
+      if constexpr (kHasScales) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
       call.topk_ids = tokens.topk_ids.data_handle();
       call.topk_weights = tokens.topk_weights.data_handle();
       call.num_tokens = tokens.num_rows;
@@ -106,14 +151,62 @@ struct HopperPolicy {
       std::int64_t const capacity = tokens.rows.extent(1);
       check(capacity, y.extent(1));
       if (capacity == 0) return;
-      if (y.extent(1) != capacity) {
-        throw Error(ErrorCode::argument, text("hopper experts: output blocks of ", y.extent(1), " rows, input blocks of ", capacity));
-      }
+      expect("blocks of x", tokens.rows.extent(0), num_local_);
+      expect("columns of x", tokens.rows.extent(2), hidden_);
+      expect("rows of an output block", y.extent(1), capacity);
+      expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
+      float const* scales = nullptr;
+      if constexpr (kHasScales) scales = tokens.scales.data_handle();
       layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity), expected_rows_,
-                             y.data_handle(), workspace_, stream);
+                             y.data_handle(), workspace_, stream, scales);
     }
 
    private:
+    static constexpr bool kStatic = Quant::kQuantizesActivations && Quant::kActGranularity == quantization::ScaleGranularity::per_tensor;
+    static constexpr bool kHasScales = Quant::kQuantizesActivations && !kStatic;
+
+    static hopper::LayerShape layer_shape(Shape<Config> const& shape, Weights const& weights,
+                                          typename Config::Activation const& activation) {
+      check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
+              Format == ActivationFormat::standard ? shape.topk() : 1};
+    }
+    static hopper::LayerWeights layer_weights(Weights const& w) {
+      hopper::LayerWeights out{};
+      out.w13 = w.w13.codes.data_handle();
+      out.w2 = w.w2.codes.data_handle();
+      if constexpr (Quant::kQuantizesActivations) {
+        out.w13_scales = w.w13.scales.data_handle();
+        out.w2_scales = w.w2.scales.data_handle();
+      }
+      out.w13_bias = w.w13.has_bias() ? w.w13.bias.data_handle() : nullptr;
+      out.w2_bias = w.w2.has_bias() ? w.w2.bias.data_handle() : nullptr;
+      out.tensor_scales = Quant::kWeightGranularity == quantization::ScaleGranularity::per_tensor;
+      return out;
+    }
+    static hopper::LayerOptions options(Shape<Config> const& shape, Quant const& quant, typename Config::Activation const& activation,
+                                        Params const& params) {
+      hopper::LayerOptions o{};
+      if constexpr (std::same_as<typename Config::Activation, activation::Any>) {
+        o.activation = activation.kind;
+      } else {
+        o.activation = Config::Activation::kKind;
+      }
+      o.constants = activation.constants;
+      o.weight_on_input = shape.weight_on_input();
+      o.workers = params.workers;
+      if constexpr (kStatic) {
+        o.static_scale = quant.params.scale;
+      } else if constexpr (Quant::kQuantizesActivations) {
+        o.scale_floor = quant.act.scale(0);
+        if constexpr (requires { quant.act.amax_upper_bound; }) o.amax_bound = quant.act.amax_upper_bound;
+      }
+      return o;
+    }
+
+    static void expect(char const* what, std::int64_t value, std::int64_t wanted) {
+      if (value != wanted) throw Error(ErrorCode::argument, text("hopper experts: ", what, ": ", value, ", expected ", wanted));
+    }
     void check(std::int64_t rows, std::int64_t out_rows) const {
       if (rows > max_rows_ || out_rows < rows) {
         throw Error(ErrorCode::argument,
@@ -122,6 +215,7 @@ struct HopperPolicy {
     }
 
     std::int64_t hidden_;
+    std::int64_t topk_;
     std::int64_t max_rows_;
     std::int64_t num_local_;
     int expected_rows_;
@@ -133,12 +227,16 @@ struct HopperPolicy {
 }  // namespace detail
 
 /// Standard format: rows in any order with local ids; the sum over the slots is done here.
-struct HopperContiguous : detail::HopperPolicy<ActivationFormat::standard> {
+template <class Tiles>
+struct HopperContiguousWith : detail::HopperPolicy<ActivationFormat::standard, Tiles> {
   static constexpr char const* kName = "hopper_contiguous";
 };
 /// Batched format: a block of rows and a count on the device per local expert.
-struct HopperMasked : detail::HopperPolicy<ActivationFormat::batched> {
+template <class Tiles>
+struct HopperMaskedWith : detail::HopperPolicy<ActivationFormat::batched, Tiles> {
   static constexpr char const* kName = "hopper_masked";
 };
+using HopperContiguous = HopperContiguousWith<hopper::DefaultTiles>;
+using HopperMasked = HopperMaskedWith<hopper::DefaultTiles>;
 
 }  // namespace moe::experts

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,17 +17,19 @@
 namespace moe::models {
 
 /// Every semantic of io::LayerDescription, for rows [M, H] float32 of this rank in host memory.
-/// Weight: element that unquantised expert weights are stored in (float, or bf16 to keep a bf16 checkpoint's size).
-template <class Quant, class Backend, class Experts, class Weight = float>
+/// Weight: element that unquantised expert weights are stored in (float, or bf16 to keep a bf16 checkpoint's size). Act: element of the
+/// layer's activations; rows are rounded to it on the way in. Loaded: element of the weights as they were read.
+template <class Quant, class Backend, class Experts, class Weight = float, class Act = float, class Loaded = Weight>
 class Block {
  public:
-  using Config = RuntimeLayer<float, Weight>;
+  using Config = RuntimeLayer<Act, Weight>;
   using Space = typename Experts::Space;
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
   static constexpr bool kOnDevice = Space::kKind == SpaceKind::cuda;
+  static constexpr bool kRounds = !std::is_same_v<Act, float>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
-  Block(typename Backend::Comm& comm, io::HostLayerWeights<Weight>&& weights, ExpertPlacement const& placement,
+  Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
         std::int64_t max_tokens_per_rank, Quant const& quant = {})
       : frame_(std::move(weights), max_tokens_per_rank),
         store_(static_cast<std::int64_t>(frame_.weights().experts.size()), d().expert_hidden(), d().intermediate, d().activation.gated(),
@@ -59,7 +62,7 @@ class Block {
 
   /// Quantises this rank's experts into the store and drops the originals.
   WeightsOf<Config, Quant> filled_store() {
-    io::HostLayerWeights<Weight>& w = frame_.weights();
+    io::HostLayerWeights<Loaded>& w = frame_.weights();
     std::int64_t const n13 = w.w13_rows() * d().expert_hidden();
     std::int64_t const n2 = d().expert_hidden() * d().intermediate;
     for (std::int64_t e = 0; e < store_.num_local(); ++e) {
@@ -85,14 +88,14 @@ class Block {
 
   /// What a layer in the CUDA space reads and writes, and the router's tables there; empty for a host layer.
   struct DeviceArrays {
-    explicit DeviceArrays(BlockFrame<Weight> const& frame) {
+    explicit DeviceArrays(BlockFrame<Loaded> const& frame) {
       if constexpr (kOnDevice) {
         io::LayerDescription const& d = frame.description();
         fill(bias, frame.weights().correction_bias);
         fill(scale, frame.weights().per_expert_scale);
         fill(table, frame.weights().hash_table);
-        x = Buffer<float, Space>(frame.max_tokens() * d.expert_hidden());
-        y = Buffer<float, Space>(frame.max_tokens() * d.expert_hidden());
+        x = Buffer<Act, Space>(frame.max_tokens() * d.expert_hidden());
+        y = Buffer<Act, Space>(frame.max_tokens() * d.expert_hidden());
         logits = Buffer<float, Space>(frame.max_tokens() * d.router.num_logits());
         joint = Buffer<float, Space>(frame.max_tokens() * d.router.num_joint_shared);
         tokens = Buffer<std::int64_t, Space>(frame.max_tokens());
@@ -114,18 +117,22 @@ class Block {
     }
     Buffer<float, Space> bias, scale;
     Buffer<std::int64_t, Space> table;
-    Buffer<float, Space> x, y, logits, joint;
+    Buffer<Act, Space> x, y;
+    Buffer<float, Space> logits, joint;
     Buffer<std::int64_t, Space> tokens;
   };
 
   /// in → routed_ and the routing, through the layer of either space.
   template <class Probe>
-  void run_layer(typename BlockFrame<Weight>::LayerInput const& in, std::int64_t const* token_ids, std::int64_t rows, Probe& probe) {
+  void run_layer(typename BlockFrame<Loaded>::LayerInput const& in, std::int64_t const* token_ids, std::int64_t rows, Probe& probe) {
     routing::RouterConfig const& r = d().router;
     std::int64_t const width = d().expert_hidden();
     ForwardOptions options;
     options.token_ids = token_ids;
+    rounded_.assign(kRounds ? in.x.size() : 0, Act{});
+    if constexpr (kRounds) std::transform(in.x.begin(), in.x.end(), rounded_.begin(), [](float v) { return from_float<Act>(v); });
     if constexpr (!kOnDevice) {
+      static_assert(!kRounds, "a block in the host space has float32 activations");
       options.shared_weights = make_rows(in.joint.data(), rows, r.num_joint_shared);
       layer_.forward(make_rows(in.x.data(), rows, width), make_rows(in.logits.data(), rows, r.num_logits()),
                      make_rows(routed_.data(), rows, width), options, HostStream{}, probe);
@@ -142,28 +149,38 @@ class Block {
           Memory<Space>::copy_to_host(to, from, n * sizeof(*from));
         }
       };
-      to_device(device_.x, in.x.data(), in.x.size());
+      if constexpr (kRounds) {
+        to_device(device_.x, rounded_.data(), rounded_.size());
+      } else {
+        to_device(device_.x, in.x.data(), in.x.size());
+      }
       to_device(device_.logits, in.logits.data(), in.logits.size());
       if (token_ids != nullptr) {
         to_device(device_.tokens, token_ids, static_cast<std::size_t>(rows));
         options.token_ids = device_.tokens.data();
       }
       options.shared_weights = make_rows(device_.joint.data(), rows, r.num_joint_shared);
-      layer_.forward(make_rows(static_cast<float const*>(device_.x.data()), rows, width),
+      layer_.forward(make_rows(static_cast<Act const*>(device_.x.data()), rows, width),
                      make_rows(static_cast<float const*>(device_.logits.data()), rows, r.num_logits()),
                      make_rows(device_.y.data(), rows, width), options, Stream<Space>{}, probe);
-      to_host(routed_.data(), device_.y.data(), static_cast<std::size_t>(rows * width));
+      if constexpr (kRounds) {
+        to_host(rounded_.data(), device_.y.data(), rounded_.size());
+        std::transform(rounded_.begin(), rounded_.end(), routed_.begin(), [](Act v) { return to_float(v); });
+      } else {
+        to_host(routed_.data(), device_.y.data(), static_cast<std::size_t>(rows * width));
+      }
       to_host(ids_.data(), layer_.topk_ids().data_handle(), ids_.size());
       to_host(topk_weights_.data(), layer_.topk_weights().data_handle(), ids_.size());
       to_host(in.joint.data(), device_.joint.data(), in.joint.size());
     }
   }
 
-  BlockFrame<Weight> frame_;
+  BlockFrame<Loaded> frame_;
   experts::WeightStore<Config, Quant, Space> store_;
   DeviceArrays device_;
   Layer layer_;
   std::vector<float> routed_;
+  std::vector<Act> rounded_;  // only where Act is not float
   std::vector<std::int32_t> ids_;
   std::vector<float> topk_weights_;
 };

@@ -6,6 +6,7 @@
 #include <boost/hana.hpp>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
@@ -14,6 +15,7 @@
 #include "moe/comm/mpi.hpp"
 #include "moe/core/check.hpp"
 #include "moe/experts/cuda_reference.hpp"
+#include "moe/experts/hopper_experts.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/runtime_layer.hpp"
@@ -51,12 +53,17 @@ inline constexpr auto host_backends = hana::tuple_t<backends::AllToAllV<comm::Mp
 inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
-inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference>;
+inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::HopperContiguous, experts::HopperMasked>;
 
 // ---- Derived.
 
 inline constexpr auto all_backends = hana::concat(host_backends, cuda_backends);
 inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
+
+/// The layer of run-time dimensions whose elements the experts compute with: float32 if they have it, else bf16.
+template <class Experts>
+using LayerFor =
+    std::conditional_t<Experts::template supports_element<float, float>(), RuntimeLayer<float, float>, RuntimeLayer<bf16, bf16>>;
 
 /// Whether the rules allow (Quantization, Backend, Experts) for a layer of run-time dimensions.
 template <class Config, class Quant, class Backend, class Experts>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/epilogue.cuh: from accumulators to rows in memory: activation (and quantisation) after GEMM1, router weight after GEMM2,
-// and the ordered sum of the parts of K before either.
+// experts/hopper/epilogue.cuh: from accumulators to rows in memory: scales, bias, activation (and quantisation) after GEMM1, bias and
+// router weight after GEMM2, and the ordered sum of the parts of K before either.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,59 @@
 
 namespace moe::hopper {
 
-/// SwiGLU with the hardware's exponential and division: relative error about 2^-21, far below the rounding that follows.
-struct FastSilu {
-  static constexpr char const* kName = "silu";
-  __device__ float operator()(float gate, float up) const { return __fdividef(gate * up, 1.0F + __expf(-gate)); }
-};
-
 inline constexpr int kGroupBarrier = 1;  ///< named barriers 1 and 2: one per consumer warpgroup; 3: both
 
 __device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
 
-/// The four accumulators of columns 8 j + 2 (lane % 4) and the next, times the router weights of these two rows.
-__device__ inline float4 scale_columns(float const* weights, int j, float const* v) {
+/// Row weights of columns 8 j + 2 (lane % 4) and the next, which are rows of the tile.
+__device__ inline float2 column_weights(float const* weights, int j) {
   float2 w;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(w.x), "=f"(w.y) : "r"(smem_address(weights + 8 * j + 2 * (thread_index() & 3))));
+  return w;
+}
+/// The four accumulators of these columns times their router weights.
+__device__ inline float4 scale_columns(float const* weights, int j, float const* v) {
+  float2 const w = column_weights(weights, j);
   return make_float4(v[0] * w.x, v[1] * w.y, v[2] * w.x, v[3] * w.y);
+}
+
+/// This thread's features: row h of weight box `half` in the arrays of one value per feature. `at` is relative to the expert's first, and
+/// negative past the last feature.
+struct ThreadFeatures {
+  long long base;
+  int at[2][2];  ///< [half][h]
+};
+__device__ inline ThreadFeatures thread_features(MatrixLayout const& matrix, Unit const& unit, int group) {
+  int const thread = thread_index() & 127;
+  ThreadFeatures f;
+  f.base = static_cast<long long>(unit.expert) * matrix.rows;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int const feature = unit.feature + 64 * group + 16 * (thread >> 5) + ((thread & 31) >> 2) + 8 * h;
+      f.at[half][h] = feature + half * matrix.half_features < matrix.limit ? feature * matrix.row_step + half * matrix.half_step : -1;
+    }
+  }
+  return f;
+}
+
+/// Adds the bias of each feature. Once per slot: the parts of K are summed before.
+template <int N>
+__device__ inline void add_bias(float const* bias, MatrixLayout const& matrix, Unit const& unit, int group, float (&total)[2][N / 2]) {
+  ThreadFeatures const f = thread_features(matrix, unit, group);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float const low = f.at[half][0] >= 0 ? __ldg(bias + f.base + f.at[half][0]) : 0.0F;
+    float const high = f.at[half][1] >= 0 ? __ldg(bias + f.base + f.at[half][1]) : 0.0F;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      total[half][4 * j] += low;
+      total[half][4 * j + 1] += low;
+      total[half][4 * j + 2] += high;
+      total[half][4 * j + 3] += high;
+    }
+  }
 }
 
 /// Writes 64 features of N rows through the warpgroup's staging buffer as whole 16-byte chunks. `values(j)` gives the thread's four
@@ -75,8 +113,8 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
 /// Adds the parts of K in order. Each warpgroup writes its part; the last one to arrive sums all of them, so the sum does not depend on
 /// who was last. Returns false in the others, which are then done with the unit.
 /// With `Joint` both warpgroups of a CTA get the same answer, which an epilogue that needs both must have.
-template <int N, bool Joint, class Params>
-__device__ inline bool sum_splits(Params const& p, Unit const& unit, int group, int* flags, float (&total)[2][N / 2]) {
+template <int N, bool Joint>
+__device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int group, int* flags, float (&total)[2][N / 2]) {
   int const thread = thread_index() & 127;
   long long const part_floats = 128LL * p.tile_rows;
   float* const parts = p.partials + (static_cast<long long>(unit.tile) * unit.splits * 2 + group) * part_floats;
@@ -127,46 +165,52 @@ __device__ inline bool sum_splits(Params const& p, Unit const& unit, int group, 
   return true;
 }
 
-/// fp8_row: accumulators times the row's and the weight row's scale.
-template <int N, class Params>
-__device__ inline void apply_row_scales(Params const& p, Unit const& unit, int group, float (&total)[2][N / 2]) {
-  int const thread = thread_index() & 127;
-  int const lane = thread & 31;
-  int const weight_row = unit.feature + 64 * group + 16 * (thread >> 5) + (lane >> 2);
-  bool const first = unit.phase == 0;
-  float scale[2][2];
+/// Accumulators times the factors of their rows, which lie in shared memory.
+template <int N>
+__device__ inline void scale_rows(float const* factors, float (&total)[2][N / 2]) {
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    float2 const f = column_weights(factors, j);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half][4 * j] *= f.x;
+      total[half][4 * j + 1] *= f.y;
+      total[half][4 * j + 2] *= f.x;
+      total[half][4 * j + 3] *= f.y;
+    }
+  }
+}
+
+/// fp8_row: accumulators times the scale of their weight row.
+template <int N>
+__device__ inline void scale_features(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2]) {
+  float const* const scales = unit.phase == 0 ? p.w13_scales : p.w2_scales;
+  ThreadFeatures const f = thread_features(p.matrix[unit.phase], unit, group);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int const row = weight_row + 8 * h + (first ? 0 : 128 * half);
-      int const limit = first ? p.intermediate : p.hidden;
-      long long const at = first ? (2LL * unit.expert + half) * p.intermediate + row : static_cast<long long>(unit.expert) * p.hidden + row;
-      scale[half][h] = row < limit ? (first ? p.w13_scales : p.w2_scales)[at] : 0.0F;
-    }
-  }
+      float const scale = f.at[half][h] < 0 ? 0.0F : __ldg(p.tensor_scales ? scales + unit.expert : scales + f.base + f.at[half][h]);
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      int const row = 8 * j + 2 * (lane & 3) + c;
-      float row_scale = 0.0F;
-      if (row < unit.rows) {
-        row_scale = first ? p.x_scales[p.sorted_rows[unit.first_row + row].slot / p.topk] : p.inter_scales[unit.first_row + row];
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        total[half][4 * j + c] *= row_scale * scale[half][0];
-        total[half][4 * j + 2 + c] *= row_scale * scale[half][1];
+      for (int j = 0; j < N / 8; ++j) {
+        total[half][4 * j + 2 * h] *= scale;
+        total[half][4 * j + 2 * h + 1] *= scale;
       }
     }
   }
 }
 
-/// Writes 64 features of N rows as e4m3 codes with one scale per row over the tile's 128 features (both warpgroups).
-template <int N, int PassRows, class Params>
-__device__ inline void store_quantized(Params const& p, Unit const& unit, float (&v)[N / 2], char* staging_of_both, char* staging,
-                                       int group) {
+/// fp8_row: the scale of row `row` of the unit's activations.
+__device__ inline float activation_scale(LayerParams const& p, Unit const& unit, int row) {
+  if (p.static_scale > 0.0F) return p.static_scale;
+  if (unit.phase == 1) return __ldcg(p.inter_scales + unit.first_row + row);
+  return p.x_scales[p.sorted_rows[unit.first_row + row].slot / p.topk * p.x_scale_stride];
+}
+
+/// Writes 64 features of N rows as e4m3 codes with one scale per row over the 128 features from `feature` on (both warpgroups).
+template <int N, int PassRows>
+__device__ inline void store_quantized(LayerParams const& p, Unit const& unit, int feature, float (&v)[N / 2], char* staging_of_both,
+                                       char* staging, int group) {
   int const thread = thread_index() & 127;
   int const lane = thread & 31;
   int const warp = thread >> 5;
@@ -188,10 +232,10 @@ __device__ inline void store_quantized(Params const& p, Unit const& unit, float 
     float amax = 0.0F;
 #pragma unroll
     for (int w = 0; w < 8; ++w) amax = fmaxf(amax, partial[w * N + thread]);
-    float const scale = fmaxf(amax, 1e-10F) * (1.0F / 448.0F);
+    float const scale = fmaxf(amax * (1.0F / 448.0F), p.scale_floor);
     scales[thread] = scale;
     if (group == 0 && thread < unit.rows) {
-      p.inter_scales[static_cast<long long>(unit.first_row + thread) * (p.intermediate / 128) + unit.feature / 128] = scale;
+      p.inter_scales[static_cast<long long>(unit.first_row + thread) * (p.intermediate / 128) + feature / 128] = scale;
     }
   }
   group_barrier(group);
@@ -235,12 +279,104 @@ __device__ inline void store_quantized(Params const& p, Unit const& unit, float 
         uint4 const pairs = *reinterpret_cast<uint4 const*>(staging + local * 64 + ((chunk ^ ((local >> 1) & 3)) << 4));
         uint4 const codes = make_uint4(__byte_perm(pairs.x, pairs.y, 0x6420), __byte_perm(pairs.z, pairs.w, 0x6420),
                                        __byte_perm(pairs.x, pairs.y, 0x7531), __byte_perm(pairs.z, pairs.w, 0x7531));
-        char* const to = static_cast<char*>(p.inter) + static_cast<long long>(unit.first_row + row) * p.intermediate + unit.feature +
-                         64 * group + 16 * chunk;
+        char* const to =
+            static_cast<char*>(p.inter) + static_cast<long long>(unit.first_row + row) * p.intermediate + feature + 64 * group + 16 * chunk;
         *reinterpret_cast<uint4*>(to) = codes;
       }
     }
     group_barrier(group);
+  }
+}
+
+/// What follows the products of a unit of phase 0: `total` to rows of the intermediate. `weights`: this warpgroup's place in shared memory
+/// for MaxRows router weights.
+template <Scheme S, int N, class Activation>
+__device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
+                                      SortedRow const& sorted, char* staging_of_both, char* staging) {
+  using Output = typename SchemeTraits<S>::Output;
+  int const thread = thread_index() & 127;
+  if (S == Scheme::fp8_row || p.weight_on_input) {  // a weighted input is the same as weighted sums, which are linear up to here
+    if (thread < unit.rows) {
+      float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, thread) : 1.0F;
+      weights[thread] = p.weight_on_input ? scale * sorted.weight : scale;
+    }
+    group_barrier(group);
+    scale_rows<N>(weights, total);
+  }
+  if constexpr (S == Scheme::fp8_row) scale_features<N>(p, unit, group, total);
+  if (p.w13_bias != nullptr) add_bias<N>(p.w13_bias, p.matrix[0], unit, group, total);
+
+  Activation const activation(p.activation);
+  if constexpr (!Activation::kElementwise) activation.apply(total[0], total[1]);
+  bool const both = Activation::kGating == 0 || (Activation::kGating < 0 && !p.activation.gated);  // both halves are results
+  if constexpr (SchemeTraits<S>::kBlock) {
+    if constexpr (Activation::kElementwise) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) total[0][i] = activation(total[0][i], total[1][i]);
+    }
+    store_quantized<N, kPassRows<S>>(p, unit, unit.feature, total[0], staging_of_both, staging, group);
+    if constexpr (Activation::kGating != 1) {
+      if (both && unit.feature + 128 < p.intermediate) {
+        store_quantized<N, kPassRows<S>>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group);
+      }
+    }
+  } else {
+    Output* const rows =
+        static_cast<Output*>(S == Scheme::fp8_row ? p.inter_wide : p.inter) + static_cast<long long>(unit.first_row) * p.intermediate;
+    auto const store = [&](auto values, int feature) {
+      store_rows<Output, N, kPassRows<S>>(values, staging, group, unit.rows, p.intermediate - feature,
+                                          [&](int row) { return rows + static_cast<long long>(row) * p.intermediate + feature; });
+    };
+    int const feature = unit.feature + 64 * group;
+    if constexpr (Activation::kElementwise) {
+      store(
+          [&](int j) {
+            float const* const gate = &total[0][4 * j];
+            float const* const up = &total[1][4 * j];
+            return make_float4(activation(gate[0], up[0]), activation(gate[1], up[1]), activation(gate[2], up[2]),
+                               activation(gate[3], up[3]));
+          },
+          feature);
+    } else {
+      store([&](int j) { return make_float4(total[0][4 * j], total[0][4 * j + 1], total[0][4 * j + 2], total[0][4 * j + 3]); }, feature);
+      if constexpr (Activation::kGating != 1) {
+        if (both && feature + 128 < p.intermediate) {
+          store([&](int j) { return make_float4(total[1][4 * j], total[1][4 * j + 1], total[1][4 * j + 2], total[1][4 * j + 3]); },
+                feature + 128);
+        }
+      }
+    }
+  }
+}
+
+/// What follows the products of a unit of phase 1: `total` to weighted rows of the slots. `targets`: MaxRows slots in shared memory.
+template <Scheme S, int N>
+__device__ inline void finish_down(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
+                                   int* targets, SortedRow const& sorted, char* staging) {
+  using Output = typename SchemeTraits<S>::Output;
+  int const thread = thread_index() & 127;
+  if constexpr (S == Scheme::fp8_row) {
+    if (thread < unit.rows) weights[thread] = activation_scale(p, unit, thread);
+    group_barrier(group);
+    scale_rows<N>(weights, total);
+    scale_features<N>(p, unit, group, total);
+    group_barrier(group);
+  }
+  if (p.w2_bias != nullptr) add_bias<N>(p.w2_bias, p.matrix[1], unit, group, total);
+  if (thread < unit.rows) {
+    targets[thread] = sorted.slot;
+    weights[thread] = p.weight_on_input ? 1.0F : sorted.weight;
+  }
+  group_barrier(group);
+  Output* const out = static_cast<Output*>(p.rows_out);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const column = unit.feature + 64 * group + 128 * half;
+    if (column < p.hidden) {
+      store_rows<Output, N, kPassRows<S>>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group, unit.rows,
+                                          p.hidden - column,
+                                          [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
+    }
   }
 }
 

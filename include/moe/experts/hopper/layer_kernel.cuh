@@ -11,47 +11,12 @@
 #include "moe/experts/hopper/epilogue.cuh"
 #include "moe/experts/hopper/loaders.cuh"
 #include "moe/experts/hopper/mainloop.cuh"
+#include "moe/experts/hopper/reduce.cuh"
+#include "moe/experts/hopper/row_quantizer.cuh"
 
 namespace moe::hopper {
 
 namespace detail {
-
-/// Adds eight columns of the rows of a token's slots that were computed, in order.
-template <class Output>
-__device__ inline void add_slots(Output const* rows, std::int32_t const* ids, long long token, int topk, int num_experts, int hidden,
-                                 int column, float (&sum)[8]) {
-  auto const slot_ids = ids + token * topk;
-  auto const slot_rows = reinterpret_cast<uint4 const*>(rows + token * topk * hidden + column);
-  for (int j0 = 0; j0 < topk; j0 += 4) {
-    uint4 value[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      bool const there = j0 + j < topk && static_cast<unsigned>(slot_ids[j0 + j < topk ? j0 + j : 0]) < static_cast<unsigned>(num_experts);
-      value[j] = there ? __ldcg(slot_rows + static_cast<long long>(j0 + j) * (hidden / 8)) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (std::is_same_v<Output, __half>) {
-          float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
-          sum[2 * w] += f.x;
-          sum[2 * w + 1] += f.y;
-        } else {
-          sum[2 * w] += __uint_as_float(word[w] << 16);
-          sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
-        }
-      }
-    }
-  }
-}
-
-template <class Output>
-__device__ inline void store_sum(Output* to, float const (&sum)[8]) {
-  *reinterpret_cast<uint4*>(to) =
-      make_uint4(pack<Output>(sum[0], sum[1]), pack<Output>(sum[2], sum[3]), pack<Output>(sum[4], sum[5]), pack<Output>(sum[6], sum[7]));
-}
 
 /// Where the kernel plans for itself and topk is over 1: the warpgroup that finishes the last unit of its 128 columns adds the rows of
 /// each token's slots, in order. `finished` counts units per weight tile and warpgroup.
@@ -77,12 +42,11 @@ __device__ inline void reduce_columns(Params const& p, Unit const& unit, int gro
   }
 }
 
-template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory, class Activation>
-__device__ inline void consume_unit(LayerParams<Activation> const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit,
-                                    int group) {
+/// One unit of this warpgroup. False if another CTA finishes it, because K is split and this part was not the last.
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, int N, class Memory>
+__device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit, int group) {
   using Traits = SchemeTraits<S>;
   using Layout = SmemLayout<S, Stages, MaxRows>;
-  using Output = typename Traits::Output;
   int const thread = thread_index() & 127;
   char* const staging = memory.base + Layout::kStaging + group * Layout::kStagingBytes;
   int* const targets = reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows;
@@ -90,57 +54,38 @@ __device__ inline void consume_unit(LayerParams<Activation> const& p, Memory con
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
 
   SortedRow sorted{0, 0.0F};
-  if (unit.phase == 1 && thread < unit.rows) {
+  if ((unit.phase == 1 || p.weight_on_input) && thread < unit.rows) {
     sorted = p.sorted_rows[unit.first_row + thread];
   }
   float total[2][N / 2];
   multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
   if constexpr (MaxRows <= kMaxSplitRows) {
-    if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return;
+    if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return false;
   }
-  if constexpr (S == Scheme::fp8_row) apply_row_scales<N>(p, unit, group, total);
-
-  int const feature = unit.feature + 64 * group;
   if (unit.phase == 0) {
-    if constexpr (Traits::kBlock) {
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) total[0][i] = p.activation(total[0][i], total[1][i]);
-      store_quantized<N, kPassRows<S>>(p, unit, total[0], memory.base + Layout::kStaging, staging, group);
-    } else {
-      Output* const inter = static_cast<Output*>(p.inter) + static_cast<long long>(unit.first_row) * p.intermediate + feature;
-      auto const activate = [&](int j) {
-        float const* const gate = &total[0][4 * j];
-        float const* const up = &total[1][4 * j];
-        return make_float4(p.activation(gate[0], up[0]), p.activation(gate[1], up[1]), p.activation(gate[2], up[2]),
-                           p.activation(gate[3], up[3]));
-      };
-      store_rows<Output, N, kPassRows<S>>(activate, staging, group, unit.rows, p.intermediate - feature,
-                                          [&](int row) { return inter + static_cast<long long>(row) * p.intermediate; });
-    }
-    if (thread == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
+    finish_gate_up<S, N, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging);
+  } else {
+    finish_down<S, N>(p, unit, group, total, weights, targets, sorted, staging);
+  }
+  return true;
+}
+
+/// After a unit that this warpgroup finished: tells GEMM2's loaders, or sums what is whole.
+template <Scheme S, int Stages, int MaxRows, class Memory>
+__device__ inline void report_unit(LayerParams const& p, Memory const& memory, Unit const& unit, int group) {
+  using Layout = SmemLayout<S, Stages, MaxRows>;
+  int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
+  if (unit.phase == 0) {
+    if constexpr (S == Scheme::fp8_row) {
+      quantize_whole_rows(p, unit, group, flags);
+    } else if ((thread_index() & 127) == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
       fence_device();
       atomicAdd(p.counters + unit.token_tile, 1);
     }
-  } else {
-    if (thread < unit.rows) {
-      targets[thread] = sorted.slot;
-      weights[thread] = sorted.weight;
-    }
-    group_barrier(group);
-    Output* const out = static_cast<Output*>(p.rows_out);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const column = feature + 128 * half;
-      if (column < p.hidden) {
-        store_rows<Output, N, kPassRows<S>>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group,
-                                            unit.rows, p.hidden - column,
-                                            [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
-      }
-    }
-    if constexpr (MaxRows <= kMaxSplitRows) {
-      if (p.self_align && p.topk > 1) {
-        reduce_columns<Output>(p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
-      }
+  } else if constexpr (MaxRows <= kMaxSplitRows) {
+    if (p.self_align && p.topk > 1) {
+      reduce_columns<typename SchemeTraits<S>::Output>(
+          p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
     }
   }
 }
@@ -161,7 +106,7 @@ __device__ inline void zero_rows(Params const& p, bool all) {
 }  // namespace detail
 
 template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
-__global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ LayerParams<Activation> const p) {
+__global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ LayerParams const p) {
   using Layout = SmemLayout<S, Stages, MaxRows>;
   extern __shared__ char layer_smem[];
   Shared<Layout, Stages> const memory{layer_smem + ((1024u - (smem_address(layer_smem) & 1023u)) & 1023u)};
@@ -199,7 +144,9 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
       if (threadIdx.x == 0) *memory.control() = control;
     }
-    if constexpr (SchemeTraits<S>::kFp8) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
+    if constexpr (SchemeTraits<S>::kBlock) {
+      if (p.align.x != nullptr) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
+    }
     ptx::fence_proxy_async(ptx::space_shared);
   } else if (threadIdx.x == 0) {
     *memory.control() = *p.control;
@@ -229,11 +176,15 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
       slot.advance();
       if (unit.phase < 0) break;
+      bool finished = false;
       auto const run = [&]<int N>() {
-        if constexpr (N <= MaxRows) detail::consume_unit<S, Stages, MaxRows, Cluster, N>(p, memory, ring, unit, group);
+        if constexpr (N <= MaxRows)
+          finished = detail::consume_unit<S, Stages, MaxRows, Cluster, Activation, N>(p, memory, ring, unit, group);
       };
       constexpr bool kFine = MaxRows > 64;  // tiles of 64 rows and more in steps of 8
-      switch ((unit.rows + 7) / 8) {
+      int eights = (unit.rows + 7) / 8;
+      if (!Activation::kFineTiles && eights > 2) eights = min((eights + 3) / 4 * 4, MaxRows / 8);
+      switch (eights) {
         case 0: skip<Stages, Cluster>(memory, ring, unit.k_count); break;
         case 1: run.template operator()<8>(); break;
         case 2: run.template operator()<16>(); break;
@@ -252,6 +203,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         case 15: run.template operator()<kFine ? 120 : 128>(); break;
         default: run.template operator()<128>(); break;
       }
+      if (finished) detail::report_unit<S, Stages, MaxRows>(p, memory, unit, group);
     }
   }
 
@@ -283,25 +235,6 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         *p.exits = 0;
       }
     }
-  }
-}
-
-/// out[t] = sum over j, in order, of the rows of the slots that were computed; topk > 1. One thread sums 8 columns.
-template <class Output>
-__global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, std::int32_t const* ids, std::int32_t const* num_tokens,
-                                                     int max_tokens, int topk, int num_experts, int hidden, Output* out) {
-  launch_dependents();
-  wait_for_dependencies();
-  int const tokens = num_tokens != nullptr ? min(*num_tokens, max_tokens) : max_tokens;
-  int const chunks = hidden / 8;
-  long long const total = static_cast<long long>(tokens) * chunks;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
-       i += static_cast<long long>(gridDim.x) * blockDim.x) {
-    long long const token = i / chunks;
-    int const chunk = static_cast<int>(i - token * chunks);
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    detail::add_slots<Output>(rows, ids, token, topk, num_experts, hidden, 8 * chunk, sum);
-    detail::store_sum<Output>(out + token * hidden + 8 * chunk, sum);
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer_params.cuh: what the layer kernel is given, and how its shared memory lies.
+// experts/hopper/layer_params.cuh: what the layer kernel is given, and where its roles find what in shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/experts/hopper/activation.cuh"
 #include "moe/experts/hopper/align.cuh"
 #include "moe/experts/hopper/problem.hpp"
 #include "moe/experts/hopper/schedule.cuh"
+#include "moe/experts/hopper/smem_layout.hpp"
 #include "moe/experts/hopper/wgmma.cuh"
 
 namespace moe::hopper {
@@ -27,13 +29,25 @@ struct SchemeTraits {
   using Output = std::conditional_t<S == Scheme::f16, __half, __nv_bfloat16>;
 };
 
+/// Where a weight matrix lies in its tensor map and in the arrays of one value per feature (biases, scales of rows). Index 0 of a pair is
+/// the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
+struct MatrixLayout {
+  int depth;          ///< map slices per expert
+  int dx, dy, dz;     ///< the second box's place in the map, from the first's: column, row, slice
+  int rows;           ///< of one expert
+  int row_step;       ///< from a feature's row to the next feature's
+  int half_step;      ///< from a feature's row in the first box to that in the second
+  int half_features;  ///< features that the second box lies behind the first: 0 for gate and up, 128 else
+  int limit;          ///< features
+};
+
 /// Kernel parameter block. Weights are three-dimensional tensor maps with boxes of 128 bytes of K by 128 rows: w13 as [2E, I, H] (gate
-/// of expert e at 2e, up at 2e + 1), w2 as [E, H, I].
-template <class Activation>
+/// of expert e at 2e, up at 2e + 1), interleaved as [E, I, 2H], ungated as [E, I, H]; w2 as [E, H, I].
 struct LayerParams {
   CUtensorMap w13;
   CUtensorMap w2;
   UnitSpace space;
+  MatrixLayout matrix[2];  ///< of w13 and of w2
   int hidden;
   int intermediate;
   int topk;
@@ -42,11 +56,20 @@ struct LayerParams {
   int tile_rows;
   int max_tiles;
   int max_units;
-  bool standard;            ///< ids given: rows of x are tokens; else the batched format
-  void const* x;            ///< rows of codes
-  float const* x_scales;    ///< fp8: [M, H / 128] or [M]
-  float const* w13_scales;  ///< fp8_block: [E, 2I / 128, H / 128]; fp8_row: [E, 2I]
-  float const* w2_scales;   ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
+  bool standard;             ///< ids given: rows of x are tokens; else the batched format
+  bool weight_on_input;      ///< the router weight multiplies GEMM1's sums, not GEMM2's
+  bool tensor_scales;        ///< fp8_row: w13_scales and w2_scales are [E]
+  void const* x;             ///< rows of codes
+  long long x_row_bytes;     ///< from a row of x to the next
+  float const* x_scales;     ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
+  long long x_scale_stride;  ///< from a row of x_scales to the next
+  float const* w13_scales;   ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
+  float const* w2_scales;    ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
+  float const* w13_bias;     ///< [E, rows] or null
+  float const* w2_bias;      ///< [E, H] or null
+  float static_scale;        ///< fp8_row: over 0, of x and of the intermediate
+  float scale_floor;         ///< fp8: of the intermediate
+  float amax_bound;
   std::int32_t const* ids;
   std::int32_t const* num_tokens;
   Control* control;
@@ -60,43 +83,18 @@ struct LayerParams {
   int* counters;
   SortedRow const* sorted_rows;
   void* inter;          ///< [slots, I] codes
-  float* inter_scales;  ///< fp8: [slots, I / 128]
+  void* inter_wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `inter` where a tile's rows are whole
+  float* inter_scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
   void* rows_out;       ///< rows addressed by slot: out itself if topk is 1
   float* partials;
-  Activation activation;
+  ActivationParams activation;
 };
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
-inline constexpr int kGatherWarps = 3;      ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
-inline constexpr int kUnitSlots = 8;        ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
-inline constexpr int kMaxSplitRows = 64;    ///< K is split only in kernels of at most so many rows per tile
-inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
-
-/// Rows that go through a warpgroup's staging buffer at a time.
-template <Scheme S>
-inline constexpr int kPassRows = is_fp8(S) ? 32 : 64;
-
-/// Byte offsets in dynamic shared memory, from a 1024-byte aligned base.
-template <Scheme S, int Stages, int MaxRows>
-struct SmemLayout {
-  static constexpr int kMaxRows = MaxRows;
-  static constexpr int kRowBytes = MaxRows * 128;
-  static constexpr int kScaleBytes = SchemeTraits<S>::kBlock ? 1024 : 0;  ///< [MaxRows] row scales, then at 512 two weight scales
-  static constexpr int kStageBytes = kWeightBytes + (kRowBytes + 1023) / 1024 * 1024 + kScaleBytes;
-  static constexpr int kStaging = Stages * kStageBytes;  ///< rows of 128 bytes, one buffer per consumer warpgroup
-  static constexpr int kStagingRows = MaxRows < kPassRows<S> ? MaxRows : kPassRows<S>;
-  static constexpr int kStagingBytes = kStagingRows * 128;
-  static constexpr int kTargets = kStaging + 2 * kStagingBytes;  ///< per warpgroup: MaxRows target rows
-  static constexpr int kWeights = kTargets + 2 * MaxRows * 4;    ///< per warpgroup: MaxRows router weights
-  static constexpr int kUnits = (kWeights + 2 * MaxRows * 4 + 15) / 16 * 16;
-  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;  ///< one word per warpgroup, one for the CTA
-  static constexpr int kControl = (kFlags + 12 + 15) / 16 * 16;
-  static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));  ///< unit numbers that the cluster's first CTA drew
-  static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;                ///< with room to align the base
-  static_assert(kBytes <= 232448, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
-};
+inline constexpr int kGatherWarps = 3;    ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
+inline constexpr int kMaxSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
+static_assert(sizeof(Unit) == kUnitBytes && sizeof(Control) == kControlBytes);
 
 /// The ring position of one role: all roles walk the same sequence of stages.
 template <int Stages>

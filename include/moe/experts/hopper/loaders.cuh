@@ -32,11 +32,12 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
     arrive(memory.unit_full(slot.stage));
     slot.advance();
     if (unit.phase < 0) return;
-    bool const gate_up = unit.phase == 0;
-    CUtensorMap const* const map = gate_up ? &p.w13 : &p.w2;
-    int const z0 = gate_up ? 2 * unit.expert : unit.expert;
-    int const z1 = gate_up ? z0 + 1 : z0;
-    int const y1 = gate_up ? unit.feature : unit.feature + 128;
+    CUtensorMap const* const map = unit.phase == 0 ? &p.w13 : &p.w2;
+    MatrixLayout const& matrix = p.matrix[unit.phase];
+    int const dx = matrix.dx;
+    int const z0 = matrix.depth * unit.expert;
+    int const z1 = z0 + matrix.dz;
+    int const y1 = unit.feature + matrix.dy;
     std::uint64_t const policy = unit.shared != 0 ? again : once;
     for (int k = 0; k < unit.k_count; ++k) {
       wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
@@ -45,11 +46,11 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
       int const x = (unit.k_begin + k) * kStep;
       if constexpr (Cluster == 1) {
         tma_load(stage, map, memory.full(ring.stage), x, unit.feature, z0, policy);
-        tma_load(stage + kWeightBytes / 2, map, memory.full(ring.stage), x, y1, z1, policy);
+        tma_load(stage + kWeightBytes / 2, map, memory.full(ring.stage), x + dx, y1, z1, policy);
       } else if (rank == 0) {
         tma_load_multicast(stage, map, memory.full(ring.stage), x, unit.feature, z0, 3, policy);
       } else {
-        tma_load_multicast(stage + kWeightBytes / 2, map, memory.full(ring.stage), x, y1, z1, 3, policy);
+        tma_load_multicast(stage + kWeightBytes / 2, map, memory.full(ring.stage), x + dx, y1, z1, 3, policy);
       }
       ring.advance();
       if constexpr (Cluster > 1) {
@@ -93,7 +94,12 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     if (unit.phase < 0) return;
 
     bool const first = unit.phase == 0;
-    long long const width = static_cast<long long>(first ? p.hidden : p.intermediate) * Traits::kElementBytes;
+    int const row_bytes = (first ? p.hidden : p.intermediate) * Traits::kElementBytes;
+    long long const width = first ? p.x_row_bytes : row_bytes;
+    // The last step of K may reach past the row: what lies there is not read, zeros stand for it.
+    int const last_byte = (unit.k_begin + unit.k_count) * 128;
+    int const tail = last_byte > row_bytes ? unit.k_count - 1 : -1;
+    bool const past = chunk * 16 >= row_bytes - (last_byte - 128);
     char const* const base = static_cast<char const*>(first ? p.x : p.inter) + chunk * 16 + unit.k_begin * 128;
     int const mine = (unit.rows - first_row + 4 * kGatherWarps - 1) / (4 * kGatherWarps);  // rows of this lane
     char const* source[kGroups];
@@ -106,20 +112,21 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     [[maybe_unused]] float const* row_scale[kScales];
     [[maybe_unused]] float const* weight_scale = nullptr;
     if constexpr (Traits::kBlock) {
-      int const blocks = (first ? p.hidden : p.intermediate) / 128;
+      int const blocks = ((first ? p.hidden : p.intermediate) + 127) / 128;
+      long long const scale_stride = first ? p.x_scale_stride : blocks;
 #pragma unroll
       for (int i = 0; i < kScales; ++i) {
         int const row = 32 * (gather_warp + kGatherWarps * i) + lane;
         row_scale[i] = nullptr;
         if (row < unit.rows) {
           long long const from = first ? p.sorted_rows[unit.first_row + row].slot / p.topk : unit.first_row + row;
-          row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * blocks + unit.k_begin;
+          row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * scale_stride + unit.k_begin;
         }
       }
       if (gather_warp == 0 && lane < 2) {
-        int const out_blocks = (first ? 2 * p.intermediate : p.hidden) / 128;
-        int block = unit.feature / 128 + (lane == 0 ? 0 : first ? p.intermediate / 128 : 1);
-        block = min(block, out_blocks - 1);  // a tile that ends past H multiplies zeros
+        int const out_blocks = (p.matrix[unit.phase].rows + 127) / 128;
+        int block = unit.feature / 128 + (lane == 0 ? 0 : p.matrix[unit.phase].half_step / 128);
+        block = min(block, out_blocks - 1);  // a tile that ends past the last feature multiplies zeros
         weight_scale =
             (first ? p.w13_scales : p.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks + unit.k_begin;
       }
@@ -127,7 +134,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     if (!first && unit.rows > 0) {
       if (lane == 0) {
         int const* const ready = p.counters + unit.token_tile;
-        int const target = 2 * p.space.weight_tiles[0];
+        int const target = 2 * p.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more: quantised
         std::uint32_t spin = 0;
         while (load_acquire(ready) < target) {
           __nanosleep(64);
@@ -139,9 +146,12 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     for (int k = 0; k < unit.k_count; ++k) {
       wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
       std::uint32_t const target = smem_address(memory.stage(ring.stage) + kWeightBytes);
+      std::uint32_t const bytes = k == tail && past ? 0 : 16;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        if (g < mine) cp_async_16(target + ((g & 1) != 0 ? odd : even) + static_cast<std::uint32_t>(g * 4 * kGatherWarps * 128), source[g]);
+        if (g < mine) {
+          cp_async_16(target + ((g & 1) != 0 ? odd : even) + static_cast<std::uint32_t>(g * 4 * kGatherWarps * 128), source[g], bytes);
+        }
         source[g] += 128;
       }
       if constexpr (Traits::kBlock) {

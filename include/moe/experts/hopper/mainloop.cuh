@@ -41,7 +41,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
     total[0][i] = 0.0F;
     total[1][i] = 0.0F;
   }
-  if constexpr (!Traits::kBlock) {
+  if constexpr (!Traits::kFp8) {
     int previous = -1;
     for (int k = 0; k < k_count; ++k) {
       wait_parity(memory.full(ring.stage), ring.parity);
@@ -71,7 +71,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
     pin(total[1]);
     release_stage<Cluster>(memory, previous);
   } else {
-    // The two warpgroups take turns: one multiplies while the other adds its products, with their scales, to `total`.
+    // The two warpgroups take turns: one multiplies while the other adds its products, with the scales of their blocks, to `total`.
     float part[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) part[i] = 0.0F;
@@ -80,15 +80,17 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       ptx::fence_proxy_async(ptx::space_shared);
       std::uint32_t const stage = smem_address(memory.stage(ring.stage));
       // Scales first: once the products run, they take most of shared memory's bandwidth.
-      std::uint32_t const scales = stage + kWeightBytes + MaxRows * 128;
-      float2 row_scale[N / 8];
-      float weight_scale[2];
-      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(weight_scale[0]), "=f"(weight_scale[1]) : "r"(scales + 512));
+      [[maybe_unused]] float2 row_scale[N / 8];
+      [[maybe_unused]] float weight_scale[2];
+      if constexpr (Traits::kBlock) {
+        std::uint32_t const scales = stage + kWeightBytes + MaxRows * 128;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(weight_scale[0]), "=f"(weight_scale[1]) : "r"(scales + 512));
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(row_scale[j].x), "=f"(row_scale[j].y)
-                     : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
+        for (int j = 0; j < N / 8; ++j) {
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(row_scale[j].x), "=f"(row_scale[j].y)
+                       : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
+        }
       }
       std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
 #pragma unroll
@@ -105,12 +107,17 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
         if (half == 1) release_stage<Cluster>(memory, ring.stage);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
-          float const s0 = row_scale[j].x * weight_scale[half];
-          float const s1 = row_scale[j].y * weight_scale[half];
-          total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
-          total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
-          total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);
-          total[half][4 * j + 3] = fmaf(part[4 * j + 3], s1, total[half][4 * j + 3]);
+          if constexpr (Traits::kBlock) {
+            float const s0 = row_scale[j].x * weight_scale[half];
+            float const s1 = row_scale[j].y * weight_scale[half];
+            total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
+            total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
+            total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);
+            total[half][4 * j + 3] = fmaf(part[4 * j + 3], s1, total[half][4 * j + 3]);
+          } else {
+#pragma unroll
+            for (int i = 4 * j; i < 4 * j + 4; ++i) total[half][i] += part[i];
+          }
         }
       }
       ring.advance();

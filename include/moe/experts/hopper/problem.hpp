@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <ostream>
+
+#include "moe/activation/activation.hpp"
 
 namespace moe::hopper {
 
@@ -12,7 +15,7 @@ enum class Scheme : std::uint8_t {
   bf16,       ///< bf16 × bf16
   f16,        ///< fp16 × fp16
   fp8_block,  ///< e4m3 × e4m3, activations scaled per 1×128, weights per 128×128, promoted to float32 every 128 of K
-  fp8_row     ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each, repeated)
+  fp8_row     ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each); promoted likewise
 };
 
 constexpr bool is_fp8(Scheme s) { return s == Scheme::fp8_block || s == Scheme::fp8_row; }
@@ -26,16 +29,22 @@ constexpr char const* name(Scheme s) {
   return "?";
 }
 
-/// Most rows of one tile: sums of block-scaled products need twice the registers.
+/// Most rows of one tile: sums of fp8 products, which the tensor cores add with some 14 bits, are promoted to float32 and need more
+/// registers.
+constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 128; }
 template <Scheme S>
-inline constexpr int kMostRows = S == Scheme::fp8_block ? 80 : 128;
-constexpr int most_rows(Scheme s) { return s == Scheme::fp8_block ? kMostRows<Scheme::fp8_block> : kMostRows<Scheme::bf16>; }
+inline constexpr int kMostRows = most_rows(S);
+
+/// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is
+/// left of a tile is zero: the copy engine and the gathering loader fill it, and nothing past the end is stored.
+constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
+constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : is_fp8(s) ? 16 : 8; }
 
 /// Sizes of one layer on this rank.
 struct LayerShape {
   int num_experts;   ///< local experts, E
-  int hidden;        ///< H, a multiple of 64 (bf16, fp16) or 128 (fp8)
-  int intermediate;  ///< I, a multiple of 64 (bf16, fp16) or 128 (fp8)
+  int hidden;        ///< H, a multiple of hidden_unit(scheme)
+  int intermediate;  ///< I, a multiple of intermediate_unit(scheme)
   int topk;          ///< slots per token; 1 for rows that are already token-expert pairs
   friend bool operator==(LayerShape const&, LayerShape const&) = default;
 };
@@ -55,9 +64,23 @@ struct Tuning {
   }
 };
 
+/// What the layer does besides its two products.
+struct LayerOptions {
+  activation::Kind activation = activation::Kind::silu;
+  activation::Constants constants{};
+  bool weight_on_input = false;         ///< the router weight multiplies the expert's input instead of its output (Llama-4)
+  float static_scale = 0.0F;            ///< fp8_row: over 0, the one scale of x and of the intermediate; else each row has its own
+  float scale_floor = 1e-10F / 448.0F;  ///< fp8: least scale of a group or row of the intermediate
+  float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
+  int workers = 0;                                       ///< multiprocessors to use at most; 0: all
+};
+
 /// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
 struct LayerCall {
-  void const* x = nullptr;                   ///< [M, H] bf16 or fp16 (fp8 schemes: bf16, quantised inside)
+  void const* x = nullptr;                   ///< [M, H] bf16 or fp16; fp8: e4m3 codes, or bf16 (fp8_block without x_scales)
+  std::int64_t x_stride = 0;                 ///< elements between rows of x; 0: H
+  float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
+  std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
   std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
   float const* topk_weights = nullptr;       ///< [M, k]
   std::int32_t const* num_tokens = nullptr;  ///< [1] tokens really there, at most M, or null for all M
@@ -77,6 +100,7 @@ struct Workspace {
   std::int64_t x_codes;
   std::int64_t x_scales;
   std::int64_t inter;
+  std::int64_t inter_wide;
   std::int64_t inter_scales;
   std::int64_t slot_rows;
   std::int64_t partials;
@@ -100,10 +124,12 @@ constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_t
   w.tiles = take(w.max_tiles * 32);
   w.counters = take((w.max_tiles + 2 * Workspace::kMaxSplitUnits) * 4);
   w.sorted_rows = take((w.slots + 128) * 8);
-  w.x_codes = take(is_fp8(scheme) ? std::int64_t{max_tokens} * s.hidden : 0);
-  w.x_scales = take(is_fp8(scheme) ? std::int64_t{max_tokens} * (s.hidden / 128) * 4 : 0);
+  bool const block = scheme == Scheme::fp8_block;
+  w.x_codes = take(block ? std::int64_t{max_tokens} * s.hidden : 0);
+  w.x_scales = take(block ? std::int64_t{max_tokens} * (s.hidden / 128) * 4 : 0);
   w.inter = take(w.slots * s.intermediate * element);
-  w.inter_scales = take(is_fp8(scheme) ? w.slots * (s.intermediate / 128) * 4 : 0);
+  w.inter_wide = take(scheme == Scheme::fp8_row ? w.slots * s.intermediate * 2 : 0);
+  w.inter_scales = take(is_fp8(scheme) ? w.slots * (block ? s.intermediate / 128 : 1) * 4 : 0);
   w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
   w.partials = take(Workspace::kPartialBytes);
   w.bytes = at;

@@ -84,9 +84,10 @@ __device__ inline void cp_async_arrive(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-/// Asynchronous 16-byte copy, global to shared, past L1.
-__device__ inline void cp_async_16(std::uint32_t smem, void const* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
+/// Asynchronous 16-byte copy, global to shared, past L1. Of the source `bytes` are read (16, or 0: nothing), the rest of the target is
+/// zero.
+__device__ inline void cp_async_16(std::uint32_t smem, void const* global, std::uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 
 /// Asynchronous 4-byte copy, global to shared.

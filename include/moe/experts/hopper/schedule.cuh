@@ -64,6 +64,7 @@ struct UnitSpace {
   int weight_tiles[2];
   int k_steps[2];
   int raster;
+  int gate_features;  ///< features of a weight tile in phase 0: kGateFeatures, or kOutputFeatures without gates
 };
 
 inline constexpr int kGateFeatures = 128;    ///< features of a weight tile in phase 0: 128 gate and 128 up rows
@@ -99,7 +100,7 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
   unit.first_row = entry.expert_row + before;
   unit.rows = max(0, min(entry.rows_per_tile, entry.expert_rows - before));
   unit.shared = entry.tiles * cluster > 1 ? 1 : 0;
-  unit.feature = weight_tile * (phase == 0 ? kGateFeatures : kOutputFeatures);
+  unit.feature = weight_tile * (phase == 0 ? space.gate_features : kOutputFeatures);
   unit.k_begin = splits == 1 ? 0 : unit.split * k_steps / splits;
   unit.k_count = (splits == 1 ? k_steps : (unit.split + 1) * k_steps / splits) - unit.k_begin;
   return unit;

@@ -7,14 +7,9 @@
 
 #include <cstdint>
 
-#include "moe/core/error.hpp"
+#include "moe/experts/hopper/enqueue.cuh"
 
 namespace moe::hopper {
-
-/// Throws E_CUDA with the call's name unless `status` is success.
-inline void check_cuda(cudaError_t status, char const* what) {
-  if (status != cudaSuccess) throw Error(ErrorCode::cuda, text(what, ": ", cudaGetErrorString(status)));
-}
 
 /// Map of a row-major [depth, rows, columns] tensor of `element_bytes`-byte elements (1: e4m3, 2: bf16 or fp16, which are copied alike),
 /// read in boxes of 128 bytes × `box_rows` rows in the 128-byte swizzle. What lies past a row or column bound reads as zero and is not

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeHopperKernels.cmake: a library of the Hopper experts' kernels, so that programs that use them compile without them.
+#
+#   moe_add_hopper_kernels(<name> "<scheme> <activation>"...)
+#
+# compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row) with each activation of
+# experts/hopper/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. A program that links <name>
+# includes experts/hopper_experts.hpp or experts/hopper_contiguous.hpp and neither .cuh.
+function(moe_add_hopper_kernels name)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
+  set(sources ${folder}/hopper_contiguous.cu)
+  file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper_contiguous.cuh>\n" @ONLY)
+  foreach(instance IN LISTS ARGN)
+    separate_arguments(parts UNIX_COMMAND "${instance}")
+    list(GET parts 0 scheme)
+    list(GET parts 1 activation)
+    set(source ${folder}/hopper_${scheme}_${activation}.cu)
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/launch.cuh>
+template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>();
+" @ONLY)
+    list(APPEND sources ${source})
+  endforeach()
+  add_library(${name} STATIC ${sources})
+  target_link_libraries(${name} PUBLIC moe::cuda)
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a>")
+endfunction()

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/cuda/run_device.hpp: one composition of the CUDA space. The layer around the kernels is plain host C++: each *.cpp here
+// instantiates a few compositions, each *.cu the kernels that they call, so that they compile side by side.
+#pragma once
+
+#include "examples/moe/run_block.hpp"
+#include "moe/backends/no_expert_parallel_cuda.hpp"
+
+namespace moe_tool {
+
+template <class Quant, class Experts>
+JobResult run_device(Job const& job) {
+  return run_block<Quant, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(job);
+}
+
+}  // namespace moe_tool

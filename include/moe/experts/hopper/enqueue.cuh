@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/enqueue.cuh: checked launches in a chain of kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "moe/core/error.hpp"
+
+namespace moe::hopper {
+
+/// Throws E_CUDA with the call's name unless `status` is success.
+inline void check_cuda(cudaError_t status, char const* what) {
+  if (status != cudaSuccess) throw Error(ErrorCode::cuda, text(what, ": ", cudaGetErrorString(status)));
+}
+
+namespace detail {
+
+/// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the one before it in the stream.
+template <class... Params, class... Args>
+inline void launch(void (*kernel)(Params...), int grid, int block, int smem, int cluster, cudaStream_t stream, Args const&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(block));
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
+}
+
+}  // namespace detail
+
+}  // namespace moe::hopper
