@@ -51,7 +51,7 @@ TYPED_TEST(Exchanges, T1_NarrowExpertOutput) {
   h.check(random_batch<moe::bf16>(this->rank(), 3, 6, 24, 1, 8));
 }
 
-TYPED_TEST(Exchanges, T2_G1_G2_ZeroTokensAndNoExperts) {
+TYPED_TEST(Exchanges, T2_G1_G2_P16_ZeroTokensAndNoExperts) {
   Harness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = 6, .k = 2});
   auto batch = [&](std::int64_t rows) { return random_batch<float>(this->rank(), 4, rows, 16, 2, 6); };
   for (int empty = 0; empty < this->comm.size(); ++empty) h.check(batch(this->rank() == empty ? 0 : 5), "one rank has none");
@@ -91,6 +91,16 @@ TYPED_TEST(Exchanges, T3_T19_AllSlotsOnOneExpert) {
     auto b = random_batch<float>(this->rank(), expert, 4, 16, 3, 5);
     std::fill(b.ids.begin(), b.ids.end(), expert);
     h.check(b, "the same id three times is added three times");
+  }
+}
+
+TYPED_TEST(Exchanges, P6_MoreRanksThanExperts) {
+  int const ranks = this->comm.size();
+  Harness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = std::max(1, ranks - 1), .k = 1});
+  h.check(random_batch<float>(this->rank(), 9, 6, 16, 1, std::max(1, ranks - 1)), "the last rank has no expert");
+  if (ranks > 1 && this->rank() == ranks - 1) {
+    EXPECT_EQ(h.placement().num_local(this->rank()), 0);
+    EXPECT_EQ(h.slots(), 0);
   }
 }
 

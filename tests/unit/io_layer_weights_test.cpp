@@ -15,6 +15,7 @@
 
 #include "moe/io/layer_weights.hpp"
 #include "moe/io/safetensors_writer.hpp"
+#include "moe/parallel/placement.hpp"
 
 namespace {
 
@@ -199,6 +200,29 @@ TEST(LayerWeights, ExpertsComeInTheOrderAskedFor) {
   EXPECT_TRUE(load(fused(), description(), {.experts = std::vector<int>{}}).w13.empty());
   EXPECT_HAS(message_of(ErrorCode::argument, [] { load(fused(), description(), {.experts = std::vector<int>{4}}); }),
              "expert 4 is out of range [0, 4)");
+}
+
+/// Invariant 3 of spec 08 §7: with replicas, every slot gets its expert's weights.
+TEST(LayerWeights, M7_ReplicasAreLoadedIntoEverySlot) {
+  std::vector<std::int32_t> const map{3, 1, 0, 0, 0, 2};
+  auto const placement = moe::ExpertPlacement::from_physical_to_logical(map, kE, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    LoadOptions options;
+    options.experts.emplace();
+    for (std::int32_t slot : placement.local_to_physical(rank)) options.experts->push_back(placement.logical(slot));
+    for (auto const& [tensors, layout] : {std::pair{fused(), WeightLayout::automatic}, std::pair{per_expert(), WeightLayout::automatic},
+                                          std::pair{stacked(), WeightLayout::stacked}}) {
+      auto const w = load(tensors, description(layout), options);
+      ASSERT_EQ(w.w13.size(), at(2 * 2 * kI * kH));
+      for (std::int64_t slot = 0; slot < 2; ++slot) {
+        std::int32_t const e = map[at(2 * rank + slot)];
+        for (std::int64_t h = 0; h < kH; ++h) {
+          for (std::int64_t r = 0; r < 2 * kI; ++r) ASSERT_EQ(w.w13[at((slot * 2 * kI + r) * kH + h)], gate_up(e, r, h));
+          for (std::int64_t i = 0; i < kI; ++i) ASSERT_EQ(w.w2[at((slot * kH + h) * kI + i)], down(e, h, i));
+        }
+      }
+    }
+  }
 }
 
 TEST(LayerWeights, TensorParallelTakesRowsAndColumns) {
@@ -407,7 +431,7 @@ struct Fp8File {
   float code(std::int64_t k) const { return kE4m3Values[codes[at(k)]]; }
 };
 
-TEST(StoredForms, Fp8BlockChannelAndTensorScales) {
+TEST(StoredForms, M6_Fp8BlockChannelAndTensorScales) {
   Fp8File f;
   f.add("gate_proj", f.i, f.h, ".weight_scale_inv", {2, 2}, {0.5F, 2.0F, 4.0F, 8.0F});
   std::vector<float> rows(at(f.i));
@@ -423,7 +447,7 @@ TEST(StoredForms, Fp8BlockChannelAndTensorScales) {
     }
   }
   for (std::size_t k = 0; k < w.w2.size(); ++k) ASSERT_EQ(w.w2[k], f.code(static_cast<std::int64_t>(k)) * 0.25F);
-  // M6: a partition that is not a multiple of the block takes the scales of the whole weight.
+  // A partition that is not a multiple of the block takes the scales of the whole weight.
   auto const part = f.load({.tp_rank = 1, .tp_size = 2});
   EXPECT_EQ(part.w13[0], w.w13[at(96 * f.h)]);
   EXPECT_EQ(part.w13[at(40 * f.h + 130)], w.w13[at(136 * f.h + 130)]);
@@ -474,6 +498,46 @@ TEST(StoredForms, PackedInt4) {
     std::int64_t const row = e / f.h, col = e % f.h, scale = (row * (f.h / 32) + col / 32) % 7 + 1;
     ASSERT_EQ(w.w13[at(e)], static_cast<float>(((e * 5 + 3) % 16 - 8) * scale)) << e;
   }
+}
+
+/// gpt-oss in both released forms: mxfp4 blocks, and bf16 tensors of the same values [E, in, out], gate and up interleaved. Every value is
+/// of the format, so that nothing may differ.
+TEST(StoredForms, M5_GptOssBlocksAreTheBf16Release) {
+  constexpr std::int64_t kWide = 64, kNarrow = 32;
+  constexpr float kE2m1[] = {0, .5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -.5F, -1, -1.5F, -2, -3, -4, -6};
+  LayerDescription d = description(WeightLayout::fused_transposed_interleaved);
+  d.hidden = kWide;
+  d.intermediate = kNarrow;
+  Directory blocks_at, bf16_at;
+  SafetensorsWriter blocks, bf16;
+  auto const add = [&](std::string const& name, std::int64_t out, std::int64_t in) {
+    std::vector<std::uint8_t> codes, exponents;
+    std::vector<moe::bf16> turned(at(kE * out * in));
+    for (std::int64_t k = 0; k < kE * out * in; k += 2) {
+      codes.push_back(static_cast<std::uint8_t>((k * 7 / 2 + k / 64) % 256));
+      if (k % 32 == 0) exponents.push_back(static_cast<std::uint8_t>(120 + k / 32 % 9));
+      for (std::int64_t lane : {0, 1}) {
+        std::int64_t const at_k = k + lane, e = at_k / (out * in), row = at_k / in % out, col = at_k % in;
+        float const value = std::ldexp(kE2m1[codes.back() >> (4 * lane) & 15], exponents.back() - 127);
+        turned[at((e * in + col) * out + row)] = moe::from_float<moe::bf16>(value);
+      }
+    }
+    blocks.add<std::uint8_t>(kRoot + "experts." + name + "_blocks", {kE, out, in / 32, 16}, codes);
+    blocks.add<std::uint8_t>(kRoot + "experts." + name + "_scales", {kE, out, in / 32}, exponents);
+    bf16.add<moe::bf16>(kRoot + "experts." + name, {kE, in, out}, turned);
+  };
+  add("gate_up_proj", 2 * kNarrow, kWide);
+  add("down_proj", kWide, kNarrow);
+  for (auto const& [writer, at_path] : {std::pair{&blocks, &blocks_at}, std::pair{&bf16, &bf16_at}}) {
+    writer->add<float>(kRoot + "router.weight", {kE, kWide}, std::vector<float>(at(kE * kWide)));
+    writer->write(at_path->path() / "model.safetensors");
+  }
+  TensorStore const quantised(blocks_at.path()), wide(bf16_at.path());
+  auto const a = LayerLoader::from_checkpoint(quantised, d, 1).load<float>();
+  auto const b = LayerLoader::from_checkpoint(wide, d, 1).load<float>();
+  EXPECT_EQ(a.w13, b.w13);
+  EXPECT_EQ(a.w2, b.w2);
+  EXPECT_TRUE(std::ranges::any_of(a.w13, [](float v) { return v != 0.0F; }));
 }
 
 TEST(StoredForms, UnknownPackingsAreRefused) {

@@ -356,6 +356,22 @@ TEST(QuantizationInt4, OffsetCodes) {
   WNa16<4, 0>{}.dequantize_weight_row<float>(codes.data(), &scale, 1, 4, 0, out.data());
   EXPECT_EQ(out, (std::vector<float>{-2, -1.25F, 0, 1.75F}));
 }
+/// Spec 02 §11: what each scheme cannot take is one sentence that names the size.
+TEST(QuantizationShapes, SizesThatDoNotFitAreNamed) {
+  EXPECT_EQ(shape_violation<Mxfp4<>>(2880 + 16, 64), "mxfp4 needs hidden to be a multiple of 32, got 2896");
+  EXPECT_EQ(shape_violation<Mxfp8<>>(64, 40), "mxfp8 needs the intermediate size per partition to be a multiple of 32, got 40");
+  EXPECT_EQ(shape_violation<Nvfp4>(24, 64), "nvfp4 needs hidden to be a multiple of 16, got 24");
+  EXPECT_EQ(shape_violation<Int4Group128>(64, 33),
+            "int4_group128 needs the intermediate size per partition to be a multiple of 32, got 33");
+  EXPECT_EQ(shape_violation<Mxfp4<>>(2880, 2880), "") << "gpt-oss";
+  EXPECT_EQ(shape_violation<Mxfp4<>>(-1, -1), "") << "sizes known at run time only";
+  try {
+    check_shape<Nvfp4>(24, 64);
+    ADD_FAILURE() << "no error";
+  } catch (moe::Error const& e) {
+    EXPECT_STREQ(e.what(), "E_CONFIG: nvfp4 needs hidden to be a multiple of 16, got 24");
+  }
+}
 TEST(QuantizationInt4, GroupIsHalvedUntilItDivides) {
   EXPECT_EQ(effective_group(512, 128), 128);
   EXPECT_EQ(effective_group(192, 128), 64);

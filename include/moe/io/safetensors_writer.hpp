@@ -98,6 +98,7 @@ class SafetensorsWriter {
   }
   /// Adds a tensor. The elements are borrowed until write().
   template <class T>
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): they are moved, which the check does not see in a template
   void add(std::string name, std::vector<std::int64_t> shape, std::span<T const> elements) {
     add_bytes(std::move(name), file_dtype_of<T>(), std::move(shape), std::as_bytes(elements));
   }
