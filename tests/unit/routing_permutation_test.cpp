@@ -79,19 +79,26 @@ TEST(Permutation, Capacity) {
 }
 
 TEST(RoutingTuning, ShapesFollowTheRows) {
-  auto const shape = [](std::int64_t rows, bool clusters, int logits = 256) {
-    return choose_routing_tuning(rows, logits, 132, clusters, true);
+  RoutingCapacity const h200{{132, 132, 120, 120, 112}};
+  RoutingCapacity const whole{{132, 132, 128, 128, 128}};  // groups of multiprocessors that hold whole clusters
+  RoutingCapacity const a100{{108, 0, 0, 0, 0}};
+  auto const shape = [](std::int64_t rows, RoutingCapacity const& device, int logits = 256) {
+    return choose_routing_tuning(rows, logits, device, true);
   };
-  EXPECT_EQ(shape(1, true), (RoutingTuning{1, 16, GridBarrier::none}));
-  EXPECT_EQ(shape(128, true), (RoutingTuning{8, 16, GridBarrier::cluster}));
-  EXPECT_EQ(shape(128, false), (RoutingTuning{8, 16, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(4096, true), (RoutingTuning{128, 32, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(100000, true), (RoutingTuning{132, 32, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(100000, true, 1024).warps, 16);  // more registers a thread
-  EXPECT_EQ(choose_routing_tuning(4096, 256, 132, true, false).barrier, GridBarrier::none);
+  EXPECT_EQ(shape(1, h200), (RoutingTuning{1, 8, 1, GridBarrier::none}));
+  EXPECT_EQ(shape(16, h200), (RoutingTuning{1, 16, 1, GridBarrier::none}));
+  EXPECT_EQ(shape(17, h200), (RoutingTuning{4, 8, 4, GridBarrier::cluster}));
+  EXPECT_EQ(shape(128, h200), (RoutingTuning{16, 8, 16, GridBarrier::cluster}));
+  EXPECT_EQ(shape(128, a100), (RoutingTuning{16, 8, 1, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(512, h200), (RoutingTuning{64, 8, 8, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(4096, h200), (RoutingTuning{128, 32, 2, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(4096, whole), (RoutingTuning{128, 32, 8, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(100000, h200), (RoutingTuning{132, 32, 2, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(100000, h200, 1024).warps, 16);  // more registers a thread
+  EXPECT_EQ(choose_routing_tuning(4096, 256, h200, false), (RoutingTuning{512, 8, 1, GridBarrier::none}));
   std::ostringstream out;
-  out << shape(128, true);
-  EXPECT_EQ(out.str(), "RoutingTuning{blocks 8, warps 16, barrier cluster}");
+  out << shape(128, h200);
+  EXPECT_EQ(out.str(), "RoutingTuning{blocks 16, warps 8, cluster 16, barrier cluster}");
 }
 
 }  // namespace

@@ -14,24 +14,11 @@
 
 namespace moe::routing {
 
-/// Everything that one launch does for a batch. All pointers but `mapping` are to device memory; all are borrowed.
-template <class L>
-struct FusedRouting {
-  RouteArgs<L> args;                             ///< topk_ids: physical ids if there is a mapping, else logical
-  std::int32_t const* num_valid_rows = nullptr;  ///< one device word: valid rows where only the device knows, at most M; null: args say
-  ExpertMapping const* mapping = nullptr;        ///< host pointer to a mapping of device tables, or null
-  LoadRecorder recorder = {};                    ///< counts per physical expert
-  std::int32_t* logical_ids = nullptr;           ///< [M, k] out: ids before mapping, what the capture hook sees; or null
-  float* zero_expert_weights = nullptr;  ///< [M] out: sum of the row's zero-expert weights, whose slots become -1; or null: they stay
-  Permutation permutation = {};          ///< or none
-  void* workspace = nullptr;             ///< routing_workspace_bytes(), zeroed once after allocation; needed for a permutation
-};
-
-/// How blocks of one launch wait for each other between counting and placing.
+/// How blocks of one launch learn of each other's counts between routing and placing.
 enum class GridBarrier : std::uint8_t {
   none,         ///< one block, or nothing to place
   cluster,      ///< the grid is one thread block cluster (sm_90)
-  cooperative,  ///< all blocks are resident: a counter in the workspace
+  cooperative,  ///< all blocks are resident: through the workspace
 };
 constexpr char const* name(GridBarrier b) {
   return b == GridBarrier::none ? "none" : b == GridBarrier::cluster ? "cluster" : "cooperative";
@@ -40,39 +27,78 @@ constexpr char const* name(GridBarrier b) {
 /// Launch shape of the routing kernel: a warp a token, consecutive tokens in a block.
 struct RoutingTuning {
   int blocks = 0;
-  int warps = 0;  ///< per block
+  int warps = 0;    ///< per block
+  int cluster = 1;  ///< blocks of a thread block cluster
   GridBarrier barrier = GridBarrier::none;
   bool operator==(RoutingTuning const&) const = default;
   friend std::ostream& operator<<(std::ostream& out, RoutingTuning const& t) {
-    return out << "RoutingTuning{blocks " << t.blocks << ", warps " << t.warps << ", barrier " << name(t.barrier) << "}";
+    return out << "RoutingTuning{blocks " << t.blocks << ", warps " << t.warps << ", cluster " << t.cluster << ", barrier "
+               << name(t.barrier) << "}";
   }
+};
+
+/// Blocks of the routing kernel that a device runs at the same time, one a multiprocessor, in clusters of 1, 2, 4, 8 and 16: fewer in
+/// larger ones, which must fit into its groups of multiprocessors. 0: it has no such clusters.
+struct RoutingCapacity {
+  static constexpr int kSizes = 5;
+  int blocks[kSizes] = {};
 };
 
 /// Most warps of a block: 32 while a lane's values fit into the 64 registers that such a block leaves a thread.
 MOE_HD constexpr int max_routing_warps(int lane_values) { return lane_values <= 8 ? 32 : 16; }
 
-/// Chooses the launch shape. A few blocks form a cluster, whose barrier costs a fraction of one through memory; otherwise enough warps a
-/// block that there is at most one block per SM, so that all are resident. `permute`: whether blocks must wait for each other.
-constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_logits, int num_sms, bool has_clusters, bool permute) {
+/// Chooses the launch shape. Blocks of one cluster exchange their counts at a fraction of what the way through memory costs, so a batch
+/// gets one cluster while that holds it, of few warps a block. Beyond, every multiprocessor gets a block at most, so that all are resident,
+/// in the largest clusters that do not make a block route more tiles. `permute`: whether blocks must wait for each other.
+constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_logits, RoutingCapacity const& device, bool permute) {
   int const most = max_routing_warps(detail::lane_values(num_logits));
-  auto const blocks_of = [&](int warps) { return static_cast<int>(std::min<std::int64_t>((num_rows + warps - 1) / warps, num_sms)); };
-  if (!permute) return {static_cast<int>(std::min<std::int64_t>((num_rows + 7) / 8, 16LL * num_sms)), 8, GridBarrier::none};
-  int warps = 16;
-  if (num_rows > std::int64_t{warps} * num_sms) warps = most;
-  int const blocks = std::max(blocks_of(warps), 1);
-  if (blocks == 1) return {1, warps, GridBarrier::none};
-  return {blocks, warps, has_clusters && blocks <= 8 ? GridBarrier::cluster : GridBarrier::cooperative};
+  if (!permute) return {static_cast<int>(std::min<std::int64_t>((num_rows + 7) / 8, 16LL * device.blocks[0])), 8, 1, GridBarrier::none};
+  if (num_rows <= 16) return {1, num_rows <= 8 ? 8 : 16, 1, GridBarrier::none};
+  for (int warps = 8; warps <= 16; warps *= 2) {
+    std::int64_t const needed = (num_rows + warps - 1) / warps;
+    for (int i = 1; i < RoutingCapacity::kSizes; ++i) {
+      if (device.blocks[i] > 0 && needed <= 1 << i) return {1 << i, warps, 1 << i, GridBarrier::cluster};
+    }
+  }
+  RoutingTuning best;
+  std::int64_t best_tiles = 0;
+  int const warps = num_rows > 16LL * device.blocks[0] ? most : num_rows > 8LL * device.blocks[0] ? 16 : 8;
+  std::int64_t const needed = (num_rows + warps - 1) / warps;
+  for (int size = 8, i = 3; i >= 0; size /= 2, --i) {
+    if (device.blocks[i] == 0) continue;
+    std::int64_t const blocks = std::min<std::int64_t>((needed + size - 1) / size * size, device.blocks[i]);
+    std::int64_t const tiles = (needed + blocks - 1) / blocks;
+    if (best.blocks != 0 && tiles >= best_tiles) continue;
+    best = {static_cast<int>(blocks), warps, size, GridBarrier::cooperative};
+    best_tiles = tiles;
+  }
+  return best;
 }
 
+/// Everything that one launch does for a batch. All pointers but `mapping` are to device memory; all are borrowed.
+template <class L>
+struct FusedRouting {
+  RouteArgs<L> args;                             ///< topk_ids: physical ids if there is a mapping, else logical
+  std::int32_t const* num_valid_rows = nullptr;  ///< one device word: valid rows where only the device knows, at most M; null: args say
+  ExpertMapping const* mapping = nullptr;        ///< host pointer to a mapping of device tables, or null
+  LoadRecorder recorder = {};                    ///< counts per physical expert
+  std::int32_t* logical_ids = nullptr;           ///< [M, k] out: ids before mapping, what the capture hook sees; or null
+  float* zero_expert_weights = nullptr;   ///< [M] out: sum of the row's zero-expert weights, whose slots become -1; or null: they stay
+  Permutation permutation = {};           ///< or none
+  void* workspace = nullptr;              ///< routing_workspace_bytes(), zeroed once after allocation; needed for a permutation
+  RoutingTuning const* tuning = nullptr;  ///< null: choose_routing_tuning() says
+};
+
 namespace detail {
-/// Bins of a block's histogram in the workspace: 16-byte rows.
-MOE_HD constexpr int histogram_bins(int num_physical) { return (num_physical + 7) / 8 * 8; }
-inline constexpr std::int64_t kBarrierBytes = 128;
+/// Bins of a block's counts: whole 16-byte words of 8-bit ones.
+MOE_HD constexpr int histogram_bins(int num_physical) { return (num_physical + 15) / 16 * 16; }
+inline constexpr std::int64_t kHeaderBytes = 256;
 }  // namespace detail
 
-/// Bytes of the workspace of a device with `num_sms` multiprocessors. 16-byte aligned, zeroed once; one call uses it at a time.
+/// Bytes of the workspace of a device with `num_sms` multiprocessors. 16-byte aligned, zeroed once; one call uses it at a time, calls of
+/// several routers may share the largest.
 constexpr std::int64_t routing_workspace_bytes(int num_physical, int num_sms) {
-  return detail::kBarrierBytes + std::int64_t{num_sms} * detail::histogram_bins(num_physical) * 4;
+  return detail::kHeaderBytes + 2 * (std::int64_t{num_sms} * detail::histogram_bins(num_physical) * 4 + 128);
 }
 
 /// Refuses a call that cannot work. Throws E_ARG, E_STATE, E_CONFIG or E_CAPACITY.

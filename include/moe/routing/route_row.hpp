@@ -51,6 +51,9 @@ MOE_HD inline void top_k(float const* sel, int n, int k, std::int32_t* ids) {
   for (int j = held; j < k; ++j) ids[j] = kNoExpert;
 }
 
+/// A group's score by its two largest selection values; a disabled expert among them makes it -inf, also beside +inf.
+MOE_HD inline float top2_sum(float best, float second) { return max_of(add_rn(best, second), -kInfinity); }
+
 /// Score of group [first, first + size): its largest selection value, or the sum of its two largest.
 MOE_HD inline float group_score(GroupScore kind, float const* sel, int first, int size) {
   float best = -kInfinity;
@@ -63,7 +66,7 @@ MOE_HD inline float group_score(GroupScore kind, float const* sel, int first, in
       second = sel[e];
     }
   }
-  return kind == GroupScore::max ? best : add_rn(best, second);
+  return kind == GroupScore::max ? best : top2_sum(best, second);
 }
 
 /// Sets sel to -inf outside the topk_group best groups, the lower group first among equals.

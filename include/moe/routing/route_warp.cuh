@@ -19,9 +19,11 @@ struct WarpRow {
   bool degenerate;
 };
 
+/// The butterfly sum of 32 lanes, of which those from `Lanes` on hold 0: their steps would add nothing. In the first `Lanes` lanes.
+template <int Lanes = kWarp>
 __device__ inline float warp_sum(float v) {
 #pragma unroll
-  for (int half = kWarp / 2; half > 0; half /= 2) v = add_rn(v, __shfl_xor_sync(kAllLanes, v, half));
+  for (int half = Lanes / 2; half > 0; half /= 2) v = add_rn(v, __shfl_xor_sync(kAllLanes, v, half));
   return v;
 }
 /// A key that orders as the float does. The float is no NaN and no -0.
@@ -29,6 +31,8 @@ __device__ inline unsigned order_key(float v) {
   auto const bits = static_cast<unsigned>(float_bits(v));
   return bits ^ (static_cast<unsigned>(float_bits(v) >> 31) | 0x80000000U);
 }
+/// The same for signed comparisons.
+__device__ inline int signed_key(float v) { return float_bits(v) ^ ((float_bits(v) >> 31) & 0x7FFFFFFF); }
 inline constexpr unsigned kDisabledKey = 0x007FFFFFU;  // order_key(-inf)
 __device__ inline float key_value(unsigned key) {
   return bits_float(static_cast<std::int32_t>((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key));
@@ -76,7 +80,7 @@ __device__ inline void mask_groups_warp(Config const& cfg, int lane, float* scra
       second = max_of(best < b ? best : b, max_of(second, s));
       best = max_of(best, b);
     }
-    float const mine = cfg.group_score == GroupScore::max ? best : add_rn(best, second);
+    float const mine = cfg.group_score == GroupScore::max ? best : top2_sum(best, second);
     int const group = lane / lanes;
     int rank = 0;
     for (int g = 0; g < groups; ++g) {
@@ -155,6 +159,15 @@ __device__ inline void fill_degenerate_warp(Config const& cfg, int lane, WarpRow
     row.id = e;
     row.weight = div_rn(1.0F, static_cast<float>(cfg.topk));
   }
+}
+
+/// A chosen expert's weight, from its score.
+template <class Config>
+__device__ inline void finish_weight(Config const& cfg, float divisor, WarpRow& row) {
+  if (row.id == kNoExpert) return;
+  if (renormalises(cfg)) row.weight = divided(row.weight, divisor);
+  row.weight = mul_rn(row.weight, cfg.routed_scaling_factor);
+  if (cfg.per_expert_scale != nullptr && row.id < cfg.num_experts) row.weight = mul_rn(row.weight, cfg.per_expert_scale[row.id]);
 }
 
 /// Both picks of sparsemixer; z becomes the masked logits.
@@ -260,11 +273,7 @@ __device__ inline WarpRow route_warp(Config const& cfg, L const* logits, std::in
     for (int i = 0; i < cfg.num_joint_shared; ++i) total = add_rn(total, renorm_term(cfg, score(cfg, logit(n + i), max, sum)));
     divisor = renorm_divisor(cfg, total);
   }
-  if (chosen) {
-    if (renormalises(cfg)) row.weight = divided(row.weight, divisor);
-    row.weight = mul_rn(row.weight, cfg.routed_scaling_factor);
-    if (cfg.per_expert_scale != nullptr && row.id < cfg.num_experts) row.weight = mul_rn(row.weight, cfg.per_expert_scale[row.id]);
-  }
+  finish_weight(cfg, divisor, row);
   if (lane < cfg.num_joint_shared) {
     float gamma = score(cfg, logit(n + lane), max, sum);
     if (renormalises(cfg)) gamma = divided(gamma, divisor);
