@@ -4,8 +4,9 @@
 #   moe_add_hopper_kernels(<name> "<scheme> <activation>"...)
 #
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row) with each activation of
-# experts/hopper/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. A program that links <name>
-# includes experts/hopper_experts.hpp or experts/hopper_contiguous.hpp and neither .cuh.
+# experts/hopper/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. "w4a16 <storage>", with
+# int4, int4_zero or mxfp4, is the layer kernel with 4-bit weights; the definitions of moe::hopper::W4A16Layer come with the first.
+# A program that links <name> includes experts/hopper_experts.hpp, experts/hopper_contiguous.hpp or experts/hopper_w4a16.hpp and no .cuh.
 function(moe_add_hopper_kernels name)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
   set(sources ${folder}/hopper_contiguous.cu)
@@ -15,11 +16,20 @@ function(moe_add_hopper_kernels name)
     list(GET parts 0 scheme)
     list(GET parts 1 activation)
     set(source ${folder}/hopper_${scheme}_${activation}.cu)
-    file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/launch.cuh>
+    if(scheme STREQUAL "w4a16")
+      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4_launch.cuh>
+template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>();
+" @ONLY)
+      file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper_w4a16.cuh>\n" @ONLY)
+      list(APPEND sources ${folder}/hopper_w4a16.cu)
+    else()
+      file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/launch.cuh>
 template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>();
 " @ONLY)
+    endif()
     list(APPEND sources ${source})
   endforeach()
+  list(REMOVE_DUPLICATES sources)
   add_library(${name} STATIC ${sources})
   target_link_libraries(${name} PUBLIC moe::cuda)
   target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a>")

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/hopper_w4a16_test.cu: the layer with 4-bit weights equals the device oracle on dequantised weights: int4 with and without zero
+// points, mxfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and what it refuses.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/core/check.hpp"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/route.cuh"
+#include "moe/routing/softmax_topk.hpp"
+
+namespace {
+
+using namespace moe;
+using quantization::Int4Group128;
+using quantization::Int4Group128Zero;
+using Mxfp4 = quantization::Mxfp4W4A16<>;
+using Cuda = space::cuda;
+
+struct Config : LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  using Activation = activation::Any;
+};
+
+bool hopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
+}
+#define NEEDS_HOPPER() \
+  if (!hopper()) GTEST_SKIP() << "needs compute capability 9.0"
+
+struct Sizes {
+  int experts, hidden, intermediate, topk;
+};
+
+template <class T>
+Buffer<T, Cuda> upload(std::vector<T> const& host) {
+  Buffer<T, Cuda> buffer(static_cast<std::int64_t>(host.size()));
+  if (!host.empty()) buffer.copy_from_host(host.data());
+  return buffer;
+}
+
+/// Random codes (every one of the 16) and scales of one layer. `exponent`: of the mxfp4 scales, relative to sensible ones.
+template <class Quant>
+struct RandomWeights {
+  using Scale = typename Quant::WeightScale;
+  Buffer<std::uint8_t, Cuda> c13, c2;
+  Buffer<Scale, Cuda> s13, s2;
+  Buffer<float, Cuda> b13, b2;
+  WeightsOf<Config, Quant> view;
+
+  RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F) {
+    std::int64_t const rows13 = 2 * s.intermediate;
+    fill(c13, s13, s.experts * rows13, s.hidden, gen, exponent, zero_offset);
+    fill(c2, s2, std::int64_t{s.experts} * s.hidden, s.intermediate, gen, -exponent, zero_offset);
+    if (biases) {
+      std::normal_distribution<float> normal;
+      std::vector<float> first(static_cast<std::size_t>(s.experts * rows13));
+      std::vector<float> second(static_cast<std::size_t>(s.experts) * s.hidden);
+      for (float& v : first) v = normal(gen);
+      for (float& v : second) v = normal(gen);
+      b13 = upload(first);
+      b2 = upload(second);
+    }
+    view.w13 = {make_blocks(static_cast<std::uint8_t const*>(c13.data()), s.experts, rows13, s.hidden / 2),
+                make_rows(static_cast<Scale const*>(s13.data()), s.experts, Quant::weight_scale_count(rows13, s.hidden)),
+                make_rows(static_cast<float const*>(b13.data()), biases ? s.experts : 0, rows13), rows13, s.hidden};
+    view.w2 = {make_blocks(static_cast<std::uint8_t const*>(c2.data()), s.experts, s.hidden, s.intermediate / 2),
+               make_rows(static_cast<Scale const*>(s2.data()), s.experts, Quant::weight_scale_count(s.hidden, s.intermediate)),
+               make_rows(static_cast<float const*>(b2.data()), biases ? s.experts : 0, std::int64_t{s.hidden}), s.hidden, s.intermediate};
+  }
+
+ private:
+  static void fill(Buffer<std::uint8_t, Cuda>& codes, Buffer<Scale, Cuda>& scales, std::int64_t rows, std::int64_t cols,
+                   std::mt19937_64& gen, int exponent, float zero_offset) {
+    std::vector<std::uint8_t> c(static_cast<std::size_t>(rows * cols / 2));
+    for (std::size_t i = 0; i + 8 <= c.size(); i += 8) {
+      std::uint64_t const bits = gen();
+      std::memcpy(&c[i], &bits, 8);
+    }
+    std::vector<Scale> s(static_cast<std::size_t>(Quant::weight_scale_count(rows, cols)));
+    float const sigma = 1.0F / std::sqrt(static_cast<float>(cols));
+    for (Scale& v : s) {
+      float const uniform = static_cast<float>(gen() % 1024) / 1024.0F;
+      if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // codes have a standard deviation of 2.9
+        v = static_cast<std::uint8_t>(127 + exponent + std::ilogb(sigma / 2.9F) - static_cast<int>(gen() % 3));
+      } else if constexpr (std::is_same_v<Scale, float>) {  // 4.6
+        v = sigma / 4.6F * (0.5F + uniform);
+      } else {
+        v = {sigma / 4.6F * (0.5F + uniform), static_cast<float>(gen() % 16) + zero_offset};
+      }
+    }
+    codes = upload(c);
+    scales = upload(s);
+  }
+};
+
+enum class Load { random, one_expert, some_missing, all_missing, few_experts };
+
+std::vector<std::int32_t> make_ids(Sizes const& s, int tokens, Load load, std::mt19937_64& gen) {
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> pool(static_cast<std::size_t>(s.experts));
+  for (int e = 0; e < s.experts; ++e) pool[static_cast<std::size_t>(e)] = e;
+  auto const used = static_cast<std::size_t>(load == Load::few_experts ? std::max(s.topk, s.experts / 4) : s.experts);
+  for (int t = 0; t < tokens; ++t) {
+    for (std::size_t j = 0; j < static_cast<std::size_t>(s.topk); ++j) std::swap(pool[j], pool[j + gen() % (used - j)]);
+    for (int j = 0; j < s.topk; ++j) {
+      std::int32_t id = pool[static_cast<std::size_t>(j)];
+      if (load == Load::one_expert) id = j == 0 ? s.experts - 1 : kNoExpert;
+      if ((load == Load::some_missing && gen() % 3 == 0) || load == Load::all_missing) id = kNoExpert;
+      ids.push_back(id);
+    }
+  }
+  return ids;
+}
+
+template <class T>
+double relative_error(std::vector<bf16> const& got, std::vector<T> const& want, std::size_t count) {
+  double error = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    double const w = static_cast<double>(to_float(want[i]));
+    error += std::pow(static_cast<double>(to_float(got[i])) - w, 2);
+    norm += w * w;
+  }
+  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
+activation::Any const kSilu{};
+activation::Any const kGptOss{activation::Kind::swigluoai_halves, {1.702F, 1.0F, 7.0F, 4.0F, 25.0F}};
+
+/// Both kernels on one random batch: the relative error, after checking that a second run gives the same bits. Workspace and
+/// output hold NaN before each.
+template <class Quant>
+double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed, bool biases = false, activation::Any const& act = kSilu,
+                      int exponent = 0) {
+  std::mt19937_64 gen(seed);
+  RandomWeights<Quant> const weights(s, biases, gen, exponent);
+  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  std::vector<bf16> x(static_cast<std::size_t>(tokens) * s.hidden);
+  std::vector<float> w(static_cast<std::size_t>(tokens) * s.topk);
+  std::normal_distribution<float> normal;
+  for (bf16& v : x) v = from_float<bf16>(normal(gen));
+  for (float& v : w) v = 0.05F + std::abs(normal(gen));
+  auto const device_x = upload(x);
+  auto const device_w = upload(w);
+  auto const device_ids = upload(make_ids(s, tokens, load, gen));
+  StandardTokensOf<Config, Quant> batch{};
+  batch.rows = make_rows(device_x.data(), tokens, std::int64_t{s.hidden});
+  batch.topk_ids = make_rows(device_ids.data(), tokens, std::int64_t{s.topk});
+  batch.topk_weights = make_rows(device_w.data(), tokens, std::int64_t{s.topk});
+
+  auto const count = static_cast<std::size_t>(tokens) * s.hidden;
+  std::vector<float> want(count);
+  {
+    Arena<Cuda> arena;
+    experts::CudaReference::Kernel<Config, Quant, ActivationFormat::standard> oracle(shape, weights.view, tokens, Quant{}, act, {}, arena);
+    Buffer<float, Cuda> y(static_cast<std::int64_t>(count));
+    oracle.apply(batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
+    y.copy_to_host(want.data());
+  }
+  Arena<Cuda> arena;
+  experts::HopperW4A16::Kernel<Config, Quant, ActivationFormat::standard> kernel(shape, weights.view, tokens, Quant{}, act, {}, arena);
+  Buffer<bf16, Cuda> y(static_cast<std::int64_t>(count));
+  std::vector<bf16> got(count);
+  std::vector<bf16> again(count);
+  auto const poison = upload(std::vector<bf16>(x.size(), from_float<bf16>(std::numeric_limits<float>::quiet_NaN())));
+  StandardTokensOf<Config, Quant> bad = batch;
+  bad.rows = make_rows(poison.data(), tokens, std::int64_t{s.hidden});
+  for (auto* result : {&got, &again}) {
+    kernel.apply(bad, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);  // leaves NaN all over the workspace
+    Memory<Cuda>::fill(y.data(), 0xFF, y.bytes());
+    kernel.apply(batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
+    y.copy_to_host(result->data());
+  }
+  EXPECT_EQ(std::memcmp(got.data(), again.data(), count * sizeof(bf16)), 0) << "not repeatable";
+  return relative_error(got, want, count);
+}
+
+constexpr double kTolerance = 5e-3;
+
+template <class Quant>
+void many_sizes() {
+  Sizes const small{8, 256, 192, 2};
+  std::uint64_t seed = 10;
+  for (int tokens : {1, 2, 7, 33, 64, 129, 222, 1024, 4096}) {
+    EXPECT_LT(standard_error<Quant>(small, tokens, Load::random, ++seed), kTolerance) << tokens << " tokens";
+  }
+}
+TEST(HopperW4A16, X3_Int4) {
+  NEEDS_HOPPER();
+  many_sizes<Int4Group128>();
+}
+TEST(HopperW4A16, X3_Int4ZeroPoints) {
+  NEEDS_HOPPER();
+  many_sizes<Int4Group128Zero>();
+}
+TEST(HopperW4A16, X3_Mxfp4) {
+  NEEDS_HOPPER();
+  many_sizes<Mxfp4>();
+}
+
+TEST(HopperW4A16, X5_SkewedLoads) {
+  NEEDS_HOPPER();
+  std::uint64_t seed = 100;
+  for (Load load : {Load::one_expert, Load::some_missing, Load::all_missing, Load::few_experts}) {
+    for (int tokens : {1, 40, 700}) {
+      EXPECT_LT(standard_error<Mxfp4>({16, 320, 320, 4}, tokens, load, ++seed), kTolerance) << static_cast<int>(load) << ", " << tokens;
+      EXPECT_LT(standard_error<Int4Group128>({4, 512, 128, 1}, tokens, load, ++seed), kTolerance)
+          << static_cast<int>(load) << ", " << tokens;
+    }
+  }
+  EXPECT_LT(standard_error<Mxfp4>({1, 128, 128, 1}, 300, Load::random, ++seed), kTolerance);
+}
+
+TEST(HopperW4A16, Q17_X9_GptOssWithBiases) {
+  NEEDS_HOPPER();
+  for (int tokens : {1, 9, 150}) {
+    EXPECT_LT(standard_error<Mxfp4>({4, 2880, 2880, 2}, tokens, Load::random, 200 + static_cast<unsigned>(tokens), true, kGptOss),
+              kTolerance)
+        << tokens << " tokens";
+  }
+  EXPECT_LT(standard_error<Int4Group128Zero>({3, 192, 2880, 3}, 20, Load::random, 300, true, kGptOss), kTolerance);
+  activation::Any const clamped{activation::Kind::silu_clamped, {1.702F, 1.0F, 0.5F, 4.0F, 25.0F}};
+  EXPECT_LT(standard_error<Int4Group128>({3, 192, 192, 3}, 20, Load::random, 301, true, clamped), kTolerance);
+}
+
+TEST(HopperW4A16, Mxfp4ExponentsBeyondBf16Multipliers) {
+  NEEDS_HOPPER();
+  EXPECT_LT(standard_error<Mxfp4>({4, 256, 256, 2}, 16, Load::random, 400, false, kSilu, 30), kTolerance);
+}
+
+TEST(HopperW4A16, X19_GraphFollowsTheDevicesRowCount) {
+  NEEDS_HOPPER();
+  Sizes const s{8, 256, 192, 2};
+  constexpr int kTokens = 64;
+  std::mt19937_64 gen(500);
+  RandomWeights<Mxfp4> const weights(s, false, gen);
+  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  Arena<Cuda> arena;
+  experts::HopperW4A16::Kernel<Config, Mxfp4, ActivationFormat::standard> kernel(shape, weights.view, kTokens, Mxfp4{}, kSilu, {}, arena);
+  std::vector<bf16> x(static_cast<std::size_t>(kTokens) * s.hidden, from_float<bf16>(0.5F));
+  auto const device_x = upload(x);
+  auto const device_w = upload(std::vector<float>(static_cast<std::size_t>(kTokens) * s.topk, 0.5F));
+  auto const device_ids = upload(make_ids(s, kTokens, Load::random, gen));
+  auto rows = upload(std::vector<std::int32_t>{kTokens});
+  StandardTokensOf<Config, Mxfp4> batch{};
+  batch.rows = make_rows(device_x.data(), kTokens, std::int64_t{s.hidden});
+  batch.topk_ids = make_rows(device_ids.data(), kTokens, std::int64_t{s.topk});
+  batch.topk_weights = make_rows(device_w.data(), kTokens, std::int64_t{s.topk});
+  batch.num_rows = rows.data();
+  Buffer<bf16, Cuda> y(static_cast<std::int64_t>(x.size()));
+  CudaStream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  kernel.apply(batch, make_rows(y.data(), kTokens, std::int64_t{s.hidden}), stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  std::size_t nodes = 0;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  EXPECT_LE(nodes, 4U);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  std::vector<bf16> full(x.size());
+  for (std::int32_t count : {kTokens, 1, 17, 0, kTokens}) {
+    rows.copy_from_host(&count);
+    Memory<Cuda>::fill(y.data(), 0xFF, y.bytes());
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    stream.synchronize();
+    std::vector<bf16> got(x.size());
+    y.copy_to_host(got.data());
+    if (count == kTokens && to_float(full[0]) == 0.0F) full = got;
+    EXPECT_LT(relative_error(got, full, static_cast<std::size_t>(count) * s.hidden), 1e-2) << count << " rows";
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+TEST(HopperW4A16, Batched) {
+  NEEDS_HOPPER();
+  Sizes const s{5, 256, 320, 1};
+  constexpr int kCapacity = 70;
+  std::mt19937_64 gen(600);
+  RandomWeights<Int4Group128> const weights(s, true, gen);
+  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  std::vector<std::int32_t> const counts{0, 1, kCapacity, 9, 33};
+  std::vector<bf16> x(static_cast<std::size_t>(s.experts) * kCapacity * s.hidden);
+  std::normal_distribution<float> normal;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    std::size_t const row = i / static_cast<std::size_t>(s.hidden);
+    bool const valid = static_cast<int>(row % kCapacity) < counts[row / kCapacity];
+    x[i] = from_float<bf16>(valid ? normal(gen) : std::numeric_limits<float>::quiet_NaN());
+  }
+  auto const device_x = upload(x);
+  auto const device_counts = upload(counts);
+  BatchedTokensOf<Config, Int4Group128> batch{};
+  batch.rows = make_blocks(device_x.data(), s.experts, kCapacity, std::int64_t{s.hidden});
+  batch.expert_num_tokens = make_vector(device_counts.data(), s.experts);
+  Arena<Cuda> arena;
+  experts::CudaReference::Kernel<Config, Int4Group128, ActivationFormat::batched> oracle(shape, weights.view, kCapacity, {}, kSilu, {},
+                                                                                         arena);
+  experts::HopperW4A16::Kernel<Config, Int4Group128, ActivationFormat::batched> kernel(shape, weights.view, kCapacity, {}, kSilu, {},
+                                                                                       arena);
+  Buffer<float, Cuda> want(static_cast<std::int64_t>(x.size()));
+  Buffer<bf16, Cuda> got(static_cast<std::int64_t>(x.size()));
+  Memory<Cuda>::fill(want.data(), 0, want.bytes());
+  Memory<Cuda>::fill(got.data(), 0, got.bytes());
+  oracle.apply(batch, make_blocks(want.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
+  kernel.apply(batch, make_blocks(got.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
+  std::vector<float> a(x.size());
+  std::vector<bf16> b(x.size());
+  want.copy_to_host(a.data());
+  got.copy_to_host(b.data());
+  EXPECT_LT(relative_error(b, a, a.size()), kTolerance);
+}
+
+TEST(HopperW4A16, Refusals) {
+  NEEDS_HOPPER();
+  std::mt19937_64 gen(700);
+  Sizes const s{2, 128, 128, 1};
+  auto const code_of = [&](auto const& weights, auto quant, LayerShape shape, activation::Any const& act) {
+    using Quant = decltype(quant);
+    try {
+      Arena<Cuda> arena;
+      experts::HopperW4A16::Kernel<Config, Quant, ActivationFormat::standard> kernel(Shape<Config>(shape), weights.view, 8, quant, act, {},
+                                                                                     arena);
+    } catch (Error const& error) {
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  LayerShape const shape{s.hidden, s.intermediate, s.experts, s.topk};
+  LayerShape on_input = shape;
+  on_input.weight_on_input = true;
+  RandomWeights<Mxfp4> const weights(s, false, gen);
+  EXPECT_EQ(code_of(weights, Mxfp4{}, on_input, kSilu), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::gelu}), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(RandomWeights<Int4Group128Zero>(s, false, gen, 0, 0.5F), Int4Group128Zero{}, shape, kSilu), ErrorCode::unsupported);
+  Sizes const narrow{2, 96, 128, 1};
+  EXPECT_EQ(code_of(RandomWeights<Mxfp4>(narrow, false, gen), Mxfp4{}, LayerShape{96, 128, 2, 1}, kSilu), ErrorCode::config);
+}
+
+using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
+template <class Quant, class Experts>
+using Compose = Composition<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
+static_assert(Compose<Int4Group128, experts::HopperW4A16>::kLegal && Compose<Int4Group128Zero, experts::HopperW4A16>::kLegal);
+static_assert(Compose<Mxfp4, experts::HopperW4A16>::kLegal);
+static_assert(!Compose<quantization::None, experts::HopperW4A16>::kLegal && !Compose<quantization::Mxfp4<>, experts::HopperW4A16>::kLegal);
+static_assert(!Compose<quantization::WNa16<4, 32>, experts::HopperW4A16>::kLegal);
+
+/// A whole layer with weights from a WeightStore.
+template <class Quant, class Experts>
+std::vector<bf16> forward(std::int64_t rows) {
+  constexpr int kHidden = 256;
+  constexpr int kIntermediate = 128;
+  constexpr int kExperts = 8;
+  using Layer = ModularKernel<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
+  std::mt19937 gen(800);
+  std::normal_distribution<float> normal;
+  experts::WeightStore<Config, Quant, Cuda> store(kExperts, kHidden, kIntermediate, true);
+  std::vector<float> w13(2 * kIntermediate * kHidden);
+  std::vector<float> w2(kHidden * kIntermediate);
+  for (int e = 0; e < kExperts; ++e) {
+    for (float& v : w13) v = normal(gen) / 16.0F;
+    for (float& v : w2) v = normal(gen) / 11.0F;
+    store.set_expert(e, w13.data(), w2.data());
+  }
+  comm::Self<Cuda> comm;
+  Layer layer(comm, store.view(),
+              typename Layer::Params{.shape = {kHidden, kIntermediate, kExperts, 2, false},
+                                     .max_tokens_per_rank = rows,
+                                     .placement = ExpertPlacement(kExperts, 1),
+                                     .router = typename Router::Params{kExperts, 2}});
+  std::vector<bf16> x(static_cast<std::size_t>(rows * kHidden));
+  std::vector<float> z(static_cast<std::size_t>(rows * kExperts));
+  for (bf16& v : x) v = from_float<bf16>(normal(gen));
+  for (float& v : z) v = normal(gen);
+  auto const hidden = upload(x);
+  auto const logits = upload(z);
+  Buffer<bf16, Cuda> output(rows * kHidden);
+  layer.forward(make_rows(hidden.data(), rows, kHidden), make_rows(logits.data(), rows, kExperts), make_rows(output.data(), rows, kHidden),
+                {}, Stream<Cuda>{});
+  output.copy_to_host(x.data());
+  return x;
+}
+
+TEST(HopperW4A16, CompositionEqualsOracle) {
+  NEEDS_HOPPER();
+  for (std::int64_t rows : {1, 50}) {
+    auto const int4 = forward<Int4Group128, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(int4, forward<Int4Group128, experts::CudaReference>(rows), int4.size()), kTolerance);
+    auto const mxfp4 = forward<Mxfp4, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(mxfp4, forward<Mxfp4, experts::CudaReference>(rows), mxfp4.size()), kTolerance);
+  }
+}
+
+}  // namespace
