@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/experts_hopper_test.cpp: what the Hopper experts decide on the host: activations' formulas, tiles, shared memory, workspace,
+// and which device, sizes and compositions they refuse.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+#include <string>
+
+#include "archetypes.hpp"
+#include "moe/backends/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper_experts.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_tensor.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_per_token.hpp"
+#include "moe/quantization/none.hpp"
+
+namespace {
+
+using namespace moe;
+using namespace moe::hopper;
+using activation::Constants;
+using activation::Kind;
+using Sizes = moe::hopper::LayerShape;
+
+Constants limited(float limit) { return {1.702F, 1.0F, limit, 4.0F, 25.0F}; }
+
+TEST(HopperActivation, X2_TableOfTheSpecification) {
+  struct Row {
+    Kind kind;
+    Constants constants;
+    float gate, up, value;
+  };
+  Row const rows[] = {{Kind::silu, {}, 1, 0.5F, 0.365529F},
+                      {Kind::gelu, {}, 1, 0.5F, 0.420672F},
+                      {Kind::gelu_tanh, {}, 1, 0.5F, 0.420596F},
+                      {Kind::swigluoai, limited(7), 1, 0.5F, 1.268694F},
+                      {Kind::silu_clamped, limited(7), 1, 0.5F, 0.365529F},
+                      {Kind::swiglu_step, limited(7), 1, 0.5F, 0.365529F},
+                      {Kind::situ, {}, 1, 0.5F, 0.358052F},
+                      {Kind::silu, {}, 8, -9, -71.975855F},
+                      {Kind::swigluoai, limited(7), 8, -9, -41.999719F},
+                      {Kind::silu_clamped, limited(7), 8, -9, -48.955358F},
+                      {Kind::swiglu_step, limited(7), 8, -9, -49},
+                      {Kind::situ, {}, 8, -9, -33.268425F},
+                      {Kind::silu, {}, -3, 2, -0.284555F},
+                      {Kind::swigluoai, limited(7), -3, 2, -0.054214F}};
+  for (Row const& r : rows) {
+    float const value = evaluate(activation_params(r.kind, r.constants), r.gate, r.up);
+    EXPECT_NEAR(value, r.value, 1e-6 * std::max(1.0F, std::fabs(r.value)))
+        << activation::name(r.kind) << "(" << r.gate << ", " << r.up << ")";
+  }
+}
+
+TEST(HopperActivation, X23_EveryKindIsItsDefinition) {
+  for (int k = 0; k < activation::kKinds; ++k) {
+    auto const kind = static_cast<Kind>(k);
+    Constants const c = limited(k % 2 == 0 ? 7.0F : 1.5F);
+    ActivationParams const p = activation_params(kind, c);
+    // The kernels' tanh has an absolute error of 1e-7, which situ multiplies by up to 4 and 25.
+    float const near = kind == Kind::situ ? 1e-5F : 2e-6F;
+    EXPECT_EQ(p.gated, activation::gated(kind));
+    EXPECT_EQ(evaluate(p, 0, 0), 0.0F) << activation::name(kind) << ": what lies past the end of a tile must stay zero";
+    for (float gate : {-20.0F, -3.0F, -0.1F, 0.01F, 1.0F, 6.5F, 40.0F}) {
+      for (float up : {-9.0F, -0.3F, 0.7F, 30.0F}) {
+        float const want = activation::apply(kind, c, gate, up);
+        EXPECT_NEAR(evaluate(p, gate, up), want, near * std::max(1.0F, std::fabs(want)))
+            << activation::name(kind) << "(" << gate << ", " << up << ")";
+      }
+    }
+  }
+}
+
+TEST(HopperTiles, FitIntoTheSharedMemoryOfABlock) {
+  EXPECT_LE((layer_smem_bytes<Scheme::bf16, DefaultTiles>()), kSharedMemoryLimit);
+  EXPECT_LE((layer_smem_bytes<Scheme::f16, DefaultTiles>()), kSharedMemoryLimit);
+  EXPECT_LE((layer_smem_bytes<Scheme::fp8_block, DefaultTiles>()), kSharedMemoryLimit);
+  EXPECT_LE((layer_smem_bytes<Scheme::fp8_row, DefaultTiles>()), kSharedMemoryLimit);
+  EXPECT_GT((SmemLayout<Scheme::bf16, 7, 128>::kBytes), kSharedMemoryLimit);
+}
+
+TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
+  Sizes const shape{128, 2048, 768, 8};
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row}) {
+    int last = 0;
+    for (int tokens : {1, 8, 16, 64, 256, 1024, 4096, 16384}) {
+      Tuning const t = choose_tuning(shape, scheme, tokens);
+      EXPECT_EQ(t, choose_tuning(shape, scheme, tokens));
+      EXPECT_GE(t.tile_rows, last) << "more tokens take no smaller tile";
+      EXPECT_LE(t.tile_rows, most_rows(scheme));
+      EXPECT_TRUE(t.cluster == 1 || t.tile_rows > 64);
+      EXPECT_TRUE(!t.self_align || tokens * shape.topk <= 128);
+      last = t.tile_rows;
+    }
+  }
+  std::ostringstream printed;
+  printed << choose_tuning(shape, Scheme::bf16, 1);
+  EXPECT_NE(printed.str().find("tile_rows 8"), std::string::npos) << printed.str();
+}
+
+TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row}) {
+    Workspace const w = plan_workspace({128, 2048, 768, 8}, scheme, 1000, 8);
+    std::int64_t last = -1;
+    for (std::int64_t at : {w.control, w.tiles, w.counters, w.sorted_rows, w.x_codes, w.x_scales, w.inter, w.inter_wide, w.inter_scales,
+                            w.slot_rows, w.partials, w.bytes}) {
+      EXPECT_EQ(at % 1024, 0);
+      EXPECT_GE(at, last);
+      last = at;
+    }
+    EXPECT_GE(w.slot_rows - w.inter, 8000 * 768 * (scheme == Scheme::bf16 ? 2 : 1));
+  }
+  EXPECT_GT(plan_workspace({8, 256, 16384, 8}, Scheme::bf16, 16400, 8).bytes, std::int64_t{1} << 32);  // sizes are of 64 bits
+}
+
+std::string refusal(auto&& call) {
+  try {
+    call();
+  } catch (Error const& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(HopperRefusals, X22_DeviceIsNamedWithTheFallback) {
+  EXPECT_EQ(refusal([] { check_device(0, "H200", 9, 0); }), "");
+  for (auto [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}, {12, 0}}) {
+    std::string const said = refusal([&, a = major, b = minor] { check_device(3, "Some GPU", a, b); });
+    EXPECT_EQ(said.rfind("E_UNSUPPORTED", 0), 0U) << said;
+    for (std::string part : {std::string("device 3 (Some GPU)"), text(major, ".", minor), std::string("cuda_reference")}) {
+      EXPECT_NE(said.find(part), std::string::npos) << said;
+    }
+  }
+}
+
+TEST(HopperRefusals, SizesThatTheKernelsCannotTake) {
+  auto const says = [](Sizes s, Scheme scheme, char const* part) {
+    std::string const said = refusal([&] { check_sizes(s, scheme); });
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+    EXPECT_EQ(said.rfind("E_CONFIG", 0), 0U) << said;
+  };
+  EXPECT_EQ(refusal([] { check_sizes({8, 72, 40, 2}, Scheme::bf16); }), "");
+  EXPECT_EQ(refusal([] { check_sizes({8, 80, 128, 2}, Scheme::fp8_block); }), "");
+  says({8, 250, 256, 2}, Scheme::bf16, "hidden 250 must be a multiple of 8 in bf16");
+  says({8, 256, 100, 2}, Scheme::f16, "intermediate 100 must be a multiple of 8 in f16");
+  says({8, 72, 256, 2}, Scheme::fp8_row, "hidden 72 must be a multiple of 16 in fp8_row");
+  says({8, 256, 192, 2}, Scheme::fp8_block, "intermediate 192 must be a multiple of 128 in fp8_block");
+  says({0, 256, 256, 2}, Scheme::bf16, "0 local experts");
+  says({1025, 256, 256, 2}, Scheme::bf16, "1025 local experts");
+  says({8, 256, 256, 0}, Scheme::bf16, "topk 0");
+}
+
+template <class T>
+struct Config : LayerDefaults {
+  using Act = T;
+  using Weight = T;
+  using Activation = activation::Any;
+};
+template <class T, class Quant, class Experts>
+constexpr char const* reason() {
+  return moe::Composition<Config<T>, moe_test::ArchetypeRouter<>, Quant, backends::NoExpertParallel<space::cuda>, Experts>::reason();
+}
+
+TEST(HopperRefusals, X16_X22_CompositionsHaveReasons) {
+  using namespace quantization;
+  using experts::HopperContiguous;
+  EXPECT_EQ((reason<bf16, None, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<f16, None, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<bf16, Fp8Block<>, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<bf16, Fp8PerToken<>, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<bf16, Fp8PerTensor<>, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<bf16, Fp8PerTensorStatic, HopperContiguous>()), nullptr);
+  EXPECT_STREQ((reason<float, None, HopperContiguous>()), rules::ExpertsSupportElement::kSentence);
+  EXPECT_STREQ((reason<bf16, Int8PerToken, HopperContiguous>()), rules::ExpertsSupportQuantization::kSentence);
+  EXPECT_STREQ((reason<bf16, None, experts::HopperMasked>()), rules::ActivationFormatMatches::kSentence);
+}
+
+}  // namespace
