@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/device_rows.hpp: what a scheme made of rows on the device, in bytes, so that a test that reads reference files needs no nvcc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moe/core/types.hpp"
+
+namespace moe_test {
+
+struct DeviceRows {
+  std::vector<std::byte> codes, scales;  ///< all rows, one after the other
+};
+/// x [rows, cols] through the scheme of this name. parameter: the scale of per_tensor, the global scale of nvfp4.
+DeviceRows quantize_on_device(std::string const& scheme, std::vector<float> const& x, std::int64_t cols, float parameter = 0.0F);
+DeviceRows quantize_on_device(std::string const& scheme, std::vector<moe::bf16> const& x, std::int64_t cols);
+
+}  // namespace moe_test
