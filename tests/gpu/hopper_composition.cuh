@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/hopper_composition.cuh: a whole layer in the CUDA space over any experts, on random weights and inputs, for tests that hold one
+// experts policy to another.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "moe/activation/activation.hpp"
+#include "moe/comm/self.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/routing/softmax_topk.hpp"
+
+namespace moe_test {
+
+using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
+
+template <class T, class ActivationPolicy = moe::activation::Any>
+struct CompositionConfig : moe::LayerDefaults {
+  using Act = T;
+  using Weight = T;
+  using Activation = ActivationPolicy;
+};
+
+/// One layer, and what its weights are besides random.
+struct LayerCase {
+  int hidden = 256;
+  int intermediate = 256;
+  int experts = 16;
+  int topk = 4;
+  moe::activation::Kind activation = moe::activation::Kind::silu;
+  moe::activation::Constants constants{};
+  bool bias = false;
+  bool weight_on_input = false;
+  unsigned seed = 1;
+};
+
+template <class T, class Quant, class Backend, class Experts, class ActivationPolicy = moe::activation::Any>
+class CompositionUnderTest {
+ public:
+  using Space = moe::space::cuda;
+  using Config = CompositionConfig<T, ActivationPolicy>;
+  using Layer = moe::ModularKernel<Config, Router, Quant, Backend, Experts>;
+
+  CompositionUnderTest(LayerCase const& c, std::int64_t max_tokens, Quant const& quant = {})
+      : case_(c),
+        max_tokens_(max_tokens),
+        store_(c.experts, c.hidden, c.intermediate, moe::activation::gated(c.activation), quant),
+        hidden_(max_tokens * c.hidden),
+        logits_(max_tokens * c.experts),
+        output_(max_tokens * c.hidden) {
+    fill_weights();
+    typename Layer::Params p{.shape = {c.hidden, c.intermediate, c.experts, c.topk, c.weight_on_input},
+                             .max_tokens_per_rank = max_tokens,
+                             .placement = moe::ExpertPlacement(c.experts, 1),
+                             .router = typename Router::Params{c.experts, c.topk},
+                             .quantization = quant};
+    if constexpr (requires { p.activation.kind; }) p.activation.kind = c.activation;
+    p.activation.constants = c.constants;
+    layer_ = std::make_unique<Layer>(comm_, store_.view(), p);
+  }
+
+  /// Draws rows and logits from `seed`; every eighth logit is -inf, so that some slots stay empty.
+  void fill(unsigned seed) {
+    std::mt19937 gen(seed);
+    std::normal_distribution<float> normal;
+    std::vector<T> x(static_cast<std::size_t>(max_tokens_ * case_.hidden));
+    std::vector<float> z(static_cast<std::size_t>(max_tokens_ * case_.experts));
+    for (T& v : x) v = moe::from_float<T>(normal(gen));
+    for (float& v : z) v = gen() % 8 == 0 ? -std::numeric_limits<float>::infinity() : normal(gen);
+    std::vector<T> const nan(x.size(), moe::from_float<T>(std::numeric_limits<float>::quiet_NaN()));
+    hidden_.copy_from_host(x.data());
+    logits_.copy_from_host(z.data());
+    output_.copy_from_host(nan.data());
+  }
+  void launch(std::int64_t rows, cudaStream_t stream, moe::ForwardOptions const& options = {}) {
+    layer_->forward(moe::make_rows(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
+                    moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
+                    moe::make_rows(output_.data(), rows, case_.hidden), options, moe::Stream<Space>{stream});
+  }
+  /// The output of the last launch, [max_tokens, H].
+  std::vector<float> output() {
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    std::vector<T> y(static_cast<std::size_t>(max_tokens_ * case_.hidden));
+    output_.copy_to_host(y.data());
+    std::vector<float> out;
+    for (T v : y) out.push_back(moe::to_float(v));
+    return out;
+  }
+  std::vector<float> forward(std::int64_t rows, unsigned seed) {
+    fill(seed);
+    launch(rows, nullptr);
+    auto out = output();
+    out.resize(static_cast<std::size_t>(rows * case_.hidden));
+    return out;
+  }
+  Layer& layer() { return *layer_; }
+
+ private:
+  void fill_weights() {
+    std::mt19937 gen(case_.seed);
+    std::normal_distribution<float> normal;
+    int const rows13 = (moe::activation::gated(case_.activation) ? 2 : 1) * case_.intermediate;
+    std::vector<float> w13(static_cast<std::size_t>(rows13 * case_.hidden)),
+        w2(static_cast<std::size_t>(case_.hidden * case_.intermediate));
+    std::vector<float> b13(static_cast<std::size_t>(rows13)), b2(static_cast<std::size_t>(case_.hidden));
+    for (int e = 0; e < case_.experts; ++e) {
+      for (float& v : w13) v = normal(gen) / std::sqrt(static_cast<float>(case_.hidden));
+      for (float& v : w2) v = normal(gen) / std::sqrt(static_cast<float>(case_.intermediate));
+      for (float& v : b13) v = 0.3F * normal(gen);
+      for (float& v : b2) v = 0.3F * normal(gen);
+      store_.set_expert(e, w13.data(), w2.data());
+      if (case_.bias) store_.set_bias(e, b13.data(), b2.data());
+    }
+  }
+
+  LayerCase case_;
+  std::int64_t max_tokens_;
+  moe::comm::Self<Space> comm_;
+  moe::experts::WeightStore<Config, Quant, Space> store_;
+  moe::Buffer<T, Space> hidden_;
+  moe::Buffer<float, Space> logits_;
+  moe::Buffer<T, Space> output_;
+  std::unique_ptr<Layer> layer_;
+};
+
+/// ‖got − want‖ / ‖want‖; NaN if either has one.
+inline double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    error += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
+    norm += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+inline bool on_hopper() {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
+}
+
+}  // namespace moe_test

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/hopper_masked_test.cu: compositions with HopperMasked, the batched format, against the device oracle in the same composition
+// and against HopperContiguous. Rows past the counts hold NaN.
+#include <gtest/gtest.h>
+
+#include "batched_exchange.cuh"
+#include "hopper_composition.cuh"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/hopper_experts.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/route.cuh"
+
+namespace {
+
+using namespace moe;
+using namespace moe_test;
+
+template <class T, class Q>
+struct Types {
+  using Act = T;
+  using Quant = Q;
+};
+
+template <class P>
+class HopperMasked : public testing::Test {
+ protected:
+  using Act = typename P::Act;
+  using Quant = typename P::Quant;
+  template <class Experts>
+  using Case = CompositionUnderTest<Act, Quant, LocalBatches, Experts>;
+
+  void SetUp() override {
+    if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  static double tolerance() {  // as in hopper_experts_test
+    if (!Quant::kQuantizesActivations) return 5e-3;
+    return std::is_same_v<Quant, quantization::Fp8Block<>> ? 1e-2 : 1.5e-2;
+  }
+};
+
+using All = testing::Types<Types<bf16, quantization::None>, Types<f16, quantization::None>, Types<bf16, quantization::Fp8Block<>>,
+                           Types<bf16, quantization::Fp8PerToken<>>>;
+TYPED_TEST_SUITE(HopperMasked, All);
+
+TYPED_TEST(HopperMasked, X5_X6_EqualsOracle) {
+  LayerCase const c{.bias = true};
+  typename TestFixture::template Case<experts::CudaReference> oracle(c, 200);
+  typename TestFixture::template Case<experts::HopperMasked> layer(c, 200);
+  for (int rows : {1, 9, 64, 200, 0}) {
+    auto const want = oracle.forward(rows, 30 + static_cast<unsigned>(rows));
+    auto const got = layer.forward(rows, 30 + static_cast<unsigned>(rows));
+    EXPECT_LT(relative_error(got, want), rows < 8 ? 3 * this->tolerance() : this->tolerance()) << rows << " rows";
+  }
+}
+
+TYPED_TEST(HopperMasked, BatchedEqualsStandard) {
+  LayerCase const c{.activation = activation::Kind::gelu_tanh};
+  CompositionUnderTest<typename TypeParam::Act, typename TypeParam::Quant, backends::NoExpertParallel<space::cuda>,
+                       experts::HopperContiguous>
+      standard(c, 150);
+  typename TestFixture::template Case<experts::HopperMasked> batched(c, 150);
+  for (int rows : {2, 150}) {
+    auto const want = standard.forward(rows, 40);
+    EXPECT_LT(relative_error(batched.forward(rows, 40), want), 4e-3) << rows << " rows";  // weights before or after the rounding of a slot
+  }
+}
+
+TYPED_TEST(HopperMasked, X19_ReplayFollowsTheCountsOnTheDevice) {
+  using Hopper = typename TestFixture::template Case<experts::HopperMasked>;
+  Hopper captured({}, 64);
+  Hopper direct({}, 64);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  captured.fill(1);
+  captured.launch(64, stream);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  captured.launch(64, stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (unsigned seed : {5U, 6U, 7U}) {
+    captured.fill(seed);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_TRUE(captured.output() == direct.forward(64, seed)) << "seed " << seed;
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
