@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/peer_exchange.hpp: what the exchanges OneSided, TwoSided and Pplx between GPUs do alike before they enqueue kernels.
+#pragma once
+
+#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/backends/peer_rows.hpp"
+
+namespace moe::backends::detail {
+
+/// What the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape, E_UNSUPPORTED unless rank = id / L with one L.
+template <class Quant, class Config>
+moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> const& shape, std::int64_t max_tokens,
+                                  ExpertPlacement const& placement, int blocks) {
+  expect_even_placement(name, placement, ranks);
+  moe::detail::PeerShape s;
+  s.name = name;
+  s.ranks = ranks;
+  s.max_tokens = static_cast<int>(max_tokens);
+  s.hidden = static_cast<int>(shape.hidden());
+  s.topk = shape.topk();
+  s.num_experts = placement.num_physical();
+  s.fp8 = Quant::kQuantizesActivations;
+  s.blocks = blocks;
+  s.check();
+  return s;
+}
+
+template <int Hidden>
+moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in) {
+  moe::detail::ExchangeTokens tokens;
+  tokens.tokens = static_cast<int>(in.hidden.extent(0));
+  tokens.x = in.hidden.data_handle();
+  tokens.x_stride = in.hidden.stride(0);
+  tokens.ids = dense_ids(in.topk_ids);
+  tokens.weights = in.topk_weights.data_handle();
+  return tokens;
+}
+
+}  // namespace moe::backends::detail

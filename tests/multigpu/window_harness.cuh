@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/multigpu/window_harness.cuh: OneSided, TwoSided and Pplx between ranks that one process drives: identity experts, and what must
+// arrive and come back, computed on the host. Shared by the tests and the benchmark.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/backends/one_sided.cuh"
+#include "moe/backends/pplx.cuh"
+#include "moe/backends/two_sided.cuh"
+#include "tests/multigpu/exchange_ranks.cuh"
+
+namespace moe_test {
+
+using moe::detail::ExchangeTokens;
+using moe::detail::OneSidedCalls;
+using moe::detail::PeerShape;
+using moe::detail::PplxCalls;
+using moe::detail::PplxGroup;
+using moe::detail::TwoSidedCalls;
+using moe::detail::TwoSidedQueues;
+
+/// y[row] = Σ_j w_j times the row's value, over the choices that have an expert here.
+static __global__ void identity_standard(char const* rows, int row_stride, float const* scales, int scale_stride, std::int32_t const* ids,
+                                         float const* weights, std::int32_t const* num_rows, int max_rows, int topk, int hidden, bool fp8,
+                                         __nv_bfloat16* y) {
+  int const n = num_rows != nullptr ? *num_rows : max_rows;
+  for (int r = static_cast<int>(blockIdx.x); r < n; r += static_cast<int>(gridDim.x)) {
+    for (int h = static_cast<int>(threadIdx.x); h < hidden; h += static_cast<int>(blockDim.x)) {
+      char const* const row = rows + static_cast<std::size_t>(r) * row_stride;
+      float v;
+      if (fp8) {
+        __nv_fp8_e4m3 code;
+        code.__x = static_cast<unsigned char>(row[h]);
+        v = static_cast<float>(code) * scales[static_cast<std::size_t>(r) * scale_stride + h / 128];
+      } else {
+        v = __bfloat162float(reinterpret_cast<__nv_bfloat16 const*>(row)[h]);
+      }
+      v = __bfloat162float(__float2bfloat16_rn(v));
+      float sum = 0.0F;
+      bool any = false;
+      for (int j = 0; j < topk; ++j) {
+        std::size_t const at = static_cast<std::size_t>(r) * topk + j;
+        if (ids[at] >= 0) {
+          sum = fmaf(weights[at], v, sum);
+          any = true;
+        }
+      }
+      if (any) {
+        y[static_cast<std::size_t>(r) * hidden + h] = __float2bfloat16_rn(sum);
+      }
+    }
+  }
+}
+
+/// In which order outputs are added: over choices; over ranks; over ranks as the choices name them.
+enum class SumOrder { choices, ranks, named_ranks };
+
+/// The output row that identity experts must give.
+inline std::vector<std::uint16_t> expected_sum(RankTokens const& t, int token, std::vector<float> const& values, int topk, int local,
+                                               int ranks, SumOrder order) {
+  if (order != SumOrder::named_ranks) {
+    return expected_output(t, token, values, topk, local, ranks, order == SumOrder::ranks);
+  }
+  auto const at = static_cast<std::size_t>(token * topk);
+  std::vector<int> named;
+  for (int j = 0; j < topk; ++j) {
+    int const e = t.ids[at + static_cast<std::size_t>(j)];
+    if (e >= 0 && std::find(named.begin(), named.end(), e / local) == named.end()) {
+      named.push_back(e / local);
+    }
+  }
+  std::vector<std::uint16_t> out(values.size());
+  for (std::size_t h = 0; h < values.size(); ++h) {
+    float acc = 0.0F;
+    for (int r : named) {
+      float part = 0.0F;
+      for (int j = 0; j < topk; ++j) {
+        int const e = t.ids[at + static_cast<std::size_t>(j)];
+        if (e >= 0 && e / local == r) {
+          part = std::fma(t.weights[at + static_cast<std::size_t>(j)], values[h], part);
+        }
+      }
+      acc += bf16_value(bf16_bits(part));
+    }
+    out[h] = bf16_bits(acc);
+  }
+  return out;
+}
+
+// The three backends under one set of names.
+
+struct OneSidedPeer {
+  using Calls = OneSidedCalls;
+  static constexpr char const* kName = "one_sided";
+  static constexpr SumOrder kOrder = SumOrder::named_ranks;
+  static constexpr bool kHalves = false;
+  static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s); }
+  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) { return {view, s, programmatic}; }
+  static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream) {
+    c.dispatch(in, c.shape().max_tokens, parity, stream);
+  }
+  static void experts(Calls const& c, int parity, cudaStream_t stream, int blocks = 32) {
+    auto const& s = c.shape();
+    auto const& at = c.layout();
+    identity_standard<<<static_cast<unsigned>(blocks), 128, 0, stream>>>(
+        c.own<char>(at.rows[parity]), s.row_bytes(), c.own<float>(at.scales[parity]), s.scale_stride(), c.own<std::int32_t>(at.ids[parity]),
+        c.own<float>(at.weights[parity]), nullptr, s.rows(), s.topk, s.hidden, s.fp8, c.outputs(parity));
+  }
+  static void combine(Calls const& c, ExchangeTokens const& in, __nv_bfloat16* out, int parity, cudaStream_t stream) {
+    c.combine(in, out, c.shape().hidden, c.shape().max_tokens, parity, stream);
+  }
+};
+
+struct TwoSidedPeer {
+  using Calls = TwoSidedCalls;
+  static constexpr char const* kName = "two_sided";
+  static constexpr SumOrder kOrder = SumOrder::ranks;
+  static constexpr bool kHalves = false;
+  /// Small queues, so that tests go through them several times; the default for large shapes.
+  static TwoSidedQueues queues(PeerShape const& s) {
+    return s.max_tokens > 512 ? TwoSidedQueues{} : TwoSidedQueues{2, ((2 * s.hidden + 8 * s.topk + 127) / 128 * 128) * 2};
+  }
+  static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s, queues(s)); }
+  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) {
+    return {view, s, queues(s), programmatic};
+  }
+  static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream) { c.dispatch(in, parity, stream); }
+  static void experts(Calls const& c, int parity, cudaStream_t stream, int blocks = 32) {
+    auto const& s = c.shape();
+    auto const& at = c.layout();
+    identity_standard<<<static_cast<unsigned>(blocks), 128, 0, stream>>>(
+        c.own<char>(at.rows[parity]), s.row_bytes(), c.own<float>(at.scales[parity]), s.scale_stride(), c.own<std::int32_t>(at.ids[parity]),
+        c.own<float>(at.weights[parity]), c.own<std::int32_t>(at.summary[parity]), s.rows(), s.topk, s.hidden, s.fp8, c.outputs(parity));
+  }
+  static void combine(Calls const& c, ExchangeTokens const& in, __nv_bfloat16* out, int parity, cudaStream_t stream) {
+    c.combine(in, out, c.shape().hidden, parity, stream);
+  }
+};
+
+struct PplxPeer {
+  using Calls = PplxCalls;
+  static constexpr char const* kName = "pplx";
+  static constexpr SumOrder kOrder = SumOrder::choices;
+  static constexpr bool kHalves = true;
+  static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s, {}); }
+  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) { return {view, s, {}, programmatic}; }
+  static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) {
+    c.dispatch(in, parity, stream, send, receive);
+  }
+  static void experts(Calls const& c, int parity, cudaStream_t stream, int blocks = 4) {
+    auto const& s = c.shape();
+    auto const& at = c.layout();
+    identity_batched<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(s.local_experts())), 128, 0, stream>>>(
+        c.own<char>(at.batch[parity]), c.own<float>(at.batch_scales[parity]), nullptr, c.own<std::int32_t>(at.num_tokens[parity]),
+        at.capacity, s.hidden, s.fp8, c.outputs(parity));
+  }
+  static void combine(Calls const& c, ExchangeTokens const& in, __nv_bfloat16* out, int parity, cudaStream_t stream, bool send = true,
+                      bool receive = true) {
+    c.combine(in, out, c.shape().hidden, parity, stream, send, receive);
+  }
+};
+
+/// "" or how one received row differs from token `token` of `t`.
+inline std::string check_row(PeerShape const& s, RankTokens const& t, int token, char const* bytes, char const* scales) {
+  auto const want = wire_row<moe::quantization::ScaleFloor::amax_1e10>(
+      t.x.data() + static_cast<std::size_t>(token) * static_cast<std::size_t>(s.hidden), s.hidden, s.fp8);
+  if (read_device<unsigned char>(bytes, want.bytes.size()) != want.bytes) {
+    return "payload differs";
+  }
+  if (s.fp8 && read_device<float>(scales, want.scales.size()) != want.scales) {
+    return "scales differ";
+  }
+  return "";
+}
+/// "" or how the ids and weights of a received row differ.
+inline std::string check_choices(PeerShape const& s, RankTokens const& t, int token, int r, std::int32_t const* ids, float const* weights) {
+  for (int j = 0; j < s.topk; ++j) {
+    auto const i = static_cast<std::size_t>(token * s.topk + j);
+    bool const mine = t.ids[i] >= 0 && t.ids[i] / s.local_experts() == r;
+    int const id = mine ? t.ids[i] - r * s.local_experts() : -1;
+    float const weight = mine ? t.weights[i] : 0.0F;
+    if (ids[j] != id || (mine && weights[j] != weight)) {
+      return moe::text("choice ", j, ": id ", ids[j], " weight ", weights[j], ", expected ", id, " ", weight);
+    }
+  }
+  return "";
+}
+
+/// "" or the first difference between what rank r received and what all ranks sent. Looks at every `step`-th token's payload.
+inline std::string check_rows(std::vector<OneSidedCalls> const& calls, std::vector<RankTokens> const& all, int r, int parity, int step) {
+  using moe::text;
+  auto const& mine = calls[static_cast<std::size_t>(r)];
+  auto const& s = mine.shape();
+  auto const& at = mine.layout();
+  auto const K = static_cast<std::size_t>(s.topk);
+  auto const ids = read_device<std::int32_t>(mine.own<char>(at.ids[parity]), static_cast<std::size_t>(s.rows()) * K);
+  auto const weights = read_device<float>(mine.own<char>(at.weights[parity]), static_cast<std::size_t>(s.rows()) * K);
+  for (int source = 0; source < s.ranks; ++source) {
+    RankTokens const& t = all[static_cast<std::size_t>(source)];
+    auto const index = read_device<std::int32_t>(calls[static_cast<std::size_t>(source)].own<char>(at.send_index[parity]),
+                                                 static_cast<std::size_t>(t.tokens) * K);
+    std::vector<bool> used(static_cast<std::size_t>(s.max_tokens), false);
+    int n = 0;
+    for (int token = 0; token < t.tokens; ++token) {
+      for (std::size_t j = 0; j < K; ++j) {
+        std::size_t const i = static_cast<std::size_t>(token) * K + j;
+        bool const here = t.ids[i] >= 0 && t.ids[i] / s.local_experts() == r;
+        if (!here || index[i] < 0) {
+          continue;
+        }
+        auto const slot = static_cast<std::size_t>(index[i]);
+        if (slot >= used.size() || used[slot]) {
+          return text("rank ", r, " from ", source, ": row ", slot, " given twice");
+        }
+        used[slot] = true;
+        ++n;
+        std::size_t const row = static_cast<std::size_t>(source) * static_cast<std::size_t>(s.max_tokens) + slot;
+        auto why = check_choices(s, t, token, r, ids.data() + row * K, weights.data() + row * K);
+        if (why.empty() && token % step == 0) {
+          why = check_row(s, t, token, mine.own<char>(at.rows[parity]) + row * static_cast<std::size_t>(s.row_bytes()),
+                          mine.own<char>(at.scales[parity]) + row * static_cast<std::size_t>(s.scale_stride()) * 4);
+        }
+        if (!why.empty()) {
+          return text("rank ", r, " from ", source, " token ", token, ": ", why);
+        }
+      }
+    }
+    int wanted = 0;
+    for (int token = 0; token < t.tokens; ++token) {
+      wanted += std::any_of(t.ids.begin() + token * s.topk, t.ids.begin() + (token + 1) * s.topk,
+                            [&](int e) { return e >= 0 && e / s.local_experts() == r; })
+                    ? 1
+                    : 0;
+    }
+    if (n != wanted) {
+      return text("rank ", r, " from ", source, ": ", n, " rows, expected ", wanted);
+    }
+    for (int slot = 0; slot < s.max_tokens; ++slot) {
+      std::size_t const row = static_cast<std::size_t>(source * s.max_tokens + slot);
+      if (used[static_cast<std::size_t>(slot)] != (slot < n)) {
+        return text("rank ", r, " from ", source, ": row ", slot, " of ", n);
+      }
+      for (std::size_t j = 0; j < K && slot >= n; ++j) {
+        if (ids[row * K + j] != -1) {
+          return text("rank ", r, " from ", source, ": row ", slot, " past the last has expert ", ids[row * K + j]);
+        }
+      }
+    }
+  }
+  return "";
+}
+inline std::string check_rows(std::vector<TwoSidedCalls> const& calls, std::vector<RankTokens> const& all, int r, int parity, int step) {
+  using moe::text;
+  auto const& mine = calls[static_cast<std::size_t>(r)];
+  auto const& s = mine.shape();
+  auto const& at = mine.layout();
+  auto const K = static_cast<std::size_t>(s.topk);
+  auto const ids = read_device<std::int32_t>(mine.own<char>(at.ids[parity]), static_cast<std::size_t>(s.rows()) * K);
+  auto const weights = read_device<float>(mine.own<char>(at.weights[parity]), static_cast<std::size_t>(s.rows()) * K);
+  std::size_t row = 0;
+  for (int source = 0; source < s.ranks; ++source) {
+    RankTokens const& t = all[static_cast<std::size_t>(source)];
+    for (int token = 0; token < t.tokens; ++token) {
+      if (std::none_of(t.ids.begin() + token * s.topk, t.ids.begin() + (token + 1) * s.topk,
+                       [&](int e) { return e >= 0 && e / s.local_experts() == r; })) {
+        continue;
+      }
+      auto why = check_choices(s, t, token, r, ids.data() + row * K, weights.data() + row * K);
+      if (why.empty() && token % step == 0) {
+        why = check_row(s, t, token, mine.own<char>(at.rows[parity]) + row * static_cast<std::size_t>(s.row_bytes()),
+                        mine.own<char>(at.scales[parity]) + row * static_cast<std::size_t>(s.scale_stride()) * 4);
+      }
+      if (!why.empty()) {
+        return text("rank ", r, " row ", row, " (token ", token, " of ", source, "): ", why);
+      }
+      ++row;
+    }
+  }
+  int const n = read_device<std::int32_t>(mine.own<char>(at.summary[parity]), 1)[0];
+  return n == static_cast<int>(row) ? "" : text("rank ", r, ": ", n, " rows, expected ", row);
+}
+inline std::string check_rows(std::vector<PplxCalls> const& calls, std::vector<RankTokens> const& all, int r, int parity, int step) {
+  using moe::text;
+  auto const& mine = calls[static_cast<std::size_t>(r)];
+  auto const& s = mine.shape();
+  auto const& at = mine.layout();
+  int const L = s.local_experts();
+  int const D = mine.group().dp_size;
+  auto const num = read_device<std::int32_t>(mine.own<char>(at.num_tokens[parity]), static_cast<std::size_t>(L));
+  auto const origins = read_device<std::int32_t>(mine.own<char>(at.origins[parity]), static_cast<std::size_t>(L * at.capacity));
+  for (int le = 0; le < L; ++le) {
+    int row = le * at.capacity;
+    for (int source = 0; source < s.ranks; ++source) {
+      RankTokens const& t = all[static_cast<std::size_t>(source)];
+      std::vector<int> want;  // source, token and first choice; the order within a source is free
+      for (int token = source % D; token < t.tokens; token += D) {
+        auto const first = t.ids.begin() + token * s.topk;
+        if (auto const found = std::find(first, first + s.topk, r * L + le); found != first + s.topk) {
+          want.push_back((source * s.max_tokens + token) * s.topk + static_cast<int>(found - first));
+        }
+      }
+      std::vector<int> got(origins.begin() + row, origins.begin() + row + static_cast<std::ptrdiff_t>(want.size()));
+      std::sort(got.begin(), got.end());
+      if (got != want) {
+        return text("rank ", r, " expert ", le, " from ", source, ": other tokens than expected");
+      }
+      for (std::size_t i = 0; i < want.size(); ++i, ++row) {
+        int const token = origins[static_cast<std::size_t>(row)] / s.topk % s.max_tokens;
+        auto const at_row = static_cast<std::size_t>(row);
+        auto const why = token % step != 0
+                             ? std::string()
+                             : check_row(s, t, token, mine.own<char>(at.batch[parity]) + at_row * static_cast<std::size_t>(s.row_bytes()),
+                                         mine.own<char>(at.batch_scales[parity]) + at_row * static_cast<std::size_t>(s.groups()) * 4);
+        if (!why.empty()) {
+          return text("rank ", r, " expert ", le, " row ", row - le * at.capacity, " (token ", token, " of ", source, "): ", why);
+        }
+      }
+    }
+    if (num[static_cast<std::size_t>(le)] != row - le * at.capacity) {
+      return text("rank ", r, " expert ", le, ": ", num[static_cast<std::size_t>(le)], " rows, expected ", row - le * at.capacity);
+    }
+  }
+  return "";
+}
+
+/// "" or the first difference of rank r's output rows, every `step`-th of them.
+inline std::string check_sums(PeerShape const& s, SumOrder order, RankTokens const& t, RankBuffers const& b, int r, int step) {
+  auto const out = b.out.host();
+  for (int token = 0; token < t.tokens; token += step) {
+    std::size_t const first = static_cast<std::size_t>(token) * static_cast<std::size_t>(s.hidden);
+    auto const row = wire_row<moe::quantization::ScaleFloor::amax_1e10>(t.x.data() + first, s.hidden, s.fp8);
+    auto const want = expected_sum(t, token, row.values, s.topk, s.local_experts(), s.ranks, order);
+    for (std::size_t h = 0; h < want.size(); ++h) {
+      if (bf16_value(out[first + h]) != bf16_value(want[h])) {
+        return moe::text("rank ", r, " output (", token, ", ", h, "): ", bf16_value(out[first + h]), ", expected ", bf16_value(want[h]));
+      }
+    }
+  }
+  return "";
+}
+
+inline constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
+
+/// What the ranks of a test run.
+struct Case {
+  int ranks, max_tokens, hidden, topk, experts;
+  bool fp8;
+  Routing routing;
+  int blocks = 12;
+};
+
+inline int tokens_of(Case const& c, int rank, unsigned seed) {
+  switch ((rank + seed) % 4) {
+    case 0: return c.max_tokens;
+    case 1: return c.max_tokens / 2;
+    case 2: return seed % 2 == 0 ? 0 : 1;
+    default: return std::max(1, c.max_tokens / 3);
+  }
+}
+
+/// Ranks on one GPU that run rounds with identity experts.
+template <class Peer>
+class PeerRun {
+ public:
+  using Calls = typename Peer::Calls;
+  explicit PeerRun(Case const& c, std::uint64_t timeout = kTimeout) : case_(c) {
+    shape_ = {Peer::kName, c.ranks, c.max_tokens, c.hidden, c.topk, c.experts, c.fp8, c.blocks};
+    group_ = std::make_unique<RankGroup>(c.ranks, true, Peer::window_bytes(shape_), timeout);
+    for (int r = 0; r < c.ranks; ++r) {
+      calls_.push_back(Peer::calls(group_->view(r), shape_, false));
+    }
+  }
+  void bring(unsigned seed) {
+    tokens_.clear();
+    buffers_.clear();
+    for (int r = 0; r < case_.ranks; ++r) {
+      tokens_.push_back(
+          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+      buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), 0));
+    }
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void dispatch(int r, int parity) { Peer::dispatch(calls(r), buffer(r).in, parity, group_->stream(r)); }
+  void experts(int r, int parity) { Peer::experts(calls(r), parity, group_->stream(r), 4); }
+  void combine(int r, int parity) { Peer::combine(calls(r), buffer(r).in, as_bf16(buffer(r).out), parity, group_->stream(r)); }
+  void round(int parity, unsigned delays = 0) {
+    for (int r = 0; r < case_.ranks; ++r) {
+      auto pause = [&](unsigned salt) {
+        if (delays != 0) {
+          delay<<<1, 1, 0, group_->stream(r)>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
+        }
+      };
+      pause(1);
+      dispatch(r, parity);
+      pause(2);
+      experts(r, parity);
+      pause(3);
+      combine(r, parity);
+    }
+  }
+  /// "" or what is wrong with the last round of that parity, on whichever rank. Waits for all.
+  std::string wrong(int parity) {
+    group_->synchronize_and_check();
+    std::string why;
+    for (int r = 0; r < case_.ranks && why.empty(); ++r) {
+      why = check_rows(calls_, tokens_, r, parity, 1);
+      why = why.empty() ? check_sums(shape_, Peer::kOrder, tokens_[static_cast<std::size_t>(r)], buffer(r), r, 1) : why;
+    }
+    return why;
+  }
+  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
+  RankTokens& tokens(int r) { return tokens_[static_cast<std::size_t>(r)]; }
+  Calls& calls(int r) { return calls_[static_cast<std::size_t>(r)]; }
+  RankGroup& group() { return *group_; }
+  PeerShape const& shape() const { return shape_; }
+
+ private:
+  Case case_;
+  PeerShape shape_;
+  std::unique_ptr<RankGroup> group_;
+  std::vector<Calls> calls_;
+  std::vector<RankTokens> tokens_;
+  std::vector<RankBuffers> buffers_;
+};
+
+}  // namespace moe_test
