@@ -5,6 +5,7 @@
 
 #include "batched_exchange.cuh"
 #include "hopper_composition.cuh"
+#include "moe/backends/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_experts.hpp"
 #include "moe/quantization/fp8_block128.hpp"
