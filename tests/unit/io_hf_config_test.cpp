@@ -301,6 +301,31 @@ TEST(HfConfig, WhichLayersAreMoeInOtherFamilies) {
              {"hidden_act", "silu"},  {"expert_layer_period", 2}, {"expert_layer_offset", 1}};
   EXPECT_EQ(moe_layers(config(jamba)).size(), 16U);
   EXPECT_EQ(moe_layers(config(jamba)).front(), 1);
+  json solar = deepseek_v3();  // every layer is MoE, and newer files leave the field out
+  solar["model_type"] = "solar_open";
+  solar.erase("first_k_dense_replace");
+  EXPECT_EQ(moe_layers(config(solar)).front(), 0);
+}
+
+TEST(HfConfig, KimiLinearAsTransformersWritesIt) {
+  json kimi{{"model_type", "kimi_linear"},
+            {"hidden_size", 2304},
+            {"moe_intermediate_size", 1024},
+            {"num_experts", 256},
+            {"num_experts_per_token", 8},
+            {"num_expert_group", 4},
+            {"topk_group", 2},
+            {"num_shared_experts", 1},
+            {"moe_renormalize", true},
+            {"routed_scaling_factor", 2.446},
+            {"hidden_act", "silu"},
+            {"num_hidden_layers", 2},
+            {"mlp_layer_types", {"dense", "sparse"}}};
+  EXPECT_EQ(moe_layers(config(kimi)), (std::vector<std::int64_t>{1}));
+  EXPECT_EQ(describe(kimi, 1).router.num_expert_group, 4);
+  EXPECT_EQ(describe(kimi, 1).router.scoring, moe::routing::Scoring::sigmoid);
+  EXPECT_EQ(describe(with(kimi, "use_grouped_topk", false), 1).router.num_expert_group, 0);
+  EXPECT_HAS(refusal(ErrorCode::unsupported, with(kimi, "moe_router_activation_func", "softmax"), 1), "moe_router_activation_func");
 }
 
 // Block metadata

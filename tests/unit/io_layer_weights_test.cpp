@@ -321,6 +321,14 @@ TEST(LayerWeights, M12_SelectionBiasIsSqueezed) {
   EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d); }), "(the selection bias) is missing");
 }
 
+TEST(LayerWeights, ARouterThatReadsTheLayerBeforeIsRefused) {
+  LayerDescription d = description();
+  d.router_input = RouterInput::mlp;
+  Tensors t = per_expert();
+  t[kRoot + "gate.router_states_scale"] = tensor({8}, gate);
+  EXPECT_HAS(message_of(ErrorCode::unsupported, [&] { load(t, d); }), "layer 1: its router adds the router states of layer 0");
+}
+
 TEST(LayerWeights, SharedExpertsOfAnyName) {
   for (auto const& [base, g, u, dn] :
        {std::array{"shared_expert.", "gate_proj", "up_proj", "down_proj"}, std::array{"shared_experts.", "w1", "w3", "w2"},

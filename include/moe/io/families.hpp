@@ -251,13 +251,14 @@ inline void kimi_linear(Config c, Out d) {
     d.activation.constants.situ_up = c.positive("activation_situ_linear_beta");
   }
   biased_sigmoid(d);
-  c.string("moe_router_activation_func", {"sigmoid"});
+  if (c.has("moe_router_activation_func")) c.string("moe_router_activation_func", {"sigmoid"});
   if (c.has("routed_expert_hidden_size") && c.integer("routed_expert_hidden_size") != d.hidden) {
     d.latent = c.integer("routed_expert_hidden_size");
     d.latent_norm = c.flag("latent_moe_use_norm");
     if (d.latent_norm) d.rms_norm_eps = c.positive("rms_norm_eps");
   }
-  if (c.has("use_grouped_topk") && c.flag("use_grouped_topk")) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
+  bool const grouped = c.has("use_grouped_topk") ? c.flag("use_grouped_topk") : c.has("num_expert_group");
+  if (grouped) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("moe_renormalize"), 1e-20F);
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
   shared_of_routed_width(c, d, {"num_shared_experts"});

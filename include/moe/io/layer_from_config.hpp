@@ -67,6 +67,7 @@ inline constexpr std::array kFamilies{
     Family{"glm_moe_dsa", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"gpt_oss", MoeLayers::all, any_layer<f::gpt_oss>},
     Family{"granitemoe", MoeLayers::all, any_layer<f::granite>},
+    Family{"granitemoe_swa", MoeLayers::all, any_layer<f::granite>},
     Family{"granitemoehybrid", MoeLayers::all, any_layer<f::granite>},
     Family{"granitemoeshared", MoeLayers::all, any_layer<f::granite>},
     Family{"grok-1", MoeLayers::all, any_layer<f::grok1>},
@@ -81,6 +82,7 @@ inline constexpr std::array kFamilies{
     Family{"lfm2_moe", MoeLayers::num_dense, any_layer<f::lfm2>},
     Family{"llama4_text", MoeLayers::llama4, any_layer<f::llama4>},
     Family{"longcat_flash", MoeLayers::all, any_layer<f::longcat_flash>},
+    Family{"mellum", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"mimo_v2_flash", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"minimax", MoeLayers::all, any_layer<f::mixtral>},
     Family{"minimax_m2", MoeLayers::all, any_layer<f::minimax_m2>},
@@ -145,7 +147,8 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
       if (c.has("moe_layer_freq") && c.json()["moe_layer_freq"].is_array()) {
         return dense_if(c.integer_at("moe_layer_freq", layer, 0, 1) == 0, "moe_layer_freq[", layer, "] = 0");
       }
-      std::int64_t const first = c.integer("first_k_dense_replace", 0);
+      std::int64_t const first =
+          c.has("first_k_dense_replace") || c.model_type() != "solar_open" ? c.integer("first_k_dense_replace", 0) : 0;
       if (layer < first) return text("first_k_dense_replace = ", first);
       std::int64_t const step = c.has("moe_layer_freq") ? c.integer("moe_layer_freq") : 1;
       return dense_if(layer % step != 0, "moe_layer_freq = ", step);

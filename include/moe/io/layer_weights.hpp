@@ -197,6 +197,10 @@ class LayerLoader {
     routing::RouterConfig const& r = d_.router;
     std::int64_t const n = r.num_logits(), h = d_.hidden;
     if (d_.router_input == RouterInput::mlp) {
+      if (store_.contains(root_ + "gate.router_states_scale")) {  // Zaya's later layers
+        throw Error(ErrorCode::unsupported, one_line("layer ", layer_, ": its router adds the router states of layer ", layer_ - 1, " ('",
+                                                     root_, "gate.router_states_scale'), which a layer alone does not have"));
+      }
       load_router_mlp(w.router_mlp);
     } else {
       w.router_weight = linear<float>(router_, n, h);
