@@ -118,8 +118,9 @@ template <class Output>
 void ContiguousLayer::State::enqueue_reduce(LayerCall const& call, void const* rows, cudaStream_t stream) const {
   long long const chunks = static_cast<long long>(call.max_tokens) * (shape.hidden / 8);
   int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
-  detail::launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, static_cast<Output const*>(rows), call.topk_ids, call.num_tokens,
-                 call.max_tokens, shape.topk, shape.num_experts, shape.hidden, static_cast<Output*>(call.out));
+  detail::launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, static_cast<Output const*>(rows),
+                 SlotIds(call.topk_ids, slot_gap(call.id_stride, shape.topk)), call.num_tokens, call.max_tokens, shape.topk,
+                 shape.num_experts, shape.hidden, static_cast<Output*>(call.out));
 }
 
 inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& wanted,
@@ -166,6 +167,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   AlignArgs a{};
   a.ids = batched ? nullptr : call.topk_ids;
   a.weights = call.topk_weights;
+  a.id_gap = slot_gap(call.id_stride, shape.topk);
+  a.weight_gap = slot_gap(call.weight_stride, shape.topk);
   a.num_tokens = call.num_tokens;
   a.counts = batch_counts;
   a.capacity = capacity;
@@ -230,6 +233,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.amax_bound = options.amax_bound;
   p.activation = activation;
   p.ids = a.ids;
+  p.id_gap = a.id_gap;
   p.num_tokens = call.num_tokens;
   p.control = a.control;
   p.next_unit = a.next_unit;

@@ -51,8 +51,9 @@ struct HopperPolicy {
   using Space = space::cuda;
   static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
-    int expected_rows = 16;  ///< batched: rows to expect of an expert; a hint for the tile
-    int workers = 0;         ///< multiprocessors to use at most, so that others can run beside; 0: all
+    /// Rows to expect of an expert, a hint for the tile; 0: 16 (batched), or as if every slot of the rows given had an expert here.
+    int expected_rows = 0;
+    int workers = 0;  ///< multiprocessors to use at most, so that others can run beside; 0: all
   };
 
   static constexpr bool reads(ActivationFormat f) { return f == Reads; }
@@ -100,6 +101,7 @@ struct HopperPolicy {
     /// fp8 layers round to bf16, and the backend to Act.
     using Output = std::conditional_t<hopper::is_fp8(kScheme), bf16, Act>;
     using Weights = WeightsOf<Config, Quant>;
+    static constexpr bool kSkipsForeignIds = true;
 
     /// `weights` are device views, read in place. E_UNSUPPORTED on a device that is not Hopper; E_CONFIG for sizes that the kernels cannot
     /// take; E_ARG for weights of another shape or misaligned.
@@ -110,7 +112,8 @@ struct HopperPolicy {
           max_rows_(max_rows),
           num_local_(weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
-          layer_(layer_shape(shape, weights, activation), kScheme, layer_weights(weights), options(shape, quant, activation, params),
+          sizes_(layer_shape(shape, weights, activation)),
+          layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params),
                  hopper::layer_launcher<kScheme, hopper::DeviceActivationOf<typename Config::Activation>, Tiles>()) {
       std::int64_t const tokens = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
       if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
@@ -129,8 +132,6 @@ struct HopperPolicy {
       expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
       expect("columns of x", tokens.rows.extent(1), hidden_);
       expect("columns of the output", y.extent(1), hidden_);
-      expect("row stride of topk_ids", tokens.topk_ids.stride(0), topk_);
-      expect("row stride of topk_weights", tokens.topk_weights.stride(0), topk_);
       expect("row stride of the output", y.stride(0), hidden_);
       hopper::LayerCall call{};
       call.x = tokens.rows.data_handle();
@@ -140,11 +141,18 @@ struct HopperPolicy {
         call.x_scale_stride = tokens.scales.stride(0);
       }
       call.topk_ids = tokens.topk_ids.data_handle();
+      call.id_stride = tokens.topk_ids.stride(0);
       call.topk_weights = tokens.topk_weights.data_handle();
+      call.weight_stride = tokens.topk_weights.stride(0);
       call.num_tokens = tokens.num_rows;
       call.out = y.data_handle();
       call.max_tokens = static_cast<int>(rows);
-      layer_.forward(call, workspace_, stream);
+      if (expected_rows_ == 0) {
+        layer_.forward(call, workspace_, stream);
+      } else {
+        std::int64_t const tokens = std::clamp<std::int64_t>(std::int64_t{expected_rows_} * num_local_ / topk_, 1, rows);
+        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(tokens), false), workspace_, stream);
+      }
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
@@ -157,8 +165,8 @@ struct HopperPolicy {
       expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
       float const* scales = nullptr;
       if constexpr (kHasScales) scales = tokens.scales.data_handle();
-      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity), expected_rows_,
-                             y.data_handle(), workspace_, stream, scales);
+      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity),
+                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales);
     }
 
    private:
@@ -219,6 +227,7 @@ struct HopperPolicy {
     std::int64_t max_rows_;
     std::int64_t num_local_;
     int expected_rows_;
+    hopper::LayerShape sizes_;
     hopper::ContiguousLayer layer_;
     char* workspace_ = nullptr;
   };

@@ -167,6 +167,8 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   AlignArgs a{};
   a.ids = batched ? nullptr : call.topk_ids;
   a.weights = call.topk_weights;
+  a.id_gap = slot_gap(call.id_stride, shape.topk);
+  a.weight_gap = slot_gap(call.weight_stride, shape.topk);
   a.num_tokens = call.num_tokens;
   a.counts = batch_counts;
   a.capacity = capacity;
@@ -207,6 +209,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   p.x = call.x;
   p.x_stride = x_stride;
   p.ids = a.ids;
+  p.id_gap = a.id_gap;
   p.num_tokens = call.num_tokens;
   p.control = a.control;
   p.next_unit = a.next_unit;
@@ -226,7 +229,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   long long const chunks = static_cast<long long>(call.max_tokens) * (shape.hidden / 8);
   int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
   hopper::detail::launch(reduce_kernel<__nv_bfloat16>, grid, 256, 0, 1, stream, static_cast<__nv_bfloat16 const*>(p.rows_out),
-                         call.topk_ids, call.num_tokens, call.max_tokens, shape.topk, shape.num_experts, shape.hidden,
+                         SlotIds(call.topk_ids, a.id_gap), call.num_tokens, call.max_tokens, shape.topk, shape.num_experts, shape.hidden,
                          static_cast<__nv_bfloat16*>(call.out));
 }
 

@@ -184,14 +184,14 @@ struct HopperW4A16 {
       expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
       expect("columns of x", tokens.rows.extent(1), hidden_);
       expect("columns of the output", y.extent(1), hidden_);
-      expect("row stride of topk_ids", tokens.topk_ids.stride(0), topk_);
-      expect("row stride of topk_weights", tokens.topk_weights.stride(0), topk_);
       expect("row stride of the output", y.stride(0), hidden_);
       hopper::LayerCall call{};
       call.x = tokens.rows.data_handle();
       call.x_stride = tokens.rows.stride(0);
       call.topk_ids = tokens.topk_ids.data_handle();
+      call.id_stride = tokens.topk_ids.stride(0);
       call.topk_weights = tokens.topk_weights.data_handle();
+      call.weight_stride = tokens.topk_weights.stride(0);
       call.num_tokens = tokens.num_rows;
       call.out = y.data_handle();
       call.max_tokens = static_cast<int>(rows);

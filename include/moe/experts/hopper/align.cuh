@@ -14,6 +14,8 @@ namespace moe::hopper {
 struct AlignArgs {
   std::int32_t const* ids;
   float const* weights;
+  int id_gap;  ///< elements between the rows of ids, beyond k
+  int weight_gap;
   std::int32_t const* num_tokens;
   std::int32_t const* counts;
   int capacity;
@@ -32,6 +34,12 @@ struct AlignArgs {
   std::uint8_t* x_codes;  ///< [M, H] e4m3
   float* x_scales;        ///< [M, H / 128]
 };
+
+/// The id or weight of a slot, in rows of k elements with `gap` elements between them.
+template <class T>
+__device__ inline T slot_value(T const* values, int slot, int topk, int gap) {
+  return values[gap == 0 ? slot : slot + static_cast<long long>(slot / topk) * gap];
+}
 
 inline constexpr int kAlignThreads = 1024;
 inline constexpr int kAlignWarps = kAlignThreads / 32;
@@ -128,7 +136,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       int const slot = base + 32 * i + lane;
-      id[i] = slot < end ? a.ids[slot] : -1;
+      id[i] = slot < end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -200,8 +208,8 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       int const slot = base + 32 * i + lane;
-      id[i] = slot < end ? a.ids[slot] : -1;
-      weight[i] = slot < end ? a.weights[slot] : 0.0F;
+      id[i] = slot < end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
+      weight[i] = slot < end ? slot_value(a.weights, slot, a.topk, a.weight_gap) : 0.0F;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -231,8 +239,8 @@ __device__ inline Control self_align_warp(AlignArgs const& a) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
   int const slots = tokens * a.topk;
-  int id = lane < slots ? a.ids[lane] : -1;
-  float const weight = lane < slots ? a.weights[lane] : 0.0F;
+  int id = lane < slots ? slot_value(a.ids, lane, a.topk, a.id_gap) : -1;
+  float const weight = lane < slots ? slot_value(a.weights, lane, a.topk, a.weight_gap) : 0.0F;
   bool const valid = static_cast<unsigned>(id) < static_cast<unsigned>(a.num_experts);
   if (!valid) id = 0x7FFFFFFF;
   unsigned const peers = __match_any_sync(0xFFFFFFFFu, id);
@@ -276,8 +284,8 @@ __device__ inline Control self_align(AlignArgs const& a, int* shared_ids, int* c
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     int const slot = thread + i * Threads;
-    id[i] = slot < slots ? a.ids[slot] : -1;
-    weight[i] = slot < slots ? a.weights[slot] : 0.0F;
+    id[i] = slot < slots ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
+    weight[i] = slot < slots ? slot_value(a.weights, slot, a.topk, a.weight_gap) : 0.0F;
   }
   if (thread < a.num_experts) counts[thread] = 0;
   __syncthreads();

@@ -37,7 +37,8 @@ __device__ inline void reduce_columns(Params const& p, Unit const& unit, int gro
   if (column >= p.hidden) return;
   for (int token = thread >> 4; token < tokens; token += 8) {
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    add_slots<Output>(static_cast<Output const*>(p.rows_out), p.ids, token, p.topk, p.num_experts, p.hidden, column, sum);
+    add_slots<Output>(static_cast<Output const*>(p.rows_out), SlotIds(p.ids, p.id_gap), token, p.topk, p.num_experts, p.hidden, column,
+                      sum);
     store_sum<Output>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden + column, sum);
   }
 }
@@ -97,7 +98,7 @@ __device__ inline void zero_rows(Params const& p, bool all) {
   int const warp = thread_index() >> 5;
   int const lane = thread_index() & 31;
   for (int token = static_cast<int>(blockIdx.x) * 8 + warp; token < tokens; token += static_cast<int>(gridDim.x) * 8) {
-    if (!all && static_cast<unsigned>(p.ids[token]) < static_cast<unsigned>(p.num_experts)) continue;
+    if (!all && static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
     uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
     for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }

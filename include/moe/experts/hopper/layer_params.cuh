@@ -71,6 +71,7 @@ struct LayerParams {
   float scale_floor;         ///< fp8: of the intermediate
   float amax_bound;
   std::int32_t const* ids;
+  int id_gap;  ///< elements between the rows of ids, beyond k
   std::int32_t const* num_tokens;
   Control* control;
   int* next_unit;

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "moe/activation/activation.hpp"
+#include "moe/core/error.hpp"
 
 namespace moe::hopper {
 
@@ -82,11 +83,21 @@ struct LayerCall {
   float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
   std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
   std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
+  std::int64_t id_stride = 0;                ///< elements between rows of topk_ids; 0: k
   float const* topk_weights = nullptr;       ///< [M, k]
+  std::int64_t weight_stride = 0;            ///< between rows of topk_weights; 0: k
   std::int32_t const* num_tokens = nullptr;  ///< [1] tokens really there, at most M, or null for all M
   void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
   int max_tokens = 0;                        ///< M
 };
+
+/// Elements between rows of k; E_ARG if there cannot be that many.
+inline int slot_gap(std::int64_t stride, int topk) {
+  if (stride != 0 && (stride < topk || stride - topk > std::numeric_limits<std::int32_t>::max())) {
+    throw Error(ErrorCode::argument, text("hopper experts: row stride ", stride, " of topk_ids or topk_weights, k is ", topk));
+  }
+  return stride == 0 ? 0 : static_cast<int>(stride - topk);
+}
 
 /// Row limits of the buffers for at most `max_tokens` tokens.
 struct Workspace {

@@ -10,13 +10,21 @@
 
 namespace moe::hopper {
 
+/// Where the ids of a token's slots are: rows of k elements with `gap` elements between them.
+struct SlotIds {
+  std::int32_t const* ids;
+  int gap;
+  __host__ __device__ SlotIds(std::int32_t const* ids_, int gap_ = 0) : ids(ids_), gap(gap_) {}
+  __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
+};
+
 namespace detail {
 
 /// Adds eight columns of the rows of a token's slots that were computed, in order.
 template <class Output>
-__device__ inline void add_slots(Output const* rows, std::int32_t const* ids, long long token, int topk, int num_experts, int hidden,
-                                 int column, float (&sum)[8]) {
-  auto const slot_ids = ids + token * topk;
+__device__ inline void add_slots(Output const* rows, SlotIds ids, long long token, int topk, int num_experts, int hidden, int column,
+                                 float (&sum)[8]) {
+  auto const slot_ids = ids.row(token, topk);
   auto const slot_rows = reinterpret_cast<uint4 const*>(rows + token * topk * hidden + column);
   for (int j0 = 0; j0 < topk; j0 += 4) {
     uint4 value[4];
@@ -53,8 +61,8 @@ __device__ inline void store_sum(Output* to, float const (&sum)[8]) {
 
 /// out[t] = sum over j, in order, of the rows of the slots that were computed; topk > 1. One thread sums 8 columns.
 template <class Output>
-__global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, std::int32_t const* ids, std::int32_t const* num_tokens,
-                                                     int max_tokens, int topk, int num_experts, int hidden, Output* out) {
+__global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, SlotIds ids, std::int32_t const* num_tokens, int max_tokens,
+                                                     int topk, int num_experts, int hidden, Output* out) {
   launch_dependents();
   wait_for_dependencies();
   int const tokens = num_tokens != nullptr ? min(*num_tokens, max_tokens) : max_tokens;

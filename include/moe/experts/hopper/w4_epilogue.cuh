@@ -219,7 +219,7 @@ __device__ inline void zero_missing_rows(Params const& p) {
   int const lane = thread_index() & 31;
   for (int token = static_cast<int>(blockIdx.x) * kWarps + (thread_index() >> 5); token < tokens;
        token += static_cast<int>(gridDim.x) * kWarps) {
-    if (static_cast<unsigned>(p.ids[token]) < static_cast<unsigned>(p.num_experts)) continue;
+    if (static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
     uint4* const row = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + static_cast<long long>(token) * p.hidden);
     for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }
