@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs: dispatch, experts, combine; routing is given.
+//
+//   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...] [--json FILE]
+//
+// One process a GPU. Up to 256 tokens a rank: LowLatency + HopperMasked, above: HighThroughput + HopperContiguous; beside each, AllToAllV +
+// HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after
+// the other; slowest rank, median. Each composition is first compared with the layer's definition in float32. --like-ranks 8: as many
+// experts a rank as on eight ranks, so that a rank computes what it would there.
+#include <mpi.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <sstream>
+
+#include "bench/bench_report.hpp"
+#include "moe/activation/activation.hpp"
+#include "moe/backends/all_to_all_v.cuh"
+#include "moe/backends/high_throughput.cuh"
+#include "moe/backends/high_throughput_cuda.hpp"
+#include "moe/backends/low_latency.cuh"
+#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/comm/mpi.hpp"
+#include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"
+#include "moe/experts/hopper_experts.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/none.hpp"
+#include "tests/gpu/hopper_reference.cuh"
+
+namespace {
+
+using namespace moe;
+using comm::Nccl;
+using moe_bench::median_and_spread;
+using moe_test::DeviceArray;
+using Window = comm::NcclSymmetric;
+constexpr int kCalls = 10;
+constexpr int kRepeats = 5;
+constexpr int kSamples = 8;  // tokens of each rank that are compared
+
+struct Config : LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  using Activation = activation::Silu;
+};
+using Fp8 = quantization::Fp8Block<>;
+using None = quantization::None;
+
+struct Model {
+  char const* name;
+  LayerShape shape;
+};
+constexpr Model kModels[] = {{"flash", {4096, 2048, 256, 6, false}}, {"pro", {7168, 3072, 384, 6, false}}};
+
+struct Options {
+  std::string shapes = "flash,pro";
+  std::string schemes = "fp8,bf16";
+  std::string tokens = "8,16,32,64,128,256,512,1024,2048,4096,8192";
+  int like_ranks = 0;
+  std::string json;
+};
+std::vector<std::string> split(std::string const& list) {
+  std::vector<std::string> out;
+  std::stringstream in(list);
+  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
+  return out;
+}
+
+/// Random weights of this rank's experts.
+template <class Quant>
+class Weights {
+ public:
+  static constexpr bool kFp8 = Quant::kQuantizesActivations;
+  using Code = typename Quant::template WeightCode<bf16>;
+  using Scale = typename Quant::WeightScale;
+
+  Weights(LayerShape const& s, int local, int rank) : shape_(s), local_(local) {
+    std::int64_t const rows13 = 2 * s.intermediate;
+    auto const seed = static_cast<std::uint64_t>(1000 * rank);
+    w13_ = DeviceArray<Code>(static_cast<std::size_t>(local * rows13 * s.hidden));
+    w2_ = DeviceArray<Code>(static_cast<std::size_t>(local * s.hidden * s.intermediate));
+    float const in = 1.0F / std::sqrt(static_cast<float>(s.hidden));
+    float const mid = 1.0F / std::sqrt(static_cast<float>(s.intermediate));
+    fill(w13_, seed + 1, kFp8 ? 100.0F : in);
+    fill(w2_, seed + 2, kFp8 ? 100.0F : mid);
+    if constexpr (kFp8) {
+      s13_ = DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(rows13, s.hidden)));
+      s2_ = DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(s.hidden, s.intermediate)));
+      moe_test::fill_positive<<<256, 256>>>(s13_.data(), static_cast<long long>(s13_.size()), seed + 3, 0.005F * in, 0.015F * in);
+      moe_test::fill_positive<<<256, 256>>>(s2_.data(), static_cast<long long>(s2_.size()), seed + 4, 0.005F * mid, 0.015F * mid);
+    }
+    check_cuda(cudaDeviceSynchronize(), "weights");
+  }
+  WeightsOf<Config, Quant> view() const {
+    return {matrix(w13_, s13_, 2 * shape_.intermediate, shape_.hidden), matrix(w2_, s2_, shape_.hidden, shape_.intermediate)};
+  }
+  /// This rank's part of the layer by its definition, in float32: rows [count, H] bf16 with local ids.
+  std::vector<float> reference(std::vector<bf16> const& x, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
+                               int count) const {
+    auto const upload = [](auto const& host) {
+      DeviceArray<std::remove_cvref_t<decltype(host[0])>> d(host.size());
+      d.upload(host);
+      return d;
+    };
+    std::vector<int> tokens;
+    for (int t = 0; t < count; ++t) tokens.push_back(t);
+    auto const dx = upload(x);
+    auto const di = upload(ids);
+    auto const dw = upload(weights);
+    auto const dt = upload(tokens);
+    int const k = shape_.topk;
+    DeviceArray<float> inter(static_cast<std::size_t>(count * k * shape_.intermediate)),
+        out(static_cast<std::size_t>(count * shape_.hidden));
+    inter.fill_bytes(0);
+    moe_test::ReferenceArgs const a{{local_, static_cast<int>(shape_.hidden), static_cast<int>(shape_.intermediate), k},
+                                    kFp8 ? hopper::Scheme::fp8_block : hopper::Scheme::bf16,
+                                    {},
+                                    nullptr,
+                                    nullptr,
+                                    nullptr,
+                                    dx.data(),
+                                    w13_.data(),
+                                    w2_.data(),
+                                    s13_.data(),
+                                    s2_.data(),
+                                    di.data(),
+                                    dw.data(),
+                                    dt.data(),
+                                    count,
+                                    inter.data(),
+                                    out.data()};
+    moe_test::reference_gemm1<<<static_cast<unsigned>(count * k), 512, static_cast<std::size_t>(shape_.hidden) * 4>>>(a);
+    moe_test::reference_gemm2<<<dim3(static_cast<unsigned>(count), 8), 1024>>>(a);
+    check_cuda(cudaDeviceSynchronize(), "reference");
+    return out.download();
+  }
+
+ private:
+  static void fill(DeviceArray<Code> const& to, std::uint64_t seed, float sigma) {
+    using T = std::conditional_t<kFp8, __nv_fp8_e4m3, __nv_bfloat16>;
+    static_assert(sizeof(T) == sizeof(Code));
+    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<T*>(to.data()), static_cast<long long>(to.size()), seed, sigma);
+  }
+  ExpertMatrix<Code, Scale> matrix(DeviceArray<Code> const& codes, DeviceArray<float> const& scales, std::int64_t rows,
+                                   std::int64_t cols) const {
+    ExpertMatrix<Code, Scale> m{};
+    m.codes = make_blocks(static_cast<Code const*>(codes.data()), local_, rows, cols);
+    if constexpr (kFp8) m.scales = make_rows(static_cast<Scale const*>(scales.data()), local_, Quant::weight_scale_count(rows, cols));
+    m.rows = rows;
+    m.cols = cols;
+    return m;
+  }
+  LayerShape shape_;
+  int local_;
+  DeviceArray<Code> w13_, w2_;
+  DeviceArray<float> s13_, s2_;
+};
+
+/// What one rank brings to every call.
+struct Batch {
+  std::vector<bf16> x;
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+  DeviceArray<bf16> dx, out;
+  DeviceArray<std::int32_t> dids;
+  DeviceArray<float> dweights;
+
+  Batch(LayerShape const& s, int tokens, int rank) {
+    std::mt19937 random(static_cast<unsigned>(31 + rank));
+    std::normal_distribution<float> normal;
+    std::vector<float> some(65536);
+    for (float& v : some) v = normal(random);
+    x.resize(static_cast<std::size_t>(tokens * s.hidden));
+    for (bf16& v : x) v = from_float<bf16>(some[random() % some.size()]);
+    std::vector<std::int32_t> pool(static_cast<std::size_t>(s.num_experts));
+    for (int e = 0; e < s.num_experts; ++e) pool[static_cast<std::size_t>(e)] = e;
+    for (int i = 0; i < tokens * s.topk; ++i) {
+      auto const j = static_cast<std::size_t>(i % s.topk);
+      std::swap(pool[j], pool[j + random() % (pool.size() - j)]);
+      ids.push_back(pool[j]);
+      weights.push_back(static_cast<float>(random() % 1000 + 1) / 1000.0F);
+    }
+    dx = DeviceArray<bf16>(x.size());
+    out = DeviceArray<bf16>(x.size());
+    dids = DeviceArray<std::int32_t>(ids.size());
+    dweights = DeviceArray<float>(weights.size());
+    dx.upload(x);
+    dids.upload(ids);
+    dweights.upload(weights);
+    out.fill_bytes(0xff);
+  }
+};
+
+class Bench {
+ public:
+  Bench(comm::Mpi& host, Options const& options)
+      : host_(host), comm_(Nccl::over_communicator(host, {.timeout_ms = 20'000})), options_(options), report_("ep_layer_bench") {}
+
+  void run() {
+    for (Model model : kModels) {
+      if (("," + options_.shapes + ",").find("," + std::string(model.name) + ",") == std::string::npos) continue;
+      if (options_.like_ranks > 0) model.shape.num_experts = model.shape.num_experts / options_.like_ranks * host_.size();
+      for (std::string const& scheme : split(options_.schemes)) {
+        if (scheme == "fp8") {
+          run<Fp8>(model, "fp8");
+        } else {
+          run<None>(model, "bf16");
+        }
+      }
+    }
+  }
+  bool write() const { return host_.rank() != 0 || options_.json.empty() || report_.write(options_.json); }
+  bool good() const { return good_; }
+
+ private:
+  template <class Quant>
+  void run(Model const& model, char const* scheme) {
+    LayerShape const& s = model.shape;
+    int const local = s.num_experts / host_.size();
+    Weights<Quant> const weights(s, local, host_.rank());
+    for (std::string const& number : split(options_.tokens)) {
+      int const tokens = std::stoi(number);
+      Batch batch(s, tokens, host_.rank());
+      std::vector<float> const want = expected(weights, s, batch, tokens);
+      auto const measure_one = [&](auto backend, auto experts, char const* name, auto const& params) {
+        try {
+          measure<Quant, typename decltype(backend)::type, typename decltype(experts)::type>(weights, s, batch, want, tokens, params,
+                                                                                             text(model.name, "/", scheme, "/", name));
+        } catch (TransportError const&) {
+          throw;
+        } catch (Error const& e) {
+          good_ = false;
+          if (host_.rank() == 0) std::printf("%s/%s/%s/%d: %s\n", model.name, scheme, name, tokens, e.what());
+        }
+      };
+      using HighThroughput = backends::HighThroughput<Window>;
+      using LowLatency = backends::LowLatency<Window>;
+      using Local = backends::NoExpertParallel<space::cuda>;
+      if (host_.size() == 1) {
+        measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
+        continue;
+      }
+      if (tokens <= 256) {
+        measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
+      } else {
+        measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput",
+                    HighThroughput::Params{});
+      }
+      measure_one(std::type_identity<backends::AllToAllV<Nccl>>{}, std::type_identity<experts::HopperContiguous>{}, "all_to_all_v",
+                  backends::AllToAllV<Nccl>::Params{});
+    }
+  }
+
+  /// The first rows of this rank's output, in float32: every rank computes what its experts add to the samples of all.
+  template <class Quant>
+  std::vector<float> expected(Weights<Quant> const& weights, LayerShape const& s, Batch const& b, int tokens) {
+    int const n = std::min(tokens, kSamples);
+    int const R = host_.size();
+    int const local = s.num_experts / R;
+    auto const gather = [&](auto const& mine, std::int64_t width) {
+      std::remove_cvref_t<decltype(mine)> all(static_cast<std::size_t>(R * n * width));
+      host_.all_gather(mine.data(), n * width * static_cast<std::int64_t>(sizeof(mine[0])), all.data(), {});
+      return all;
+    };
+    auto ids = gather(b.ids, s.topk);
+    for (auto& id : ids) id = id / local == host_.rank() ? id % local : -1;
+    std::vector<float> const part = weights.reference(gather(b.x, s.hidden), ids, gather(b.weights, s.topk), R * n);
+    std::vector<float> sum(part.size());
+    MPI_Allreduce(part.data(), sum.data(), static_cast<int>(part.size()), MPI_FLOAT, MPI_SUM, host_.handle());
+    auto const first = sum.begin() + host_.rank() * n * s.hidden;
+    return {first, first + n * s.hidden};
+  }
+
+  template <class Quant, class Backend, class Experts>
+  void measure(Weights<Quant> const& weights, LayerShape const& s, Batch& b, std::vector<float> const& want, int tokens,
+               typename Backend::Params const& params, std::string const& name) {
+    using Kernel = typename Experts::template Kernel<Config, Quant, Backend::kFormat>;
+    using Exchange = typename Backend::template Exchange<Config, Quant, typename Kernel::Output>;
+    int const R = host_.size();
+    Shape<Config> const shape(s);
+    Arena<space::cuda> arena;
+    ExpertPlacement const placement(s.num_experts, R, PlacementStrategy::linear);
+    auto& comm = [&]() -> auto& {
+      if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+        return comm_;
+      } else {
+        return self_;
+      }
+    }
+    ();
+    Exchange exchange(comm, shape, tokens, placement, Quant{}, params, arena);
+    typename Experts::Params tuning{};
+    tuning.expected_rows = std::max(1, (tokens * R * s.topk + s.num_experts - 1) / s.num_experts);
+    Kernel kernel(shape, weights.view(), exchange.max_rows(), Quant{}, {}, tuning, arena);
+    arena.seal();
+
+    RoutedTokens<bf16> const in{make_rows(static_cast<bf16 const*>(b.dx.data()), tokens, s.hidden),
+                                make_rows(static_cast<std::int32_t const*>(b.dids.data()), tokens, s.topk),
+                                make_rows(static_cast<float const*>(b.dweights.data()), tokens, s.topk)};
+    auto const out = make_rows(b.out.data(), tokens, s.hidden);
+    std::function<void()> const layer = [&] {
+      auto const given = exchange.prepare(in, stream_);
+      kernel.apply(given, exchange.expert_output(), stream_);
+      exchange.finalize(out, stream_);
+    };
+    auto const finish = [&] {
+      if constexpr (requires { exchange.wait(stream_); }) {
+        exchange.wait(stream_);
+      } else {
+        stream_.synchronize();
+        if constexpr (requires { exchange.check(); }) exchange.check();
+      }
+    };
+    b.out.fill_bytes(0xff);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    layer();
+    finish();
+    double const error = worst_of(difference(b, want));
+    double const bound = Weights<Quant>::kFp8 ? 1e-2 : 6e-3;
+    bool const right = error < bound;
+    good_ = good_ && right;
+
+    bool captures = true;
+    if constexpr (requires { exchange.capturable(); }) captures = exchange.capturable();
+    auto const [us, spread] = time(layer, captures, finish);
+    // The experts alone, on what this rank was sent.
+    auto const received = exchange.prepare(in, stream_);
+    std::function<void()> const experts = [&] { kernel.apply(received, exchange.expert_output(), stream_); };
+    auto const [experts_us, experts_spread] = time(experts, true, [&] { stream_.synchronize(); });
+    exchange.finalize(out, stream_);
+    finish();
+    if (host_.rank() == 0) {
+      std::printf("%-28s M%-5d %9.1f us (+- %5.1f), experts %9.1f, error %.1e%s%s\n", name.c_str(), tokens, us, spread / 2, experts_us,
+                  error, right ? "" : " WRONG", captures ? "" : ", calls");
+      std::fflush(stdout);
+    }
+    report_.add({text(name, "/", tokens),
+                 us,
+                 spread,
+                 {{"ranks", R},
+                  {"tokens", tokens},
+                  {"experts", s.num_experts},
+                  {"experts_us", experts_us},
+                  {"graph", captures ? 1 : 0},
+                  {"error", error}}});
+  }
+
+  /// ‖out − want‖ / ‖want‖ of the samples; huge if a value is NaN.
+  static double difference(Batch const& b, std::vector<float> const& want) {
+    std::vector<bf16> const out = b.out.download();
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      error += std::pow(static_cast<double>(to_float(out[i])) - static_cast<double>(want[i]), 2);
+      norm += std::pow(static_cast<double>(want[i]), 2);
+    }
+    double const relative = std::sqrt(error / norm);
+    return std::isfinite(relative) ? relative : 1e9;
+  }
+  double worst_of(double mine) {
+    double worst = 0;
+    MPI_Allreduce(&mine, &worst, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
+    return worst;
+  }
+
+  /// Microseconds of one call: the slowest rank; median and spread over the repeats.
+  template <class Finish>
+  std::pair<double, double> time(std::function<void()> const& call, bool graph, Finish&& finish) {
+    cudaGraph_t g = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    if (graph) {
+      call();
+      finish();
+      check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      for (int i = 0; i < kCalls; ++i) call();
+      check_cuda(cudaStreamEndCapture(stream_, &g), "cudaStreamEndCapture");
+      check_cuda(cudaGraphInstantiate(&executable, g, 0), "cudaGraphInstantiate");
+    }
+    auto const once = [&] {
+      if (graph) {
+        check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+      } else {
+        for (int i = 0; i < kCalls; ++i) call();
+      }
+    };
+    std::vector<double> us;
+    int replays = 1;
+    for (int repeat = -2; repeat < kRepeats; ++repeat) {
+      host_.barrier({});
+      once();  // ranks start together: nobody waits for the first launch of another inside the timed part
+      begin_.record(stream_);
+      for (int i = 0; i < replays; ++i) once();
+      end_.record(stream_);
+      finish();
+      double const slowest = worst_of(1e3 * static_cast<double>(end_.since(begin_)) / (kCalls * replays));
+      if (repeat == -2) {
+        replays = std::max(1, std::min(20, static_cast<int>(1e4 / (slowest * kCalls))));  // ten milliseconds
+      } else if (repeat >= 0) {
+        us.push_back(slowest);
+      }
+    }
+    if (graph) {
+      cudaGraphExecDestroy(executable);
+      cudaGraphDestroy(g);
+    }
+    return median_and_spread(us);
+  }
+
+  comm::Mpi& host_;
+  Nccl comm_;
+  comm::Self<space::cuda> self_;
+  Options options_;
+  CudaStream stream_;
+  CudaEvent begin_, end_;
+  moe_bench::Report report_;
+  bool good_ = true;
+};
+
+int run(Options const& options) {
+  comm::Mpi host(MPI_COMM_WORLD);
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  if (devices < host.size()) {
+    std::printf("%d ranks need as many GPUs, found %d: nothing to measure\n", host.size(), devices);
+    return 0;
+  }
+  check_cuda(cudaSetDevice(host.rank()), "cudaSetDevice");
+  Bench bench(host, options);
+  bench.run();
+  return bench.write() && bench.good() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    std::string const key = argv[i];
+    std::string const value = argv[i + 1];
+    if (key == "--shapes") options.shapes = value;
+    if (key == "--schemes") options.schemes = value;
+    if (key == "--tokens") options.tokens = value;
+    if (key == "--like-ranks") options.like_ranks = std::stoi(value);
+    if (key == "--json") options.json = value;
+  }
+  int result = 1;
+  try {
+    result = run(options);
+  } catch (std::exception const& e) {
+    std::printf("error: %s\n", e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return result;
+}
