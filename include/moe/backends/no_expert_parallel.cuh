@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "moe/backends/no_expert_parallel_cuda.hpp"
+#include "moe/quantization/quantize_rows.cuh"
 
 namespace moe::backends::detail {
 
@@ -30,16 +31,6 @@ __global__ void localize_ids(Id const* ids, std::int64_t stride, std::int64_t ro
   });
 }
 
-/// A thread per row: the definition of the scheme, not its fast form.
-template <class Quant, class Act>
-__global__ void quantize_rows(Quant quant, Act const* x, std::int64_t stride, std::int64_t rows, std::int64_t hidden,
-                              typename Quant::template Payload<Act>* payload, typename Quant::Scale* scales) {
-  for_each_item(rows, [&](std::int64_t r) {
-    quant.template quantize_row<Act>(x + r * stride, hidden, payload + r * Quant::payload_cols(hidden),
-                                     scales + r * Quant::scale_cols(hidden));
-  });
-}
-
 template <class Partial, class Act>
 __global__ void convert_rows(Partial const* y, std::int64_t rows, std::int64_t hidden, Act* out, std::int64_t stride) {
   for_each_item(rows * hidden, [&](std::int64_t i) { out[i / hidden * stride + i % hidden] = from_float<Act>(to_float(y[i])); });
@@ -59,9 +50,9 @@ void LocalExchange<space::cuda, Config, Quant, Partial>::launch_quantize(Rows<Ac
   if (rows_ == 0) {
     return;
   }
-  quantize_rows<Quant, Act>
-      <<<blocks_for(rows_), kThreads, 0, stream>>>(quant_, hidden.data_handle(), hidden.stride(0), rows_, hidden_, payload_, scales_);
-  check_launch("quantize_rows");
+  quantization::quantize_rows_on_device<Quant, Act>(quant_, make_rows(hidden.data_handle(), rows_, hidden_, hidden.stride(0)),
+                                                    make_rows(payload_, rows_, Quant::payload_cols(hidden_)),
+                                                    make_rows(scales_, rows_, Quant::scale_cols(hidden_)), stream);
 }
 
 template <class Config, class Quant, class Partial>
