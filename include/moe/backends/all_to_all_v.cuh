@@ -131,17 +131,17 @@ __global__ void hide_rows(moe::detail::RoundView const v, Wire const wire, std::
 }
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::cuda>
-void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_plan(Rows<std::int32_t const> ids, moe::detail::RoundOpening const& opening,
-                                                                  cudaStream_t stream) {
+void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_plan(Rows<std::int32_t const> ids,
+                                                                               moe::detail::RoundOpening const& opening,
+                                                                               cudaStream_t stream) {
   RouteTable const table{ids.data_handle(), ids.stride(0), topk_, owner_, local_, num_physical_};
   plan_routes<<<static_cast<unsigned>(rounds_.size()), kPlanThreads, 0, stream>>>(rounds_.view(), opening, table, own_rows_, positions_);
   check_launch("plan_routes");
 }
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::cuda>
-void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_pack(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_pack(RoutedTokens<Act, Config::hidden> const& in,
+                                                                               cudaStream_t stream) {
   if (own_rows_ == 0) {
     return;
   }
@@ -156,8 +156,7 @@ void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_pack(RoutedTokens<A
 }
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::cuda>
-void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_hide(cudaStream_t stream) {
+void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_hide(cudaStream_t stream) {
   if (max_rows_ > 0) {
     hide_rows<<<moe::detail::round_blocks(max_rows_, moe::detail::kRoundThreads), moe::detail::kRoundThreads, 0, stream>>>(
         rounds_.view(), wire_, max_tokens_, received_);
@@ -166,8 +165,7 @@ void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_hide(cudaStream_t s
 }
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::cuda>
-void AllToAllVExchange<Comm, Config, Quant, Partial>::launch_sum(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_sum(Rows<Act, Config::hidden> out, cudaStream_t stream) {
   auto const& v = rounds_.view();
   moe::detail::launch_sum_partial_rows(v, moe::detail::PartialRows<Partial>{partial_, returned_, positions_, v.in_first, v.out_first},
                                        own_rows_, hidden_, out.data_handle(), out.stride(0), stream);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,7 +17,7 @@ namespace moe::backends {
 
 namespace detail {
 /// The exchange of one communicator. Specialised per memory space.
-template <class Comm, class Config, class Quant, class Partial>
+template <class Comm, class Config, class Quant, class Partial, class Space = typename Comm::Space>
 class AllToAllVExchange;
 }  // namespace detail
 
@@ -53,8 +52,7 @@ using moe::detail::ExchangeRounds;
 using moe::detail::WireRow;
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::host>
-class AllToAllVExchange<Comm, Config, Quant, Partial> {
+class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
  public:
   using Space = space::host;
   using Act = typename Config::Act;

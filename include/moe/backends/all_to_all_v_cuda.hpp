@@ -9,8 +9,7 @@
 namespace moe::backends::detail {
 
 template <class Comm, class Config, class Quant, class Partial>
-requires std::same_as<typename Comm::Space, space::cuda>
-class AllToAllVExchange<Comm, Config, Quant, Partial> {
+class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
  public:
   using Space = space::cuda;
   using Act = typename Config::Act;

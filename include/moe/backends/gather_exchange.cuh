@@ -51,8 +51,8 @@ __global__ void widen_partial(Partial const* in, std::int64_t n, float* out) {
 }
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::cuda>
-void GatherExchange<Backend, Config, Quant, Partial>::launch_pack(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+void GatherExchange<Backend, Config, Quant, Partial, space::cuda>::launch_pack(RoutedTokens<Act, Config::hidden> const& in,
+                                                                               cudaStream_t stream) {
   if (own_rows_ > 0) {
     pack_rows<Config, Quant><<<round_blocks(own_rows_, kRoundWarps), kRoundThreads, 0, stream>>>(
         rounds_.view(), quant_, wire_, in.hidden.data_handle(), in.hidden.stride(0), in.topk_ids.data_handle(), in.topk_ids.stride(0),
@@ -62,8 +62,7 @@ void GatherExchange<Backend, Config, Quant, Partial>::launch_pack(RoutedTokens<A
 }
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::cuda>
-void GatherExchange<Backend, Config, Quant, Partial>::launch_map(cudaStream_t stream) {
+void GatherExchange<Backend, Config, Quant, Partial, space::cuda>::launch_map(cudaStream_t stream) {
   if (total_ > 0) {
     map_ids<<<round_blocks(total_ * topk_, kRoundThreads), kRoundThreads, 0, stream>>>(rounds_.view(), wire_, expert_map_, num_physical_,
                                                                                        total_, fixed_ ? max_tokens_ : 0, records_);
@@ -72,15 +71,13 @@ void GatherExchange<Backend, Config, Quant, Partial>::launch_map(cudaStream_t st
 }
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::cuda>
-void GatherExchange<Backend, Config, Quant, Partial>::launch_widen(cudaStream_t stream) {
+void GatherExchange<Backend, Config, Quant, Partial, space::cuda>::launch_widen(cudaStream_t stream) {
   widen_partial<<<round_blocks(total_ * hidden_, kRoundThreads), kRoundThreads, 0, stream>>>(partial_, total_ * hidden_, widened_);
   check_launch("widen_partial");
 }
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::cuda>
-void GatherExchange<Backend, Config, Quant, Partial>::launch_sum(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+void GatherExchange<Backend, Config, Quant, Partial, space::cuda>::launch_sum(Rows<Act, Config::hidden> out, cudaStream_t stream) {
   RoundView v = rounds_.view();
   if constexpr (Backend::kReducesEverywhere) {
     float const* const sums = kWidens ? widened_ : reinterpret_cast<float const*>(partial_);

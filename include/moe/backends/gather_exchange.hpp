@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -28,12 +27,11 @@ struct RankSlices {
 ///   combine(comm, partial, RankSlices in floats, scratch) → float*  [M, H] own rows of the sum over ranks; may overwrite `partial`. Host
 ///   kReducesEverywhere                                              on the device: sum with all_reduce, else send each rank its rows
 /// Specialised per memory space.
-template <class Backend, class Config, class Quant, class Partial>
+template <class Backend, class Config, class Quant, class Partial, class Space = typename Backend::Space>
 class GatherExchange;
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::host>
-class GatherExchange<Backend, Config, Quant, Partial> {
+class GatherExchange<Backend, Config, Quant, Partial, space::host> {
  public:
   using Space = space::host;
   using Comm = typename Backend::Comm;

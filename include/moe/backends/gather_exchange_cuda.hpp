@@ -10,8 +10,7 @@
 namespace moe::detail {
 
 template <class Backend, class Config, class Quant, class Partial>
-requires std::same_as<typename Backend::Space, space::cuda>
-class GatherExchange<Backend, Config, Quant, Partial> {
+class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
  public:
   using Space = space::cuda;
   using Comm = typename Backend::Comm;
