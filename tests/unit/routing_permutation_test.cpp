@@ -91,9 +91,10 @@ TEST(RoutingTuning, ShapesFollowTheRows) {
   EXPECT_EQ(shape(128, h200), (RoutingTuning{16, 8, 16, GridBarrier::cluster}));
   EXPECT_EQ(shape(128, a100), (RoutingTuning{16, 8, 1, GridBarrier::cooperative}));
   EXPECT_EQ(shape(512, h200), (RoutingTuning{64, 8, 8, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(4096, h200), (RoutingTuning{128, 32, 2, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(4096, whole), (RoutingTuning{128, 32, 8, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(100000, h200), (RoutingTuning{132, 32, 2, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(4096, h200), (RoutingTuning{128, 32, 1, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(4096, whole), (RoutingTuning{128, 32, 4, GridBarrier::cooperative}));  // eight blocks would need wider counts
+  EXPECT_EQ(shape(2048, whole), (RoutingTuning{128, 16, 8, GridBarrier::cooperative}));
+  EXPECT_EQ(shape(100000, h200), (RoutingTuning{132, 32, 1, GridBarrier::cooperative}));
   EXPECT_EQ(shape(100000, h200, 1024).warps, 16);  // more registers a thread
   EXPECT_EQ(choose_routing_tuning(4096, 256, h200, false), (RoutingTuning{512, 8, 1, GridBarrier::none}));
   std::ostringstream out;

@@ -110,9 +110,12 @@ void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const*
   RoutingTuning const tuning = chosen != nullptr ? *chosen
                                                  : choose_routing_tuning(call.num_rows, cfg.num_experts + cfg.num_zero_experts,
                                                                          routing_capacity<V, Config, L>(device), permute);
-  std::int64_t const tokens = (std::int64_t{call.num_rows} + tuning.blocks - 1) / tuning.blocks + tuning.warps;  // of a block, at most
+  std::int64_t const most_tiles = (std::int64_t{call.num_rows} + tuning.warps - 1) / tuning.warps;
+  std::int64_t const tokens = (most_tiles + tuning.blocks - 1) / tuning.blocks * tuning.warps;  // of a block
+  int const tiles = (call.valid_rows + tuning.warps - 1) / tuning.warps;
+  call.block_tiles = (tiles + tuning.blocks - 1) / tuning.blocks;
   call.grid.cluster = tuning.cluster;
-  call.grid.large = tokens > 255;
+  call.grid.large = (tuning.barrier == GridBarrier::cooperative ? tokens * tuning.cluster : tokens) > kSmallCount || call.num_rows > 65535;
   if (tuning.barrier != GridBarrier::cooperative) call.grid.workspace = nullptr;
   int const bytes = 4 * routing_shared(call.num_physical, locals, call.grid, tuning.warps, call.scratch_floats).words;
   if (bytes > device.max_shared_bytes) {
@@ -187,11 +190,14 @@ void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::c
   int const lanes = size / lane_values(n);
   bool const in_registers = lanes * lane_values(n) == size && (lanes & (lanes - 1)) == 0;
   call.scratch_floats = size == 0 || (in_registers && lanes > 0) ? 0 : cfg.num_experts + cfg.num_expert_group;
-  if constexpr (kMayBeSigmoidGroups<std::remove_cvref_t<decltype(cfg)>>) {
+  using Config = std::remove_cvref_t<decltype(cfg)>;
+  if constexpr (kMayBeSigmoidGroups<Config>) {
     bool const aligned =
         reinterpret_cast<std::uintptr_t>(call.logits) % 16 == 0 && call.logits_stride * static_cast<std::int64_t>(sizeof(L)) % 16 == 0;
-    call.sigmoid_groups = aligned && is_sigmoid_groups(resolve(cfg));
-    if (call.sigmoid_groups) call.scratch_floats = SigmoidGroups::kScratchFloats;
+    if (aligned && is_sigmoid_groups(resolve(cfg))) {
+      call.scratch_floats = SigmoidGroups::kScratchFloats;
+      return launch_routing<SigmoidGroups::kValues>(SigmoidGroupsConfig<Config>{cfg}, call, f.tuning, device, stream);
+    }
   }
   launch_routing_for(cfg, call, f.tuning, device, stream);
 }

@@ -47,9 +47,15 @@ struct RoutingCapacity {
 /// Most warps of a block: 32 while a lane's values fit into the 64 registers that such a block leaves a thread.
 MOE_HD constexpr int max_routing_warps(int lane_values) { return lane_values <= 8 ? 32 : 16; }
 
+namespace detail {
+/// Most tokens that 8 bits count, beside a mark.
+inline constexpr int kSmallCount = 254;
+}  // namespace detail
+
 /// Chooses the launch shape. Blocks of one cluster exchange their counts at a fraction of what the way through memory costs, so a batch
 /// gets one cluster while that holds it, of few warps a block. Beyond, every multiprocessor gets a block at most, so that all are resident,
-/// in the largest clusters that do not make a block route more tiles. `permute`: whether blocks must wait for each other.
+/// in the largest clusters that neither make a block route more tiles nor need wider counts. `permute`: whether blocks must wait for each
+/// other.
 constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_logits, RoutingCapacity const& device, bool permute) {
   int const most = max_routing_warps(detail::lane_values(num_logits));
   if (!permute) return {static_cast<int>(std::min<std::int64_t>((num_rows + 7) / 8, 16LL * device.blocks[0])), 8, 1, GridBarrier::none};
@@ -64,11 +70,13 @@ constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_log
   std::int64_t best_tiles = 0;
   int const warps = num_rows > 16LL * device.blocks[0] ? most : num_rows > 8LL * device.blocks[0] ? 16 : 8;
   std::int64_t const needed = (num_rows + warps - 1) / warps;
-  for (int size = 8, i = 3; i >= 0; size /= 2, --i) {
+  for (int i : {3, 2, 0}) {  // pairs gain nothing
+    int const size = 1 << i;
     if (device.blocks[i] == 0) continue;
     std::int64_t const blocks = std::min<std::int64_t>((needed + size - 1) / size * size, device.blocks[i]);
     std::int64_t const tiles = (needed + blocks - 1) / blocks;
-    if (best.blocks != 0 && tiles >= best_tiles) continue;
+    bool const wide = tiles * warps * size > detail::kSmallCount && tiles * warps <= detail::kSmallCount;
+    if (wide || (best.blocks != 0 && tiles >= best_tiles)) continue;
     best = {static_cast<int>(blocks), warps, size, GridBarrier::cooperative};
     best_tiles = tiles;
   }

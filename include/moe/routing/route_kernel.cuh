@@ -16,7 +16,7 @@ template <class L>
 struct RoutingCall {
   L const* logits;
   std::int64_t logits_stride;
-  std::int32_t num_rows, valid_rows;
+  std::int32_t num_rows, valid_rows, block_tiles;
   std::int32_t const* valid_rows_word;
   std::int64_t const* token_ids;
   std::int32_t* ids;
@@ -33,17 +33,17 @@ struct RoutingCall {
   float* zero_weights;
   Permutation permutation;
   RoutingGrid grid;
-  int scratch_floats;   // per warp
-  bool sigmoid_groups;  // route_sigmoid_groups() does it
+  int scratch_floats;  // per warp
 };
 
 template <int V, class Config, class L>
 __device__ inline WarpRow route_logits(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch) {
   L const* const logits = c.logits + t * c.logits_stride;
-  if constexpr (kMayBeSigmoidGroups<Config> && V == SigmoidGroups::kValues) {
-    if (c.sigmoid_groups) return route_sigmoid_groups(cfg, logits, lane, scratch);
+  if constexpr (kIsSigmoidGroups<Config>) {
+    return route_sigmoid_groups(cfg, logits, lane, scratch);
+  } else {
+    return route_warp<V>(cfg, logits, c.token_ids == nullptr ? 0 : c.token_ids[t], lane, scratch);
   }
-  return route_warp<V>(cfg, logits, c.token_ids == nullptr ? 0 : c.token_ids[t], lane, scratch);
 }
 
 /// Routes the token of this warp and writes its slots. Returns the physical expert of slot `lane`, -1 where there is none.
@@ -115,8 +115,11 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   int valid = c.valid_rows;
   if (c.valid_rows_word != nullptr) valid = min(max(*c.valid_rows_word, 0), c.num_rows);
   // Whole tiles a block, so that only the last block with work has idle warps.
-  int const tiles = (valid + warps - 1) / warps;
-  int const block_tiles = (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  int block_tiles = c.block_tiles;
+  if (c.valid_rows_word != nullptr) {
+    int const tiles = (valid + warps - 1) / warps;
+    block_tiles = (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  }
   std::int64_t const begin = std::int64_t{block_tiles} * blockIdx.x * warps;
 
   if (count) {
@@ -129,6 +132,7 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
     std::int64_t const t = begin + std::int64_t{tile} * warps + warp;
     physical = t < valid ? route_token<V>(cfg, c, t, lane, scratch) : kNoExpert;
     if (!count) continue;
+    if (tile == 0) __syncthreads();  // clear()
     counter.add(physical, warp);
     __syncthreads();
     bool const last = tile + 1 == block_tiles;
@@ -143,12 +147,15 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
     pad_token(cfg, c, t, lane);
   }
   if (!permute) {
+    if (block_tiles == 0) return;
     for (int i = thread; record && i < c.num_physical; i += threads) {
       unsigned const n = counter.in_block(i);
       if (n != 0) atomicAdd(c.recorder.load_counter + i, static_cast<std::int32_t>(n));
     }
     return;
   }
+
+  if (block_tiles == 0) __syncthreads();  // clear()
 
   // Counts in local order, then their offsets. Every block computes them; one writes them down.
   auto const local_of = [&](int e) { return p.expert_map == nullptr ? e : p.expert_map[e]; };

@@ -19,7 +19,7 @@ namespace moe::routing::detail {
 /// How the blocks of a launch exchange counts.
 struct RoutingGrid {
   int cluster = 1;                     ///< blocks of a cluster
-  bool large = false;                  ///< a block may have more than 255 tokens
+  bool large = false;                  ///< a cluster may have more than 254 tokens, or all of them more than 65535
   unsigned char* workspace = nullptr;  ///< of routing_workspace_bytes(), or null: one cluster, which needs none
 };
 
@@ -30,14 +30,18 @@ struct WorkspaceHeader {
 };
 static_assert(sizeof(WorkspaceHeader) <= kHeaderBytes);
 
-/// Counts of a block and of a cluster, as they travel. The width is chosen at run time: little code depends on it.
+/// Counts as they travel: `per` of them in a word. The width is chosen at run time: little code depends on it.
 struct SmallCounts {
-  using OfBlock = std::uint8_t;
-  using OfCluster = std::uint16_t;
+  using Count = std::uint8_t;
+  static constexpr int kPer = 4;
+  static constexpr unsigned kOnes = 0x01010101U;
+  static __device__ bool there(unsigned word) { return ((word - kOnes) & ~word & 0x80808080U) == 0; }
 };
 struct LargeCounts {
-  using OfBlock = std::uint32_t;
-  using OfCluster = std::uint32_t;
+  using Count = std::uint32_t;
+  static constexpr int kPer = 1;
+  static constexpr unsigned kOnes = 1;
+  static __device__ bool there(unsigned word) { return word != 0; }
 };
 
 /// Shared memory of a block, in 4-byte words. 16-byte aligned parts.
@@ -48,20 +52,39 @@ MOE_HD inline RoutingShared routing_shared(int num_physical, int local_experts, 
   int const bins = histogram_bins(num_physical);
   RoutingShared s{};
   s.header = 0;
-  s.sums = 4;  // of warps, for scan_offsets()
+  s.sums = 4;  // of warps, for scan_offsets(); before them the header and a barrier
   s.masks = s.sums + kWarp;
   s.before = s.masks + bins;
   s.gathered = s.before + bins;
   s.parts = s.gathered + (grid.cluster == 1 ? 0 : grid.cluster * bins / (grid.large ? 1 : 4));
-  s.offsets = s.parts + (grid.workspace == nullptr ? 0 : 2 * warps * kWarp);
-  s.scratch = s.offsets + (local_experts + 1 + 3) / 4 * 4;
+  s.offsets = s.parts + (grid.workspace == nullptr ? 0 : 4 * warps * kWarp);
+  s.scratch = s.offsets + (local_experts + 3) / 4 * 4;
   s.words = s.scratch + warps * scratch_floats;
   return s;
 }
 
+// Barriers of clusters would wait for this block's earlier stores to global memory. Instead every block has a barrier in shared memory that
+// counts the bytes that the others store.
+#if __CUDA_ARCH__ >= 900
+__device__ inline unsigned shared_address(void const* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+__device__ inline unsigned remote_address(unsigned address, int rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+#endif
+/// Opens this block's barrier for so many bytes, by one thread.
+__device__ inline void expect_bytes([[maybe_unused]] unsigned long long* barrier, [[maybe_unused]] int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+/// Says that this thread has started, and waits until all of the cluster have.
 __device__ inline void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ inline void cluster_wait() {
@@ -69,36 +92,84 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/// Stores 16 bytes at the place that `here` has in this block, in block `rank` of the cluster.
-__device__ inline void store_in_block(void* here, int rank, uint4 v) {
+/// Stores 16 bytes at the place that `here` has in this block, in block `rank` of the cluster, whose barrier counts them.
+__device__ inline void store_in_block([[maybe_unused]] void* here, [[maybe_unused]] unsigned long long* barrier, [[maybe_unused]] int rank,
+                                      [[maybe_unused]] uint4 v) {
 #if __CUDA_ARCH__ >= 900
-  auto const local = static_cast<unsigned>(__cvta_generic_to_shared(here));
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   remote_address(shared_address(here), rank)),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote_address(shared_address(barrier), rank))
+               : "memory");
 #endif
 }
-__device__ inline std::uint16_t load_relaxed(std::uint16_t const* p) {
-  std::uint16_t v;
-  asm volatile("ld.relaxed.gpu.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
-  return v;
+/// Waits for the bytes of this block's barrier.
+__device__ inline void await_bytes([[maybe_unused]] unsigned long long* barrier) {
+#if __CUDA_ARCH__ >= 900
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier))
+                 : "memory");
+  }
+#endif
 }
-__device__ inline std::uint32_t load_relaxed(std::uint32_t const* p) {
-  std::uint32_t v;
+__device__ inline unsigned load_relaxed(unsigned const* p) {
+  unsigned v;
   asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-__device__ inline void store_relaxed(std::uint16_t* p, unsigned v) {
-  asm volatile("st.relaxed.gpu.u16 [%0], %1;" ::"l"(p), "h"(static_cast<std::uint16_t>(v)) : "memory");
+__device__ inline void store_relaxed(unsigned* p, unsigned v) { asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+/// Place of this block in its cluster, and of its cluster in the grid.
+__device__ inline int rank_in_cluster() {
+  int rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
 }
-__device__ inline void store_relaxed(std::uint32_t* p, unsigned v) {
-  asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+__device__ inline int cluster_in_grid() {
+  int cluster = static_cast<int>(blockIdx.x);
+#if __CUDA_ARCH__ >= 900
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+#endif
+  return cluster;
 }
 
-/// A thread's expert of a column of counts: slots of all blocks, and of those before this one.
+/// Slots of an expert in all blocks, and in those before this one.
 struct BinSum {
   unsigned total = 0;
   unsigned before = 0;
+};
+/// The same of the experts that share a word: two to a word, if more than one.
+template <class Counts>
+struct WordSum {
+  static constexpr int kWords = (Counts::kPer + 1) / 2;
+  unsigned total[kWords] = {};
+  unsigned before[kWords] = {};
+  /// Adds a word of counts plus one.
+  __device__ void add(unsigned word, bool earlier) {
+    word -= Counts::kOnes;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      unsigned const counts = Counts::kPer == 1 ? word : word >> (8 * i) & 0x00FF00FFU;
+      total[i] += counts;
+      if (earlier) before[i] += counts;
+    }
+  }
+  __device__ void add(WordSum const& other) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      total[i] += other.total[i];
+      before[i] += other.before[i];
+    }
+  }
+  /// Of the e-th expert of the word.
+  __device__ BinSum of(int e) const {
+    if (Counts::kPer == 1) return {total[0], before[0]};
+    int const shift = e / 2 * 16;
+    return {total[e % 2] >> shift & 0xFFFFU, before[e % 2] >> shift & 0xFFFFU};
+  }
 };
 
 /// Counts slots, first of a block's tiles of one token a warp, then of the whole launch.
@@ -109,16 +180,20 @@ class SlotCounter {
         masks_(shared + at.masks),
         before_(shared + at.before),
         gathered_(shared + at.gathered),
-        parts_(reinterpret_cast<BinSum*>(shared + at.parts)),
+        parts_(shared + at.parts),
         header_(reinterpret_cast<WorkspaceHeader*>(shared + at.header)),
+        barrier_(reinterpret_cast<unsigned long long*>(shared + at.header + 2)),
         bins_(histogram_bins(num_physical)) {}
 
-  /// First of all; ends in __syncthreads().
+  /// First of all; needs __syncthreads() before add().
   __device__ void clear() {
     for (int i = thread(); i < bins_; i += threads()) masks_[i] = before_[i] = 0;
     if (grid_.workspace != nullptr && thread() == 0) *header_ = *reinterpret_cast<WorkspaceHeader const*>(grid_.workspace);
-    if (grid_.cluster > 1) cluster_arrive();  // its shared memory may be written to
-    __syncthreads();
+    if (grid_.cluster == 1) return;
+    if (thread() == 0)
+      expect_bytes(barrier_,
+                   (grid_.cluster - 1) * bins_ * static_cast<int>(grid_.large ? sizeof(LargeCounts::Count) : sizeof(SmallCounts::Count)));
+    cluster_arrive();  // others may write here
   }
   /// Lane `lane` of warp `warp` chose this expert, or none if it is negative.
   __device__ void add(int physical, int warp) {
@@ -154,42 +229,43 @@ class SlotCounter {
   __device__ void leave() const {
     if (grid_.workspace == nullptr || blockIdx.x != 0 || thread() != 0) return;
     unsigned const clusters = gridDim.x / static_cast<unsigned>(grid_.cluster);
-    unsigned const width = grid_.large ? sizeof(LargeCounts::OfCluster) : sizeof(SmallCounts::OfCluster);
-    *reinterpret_cast<WorkspaceHeader*>(grid_.workspace) = {header_->turn ^ 1U, clusters * static_cast<unsigned>(bins_) * width};
+    unsigned const words = static_cast<unsigned>(bins_ / (grid_.large ? LargeCounts::kPer : SmallCounts::kPer));
+    *reinterpret_cast<WorkspaceHeader*>(grid_.workspace) = {header_->turn ^ 1U, clusters * words * 4};
   }
 
  private:
   static __device__ int thread() { return static_cast<int>(threadIdx.x); }
   static __device__ int threads() { return static_cast<int>(blockDim.x); }
-  __device__ int rank_in_cluster() const { return static_cast<int>(blockIdx.x) % grid_.cluster; }
 
-  /// Writes this block's counts into every block of the cluster, 16 bytes a store.
+  /// Writes this block's counts into every block of the cluster, 16 bytes a store, a warp a block.
   template <class Count>
   __device__ void push() {
     constexpr int kPerStore = 16 / static_cast<int>(sizeof(Count));
-    int const stores = bins_ / kPerStore;
     auto* const mine = reinterpret_cast<Count*>(gathered_) + rank_in_cluster() * bins_;
+    for (int e = thread(); e < bins_; e += threads()) mine[e] = static_cast<Count>(in_block(e));
+    __syncthreads();
     cluster_wait();
-    for (int i = thread(); i < stores * grid_.cluster; i += threads()) {
-      int const to = i / stores;
-      int const first = (i - to * stores) * kPerStore;
-      alignas(16) Count counts[kPerStore];
-#pragma unroll
-      for (int j = 0; j < kPerStore; ++j) counts[j] = static_cast<Count>(in_block(first + j));
-      store_in_block(mine + first, to, *reinterpret_cast<uint4 const*>(counts));
+    for (int to = thread() / kWarp; to < grid_.cluster; to += threads() / kWarp) {
+      for (int e = thread() % kWarp * kPerStore; e < bins_; e += kWarp * kPerStore) {
+        if (to != rank_in_cluster()) store_in_block(mine + e, barrier_, to, *reinterpret_cast<uint4 const*>(mine + e));
+      }
     }
-    cluster_arrive();
-    cluster_wait();
+    await_bytes(barrier_);
   }
   template <class Count>
   __device__ BinSum in_cluster(int e) const {
+    int const rank = rank_in_cluster();
     if (grid_.cluster == 1) return {in_block(e), 0};
     auto const* const counts = reinterpret_cast<Count const*>(gathered_) + e;
+    constexpr int kAhead = 8;
     BinSum sum;
-    for (int r = 0; r < grid_.cluster; ++r) {
-      unsigned const count = counts[r * bins_];
-      sum.total += count;
-      if (r < rank_in_cluster()) sum.before += count;
+    for (int first = 0; first < grid_.cluster; first += kAhead) {
+#pragma unroll
+      for (int r = first; r < first + kAhead; ++r) {
+        unsigned const count = r < grid_.cluster ? counts[r * bins_] : 0U;
+        sum.total += count;
+        if (r < rank) sum.before += count;
+      }
     }
     return sum;
   }
@@ -197,7 +273,7 @@ class SlotCounter {
   template <class Counts, class Visit>
   __device__ void sum_up_as(Visit const& visit) {
     if (grid_.cluster > 1) {
-      push<typename Counts::OfBlock>();
+      push<typename Counts::Count>();
     } else {
       __syncthreads();  // rank() has been read
     }
@@ -206,67 +282,78 @@ class SlotCounter {
       return;
     }
     for (int e = thread(); e < bins_; e += threads()) {
-      BinSum const sum = in_cluster<typename Counts::OfBlock>(e);
+      BinSum const sum = in_cluster<typename Counts::Count>(e);
       before_[e] = sum.before;
       visit(e, static_cast<int>(sum.total));
     }
   }
 
-  /// Sums over clusters. Block r of a cluster publishes the r-th part of its bins.
+  /// Sums over clusters. Block r of a cluster publishes the r-th part of its words.
   template <class Counts, class Visit>
   __device__ void exchange(Visit const& visit) {
-    using OfCluster = typename Counts::OfCluster;
-    int const clusters = static_cast<int>(gridDim.x) / grid_.cluster;
-    int const mine = static_cast<int>(blockIdx.x) / grid_.cluster;
-    int const part = bins_ / grid_.cluster;
+    constexpr int kPer = Counts::kPer;
+    using Sum = WordSum<Counts>;
+    int const words = bins_ / kPer;
+    int const mine = cluster_in_grid();
+    int const first_word = (words * rank_in_cluster()) / grid_.cluster;
+    int const end_word = (words * (rank_in_cluster() + 1)) / grid_.cluster;
     WorkspaceHeader const header = *header_;
-    for (int e = thread(); e < bins_; e += threads()) {
-      BinSum const sum = in_cluster<typename Counts::OfBlock>(e);
-      before_[e] = sum.before;
-      if (e / part == rank_in_cluster()) store_relaxed(word<OfCluster>(header.turn, mine, e), sum.total + 1);
+    for (int w = thread(); w < words; w += threads()) {
+      unsigned counts = Counts::kOnes;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        BinSum const sum = in_cluster<typename Counts::Count>(w * kPer + i);
+        before_[w * kPer + i] = sum.before;
+        counts += sum.total << (8 * i);
+      }
+      if (w >= first_word && w < end_word) store_relaxed(word(header.turn, mine, words, w), counts);
     }
-    int const all = static_cast<int>(blockIdx.x) * threads() + thread();
-    for (unsigned i = static_cast<unsigned>(all) * 16; i < header.dirty; i += gridDim.x * blockDim.x * 16) {
+    auto const all = static_cast<unsigned>(blockIdx.x * blockDim.x + threadIdx.x);
+    for (unsigned i = all * 16; i < header.dirty; i += gridDim.x * blockDim.x * 16) {
       *reinterpret_cast<uint4*>(byte_of(header.turn ^ 1U, i)) = uint4{};
     }
-    int const parts = threads() > bins_ ? threads() / bins_ : 1;  // threads that share a column
-    for (int i = thread(); i < parts * bins_; i += threads()) {
-      int const first = parts == 1 ? 0 : i / bins_;
-      int const e = i - first * bins_;
-      BinSum const sum = column<OfCluster>(header.turn, e, first, parts, clusters, mine);
+    int const clusters = static_cast<int>(gridDim.x) / grid_.cluster;
+    int const parts = threads() > words ? threads() / words : 1;  // threads that share a column
+    auto const finish = [&](int w, Sum const& sum) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        BinSum const bin = sum.of(i);
+        before_[w * kPer + i] += bin.before;
+        visit(w * kPer + i, static_cast<int>(bin.total));
+      }
+    };
+    auto* const sums = reinterpret_cast<Sum*>(parts_);
+    for (int i = thread(); i < parts * words; i += threads()) {
+      int const first = parts == 1 ? 0 : i / words;
+      int const w = i - first * words;
+      Sum const sum = column<Counts>(header.turn, w, words, first, parts, clusters, mine);
       if (parts == 1) {
-        before_[e] += sum.before;
-        visit(e, static_cast<int>(sum.total));
+        finish(w, sum);
       } else {
-        parts_[i] = sum;
+        sums[i] = sum;
       }
     }
-    if (parts == 1) return;
     __syncthreads();
-    if (thread() >= bins_) return;
-    BinSum sum;
-    for (int i = thread(); i < parts * bins_; i += bins_) {
-      sum.total += parts_[i].total;
-      sum.before += parts_[i].before;
-    }
-    before_[thread()] += sum.before;
-    visit(thread(), static_cast<int>(sum.total));
+    if (parts == 1 || thread() >= words) return;
+    Sum sum;
+    for (int i = thread(); i < parts * words; i += words) sum.add(sums[i]);
+    finish(thread(), sum);
   }
   /// Every step-th row of a column, waiting for those that are not there yet.
-  template <class Count>
-  __device__ BinSum column(unsigned turn, int e, int first, int step, int clusters, int mine) const {
-    constexpr int kAhead = 4;
-    BinSum sum;
+  template <class Counts>
+  __device__ WordSum<Counts> column(unsigned turn, int w, int words, int first, int step, int clusters, int mine) const {
+    constexpr int kAhead = 5;
+    WordSum<Counts> sum;
     for (int row = first; row < clusters; row += kAhead * step) {
-      Count counts[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        counts[i] = row + i * step < clusters ? load_relaxed(word<Count>(turn, row + i * step, e)) : Count{1};
+      unsigned counts[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        while (counts[i] == 0) counts[i] = load_relaxed(word<Count>(turn, row + i * step, e));
-        sum.total += counts[i] - 1U;
-        if (row + i * step < mine) sum.before += counts[i] - 1U;
+        counts[i] = row + i * step < clusters ? load_relaxed(word(turn, row + i * step, words, w)) : Counts::kOnes;
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        while (!Counts::there(counts[i])) counts[i] = load_relaxed(word(turn, row + i * step, words, w));
+        sum.add(counts[i], row + i * step < mine);
       }
     }
     return sum;
@@ -275,21 +362,21 @@ class SlotCounter {
   __device__ unsigned char* byte_of(unsigned turn, unsigned i) const {
     return grid_.workspace + kHeaderBytes + std::int64_t{i} + (i & ~127U) + turn * 128;
   }
-  template <class Count>
-  __device__ Count* word(unsigned turn, int row, int e) const {
-    return reinterpret_cast<Count*>(byte_of(turn, static_cast<unsigned>((row * bins_ + e) * static_cast<int>(sizeof(Count)))));
+  __device__ unsigned* word(unsigned turn, int row, int words, int w) const {
+    return reinterpret_cast<unsigned*>(byte_of(turn, static_cast<unsigned>(row * words + w) * 4));
   }
 
   RoutingGrid grid_;
   unsigned* masks_;
   unsigned* before_;
   unsigned* gathered_;
-  BinSum* parts_;
+  unsigned* parts_;
   WorkspaceHeader* header_;
+  unsigned long long* barrier_;
   int bins_;
 };
 
-/// offsets[0 … n]: exclusive prefix of the counts in offsets[0 … n), each rounded up; visit(i, count, offset, end) for each, by one thread.
+/// offsets[0 … n): exclusive prefix of the counts in there, each rounded up; visit(i, count, offset, end) for each, by one thread.
 /// sums: kWarp words. Begins after, and ends in, __syncthreads().
 template <class Visit>
 __device__ inline void scan_offsets(std::int32_t* offsets, int n, int alignment, unsigned* sums, Visit const& visit) {
@@ -299,28 +386,30 @@ __device__ inline void scan_offsets(std::int32_t* offsets, int n, int alignment,
   unsigned carry = 0;
   for (int start = 0; start < n; start += static_cast<int>(blockDim.x)) {
     int const i = start + static_cast<int>(threadIdx.x);
+    bool const busy = start + warp * kWarp < n;  // a warp without experts only waits
     int const count = i < n ? offsets[i] : 0;
     auto const rounded = static_cast<unsigned>(alignment == 1 ? count : (count + alignment - 1) / alignment * alignment);
     unsigned through = rounded;
+    if (busy) {
 #pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) {
-      unsigned const other = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(step));
-      if (lane >= step) through += other;
+      for (int step = 1; step < kWarp; step *= 2) {
+        unsigned const other = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(step));
+        if (lane >= step) through += other;
+      }
     }
     if (lane == kWarp - 1) sums[warp] = through;
     __syncthreads();
-    unsigned const of_warp = lane < warps ? sums[lane] : 0;
-    unsigned const earlier = __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0U);
-    auto const end = static_cast<std::int32_t>(carry + earlier + through);
-    carry += __reduce_add_sync(kAllLanes, of_warp);
-    if (i < n) {
-      offsets[i] = end - static_cast<std::int32_t>(rounded);
-      visit(i, count, end - static_cast<std::int32_t>(rounded), end);
+    if (busy) {
+      unsigned const of_warp = lane < warps ? sums[lane] : 0;
+      auto const end = static_cast<std::int32_t>(carry + __reduce_add_sync(kAllLanes, lane < warp ? of_warp : 0U) + through);
+      if (i < n) {
+        offsets[i] = end - static_cast<std::int32_t>(rounded);
+        visit(i, count, end - static_cast<std::int32_t>(rounded), end);
+      }
+      if (start + static_cast<int>(blockDim.x) < n) carry += __reduce_add_sync(kAllLanes, of_warp);
     }
-    if (start + static_cast<int>(blockDim.x) < n) __syncthreads();  // sums are written again
+    __syncthreads();
   }
-  if (threadIdx.x == 0) offsets[n] = static_cast<std::int32_t>(carry);
-  __syncthreads();
 }
 
 }  // namespace moe::routing::detail

@@ -26,19 +26,34 @@ struct SigmoidGroups {
   static constexpr int kScratchFloats = kPitch * (kGroups + kKept) + kTopK;
 };
 
-/// Whether route_sigmoid_groups() may route for this type of configuration, and for this one.
+/// A configuration of these sizes: they are compiled in, and nothing else is.
+template <class Config>
+struct SigmoidGroupsConfig : Config {
+  static constexpr int num_experts = SigmoidGroups::kExperts;
+  static constexpr int topk = SigmoidGroups::kTopK;
+  static constexpr int num_fused_shared = 0;
+  static constexpr int num_zero_experts = 0;
+  static constexpr int num_joint_shared = 0;
+  MOE_HD static constexpr int num_slots() { return topk; }
+};
+
+/// Whether route_sigmoid_groups() may route for this type of configuration, and whether it does for this one.
 template <class Config>
 inline constexpr bool kMayBeSigmoidGroups = false;
 template <>
 inline constexpr bool kMayBeSigmoidGroups<RouterConfig> = true;
 template <Renormalize R>
 inline constexpr bool kMayBeSigmoidGroups<GroupedTopKConfig<Scoring::sigmoid, GroupScore::top2_sum, R>> = true;
+template <class Config>
+inline constexpr bool kIsSigmoidGroups = false;
+template <class Config>
+inline constexpr bool kIsSigmoidGroups<SigmoidGroupsConfig<Config>> = true;
 inline bool is_sigmoid_groups(RouterConfig const& c) {
   using S = SigmoidGroups;
   return c.num_experts == S::kExperts && c.num_expert_group == S::kGroups && c.topk_group == S::kKept && c.topk == S::kTopK &&
          c.scoring == Scoring::sigmoid && c.order == Order::score_then_topk && c.selection == Selection::topk &&
          c.group_score == GroupScore::top2_sum && c.logit_softcap == 0.0F && c.num_zero_experts == 0 && c.num_joint_shared == 0 &&
-         reinterpret_cast<std::uintptr_t>(c.correction_bias) % 16 == 0;
+         c.num_fused_shared == 0 && reinterpret_cast<std::uintptr_t>(c.correction_bias) % 16 == 0;
 }
 
 /// sigmoid_rn(z) for |z| < kUsualLogit, bit for bit: there e^-z is normal, so its exponent is added as an integer, and 1 + e^-z has a
