@@ -31,6 +31,9 @@ struct ForwardOptions {
   std::int64_t num_valid_rows = -1;         ///< rows at or past it are padding and give zero rows; -1: all rows are valid
   std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing, in the layer's space
   Rows<float> shared_weights = {};          ///< [M, S] out: weights of jointly normalised shared experts; or no rows
+  /// CUDA space: [1] rows that are there, at most M, in device memory, so that a captured graph follows it. Output rows past it are
+  /// not written or zero, their routing says nothing. For backends whose exchange takes it (no_expert_parallel), else E_UNSUPPORTED.
+  std::int32_t const* num_rows = nullptr;
 };
 
 namespace detail {
@@ -100,6 +103,9 @@ class Layer {
                Probe&& probe = {}) {
     try {
       validate(hidden, logits.extent(0), logits.extent(1), output);
+      if (options.num_rows != nullptr && !kTakesRowCount) {
+        throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
+      }
       rows_ = hidden.extent(0);
       probe.begin(Phase::route);
       route(logits, options, stream);
@@ -110,12 +116,13 @@ class Layer {
     }
 
     probe.begin(Phase::dispatch);
-    auto const tokens = exchange_.prepare(RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights()}, stream);
+    auto const tokens = exchange_.prepare(
+        RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights(), options.num_rows, kSkipsForeignIds}, stream);
     probe.end(Phase::dispatch);
 
     probe.begin(Phase::experts);
     try {
-      kernel_.apply(tokens, exchange_.expert_output(), stream);
+      kernel_.apply(tokens, expert_output(output), stream);
     } catch (Error const&) {
       exchange_.abandon(stream);  // the other ranks wait in finalize()
       throw;
@@ -143,6 +150,17 @@ class Layer {
   std::size_t bytes() const { return arena_.bytes(); }
 
  private:
+  static constexpr bool kTakesRowCount = requires { requires Exchange::kTakesRowCount; };
+  static constexpr bool kSkipsForeignIds = requires { requires Kernel::kSkipsForeignIds; };
+
+  /// Where the experts write. An exchange on one rank may have them write the output itself.
+  auto expert_output(Output output) {
+    if constexpr (requires { exchange_.expert_output(output); }) {
+      return exchange_.expert_output(output);
+    } else {
+      return exchange_.expert_output();
+    }
+  }
   void validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const {
     std::int64_t const m = hidden.extent(0);
     auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {

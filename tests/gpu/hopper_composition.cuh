@@ -80,10 +80,26 @@ class CompositionUnderTest {
     logits_.copy_from_host(z.data());
     output_.copy_from_host(nan.data());
   }
+  /// NaN in the rows and logits from `first` on.
+  void poison_input(std::int64_t first) {
+    auto const poison = [&](auto& buffer, int width) {
+      std::size_t const bytes = static_cast<std::size_t>((max_tokens_ - first) * width) * sizeof(*buffer.data());
+      if (bytes > 0) moe::check_cuda(cudaMemset(buffer.data() + first * width, 0xFF, bytes), "cudaMemset");
+    };
+    poison(hidden_, case_.hidden);
+    poison(logits_, case_.experts);
+  }
   void launch(std::int64_t rows, cudaStream_t stream, moe::ForwardOptions const& options = {}) {
     layer_->forward(moe::make_rows(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
                     moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
                     moe::make_rows(output_.data(), rows, case_.hidden), options, moe::Stream<Space>{stream});
+  }
+  /// Writes the output over the input; output() gives it.
+  void launch_in_place(std::int64_t rows, cudaStream_t stream) {
+    layer_->forward(moe::make_rows(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
+                    moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
+                    moe::make_rows(hidden_.data(), rows, case_.hidden), {}, moe::Stream<Space>{stream});
+    moe::check_cuda(cudaMemcpyAsync(output_.data(), hidden_.data(), hidden_.bytes(), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
   /// The output of the last launch, [max_tokens, H].
   std::vector<float> output() {

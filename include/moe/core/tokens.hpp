@@ -14,6 +14,9 @@ struct RoutedTokens {
   Rows<Act const, Hidden> hidden;     ///< [M, H]
   Rows<std::int32_t const> topk_ids;  ///< [M, k] physical ids, or kNoExpert
   Rows<float const> topk_weights;     ///< [M, k]
+  /// Device: rows that are valid, at most M, when only the device knows; null: all of them. For exchanges that take one (kTakesRowCount).
+  std::int32_t const* num_rows = nullptr;
+  bool experts_skip_foreign_ids = false;  ///< the experts look at ids of [0, L) only: on one rank ids need no change
 };
 
 /// Tokens as the experts read them, standard format: one row per token that has work on this rank (and possibly rows that have none).
@@ -32,6 +35,11 @@ struct BatchedTokens {
   Blocks<Payload const> rows;                    ///< [L, C, payload_cols(H)]
   Blocks<Scale const> scales;                    ///< [L, C, scale_cols(H)]
   Vector<std::int32_t const> expert_num_tokens;  ///< [L] valid rows of each block; rows past them hold anything, NaN included
+  /// [L, C], or no rows. If given, row i of block e is row gather(e, i) of `rows`, counted over all its blocks, of which there may then be
+  /// fewer than L. Device exchanges only.
+  Rows<std::int32_t const> gather = {};
+  /// Rows that a block may have, C.
+  MOE_HD std::int64_t capacity() const { return gather.extent(0) > 0 ? gather.extent(1) : rows.extent(1); }
 };
 
 /// One weight matrix of every local expert: codes of the quantisation's weight type with their scales, and an optional bias.
