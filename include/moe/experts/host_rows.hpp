@@ -29,6 +29,15 @@ float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, st
   }
 }
 
+/// Whether the scheme quantises activations from any row; a user's scheme may know arrays only.
+template <class Quant, class Row>
+inline constexpr bool kQuantizesComputedRows = Quant::kActGranularity !=
+                                               quantization::ScaleGranularity::none&& requires(Quant const& quant, Row const& row,
+                                                                                               typename Quant::template Payload<float>* q,
+                                                                                               typename Quant::Scale* s) {
+  quant.template quantize_row<float>(row, std::int64_t{1}, q, s);
+};
+
 /// The activation scheme rounds what enters the second GEMM too (a2): quantise and dequantise one row in place.
 template <class Quant, class Act>
 void requantize_row(Quant const& quant, float* row, std::int64_t n, typename Quant::template Payload<float>* codes,

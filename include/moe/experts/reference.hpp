@@ -9,6 +9,7 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/experts/activated_row.hpp"
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/host_rows.hpp"
 #include "moe/experts/weights.hpp"
@@ -135,10 +136,16 @@ struct Reference : AnyComposition {
     void feed_forward(std::int64_t e, Scratch const& s, float in_scale) const {
       linear(weights_.w13, e, s.x, in_scale, s.weight, s.h13);
       std::int64_t const width = shape_.intermediate();
-      for (std::int64_t i = 0; i < width; ++i) {
-        s.h[i] = activation_(s.h13[i], activation_.gated() ? s.h13[width + i] : 0.0F);
+      ActivatedRow const row{activation_, static_cast<float const*>(s.h13), width, false};
+      if constexpr (detail::kQuantizesComputedRows<Quant, decltype(row)>) {
+        quant_.template quantize_row<float>(row, width, s.codes, s.scales);
+        quant_.template dequantize_row<float>(s.codes, s.scales, width, s.h);
+      } else {
+        for (std::int64_t i = 0; i < width; ++i) {
+          s.h[i] = row[i];
+        }
+        detail::requantize_row<Quant, typename Config::Act>(quant_, s.h, width, s.codes, s.scales);
       }
-      detail::requantize_row<Quant, typename Config::Act>(quant_, s.h, width, s.codes, s.scales);
       linear(weights_.w2, e, s.h, 1.0F, s.weight, s.out);
     }
 

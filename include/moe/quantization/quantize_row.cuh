@@ -37,6 +37,24 @@ __device__ inline void load8(Act const* x, std::int64_t at, std::int64_t n, bool
   }
 }
 
+/// The same of any row: an array, or values that are computed eight at a time.
+template <class Row>
+__device__ inline void read8(Row const& x, std::int64_t at, std::int64_t n, bool vector, float (&v)[kLaneElements]) {
+  if constexpr (std::is_pointer_v<Row>) {
+    load8(x, at, n, vector, v);
+  } else {
+    x.load8(at, n, v);
+  }
+}
+template <class Row>
+__device__ inline bool in_vectors([[maybe_unused]] Row const& x) {
+  if constexpr (std::is_pointer_v<Row>) {
+    return aligned(x, 16);
+  } else {
+    return false;
+  }
+}
+
 /// Eight values over the factor d, rounded as by Unit::encode. A power of two is multiplied by its exact reciprocal: the same bits.
 template <class Unit>
 __device__ inline void ratios8(float (&v)[kLaneElements], float d) {
@@ -108,21 +126,23 @@ __device__ inline std::uint32_t amax8(Unit const& unit, float const (&v)[kLaneEl
 
 }  // namespace detail
 
-/// One row by one full warp; every lane calls it with its lane number. x [n], q [payload_cols(n)], s [scale_cols(n)] in global or shared
-/// memory, of this or of a peer device; s may be null if the scheme sends no scales. Rows that begin at 16-byte boundaries (q: 8 bytes,
-/// 4 for 4-bit codes) move in vectors, others element by element.
-template <class Scheme, class Act>
-__device__ inline void quantize_row_warp(Scheme const& scheme, Act const* x, std::int64_t n, typename Scheme::template Payload<Act>* q,
+/// One row by one full warp; every lane calls it with its lane number. x [n], an array or a row that is computed (load8()), q
+/// [payload_cols(n)], s [scale_cols(n)] in global or shared memory, of this or of a peer device; s may be null if the scheme sends no
+/// scales. Rows that begin at 16-byte boundaries (q: 8 bytes, 4 for 4-bit codes) move in vectors, others element by element.
+template <class Scheme, class Act, class Row>
+__device__ inline void quantize_row_warp(Scheme const& scheme, Row const& x, std::int64_t n, typename Scheme::template Payload<Act>* q,
                                          [[maybe_unused]] typename Scheme::Scale* s, int lane) {
   using namespace detail;
-  if constexpr (!Scheme::kQuantizesActivations) {
+  if constexpr (!Scheme::kQuantizesActivations && !std::is_pointer_v<Row>) {
+    for (std::int64_t i = lane; i < n; i += kWarp) q[i] = element_as<Act>(x[i]);
+  } else if constexpr (!Scheme::kQuantizesActivations) {
     constexpr int kPerVector = 16 / static_cast<int>(sizeof(Act));
     std::int64_t const vectors = aligned(x, 16) && aligned(q, 16) ? n / kPerVector : 0;
     for (std::int64_t i = lane; i < vectors; i += kWarp) reinterpret_cast<uint4*>(q)[i] = reinterpret_cast<uint4 const*>(x)[i];
     for (std::int64_t i = vectors * kPerVector + lane; i < n; i += kWarp) q[i] = x[i];
   } else {
     using Unit = typename Scheme::Unit;
-    bool const vector_in = aligned(x, 16);
+    bool const vector_in = in_vectors(x);
     bool const vector_out = aligned(q, 8 / Unit::kPack);
     constexpr int kGroup = Scheme::kActGroup;
     float v[kLaneElements];
@@ -133,7 +153,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Act const* x, std
       } else {
         std::uint32_t amax = 0;
         for (std::int64_t at = lane * kLaneElements; at < n; at += kWarpElements) {
-          load8(x, at, n, vector_in, v);
+          read8(x, at, n, vector_in, v);
           amax = max(amax, amax8(scheme.act, v));
         }
         auto const scale = scheme.act.scale(__reduce_max_sync(0xFFFFFFFFU, amax));
@@ -142,7 +162,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Act const* x, std
       }
       // The row is read again: it is in the cache now, and registers could not hold a row of any width.
       for (std::int64_t at = lane * kLaneElements; at < n; at += kWarpElements) {
-        load8(x, at, n, vector_in, v);
+        read8(x, at, n, vector_in, v);
         store8<Unit>(q, at, n, vector_out, encode8<Unit>(v, d));
       }
     } else {
@@ -151,7 +171,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Act const* x, std
       // All lanes take every step, because the shuffles need them.
       for (std::int64_t base = 0; base < n; base += kWarpElements) {
         std::int64_t const at = base + lane * kLaneElements;
-        load8(x, at, n, vector_in, v);
+        read8(x, at, n, vector_in, v);
         std::uint32_t amax = amax8(scheme.act, v);
 #pragma unroll
         for (int offset = kLanes / 2; offset > 0; offset /= 2) amax = max(amax, __shfl_xor_sync(0xFFFFFFFFU, amax, offset));

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/rows.hpp: the activation half of a scheme: a row of hidden values ↔ codes and scales, one unit after the other.
+// quantization/rows.hpp: the activation half of a scheme: a row of hidden values ↔ codes and scales, one unit after the other. A row is
+// anything with elements x[i]: an array, or values that are computed as they are read (experts/activated_row.hpp).
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "moe/core/types.hpp"
 #include "moe/quantization/granularity.hpp"
@@ -11,6 +13,16 @@
 namespace moe::quantization {
 
 namespace detail {
+
+/// An element of a row as Act: itself, or a float32 value rounded.
+template <class Act, class T>
+MOE_HD inline Act element_as(T v) {
+  if constexpr (std::is_same_v<Act, T>) {
+    return v;
+  } else {
+    return from_float<Act>(v);
+  }
+}
 
 /// Stores code i of a row; the even code of a packed pair is stored first, which also clears the odd one.
 template <class Unit>
@@ -50,9 +62,9 @@ struct UnquantizedRows {
   MOE_HD static constexpr std::int64_t scale_cols(std::int64_t) { return 0; }
 
   /// Copies the row.
-  template <class Act>
-  MOE_HD void quantize_row(Act const* x, std::int64_t n, Act* q, float*) const {
-    for (std::int64_t i = 0; i < n; ++i) q[i] = x[i];
+  template <class Act, class Row>
+  MOE_HD void quantize_row(Row const& x, std::int64_t n, Act* q, float*) const {
+    for (std::int64_t i = 0; i < n; ++i) q[i] = detail::element_as<Act>(x[i]);
   }
   /// Widens the row.
   template <class Act>
@@ -89,8 +101,8 @@ struct QuantizedRows {
   }
 
   /// x [n] → q [payload_cols(n)], s [scale_cols(n)].
-  template <class Act>
-  MOE_HD void quantize_row(Act const* x, std::int64_t n, Payload<Act>* q, Scale* s) const {
+  template <class Act, class Row>
+  MOE_HD void quantize_row(Row const& x, std::int64_t n, Payload<Act>* q, Scale* s) const {
     std::int64_t const step = Group == 0 ? n : Group;
     for (std::int64_t begin = 0, g = 0; g < scale_cols(n); begin += step, ++g) {
       std::int64_t const end = begin + step < n ? begin + step : n;
@@ -138,8 +150,8 @@ struct StaticRows {
   MOE_HD static constexpr std::int64_t scale_cols(std::int64_t) { return 0; }
 
   /// s is not written and may be null.
-  template <class Act>
-  MOE_HD void quantize_row(Act const* x, std::int64_t n, Payload<Act>* q, float*) const {
+  template <class Act, class Row>
+  MOE_HD void quantize_row(Row const& x, std::int64_t n, Payload<Act>* q, float*) const {
     for (std::int64_t i = 0; i < n; ++i) q[i] = act.encode(to_float(x[i]), params.scale);
   }
   template <class Act>
