@@ -38,6 +38,26 @@ struct ForwardOptions {
 
 namespace detail {
 
+template <class Backend>
+concept RowsStay = requires {
+  requires Backend::kRowsStay;
+};
+template <class Kernel>
+concept QuantizesOnTheWay = requires {
+  typename Kernel::RowsAsTheyAre;
+};
+
+/// The quantisation of the rows that the backend hands over: Quant's, or none where the rows stay on their rank and the experts quantise
+/// them on the way.
+template <class Quant, class Backend, class Kernel>
+struct HandedOver {
+  using type = Quant;
+};
+template <class Quant, RowsStay Backend, QuantizesOnTheWay Kernel>
+struct HandedOver<Quant, Backend, Kernel> {
+  using type = typename Kernel::RowsAsTheyAre;
+};
+
 template <class Config, class Router, class Quant, class Backend, class Experts>
 class Layer {
  public:
@@ -45,7 +65,8 @@ class Layer {
   using Comm = typename Backend::Comm;
   using Act = typename Config::Act;
   using Kernel = typename Experts::template Kernel<Config, Quant, Backend::kFormat>;
-  using Exchange = typename Backend::template Exchange<Config, Quant, typename Kernel::Output>;
+  using RowQuant = typename HandedOver<Quant, Backend, Kernel>::type;
+  using Exchange = typename Backend::template Exchange<Config, RowQuant, typename Kernel::Output>;
   using Weights = WeightsOf<Config, Quant>;
   using Hidden = Rows<Act const, Config::hidden>;
   using Output = Rows<Act, Config::hidden>;
@@ -71,7 +92,7 @@ class Layer {
       : shape_(p.shape),
         max_tokens_(p.max_tokens_per_rank),
         router_(p.router),
-        exchange_(comm, shape_, max_tokens_, p.placement, p.quantization, p.backend, arena_),
+        exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
         kernel_(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_),
         ids_(arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots())),
         weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())),
@@ -153,6 +174,13 @@ class Layer {
   static constexpr bool kTakesRowCount = requires { requires Exchange::kTakesRowCount; };
   static constexpr bool kSkipsForeignIds = requires { requires Kernel::kSkipsForeignIds; };
 
+  static RowQuant row_quantization([[maybe_unused]] Quant const& quant) {
+    if constexpr (std::is_same_v<RowQuant, Quant>) {
+      return quant;
+    } else {
+      return {};
+    }
+  }
   /// Where the experts write. An exchange on one rank may have them write the output itself.
   auto expert_output(Output output) {
     if constexpr (requires { exchange_.expert_output(output); }) {

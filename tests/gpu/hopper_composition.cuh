@@ -22,8 +22,9 @@ namespace moe_test {
 
 using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
 
-template <class T, class ActivationPolicy = moe::activation::Any>
+template <class T, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic>
 struct CompositionConfig : moe::LayerDefaults {
+  static constexpr int hidden = Hidden;
   using Act = T;
   using Weight = T;
   using Activation = ActivationPolicy;
@@ -42,11 +43,11 @@ struct LayerCase {
   unsigned seed = 1;
 };
 
-template <class T, class Quant, class Backend, class Experts, class ActivationPolicy = moe::activation::Any>
+template <class T, class Quant, class Backend, class Experts, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic>
 class CompositionUnderTest {
  public:
   using Space = moe::space::cuda;
-  using Config = CompositionConfig<T, ActivationPolicy>;
+  using Config = CompositionConfig<T, ActivationPolicy, Hidden>;
   using Layer = moe::ModularKernel<Config, Router, Quant, Backend, Experts>;
 
   CompositionUnderTest(LayerCase const& c, std::int64_t max_tokens, Quant const& quant = {})
@@ -90,15 +91,47 @@ class CompositionUnderTest {
     poison(logits_, case_.experts);
   }
   void launch(std::int64_t rows, cudaStream_t stream, moe::ForwardOptions const& options = {}) {
-    layer_->forward(moe::make_rows(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
+    layer_->forward(moe::make_rows<Hidden>(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
                     moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
-                    moe::make_rows(output_.data(), rows, case_.hidden), options, moe::Stream<Space>{stream});
+                    moe::make_rows<Hidden>(output_.data(), rows, case_.hidden), options, moe::Stream<Space>{stream});
+  }
+  /// forward() of rows that lie further apart than they are wide.
+  std::vector<float> forward_apart(std::int64_t rows, unsigned seed) {
+    fill(seed);
+    std::int64_t const stride = case_.hidden + 64;
+    moe::Buffer<T, Space> apart(rows * stride);
+    std::size_t const width = static_cast<std::size_t>(case_.hidden) * sizeof(T);
+    moe::check_cuda(cudaMemcpy2D(apart.data(), static_cast<std::size_t>(stride) * sizeof(T), hidden_.data(), width, width,
+                                 static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice),
+                    "cudaMemcpy2D");
+    layer_->forward(moe::make_rows<Hidden>(static_cast<T const*>(apart.data()), rows, case_.hidden, stride),
+                    moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
+                    moe::make_rows<Hidden>(output_.data(), rows, case_.hidden), {}, moe::Stream<Space>{nullptr});
+    auto out = output();
+    out.resize(static_cast<std::size_t>(rows * case_.hidden));
+    return out;
+  }
+  /// Nodes of a captured forward(). Call it after a forward of as many rows: modules must have been loaded.
+  std::size_t launches(std::int64_t rows) {
+    cudaStream_t stream = nullptr;
+    cudaGraph_t graph = nullptr;
+    std::size_t nodes = 0;
+    moe::check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
+    launch(rows, stream);
+    moe::check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    moe::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    launch(rows, stream);
+    moe::check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    moe::check_cuda(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    return nodes;
   }
   /// Writes the output over the input; output() gives it.
   void launch_in_place(std::int64_t rows, cudaStream_t stream) {
-    layer_->forward(moe::make_rows(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
+    layer_->forward(moe::make_rows<Hidden>(static_cast<T const*>(hidden_.data()), rows, case_.hidden),
                     moe::make_rows(static_cast<float const*>(logits_.data()), rows, case_.experts),
-                    moe::make_rows(hidden_.data(), rows, case_.hidden), {}, moe::Stream<Space>{stream});
+                    moe::make_rows<Hidden>(hidden_.data(), rows, case_.hidden), {}, moe::Stream<Space>{stream});
     moe::check_cuda(cudaMemcpyAsync(output_.data(), hidden_.data(), hidden_.bytes(), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
   /// The output of the last launch, [max_tokens, H].

@@ -25,6 +25,7 @@ struct NoExpertParallel {
   using Comm = comm::Self<Space>;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
+  static constexpr bool kRowsStay = true;  ///< experts that quantise rows on the way may get them as they are
   struct Params {};
 
   template <class Quant>

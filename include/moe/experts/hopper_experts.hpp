@@ -18,7 +18,9 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/granularity.hpp"
+#include "moe/quantization/none.hpp"
 
 namespace moe::experts {
 
@@ -44,6 +46,21 @@ constexpr int hopper_scheme() {
     return whole ? static_cast<int>(hopper::Scheme::fp8_row) : -1;
   }
 }
+
+/// Whether the kernels quantise a layer's rows on the way: e4m3 in whole groups of 128 from bf16, by the rule of Fp8Block.
+template <class Config, class Quant, ActivationFormat Format>
+inline constexpr bool hopper_quantizes_rows =
+    std::same_as<Quant, quantization::Fp8Block<>>&& std::same_as<typename Config::Act, bf16>&& Format ==
+    ActivationFormat::standard&& Config::hidden != dynamic&& Config::hidden % 128 == 0;
+
+/// What a kernel object says of it: RowsAsTheyAre is the quantisation of the rows that it would rather read, from a backend that leaves
+/// them where they are.
+template <bool Quantizes>
+struct HopperRows {};
+template <>
+struct HopperRows<true> {
+  using RowsAsTheyAre = quantization::None;
+};
 
 /// The facts and the kernel object that both policies share. Tiles: as hopper::DefaultTiles.
 template <ActivationFormat Reads, class Tiles>
@@ -94,7 +111,7 @@ struct HopperPolicy {
   }
 
   template <class Config, class Quant, ActivationFormat Format>
-  class Kernel {
+  class Kernel : public HopperRows<hopper_quantizes_rows<Config, Quant, Format>> {
    public:
     using Act = typename Config::Act;
     static constexpr hopper::Scheme kScheme = static_cast<hopper::Scheme>(hopper_scheme<Quant, Act>());
@@ -120,39 +137,34 @@ struct HopperPolicy {
         throw Error(ErrorCode::capacity, text("hopper experts: ", tokens, " rows of ", topk_, " slots, at most 2^31 - 1 slots"));
       }
       workspace_ = arena.template take<char>(layer_.workspace_bytes(static_cast<int>(tokens)));
+      if constexpr (kQuantizesRows) packed_ = arena.template take<Act>(max_rows * hidden_);
     }
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, packed; one rounding of the float32
     /// sum of rows rounded to Output. Enqueues. E_ARG, E_UNSUPPORTED before anything is launched.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
-      std::int64_t const rows = tokens.rows.extent(0);
-      check(rows, y.extent(0));
-      if (rows == 0) return;
-      expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
-      expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
-      expect("columns of x", tokens.rows.extent(1), hidden_);
-      expect("columns of the output", y.extent(1), hidden_);
-      expect("row stride of the output", y.stride(0), hidden_);
       hopper::LayerCall call{};
-      call.x = tokens.rows.data_handle();
-      call.x_stride = tokens.rows.stride(0);
       if constexpr (kHasScales) {
         call.x_scales = tokens.scales.data_handle();
         call.x_scale_stride = tokens.scales.stride(0);
       }
-      call.topk_ids = tokens.topk_ids.data_handle();
-      call.id_stride = tokens.topk_ids.stride(0);
-      call.topk_weights = tokens.topk_weights.data_handle();
-      call.weight_stride = tokens.topk_weights.stride(0);
-      call.num_tokens = tokens.num_rows;
-      call.out = y.data_handle();
-      call.max_tokens = static_cast<int>(rows);
-      if (expected_rows_ == 0) {
-        layer_.forward(call, workspace_, stream);
-      } else {
-        std::int64_t const tokens = std::clamp<std::int64_t>(std::int64_t{expected_rows_} * num_local_ / topk_, 1, rows);
-        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(tokens), false), workspace_, stream);
+      enqueue(tokens, call, y, stream);
+    }
+    /// The same from rows that the kernels quantise themselves.
+    template <class Tokens>
+    requires(hopper_quantizes_rows<Config, Quant, Format>&& std::same_as<Tokens, StandardTokensOf<Config, quantization::None>>) void apply(
+        Tokens const& tokens, Rows<Output> y, cudaStream_t stream) const {
+      Tokens packed = tokens;
+      std::int64_t const rows = tokens.rows.extent(0);
+      if (rows > 0 && rows <= max_rows_ && tokens.rows.stride(0) != hidden_) {
+        std::size_t const width = static_cast<std::size_t>(hidden_) * sizeof(Act);
+        check_cuda(
+            cudaMemcpy2DAsync(packed_, width, tokens.rows.data_handle(), static_cast<std::size_t>(tokens.rows.stride(0)) * sizeof(Act),
+                              width, static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpy2DAsync");
+        packed.rows = make_rows(static_cast<Act const*>(packed_), rows, hidden_);
       }
+      enqueue(packed, {}, y, stream);
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
@@ -170,6 +182,35 @@ struct HopperPolicy {
     }
 
    private:
+    static constexpr bool kQuantizesRows = hopper_quantizes_rows<Config, Quant, Format>;
+
+    template <class Tokens>
+    void enqueue(Tokens const& tokens, hopper::LayerCall call, Rows<Output> y, cudaStream_t stream) const {
+      std::int64_t const rows = tokens.rows.extent(0);
+      check(rows, y.extent(0));
+      if (rows == 0) return;
+      expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
+      expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
+      expect("columns of x", tokens.rows.extent(1), hidden_);
+      expect("columns of the output", y.extent(1), hidden_);
+      expect("row stride of the output", y.stride(0), hidden_);
+      call.x = tokens.rows.data_handle();
+      call.x_stride = tokens.rows.stride(0);
+      call.topk_ids = tokens.topk_ids.data_handle();
+      call.id_stride = tokens.topk_ids.stride(0);
+      call.topk_weights = tokens.topk_weights.data_handle();
+      call.weight_stride = tokens.topk_weights.stride(0);
+      call.num_tokens = tokens.num_rows;
+      call.out = y.data_handle();
+      call.max_tokens = static_cast<int>(rows);
+      if (expected_rows_ == 0) {
+        layer_.forward(call, workspace_, stream);
+      } else {
+        std::int64_t const expected = std::clamp<std::int64_t>(std::int64_t{expected_rows_} * num_local_ / topk_, 1, rows);
+        bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;
+        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(expected), quantises), workspace_, stream);
+      }
+    }
     static constexpr bool kStatic = Quant::kQuantizesActivations && Quant::kActGranularity == quantization::ScaleGranularity::per_tensor;
     static constexpr bool kHasScales = Quant::kQuantizesActivations && !kStatic;
 
@@ -230,6 +271,7 @@ struct HopperPolicy {
     hopper::LayerShape sizes_;
     hopper::ContiguousLayer layer_;
     char* workspace_ = nullptr;
+    Act* packed_ = nullptr;  // rows that the caller has apart, where the kernels quantise them
   };
 };
 
