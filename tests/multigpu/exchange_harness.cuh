@@ -27,6 +27,10 @@ inline std::string check_low_latency_rows(moe::detail::LowLatencyCalls const& ca
           continue;
         }
         int const token = i / s.topk;
+        auto const first = t.ids.begin() + static_cast<std::ptrdiff_t>(token) * s.topk;
+        if (std::find(first, t.ids.begin() + i, r * L + le) != t.ids.begin() + i) {
+          continue;  // an expert gets one row of a token
+        }
         std::size_t const at = static_cast<std::size_t>(le) * static_cast<std::size_t>(s.capacity()) + n++;
         int const source = src * s.max_tokens + token;
         if (sources[at] != source) {

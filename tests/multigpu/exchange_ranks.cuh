@@ -201,7 +201,7 @@ inline RankTokens make_tokens(int rank, int tokens, int hidden, int topk, int ex
     for (int j = 0; j < topk; ++j) {
       std::swap(all[static_cast<std::size_t>(j)], all[static_cast<std::size_t>(j) + g() % static_cast<unsigned>(experts - j)]);
       int e = all[static_cast<std::size_t>(j)];
-      int const local = experts / ranks;
+      int const local = std::max(1, experts / ranks);
       switch (routing) {
         case Routing::uniform: break;
         case Routing::with_gaps: e = g() % 3 == 0 ? -1 : e; break;
@@ -236,12 +236,12 @@ WireRow wire_row(std::uint16_t const* x, int hidden, bool fp8) {
   }
   for (int g = 0; g < hidden; g += 128) {
     std::uint32_t amax = 0;
-    for (int i = g; i < g + 128; ++i) {
+    for (int i = g; i < std::min(g + 128, hidden); ++i) {
       amax = std::max(amax, Unit::magnitude(bf16_value(x[i])));
     }
     float const s = Unit::scale(amax);
     row.scales.push_back(s);
-    for (int i = g; i < g + 128; ++i) {
+    for (int i = g; i < std::min(g + 128, hidden); ++i) {
       auto const code = Unit::encode(bf16_value(x[i]), s);
       row.bytes.push_back(code);
       row.values[static_cast<std::size_t>(i)] = bf16_value(bf16_bits(Unit::decode(code, s)));
@@ -262,7 +262,7 @@ static __global__ void identity_batched(char const* rows, float const* scales, s
       if (fp8) {
         __nv_fp8_e4m3 code;
         code.__x = static_cast<unsigned char>(rows[from * hidden + h]);
-        v = static_cast<float>(code) * scales[from * (hidden / 128) + h / 128];
+        v = static_cast<float>(code) * scales[from * ((hidden + 127) / 128) + h / 128];
       } else {
         v = __bfloat162float(reinterpret_cast<__nv_bfloat16 const*>(rows)[from * hidden + h]);
       }

@@ -183,6 +183,53 @@ TEST(KilledRank, T10_OneSided) { expect_survivors<moe::backends::OneSided<ForkWi
 TEST(KilledRank, T10_Pplx) { expect_survivors<moe::backends::Pplx<ForkWindow>>(); }
 TEST(KilledRank, T10_TwoSided) { expect_survivors<moe::backends::TwoSided<ForkWindow>>(); }
 
+/// The last rank kills itself between rounds or within one; the others mask it, at once because its process has ended, and go on with what
+/// the rest gives. 0: every output was right.
+int go_on_without(ForkComm& comm, Death death) {
+  using Backend = moe::backends::LowLatency<ForkWindow>;
+  using Exchange = Backend::Exchange<Config, moe::quantization::None, float>;
+  int const experts = 2 * comm.size();
+  int const last = comm.size() - 1;
+  moe::Arena<moe::space::host> arena;
+  Backend::Params params{.masks = true};
+  params.window.timeout_ms = 20'000;
+  Exchange x(comm, moe::Shape<Config>({16, 8, experts, 2}), 4, moe::ExpertPlacement(experts, comm.size()), {}, params, arena);
+  std::vector<float> in(4 * 16, 1.0F), out(4 * 16), weights(8, 0.5F);
+  std::vector<std::int32_t> ids(8);
+  for (std::size_t i = 0; i < 8; ++i) ids[i] = static_cast<std::int32_t>(i * 3) % experts;
+  auto const start = std::chrono::steady_clock::now();
+  for (int round = 0; round < 8; ++round) {
+    bool const dies = round == 3 && comm.rank() == last;
+    if (dies && death == Death::before_dispatch) raise(SIGKILL);
+    x.prepare(
+        {moe::make_rows(static_cast<float const*>(in.data()), 4, 16), moe::make_rows(static_cast<std::int32_t const*>(ids.data()), 4, 2),
+         moe::make_rows(static_cast<float const*>(weights.data()), 4, 2)},
+        {});
+    auto y = x.expert_output();
+    std::fill_n(y.data_handle(), y.size(), 1.0F);
+    if (dies) raise(SIGKILL);
+    x.finalize(moe::make_rows(out.data(), 4, 16), {});
+    for (std::size_t t = 0; t < 4; ++t) {
+      float wanted = 0;
+      for (std::size_t j = 0; j < 2; ++j) wanted += round >= 3 && ids[2 * t + j] / 2 == last ? 0.0F : 0.5F;
+      if (out[t * 16] != wanted) return 1;
+    }
+  }
+  if (x.query_mask()[static_cast<std::size_t>(last)] != true) return 2;
+  return std::chrono::steady_clock::now() - start > std::chrono::seconds(10) ? 3 : 0;
+}
+
+TEST(KilledRank, T11_MaskedSurvivorsGoOn) {
+  for (int ranks : {2, 3, 4}) {
+    for (Death death : {Death::before_dispatch, Death::before_combine}) {
+      std::vector<int> expected(static_cast<std::size_t>(ranks), 0);
+      expected.back() = 128 + SIGKILL;
+      EXPECT_EQ(run_ranks(ranks, [&](ForkComm& comm) { return go_on_without(comm, death); }), expected)
+          << ranks << " ranks, killed before " << (death == Death::before_dispatch ? "dispatch" : "combine");
+    }
+  }
+}
+
 // A process that has ended is noticed before the deadline.
 TEST(KilledRank, EndedProcessIsNoticedEarly) {
   auto const results = run_ranks(2, [](ForkComm& comm) {

@@ -106,6 +106,12 @@ void convert_row(From const* in, std::int64_t n, To* out) {
   }
 }
 
+/// Which dispatch a result belongs to.
+struct WindowTicket {
+  int slot = 0;
+  std::uint32_t generation = 0;  ///< dispatches of the slot so far, this one included
+};
+
 /// Where an exchange stands: finalize() needs a prepare() before it, prepare() a finalized one.
 class CallOrder {
  public:

@@ -5,3 +5,4 @@
 #include "moe/backends/high_throughput_cuda.hpp"
 #include "moe/backends/high_throughput_launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"

@@ -19,22 +19,32 @@ struct HighThroughputTuning {
 /// The kernels of one rank over one part of a window. Holds no memory of its own.
 class HighThroughputCalls {
  public:
+  /// `options`: begin, expert_totals and weight_on_input are not used. E_CONFIG, E_UNSUPPORTED for the shape or the device.
+  HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape, ExchangeOptions const& options,
+                      HighThroughputTuning const& tuning = {});
   HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape, bool programmatic,
-                      HighThroughputTuning const& tuning = {}, ScaleRule const& rule = {1e-10F, false});
+                      HighThroughputTuning const& tuning = {}, ScaleRule const& rule = {1e-10F, false})
+      : HighThroughputCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}, tuning) {}
   static std::size_t window_bytes(HighThroughputShape const& shape) { return HighThroughputLayout(shape).bytes; }
 
   /// `routing_parity` >= 0: cached, the places of the call that ran with that parity and the same routing are used again.
-  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity = -1) const;
+  /// `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see
+  /// alike, leaves no row on any rank, and combine() then gives zeros.
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity = -1, std::uint32_t refused = 0) const;
   /// Reads and sums, in rank order, the rows that outputs(parity) hold on every rank.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
-               int routing_parity = -1) const;
+               int routing_parity = -1, std::uint32_t refused = 0) const;
+  /// Local ids and weights of the received rows, packed [rows][k].
+  void unpack(std::int32_t* ids, float* weights, int parity, cudaStream_t stream, int routing_parity = -1) const;
   /// Sums expert-major outputs [list entries][H] into outputs(parity), before combine(). Needs lists.
   void reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity = -1) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
-  void round(float const* y, int parity, cudaStream_t stream) const;
+  void round(float const* y, int parity, cudaStream_t stream, int routing_parity = -1) const;
   /// Tells every rank that this one gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
 
+  /// Blocks of the following calls. E_CONFIG, E_UNSUPPORTED if so many cannot be.
+  void set_blocks(int blocks);
   HighThroughputShape const& shape() const { return shape_; }
   HighThroughputLayout const& layout() const { return at_; }
   template <class T>
@@ -52,9 +62,8 @@ class HighThroughputCalls {
   int dispatch_warps_ = 1;
   int combine_warps_ = 1;
   int combine_stages_ = 1;
-  bool programmatic_;
   HighThroughputTuning tuning_;
-  ScaleRule rule_;
+  ExchangeOptions options_;
 };
 
 }  // namespace moe::detail

@@ -25,6 +25,8 @@ struct HighThroughputCombine {
   int routing_parity = 0;
   int piece_bytes = 2048;             ///< of each row and stage, a multiple of 512
   int stages = 2;                     ///< up to kHighThroughputStages
+  bool fenced = true;                 ///< publish() the ready flag, else announce() it
+  std::uint32_t refused = 0;          ///< 1 + ErrorCode: this rank's outputs are not there
   __nv_bfloat16 const* bias[2] = {};  ///< optional [M][out_stride], added first
   __nv_bfloat16* out = nullptr;       ///< [M][out_stride]
   std::int64_t out_stride = 0;
@@ -63,7 +65,15 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
   if (block == 0 && tid < R) {
-    announce(at<std::uint32_t>(w, tid, a.at.ready) + me, round);
+    if (a.refused != 0) {
+      refuse(w, tid, round, a.refused);
+    }
+    std::uint32_t* const ready = at<std::uint32_t>(w, tid, a.at.ready) + me;
+    if (a.fenced || a.refused != 0) {
+      publish(ready, round);
+    } else {
+      announce(ready, round);
+    }
   }
   if (tid == 0) {
     failed = 0;
@@ -73,8 +83,12 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
     fence_shared_to_bulk();
   }
   __syncthreads();
-  if (tid < R && !wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {
-    failed = 1;
+  if (tid < R) {
+    if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {
+      failed = 1;
+    } else if (block == 0) {
+      check_refusal(w, comm::ExchangePhase::combine_rows, tid, round);
+    }
   }
   fence_bulk();
   __syncthreads();

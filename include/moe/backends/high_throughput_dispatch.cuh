@@ -33,8 +33,11 @@ struct HighThroughputDispatch {
   float amax_floor = 1e-10F;
   __nv_bfloat16 const* x = nullptr;  ///< [M][x_stride]
   std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;  ///< [M][k]
-  float const* weights = nullptr;     ///< [M][k]
+  std::int32_t const* ids = nullptr;           ///< [M][k]
+  std::int32_t const* expert_place = nullptr;  ///< [num_ids] where an id's expert is, rank * L + local; null: the id itself
+  int num_ids = 0;
+  std::uint32_t refused = 0;       ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
+  float const* weights = nullptr;  ///< [M][k]
 };
 
 /// Bytes of one warp's row.
@@ -60,6 +63,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   __shared__ int next_token;
   __shared__ int num_rows;
   __shared__ int failed;
+  __shared__ int overflown;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
@@ -86,6 +90,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 
   if (tid == 0) {
     failed = 0;
+    overflown = 0;
     next_token = t_first;
   }
   if (lane == 0) {
@@ -120,8 +125,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       std::uint32_t mask = 0;
 #pragma unroll 8
       for (int j = 0; j < K; ++j) {
-        int const e = a.ids[t * K + j];
-        if (e >= 0 && e < E) {
+        int const e = expert_of(a.ids[t * K + j], a.expert_place, a.num_ids);
+        if (e >= 0) {
           mask |= 1U << (e / L);
         }
       }
@@ -144,7 +149,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          if (int const e = chosen[j]; e >= 0 && e < E) {
+          if (int const e = expert_of(chosen[j], a.expert_place, a.num_ids); e >= 0) {
             atomicAdd(&counts[warp * N + e], 1);
             mask |= 1U << (e / L);
           }
@@ -202,6 +207,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
     std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
+    note_count_waits(w, words, N, round, a.tag);
 #pragma unroll 1
     for (int e = tid; e < N; e += threads) {
       int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);
@@ -211,9 +217,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       base[e] += lower;
       all[e] = total;
       if (e >= E && total > a.capacity) {
-        failed = 1;
+        overflown = 1;
         report(w, ErrorCode::capacity, comm::ExchangePhase::dispatch_counts, e - E, round, 0, static_cast<std::uint32_t>(total),
-               static_cast<std::uint32_t>(a.capacity));
+               static_cast<std::uint32_t>(a.capacity), true);
       }
     }
     __syncthreads();
@@ -236,20 +242,20 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
           int const first = start + sum - padded;
           base[r * L + le] += first;
           if (r == me && block == 0) {
-            summary[2 + le] = count;
-            summary[2 + L + le] = first;
+            summary[2 + le] = overflown != 0 ? 0 : count;
+            summary[2 + L + le] = overflown != 0 ? 0 : first;
           }
-          if (r == me && le % blocks == block) {
+          if (r == me && le % blocks == block && overflown == 0) {
             fill_gap(first + count, first + padded);
           }
         }
         start += __shfl_sync(0xffffffffU, sum, 31);
       }
       if (r == me && lane == 0) {
-        num_rows = failed != 0 ? 0 : all[E + me];
+        num_rows = failed != 0 || overflown != 0 ? 0 : all[E + me];
         if (block == 0) {
           summary[0] = num_rows;
-          summary[1] = start;
+          summary[1] = overflown != 0 ? 0 : start;
         }
       }
     }
@@ -264,8 +270,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 #pragma unroll 1
       for (int c = w_first * K; c < w_last * K; c += 32) {
         int const i = c + lane;
-        int e = i < w_last * K ? a.ids[i] : -1;
-        e = e < E ? e : -1;
+        int const e = i < w_last * K ? expert_of(a.ids[i], a.expert_place, a.num_ids) : -1;
         unsigned const same = __match_any_sync(0xffffffffU, e);
         int const earlier = __popc(same & ((1U << lane) - 1U));
         int const start = e >= 0 ? place[e] : 0;
@@ -275,14 +280,14 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
         __syncwarp();
         if (i < w_last * K) {
-          sent_slots[i] = e >= 0 ? start + earlier : -1;
+          sent_slots[i] = e >= 0 && overflown == 0 ? start + earlier : -1;
         }
       }
     }
 #pragma unroll 1
     for (int c = w_first; c < w_last; c += 32) {
       int const t = c + lane;
-      std::uint32_t const mask = t < w_last ? ranks_of(t) : 0;
+      std::uint32_t const mask = t < w_last && overflown == 0 ? ranks_of(t) : 0;  // an overflow sends nothing anywhere
 #pragma unroll 1
       for (int r = 0; r < R; ++r) {
         bool const there = ((mask >> r) & 1U) != 0;
@@ -301,9 +306,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
   __syncthreads();
 
-  if (failed == 0) {
-    unsigned char* const row = shared + warp * (((kFp8 ? a.hidden + a.hidden / 32 : 2 * a.hidden) + 127) / 128 * 128);
-    int const groups = a.hidden / 128;
+  if (failed == 0 && overflown == 0) {
+    int const groups = (a.hidden + 127) / 128;
+    unsigned char* const row = shared + warp * (((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128);
     bool const wide = groups % 4 == 0;
     std::uint32_t phase = 0;
 #pragma unroll 1
@@ -320,8 +325,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       int to_rank = lane + (me + t) % R;
       to_rank = to_rank >= R ? to_rank - R : to_rank;
       int const to_row = lane < R ? sent_rows[t * R + to_rank] : -1;
-      int e = lane < K ? a.ids[t * K + lane] : -1;
-      e = e < E ? e : -1;
+      int const e = lane < K ? expert_of(a.ids[t * K + lane], a.expert_place, a.num_ids) : -1;
       float const weight = lane < K ? a.weights[t * K + lane] : 0.0F;
       int const slot = a.lists && lane < K ? sent_slots[t * K + lane] : -1;
       unsigned const ranks = __ballot_sync(0xffffffffU, to_row >= 0);
@@ -425,6 +429,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     fence_bulk();
     __syncthreads();
     if (tid < R) {
+      if (a.refused != 0 && block == 0) {
+        refuse(w, tid, round, a.refused);
+      }
       publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
     }
     // What no sender writes: ids of the rows past the last one.
@@ -434,8 +441,18 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
       }
     }
-    if (tid < R) {
-      wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows, tid);
+    if (tid < R &&
+        wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows,
+                   tid) &&
+        block == 0) {
+      check_refusal(w, comm::ExchangePhase::dispatch_rows, tid, round);
+    }
+  } else if (overflown != 0) {
+#pragma unroll 1
+    for (int r = block * warps + warp; r < a.capacity; r += blocks * warps) {
+      if (lane < K) {
+        own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
+      }
     }
   }
   __syncthreads();

@@ -20,10 +20,26 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape, bool programmatic,
-                                                HighThroughputTuning const& tuning, ScaleRule const& rule)
-    : window_(window), shape_(shape), at_(shape), programmatic_(programmatic), tuning_(tuning), rule_(rule) {
+/// Ids and weights out of the records of the received rows.
+static __global__ void unpack_records(std::int32_t const* records, int record_words, std::int32_t const* num_rows, int topk,
+                                      std::int32_t* ids, float* weights) {
+  comm::detail::begin_dependent_kernel();
+  std::int64_t const n = static_cast<std::int64_t>(*num_rows) * topk;
+  std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+    std::int32_t const* const record = records + i / topk * record_words;
+    ids[i] = record[i % topk];
+    weights[i] = __int_as_float(record[topk + i % topk]);
+  }
+}
+
+inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
+                                                ExchangeOptions const& options, HighThroughputTuning const& tuning)
+    : window_(window), shape_(shape), at_(shape), tuning_(tuning), options_(options) {
   shape.check();
+  if (options_.num_ids == 0) {
+    options_.num_ids = shape.num_experts;
+  }
   if (int const sm = device_architecture(); sm < 90) {
     throw Error(ErrorCode::unsupported, text("high_throughput: the device is sm_", sm, ", sm_90 or newer is needed for its copy engine"));
   }
@@ -37,11 +53,20 @@ inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, 
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_combine, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
-  expect_resident(&high_throughput_dispatch<true>, "high_throughput", shape.blocks, 32 * dispatch_warps_, dispatch_shared_);
-  expect_resident(&high_throughput_combine, "high_throughput", shape.blocks, 32 * combine_warps_, combine_shared_);
+  set_blocks(shape.blocks);
 }
 
-inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity) const {
+inline void HighThroughputCalls::set_blocks(int blocks) {
+  HighThroughputShape changed = shape_;
+  changed.blocks = blocks;
+  changed.check();
+  expect_resident(&high_throughput_dispatch<true>, "high_throughput", blocks, 32 * dispatch_warps_, dispatch_shared_);
+  expect_resident(&high_throughput_combine, "high_throughput", blocks, 32 * combine_warps_, combine_shared_);
+  shape_ = changed;
+}
+
+inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
+                                          std::uint32_t refused) const {
   HighThroughputDispatch a;
   a.window = window_;
   a.at = at_;
@@ -54,8 +79,11 @@ inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, 
   a.local_experts = shape_.local_experts();
   a.capacity = shape_.rows();
   a.alignment = shape_.alignment;
-  a.amax_floor = rule_.amax_floor;
-  a.pow2_scales = rule_.pow2;
+  a.amax_floor = options_.scales.amax_floor;
+  a.pow2_scales = options_.scales.pow2;
+  a.expert_place = options_.expert_place;
+  a.num_ids = options_.num_ids;
+  a.refused = refused;
   a.lists = shape_.lists;
   a.piece_bytes = tuning_.dispatch_piece;
   a.tag = shape_.tag();
@@ -67,11 +95,11 @@ inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, 
   a.ids = in.ids;
   a.weights = in.weights;
   launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
-                  shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, programmatic_, stream, a);
+                  shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
 }
 
 inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
-                                         cudaStream_t stream, int routing_parity) const {
+                                         cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
   HighThroughputCombine a;
   a.window = window_;
   a.at = at_;
@@ -83,10 +111,12 @@ inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16
   a.routing_parity = routing_parity >= 0 ? routing_parity : parity;
   a.piece_bytes = tuning_.combine_piece;
   a.stages = combine_stages_;
+  a.fenced = options_.fenced;
+  a.refused = refused;
   a.out = out;
   a.out_stride = out_stride;
-  launch_exchange(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_, programmatic_,
-                  stream, a);
+  launch_exchange(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
+                  options_.programmatic, stream, a);
 }
 
 inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity) const {
@@ -98,12 +128,20 @@ inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int 
   a.parity = parity;
   a.routing_parity = routing_parity >= 0 ? routing_parity : parity;
   a.y = y;
-  launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, programmatic_, stream, a);
+  launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream) const {
-  round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(at_.summary[parity]), shape_.hidden, outputs(parity));
+inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream, int routing_parity) const {
+  int const routing = routing_parity >= 0 ? routing_parity : parity;
+  round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(at_.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
+}
+
+inline void HighThroughputCalls::unpack(std::int32_t* ids, float* weights, int parity, cudaStream_t stream, int routing_parity) const {
+  int const routing = routing_parity >= 0 ? routing_parity : parity;
+  unpack_records<<<256, 256, 0, stream>>>(own<std::int32_t>(at_.records[parity]), at_.record_words, own<std::int32_t>(at_.summary[routing]),
+                                          shape_.topk, ids, weights);
+  check_launch("unpack_records");
 }
 
 inline void HighThroughputCalls::abandon(cudaStream_t stream) const {

@@ -14,18 +14,19 @@ namespace moe::detail {
 struct HighThroughputShape {
   int ranks = 1;
   int max_tokens = 0;  ///< tokens that one rank may bring
-  int hidden = 0;      ///< a multiple of 128
+  int hidden = 0;      ///< a multiple of 16
   int topk = 0;
-  int num_experts = 0;  ///< physical, a multiple of ranks
+  int num_experts = 0;  ///< places of experts, ranks * local_experts(): rank e / L owns place e
   bool fp8 = true;
   bool lists = true;  ///< also build expert-major lists of rows
   int alignment = 1;  ///< every expert's part of the list starts and ends at a multiple of it
   int capacity = 0;   ///< rows that one rank can receive; 0: the worst case, ranks * max_tokens
   int blocks = 16;
   int parities = 2;  ///< 1: dispatch and combine strictly alternate
+  int layer = 0;     ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
-  int groups() const { return hidden / 128; }
+  int groups() const { return (hidden + 127) / 128; }
   int rows() const { return capacity > 0 ? capacity : ranks * max_tokens; }
   /// Entries of the expert-major list in the worst case.
   std::int64_t list_size() const {
@@ -45,6 +46,7 @@ struct HighThroughputShape {
         .add(rows())
         .add(blocks)
         .add(parities)
+        .add(static_cast<std::uint64_t>(layer))
         .value();
   }
   void check() const {
@@ -55,8 +57,8 @@ struct HighThroughputShape {
     };
     require(ranks >= 1 && ranks <= 32, ErrorCode::unsupported, "high_throughput: ", ranks, " ranks, at most 32");
     require(max_tokens >= 1, ErrorCode::config, "high_throughput: max_tokens_per_rank ", max_tokens, " must be at least 1");
-    require(hidden >= 128 && hidden % 128 == 0 && hidden <= 16384, ErrorCode::unsupported, "high_throughput: hidden ", hidden,
-            " is not a multiple of 128 up to 16384");
+    require(hidden >= 16 && hidden % 16 == 0 && hidden <= 16384, ErrorCode::unsupported, "high_throughput: hidden ", hidden,
+            " is not a multiple of 16 up to 16384");
     require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "high_throughput: top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
     require(num_experts >= 1 && num_experts % ranks == 0, ErrorCode::unsupported, "high_throughput: ", num_experts,
             " experts do not divide by ", ranks, " ranks");

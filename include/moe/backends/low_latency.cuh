@@ -5,3 +5,4 @@
 #include "moe/backends/low_latency_cuda.hpp"
 #include "moe/backends/low_latency_launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"

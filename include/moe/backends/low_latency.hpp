@@ -11,10 +11,12 @@ namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
-template <class Window, class Config, class Quant, class Partial>
+template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
 class LowLatencyExchange;
 template <class Window>
 struct LowLatencyParams;
+template <class Window>
+struct LowLatencyRankMajorParams;
 
 /// What the device exchanges can carry: bf16 rows as they are, or e4m3 with a float scale for 128 values.
 template <class Quant>
@@ -46,7 +48,28 @@ struct LowLatency {
     return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
   }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial>;
+  using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
+};
+
+/// The same exchange in the rank-major layout of spec 04 §12: a row for each (token, rank) at [source rank][token], with ids and weights,
+/// for experts that weigh and sum. Rows that did not come have no expert. The host packs each source's rows and lets parts begin at
+/// multiples of the most rows that any rank brings.
+template <SymmetricMemory WindowT>
+struct LowLatencyRankMajor {
+  static constexpr char const* kName = "low_latency_rank_major";
+  using Window = WindowT;
+  using Space = typename Window::Space;
+  using Comm = typename Window::Comm;
+  static constexpr ActivationFormat kFormat = ActivationFormat::standard;
+  static constexpr TopKReduction kReduction = TopKReduction::experts;
+  using Params = typename detail::LowLatencyRankMajorParams<Window>::type;
+
+  template <class Quant>
+  static constexpr bool carries() {
+    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
+  }
+  template <class Config, class Quant, class Partial>
+  using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
 };
 
 }  // namespace moe::backends

@@ -6,9 +6,7 @@
 // copy on the receiving side. Two warps of each block work out places while the others quantise, so the counts travel meanwhile.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
+#include "moe/backends/device_rows.cuh"
 #include "moe/backends/low_latency_layout.hpp"
 #include "moe/comm/symmetric_memory.cuh"
 
@@ -53,54 +51,16 @@ struct LowLatencyDispatch {
   float amax_floor = 1e-4F;
   __nv_bfloat16 const* x = nullptr;  ///< [M][x_stride]
   std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;          ///< [M][k] global ids, -1: none
-  float const* weights = nullptr;             ///< [M][k]; read in the per-rank layout only
+  std::int32_t const* ids = nullptr;           ///< [M][k] global ids, -1: none
+  std::int32_t const* expert_place = nullptr;  ///< [num_ids] where an id's expert is, rank * L + local; null: the id itself
+  int num_ids = 0;
+  bool weight_on_input = false;               ///< rows are multiplied with their weight first; k = 1
+  bool masks = false;                         ///< skip masked ranks; rows at fixed places
+  std::uint32_t refused = 0;                  ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
+  float const* weights = nullptr;             ///< [M][k]; read in the per-rank layout and with weight_on_input
   std::int32_t* expert_num_tokens = nullptr;  ///< out [L]
+  std::int64_t* expert_totals = nullptr;      ///< optional [L]: rows of all calls
 };
-
-/// Division by a scale whose reciprocal is known, rounded as x / s is: one Newton step on the residual.
-__device__ inline float divide_by(float x, float s, float inverse) {
-  float const q = x * inverse;
-  return fmaf(fmaf(-q, s, x), inverse, q);
-}
-
-/// Sixteen bf16 values of a group of 128 that eight neighbouring lanes hold → sixteen e4m3 codes and the group's scale.
-/// A group with NaN or infinity: scale and codes NaN. All 32 lanes must call it.
-__device__ inline uint4 quantize_sixteen(uint4 const (&v)[2], float amax_floor, bool pow2, float& scale) {
-  std::uint32_t m = 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    m = __vmaxu2(m, v[i].x & 0x7fff7fffU);
-    m = __vmaxu2(m, v[i].y & 0x7fff7fffU);
-    m = __vmaxu2(m, v[i].z & 0x7fff7fffU);
-    m = __vmaxu2(m, v[i].w & 0x7fff7fffU);
-  }
-#pragma unroll
-  for (int o = 4; o > 0; o >>= 1) {
-    m = __vmaxu2(m, __shfl_xor_sync(0xffffffffU, m, o));
-  }
-  std::uint32_t const amax_bits = max(m & 0xffffU, m >> 16) << 16;
-  bool const finite = amax_bits < 0x7f800000U;
-  float const s = divide_by(fmaxf(__uint_as_float(amax_bits), amax_floor), 448.0F, 1.0F / 448.0F);
-  scale = pow2 ? __uint_as_float((__float_as_uint(s) + 0x7fffffU) & 0xff800000U) : s;
-  scale = finite ? scale : __uint_as_float(0x7fc00000U);
-  float const inverse = __frcp_rn(scale);
-  uint4 out;
-  std::uint32_t* const codes = &out.x;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint4 const& half = v[i / 2];
-    std::uint32_t const lo = i % 2 == 0 ? half.x : half.z;
-    std::uint32_t const hi = i % 2 == 0 ? half.y : half.w;
-    float2 const a =
-        make_float2(divide_by(__uint_as_float(lo << 16), scale, inverse), divide_by(__uint_as_float(lo & 0xffff0000U), scale, inverse));
-    float2 const b =
-        make_float2(divide_by(__uint_as_float(hi << 16), scale, inverse), divide_by(__uint_as_float(hi & 0xffff0000U), scale, inverse));
-    codes[i] = static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(a, __NV_SATFINITE, __NV_E4M3)) |
-               (static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(b, __NV_SATFINITE, __NV_E4M3)) << 16);
-  }
-  return out;
-}
 
 /// Shared memory: own choices (target addresses), [E] counts before this block's tokens, [E] all counts, own choices (expert, place), two
 /// rows.
@@ -108,7 +68,7 @@ inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   auto const own = static_cast<std::size_t>((s.max_tokens + s.blocks - 1) / s.blocks + 2) * static_cast<std::size_t>(s.topk);
   std::size_t const row =
       s.fp8 ? static_cast<std::size_t>(s.hidden) + 4 * static_cast<std::size_t>(s.groups()) : 2 * static_cast<std::size_t>(s.hidden);
-  return (8 * static_cast<std::size_t>(s.num_experts) + 28 * own + 15) / 16 * 16 + 2 * ((row + 15) / 16 * 16);
+  return (8 * static_cast<std::size_t>(s.num_experts) + 32 * own + 15) / 16 * 16 + 2 * ((row + 15) / 16 * 16);
 }
 
 template <bool kFp8, bool kPerRank>
@@ -126,6 +86,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   int const K = a.topk;
   int const E = a.num_experts;
   int const L = a.local_experts;
+  int const groups = (a.hidden + 127) / 128;
 
   // Until the previous kernel is over, only what it cannot touch: the shared memory of this block.
   int const own_capacity = ((a.max_tokens + blocks - 1) / blocks + 2) * K;
@@ -136,7 +97,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   int* const expert = total + E;
   int* const place = expert + own_capacity;
   int* const rank_of = place + own_capacity;
-  unsigned char* const row_base = shared + (8 * E + 28 * own_capacity + 15) / 16 * 16;
+  int* const repeats = rank_of + own_capacity;  // 1: an earlier choice of the token has the same expert
+  unsigned char* const row_base = shared + (8 * E + 32 * own_capacity + 15) / 16 * 16;
   if (a.send) {
 #pragma unroll 1
     for (int e = tid; e < 2 * E; e += kLowLatencyThreads) {
@@ -155,6 +117,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   }
   int const M = pieces.tokens;
   std::uint64_t* const own_counts = own<std::uint64_t>(w, a.at.counts[a.parity]);
+  std::uint64_t const masked = a.masks ? masked_ranks(w) : 0;
   __syncthreads();
 
   if (a.send) {
@@ -164,7 +127,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     int const t_first = pieces.token(first);
     int const t_last = first == last ? t_first : pieces.token(last - 1) + 1;
     int const n_own = (t_last - t_first) * K;
-    int const row_stride = ((kFp8 ? a.hidden + a.hidden / 32 : 2 * a.hidden) + 15) / 16 * 16;
+    int const row_stride = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 15) / 16 * 16;
 
     // The first piece is on its way while places are worked out: 32 bytes a thread.
     int const mover = tid - kPlanners;
@@ -180,13 +143,13 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     int const flat_first = t_first * K;
-    int const early_id = tid < 32 && tid < n_own ? a.ids[flat_first + tid] : -1;
+    int const early_id = tid < 32 && tid < n_own ? expert_of(a.ids[flat_first + tid], a.expert_place, a.num_ids) : -1;
 
     // Counts of all rows, and of the rows before this block's first token: places follow without atomics on memory, in token order.
 #pragma unroll 2
     for (int i = tid; i < M * K; i += kLowLatencyThreads) {
-      int const e = a.ids[i];
-      if (e >= 0 && e < E) {
+      int const e = expert_of(a.ids[i], a.expert_place, a.num_ids);
+      if (e >= 0 && distance_to_first(a.ids, i, K) == 0) {
         atomicAdd(&total[e], 1);
         if (i < flat_first) {
           atomicAdd(&before[e], 1);
@@ -202,6 +165,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       int const count = e == E ? M : total[e];
 #pragma unroll 1
       for (int r = lane; r < R; r += 32) {
+        if ((masked >> r) & 1U) {
+          continue;
+        }
         store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
                       comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
       }
@@ -211,14 +177,17 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
 #pragma unroll 1
       for (int i = lane; i < n_own; i += 32) {
         if (int const e = expert[i]; e >= 0) {
-          int const base = sum_counts(w, own_counts + e, a.at.count_stride, 0, me, round, a.tag);
+          int const base = a.masks ? me * a.max_tokens : sum_counts(w, own_counts + e, a.at.count_stride, 0, me, round, a.tag);
           place[i] += base;
           failed = base < 0 ? 1 : failed;
         }
       }
       __syncwarp();
     };
-    bool const wide = (a.hidden / 128) % 4 == 0;  // scales of a row are whole 16-byte units
+    if (a.receive) {
+      note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag);
+    }
+    bool const wide = a.hidden % 512 == 0;  // scales of a row are whole 16-byte units
     int item = first;
 #pragma unroll 1
     do {
@@ -239,6 +208,10 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
               v[0] = u < units ? x[2 * u] : uint4{};
               v[1] = u < units ? x[2 * u + 1] : uint4{};
             }
+            if (a.weight_on_input) {
+              v[0] = weigh_eight(v[0], a.weights[t]);
+              v[1] = weigh_eight(v[1], a.weights[t]);
+            }
             float scale;
             uint4 const codes = quantize_sixteen(v, a.amax_floor, a.pow2_scales, scale);
             if (u < units) {
@@ -251,26 +224,33 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         } else {
 #pragma unroll 1
           for (int u = mover; u < n / 8; u += kMovers) {
-            reinterpret_cast<uint4*>(row)[u] = item != first || u >= 2 * kMovers ? x[u] : u < kMovers ? early[0] : early[1];
+            uint4 const v = item != first || u >= 2 * kMovers ? x[u] : u < kMovers ? early[0] : early[1];
+            reinterpret_cast<uint4*>(row)[u] = a.weight_on_input ? weigh_eight(v, a.weights[t]) : v;
           }
         }
       } else if (item == first && tid < 32) {
 #pragma unroll 1
         for (int c = 0; c < n_own; c += 32) {
           int const i = c + lane;
-          int e = c == 0 ? early_id : i < n_own ? a.ids[flat_first + i] : -1;
-          e = e < E ? e : -1;
-          unsigned const same = __match_any_sync(0xffffffffU, e);
+          int const e = c == 0 ? early_id : i < n_own ? expert_of(a.ids[flat_first + i], a.expert_place, a.num_ids) : -1;
+          int const back = e >= 0 ? distance_to_first(a.ids + flat_first, i, K) : 0;
+          int const counted = back == 0 ? e : -1;
+          unsigned const same = __match_any_sync(0xffffffffU, counted);
           int const rank_in_chunk = __popc(same & ((1U << lane) - 1U));
-          int const start = e >= 0 ? before[e] : 0;
+          int const start = counted >= 0 ? before[e] : 0;
           __syncwarp();
-          if (e >= 0 && rank_in_chunk == 0) {
+          if (counted >= 0 && rank_in_chunk == 0) {
             before[e] = start + __popc(same);
           }
           if (i < n_own) {
             expert[i] = e;
             place[i] = start + rank_in_chunk;
             rank_of[i] = e >= 0 ? e / L : -1;
+            repeats[i] = back != 0 ? 1 : 0;
+          }
+          __syncwarp();
+          if (back != 0) {
+            place[i] = place[i - back];
           }
           __syncwarp();
         }
@@ -282,7 +262,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         for (int i = lane; i < n_own; i += 32) {
           int const e = expert[i];
           int const dst = max(rank_of[i], 0);
-          bool wanted = e >= 0;
+          bool wanted = e >= 0 && repeats[i] == 0 && ((masked >> dst) & 1U) == 0;
           std::size_t index;
           if constexpr (kPerRank) {
             int const token = i / K;
@@ -295,7 +275,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
             index = static_cast<std::size_t>(e - dst * L) * a.capacity + place[i];
           }
           row_target[i] = wanted ? w.peer[dst] + a.at.rows[a.parity] + index * a.at.row_bytes : nullptr;
-          scale_target[i] = wanted ? w.peer[dst] + a.at.scales[a.parity] + index * (a.hidden / 32) : nullptr;
+          scale_target[i] = wanted ? w.peer[dst] + a.at.scales[a.parity] + index * (4 * groups) : nullptr;
         }
       }
       __syncthreads();
@@ -326,7 +306,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       } else if (kFp8 && tid >= 32) {
         char* const* const scales_of = scale_target + (t - t_first) * K;
 #pragma unroll 1
-        for (int s = lane; s < (wide ? n / 512 : n / 128); s += 32) {
+        for (int s = lane; s < (wide ? n / 512 : (n + 127) / 128); s += 32) {
 #pragma unroll 1
           for (int j = 0; j < K; ++j) {
             if (char* const to = scales_of[j]; to != nullptr) {
@@ -353,7 +333,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       for (int i = (t_words - t_first) * K + lane; i < n_own && failed == 0; i += 32) {
         int const dst = rank_of[i];
         sent_slots[flat_first + i] = dst < 0 ? -1 : place[i];
-        if (dst >= 0) {
+        if (dst >= 0 && ((masked >> dst) & 1U) == 0) {
           at<std::int32_t>(w, dst, a.at.sources[a.parity])[static_cast<std::size_t>(expert[i] - dst * L) * a.capacity + place[i]] =
               me * a.max_tokens + t_first + i / K;
         }
@@ -386,19 +366,33 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     __syncthreads();
-    if (tid < R && failed == 0) {
+    if (tid < R && failed == 0 && ((masked >> tid) & 1U) == 0) {
+      if (a.refused != 0 && block == 0) {
+        refuse(w, tid, round, a.refused);
+      }
       publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
     }
   }
 
   if (a.receive) {
+    if (!a.send) {
+      note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag);
+    }
     // Block b waits for block b of every rank; when the kernel is over, all rows are there.
     if (tid < R) {
-      wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows, tid);
+      if (wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows,
+                     tid) &&
+          block == 0) {
+        check_refusal(w, comm::ExchangePhase::dispatch_rows, tid, round);
+      }
     } else if (tid >= 64 && tid < 64 + 32) {
 #pragma unroll 1
       for (int le = block + lane * blocks; le < L; le += 32 * blocks) {
-        a.expert_num_tokens[le] = max(sum_counts(w, own_counts + me * L + le, a.at.count_stride, 0, R, round, a.tag), 0);
+        int const rows = max(sum_counts(w, own_counts + me * L + le, a.at.count_stride, 0, R, round, a.tag), 0);
+        a.expert_num_tokens[le] = rows;
+        if (a.expert_totals != nullptr) {
+          a.expert_totals[le] += rows;
+        }
       }
     }
   }

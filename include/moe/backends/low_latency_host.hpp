@@ -10,29 +10,16 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/low_latency_host_params.hpp"
+#include "moe/backends/low_latency_returns.hpp"
 #include "moe/backends/window_batch.hpp"
 #include "moe/backends/window_rounds.hpp"
 
-namespace moe::backends {
-
-namespace detail {
-
-template <class Window>
-requires std::same_as<typename Window::Space, space::host>
-struct LowLatencyParams<Window> {
-  /// One row travels for each (token, rank), the receiver deals it to its experts and sums their weighted outputs before the way
-  /// back: fewer bytes, one more rounding to the experts' output type. The same on all ranks.
-  bool deduplicate = false;
-  int num_slots = 1;                               ///< dispatches whose receive half may be outstanding at once; the same on all ranks
-  typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
-};
+namespace moe::backends::detail {
 
 using moe::detail::WindowCall;
 using moe::detail::WindowTicket;
@@ -40,7 +27,7 @@ using moe::detail::WindowTicket;
 /// Any scheme, any placement.
 template <class Window, class Config, class Quant, class Partial>
 requires std::same_as<typename Window::Space, space::host>
-class LowLatencyExchange<Window, Config, Quant, Partial> {
+class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batched> {
  public:
   using Space = space::host;
   using Comm = typename Window::Comm;
@@ -70,17 +57,22 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
         message_(hidden_, params.deduplicate ? 1 + 2 * topk_ : 1),
         refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
         group_(comm,
-               moe::detail::make_contract<Config, Quant, Partial>(params.deduplicate ? "low_latency, deduplicated" : "low_latency", shape,
-                                                                  max_tokens, placement, params.num_slots),
+               moe::detail::make_contract<Config, Quant, Partial>(contract_name<Window>(params).c_str(), shape, max_tokens, placement,
+                                                                  params.num_slots),
                refused_, arena, params.manager, offsets_.user_bytes(), params.window) {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       slots_[s].rounds.emplace(group_.window(), slots_[s].at.rounds, group_.tag());
+      for (std::size_t i = 0; i < 2 && params.zero_copy; ++i) {
+        slots_[s].records[i].set_output(window().template own<Partial>(slots_[s].at.outputs[i]));
+      }
+    }
+    if (params.masks) {
+      window().enable_masks();
     }
   }
 
   /// Rows of one expert's batch, at most.
   std::int64_t max_rows() const { return max_tokens_ * ranks_; }
-
   /// Collective: send() and receive(). E_STATE without finalize() after the last prepare().
   Tokens prepare(Routed const& in, HostStream) {
     order_.expect_idle();
@@ -175,20 +167,46 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
       s.rounds->window().wait_round(s.at.returned_flag + 64 * static_cast<std::size_t>(from), r.round, comm::ExchangePhase::combine_rows,
                                     from);
     }
-    auto const* const returned = s.rounds->window().template own<Partial>(s.at.returned[s.rounds->parity()]);
     std::int64_t const terms = params_.deduplicate ? max_destinations_ : topk_;
     for (std::int64_t t = 0; t < r.rows; ++t) {
-      moe::detail::sum_rows(
-          terms,
-          [&](std::int64_t j) {
-            std::int32_t const place = r.places[t * topk_ + j];
-            return place < 0 ? nullptr : returned + place * hidden_;
-          },
-          [&](std::int64_t j) { return params_.deduplicate ? 1.0F : r.weights[t * topk_ + j]; }, hidden_, row_ptr(out, t));
+      returns_.sum(
+          terms, [&](std::int64_t j) { return returned_at(s, r, t * topk_ + j); },
+          [&](std::int64_t j, std::int32_t row) { return output_at(s, r, t * topk_ + j, row); },
+          [&](std::int64_t j) { return params_.deduplicate ? 1.0F : r.weights[t * topk_ + j]; }, row_ptr(out, t));
     }
     r.state = Record::State::idle;
   }
 
+  /// Which ranks this one takes for dead. It says nothing of membership, which is the engine's.
+  std::vector<bool> query_mask() { return window().query_mask(); }
+  /// Masks a rank on this rank only. E_STATE without Params::masks, E_ARG for the own rank.
+  void mask_rank(int rank) { window().mask(rank); }
+  /// Collective over all ranks, the masked ones too, between rounds: nobody is masked any more.
+  void clear_mask() {
+    if (!params_.masks) {
+      throw Error(ErrorCode::state, "mask: the exchange was built without masks");
+    }
+    window().clear_masks();
+    window().barrier();
+    std::array<std::uint32_t, 2> latest = slots_[0].rounds->latest();
+    for (Slot& s : slots_) {
+      std::array<std::uint32_t, 2> const theirs = s.rounds->latest();
+      for (std::size_t i = 0; i < 2; ++i) {
+        latest[i] = comm::round_reached(theirs[i], latest[i]) ? theirs[i] : latest[i];
+      }
+    }
+    window().barrier();
+    for (Slot& s : slots_) {
+      s.rounds->restart(latest[1]);
+      for (Record& r : s.records) {
+        r.state = Record::State::idle;
+      }
+    }
+    order_.set_idle();
+    preset_round(latest[0]);
+  }
+  /// Nanoseconds that this rank has waited for each rank.
+  std::vector<std::uint64_t> waited_ns() { return window().waited_ns(); }
   Window& window() { return group_.window(); }
   /// Collective, between rounds: continues as if `round` operations had been done in every slot.
   void preset_round(std::uint32_t round) {
@@ -214,7 +232,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
     std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
     std::array<std::size_t, 2> counts{};    // u64 [max_local][rank]; deduplicated: [rank]
     std::array<std::size_t, 2> received{};  // messages [max_local][rank][T_max]; deduplicated: [rank][T_max]
-    std::array<std::size_t, 2> returned{};  // Partial [T_max k][H]; deduplicated: [T_max min(k, R)][H]
+    std::array<std::size_t, 2> returned{};  // outputs [T_max k], deduplicated [T_max min(k, R)]; zero copy: i32, the row at its owner
+    std::array<std::size_t, 2> outputs{};   // zero copy only, by record: Partial [max_local][C][H]
   };
   struct Slot {
     Offsets at;
@@ -224,9 +243,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
 
   void take_memory(ExpertPlacement const& placement, Arena<Space>& arena) {
     moe::detail::check_exchange(placement, ranks_, max_tokens_, 0);
-    if (params_.num_slots < 1 || params_.num_slots > 16) {
-      throw Error(ErrorCode::config, text("num_slots: ", params_.num_slots, " is out of range [1, 16]"));
-    }
+    check_params<Window>(params_);
     if (on_input_ && topk_ != 1) {
       throw Error(ErrorCode::argument, "apply_router_weight_on_input requires topk == 1");
     }
@@ -241,6 +258,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
     counts_ = arena.template take<std::int32_t>(num_physical_ + ranks_);
     message_buffer_ = arena.template take<std::byte>(message_.bytes());
     scaled_ = arena.template take<Act>(on_input_ ? hidden_ : 0);
+    returns_ = {params_.combine, params_.zero_copy, hidden_, topk_, arena};
     std::int64_t const blocks = params_.deduplicate ? ranks_ : max_local_ * ranks_;
     std::int64_t const places = max_tokens_ * (params_.deduplicate ? max_destinations_ : topk_);
     slots_.resize(static_cast<std::size_t>(params_.num_slots));
@@ -250,10 +268,13 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
       for (std::size_t parity = 0; parity < 2; ++parity) {
         s.at.counts[parity] = offsets_.take(8 * std::int64_t{count_rows()} * ranks_);
         s.at.received[parity] = offsets_.take(blocks * max_tokens_ * message_.bytes());
-        s.at.returned[parity] = offsets_.take(places * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
+        s.at.returned[parity] = offsets_.take(places * returns_.bytes());
+        if (params_.zero_copy) {
+          s.at.outputs[parity] = offsets_.take(max_local_ * max_rows() * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
+        }
       }
       for (Record& r : s.records) {
-        r.take(hidden_, topk_, max_tokens_, num_local_, max_rows(), params_.deduplicate ? max_rows() : 0, arena);
+        r.take(hidden_, topk_, max_tokens_, num_local_, max_rows(), params_.deduplicate ? max_rows() : 0, arena, !params_.zero_copy);
       }
     }
   }
@@ -303,6 +324,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
     return message_buffer_;
   }
   void store(Slot& s, int to, std::int64_t block, std::int64_t i) {
+    if (s.rounds->window().masked(to)) {
+      return;
+    }
     std::copy_n(message_buffer_, message_.bytes(),
                 s.rounds->window().template at<std::byte>(to, message_at(s, s.rounds->parity(), block, i)));
   }
@@ -322,6 +346,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
         continue;
       }
       place = static_cast<std::int32_t>(t * topk_ + j);
+      r.ranks[place] = owner_[id];
       message = message == nullptr ? pack(in, t) : message;
       message_.words(message)[0] = place;
       store(s, owner_[id], std::int64_t{local_[id]} * ranks_ + rank_, counts_[id]++);
@@ -348,6 +373,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
                     reinterpret_cast<std::byte*>(&words[1 + topk_ + j]));
       }
       store(s, to, rank_, counts_[num_physical_ + to]++);
+      r.ranks[t * topk_ + destination] = to;
       r.places[t * topk_ + destination++] = words[0];
     }
     for (; destination < max_destinations_; ++destination) {
@@ -404,21 +430,43 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
     r.state = Record::State::combining;
     Window& w = s.rounds->window();
     std::size_t const returned = s.at.returned[static_cast<std::size_t>(s.rounds->parity())];
-    auto place = [&](typename Record::Origin o) { return w.template at<Partial>(o.rank, returned) + o.place * hidden_; };
+    auto place = [&](typename Record::Origin o) { return w.template at<std::byte>(o.rank, returned) + o.place * returns_.bytes(); };
     for (std::int64_t n = 0; n < r.num_records; ++n) {
       std::int32_t const* const rows = r.record_rows + n * topk_;
-      moe::detail::sum_rows(
+      typename Record::Origin const origin = r.record_origins[n];
+      if (w.masked(origin.rank)) {
+        continue;
+      }
+      returns_.store_sum(
           topk_, [&](std::int64_t j) { return rows[j] < 0 ? nullptr : r.output_row(rows[j]); },
-          [&](std::int64_t j) { return r.record_weights[n * topk_ + j]; }, hidden_, place(r.record_origins[n]));
+          [&](std::int64_t j) { return r.record_weights[n * topk_ + j]; }, place(origin));
     }
     for (std::int64_t e = 0; e < num_local_ && !params_.deduplicate; ++e) {
       for (std::int64_t row = e * max_rows(); row < e * max_rows() + r.counts[e]; ++row) {
-        std::copy_n(r.output_row(row), hidden_, place(r.origins[row]));
+        if (w.masked(r.origins[row].rank)) {
+          continue;
+        }
+        returns_.store(r.output_row(row), row, place(r.origins[row]));
       }
     }
     for (int i = 1; i <= ranks_; ++i) {
       w.publish((rank_ + i) % ranks_, s.at.returned_flag + 64 * static_cast<std::size_t>(rank_), r.round);
     }
+  }
+
+  /// What came back for a choice (deduplicated: for a rank), or null if it went nowhere or its rank is dead.
+  std::byte const* returned_at(Slot& s, Record& r, std::int64_t choice) {
+    std::int32_t const place = r.places[choice];
+    Window& w = s.rounds->window();
+    if (place < 0 || w.masked(r.ranks[params_.deduplicate ? choice : place])) {
+      return nullptr;
+    }
+    return w.template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + place * returns_.bytes();
+  }
+  /// Zero copy: that row of the rank that the choice went to.
+  Partial const* output_at(Slot& s, Record& r, std::int64_t choice, std::int32_t row) {
+    auto const which = static_cast<std::size_t>(&r - s.records.data());
+    return s.rounds->window().template at<Partial>(r.ranks[r.places[choice]], s.at.outputs[which]) + row * hidden_;
   }
 
   Quant quant_;
@@ -441,11 +489,11 @@ class LowLatencyExchange<Window, Config, Quant, Partial> {
   std::int32_t* counts_ = nullptr;       // [P] rows sent to each expert, then [R] to each rank
   std::byte* message_buffer_ = nullptr;  // one message
   Act* scaled_ = nullptr;                // [H]
+  moe::detail::ReturnedOutputs<Partial> returns_;
   std::optional<Error> refused_;
   moe::detail::WindowGroup<Window> group_;
   moe::detail::CallOrder order_;
   WindowTicket last_;
 };
 
-}  // namespace detail
-}  // namespace moe::backends
+}  // namespace moe::backends::detail

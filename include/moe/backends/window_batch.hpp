@@ -88,17 +88,18 @@ class BatchRecord {
   enum class State : std::uint8_t { idle, sent, received, combining };
 
   void take(std::int64_t hidden, std::int64_t topk, std::int64_t max_tokens, std::int64_t num_local, std::int64_t capacity,
-            std::int64_t received_records, Arena<space::host>& arena) {
+            std::int64_t received_records, Arena<space::host>& arena, bool own_output = true) {
     hidden_ = hidden;
     topk_ = topk;
     num_local_ = num_local;
     capacity_ = capacity;
     weights = arena.take<float>(max_tokens * topk);
     places = arena.take<std::int32_t>(max_tokens * topk);
+    ranks = arena.take<std::int32_t>(max_tokens * topk);
     std::int64_t const rows = num_local * capacity;
     payload_ = arena.take<Payload>(rows * Quant::payload_cols(hidden));
     scales_ = arena.take<Scale>(rows * Quant::scale_cols(hidden));
-    output_ = arena.take<Partial>(rows * hidden);
+    output_ = own_output ? arena.take<Partial>(rows * hidden) : nullptr;
     origins = arena.take<Origin>(rows);
     counts = arena.take_filled<std::int32_t>(num_local, 0);
     record_rows = arena.take<std::int32_t>(received_records * topk);
@@ -106,6 +107,8 @@ class BatchRecord {
     record_origins = arena.take<Origin>(received_records);
   }
 
+  /// Where the outputs lie if they are not the record's own.
+  void set_output(Partial* output) { output_ = output; }
   Tokens tokens() const {
     return {make_blocks(static_cast<Payload const*>(payload_), num_local_, capacity_, Quant::payload_cols(hidden_)),
             make_blocks(static_cast<Scale const*>(scales_), num_local_, capacity_, Quant::scale_cols(hidden_)),
@@ -124,6 +127,7 @@ class BatchRecord {
   std::int64_t rows = 0;                ///< own tokens
   float* weights = nullptr;             ///< [T_max, k]
   std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice takes (the first with the same expert), or -1
+  std::int32_t* ranks = nullptr;        ///< [T_max, k] where the row of that place went
   Origin* origins = nullptr;            ///< [L C]
   std::int32_t* counts = nullptr;       ///< [L]
   std::int64_t num_records = 0;         ///< deduplicated: rows received

@@ -37,12 +37,6 @@ class WindowOffsets {
 /// What ranks do together in one operation. Ranks that do not do the same get E_MISMATCH.
 enum class WindowCall : std::uint32_t { dispatch, combine, cached_dispatch };
 
-/// Which dispatch a result belongs to.
-struct WindowTicket {
-  int slot = 0;
-  std::uint32_t generation = 0;  ///< dispatches of the slot so far, this one included
-};
-
 /// The operations of one slot. All that outlives a call lies in the window, because exchanges of several layers may share it.
 template <class Window>
 class WindowRounds {
@@ -136,6 +130,23 @@ class WindowRounds {
   /// A count with the round of the current operation.
   std::uint64_t word(std::int64_t count) const { return comm::count_word(round(), tag_, static_cast<std::uint32_t>(count)); }
 
+  /// The latest operation, and the most dispatches, of any rank's slot: what ranks that come back after a mask go on from. To be read
+  /// between two barriers.
+  std::array<std::uint32_t, 2> latest() const {
+    std::array<std::uint32_t, 2> most{own(kRound), own(kDispatches)};
+    for (int r = 0; r < window_->size(); ++r) {
+      auto const* const theirs = window_->template at<std::uint32_t>(r, offset_);
+      most[0] = comm::round_reached(theirs[kRound], most[0]) ? theirs[kRound] : most[0];
+      most[1] = comm::round_reached(theirs[kDispatches], most[1]) ? theirs[kDispatches] : most[1];
+    }
+    return most;
+  }
+  /// Goes on as if nothing were under way and so many dispatches had been done.
+  void restart(std::uint32_t dispatches) {
+    own(kPending) = 0;
+    own(kDispatches) = dispatches;
+  }
+
   /// Collective, for tests and for groups that were put together anew: continues as if `round` operations had been done.
   void preset(std::uint32_t round) {
     own(kRound) = round;
@@ -174,7 +185,9 @@ class WindowRounds {
   }
   void receive_headers(WindowCall call) {
     for (int r = 0; r < window_->size(); ++r) {
-      headers_[static_cast<std::size_t>(r)] = window_->wait_count(header(parity(), r), round(), wait_phase(call), r);
+      std::uint64_t const word = window_->wait_count(header(parity(), r), round(), wait_phase(call), r);
+      // A masked rank takes part in whatever the others do, and brings nothing.
+      headers_[static_cast<std::size_t>(r)] = window_->masked(r) ? comm::count_word(round(), tag(call), 0) : word;
     }
     own(kPending) = 0;
     // All ranks read the same headers, so they count alike, whatever each of them is doing.

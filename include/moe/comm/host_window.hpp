@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/space.hpp"
@@ -96,10 +97,31 @@ class HostWindow {
   void set_timeout_ms(std::int64_t timeout_ms) { view_.timeout_ns = static_cast<std::uint64_t>(timeout_ms) * 1'000'000U; }
   /// Nanoseconds that this rank has spent waiting for words of rank r.
   std::uint64_t waited_ns(int r) const { return waited_[static_cast<std::size_t>(r)]; }
+  std::vector<std::uint64_t> waited_ns() const { return {waited_.begin(), waited_.begin() + size()}; }
+
+  /// From now on a rank that does not come within the deadline, or whose process has ended, is masked instead of ending the group: waits
+  /// for it return at once, and words for it are not stored.
+  void enable_masks() { masks_ = true; }
+  bool masked(int r) const { return masked_[static_cast<std::size_t>(r)]; }
+  /// E_STATE without enable_masks(), E_ARG for the own rank.
+  void mask(int r) {
+    if (!masks_) {
+      throw Error(ErrorCode::state, "mask: the window was built without masks");
+    }
+    if (r < 0 || r >= size() || r == rank()) {
+      throw Error(ErrorCode::argument, text("mask: rank ", r, " is not a peer of rank ", rank()));
+    }
+    masked_[static_cast<std::size_t>(r)] = true;
+  }
+  void clear_masks() { masked_ = {}; }
+  std::vector<bool> query_mask() const { return std::vector<bool>(masked_.begin(), masked_.begin() + size()); }
 
   /// Stores a word in rank r's part; everything that this thread wrote before is visible to whoever reads it with a wait.
   template <class Word>
   void publish(int r, std::size_t offset, Word word) const {
+    if (masked(r)) {
+      return;
+    }
     std::atomic_ref<Word>(*at<Word>(r, offset)).store(word, std::memory_order_release);
   }
   /// Acquires a word of rank r's part.
@@ -107,20 +129,20 @@ class HostWindow {
   Word load(int r, std::size_t offset) const {
     return std::atomic_ref<Word>(*at<Word>(r, offset)).load(std::memory_order_acquire);
   }
-  /// Waits until rank `peer` has brought the 32-bit word at `offset` of rank `where` to `round`.
-  void wait_round(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
-    wait([&] { return load<std::uint32_t>(rank(), offset); }, round, phase, peer);
+  /// Waits until rank `peer` has brought the own 32-bit word at `offset` to `round`. False: the peer is masked.
+  bool wait_round(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
+    return wait([&] { return load<std::uint32_t>(rank(), offset); }, round, phase, peer);
   }
-  /// Waits until rank `peer` has written the own count word at `offset` for `round`; the word.
+  /// Waits until rank `peer` has written the own count word at `offset` for `round`; the word, or 0 if the peer is masked.
   std::uint64_t wait_count(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
     std::uint64_t word = 0;
-    wait(
+    bool const came = wait(
         [&] {
           word = load<std::uint64_t>(rank(), offset);
           return word_round(word);
         },
         round, phase, peer);
-    return word;
+    return came ? word : 0;
   }
   /// Waits until ready() is true, which the words of `peer` decide.
   template <class Ready>
@@ -143,7 +165,7 @@ class HostWindow {
   /// Ends the group: fills the failure record, tells every peer, throws.
   [[noreturn]] void fail(ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round, std::uint32_t observed,
                          std::uint32_t value = 0) {
-    failure_ = {1U + static_cast<std::uint32_t>(code), static_cast<std::uint32_t>(phase), rank(), peer, round, observed, value, 0};
+    failure_ = {1U + static_cast<std::uint32_t>(code), static_cast<std::uint32_t>(phase), rank(), peer, round, observed, value, 0, 0};
     std::uint32_t const word = failure_.code | (static_cast<std::uint32_t>(peer + 1) << 8U);
     for (int r = 0; r < size(); ++r) {
       std::atomic_ref<std::uint32_t>(*at<std::uint32_t>(r, WindowControl::abort_word)).store(word, std::memory_order_relaxed);
@@ -227,26 +249,38 @@ class HostWindow {
   }
   std::uint64_t process(int r) const { return *at<std::uint64_t>(r, HostWindowControl::process); }
 
+  // False: the peer is masked.
   template <class Observe>
-  void wait(Observe&& observe, std::uint32_t round, ExchangePhase phase, int peer) {
-    if (round_reached(observe(), round)) {
-      return;
+  bool wait(Observe&& observe, std::uint32_t round, ExchangePhase phase, int peer) {
+    if (masked(peer)) {
+      return false;
     }
+    if (round_reached(observe(), round)) {
+      return true;
+    }
+    auto give_up = [&](ErrorCode code, std::uint32_t seen) {
+      if (!masks_ || peer == rank()) {
+        fail(code, phase, peer, round, seen);
+      }
+      masked_[static_cast<std::size_t>(peer)] = true;
+    };
     auto const start = Clock::now();
     for (int polls = 0;; ++polls) {
       std::uint32_t const seen = observe();
       if (round_reached(seen, round)) {
         waited_[static_cast<std::size_t>(peer)] += elapsed(start);
-        return;
+        return true;
       }
       if (std::uint32_t const word = aborted(); word != 0) {
         fail(ErrorCode::peer, phase, static_cast<int>(word >> 8U) - 1, round, seen);
       }
       if (view_.timeout_ns != 0 && elapsed(start) > view_.timeout_ns) {
-        fail(ErrorCode::timeout, phase, peer, round, seen);
+        give_up(ErrorCode::timeout, seen);
+        return false;
       }
       if (polls > kYields && polls % 256 == 0 && ended(peer) && !round_reached(observe(), round)) {
-        fail(ErrorCode::peer, phase, peer, round, seen);
+        give_up(ErrorCode::peer, seen);
+        return false;
       }
       back_off(polls);
     }
@@ -260,6 +294,8 @@ class HostWindow {
   std::size_t bytes_ = 0;
   std::array<std::uint64_t, kMaxWindowRanks> waited_{};
   std::array<bool, kMaxWindowRanks> visible_{};
+  std::array<bool, kMaxWindowRanks> masked_{};
+  bool masks_ = false;
 };
 
 }  // namespace moe::comm

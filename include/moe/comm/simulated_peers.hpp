@@ -60,11 +60,77 @@ class SimulatedPeers {
   /// Throws what a kernel of that rank reported since; call after synchronising.
   void check(int rank) const { throw_if_failed(failures_[rank]); }
   FailureRecord const& failure(int rank) const { return failures_[rank]; }
+  FailureRecord& failure(int rank) { return failures_[rank]; }
 
  private:
   std::size_t bytes_;
   FailureRecord* failures_ = nullptr;
   std::vector<WindowView> views_;
+};
+
+class SimulatedWindow;
+
+/// The windows that simulated ranks share: rank r's n-th window is a view of the group's n-th.
+class SimulatedGroup {
+ public:
+  explicit SimulatedGroup(int ranks) : ranks_(ranks) {}
+  int size() const { return ranks_; }
+
+ private:
+  friend class SimulatedWindow;
+  SimulatedPeers& window(std::size_t n, std::int64_t user_bytes, std::uint64_t timeout_ns) {
+    if (n == windows_.size()) {
+      windows_.push_back(std::make_unique<SimulatedPeers>(ranks_, user_bytes, timeout_ns));
+    }
+    std::int64_t const bytes = windows_[n]->bytes() - static_cast<std::int64_t>(kWindowControlBytes);
+    if (bytes != user_bytes) {
+      throw Error(ErrorCode::mismatch, text("window: rank 0 wants ", bytes, " bytes, another rank ", user_bytes));
+    }
+    return *windows_[n];
+  }
+  int ranks_;
+  std::vector<std::unique_ptr<SimulatedPeers>> windows_;
+};
+
+/// One rank of a group, as exchanges take a communicator. It has no collectives: constructing an exchange must need none.
+class SimulatedRank {
+ public:
+  using Space = space::cuda;
+  SimulatedRank(SimulatedGroup& group, int rank) : group_(&group), rank_(rank) {}
+  int rank() const { return rank_; }
+  int size() const { return group_->size(); }
+  SimulatedGroup& group() const { return *group_; }
+
+ private:
+  friend class SimulatedWindow;
+  SimulatedGroup* group_;
+  int rank_;
+  std::size_t next_ = 0;
+};
+
+/// One simulated rank's view of a window, as NcclSymmetric is a real rank's. The group owns the memory.
+class SimulatedWindow {
+ public:
+  using Space = space::cuda;
+  using Comm = SimulatedRank;
+  static constexpr char const* kName = "simulated_window";
+  struct Params {
+    std::uint64_t timeout_ns = kDefaultTimeoutNs;  ///< deadline of every wait of a kernel on a peer; 0: none
+  };
+  SimulatedWindow(SimulatedRank& comm, std::int64_t user_bytes, Params const& params)
+      : peers_(&comm.group().window(comm.next_, user_bytes, params.timeout_ns)), rank_(comm.rank()) {
+    ++comm.next_;
+  }
+  int rank() const { return rank_; }
+  int size() const { return peers_->size(); }
+  std::int64_t bytes() const { return peers_->bytes(); }
+  void* peer(int r, std::int64_t offset) const { return view().peer[r] + offset; }
+  WindowView const& view() const { return peers_->view(rank_); }
+  void check() const { peers_->check(rank_); }
+
+ private:
+  SimulatedPeers* peers_;
+  int rank_;
 };
 
 }  // namespace moe::comm

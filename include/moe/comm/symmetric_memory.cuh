@@ -36,8 +36,10 @@ __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
   fence_system();
   store_relaxed(flag, round);
 }
-/// publish() for data that earlier kernels of this stream wrote to this rank's own memory: the kernel boundary has completed those stores
-/// where peers read them, so no fence is needed (it would take about 1.5 us, most of what a small combine takes).
+/// publish() without the fence, for data that earlier kernels of this stream wrote to this rank's own memory. The PTX memory model does not
+/// cover it: a relaxed store is no release pattern, so a peer's acquire does not synchronise with it, whatever stream order says on this
+/// GPU. What it relies on is how NVLink works: a kernel that has ended has its stores in the L2 of the GPU that owns the memory, and peers
+/// read through that L2. For those who have measured that they want the fence's time (about 1.5 us a combine); off unless asked for.
 __device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { store_relaxed(flag, round); }
 __device__ inline std::uint64_t now_ns() {
   std::uint64_t v;
@@ -66,7 +68,8 @@ __device__ inline T* own(WindowView const& w, std::size_t offset) {
 
 /// Takes the rank's failure record if it is free and fills it. True: it was free.
 static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
-                                           std::uint32_t observed, std::uint32_t value = 0, std::uint32_t bound = 0) {
+                                           std::uint32_t observed, std::uint32_t value = 0, std::uint32_t bound = 0,
+                                           bool recoverable = false) {
   if (atomicCAS(own<std::uint32_t>(w, WindowControl::claimed), 0U, 1U) != 0U) {
     return false;
   }
@@ -78,6 +81,7 @@ static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, 
   f->observed = observed;
   f->value = value;
   f->bound = bound;
+  f->recoverable = recoverable ? 1 : 0;
   fence_system();
   store_relaxed(&f->code, 1U + static_cast<std::uint32_t>(code));
   return true;
@@ -109,6 +113,13 @@ static __device__ __noinline__ bool should_give_up(WindowView const& w, Exchange
   return false;
 }
 
+/// Adds to the statistics how long this rank has waited for `peer` since `start`.
+static __device__ __noinline__ void note_wait(WindowView const& w, int peer, std::uint64_t start) {
+  if (peer != w.rank) {
+    atomicAdd(own<unsigned long long>(w, WindowControl::waited) + peer, static_cast<unsigned long long>(now_ns() - start));
+  }
+}
+
 /// Waits until the own word at `p`, written by `peer`, has reached `round`; acquires what the peer released with it. False: failed.
 /// Out of line on purpose, as all waits are: kernels that live for microseconds run at the speed at which instructions are fetched.
 static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_t const* p, std::uint32_t round, ExchangePhase phase,
@@ -117,6 +128,9 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
   for (unsigned i = 0;; ++i) {
     std::uint32_t const seen = load_acquire(p);
     if (round_reached(seen, round)) {
+      if (w.statistics && i > 0 && blockIdx.x == 0) {
+        note_wait(w, peer, start);
+      }
       return true;
     }
     if (i % 256 == 0) {
@@ -173,6 +187,34 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
     }
   }
   return sum;
+}
+
+/// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
+/// because they wait for its counts; only here the time is known to be its own. All threads must call it.
+__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
+  if (!w.statistics || blockIdx.x != 0) {
+    return;
+  }
+  if (int const r = static_cast<int>(threadIdx.x); r < w.size) {
+    std::uint64_t const start = now_ns();
+    sum_counts(w, p, stride, r, r + 1, round, tag);
+    note_wait(w, r, start);
+  }
+  __syncthreads();
+}
+
+/// Whether rank `peer` refused the operation of `round` that it has just been waited for; then all ranks report the same.
+static __device__ __noinline__ void check_refusal(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round) {
+  std::uint32_t const word = load_relaxed(own<std::uint32_t>(w, WindowControl::refused) + peer);
+  if ((word >> 24) != 0 && (word & 0xffffffU) == (round & 0xffffffU)) {
+    std::uint32_t const code = word >> 24;
+    ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
+    report(w, shown, phase, peer, round, 0, code, 0, true);
+  }
+}
+/// Thread r, before it publishes the flag of the operation to rank r.
+__device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
+  store_relaxed(at<std::uint32_t>(w, r, WindowControl::refused) + w.rank, refusal_word(round, code));
 }
 
 /// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which

@@ -34,8 +34,10 @@ struct FailureRecord {
   std::int32_t peer;       ///< the rank that did not arrive, or that disagrees
   std::uint32_t round;     ///< what was waited for
   std::uint32_t observed;  ///< what the word held
-  std::uint32_t value;     ///< E_CAPACITY: rows needed
+  std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused
   std::uint32_t bound;     ///< E_CAPACITY: rows that fit
+  /// All ranks have seen the same failure and have finished the round: the group is sound, and goes on once the record is cleared.
+  std::uint32_t recoverable;
 };
 
 /// Byte offsets in the control part of a window. Words are 32 bits.
@@ -44,7 +46,13 @@ struct WindowControl {
   static constexpr std::size_t claimed = 64;         ///< own: the failure record is taken
   static constexpr std::size_t barrier_round = 128;  ///< own: last barrier round
   static constexpr std::size_t barrier = 256;        ///< [rank] written by that rank
+  static constexpr std::size_t refused = 512;        ///< [rank] written by that rank: refusal_word() of the last call that it refused
+  static constexpr std::size_t waited = 2048;        ///< own: u64 [rank] nanoseconds that the first block has waited for that rank
+  static constexpr std::size_t masked = 2560;        ///< own: [rank] 1: dead, neither waited for nor sent to
+  static constexpr std::size_t rejoin = 2816;        ///< [rank] written by that rank: its round
 };
+/// Tells peers that this rank takes part in the operation of `round` only to say that it cannot: 1 + ErrorCode above 24 bits of round.
+MOE_HD constexpr std::uint32_t refusal_word(std::uint32_t round, std::uint32_t code) { return (code << 24) | (round & 0xffffffU); }
 
 /// What a kernel needs of a window. Passed by value as a __grid_constant__ parameter.
 struct WindowView {
@@ -53,6 +61,7 @@ struct WindowView {
   int size = 1;
   FailureRecord* failure = nullptr;  ///< device address of the host record
   std::uint64_t timeout_ns = kDefaultTimeoutNs;
+  bool statistics = false;  ///< the first block of each kernel adds up how long it waits for whom
 };
 
 /// A count and the round that it belongs to travel in one 64-bit store: round in the high word; in the low word 12 bits of the header
@@ -83,7 +92,8 @@ class HeaderTag {
   std::uint64_t hash_ = 0xcbf29ce484222325ULL;
 };
 
-/// Throws the TransportError that a failure record describes; returns if there is none. Call after the stream was synchronised.
+/// Throws the TransportError that a failure record describes; returns if there is none. Call after the stream was synchronised, or at any
+/// time for failures that end the group.
 inline void throw_if_failed(FailureRecord const& f) {
   std::uint32_t const raw = *const_cast<std::uint32_t const volatile*>(&f.code);
   if (raw == 0) {
@@ -92,6 +102,12 @@ inline void throw_if_failed(FailureRecord const& f) {
   auto const code = static_cast<ErrorCode>(raw - 1);
   auto const phase = std::string(name(static_cast<ExchangePhase>(f.phase)));
   std::string message;
+  if (f.recoverable != 0 && f.bound == 0) {
+    auto const why = static_cast<ErrorCode>(f.value - 1);
+    message = why == ErrorCode::peer ? text("rank ", f.peer, " abandoned the call")
+                                     : text("rank ", f.peer, " refused its arguments with ", name(why));
+    throw TransportError(code, f.rank, f.peer, phase, f.round, message);
+  }
   switch (code) {
     case ErrorCode::timeout: message = text("rank ", f.peer, " did not arrive: expected round ", f.round, ", observed ", f.observed); break;
     case ErrorCode::mismatch:
@@ -102,6 +118,12 @@ inline void throw_if_failed(FailureRecord const& f) {
     default: message = text("device failure, value ", f.value); break;
   }
   throw TransportError(code, f.rank, f.peer, phase, f.round, message);
+}
+/// The same for failures that end the group: those that all ranks agreed on are left to throw_if_failed().
+inline void throw_if_over(FailureRecord const& f) {
+  if (*const_cast<std::uint32_t const volatile*>(&f.code) != 0 && f.recoverable == 0) {
+    throw_if_failed(f);
+  }
 }
 
 }  // namespace moe::comm

@@ -2,6 +2,7 @@
 // comm/window_manager.hpp: owns the windows of a group of ranks, so that layers of one shape share one. Spec 09 §1.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,14 @@ struct WindowArguments {
   bool operator==(WindowArguments const&) const = default;
 };
 
+/// What the exchanges of one window have in common on a rank.
+struct WindowUse {
+  static constexpr int kMaxSlots = 16;
+  int exchanges = 0;                                  ///< constructed so far: each has its number, the same on all ranks
+  std::array<std::uint32_t, kMaxSlots> dispatches{};  ///< of each slot, by device exchanges; host exchanges count in the window
+  std::array<std::uint32_t, 2> layouts{};             ///< high_throughput: which dispatch filled the layout of each parity
+};
+
 /// All calls are collective and in the same order on all ranks. Destruction goes from the newest window to the oldest.
 template <class WindowT>
 class WindowManager {
@@ -36,18 +45,9 @@ class WindowManager {
   ~WindowManager() { destroy(); }
 
   /// The window of these arguments, constructed on the first call. Errors as those of the window's constructor. E_ARG without a name.
-  Window& window(WindowArguments const& arguments) {
-    if (arguments.backend.empty()) {
-      throw Error(ErrorCode::argument, "window manager: a window needs the name of its backend");
-    }
-    for (Entry const& entry : entries_) {
-      if (entry.arguments == arguments) {
-        return *entry.window;
-      }
-    }
-    entries_.push_back({arguments, std::make_unique<Window>(*comm_, arguments.user_bytes, params_)});
-    return *entries_.back().window;
-  }
+  Window& window(WindowArguments const& arguments) { return *entry(arguments).window; }
+  /// What its exchanges share; lives as long as the window.
+  WindowUse& use(WindowArguments const& arguments) { return *entry(arguments).use; }
   /// Windows that are alive.
   std::size_t size() const { return entries_.size(); }
   /// Destroys all windows, the newest first. No exchange that uses one may be used again.
@@ -62,7 +62,21 @@ class WindowManager {
   struct Entry {
     WindowArguments arguments;
     std::unique_ptr<Window> window;
+    std::unique_ptr<WindowUse> use;
   };
+  Entry& entry(WindowArguments const& arguments) {
+    if (arguments.backend.empty()) {
+      throw Error(ErrorCode::argument, "window manager: a window needs the name of its backend");
+    }
+    for (Entry& entry : entries_) {
+      if (entry.arguments == arguments) {
+        return entry;
+      }
+    }
+    entries_.push_back({arguments, std::make_unique<Window>(*comm_, arguments.user_bytes, params_), std::make_unique<WindowUse>()});
+    return entries_.back();
+  }
+
   Comm* comm_;
   Params params_;
   std::vector<Entry> entries_;
@@ -76,14 +90,23 @@ class WindowHandle {
   WindowHandle(typename Window::Comm& comm, WindowManager<Window>* manager, WindowArguments const& arguments,
                typename Window::Params const& params)
       : owned_(manager == nullptr ? std::make_unique<Window>(comm, arguments.user_bytes, params) : nullptr),
-        window_(manager == nullptr ? owned_.get() : &manager->window(arguments)) {}
+        window_(manager == nullptr ? owned_.get() : &manager->window(arguments)),
+        owned_use_(manager == nullptr ? std::make_unique<WindowUse>() : nullptr),
+        use_(manager == nullptr ? owned_use_.get() : &manager->use(arguments)),
+        number_(use_->exchanges++) {}
   Window& operator*() const { return *window_; }
   Window* operator->() const { return window_; }
   bool shared() const { return owned_ == nullptr; }
+  WindowUse& use() const { return *use_; }
+  /// This exchange among those of the window, by construction.
+  int number() const { return number_; }
 
  private:
   std::unique_ptr<Window> owned_;
   Window* window_;
+  std::unique_ptr<WindowUse> owned_use_;
+  WindowUse* use_;
+  int number_;
 };
 
 }  // namespace moe::comm

@@ -22,7 +22,8 @@ struct SlotTable {
   std::int32_t const* counts;    // [L] or null
   std::int32_t const* num_rows;  // valid rows, or null: all
   std::int64_t slots;
-  std::int64_t per_row;  // k, or the capacity C
+  std::int64_t per_row;                  // k, or the capacity C
+  std::int32_t const* gather = nullptr;  // batched: [L * C] rows of x, or null: slot i is row i
 
   __device__ int expert(std::int64_t slot) const {
     if (counts != nullptr) {
@@ -69,7 +70,8 @@ __global__ void widen_rows(Quant quant, typename Quant::template Payload<Act> co
     if (table.counts != nullptr && table.expert(r) < 0) {
       continue;
     }
-    quant.template dequantize_row<Act>(rows + r * stride, scales + r * scale_stride, hidden, out + r * hidden);
+    std::int64_t const from = table.gather != nullptr ? table.gather[r] : r;
+    quant.template dequantize_row<Act>(rows + from * stride, scales + from * scale_stride, hidden, out + r * hidden);
   }
 }
 
@@ -219,10 +221,11 @@ void CudaReference::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config
 template <class Config, class Quant, ActivationFormat Format>
 void CudaReference::Kernel<Config, Quant, Format>::apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y,
                                                          cudaStream_t stream) const {
-  std::int64_t const capacity = tokens.rows.extent(1);
+  std::int64_t const capacity = tokens.capacity();
   check_rows(capacity, y.extent(1));
   std::int64_t const slots = num_local_ * capacity;
-  detail::SlotTable const table{nullptr, 0, nullptr, 0, tokens.expert_num_tokens.data_handle(), nullptr, slots, capacity};
+  std::int32_t const* const gather = tokens.gather.extent(0) > 0 ? tokens.gather.data_handle() : nullptr;
+  detail::SlotTable const table{nullptr, 0, nullptr, 0, tokens.expert_num_tokens.data_handle(), nullptr, slots, capacity, gather};
   detail::launch_reference<Act>(quant_, activation_, weights_, table, tokens.rows.data_handle(), tokens.rows.extent(2),
                                 tokens.scales.data_handle(), tokens.scales.extent(2), slots, hidden_, intermediate_, false, w13_, w2_, x_,
                                 h_, codes_, scales_, y.data_handle(), hidden_, stream);

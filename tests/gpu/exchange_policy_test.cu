@@ -1,0 +1,806 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/exchange_policy_test.cu: LowLatency and HighThroughput as policies, between simulated ranks on one GPU: every option of their
+// parameters, refusals, handles, masks, statistics, windows that layers share.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "moe/backends/high_throughput_cuda.hpp"
+#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/quantization/fp8_group128.hpp"
+#include "moe/quantization/none.hpp"
+#include "tests/multigpu/exchange_harness.cuh"
+
+namespace {
+
+using namespace moe_test;
+using moe::bf16;
+using moe::ErrorCode;
+using moe::backends::CombineFormat;
+using moe::comm::SimulatedGroup;
+using moe::comm::SimulatedRank;
+using moe::comm::SimulatedWindow;
+using Manager = moe::comm::WindowManager<SimulatedWindow>;
+using Fp8Transport = moe::quantization::Fp8Group<128, moe::quantization::ScaleFormat::f32, moe::quantization::ScaleFloor::amax_1e4>;
+static_assert(moe::SymmetricMemory<SimulatedWindow>);
+static_assert(moe::PrepareAndFinalize<moe::backends::LowLatencyRankMajor<SimulatedWindow>>);
+
+// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
+[[maybe_unused]] bool const prepared = [] {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return true;
+}();
+
+struct Config : moe::LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  struct Activation {};
+};
+constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
+constexpr std::uint64_t kShort = 150'000'000ULL;
+
+// ---- Identity experts over what the exchanges hand out.
+
+template <class Payload>
+__device__ float decoded(Payload const* row, float const* scales, int h) {
+  if constexpr (sizeof(Payload) == 1) {
+    __nv_fp8_e4m3 code;
+    code.__x = row[h];
+    return static_cast<float>(code) * scales[h / 128];
+  } else {
+    return __bfloat162float(row[h]);
+  }
+}
+/// y[e][i] = row i of block e. One block per expert.
+template <class Payload, class Partial>
+__global__ void identity(moe::BatchedTokens<Payload, float> const t, moe::Blocks<Partial> const y) {
+  int const e = static_cast<int>(blockIdx.x);
+  auto const hidden = static_cast<int>(y.extent(2));
+  int const groups = (hidden + 127) / 128;
+  for (int i = 0; i < t.expert_num_tokens(e); ++i) {
+    std::int64_t const at = e * y.extent(1) + i;
+    std::int64_t const from = t.gather.extent(0) > 0 ? t.gather(e, i) : at;
+    for (int h = static_cast<int>(threadIdx.x); h < hidden; h += static_cast<int>(blockDim.x)) {
+      y.data_handle()[at * hidden + h] = moe::from_float<Partial>(
+          __bfloat162float(__float2bfloat16_rn(decoded(t.rows.data_handle() + from * hidden, t.scales.data_handle() + from * groups, h))));
+    }
+  }
+}
+/// y[r] = row r times the sum of its weights, in choice order.
+template <class Payload, class Partial>
+__global__ void identity(moe::StandardTokens<Payload, float> const t, moe::Rows<Partial> const y) {
+  auto const hidden = static_cast<int>(y.extent(1));
+  std::int64_t const n = t.num_rows != nullptr ? *t.num_rows : t.rows.extent(0);
+  for (std::int64_t r = blockIdx.x; r < n; r += gridDim.x) {
+    for (int h = static_cast<int>(threadIdx.x); h < hidden; h += static_cast<int>(blockDim.x)) {
+      float sum = 0.0F;
+      for (int j = 0; j < t.topk_ids.extent(1); ++j) {
+        if (t.topk_ids(r, j) >= 0) {
+          float const v = decoded(t.rows.data_handle() + r * t.rows.stride(0), t.scales.data_handle() + r * t.scales.stride(0), h);
+          sum = fmaf(t.topk_weights(r, j), __bfloat162float(__float2bfloat16_rn(v)), sum);
+        }
+      }
+      y(r, h) = moe::from_float<Partial>(sum);
+    }
+  }
+}
+template <class Payload, class Partial>
+void run_identity(moe::BatchedTokens<Payload, float> const& t, moe::Blocks<Partial> const& y, cudaStream_t s) {
+  if (y.extent(0) > 0) identity<<<static_cast<unsigned>(y.extent(0)), 128, 0, s>>>(t, y);
+}
+template <class Payload, class Partial>
+void run_identity(moe::StandardTokens<Payload, float> const& t, moe::Rows<Partial> const& y, cudaStream_t s) {
+  identity<<<16, 128, 0, s>>>(t, y);
+}
+
+struct Sizes {
+  int ranks = 4;
+  int max_tokens = 8;
+  int hidden = 512;
+  int topk = 4;
+  int experts = 16;
+  moe::PlacementStrategy strategy = moe::PlacementStrategy::linear;
+  bool on_input = false;
+};
+
+/// All ranks of one exchange on this GPU, driven by this thread.
+template <class Backend, class Quant = Fp8Transport, class Partial = bf16>
+class Ranks {
+ public:
+  using Exchange = typename Backend::template Exchange<Config, Quant, Partial>;
+  using Params = typename Backend::Params;
+  static constexpr bool kBatched = Backend::kFormat == moe::ActivationFormat::batched;
+
+  Ranks(Sizes const& s, Params p, std::vector<Manager*> managers = {}, std::vector<SimulatedRank>* given = nullptr)
+      : setup_(s), group_(s.ranks), placement_(s.experts, s.ranks, s.strategy, true) {
+    p.blocks = 10;
+    p.programmatic = false;
+    for (int r = 0; r < s.ranks; ++r) {
+      own_.emplace_back(group_, r);
+    }
+    for (int r = 0; r < s.ranks; ++r) {
+      if (!managers.empty()) p.manager = managers[static_cast<std::size_t>(r)];
+      arenas_.push_back(std::make_unique<moe::Arena<moe::space::cuda>>());
+      exchanges_.push_back(std::make_unique<Exchange>(
+          (given != nullptr ? *given : own_)[static_cast<std::size_t>(r)],
+          moe::Shape<Config>(
+              {.hidden = s.hidden, .intermediate = 128, .num_experts = s.experts, .topk = s.topk, .weight_on_input = s.on_input}),
+          s.max_tokens, placement_, Quant{}, p, *arenas_.back()));
+      streams_.push_back(std::make_unique<moe::CudaStream>());
+    }
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  int size() const { return setup_.ranks; }
+  Exchange& at(int r) { return *exchanges_[static_cast<std::size_t>(r)]; }
+  cudaStream_t stream(int r) { return *streams_[static_cast<std::size_t>(r)]; }
+  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
+  RankTokens const& brought(int r) const { return tokens_[static_cast<std::size_t>(r)]; }
+
+  void bring(unsigned seed, Routing routing = Routing::uniform, int tokens = -1) {
+    tokens_.clear();
+    buffers_.clear();
+    for (int r = 0; r < setup_.ranks; ++r) {
+      int const n = tokens >= 0 ? tokens : (static_cast<int>(seed) + 3 * r) % (setup_.max_tokens + 1);
+      tokens_.push_back(make_tokens(r, n, setup_.hidden, setup_.topk, setup_.experts, setup_.ranks, routing, seed));
+      buffers_.push_back(make_buffers(tokens_.back(), setup_.hidden, 1, 0));
+    }
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void name_one_expert(int r, int expert) {
+    auto& ids = tokens_[static_cast<std::size_t>(r)].ids;
+    std::fill(ids.begin(), ids.end(), expert);
+    moe::Memory<moe::space::cuda>::copy_from_host(buffer(r).ids.data(), ids.data(), 4 * ids.size());
+  }
+  moe::RoutedTokens<bf16> in(int r, int tokens = -1) {
+    auto const& b = buffer(r);
+    int const n = tokens < 0 ? b.in.tokens : tokens;
+    return {moe::make_rows(b.in.x, n, setup_.hidden), moe::make_rows(b.in.ids, n, setup_.topk),
+            moe::make_rows(b.in.weights, n, setup_.topk)};
+  }
+  moe::Rows<bf16> out(int r) { return moe::make_rows(as_bf16(buffer(r).out), buffer(r).in.tokens, setup_.hidden); }
+  void pair(int r) {
+    auto const t = at(r).prepare(in(r), stream(r));
+    run_identity(t, at(r).expert_output(), stream(r));
+    at(r).finalize(out(r), stream(r));
+  }
+  void round() {
+    for (int r = 0; r < size(); ++r) pair(r);
+  }
+  void synchronize() {
+    for (auto const& s : streams_) s->synchronize();
+  }
+  void synchronize_and_check() {
+    synchronize();
+    for (int r = 0; r < size(); ++r) at(r).check();
+  }
+  /// Owner of an id, or -1.
+  int owner(int id) const { return id >= 0 && id < setup_.experts ? placement_.owner(id) : -1; }
+  /// "" or the first output that differs by more than `relative` of the sum of magnitudes (0: at all). Terms of ranks in `dead` are left
+  /// out.
+  std::string differs(int r, bool per_rank, float relative = 0.0F, std::uint64_t dead = 0, float absolute = 0.0F) {
+    auto const& t = brought(r);
+    auto const got = buffer(r).out.host();
+    for (int token = 0; token < t.tokens; ++token) {
+      auto x = std::vector<std::uint16_t>(t.x.begin() + static_cast<std::ptrdiff_t>(token) * setup_.hidden,
+                                          t.x.begin() + static_cast<std::ptrdiff_t>(token + 1) * setup_.hidden);
+      auto const weight = [&](int j) { return t.weights[static_cast<std::size_t>(token * setup_.topk + j)]; };
+      auto const id = [&](int j) { return t.ids[static_cast<std::size_t>(token * setup_.topk + j)]; };
+      if (setup_.on_input && kBatched) {
+        for (auto& v : x) v = bf16_bits(weight(0) * bf16_value(v));
+      }
+      auto const row = wire_row<moe::quantization::ScaleFloor::amax_1e4>(x.data(), setup_.hidden, Quant::kQuantizesActivations);
+      for (int h = 0; h < setup_.hidden; ++h) {
+        float const v = row.values[static_cast<std::size_t>(h)];
+        float want = 0.0F;
+        float size = 0.0F;
+        for (int rank = per_rank ? 0 : -1; rank < (per_rank ? size_() : 0); ++rank) {
+          float part = 0.0F;
+          for (int j = 0; j < setup_.topk; ++j) {
+            int const o = owner(id(j));
+            if (o < 0 || ((dead >> o) & 1U) != 0 || (per_rank && o != rank)) continue;
+            float const w = setup_.on_input && kBatched ? 1.0F : weight(j);
+            part = std::fma(w, v, part);
+            size += std::fabs(w * v);
+          }
+          want = per_rank ? want + bf16_value(bf16_bits(part)) : part;
+        }
+        float const have =
+            bf16_value(got[static_cast<std::size_t>(token) * static_cast<std::size_t>(setup_.hidden) + static_cast<std::size_t>(h)]);
+        want = bf16_value(bf16_bits(want));
+        if (relative == 0.0F ? have != want : !(std::fabs(have - want) <= relative * size + absolute)) {
+          return moe::text("rank ", r, " output (", token, ", ", h, "): ", have, ", expected ", want, " of terms ", size);
+        }
+      }
+    }
+    return "";
+  }
+  void expect_good(bool per_rank, std::string const& what = "", float relative = 0.0F) {
+    synchronize_and_check();
+    for (int r = 0; r < size(); ++r) EXPECT_EQ(differs(r, per_rank, relative), "") << what;
+  }
+
+ private:
+  int size_() const { return setup_.ranks; }
+  Sizes setup_;
+  SimulatedGroup group_;
+  std::vector<SimulatedRank> own_;
+  moe::ExpertPlacement placement_;
+  std::vector<std::unique_ptr<moe::Arena<moe::space::cuda>>> arenas_;
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
+  std::vector<std::unique_ptr<moe::CudaStream>> streams_;
+  std::vector<RankTokens> tokens_;
+  std::vector<RankBuffers> buffers_;
+};
+
+template <class F>
+std::string expect_error(ErrorCode code, F&& f) {
+  try {
+    f();
+  } catch (moe::Error const& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.message();
+  }
+  ADD_FAILURE() << "no error, expected " << moe::name(code);
+  return "";
+}
+
+using Low = moe::backends::LowLatency<SimulatedWindow>;
+using RankMajor = moe::backends::LowLatencyRankMajor<SimulatedWindow>;
+using High = moe::backends::HighThroughput<SimulatedWindow>;
+
+// ---- T1: layouts, schemes, placements, output types.
+
+template <class R>
+void round_trips(R& run, bool per_rank, std::string const& what) {
+  unsigned seed = 1;
+  for (Routing routing : {Routing::uniform, Routing::with_gaps, Routing::duplicates, Routing::one_rank, Routing::none}) {
+    run.bring(seed++, routing);
+    run.round();
+    run.expect_good(per_rank, what);
+  }
+}
+
+TEST(LowLatencyPolicy, T1_T3_T19_T20_EveryLayoutAndPlacement) {
+  for (auto strategy : {moe::PlacementStrategy::linear, moe::PlacementStrategy::round_robin}) {
+    for (int experts : {16, 13, 3}) {  // divisible or not; fewer experts than ranks
+      Sizes const s{.topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy};
+      for (bool dedup : {false, true}) {
+        std::string const what = moe::text(experts, " experts, ", moe::name(strategy), dedup ? ", deduplicated" : "");
+        Ranks<Low> run(s, {.deduplicate = dedup, .window = {kTimeout}});
+        round_trips(run, dedup, what);
+      }
+      Ranks<RankMajor> run(s, {.window = {kTimeout}});
+      round_trips(run, true, "rank major");
+    }
+  }
+}
+
+// More than T rows for one expert from one rank, if each choice had its row.
+TEST(LowLatencyPolicy, T3_T19_AllSlotsOnOneExpert) {
+  for (bool masks : {false, true}) {
+    for (bool dedup : {false, true}) {
+      if (masks && dedup) continue;
+      Ranks<Low> run(Sizes{}, {.deduplicate = dedup, .masks = masks, .window = {kTimeout}});
+      for (int expert : {0, 5, 15}) {
+        run.bring(2, Routing::uniform, 8);
+        for (int r = 0; r < 4; ++r) run.name_one_expert(r, expert);
+        run.round();
+        run.expect_good(dedup, moe::text("expert ", expert));
+      }
+    }
+  }
+}
+
+TEST(LowLatencyPolicy, T5_T6_WidthsSchemesAndOutputTypes) {
+  for (int hidden : {128, 512, 2048, 2560, 2880, 4096, 7168}) {
+    Sizes const s{.ranks = 2, .max_tokens = 5, .hidden = hidden, .topk = 2, .experts = 6};
+    for (bool dedup : {false, true}) {
+      Ranks<Low> fp8(s, {.deduplicate = dedup, .window = {kTimeout}});
+      fp8.bring(3);
+      fp8.round();
+      fp8.expect_good(dedup, moe::text("fp8 ", hidden));
+      Ranks<Low, moe::quantization::None, float> wide(s, {.deduplicate = dedup, .window = {kTimeout}});
+      wide.bring(4);
+      wide.round();
+      wide.expect_good(dedup, moe::text("bf16, float outputs ", hidden));
+    }
+    Ranks<RankMajor, moe::quantization::None, float> rank_major(s, {.window = {kTimeout}});
+    rank_major.bring(5);
+    rank_major.round();
+    rank_major.expect_good(true, moe::text("rank major ", hidden));
+  }
+}
+
+TEST(LowLatencyPolicy, T13_WeightOnInput) {
+  Sizes s{.topk = 1, .on_input = true};
+  for (bool dedup : {false, true}) {
+    Ranks<Low> fp8(s, {.deduplicate = dedup, .window = {kTimeout}});
+    fp8.bring(3);
+    fp8.round();
+    fp8.expect_good(dedup);
+    Ranks<Low, moe::quantization::None> plain(s, {.deduplicate = dedup, .window = {kTimeout}});
+    plain.bring(4);
+    plain.round();
+    plain.expect_good(dedup);
+  }
+  s.topk = 2;
+  EXPECT_EQ(expect_error(ErrorCode::argument, [&] { Ranks<Low>(s, {}); }), "apply_router_weight_on_input requires topk == 1");
+}
+
+// ---- T18: zero copy, coded outputs.
+
+TEST(LowLatencyPolicy, T18_ZeroCopyAndCodedOutputs) {
+  Sizes const s{.hidden = 1088};  // a last group of 64
+  for (std::optional<bool> zero_copy : {std::optional<bool>(), std::optional<bool>(true), std::optional<bool>(false)}) {
+    Ranks<Low> run(s, {.zero_copy = zero_copy, .window = {kTimeout}});
+    run.bring(2);
+    run.round();
+    run.expect_good(false, "plain");
+  }
+  for (auto format : {CombineFormat::fp8, CombineFormat::logfmt}) {
+    for (bool dedup : {false, true}) {
+      auto check = [&](auto&& run) {
+        for (unsigned seed = 0; seed < 4; ++seed) {
+          run.bring(seed, seed % 2 == 0 ? Routing::uniform : Routing::duplicates);
+          run.round();
+          // e4m3: half of 2^-3 of a value, and of the least step 2^-9 under the scale. LogFMT: half of 2^(32/510) - 1.
+          run.expect_good(dedup, moe::text(name(format), dedup ? " deduplicated" : ""), 0.066F);
+        }
+      };
+      check(Ranks<Low>(s, {.deduplicate = dedup, .combine = format, .window = {kTimeout}}));
+      check(Ranks<Low, moe::quantization::None, float>(s, {.deduplicate = dedup, .combine = format, .window = {kTimeout}}));
+    }
+    expect_error(ErrorCode::argument, [&] { Ranks<Low>(s, {.combine = format, .zero_copy = true}); });
+  }
+  expect_error(ErrorCode::unsupported, [&] { Ranks<Low>(s, {.deduplicate = true, .zero_copy = true}); });
+}
+
+// The device writes the codes that the host writes, and decodes them alike.
+TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
+  constexpr int kHidden = 1088;
+  for (auto format : {CombineFormat::fp8, CombineFormat::logfmt}) {
+    moe::detail::LowLatencyShape shape;
+    shape.max_tokens = 16;
+    shape.hidden = kHidden;
+    shape.topk = 1;
+    shape.num_experts = 1;
+    shape.blocks = 4;
+    shape.combine = format;
+    RankGroup group(1, true, moe::detail::LowLatencyCalls::window_bytes(shape), kTimeout);
+    moe::detail::LowLatencyCalls calls(group.view(0), shape, false);
+    std::vector<std::uint16_t> y(16 * kHidden);
+    std::mt19937 g(7);
+    for (std::size_t i = 0; i < y.size(); ++i) {  // magnitudes under one, over one, far apart, zero, by group
+      int const kind = static_cast<int>(i / 128 % 5);
+      float const v = std::ldexp(static_cast<float>(g() % 2000) / 1000.0F - 1.0F, kind == 1   ? 6
+                                                                                  : kind == 2 ? -static_cast<int>(g() % 60)
+                                                                                              : 0);
+      y[i] = bf16_bits(kind == 3 ? 0.0F : v);
+    }
+    DeviceArray<std::uint16_t> device(y);
+    DeviceArray<std::int32_t> num(std::vector<std::int32_t>{16});
+    calls.code(as_bf16(device), num.data(), 0, group.stream(0));
+    group.synchronize_and_check();
+    auto const row_bytes = static_cast<std::size_t>(calls.layout().output_bytes);
+    std::vector<std::byte> codes(row_bytes);
+    std::vector<std::uint32_t> headers(static_cast<std::size_t>(shape.groups()));
+    std::vector<float> host(kHidden), back(kHidden);
+    double worst = 0;
+    for (std::size_t row = 0; row < 16; ++row) {
+      std::vector<bf16> x(kHidden);
+      std::memcpy(static_cast<void*>(x.data()), y.data() + row * kHidden, 2 * kHidden);
+      moe::detail::encode_row(format, x.data(), kHidden, codes.data(), headers.data());
+      moe::detail::decode_row(format, codes.data(), headers.data(), kHidden, host.data());
+      auto const theirs = read_device<std::byte>(calls.own<char>(calls.layout().outputs[0]) + row * row_bytes, row_bytes);
+      auto const their_headers =
+          read_device<std::uint32_t>(calls.own<char>(calls.layout().headers[0]) + 4 * row * headers.size(), headers.size());
+      ASSERT_EQ(their_headers, headers);
+      moe::detail::decode_row(format, theirs.data(), their_headers.data(), kHidden, back.data());
+      for (std::size_t h = 0; h < kHidden; ++h) {
+        float const v = moe::to_float(x[h]);
+        // The last bit of a logarithm may differ: then the neighbouring code.
+        ASSERT_LE(std::fabs(back[h] - host[h]), format == CombineFormat::fp8 ? 0.0F : 0.045F * std::fabs(v)) << h;
+        worst = std::max(worst, v == 0.0F ? 0.0 : std::fabs(static_cast<double>(host[h]) - v) / std::fabs(v));
+      }
+    }
+    if (format == CombineFormat::fp8) continue;
+    EXPECT_LT(worst, 1.001);  // what lies under 2^-32 of the largest becomes zero or the least code
+  }
+}
+
+// ---- T8, T17, T21: handles, halves, slots.
+
+TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndSlots) {
+  for (int slots : {1, 2}) {
+    Ranks<Low> run(Sizes{}, {.num_slots = slots, .window = {kTimeout}});
+    run.bring(5, Routing::uniform, 8);
+    for (int i = 0; i < 4; ++i) {
+      std::vector<moe::detail::WindowTicket> d0, d1;
+      for (int r = 0; r < 4; ++r) {
+        auto& x = run.at(r);
+        auto const s = run.stream(r);
+        d0.push_back(x.send(run.in(r), s));
+        if (slots == 1) {
+          expect_error(ErrorCode::state, [&] { x.send(run.in(r), s); });
+          delay<<<1, 1, 0, s>>>(100000);
+          run_identity(x.receive(d0.back(), s), x.expert_output(d0.back()), s);
+          d1.push_back(x.send(run.in(r), s));
+        } else {
+          d1.push_back(x.send(run.in(r), s, 1));
+        }
+      }
+      for (int r = 0; r < 4; ++r) {
+        auto& x = run.at(r);
+        auto const s = run.stream(r);
+        auto const a = d0[static_cast<std::size_t>(r)];
+        auto const b = d1[static_cast<std::size_t>(r)];
+        run_identity(x.receive(b, s), x.expert_output(b), s);
+        if (slots == 2) run_identity(x.receive(a, s), x.expert_output(a), s);
+        x.combine(a, run.out(r), s);
+        expect_error(ErrorCode::state, [&] { x.combine(a, run.out(r), s); });
+        x.combine(b, run.out(r), s);
+      }
+      run.expect_good(false, moe::text(slots, " slots"));
+    }
+    auto& x = run.at(0);
+    expect_error(ErrorCode::state, [&] { x.finalize(run.out(0), run.stream(0)); });
+    expect_error(ErrorCode::argument, [&] { x.send(run.in(0), run.stream(0), slots); });
+  }
+}
+
+// A third result takes the place of the first.
+TEST(LowLatencyPolicy, T8_StaleHandle) {
+  Ranks<Low> run(Sizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
+  run.bring(5, Routing::uniform, 8);
+  auto& x = run.at(0);
+  auto const s = run.stream(0);
+  auto const d0 = x.send(run.in(0), s);
+  x.receive(d0, s);
+  for (int i = 0; i < 2; ++i) x.receive(x.send(run.in(0), s), s);
+  expect_error(ErrorCode::state, [&] { x.combine(d0, run.out(0), s); });
+}
+
+// ---- T4, T12, section 14: what one rank refuses.
+
+template <class R>
+void refusals(R& run, bool per_rank) {
+  auto expect_refusal = [&](ErrorCode peers, std::string const& sentence) {
+    run.synchronize();
+    for (int r = 0; r < run.size(); ++r) {
+      std::string const message = expect_error(peers, [&] { run.at(r).check(); });
+      EXPECT_EQ(message.find(sentence + " ("), 0U) << message;
+      run.at(r).check();  // once
+    }
+    run.bring(8);
+    run.round();
+    run.expect_good(per_rank, "after a refusal");
+  };
+  int const last = run.size() - 1;
+  run.bring(7);
+  run.round();
+  run.expect_good(per_rank, "before");
+  run.bring(7, Routing::uniform, 9);
+  for (int r = 0; r < run.size(); ++r) {
+    auto const s = run.stream(r);
+    if (r == last) {
+      EXPECT_EQ(expect_error(ErrorCode::capacity, [&] { run.at(r).prepare(run.in(r), s); }),
+                "hidden_states: 9 rows exceed max_tokens_per_rank 8");
+    } else {
+      auto const t = run.at(r).prepare(run.in(r, 8), s);
+      run_identity(t, run.at(r).expert_output(), s);
+      run.at(r).finalize(moe::make_rows(as_bf16(run.buffer(r).out), 8, 512), s);
+    }
+  }
+  expect_refusal(ErrorCode::capacity, moe::text("rank ", last, " refused its arguments with E_CAPACITY"));
+  run.bring(9);
+  for (int r = 0; r < run.size(); ++r) {
+    if (r == last) {
+      run.at(r).abandon(run.stream(r));
+    } else {
+      run.pair(r);
+    }
+  }
+  expect_refusal(ErrorCode::peer, moe::text("rank ", last, " abandoned the call"));
+  run.bring(9);
+  for (int r = 0; r < run.size(); ++r) {
+    if (r == last) {
+      run.at(r).prepare(run.in(r), run.stream(r));
+      run.at(r).abandon(run.stream(r));
+    } else {
+      run.pair(r);
+    }
+  }
+  expect_refusal(ErrorCode::peer, moe::text("rank ", last, " abandoned the call"));
+}
+TEST(LowLatencyPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
+  for (bool dedup : {false, true}) {
+    Ranks<Low> run(Sizes{}, {.deduplicate = dedup, .window = {kTimeout}});
+    refusals(run, dedup);
+  }
+  Ranks<Low> masked(Sizes{}, {.masks = true, .window = {kTimeout}});
+  refusals(masked, false);
+}
+TEST(HighThroughputPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
+  Ranks<High> run(Sizes{}, {.window = {kTimeout}});
+  refusals(run, true);
+}
+
+// ---- T11: masks. F5: statistics.
+
+TEST(LowLatencyPolicy, T11_MasksDropDeadRanks) {
+  for (auto format : {CombineFormat::plain, CombineFormat::fp8}) {
+    Ranks<Low> run(Sizes{}, {.combine = format, .masks = true, .window = {kShort}});
+    float const tolerance = format == CombineFormat::plain ? 0.0F : 0.066F;
+    run.bring(4);
+    run.round();
+    run.expect_good(false, "all alive", tolerance);
+    for (unsigned i = 0; i < 4; ++i) {  // rank 2 does not come; from the second round on nobody waits for it
+      run.bring(5 + i, Routing::uniform, 8);
+      for (int r : {0, 1, 3}) run.pair(r);
+      run.synchronize();
+      for (int r : {0, 1, 3}) {
+        run.at(r).check();
+        EXPECT_EQ(run.differs(r, false, tolerance, 1U << 2), "") << "round " << i;
+        EXPECT_EQ(run.at(r).query_mask(), (std::vector<bool>{false, false, true, false}));
+      }
+    }
+    // It is back: everybody clears its mask, and it takes part again.
+    for (int r = 0; r < 4; ++r) run.at(r).clear_mask(run.stream(r));
+    for (unsigned i = 0; i < 3; ++i) {
+      run.bring(20 + i);
+      run.round();
+      run.expect_good(false, "back", tolerance);
+    }
+    // Masked by hand, on all ranks but itself.
+    for (int r : {0, 2, 3}) run.at(r).mask_rank(1, run.stream(r));
+    run.bring(30, Routing::uniform, 8);
+    for (int r : {0, 2, 3}) run.pair(r);
+    run.synchronize();
+    for (int r : {0, 2, 3}) {
+      run.at(r).check();
+      EXPECT_EQ(run.differs(r, false, tolerance, 1U << 1), "");
+    }
+    expect_error(ErrorCode::argument, [&] { run.at(0).mask_rank(0, run.stream(0)); });
+  }
+  expect_error(ErrorCode::config, [&] { Ranks<Low>(Sizes{}, {.deduplicate = true, .masks = true}); });
+  Ranks<Low> without(Sizes{.ranks = 1, .experts = 4}, {});
+  expect_error(ErrorCode::state, [&] { without.at(0).clear_mask(nullptr); });
+}
+
+// A rank that dies between dispatch and combine.
+TEST(LowLatencyPolicy, T11_RankDiesBeforeCombine) {
+  Ranks<Low> run(Sizes{}, {.masks = true, .window = {kShort}});
+  run.bring(4, Routing::uniform, 8);
+  for (int r = 0; r < 4; ++r) {
+    if (r == 1) {
+      run.at(r).prepare(run.in(r), run.stream(r));
+    } else {
+      run.pair(r);
+    }
+  }
+  run.synchronize();
+  for (int r : {0, 2, 3}) {
+    run.at(r).check();
+    EXPECT_EQ(run.differs(r, false, 0.0F, 1U << 1), "");
+  }
+}
+
+template <class R>
+void late_rank(R& run, int wanted) {
+  for (int late = 0; late < 4; ++late) {
+    std::vector<std::vector<std::uint64_t>> before;
+    for (int r = 0; r < 4; ++r) before.push_back(run.at(r).waited_ns());
+    for (unsigned i = 0; i < 5; ++i) {
+      run.bring(i);
+      delay<<<1, 1, 0, run.stream(late)>>>(4'000'000);
+      run.round();
+      run.synchronize_and_check();
+    }
+    for (int r = 0; r < 4; ++r) {
+      if (r == late) continue;
+      auto const now = run.at(r).waited_ns();
+      for (int p = 0; p < 4; ++p) {
+        auto const i = static_cast<std::size_t>(p);
+        std::uint64_t const waited = now[i] - before[static_cast<std::size_t>(r)][i];
+        if (p == late) {
+          EXPECT_GT(waited, 10'000'000U * static_cast<unsigned>(wanted) / 2) << "rank " << r << " for " << p;
+        } else if (p != r) {
+          EXPECT_LT(10 * waited, now[static_cast<std::size_t>(late)] - before[static_cast<std::size_t>(r)][static_cast<std::size_t>(late)])
+              << "rank " << r << " for " << p << ", late is " << late;
+        }
+      }
+    }
+  }
+}
+TEST(LowLatencyPolicy, F5_WaitStatisticsNameTheLateRank) {
+  for (bool masks : {false, true}) {
+    Ranks<Low> run(Sizes{}, {.masks = masks, .statistics = true, .window = {kTimeout}});
+    late_rank(run, 2);
+    run.bring(1, Routing::one_rank, 8);
+    auto const before = run.at(3).expert_totals();
+    run.round();
+    run.synchronize_and_check();
+    auto const after = run.at(3).expert_totals();
+    std::int64_t sum = 0;
+    for (std::size_t e = 0; e < after.size(); ++e) sum += after[e] - before[e];
+    std::int64_t wanted = 0;
+    for (int r = 0; r < 4; ++r) {
+      for (int t = 0; t < 8; ++t) {
+        auto const first = run.brought(r).ids.begin() + 4 * t;
+        wanted += static_cast<std::int64_t>(std::set<int>(first, first + 4).size());
+      }
+    }
+    EXPECT_EQ(sum, wanted);
+  }
+}
+TEST(HighThroughputPolicy, F5_WaitStatisticsNameTheLateRank) {
+  Ranks<High> run(Sizes{}, {.statistics = true, .window = {kTimeout}});
+  late_rank(run, 2);
+}
+
+// ---- HighThroughput.
+
+TEST(HighThroughputPolicy, T1_T5_T20_LayoutsWidthsAndPlacements) {
+  for (auto strategy : {moe::PlacementStrategy::linear, moe::PlacementStrategy::round_robin}) {
+    for (int experts : {16, 13, 3}) {
+      Ranks<High> run(Sizes{.max_tokens = 60, .topk = experts == 3 ? 2 : 4, .experts = experts, .strategy = strategy},
+                      {.window = {kTimeout}});
+      round_trips(run, true, moe::text(experts, " experts, ", moe::name(strategy)));
+    }
+  }
+  for (int hidden : {128, 2048, 2880, 7168}) {
+    Sizes const s{.ranks = 2, .max_tokens = 20, .hidden = hidden, .topk = 2, .experts = 6};
+    Ranks<High> fp8(s, {.window = {kTimeout}});
+    fp8.bring(12);
+    fp8.round();
+    fp8.expect_good(true, moe::text("fp8 ", hidden));
+    Ranks<High, moe::quantization::None, float> wide(s, {.window = {kTimeout}});
+    wide.bring(13);
+    wide.round();
+    wide.expect_good(true, moe::text("bf16 ", hidden));
+  }
+}
+
+TEST(HighThroughputPolicy, T25_OverflowIsReportedAndTheNextCallWorks) {
+  Ranks<High> run(Sizes{.max_tokens = 16}, {.capacity = 40, .window = {kTimeout}});
+  for (int i = 0; i < 3; ++i) {
+    run.bring(3, Routing::one_rank, 16);
+    run.round();
+    run.synchronize();
+    for (int r = 0; r < 4; ++r) {
+      std::string const message = expect_error(ErrorCode::capacity, [&] { run.at(r).check(); });
+      EXPECT_EQ(message.find("rank 3 would receive 64 rows, capacity 40"), 0U) << message;
+      run.at(r).check();
+      auto const out = run.buffer(r).out.host();
+      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](std::uint16_t v) { return v == 0; }));
+    }
+    run.bring(4, Routing::uniform, 9);
+    run.round();
+    run.expect_good(true, "next call");
+  }
+}
+
+TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
+  Ranks<High> run(Sizes{.max_tokens = 24}, {.expert_alignment = 8, .window = {kTimeout}});
+  for (unsigned i = 0; i < 6; ++i) {
+    run.bring(i, i % 2 == 0 ? Routing::uniform : Routing::with_gaps);
+    std::vector<moe::detail::WindowTicket> d0, d1;
+    for (int r = 0; r < 4; ++r) {
+      auto& x = run.at(r);
+      auto const s = run.stream(r);
+      d0.push_back(x.dispatch(run.in(r), s));
+      d1.push_back(i < 2 ? x.dispatch(run.in(r), s) : x.dispatch(run.in(r), s, d0.back()));
+      if (i >= 2) {  // a new layout would take the place of one in use
+        expect_error(ErrorCode::state, [&] { x.dispatch(run.in(r), s); });
+      }
+      for (auto d : {d0.back(), d1.back()}) run_identity(x.tokens(d), x.expert_output(d), s);
+      x.combine(d0.back(), run.out(r), s);
+      expect_error(ErrorCode::state, [&] { x.combine(d0.back(), run.out(r), s); });
+      moe::check_cuda(cudaMemsetAsync(run.buffer(r).out.data(), 0xff, run.brought(r).x.size() * 2, s), "cudaMemsetAsync");
+      x.combine(d1.back(), run.out(r), s);
+      auto const again = x.dispatch(run.in(r), s, d1.back());
+      run_identity(x.tokens(again), x.expert_output(again), s);
+      x.combine(again, run.out(r), s);
+    }
+    run.expect_good(true, "round");
+  }
+  auto& x = run.at(0);
+  if (run.brought(0).tokens > 0) {
+    auto const old = x.last();
+    expect_error(ErrorCode::state, [&] { x.dispatch(run.in(0), run.stream(0), moe::detail::WindowTicket{0, old.generation + 40}); });
+  }
+}
+
+TEST(HighThroughputPolicy, T14_ExpertMajorLists) {
+  constexpr int kAlignment = 8;
+  Ranks<High> run(Sizes{.max_tokens = 24}, {.expert_alignment = kAlignment, .window = {kTimeout}});
+  run.bring(6);
+  std::vector<std::unique_ptr<DeviceArray<std::uint16_t>>> y;
+  for (int r = 0; r < 4; ++r) {
+    auto& x = run.at(r);
+    auto const s = run.stream(r);
+    auto const d = x.dispatch(run.in(r), s);
+    auto const list = x.expert_major(d);
+    auto const t = x.tokens(d);
+    y.push_back(std::make_unique<DeviceArray<std::uint16_t>>(static_cast<std::size_t>(list.max_entries) * 512));
+    identity_listed<<<8, 128, 0, s>>>(reinterpret_cast<char const*>(t.rows.data_handle()), t.scales.data_handle(),
+                                      static_cast<int>(t.scales.stride(0)), list.rows, list.num_entries - 1, 512, true, as_bf16(*y.back()));
+    x.reduce_expert_major(d, as_bf16(*y.back()), s);
+    x.combine(d, run.out(r), s);
+  }
+  run.expect_good(true);
+  Ranks<High> without(Sizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
+  without.bring(1);
+  auto const d = without.at(0).dispatch(without.in(0), without.stream(0));
+  expect_error(ErrorCode::state, [&] { without.at(0).expert_major(d); });
+}
+
+TEST(HighThroughputPolicy, BlocksMayChangeBetweenCalls) {
+  Ranks<High> run(Sizes{.max_tokens = 24}, {.window = {kTimeout}});
+  for (int blocks : {10, 4, 1, 7}) {
+    for (int r = 0; r < 4; ++r) run.at(r).set_blocks(blocks);
+    run.bring(static_cast<unsigned>(blocks));
+    run.round();
+    run.expect_good(true, moe::text(blocks, " blocks"));
+  }
+  expect_error(ErrorCode::config, [&] { run.at(0).set_blocks(0); });
+}
+
+// ---- F2: windows that layers share.
+
+template <class Backend>
+void layers_share_a_window(typename Backend::Params params) {
+  SimulatedGroup group(3);
+  std::vector<SimulatedRank> ranks;
+  for (int r = 0; r < 3; ++r) ranks.emplace_back(group, r);
+  std::vector<std::unique_ptr<Manager>> managers;
+  std::vector<Manager*> pointers;
+  for (auto& rank : ranks) {
+    managers.push_back(std::make_unique<Manager>(rank, SimulatedWindow::Params{kTimeout}));
+    pointers.push_back(managers.back().get());
+  }
+  Sizes const s{.ranks = 3, .experts = 12};
+  {
+    Ranks<Backend> a(s, params, pointers, &ranks), b(s, params, pointers, &ranks);
+    Ranks<Backend> other(Sizes{.ranks = 3, .max_tokens = 7, .experts = 12}, params, pointers, &ranks);
+    for (auto* manager : pointers) EXPECT_EQ(manager->size(), 2U);
+    EXPECT_EQ(&a.at(0).window(), &b.at(0).window());
+    for (unsigned i = 0; i < 6; ++i) {
+      for (auto* layer : {&a, &b, &other}) {
+        layer->bring(i, Routing::uniform, 5);
+        layer->round();
+        layer->expect_good(true, "layers in turn", 1e-2F);
+      }
+    }
+    // Ranks in different layers of one window disagree.
+    a.bring(9, Routing::uniform, 5);
+    b.bring(9, Routing::uniform, 5);
+    for (int r = 0; r < 3; ++r) (r == 2 ? b : a).pair(r);
+    a.synchronize();
+    b.synchronize();
+    int mismatches = 0;
+    for (int r = 0; r < 3; ++r) {
+      try {
+        (r == 2 ? b : a).at(r).check();
+        ADD_FAILURE() << "rank " << r << " saw no failure";
+      } catch (moe::TransportError const& e) {
+        mismatches += e.code() == ErrorCode::mismatch ? 1 : 0;
+      }
+    }
+    EXPECT_GE(mismatches, 1);
+    expect_error(ErrorCode::mismatch, [&] {
+      try {
+        a.at(0).prepare(a.in(0), a.stream(0));
+      } catch (moe::TransportError const& e) {
+        throw moe::Error(ErrorCode::mismatch, e.message());
+      }
+    });
+  }
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+TEST(LowLatencyPolicy, F2_T12_LayersShareAWindow) { layers_share_a_window<Low>({.window = {kTimeout}}); }
+TEST(HighThroughputPolicy, F2_T12_LayersShareAWindow) { layers_share_a_window<High>({.window = {kTimeout}}); }
+
+}  // namespace
