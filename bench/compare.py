@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/compare.py: this library's layer beside PyTorch's in one process: same inputs, both checked against float32, then timed in turns.
-"""Usage: compare.py LIBRARY [--shapes a,b] [--tokens 1,8,...] [--dtype bf16|fp8] [--json FILE]
+# bench/compare.py: this library's layer beside its peers in one process: same inputs, all checked against float32, then timed in turns.
+"""Usage: compare.py LIBRARY [--shapes a,b] [--tokens 1,8,...] [--dtype bf16|fp8] [--peers a,b] [--json FILE]
 
-LIBRARY is bench/hopper_capi.cu as a shared object. Peers in bf16: two torch._grouped_mm on rows already sorted by expert with SwiGLU between
-(no sort, no reduction), and the experts module of transformers with its grouped_mm implementation (the whole layer). Each candidate is
-captured in a CUDA graph that runs every input set; graphs are replayed in turns (A, B, C, A, B, C, ...), so that all of them meet the same
-clocks; the median over turns is reported, and the first replay after a pause as the single-shot time. x floor: time over max(useful
-operations / sustained cuBLAS rate, least bytes / stream rate), both ceilings being measured here first.
+LIBRARY is bench/hopper_capi.cu as a shared object (target moe_hopper_capi). Peers are those of compare_peers.py that can be imported; the
+others are named. Whole layers must agree with float32 on sampled tokens before they are timed: in bf16 within 5e-3 (peers 1e-2: they round
+router weights and slots to bf16), in fp8 (against dequantised weights and equally quantised activations) within 1e-2, or 4e-2 below 8
+tokens, where one code that rounds the other way is a large part.
+Each candidate is captured in a CUDA graph that runs every input set; graphs are replayed in turns (A, B, C, A, B, C, ...), so that all of
+them meet the same clocks. Sustained: the median over the turns. Single-shot: the median of replays after 40 ms of idling. Floor: the larger
+of useful operations over the sustained cuBLAS rate, measured here first, and least bytes over the stream rate. floor_plot.py draws the
+JSON.
 """
 import argparse
 import ctypes
 import json
 import time
 
+import compare_peers
 import torch
 
 SHAPES = {  # experts, hidden, intermediate, topk
@@ -23,9 +27,14 @@ SHAPES = {  # experts, hidden, intermediate, topk
     "deepseek-v3-ep8rank": (32, 7168, 2048, 1),
     "gpt-oss-120b": (128, 2880, 2880, 4),
 }
+STREAM_BYTES = 4472e9  # a read-only stream of 4 GiB
+BASELINE_FLOPS = {"bf16": 679.8e12, "fp8": 1266e12}  # of the project's baselines, for the second floor in the JSON
+OURS = "this library"
 
 
 class Library:
+    """bench/hopper_capi.cu."""
+
     def __init__(self, path):
         self.lib = ctypes.CDLL(path)
         self.lib.moe_hopper_create.restype = ctypes.c_void_p
@@ -35,18 +44,35 @@ class Library:
         self.lib.moe_hopper_forward.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int] + [ctypes.c_void_p] * 3
         self.lib.moe_hopper_destroy.argtypes = [ctypes.c_void_p]
 
-    def layer(self, fp8, experts, hidden, inter, topk, weights):
-        w13, w2, s13, s2 = weights
-        handle = self.lib.moe_hopper_create(2 if fp8 else 0, experts, hidden, inter, topk, w13.data_ptr(), w2.data_ptr(),
-                                            s13.data_ptr() if fp8 else None, s2.data_ptr() if fp8 else None)
+    def create(self, layer):
+        scales = (layer.s13.data_ptr(), layer.s2.data_ptr()) if layer.fp8 else (None, None)
+        handle = self.lib.moe_hopper_create(
+            2 if layer.fp8 else 0, layer.experts, layer.hidden, layer.inter, layer.topk, layer.w13.data_ptr(), layer.w2.data_ptr(), *scales
+        )
         assert handle, "moe_hopper_create failed"
         return handle
 
-    def forward(self, handle, x, ids, weights, out, workspace):
-        stream = torch.cuda.current_stream().cuda_stream
-        status = self.lib.moe_hopper_forward(handle, x.data_ptr(), ids.data_ptr(), weights.data_ptr(), x.shape[0], out.data_ptr(),
-                                             workspace.data_ptr(), stream)
-        assert status == 0, "moe_hopper_forward failed"
+    def call(self, handle, batch, workspace):
+        def run():
+            status = self.lib.moe_hopper_forward(
+                handle,
+                batch.x.data_ptr(),
+                batch.ids.data_ptr(),
+                batch.weights.data_ptr(),
+                batch.x.shape[0],
+                batch.out.data_ptr(),
+                workspace.data_ptr(),
+                torch.cuda.current_stream().cuda_stream,
+            )
+            assert status == 0, "moe_hopper_forward failed"
+            return batch.out
+
+        return run
+
+    def workspace(self, handle, tokens):
+        """Poisoned, 1024-byte aligned."""
+        bytes_ = torch.full((self.lib.moe_hopper_workspace_bytes(handle, tokens) + 1024,), 255, device="cuda", dtype=torch.uint8)
+        return bytes_[(-bytes_.data_ptr()) % 1024 :]
 
 
 def quantize_blocks(w):
@@ -57,43 +83,97 @@ def quantize_blocks(w):
     return codes.contiguous(), scale.contiguous()
 
 
-def random_weights(experts, hidden, inter, fp8):
-    w13 = torch.empty(experts, 2 * inter, hidden, device="cuda", dtype=torch.bfloat16)
-    w2 = torch.empty(experts, hidden, inter, device="cuda", dtype=torch.bfloat16)
-    w13.normal_(0, hidden**-0.5)
-    w2.normal_(0, inter**-0.5)
-    if not fp8:
-        return w13, w2, None, None
-    parts = [], [], [], []
-    for e in range(experts):  # one expert at a time: the float32 copies are large
-        c13, s13 = quantize_blocks(w13[e : e + 1])
-        c2, s2 = quantize_blocks(w2[e : e + 1])
-        for part, value in zip(parts, (c13, c2, s13, s2)):
-            part.append(value)
-    return tuple(torch.cat(p) for p in parts)
+class Layer:
+    """Random weights of one shape. fp8: e4m3 with a scale per 128 x 128 block."""
+
+    def __init__(self, shape, fp8):
+        self.experts, self.hidden, self.inter, self.topk = shape
+        self.fp8 = fp8
+        self.s13 = self.s2 = None
+        self.rows_ = {}
+        self.w13 = torch.empty(self.experts, 2 * self.inter, self.hidden, device="cuda", dtype=torch.bfloat16).normal_(0, self.hidden**-0.5)
+        self.w2 = torch.empty(self.experts, self.hidden, self.inter, device="cuda", dtype=torch.bfloat16).normal_(0, self.inter**-0.5)
+        if fp8:
+            self.w13, self.s13 = self.by_expert(self.w13, quantize_blocks)
+            self.w2, self.s2 = self.by_expert(self.w2, quantize_blocks)
+
+    @staticmethod
+    def by_expert(w, quantize):
+        """One expert at a time: the float32 copies are large."""
+        parts = [quantize(w[e : e + 1]) for e in range(w.shape[0])]
+        return tuple(torch.cat(part) for part in zip(*parts))
+
+    def weight(self, name, expert):
+        """One expert's weights as float32."""
+        w = getattr(self, name)[expert].float()
+        if not self.fp8:
+            return w
+        scale = getattr(self, "s" + name[1:])[expert]
+        return w * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+
+    def row_weights(self, name):
+        """e4m3 codes and a scale per channel, of the same weights; made once."""
+        if name not in self.rows_:
+            parts = [compare_peers.quantize_rows(self.weight(name, e)) for e in range(self.experts)]
+            self.rows_[name] = tuple(torch.stack(part) for part in zip(*parts))
+        return self.rows_[name]
 
 
-def random_routing(tokens, experts, topk, first):
-    if tokens == 1:  # disjoint experts between sets, so that weights come from memory
-        ids = torch.tensor([[(first * topk + j) * 5 % experts for j in range(topk)]], device="cuda", dtype=torch.int32)
-    else:
-        ids = torch.rand(tokens, experts, device="cuda").topk(topk, dim=1).indices.to(torch.int32)
-    return ids.contiguous(), torch.softmax(torch.randn(tokens, topk, device="cuda"), dim=1).contiguous()
+class Batch:
+    """Random inputs of one call."""
+
+    def __init__(self, layer, tokens, index):
+        self.x = torch.randn(tokens, layer.hidden, device="cuda", dtype=torch.bfloat16)
+        if tokens == 1:  # disjoint experts between sets, so that weights come from memory
+            chosen = [[(index * layer.topk + j) * 5 % layer.experts for j in range(layer.topk)]]
+            self.ids = torch.tensor(chosen, device="cuda", dtype=torch.int32)
+        else:
+            self.ids = torch.rand(tokens, layer.experts, device="cuda").topk(layer.topk, dim=1).indices.to(torch.int32).contiguous()
+        self.weights = torch.softmax(torch.randn(tokens, layer.topk, device="cuda"), dim=1).contiguous()
+        self.out = torch.full((tokens, layer.hidden), float("nan"), device="cuda", dtype=torch.bfloat16)
 
 
-def reference(x, ids, weights, w13, w2, sample):
+def reference(layer, batch, sample):
     """float32 by definition for the sampled tokens."""
-    out = torch.zeros(len(sample), x.shape[1], device="cuda")
-    inter = w2.shape[2]
+
+    def as_read(v):
+        if not layer.fp8:
+            return v
+        codes, scale = compare_peers.quantize_groups(v)
+        return codes.float() * scale.repeat_interleave(128, -1)
+
+    out = torch.zeros(len(sample), layer.hidden, device="cuda")
     for i, t in enumerate(sample):
-        for j in range(ids.shape[1]):
-            e = int(ids[t, j])
-            h = w13[e].float() @ x[t].float()
-            out[i] += weights[t, j] * (w2[e].float() @ (torch.nn.functional.silu(h[:inter]) * h[inter:]))
+        x = as_read(batch.x[t].float())
+        for j in range(layer.topk):
+            e = int(batch.ids[t, j])
+            h = as_read(compare_peers.swiglu(layer.weight("w13", e) @ x))
+            out[i] += batch.weights[t, j] * (layer.weight("w2", e) @ h)
     return out
 
 
-def capture(run, repeats):
+def error_of(layer, batch, call):
+    """Relative distance of a whole layer's output from float32; NaN where something was not written."""
+    tokens = batch.x.shape[0]
+    sample = sorted({i * (tokens - 1) // 15 for i in range(16)})
+    expected = reference(layer, batch, sample)
+    got = call()
+    torch.cuda.synchronize()
+    assert torch.isfinite(got).all(), "not every element was written"
+    return float((got[sample].float() - expected).norm() / expected.norm())
+
+
+def tolerance(layer, tokens, name):
+    if not layer.fp8:
+        return 5e-3 if name == OURS else 1e-2
+    return 1e-2 if tokens >= 8 else 4e-2
+
+
+def capture(calls, repeats):
+    def run():
+        for call in calls:
+            call()
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -117,14 +197,20 @@ def replay_ms(graph):
     return begin.elapsed_time(end)
 
 
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
 def in_turns(graphs, warm_ms, turns):
-    """Median milliseconds of each graph's replay, and the first replay after 40 ms of idling."""
-    single = {}
-    for name, graph in graphs.items():
-        replay_ms(graph)
-        torch.cuda.synchronize()
-        time.sleep(0.04)
-        single[name] = replay_ms(graph)
+    """Median milliseconds of each graph's replay in turns, and after 40 ms of idling."""
+    single = {name: [] for name in graphs}
+    for _ in range(3):
+        for name, graph in graphs.items():
+            if not single[name]:
+                replay_ms(graph)
+            torch.cuda.synchronize()
+            time.sleep(0.04)
+            single[name].append(replay_ms(graph))
     spent = 0.0
     while spent < warm_ms:
         for graph in graphs.values():
@@ -133,21 +219,24 @@ def in_turns(graphs, warm_ms, turns):
     for _ in range(turns):
         for name, graph in graphs.items():
             times[name].append(replay_ms(graph))
-    return {name: sorted(t)[len(t) // 2] for name, t in times.items()}, single
+    return {name: median(t) for name, t in times.items()}, {name: median(t) for name, t in single.items()}
 
 
 def ceilings():
+    """Sustained and single-shot rates of cuBLAS, and a device copy's."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    graph = capture(lambda: torch.mm(a, b.t()), 2)
-    sustained, single = in_turns({"mm": graph}, 250, 21)
-    flops = 2 * 2 * 8192**3
-    result = {"bf16_tflops": flops / sustained["mm"] * 1e-9, "bf16_tflops_single": flops / single["mm"] * 1e-9}
     a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
     one = torch.ones((), device="cuda")
-    graph = capture(lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True), 2)
-    sustained, single = in_turns({"mm": graph}, 250, 21)
-    result |= {"fp8_tflops": flops / sustained["mm"] * 1e-9, "fp8_tflops_single": flops / single["mm"] * 1e-9}
+    result = {}
+    for name, run in (
+        ("bf16", lambda: torch.mm(a, b.t())),
+        ("fp8", lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)),
+    ):
+        sustained, single = in_turns({"mm": capture([run], 2)}, 250, 21)
+        flops = 2 * 2 * 8192**3
+        result[f"{name}_tflops"] = flops / sustained["mm"] * 1e-9
+        result[f"{name}_tflops_single"] = flops / single["mm"] * 1e-9
     source = torch.empty(2**31, device="cuda", dtype=torch.bfloat16).zero_()
     target = torch.empty_like(source)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -160,114 +249,91 @@ def ceilings():
     return result
 
 
-def grouped_mm(x, ids, w13t, w2t):
-    """Two grouped products on sorted rows; the sort is not timed."""
-    experts = w13t.shape[0]
-    flat = ids.reshape(-1).long()
-    order = torch.argsort(flat, stable=True)
-    rows = x[order // ids.shape[1]].contiguous()
-    offsets = torch.cumsum(torch.bincount(flat, minlength=experts), 0).to(torch.int32)
-    inter = w2t.shape[1]
+def measure(library, handle, layer, tokens, peers, rates):
+    """One point: every candidate checked, then all in turns."""
+    sets = 8 if tokens <= 64 else 4 if tokens <= 256 else 2
+    batches = [Batch(layer, tokens, i) for i in range(sets)]
+    workspace = library.workspace(handle, tokens)
+    point = {"tokens": tokens, "errors": {}, "us": {}, "single_us": {}, "not_timed": {}}
+    hit = sum(len(torch.unique(batch.ids)) for batch in batches) / sets
+    flops = 6 * tokens * layer.topk * layer.hidden * layer.inter
+    least = hit * 3 * layer.hidden * layer.inter * (1 if layer.fp8 else 2) + 4 * tokens * layer.hidden
+    for name, rate in zip(("floor_us", "baseline_floor_us"), rates):
+        point[name] = 1e6 * max(flops / rate, least / STREAM_BYTES)
 
-    def run():
-        h = torch._grouped_mm(rows, w13t, offs=offsets)
-        return torch._grouped_mm(torch.nn.functional.silu(h[:, :inter]) * h[:, inter:], w2t, offs=offsets)
+    candidates = [(OURS, True, lambda _, batch: library.call(handle, batch, workspace))]
+    candidates += [(name, whole, make) for name, _, whole, make in peers]
+    graphs, repeats = {}, {}
+    for name, whole, make in candidates:
+        try:
+            calls = [make(layer, batch) for batch in batches]
+            if whole:
+                point["errors"][name] = error_of(layer, batches[0], calls[0])
+                most = tolerance(layer, tokens, name)
+                if not point["errors"][name] < most:
+                    raise compare_peers.Unavailable(f"error {point['errors'][name]:.1e}, at most {most}")
+            once = replay_ms(capture(calls, 1))
+            repeats[name] = max(1, min(64, int(1.5 / max(once, 0.01)) + 1))
+            graphs[name] = capture(calls, repeats[name])
+        except Exception as error:  # a candidate that cannot run this point, or is wrong, is left out, and said so
+            point["not_timed"][name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    sustained, single = in_turns(graphs, 250 if tokens >= 1024 else 60, 15)
+    for name in graphs:
+        point["us"][name] = 1e3 * sustained[name] / (repeats[name] * sets)
+        point["single_us"][name] = 1e3 * single[name] / (repeats[name] * sets)
+    return point
 
-    return run
 
-
-def transformers_experts(experts, hidden, inter, topk, w13, w2):
-    from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
-    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
-
-    config = Qwen3MoeConfig(hidden_size=hidden, moe_intermediate_size=inter, num_experts=experts, num_experts_per_tok=topk)
-    config._experts_implementation = "grouped_mm"
-    with torch.device("meta"):
-        module = Qwen3MoeExperts(config)
-    module.gate_up_proj = torch.nn.Parameter(w13, requires_grad=False)
-    module.down_proj = torch.nn.Parameter(w2, requires_grad=False)
-    return module
+def report(shape, dtype, point):
+    floor = point["floor_us"]
+    line = f"{shape:20s} {dtype} M{point['tokens']:<6d} floor {floor:8.1f}"
+    for name, us in point["us"].items():
+        error = f" error {point['errors'][name]:.1e}" if name in point["errors"] else ""
+        line += f" | {name} {us:8.1f} x{us / floor:.2f} (single {point['single_us'][name]:.1f}){error}"
+    print(line, flush=True)
+    for name, why in point["not_timed"].items():
+        if not why.startswith("Unavailable: ") or name == OURS or "error" in why:
+            print(f"  {name} not timed: {why}", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--shapes", default="qwen3-30b-a3b,deepseek-v3-ep8rank")
+    parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", default="1,8,64,256,1024,4096,16384")
-    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp8"))
+    parser.add_argument("--peers", help="names of compare_peers.py; default: all that can be imported")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.manual_seed(1)
-    library = Library(args.library)
     fp8 = args.dtype == "fp8"
+    library = Library(args.library)
+    peers, versions = compare_peers.probe()
+    if args.peers is not None:
+        peers = [peer for peer in peers if peer[0] in args.peers.split(",")]
+    print("peers:", versions, flush=True)
     top = ceilings()
     print("ceilings:", {k: round(v, 1) for k, v in top.items()}, flush=True)
-    stream_bytes = 4472e9
-    rate = (top["fp8_tflops"] if fp8 else top["bf16_tflops"]) * 1e12
-    results = {"device": torch.cuda.get_device_name(), "dtype": args.dtype, "ceilings": top, "points": []}
+    rates = (top[f"{args.dtype}_tflops"] * 1e12, BASELINE_FLOPS[args.dtype])
+    results = {"device": torch.cuda.get_device_name(), "dtype": args.dtype, "torch": torch.__version__, "peers": versions, "ceilings": top}
+    results["points"] = []
     for shape in args.shapes.split(","):
-        experts, hidden, inter, topk = SHAPES[shape]
-        if fp8 and hidden % 128:
+        if fp8 and (SHAPES[shape][1] % 128 or SHAPES[shape][2] % 128):
+            print(f"{shape}: not in fp8, its sizes are no multiples of 128", flush=True)
             continue
-        weights = random_weights(experts, hidden, inter, fp8)
-        layer = library.layer(fp8, experts, hidden, inter, topk, weights)
-        module = None if fp8 else transformers_experts(experts, hidden, inter, topk, weights[0], weights[1])
+        layer = Layer(SHAPES[shape], fp8)
+        handle = library.create(layer)
         for tokens in map(int, args.tokens.split(",")):
-            sets = 8 if tokens <= 64 else 4 if tokens <= 256 else 2
-            xs = [torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-            routing = [random_routing(tokens, experts, topk, s) for s in range(sets)]
-            workspace = torch.full((library.lib.moe_hopper_workspace_bytes(layer, tokens) + 1024,), 255, device="cuda", dtype=torch.uint8)
-            workspace = workspace[(-workspace.data_ptr()) % 1024 :]
-            outs = [torch.full((tokens, hidden), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-
-            def ours():
-                for x, (ids, w), out in zip(xs, routing, outs):
-                    library.forward(layer, x, ids, w, out, workspace)
-
-            candidates = {"this library": ours}
-            if not fp8:
-                pairs = [grouped_mm(x, ids, weights[0].transpose(1, 2), weights[1].transpose(1, 2)) for x, (ids, _) in zip(xs, routing)]
-                candidates["2 grouped_mm"] = lambda: [run() for run in pairs]
-                candidates["transformers"] = lambda: [module(x, ids.long(), w.to(x.dtype)) for x, (ids, w) in zip(xs, routing)]
             with torch.no_grad():
-                errors = {}
-                if tokens <= 4096 and not fp8:
-                    sample = sorted({0, tokens - 1, tokens // 2, tokens // 3})
-                    ours()
-                    expected = reference(xs[0], *routing[0], weights[0], weights[1], sample)
-                    errors["this library"] = float((outs[0][sample].float() - expected).norm() / expected.norm())
-                    peer = module(xs[0], routing[0][0].long(), routing[0][1].to(torch.bfloat16))
-                    errors["transformers"] = float((peer[sample].float() - expected).norm() / expected.norm())
-                graphs, repeats = {}, {}
-                for name, run in candidates.items():
-                    try:
-                        once = replay_ms(capture(run, 1))
-                        repeats[name] = max(1, min(64, int(1.5 / max(once, 0.01)) + 1))
-                        graphs[name] = capture(run, repeats[name])
-                    except Exception as error:  # a peer that cannot run this point is left out, and said so
-                        print(shape, tokens, name, "not run:", str(error).splitlines()[0], flush=True)
-                medians, single = in_turns(graphs, 250 if tokens >= 1024 else 60, 15)
-            hit = sum(len(torch.unique(ids)) for ids, _ in routing) / sets
-            flops = 6 * tokens * topk * hidden * inter
-            least = hit * 3 * hidden * inter * (1 if fp8 else 2) + 4 * tokens * hidden
-            floor = 1e6 * max(flops / rate, least / stream_bytes)
-            line = f"{shape:20s} {args.dtype} M{tokens:<6d} floor {floor:8.1f}"
-            point = {"shape": shape, "tokens": tokens, "floor_us": floor, "errors": errors, "us": {}, "single_us": {}}
-            for name in graphs:
-                us = 1e3 * medians[name] / (repeats[name] * sets)
-                point["us"][name] = us
-                point["single_us"][name] = 1e3 * single[name] / (repeats[name] * sets)
-                line += f" | {name} {us:8.1f} x{us / floor:.2f}"
-            line += " | errors " + ", ".join(f"{v:.1e}" for v in errors.values())
-            print(line, flush=True)
-            results["points"].append(point)
-            del graphs, candidates
-        library.lib.moe_hopper_destroy(layer)
-        del weights, module, xs, routing, workspace, outs
+                point = measure(library, handle, layer, tokens, peers, rates)
+            report(shape, args.dtype, point)
+            results["points"].append({"shape": shape} | point)
+            if args.json:  # after every point: a run that is cut off leaves what it has
+                with open(args.json, "w") as file:
+                    json.dump(results, file, indent=1)
+        library.lib.moe_hopper_destroy(handle)
+        del layer
         torch.cuda.empty_cache()
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(results, file, indent=1)
 
 
 if __name__ == "__main__":
