@@ -264,13 +264,31 @@ void write_output(Job const& job, std::vector<float> const& output, std::vector<
   writer.write(job.options.output);
 }
 
+template <class Quant>
+JobResult run_on_host(Job const& job) {
+  std::string const& wanted = job.options.backend;
+  if (!registry::has_name(registry::window_backends, wanted)) {
+    return run_host<Quant>(job);
+  }
+  JobResult result;
+  if constexpr (boost::hana::contains(registry::window_quantizations, boost::hana::type_c<Quant>)) {
+    registry::with_policy(registry::window_backends, "backend", wanted,
+                          [&](auto backend) { result = run_windows<Quant, decltype(backend)::type::kFormat>(job); });
+  } else {
+    throw Error(ErrorCode::unsupported,
+                text("--backend ", wanted, " with --quantization ", Quant::kName, ": not built into this program, which has ",
+                     registry::names(registry::window_quantizations), "; all_to_all_v has every scheme"));
+  }
+  return result;
+}
+
 JobResult dispatch(Job const& job) {
   if (job.options.device == "cuda") {
     return run_cuda(job);
   }
   JobResult result;
   registry::with_policy(registry::quantizations, "quantization", job.options.quantization,
-                        [&](auto quant) { result = run_host<typename decltype(quant)::type>(job); });
+                        [&](auto quant) { result = run_on_host<typename decltype(quant)::type>(job); });
   return result;
 }
 

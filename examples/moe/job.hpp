@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "moe/comm/mpi.hpp"
+#include "moe/core/types.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/parallel/placement.hpp"
 
@@ -74,6 +75,10 @@ void agree(moe::comm::Mpi& comm, std::string const& error);
 /// Runs the job with the host policies of that quantisation. Collective. One definition per quantisation: host_*.cpp.
 template <class Quant>
 JobResult run_host(Job const& job);
+/// The same with a backend over a window of host memory that delivers this format. One definition per quantisation and format:
+/// windows_*.cpp, for the schemes of registry::window_quantizations.
+template <class Quant, moe::ActivationFormat Format>
+JobResult run_windows(Job const& job);
 /// The same in the CUDA space; E_UNSUPPORTED in a build without CUDA.
 JobResult run_cuda(Job const& job);
 

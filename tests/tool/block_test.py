@@ -10,6 +10,7 @@ from tool import DATA, moe, in_parallel, read, rows, same_output, same_routing, 
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2", "deepseek_v3")
 BACKENDS = ("naive", "allgather_reduce_scatter", "all_to_all_v")
+WINDOWS = ("low_latency", "high_throughput", "one_sided", "two_sided", "pplx")
 EXPERTS = ("onednn", "reference")
 
 
@@ -30,6 +31,9 @@ def cases(files):
                 options += ["--deal", "random", "--seed", i] if combination % 3 == 0 else []
                 yield file, 1 + (combination + i) % 4, options
                 combination += 1
+        # Of the products with the window backends one for each family; pplx wants experts that divide by the ranks.
+        window = WINDOWS[i % len(WINDOWS)]
+        yield file, 2 if window == "pplx" else 2 + i % 3, ["--backend", window, "--experts", EXPERTS[i % 2]]
 
 
 def check(folder, number, file, ranks, options):

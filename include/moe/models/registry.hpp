@@ -10,9 +10,15 @@
 
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
+#include "moe/backends/high_throughput.hpp"
+#include "moe/backends/low_latency.hpp"
 #include "moe/backends/naive.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
+#include "moe/backends/one_sided.hpp"
+#include "moe/backends/pplx.hpp"
+#include "moe/backends/two_sided.hpp"
 #include "moe/comm/mpi.hpp"
+#include "moe/comm/mpi_shared.hpp"
 #include "moe/core/check.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_experts.hpp"
@@ -52,12 +58,20 @@ inline constexpr auto host_backends = hana::tuple_t<backends::AllToAllV<comm::Mp
                                                     backends::Naive<comm::Mpi>, backends::NoExpertParallel<space::host>>;
 inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>>;
 
+/// Backends over a window that the ranks of a node share. Whoever instantiates one includes its backends/*_host.hpp.
+inline constexpr auto window_backends =
+    hana::tuple_t<backends::LowLatency<comm::MpiShared>, backends::HighThroughput<comm::MpiShared>, backends::OneSided<comm::MpiShared>,
+                  backends::TwoSided<comm::MpiShared>, backends::Pplx<comm::MpiShared>>;
+/// Schemes that the tests and the tool pair with them: rows as they are, and codes with a scale for each group. These backends move the
+/// bytes of a row whatever they mean, so any other scheme adds compile time and no case.
+inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
+
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
 inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::HopperContiguous, experts::HopperMasked>;
 
 // ---- Derived.
 
-inline constexpr auto all_backends = hana::concat(host_backends, cuda_backends);
+inline constexpr auto all_backends = hana::concat(hana::concat(host_backends, window_backends), cuda_backends);
 inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
 
 /// The layer of run-time dimensions whose elements the experts compute with: float32 if they have it, else bf16.
@@ -78,6 +92,14 @@ constexpr auto legal_compositions(Quants quants, Backends backends, ExpertsList 
     using Experts = typename decltype(+triple[hana::size_c<2>])::type;
     return hana::bool_c<CompositionOf<Config, Quant, Backend, Experts>::kLegal>;
   });
+}
+
+/// Whether a list has a policy of that name.
+template <class List>
+bool has_name(List list, std::string_view wanted) {
+  bool found = false;
+  hana::for_each(list, [&](auto type) { found = found || wanted == decltype(type)::type::kName; });
+  return found;
 }
 
 /// "a, b, c": the names of a list of policies, each once.
