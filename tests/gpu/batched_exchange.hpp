@@ -7,7 +7,8 @@
 
 namespace moe_test {
 
-template <class Config, class Quant, class Partial>
+/// Gathers: rows lie once for each token, and each expert has a list of them.
+template <class Config, class Quant, class Partial, bool Gathers = false>
 class BatchedExchange {
  public:
   using Space = moe::space::cuda;
@@ -27,6 +28,7 @@ class BatchedExchange {
         scales_(arena.take<typename Quant::Scale>(experts_ * capacity_ * Quant::scale_cols(hidden_))),
         counts_(arena.take<std::int32_t>(experts_)),
         places_(arena.take<std::int32_t>(max_tokens * topk_)),
+        gather_(Gathers ? arena.take<std::int32_t>(experts_ * capacity_) : nullptr),
         partial_(arena.take<Partial>(experts_ * capacity_ * hidden_)) {}
 
   std::int64_t max_rows() const { return capacity_; }
@@ -42,6 +44,12 @@ class BatchedExchange {
     poison(scales_, experts_ * capacity_ * Quant::scale_cols(hidden_) * static_cast<std::int64_t>(sizeof(typename Quant::Scale)));
     poison(partial_, experts_ * capacity_ * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
     launch_pack(in.hidden.data_handle(), stream);
+    if constexpr (Gathers) {
+      return {moe::make_blocks(static_cast<Payload const*>(batches_), 1, rows_, Quant::payload_cols(hidden_)),
+              moe::make_blocks(static_cast<typename Quant::Scale const*>(scales_), 1, rows_, Quant::scale_cols(hidden_)),
+              moe::make_vector(static_cast<std::int32_t const*>(counts_), experts_),
+              moe::make_rows(static_cast<std::int32_t const*>(gather_), experts_, capacity_)};
+    }
     return {moe::make_blocks(static_cast<Payload const*>(batches_), experts_, capacity_, Quant::payload_cols(hidden_)),
             moe::make_blocks(static_cast<typename Quant::Scale const*>(scales_), experts_, capacity_, Quant::scale_cols(hidden_)),
             moe::make_vector(static_cast<std::int32_t const*>(counts_), experts_)};
@@ -67,13 +75,15 @@ class BatchedExchange {
   typename Quant::Scale* scales_;
   std::int32_t* counts_;
   std::int32_t* places_;
+  std::int32_t* gather_;
   Partial* partial_;
   int rows_ = 0;
   std::int32_t const* ids_ = nullptr;
   float const* weights_ = nullptr;
 };
 
-struct LocalBatches {
+template <bool Gathers>
+struct LocalBatchesOf {
   static constexpr char const* kName = "local_batches";
   using Space = moe::space::cuda;
   using Comm = moe::comm::Self<Space>;
@@ -85,11 +95,13 @@ struct LocalBatches {
     return true;
   }
   template <class Config, class Quant, class Partial>
-  struct Exchange : BatchedExchange<Config, Quant, Partial> {
+  struct Exchange : BatchedExchange<Config, Quant, Partial, Gathers> {
     Exchange(Comm& comm, moe::Shape<Config> const& shape, std::int64_t max_tokens, moe::ExpertPlacement const& placement,
-             Quant const& quant, LocalBatches::Params const&, moe::Arena<Space>& arena)
-        : BatchedExchange<Config, Quant, Partial>(comm, shape, max_tokens, placement, quant, {}, arena) {}
+             Quant const& quant, LocalBatchesOf::Params const&, moe::Arena<Space>& arena)
+        : BatchedExchange<Config, Quant, Partial, Gathers>(comm, shape, max_tokens, placement, quant, {}, arena) {}
   };
 };
+using LocalBatches = LocalBatchesOf<false>;
+using GatheredBatches = LocalBatchesOf<true>;
 
 }  // namespace moe_test

@@ -177,6 +177,45 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
   }
 }
 
+TEST_P(Hopper, BatchesGatherTheirRows) {
+  constexpr int kCapacity = 40, kRows = 64;
+  if (GetParam() == Scheme::fp8_block) GTEST_SKIP() << "gathers rows that are quantised already: hopper_masked_test";
+  LayerShape const shape{4, 256, 128, 1};
+  int const places = shape.num_experts * kCapacity;
+  Problem const packed(shape, GetParam(), places, Pattern::random, 17);
+  ContiguousLayer const layer(shape, GetParam(), packed.layer_weights());
+  std::vector<std::int32_t> const counts{40, 0, 7, 33};
+  std::vector<std::int32_t> gather(static_cast<std::size_t>(places), 1 << 30);  // places past a count are not looked at
+  for (int e = 0; e < shape.num_experts; ++e) {
+    for (int i = 0; i < counts[static_cast<std::size_t>(e)]; ++i)
+      gather[static_cast<std::size_t>(e * kCapacity + i)] = (7 * e + 5 * i) % kRows;
+  }
+  std::size_t const row = static_cast<std::size_t>(shape.hidden) * (is_fp8(GetParam()) ? 1 : 2);
+  DeviceArray<char> const x(static_cast<std::size_t>(places) * row);
+  DeviceArray<float> const scales(static_cast<std::size_t>(places));
+  scales.fill_bytes(0);
+  for (std::size_t i = 0; i < gather.size(); ++i) {
+    if (gather[i] == 1 << 30) continue;
+    auto const from = static_cast<std::size_t>(gather[i]);
+    ASSERT_EQ(cudaMemcpy(x.data() + i * row, packed.x.data() + from * row, row, cudaMemcpyDeviceToDevice), cudaSuccess);
+    if (is_fp8(GetParam())) {
+      ASSERT_EQ(cudaMemcpy(scales.data() + i, packed.x_scales.data() + from, 4, cudaMemcpyDeviceToDevice), cudaSuccess);
+    }
+  }
+  DeviceArray<std::int32_t> const device_counts(counts.size()), device_gather(gather.size());
+  device_counts.upload(counts);
+  device_gather.upload(gather);
+  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(places)));
+  DeviceArray<char> const in_place(static_cast<std::size_t>(places) * shape.hidden * 2), gathered(in_place.size());
+  in_place.fill_bytes(0xFF);
+  gathered.fill_bytes(0xFF);
+  layer.forward_batched(x.data(), device_counts.data(), kCapacity, 16, in_place.data(), workspace.data(), nullptr, scales.data());
+  layer.forward_batched(packed.x.data(), device_counts.data(), kCapacity, 16, gathered.data(), workspace.data(), nullptr,
+                        packed.x_scales.data(), device_gather.data());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(gathered.download() == in_place.download());
+}
+
 TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   Problem const problem(kTiny, GetParam(), 4, Pattern::random, 3);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());

@@ -68,6 +68,13 @@ TYPED_TEST(HopperMasked, BatchedEqualsStandard) {
   }
 }
 
+TYPED_TEST(HopperMasked, RowsMayBeGatheredByIndex) {
+  LayerCase const c{.topk = 3};
+  typename TestFixture::template Case<experts::HopperMasked> batched(c, 100);
+  CompositionUnderTest<typename TypeParam::Act, typename TypeParam::Quant, GatheredBatches, experts::HopperMasked> gathered(c, 100);
+  for (int rows : {1, 100}) EXPECT_TRUE(gathered.forward(rows, 70) == batched.forward(rows, 70)) << rows << " rows";
+}
+
 TYPED_TEST(HopperMasked, X19_ReplayFollowsTheCountsOnTheDevice) {
   using Hopper = typename TestFixture::template Case<experts::HopperMasked>;
   Hopper captured({}, 64);

@@ -147,6 +147,10 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
   }
   bool const batched = batch_counts != nullptr;
+  if (call.gather != nullptr && (!batched || quantises)) {
+    throw Error(ErrorCode::argument,
+                "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
+  }
   LayerShape rows_shape = shape;
   if (batched) rows_shape.topk = 1;
   Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);
@@ -221,6 +225,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.tensor_scales = weights.tensor_scales;
   p.x = quantises ? static_cast<void const*>(a.x_codes) : call.x;
   p.x_row_bytes = x_stride * (fp8 ? 1 : 2);
+  p.gather = call.gather;
   p.x_scales = quantises ? a.x_scales : call.x_scales;
   int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
   p.x_scale_stride = call.x_scale_stride == 0 ? scale_cols : call.x_scale_stride;
@@ -273,12 +278,14 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
 }
 
 [[gnu::used]] inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows,
-                                                           void* out, void* workspace, CUstream_st* stream, float const* x_scales) const {
+                                                           void* out, void* workspace, CUstream_st* stream, float const* x_scales,
+                                                           std::int32_t const* gather) const {
   LayerShape shape = state_->shape;
   shape.topk = 1;
   LayerCall call{};
   call.x = x;
   call.x_scales = x_scales;
+  call.gather = gather;
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));

@@ -98,8 +98,9 @@ class ContiguousLayer {
 
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
   /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots. x_scales: [E, capacity, …] as in LayerCall.
+  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x and of x_scales, which then have any number of rows.
   void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
-                       CUstream_st* stream, float const* x_scales = nullptr) const;
+                       CUstream_st* stream, float const* x_scales = nullptr, std::int32_t const* gather = nullptr) const;
 
  private:
   struct State;

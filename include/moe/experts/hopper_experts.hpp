@@ -168,17 +168,19 @@ struct HopperPolicy {
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      std::int64_t const capacity = tokens.rows.extent(1);
+      std::int64_t const capacity = tokens.capacity();
+      bool const gathers = tokens.gather.extent(0) > 0;
       check(capacity, y.extent(1));
       if (capacity == 0) return;
-      expect("blocks of x", tokens.rows.extent(0), num_local_);
+      expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
       expect("columns of x", tokens.rows.extent(2), hidden_);
       expect("rows of an output block", y.extent(1), capacity);
       expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
       float const* scales = nullptr;
       if constexpr (kHasScales) scales = tokens.scales.data_handle();
       layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity),
-                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales);
+                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales,
+                             gathers ? tokens.gather.data_handle() : nullptr);
     }
 
    private:

@@ -204,7 +204,7 @@ __device__ inline void scale_features(LayerParams const& p, Unit const& unit, in
 __device__ inline float activation_scale(LayerParams const& p, Unit const& unit, int row) {
   if (p.static_scale > 0.0F) return p.static_scale;
   if (unit.phase == 1) return __ldcg(p.inter_scales + unit.first_row + row);
-  return p.x_scales[p.sorted_rows[unit.first_row + row].slot / p.topk * p.x_scale_stride];
+  return p.x_scales[input_row(p, p.sorted_rows[unit.first_row + row].slot) * p.x_scale_stride];
 }
 
 /// Writes 64 features of N rows as e4m3 codes with one scale per row over the 128 features from `feature` on (both warpgroups).

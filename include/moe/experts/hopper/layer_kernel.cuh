@@ -214,14 +214,14 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_wait();
   }
   if (MaxRows <= kMaxSplitRows && p.self_align) {
-    int* const last = reinterpret_cast<int*>(memory.base + Layout::kFlags) + 2;
+    __syncwarp();  // one lane alone streamed the weights
     __syncthreads();
+    bool last = false;
     if (threadIdx.x == 0) {
       fence_device();
-      *last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x) ? 1 : 0;
+      last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x);
     }
-    __syncthreads();
-    if (*last != 0) {  // every other CTA is done with the counters: leave them as they were found
+    if (__syncthreads_or(last ? 1 : 0) != 0) {  // every other CTA is done with the counters: leave them as they were found
       fence_device();
       Control const control = *memory.control();
       for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.counters[i] = 0;

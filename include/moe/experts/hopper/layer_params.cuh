@@ -61,6 +61,7 @@ struct LayerParams {
   bool tensor_scales;        ///< fp8_row: w13_scales and w2_scales are [E]
   void const* x;             ///< rows of codes
   long long x_row_bytes;     ///< from a row of x to the next
+  int const* gather;         ///< batched: row of x of a slot, or null: the slot's own
   float const* x_scales;     ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
   long long x_scale_stride;  ///< from a row of x_scales to the next
   float const* w13_scales;   ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
@@ -90,6 +91,9 @@ struct LayerParams {
   float* partials;
   ActivationParams activation;
 };
+
+/// The row of x that a slot computes with.
+__device__ inline long long input_row(LayerParams const& p, int slot) { return p.gather != nullptr ? p.gather[slot] : slot / p.topk; }
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;

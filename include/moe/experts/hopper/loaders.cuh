@@ -106,7 +106,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
-      source[g] = g < mine ? base + (first ? p.sorted_rows[row].slot / p.topk : row) * width : nullptr;
+      source[g] = g < mine ? base + (first ? input_row(p, p.sorted_rows[row].slot) : row) * width : nullptr;
     }
     constexpr int kScales = (MaxRows + 32 * kGatherWarps - 1) / (32 * kGatherWarps);  // of rows, per lane
     [[maybe_unused]] float const* row_scale[kScales];
@@ -119,7 +119,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
         int const row = 32 * (gather_warp + kGatherWarps * i) + lane;
         row_scale[i] = nullptr;
         if (row < unit.rows) {
-          long long const from = first ? p.sorted_rows[unit.first_row + row].slot / p.topk : unit.first_row + row;
+          long long const from = first ? input_row(p, p.sorted_rows[unit.first_row + row].slot) : unit.first_row + row;
           row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * scale_stride + unit.k_begin;
         }
       }

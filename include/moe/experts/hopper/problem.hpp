@@ -82,6 +82,7 @@ struct LayerCall {
   std::int64_t x_stride = 0;                 ///< elements between rows of x; 0: H
   float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
   std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
+  std::int32_t const* gather = nullptr;      ///< batched: [M] the row of x that each row computes with, or null: its own
   std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
   std::int64_t id_stride = 0;                ///< elements between rows of topk_ids; 0: k
   float const* topk_weights = nullptr;       ///< [M, k]
