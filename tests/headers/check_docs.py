@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the documents: README's example is examples/readme.cpp, every link and every docs/errors.md#slug in the code has a target."""
+"""Checks the documents: README's example is examples/readme.cpp, every link has a target, and docs/errors.md has exactly the codes of
+core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it."""
 import argparse
 import pathlib
 import re
@@ -31,11 +32,21 @@ def main() -> int:
     if blocks[:1] != [example]:
         problems.append("README.md: its first C++ block differs from examples/readme.cpp")
 
-    slugs = anchors(root / "docs" / "errors.md")
+    errors = (root / "docs" / "errors.md").read_text()
+    codes = re.findall(r"^\s+\w+,\s+///< (E_\w+)", (root / "include/moe/core/error.hpp").read_text(), re.M)
+    if not codes or codes != re.findall(r"^\| `(E_\w+)` \|", errors, re.M):
+        problems.append("docs/errors.md: its table of codes differs from core/error.hpp")
+    rules = set(re.findall(r"^### (.+)", errors, re.M))
+    expected = [text for path in root.glob("tests/compile_fail/*.cpp") for text in re.findall(r"// expect: (.+)", path.read_text())]
+    tested = set()
     for path in sorted([*root.glob("include/**/*.hpp"), *root.glob("include/**/*.cuh")]):
-        for slug in re.findall(r"docs/errors\.md#([\w-]+)", path.read_text()):
-            if slug not in slugs:
+        text = re.sub(r'"\s*\n\s*"', "", path.read_text())  # literals of several lines
+        for literal, slug in re.findall(r'"([^"\n]*docs/errors\.md#([\w-]+)[^"\n]*)"', text):
+            if slug not in rules:
                 problems.append(f"{path.relative_to(root)}: docs/errors.md has no heading #{slug}")
+            if any(part in literal for part in expected):
+                tested.add(slug)
+    problems += [f"docs/errors.md: no test in tests/compile_fail breaks the rule {slug}" for slug in sorted(rules - tested)]
 
     for document in [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md")), root / "tests/data/README.md"]:
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
