@@ -19,15 +19,21 @@ extern template class moe::models::BlockFrame<float>;  // compiled once, in load
 
 namespace moe_tool {
 
-/// Adds up wall time per phase.
+/// Adds up wall time per phase. `finish`: waits for what the phase enqueued.
+template <class Finish>
 class PhaseTimer {
  public:
+  explicit PhaseTimer(Finish finish) : finish_(finish) {}
   void begin(moe::Phase) { start_ = Clock::now(); }
-  void end(moe::Phase p) { seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  void end(moe::Phase p) {
+    finish_();
+    seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count();
+  }
   std::array<double, 4> const& seconds() const { return seconds_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+  Finish finish_;
   Clock::time_point start_;
   std::array<double, 4> seconds_{};
 };
@@ -57,8 +63,20 @@ Comm& comm_of(Job const& job) {
   }
 }
 
+/// Waits for what a block in the CUDA space has enqueued; the host's is done.
+template <class Block>
+void finish(Block& block) {
+  if constexpr (Block::kOnDevice) {
+    if constexpr (requires { block.layer().exchange().wait(nullptr); }) {
+      block.layer().exchange().wait(nullptr);  // with the deadline
+    } else {
+      moe::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    }
+  }
+}
+
 template <class Quant, class Backend, class Experts>
-JobResult run_block(Job const& job) {
+JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Experts>;
   using Block = moe::models::Block<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
   std::optional<Block> block;
@@ -67,14 +85,14 @@ JobResult run_block(Job const& job) {
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
     weights = load_weights(job);
   });
-  together(job, [&] { block.emplace(comm_of<typename Backend::Comm>(job), std::move(weights), *job.placement, job.max_rows); });
+  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows); });
 
   JobResult result;
   result.output.resize(job.hidden.size());
   double best = HUGE_VAL;
   for (int i = 0; i <= job.options.repeat; ++i) {  // the first run only warms up
     job.comm->barrier({});
-    PhaseTimer timer;
+    PhaseTimer timer([&] { finish(*block); });
     block->forward(job.hidden, job.tokens(), result.output, timer);
     double const total = timer.seconds()[0] + timer.seconds()[1] + timer.seconds()[2] + timer.seconds()[3];
     if (i > 0 && total < best) {
@@ -98,7 +116,7 @@ JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
       using Experts = typename decltype(kernel)::type;
       using Rules = moe::registry::CompositionOf<moe::registry::LayerFor<Experts>, Quant, Backend, Experts>;
       if constexpr (Rules::kLegal) {
-        result = run_block<Quant, Backend, Experts>(job);
+        result = run_block<Quant, Backend, Experts>(job, comm_of<typename Backend::Comm>(job));
       } else {
         throw moe::Error(moe::ErrorCode::config, Rules::reason());
       }

@@ -10,7 +10,13 @@ namespace moe_tool {
 
 template <class Quant, class Experts>
 JobResult run_device(Job const& job) {
-  return run_block<Quant, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(job);
+  moe::comm::Self<moe::space::cuda> self;
+  return run_block<Quant, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(job, self);
 }
+
+/// The same with the backend that the job names, over NCCL. Collective. E_UNSUPPORTED in a build without NCCL. Each of cuda/nccl/*.cpp
+/// instantiates it for one scheme.
+template <class Quant, class Experts>
+JobResult run_over_nccl(Job const& job);
 
 }  // namespace moe_tool

@@ -163,6 +163,9 @@ class Block {
       layer_.forward(make_rows(static_cast<Act const*>(device_.x.data()), rows, width),
                      make_rows(static_cast<float const*>(device_.logits.data()), rows, r.num_logits()),
                      make_rows(device_.y.data(), rows, width), options, Stream<Space>{}, probe);
+      if constexpr (requires { layer_.exchange().wait(Stream<Space>{}); }) {
+        layer_.exchange().wait(Stream<Space>{});  // a copy to the host would wait for a dead rank for ever
+      }
       if constexpr (kRounds) {
         to_host(rounded_.data(), device_.y.data(), rounded_.size());
         std::transform(rounded_.begin(), rounded_.end(), routed_.begin(), [](Act v) { return to_float(v); });

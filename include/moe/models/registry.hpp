@@ -19,6 +19,7 @@
 #include "moe/backends/two_sided.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/mpi_shared.hpp"
+#include "moe/comm/self.hpp"
 #include "moe/core/check.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_experts.hpp"
@@ -56,7 +57,10 @@ inline constexpr auto quantizations =
 
 inline constexpr auto host_backends = hana::tuple_t<backends::AllToAllV<comm::Mpi>, backends::AllGatherReduceScatter<comm::Mpi>,
                                                     backends::Naive<comm::Mpi>, backends::NoExpertParallel<space::host>>;
-inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>>;
+/// The communicator of one rank stands for NCCL's, which a build may lack: names and rules are the same.
+using DeviceComm = comm::Self<space::cuda>;
+inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>, backends::AllToAllV<DeviceComm>,
+                                                    backends::AllGatherReduceScatter<DeviceComm>, backends::Naive<DeviceComm>>;
 
 /// Backends over a window that the ranks of a node share. Whoever instantiates one includes its backends/*_host.hpp.
 inline constexpr auto window_backends =

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/cuda/nccl/hopper_16bit.cpp: the Hopper experts without quantisation, expert-parallel over NCCL.
+#include "examples/moe/cuda/nccl/run_over_nccl.hpp"
+
+template moe_tool::JobResult moe_tool::run_over_nccl<moe::quantization::None, moe::experts::HopperContiguous>(Job const&);

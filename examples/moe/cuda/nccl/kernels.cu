@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/cuda/nccl/kernels.cu: the kernels of the exchanges over NCCL.
+#include "moe/backends/all_to_all_v.cuh"
+#include "moe/backends/gather_exchange.cuh"
+#include "moe/comm/nccl.hpp"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/none.hpp"
+
+using Wide = moe::models::RuntimeLayer<float, float>;
+using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
+using None = moe::quantization::None;
+using Fp8 = moe::quantization::Fp8Block<>;
+using moe::comm::Nccl;
+using Gather = moe::backends::AllGatherReduceScatter<Nccl>;
+using Naive = moe::backends::Naive<Nccl>;
+
+template class moe::detail::DeviceRounds<Nccl>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Wide, None, float>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, None, moe::bf16>;
+template class moe::backends::detail::AllToAllVExchange<Nccl, Narrow, Fp8, moe::bf16>;
+template class moe::detail::GatherExchange<Gather, Wide, None, float>;
+template class moe::detail::GatherExchange<Gather, Narrow, None, moe::bf16>;
+template class moe::detail::GatherExchange<Gather, Narrow, Fp8, moe::bf16>;
+template class moe::detail::GatherExchange<Naive, Wide, None, float>;
+template class moe::detail::GatherExchange<Naive, Narrow, None, moe::bf16>;
+template class moe::detail::GatherExchange<Naive, Narrow, Fp8, moe::bf16>;
