@@ -267,6 +267,9 @@ TEST_P(HopperFeatures, X24_BadOptionsAreRefused) {
   LayerOptions options;
   options.activation = Kind::swiglu_step;  // without a limit
   EXPECT_THROW(ContiguousLayer(shape, GetParam(), problem.layer_weights(), options, any_launcher(GetParam())), moe::Error);
+  options = {};
+  options.weight_on_input = true;
+  EXPECT_THROW(ContiguousLayer(shape, GetParam(), problem.layer_weights(), options), moe::Error);  // plain kernels
   LayerWeights weights = problem.layer_weights();
   weights.w2 = nullptr;
   EXPECT_THROW(ContiguousLayer(shape, GetParam(), weights, {}, any_launcher(GetParam())), moe::Error);

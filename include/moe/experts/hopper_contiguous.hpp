@@ -79,8 +79,8 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
 /// One forward of an object at a time: it owns counters that a forward leaves as it found them.
 class ContiguousLayer {
  public:
-  /// `launcher`: layer_launcher<scheme, an activation that covers options.activation>(). E_UNSUPPORTED without a Hopper device; E_CONFIG if
-  /// a size does not fit the tiles or the activation lacks a limit; E_ARG on null or misaligned weights.
+  /// `launcher`: layer_launcher<scheme, an activation that covers options.activation, and biases if there are any>(). E_UNSUPPORTED without
+  /// a Hopper device; E_CONFIG if a size does not fit the tiles or the activation lacks a limit; E_ARG on null or misaligned weights.
   ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options, LayerLauncher launcher);
   /// The kernels of every scheme, with one activation (default SwiGLU) of experts/hopper/activation.hpp.
   template <class Activation = FastSilu>
@@ -124,6 +124,10 @@ LayerLauncher launcher_of(Scheme scheme) {
 
 template <class Activation>
 ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options)
-    : ContiguousLayer(shape, scheme, weights, options, detail::launcher_of<Activation>(scheme)) {}
+    : ContiguousLayer(shape, scheme, weights, options, detail::launcher_of<Activation>(scheme)) {
+  if (kPlainKernels<Activation> && (options.weight_on_input || weights.w13_bias != nullptr || weights.w2_bias != nullptr)) {
+    throw Error(ErrorCode::config, "hopper experts: these kernels leave out biases and weights on the input. Take AnyActivation's");
+  }
+}
 
 }  // namespace moe::hopper

@@ -130,8 +130,7 @@ struct HopperPolicy {
           num_local_(weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
           sizes_(layer_shape(shape, weights, activation)),
-          layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params),
-                 hopper::layer_launcher<kScheme, hopper::DeviceActivationOf<typename Config::Activation>, Tiles>()) {
+          layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params), launcher(shape, weights)) {
       std::int64_t const tokens = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
       if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
         throw Error(ErrorCode::capacity, text("hopper experts: ", tokens, " rows of ", topk_, " slots, at most 2^31 - 1 slots"));
@@ -221,6 +220,15 @@ struct HopperPolicy {
       check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
       return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
               Format == ActivationFormat::standard ? shape.topk() : 1};
+    }
+    static hopper::LayerLauncher launcher(Shape<Config> const& shape, Weights const& weights) {
+      using Activation = hopper::DeviceActivationOf<typename Config::Activation>;
+      if constexpr (hopper::kPlainKernels<Activation>) {
+        if (shape.weight_on_input() || weights.w13.has_bias() || weights.w2.has_bias()) {
+          return hopper::layer_launcher<kScheme, hopper::AnyActivation, Tiles>();
+        }
+      }
+      return hopper::layer_launcher<kScheme, Activation, Tiles>();
     }
     static hopper::LayerWeights layer_weights(Weights const& w) {
       hopper::LayerWeights out{};

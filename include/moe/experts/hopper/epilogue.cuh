@@ -295,16 +295,19 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
                                       SortedRow const& sorted, char* staging_of_both, char* staging) {
   using Output = typename SchemeTraits<S>::Output;
   int const thread = thread_index() & 127;
-  if (S == Scheme::fp8_row || p.weight_on_input) {  // a weighted input is the same as weighted sums, which are linear up to here
+  bool const weighted = !kPlainKernels<Activation> && p.weight_on_input;
+  if (S == Scheme::fp8_row || weighted) {  // a weighted input is the same as weighted sums, which are linear up to here
     if (thread < unit.rows) {
       float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, thread) : 1.0F;
-      weights[thread] = p.weight_on_input ? scale * sorted.weight : scale;
+      weights[thread] = weighted ? scale * sorted.weight : scale;
     }
     group_barrier(group);
     scale_rows<N>(weights, total);
   }
   if constexpr (S == Scheme::fp8_row) scale_features<N>(p, unit, group, total);
-  if (p.w13_bias != nullptr) add_bias<N>(p.w13_bias, p.matrix[0], unit, group, total);
+  if constexpr (!kPlainKernels<Activation>) {
+    if (p.w13_bias != nullptr) add_bias<N>(p.w13_bias, p.matrix[0], unit, group, total);
+  }
 
   Activation const activation(p.activation);
   if constexpr (!Activation::kElementwise) activation.apply(total[0], total[1]);
@@ -350,7 +353,7 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
 }
 
 /// What follows the products of a unit of phase 1: `total` to weighted rows of the slots. `targets`: MaxRows slots in shared memory.
-template <Scheme S, int N>
+template <Scheme S, int N, class Activation>
 __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
                                    int* targets, SortedRow const& sorted, char* staging) {
   using Output = typename SchemeTraits<S>::Output;
@@ -362,10 +365,12 @@ __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int g
     scale_features<N>(p, unit, group, total);
     group_barrier(group);
   }
-  if (p.w2_bias != nullptr) add_bias<N>(p.w2_bias, p.matrix[1], unit, group, total);
+  if constexpr (!kPlainKernels<Activation>) {
+    if (p.w2_bias != nullptr) add_bias<N>(p.w2_bias, p.matrix[1], unit, group, total);
+  }
   if (thread < unit.rows) {
     targets[thread] = sorted.slot;
-    weights[thread] = p.weight_on_input ? 1.0F : sorted.weight;
+    weights[thread] = !kPlainKernels<Activation> && p.weight_on_input ? 1.0F : sorted.weight;
   }
   group_barrier(group);
   Output* const out = static_cast<Output*>(p.rows_out);

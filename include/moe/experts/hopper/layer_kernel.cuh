@@ -55,7 +55,7 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
 
   SortedRow sorted{0, 0.0F};
-  if ((unit.phase == 1 || p.weight_on_input) && thread < unit.rows) {
+  if ((unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) && thread < unit.rows) {
     sorted = p.sorted_rows[unit.first_row + thread];
   }
   float total[2][N / 2];
@@ -66,7 +66,7 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
   if (unit.phase == 0) {
     finish_gate_up<S, N, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging);
   } else {
-    finish_down<S, N>(p, unit, group, total, weights, targets, sorted, staging);
+    finish_down<S, N, Activation>(p, unit, group, total, weights, targets, sorted, staging);
   }
   return true;
 }

@@ -33,8 +33,8 @@ struct SmemLayout {
   static constexpr int kWeights = kTargets + 2 * MaxRows * 4;    ///< per warpgroup: MaxRows router weights
   static constexpr int kUnits = (kWeights + 2 * MaxRows * 4 + 15) / 16 * 16;
   static constexpr int kBarriers = kUnits + kUnitSlots * kUnitBytes;
-  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;  ///< one word per warpgroup, one for the CTA
-  static constexpr int kControl = (kFlags + 12 + 15) / 16 * 16;
+  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;  ///< one word per warpgroup
+  static constexpr int kControl = (kFlags + 8 + 15) / 16 * 16;
   static constexpr int kNumbers = kControl + kControlBytes;        ///< unit numbers that the cluster's first CTA drew
   static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;  ///< with room to align the base
 };
