@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/enqueue.cuh"
@@ -289,7 +290,9 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
-  if (expected_rows <= 16) tuning.tile_rows = expected_rows <= 8 ? 8 : 16;
+  // A tile that is a row too small reads an expert's weights twice: room for what a random routing gives nearly every expert.
+  double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));
+  if (likely <= 16) tuning.tile_rows = likely <= 8 ? 8 : 16;
   state_->enqueue(call, counts, capacity, tuning, workspace, stream);
 }
 
