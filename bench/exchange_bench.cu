@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/exchange_bench.cu: dispatch and combine alone, against the ceiling of the same link in the same run.
 //
-//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,soak] [--blocks 128] [--ht-blocks 8,16] [--quick] [--rounds N]
+//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick] [--rounds N]
 //   [--json FILE]
 //
 // One process, one thread, one GPU a rank (or all ranks on one GPU: no timing worth reporting, but the same checks). Every shape is checked
@@ -12,7 +12,9 @@
 #include <functional>
 #include <map>
 
+#include "bench/exchange_peers.cuh"
 #include "tests/multigpu/exchange_harness.cuh"
+#include "tests/multigpu/nccl_ranks.cuh"
 
 namespace {
 
@@ -134,6 +136,7 @@ struct Options {
   std::vector<int> ht_blocks = {16, 8};
   std::string json;
   int rounds = 100000;
+  bool unfenced = false;  // combine announces its ready flag without a fence
 };
 
 class Bench {
@@ -309,7 +312,7 @@ class Bench {
     double remote = 0;
     for (int r = 0; r < R; ++r) {
       group_.use(r);
-      calls.emplace_back(group_.view(r), s, programmatic);
+      calls.emplace_back(group_.view(r), s, moe::detail::ExchangeOptions{.programmatic = programmatic, .fenced = !options_.unfenced});
       tokens.push_back(make_tokens(r, M, c.hidden, c.topk, c.experts, R, Routing::uniform, 5));
       buffers.push_back(make_buffers(tokens.back(), c.hidden, s.local_experts(), y_rows));
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -606,6 +609,9 @@ class Bench {
       }
       run_low_latency(all[0], false, false, options_.blocks[0], pdl);
     }
+    if (wanted("windows")) {
+      failures_ += moe_bench::bench_peers(*this, pdl, options_.simulated);
+    }
     if (wanted("soak")) {
       run_soak(options_.rounds, false);
       run_soak(options_.rounds / 5, true);
@@ -629,14 +635,18 @@ class Bench {
     }
   }
   int failures() const { return failures_; }
-
- private:
+  RankGroup& group() { return group_; }
+  /// Bytes of a window.
+  std::size_t room() const { return window_bytes(options_); }
+  /// A line of the log.
   void record(std::string const& line) {
     if (json_ != nullptr) {
       std::fprintf(json_, "%s\n", line.c_str());
       std::fflush(json_);
     }
   }
+
+ private:
   Options options_;
   RankGroup group_;
   std::FILE* json_ = nullptr;
@@ -665,6 +675,8 @@ int main(int argc, char** argv) {
       o.ranks = std::atoi(next());
     } else if (a == "--simulated") {
       o.simulated = true;
+    } else if (a == "--unfenced") {
+      o.unfenced = true;
     } else if (a == "--quick") {
       o.quick = true;
     } else if (a == "--sections") {

@@ -34,8 +34,6 @@ class HighThroughputCalls {
   /// Reads and sums, in rank order, the rows that outputs(parity) hold on every rank.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                int routing_parity = -1, std::uint32_t refused = 0) const;
-  /// Local ids and weights of the received rows, packed [rows][k].
-  void unpack(std::int32_t* ids, float* weights, int parity, cudaStream_t stream, int routing_parity = -1) const;
   /// Sums expert-major outputs [list entries][H] into outputs(parity), before combine(). Needs lists.
   void reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity = -1) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().

@@ -60,8 +60,6 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
         calls_(view(params), numbered(), options(placement, params)) {
     std::int64_t const rows = shape_.rows();
     for (Record& r : records_) {
-      r.ids = arena.template take<std::int32_t>(rows * shape_.topk);
-      r.weights = arena.template take<float>(rows * shape_.topk);
       if constexpr (std::is_same_v<Partial, float>) {
         r.output = arena.template take<float>(rows * shape_.hidden);
       }
@@ -127,7 +125,6 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     r.tokens.ids = dense_ids(in.topk_ids);
     r.tokens.weights = in.topk_weights.data_handle();
     calls_.dispatch(r.tokens, parity, stream, from != nullptr ? routing : -1);
-    calls_.unpack(r.ids, r.weights, parity, stream, routing);
     return {0, generation};
   }
   /// What a dispatch received.
@@ -137,11 +134,12 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     auto const p = static_cast<std::size_t>(ticket.generation & 1U);
     std::int64_t const n = shape_.rows();
     auto const scale_cols = Quant::scale_cols(shape_.hidden);
+    std::int32_t const* const records = calls_.template own<std::int32_t>(at.records[p]);
     return {make_rows(static_cast<Payload const*>(calls_.template own<Payload>(at.rows[p])), n, Quant::payload_cols(shape_.hidden)),
             make_rows(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[p])), n, scale_cols,
                       scale_cols == 0 ? 0 : at.scale_stride),
-            make_rows(static_cast<std::int32_t const*>(r.ids), n, shape_.topk),
-            make_rows(static_cast<float const*>(r.weights), n, shape_.topk), summary(r)};
+            make_rows(records, n, shape_.topk, at.record_words),
+            make_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words), summary(r)};
   }
   Rows<Partial> expert_output(Ticket ticket) {
     Record& r = expect(ticket, "expert_output");
@@ -215,8 +213,6 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     int routing = 0;         // parity of the layout that it uses
     std::uint32_t root = 0;  // dispatch that filled it
     moe::detail::ExchangeTokens tokens;
-    std::int32_t* ids = nullptr;  // [rows, k]
-    float* weights = nullptr;
     Partial* output = nullptr;
   };
   static moe::detail::HighThroughputShape make_shape(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,

@@ -20,19 +20,6 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-/// Ids and weights out of the records of the received rows.
-static __global__ void unpack_records(std::int32_t const* records, int record_words, std::int32_t const* num_rows, int topk,
-                                      std::int32_t* ids, float* weights) {
-  comm::detail::begin_dependent_kernel();
-  std::int64_t const n = static_cast<std::int64_t>(*num_rows) * topk;
-  std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
-    std::int32_t const* const record = records + i / topk * record_words;
-    ids[i] = record[i % topk];
-    weights[i] = __int_as_float(record[topk + i % topk]);
-  }
-}
-
 inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
                                                 ExchangeOptions const& options, HighThroughputTuning const& tuning)
     : window_(window), shape_(shape), at_(shape), tuning_(tuning), options_(options) {
@@ -135,13 +122,6 @@ inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t 
   int const routing = routing_parity >= 0 ? routing_parity : parity;
   round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(at_.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
-}
-
-inline void HighThroughputCalls::unpack(std::int32_t* ids, float* weights, int parity, cudaStream_t stream, int routing_parity) const {
-  int const routing = routing_parity >= 0 ? routing_parity : parity;
-  unpack_records<<<256, 256, 0, stream>>>(own<std::int32_t>(at_.records[parity]), at_.record_words, own<std::int32_t>(at_.summary[routing]),
-                                          shape_.topk, ids, weights);
-  check_launch("unpack_records");
 }
 
 inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
