@@ -13,19 +13,25 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "moe/backends/low_latency_calls.hpp"
-#include "moe/comm/nccl_symmetric.cuh"
-#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/comm/symmetric_memory.cuh"
 #include "moe/core/buffer.hpp"
 #include "moe/quantization/units.hpp"
 
 namespace moe_test {
+
+/// Ranks with a GPU each. `owner` keeps their windows.
+struct RealRanks {
+  std::vector<moe::comm::WindowView> views;
+  std::shared_ptr<void> owner;
+};
+/// Connects GPU 0, 1, … of this process. Set by whoever includes nccl_ranks.cuh; simulated ranks need no NCCL.
+inline RealRanks (*connect_real_ranks)(int ranks, std::int64_t window_bytes, std::uint64_t timeout_ns) = nullptr;
 
 /// Ranks that this process drives from one host thread. Real ranks: one GPU each, connected by an NCCL window.
 class RankGroup {
@@ -34,38 +40,10 @@ class RankGroup {
     auto const bytes = static_cast<std::int64_t>(window_bytes);
     if (simulated) {
       peers_ = std::make_unique<moe::comm::SimulatedPeers>(ranks, bytes, timeout_ns);
+    } else if (connect_real_ranks != nullptr) {
+      real_ = connect_real_ranks(ranks, bytes, timeout_ns);
     } else {
-      std::vector<int> devices(static_cast<std::size_t>(ranks));
-      std::vector<ncclComm_t> comms(devices.size());
-      for (int r = 0; r < ranks; ++r) {
-        devices[static_cast<std::size_t>(r)] = r;
-      }
-      moe::comm::detail::check_nccl_version();
-      moe::comm::detail::check_nccl(ncclCommInitAll(comms.data(), ranks, devices.data()), "ncclCommInitAll");
-      nccl_.resize(devices.size());
-      windows_.resize(devices.size());
-      std::vector<std::string> errors(devices.size());
-      std::vector<std::thread> threads;
-      for (int r = 0; r < ranks; ++r) {
-        threads.emplace_back([&, r] {
-          auto const i = static_cast<std::size_t>(r);
-          try {
-            moe::check_cuda(cudaSetDevice(r), "cudaSetDevice");
-            nccl_[i] = std::make_unique<moe::comm::Nccl>(comms[i]);
-            windows_[i] = std::make_unique<moe::comm::NcclSymmetric>(*nccl_[i], bytes, moe::comm::NcclSymmetric::Params{timeout_ns});
-          } catch (std::exception const& e) {
-            errors[i] = e.what();
-          }
-        });
-      }
-      for (auto& t : threads) {
-        t.join();
-      }
-      for (auto const& e : errors) {
-        if (!e.empty()) {
-          throw std::runtime_error(e);
-        }
-      }
+      throw std::logic_error("real ranks without nccl_ranks.cuh");
     }
     for (int r = 0; r < ranks; ++r) {
       use(r);
@@ -80,23 +58,12 @@ class RankGroup {
       use(r);
       cudaStreamDestroy(streams_[static_cast<std::size_t>(r)]);
     }
-    std::vector<std::thread> threads;  // windows of one NCCL clique are given back together
-    for (std::size_t i = 0; i < windows_.size(); ++i) {
-      threads.emplace_back([&, i] {
-        cudaSetDevice(static_cast<int>(i));
-        windows_[i].reset();
-        nccl_[i].reset();
-      });
-    }
-    for (auto& t : threads) {
-      t.join();
-    }
   }
-  int size() const { return simulated_ ? peers_->size() : static_cast<int>(windows_.size()); }
+  int size() const { return simulated_ ? peers_->size() : static_cast<int>(real_.views.size()); }
   bool simulated() const { return simulated_; }
   void use(int r) const { moe::check_cuda(cudaSetDevice(simulated_ ? 0 : r), "cudaSetDevice"); }
   cudaStream_t stream(int r) const { return streams_[static_cast<std::size_t>(r)]; }
-  moe::comm::WindowView const& view(int r) const { return simulated_ ? peers_->view(r) : windows_[static_cast<std::size_t>(r)]->view(); }
+  moe::comm::WindowView const& view(int r) const { return simulated_ ? peers_->view(r) : real_.views[static_cast<std::size_t>(r)]; }
   void check(int r) const { moe::comm::throw_if_failed(*view(r).failure); }
   void synchronize() const {
     for (int r = 0; r < size(); ++r) {
@@ -114,8 +81,7 @@ class RankGroup {
  private:
   bool simulated_;
   std::unique_ptr<moe::comm::SimulatedPeers> peers_;
-  std::vector<std::unique_ptr<moe::comm::Nccl>> nccl_;
-  std::vector<std::unique_ptr<moe::comm::NcclSymmetric>> windows_;
+  RealRanks real_;
   std::vector<cudaStream_t> streams_;
 };
 

@@ -121,9 +121,9 @@ struct TwoSidedPeer {
   static constexpr char const* kName = "two_sided";
   static constexpr SumOrder kOrder = SumOrder::ranks;
   static constexpr bool kHalves = false;
-  /// Small queues, so that tests go through them several times; the default for large shapes.
+  /// Small queues where there are few blocks, so that tests go through them several times.
   static TwoSidedQueues queues(PeerShape const& s) {
-    return s.max_tokens > 512 ? TwoSidedQueues{} : TwoSidedQueues{2, ((2 * s.hidden + 8 * s.topk + 127) / 128 * 128) * 2};
+    return s.blocks > 16 ? TwoSidedQueues{} : TwoSidedQueues{2, ((2 * s.hidden + 8 * s.topk + 127) / 128 * 128) * 2};
   }
   static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s, queues(s)); }
   static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) {

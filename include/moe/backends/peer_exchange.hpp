@@ -2,7 +2,7 @@
 // backends/peer_exchange.hpp: what the exchanges OneSided, TwoSided and Pplx between GPUs do alike before they enqueue kernels.
 #pragma once
 
-#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/backends/device_window.hpp"
 #include "moe/backends/peer_rows.hpp"
 
 namespace moe::backends::detail {
