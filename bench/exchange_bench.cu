@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/exchange_bench.cu: dispatch and combine alone, against the ceiling of the same link in the same run.
 //
-//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick] [--rounds
-//   N]
-//   [--json FILE]
+//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick]
+//                  [--rounds N] [--json FILE]
 //
 // One process, one thread, one GPU a rank (or all ranks on one GPU: no timing worth reporting, but the same checks). Every shape is checked
 // (payload bytes against the host's quantisation, places, outputs of identity experts) before it is timed. Low latency: a CUDA graph of ten
