@@ -75,9 +75,9 @@ def ticks(low, high):
     return [2.0**i for i in range(first, last + step, step)]
 
 
-def label(value):
-    for unit, size in (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
-        if value >= 8 * size:
+def label(value, name):
+    for unit, size in (("Mi", 2**20), ("Ki", 2**10)):
+        if "bytes" in name and value >= 8 * size:
             return f"{value / size:g} {unit}"
     return f"{value:g}"
 
@@ -96,10 +96,10 @@ def svg(title, x_name, y_name, series):
            '<rect width="100%" height="100%" fill="white"/>', f'<text x="{LEFT}" y="20" font-size="14">{html.escape(title)}</text>']
     for x in xs:
         px = at(x, xs, LEFT, right)
-        out.append(f'<path d="M{px:.1f} {TOP}V{bottom}" stroke="#ddd"/><text x="{px:.1f}" y="{bottom + 16}" text-anchor="middle">{label(x)}</text>')
+        out.append(f'<path d="M{px:.1f} {TOP}V{bottom}" stroke="#ddd"/><text x="{px:.1f}" y="{bottom + 16}" text-anchor="middle">{label(x, x_name)}</text>')
     for y in ys:
         py = at(y, ys, bottom, TOP)
-        out.append(f'<path d="M{LEFT} {py:.1f}H{right}" stroke="#ddd"/><text x="{LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{label(y)}</text>')
+        out.append(f'<path d="M{LEFT} {py:.1f}H{right}" stroke="#ddd"/><text x="{LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{label(y, y_name)}</text>')
     out.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_name)}</text>')
     out.append(f'<text transform="translate(14 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{html.escape(y_name)}</text>')
     for i, (name, line) in enumerate(series.items()):
