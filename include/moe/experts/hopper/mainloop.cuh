@@ -104,6 +104,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
         wgmma_commit();
         wgmma_wait<0>();
         pin(part);
+        if (Traits::kBlock && half == 1) __syncwarp();  // every lane has its scales before one releases the stage
         if (half == 1) release_stage<Cluster>(memory, ring.stage);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
