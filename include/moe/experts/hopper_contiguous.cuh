@@ -127,9 +127,11 @@ void ContiguousLayer::State::enqueue_reduce(LayerCall const& call, void const* r
 inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& wanted,
                                             void* workspace, cudaStream_t stream) const {
   Tuning tuning = wanted;
-  tuning.tile_rows = std::min(tuning.tile_rows, most_rows(scheme));
   bool const fp8 = is_fp8(scheme);
   bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
+  bool const blocks = quantises && batch_counts == nullptr && launcher.block_kernel && tuning.tile_rows > most_rows(scheme) &&
+                      activation.gated && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
+  tuning.tile_rows = blocks ? kBlockRows : std::min(tuning.tile_rows, most_rows(scheme));
   for (void const* pointer : {call.x, static_cast<void const*>(call.out), static_cast<void const*>(workspace)}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
       throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));
@@ -164,10 +166,13 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
                           tuning.tile_rows <= kMaxSplitRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
   int const gate_features = activation.gated ? kGateFeatures : kOutputFeatures;
-  UnitSpace const space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
-                        {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
-                        std::max(1, tuning.raster / cluster),
-                        gate_features};
+  UnitSpace space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
+                  {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
+                  std::max(1, tuning.raster / cluster),
+                  gate_features};
+  if (blocks && cluster == 2) {  // as decode_block_unit counts
+    for (int& tiles : space.weight_tiles) tiles = (tiles + 1) / 2;
+  }
   using detail::at;
   AlignArgs a{};
   a.ids = batched ? nullptr : call.topk_ids;
@@ -181,7 +186,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.topk = rows_shape.topk;
   a.num_experts = shape.num_experts;
   a.plan.tile_rows = tuning.tile_rows;
-  a.plan.cluster = cluster;
+  a.plan.row_step = blocks ? 64 : 8;
+  a.plan.cluster = blocks ? 1 : cluster;
   a.plan.workers = workers / cluster;
   a.plan.max_splits = tuning.tile_rows <= kMaxSplitRows && cluster == 1 ? tuning.max_splits : 1;
   a.plan.max_units =
@@ -197,13 +203,18 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.hidden = shape.hidden;
   a.x_codes = at<std::uint8_t>(workspace, w.x_codes);
   a.x_scales = at<float>(workspace, w.x_scales);
+  a.positions = blocks ? at<std::int32_t>(workspace, w.positions) : nullptr;
+  a.sorted = counters + 2;
+  a.scale_stride = static_cast<int>(scale_stride(w.slots));
   if (!self_align) {
     static cudaError_t const align_ready =
         cudaFuncSetAttribute(align_kernel<kAlignCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, align_smem_bytes(1024));
     check_cuda(align_ready, "cudaFuncSetAttribute");
     long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
-    int const quantizers = quantises ? static_cast<int>(std::min<long long>((groups + 127) / 128, workers)) : 0;
-    int const grid = kAlignCluster * (1 + (quantizers + kAlignCluster - 1) / kAlignCluster);
+    // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
+    int const most_clusters = std::max(1, workers / kAlignCluster - 1);
+    int const quantizers = quantises ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
+    int const grid = kAlignCluster * (1 + quantizers);
     detail::launch(align_kernel<kAlignCluster>, grid, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster, stream, a);
   }
 

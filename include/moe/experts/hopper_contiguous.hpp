@@ -63,9 +63,10 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
     t.tile_rows = 64;
     t.stages = 5;
   } else {
-    t.tile_rows = most_rows(scheme);
-    t.stages = is_fp8(scheme) ? 5 : 4;
-    t.cluster = rows >= 1024 ? 2 : 1;
+    bool const blocks = quantises && rows > 72;
+    t.tile_rows = blocks ? kBlockRows : most_rows(scheme);
+    t.stages = is_fp8(scheme) && !blocks ? 5 : 4;
+    t.cluster = blocks || rows >= 1024 ? 2 : 1;
   }
   t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
                  (!quantises || static_cast<long long>(max_tokens) * shape.hidden <= 32768);

@@ -33,6 +33,10 @@ struct AlignArgs {
   int hidden;
   std::uint8_t* x_codes;  ///< [M, H] e4m3
   float* x_scales;        ///< [M, H / 128]
+  // Sorted codes: with `positions`, x_codes is [slots, H] and x_scales [H / 128, scale_stride], both in the sorted order.
+  std::int32_t* positions;  ///< [slots] place of a slot in the sorted order, or -1; written by the sort
+  int* sorted;              ///< sorting CTAs that are done; zero on entry
+  int scale_stride;
 };
 
 /// The id or weight of a slot, in rows of k elements with `gap` elements between them.
@@ -59,14 +63,25 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
   long long const step = static_cast<long long>(workers) * (Threads / 16);
   int const lane = static_cast<int>(threadIdx.x) & 15;
   constexpr int kBatch = 4;
-  for (long long base = static_cast<long long>(worker) * (Threads / 16) + (static_cast<int>(threadIdx.x) >> 4);
-       base - (static_cast<int>(threadIdx.x) >> 4) < groups; base += kBatch * step) {
-    uint4 words[kBatch];
+  uint4 words[kBatch];
+  uint4 next[kBatch];
+  auto const load = [&](uint4(&to)[kBatch], long long base) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       long long const group = base + b * step;
-      words[b] = group < groups ? __ldg(static_cast<uint4 const*>(a.x) + group * 16 + lane) : make_uint4(0, 0, 0, 0);
+      to[b] = group < groups ? __ldcs(static_cast<uint4 const*>(a.x) + group * 16 + lane) : make_uint4(0, 0, 0, 0);
     }
+  };
+  int const own = static_cast<int>(threadIdx.x) >> 4;
+  long long base = static_cast<long long>(worker) * (Threads / 16) + own;
+  load(words, base);
+  unsigned const blocks = static_cast<unsigned>(a.hidden) / 128;
+  if (a.positions != nullptr) {
+    if (threadIdx.x == 0) wait_counter(a.sorted, kAlignCluster);
+    __syncthreads();
+  }
+  for (; base - own < groups; base += kBatch * step) {
+    load(next, base + kBatch * step);  // on its way while this batch is converted
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       long long const group = base + b * step;
@@ -90,11 +105,24 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
       std::uint32_t code[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) code[i] = pack_e4m3(quotient(v[2 * i]), quotient(v[2 * i + 1]));
-      if (group < groups) {
-        reinterpret_cast<uint2*>(a.x_codes)[group * 16 + lane] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
+      uint2 const codes = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
+      if (group >= groups) continue;
+      if (a.positions == nullptr) {
+        reinterpret_cast<uint2*>(a.x_codes)[group * 16 + lane] = codes;
         if (lane == 0) a.x_scales[group] = scale;
+        continue;
+      }
+      unsigned const token = static_cast<unsigned>(group) / blocks;
+      unsigned const block = static_cast<unsigned>(group) - token * blocks;
+      for (int j = 0; j < a.topk; ++j) {
+        long long const at = __ldcg(a.positions + static_cast<long long>(token) * a.topk + j);
+        if (at < 0) continue;
+        reinterpret_cast<uint2*>(a.x_codes)[(at * blocks + block) * 16 + lane] = codes;
+        if (lane == 0) a.x_scales[static_cast<long long>(block) * a.scale_stride + at] = scale;
       }
     }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) words[b] = next[b];
   }
 }
 
@@ -223,9 +251,20 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
         int const position = row_begin[id[i]] + start + place;
         if (place == 0) mine[id[i]] = start + __popc(peers);
         a.sorted_rows[position] = SortedRow{slot, weight[i]};
+        if (a.positions != nullptr) a.positions[slot] = position;
+      } else if (a.positions != nullptr && slot < end) {
+        a.positions[slot] = -1;
       }
       __syncwarp();
     }
+  }
+  if (a.positions != nullptr) {
+    __syncthreads();
+    if (thread == 0) {
+      fence_device();
+      atomicAdd(a.sorted, 1);
+    }
+    __syncwarp();
   }
   cluster_wait();
 }
@@ -265,7 +304,8 @@ __device__ inline Control self_align_warp(AlignArgs const& a) {
   if (valid) {
     a.sorted_rows[first_row + place] = SortedRow{lane, weight};
     if (place == 0) {
-      int const per_tile = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+      int const step = a.plan.row_step;
+      int const per_tile = ((rows + tiles - 1) / tiles + step - 1) / step * step;
       for (int t = 0; t < tiles; ++t) a.plan.tiles[first_tile + t] = TokenTile{id, first_row, rows, first_tile, tiles, per_tile, {0, 0}};
     }
   }

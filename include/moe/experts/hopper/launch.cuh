@@ -5,9 +5,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include "moe/experts/hopper/block_kernel.cuh"
 #include "moe/experts/hopper/enqueue.cuh"
 #include "moe/experts/hopper/launcher.hpp"
 #include "moe/experts/hopper/layer_kernel.cuh"
+#include "moe/experts/hopper/tensor_map.cuh"
 
 namespace moe::hopper::detail {
 
@@ -20,6 +22,33 @@ inline void launch_layer(LayerParams const& p, int workers, cudaStream_t stream)
   launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
+template <int Cluster, class Activation>
+inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream) {
+  constexpr int kSmem = BlockLayout<4>::kBytes;
+  auto* const kernel = block_kernel<4, Cluster, Activation>;
+  static cudaError_t const ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
+  check_cuda(ready, "cudaFuncSetAttribute");
+  launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
+}
+
+/// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales lie in the sorted order, which tensor maps describe.
+template <class Activation>
+void launch_blocks_tuned(LayerParams const& layer, int workers, int cluster, cudaStream_t stream) {
+  std::int64_t const slots = std::int64_t{layer.max_tokens} * layer.topk;
+  BlockParams p{};
+  p.layer = layer;
+  p.scale_stride = static_cast<int>(scale_stride(slots));
+  p.rows[0] = make_tensor_map(layer.x, 1, 1, slots, layer.hidden, 64);
+  p.rows[1] = make_tensor_map(layer.inter, 1, 1, slots, layer.intermediate, 64);
+  p.scales[0] = make_scale_map(layer.x_scales, layer.hidden / 128, slots, p.scale_stride, kRowScaleCount);
+  p.scales[1] = make_scale_map(layer.inter_scales, layer.intermediate / 128, slots, p.scale_stride, kRowScaleCount);
+  if (cluster == 1) {
+    launch_blocks<1, Activation>(p, workers, stream);
+  } else {
+    launch_blocks<2, Activation>(p, workers, stream);
+  }
+}
+
 /// `t.cluster` is 2 only with the scheme's most rows per tile, and at most the launcher's max_cluster.
 template <Scheme S, class Activation, class Tiles>
 void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cudaStream_t stream) {
@@ -28,6 +57,8 @@ void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cuda
     launch_layer<S, Tiles::kSmallStages, 16, 1, Activation>(p, workers, stream);
   } else if (t.tile_rows <= 64) {
     launch_layer<S, Tiles::kMediumStages, 64, 1, Activation>(p, workers, stream);
+  } else if (t.tile_rows > kMostRows<S>) {
+    if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(p, workers, t.cluster, stream);
   } else if (t.cluster == 1) {
     launch_layer<S, kStages, kMostRows<S>, 1, Activation>(p, workers, stream);
   } else if constexpr (Activation::kFineTiles) {
@@ -42,7 +73,7 @@ namespace moe::hopper {
 template <Scheme S, class Activation, class Tiles>
 LayerLauncher layer_launcher() {
   static_assert(layer_smem_bytes<S, Tiles>() <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor");
-  return {&detail::launch_layer_tuned<S, Activation, Tiles>, Activation::kFineTiles ? 2 : 1};
+  return {&detail::launch_layer_tuned<S, Activation, Tiles>, Activation::kFineTiles ? 2 : 1, kHasBlockKernel<S, Activation>};
 }
 
 }  // namespace moe::hopper

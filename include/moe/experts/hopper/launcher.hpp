@@ -16,7 +16,8 @@ struct LayerParams;
 struct LayerLauncher {
   /// Enqueues the layer kernel that `tuning` asks for on `workers` multiprocessors.
   void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
-  int max_cluster;  ///< largest Tuning::cluster that there is a kernel for
+  int max_cluster;    ///< largest Tuning::cluster that there is a kernel for
+  bool block_kernel;  ///< tiles of kBlockRows rows in fp8_block
 };
 
 /// The launcher of one scheme, one activation of experts/hopper/activation.hpp and one set of tiles. Defined in launch.cuh.

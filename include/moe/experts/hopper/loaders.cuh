@@ -133,13 +133,8 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
     if (!first && unit.rows > 0) {
       if (lane == 0) {
-        int const* const ready = p.counters + unit.token_tile;
         int const target = 2 * p.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more: quantised
-        std::uint32_t spin = 0;
-        while (load_acquire(ready) < target) {
-          __nanosleep(64);
-          if (++spin > 40'000'000u) __trap();
-        }
+        wait_counter(p.counters + unit.token_tile, target);
       }
       __syncwarp();
     }

@@ -12,11 +12,12 @@ namespace moe::hopper {
 /// Releases a stage to the loaders of every CTA of the cluster: one arrival per consumer warp and CTA.
 template <int Cluster, class Memory>
 __device__ inline void release_stage(Memory const& memory, int stage) {
-  int const lane = thread_index() & 31;
+  if (!elect_one()) return;
   if constexpr (Cluster == 1) {
-    if (lane == 0) arrive(memory.empty(stage));
+    arrive(memory.empty(stage));
   } else {
-    if (lane < Cluster) arrive_cluster(memory.empty(stage), static_cast<std::uint32_t>(lane));
+#pragma unroll
+    for (int rank = 0; rank < Cluster; ++rank) arrive_cluster(memory.empty(stage), static_cast<std::uint32_t>(rank));
   }
 }
 
@@ -41,22 +42,25 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
     total[0][i] = 0.0F;
     total[1][i] = 0.0F;
   }
+  using Layout = SmemLayout<S, Stages, MaxRows>;
+  std::uint32_t const base = descriptor_low(smem_address(memory.stage(0)));
+  std::uint32_t const group_offset = uniform(static_cast<std::uint32_t>(group * (8192 / 16)));
   if constexpr (!Traits::kFp8) {
     int previous = -1;
     for (int k = 0; k < k_count; ++k) {
       wait_parity(memory.full(ring.stage), ring.parity);
       ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
-      std::uint32_t const stage = smem_address(memory.stage(ring.stage));
-      std::uint64_t const a0 = matrix_descriptor(stage + static_cast<std::uint32_t>(group) * 8192);
-      std::uint64_t const a1 = matrix_descriptor(stage + kWeightBytes / 2 + static_cast<std::uint32_t>(group) * 8192);
-      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+      std::uint32_t const stage = uniform(base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16)));
+      std::uint32_t const a0 = stage + group_offset;
+      std::uint32_t const a1 = a0 + kWeightBytes / 32;
+      std::uint32_t const b = stage + kWeightBytes / 16;
       pin(total[0]);
       pin(total[1]);
       wgmma_arrive();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        Mma::run(total[0], a0 + 2 * step, b + 2 * step, 1);
-        Mma::run(total[1], a1 + 2 * step, b + 2 * step, 1);
+        Mma::run(total[0], descriptor(a0 + 2 * step), descriptor(b + 2 * step), 1);
+        Mma::run(total[1], descriptor(a1 + 2 * step), descriptor(b + 2 * step), 1);
       }
       wgmma_commit();
       pin(total[0]);
@@ -79,6 +83,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       wait_parity(memory.full(ring.stage), ring.parity);
       ptx::fence_proxy_async(ptx::space_shared);
       std::uint32_t const stage = smem_address(memory.stage(ring.stage));
+      std::uint32_t const low = uniform(base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16)));
       // Scales first: once the products run, they take most of shared memory's bandwidth.
       [[maybe_unused]] float2 row_scale[N / 8];
       [[maybe_unused]] float weight_scale[2];
@@ -92,15 +97,14 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
                        : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
         }
       }
-      std::uint64_t const b = matrix_descriptor(stage + kWeightBytes);
+      std::uint32_t const b = low + kWeightBytes / 16;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        std::uint64_t const a =
-            matrix_descriptor(stage + static_cast<std::uint32_t>(half) * (kWeightBytes / 2) + static_cast<std::uint32_t>(group) * 8192);
+        std::uint32_t const a = low + group_offset + static_cast<std::uint32_t>(half * (kWeightBytes / 32));
         pin(part);
         wgmma_arrive();
 #pragma unroll
-        for (int step = 0; step < 4; ++step) Mma::run(part, a + 2 * step, b + 2 * step, step > 0 ? 1 : 0);
+        for (int step = 0; step < 4; ++step) Mma::run(part, descriptor(a + 2 * step), descriptor(b + 2 * step), step > 0 ? 1 : 0);
         wgmma_commit();
         wgmma_wait<0>();
         pin(part);

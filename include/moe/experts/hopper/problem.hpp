@@ -36,6 +36,8 @@ constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 128; }
 template <Scheme S>
 inline constexpr int kMostRows = most_rows(S);
 
+inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
+
 /// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is
 /// left of a tile is zero: the copy engine and the gathering loader fill it, and nothing past the end is stored.
 constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
@@ -53,10 +55,10 @@ struct LayerShape {
 /// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
   int stages = 4;           ///< shared-memory ring stages of 128 bytes of K
-  int tile_rows = 128;      ///< most rows of one expert in one tile, a multiple of 8, at most 128
+  int tile_rows = 128;      ///< most rows of one expert in one tile, a multiple of 8, at most 128; fp8: at most 80, fp8_block also 128
   int max_splits = 16;      ///< most parts that K is cut into where there are fewer tiles than multiprocessors
   int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
-  int cluster = 1;          ///< CTAs that share a weight tile through multicast: 1, or 2 with tile_rows over 64
+  int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
@@ -111,6 +113,7 @@ struct Workspace {
   std::int64_t sorted_rows;
   std::int64_t x_codes;
   std::int64_t x_scales;
+  std::int64_t positions;
   std::int64_t inter;
   std::int64_t inter_wide;
   std::int64_t inter_scales;
@@ -119,6 +122,9 @@ struct Workspace {
   std::int64_t bytes;  ///< in all
   static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
 };
+
+/// From the scales of one block of columns to those of the next, where rows are the inner dimension: whole 16 bytes for tensor maps.
+constexpr std::int64_t scale_stride(std::int64_t rows) { return (rows + 3) / 4 * 4; }
 
 constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
   auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
@@ -137,11 +143,12 @@ constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_t
   w.counters = take((w.max_tiles + 2 * Workspace::kMaxSplitUnits) * 4);
   w.sorted_rows = take((w.slots + 128) * 8);
   bool const block = scheme == Scheme::fp8_block;
-  w.x_codes = take(block ? std::int64_t{max_tokens} * s.hidden : 0);
-  w.x_scales = take(block ? std::int64_t{max_tokens} * (s.hidden / 128) * 4 : 0);
+  w.x_codes = take(block ? w.slots * s.hidden : 0);  // of tokens, or of slots in the sorted order
+  w.x_scales = take(block ? scale_stride(w.slots) * (s.hidden / 128) * 4 : 0);
+  w.positions = take(block ? w.slots * 4 : 0);
   w.inter = take(w.slots * s.intermediate * element);
   w.inter_wide = take(scheme == Scheme::fp8_row ? w.slots * s.intermediate * 2 : 0);
-  w.inter_scales = take(is_fp8(scheme) ? w.slots * (block ? s.intermediate / 128 : 1) * 4 : 0);
+  w.inter_scales = take(is_fp8(scheme) ? scale_stride(w.slots) * (block ? s.intermediate / 128 : 1) * 4 : 0);
   w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
   w.partials = take(Workspace::kPartialBytes);
   w.bytes = at;

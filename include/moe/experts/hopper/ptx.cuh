@@ -22,6 +22,10 @@ __device__ inline int thread_index() {
 /// Shared-memory address as the 32-bit number that descriptors and asm operands take.
 __device__ inline std::uint32_t smem_address(void const* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
+/// Ends the program with an error. In a function of its own: a trap among a role's own instructions makes ptxas ignore what setmaxnreg
+/// grants that role (168 registers and spills, where with this call it uses 222).
+__device__ __noinline__ inline void stop_program() { __trap(); }
+
 /// Waits until the phase of `parity` of a shared-memory barrier is over. A wait of more than about four seconds is a fault in the
 /// program, not slowness: it traps, so that the host sees an error instead of a hang.
 __device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity) {
@@ -32,7 +36,7 @@ __device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity)
     if ((spin & 0xFFFu) == 0) {
       std::uint64_t now = 0;
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-      if (now - start > 4'000'000'000ULL) __trap();
+      if (now - start > 4'000'000'000ULL) stop_program();
     }
   }
 }
@@ -156,6 +160,17 @@ __device__ inline int load_acquire(int const* p) {
   return value;
 }
 
+/// Spins until a counter in device memory has reached `target`.
+__device__ inline void wait_counter(int const* counter, int target) {
+  for (std::uint32_t spin = 0; load_acquire(counter) < target; ++spin) {
+    __nanosleep(64);
+    if (spin > 40'000'000u) stop_program();
+  }
+}
+
+/// Orders ordinary accesses to any memory with those of the copy engine.
+__device__ inline void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 /// Transposing store of four (or two) 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrix_transposed_x4(std::uint32_t smem, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d)
@@ -163,6 +178,27 @@ __device__ inline void store_matrix_transposed_x4(std::uint32_t smem, std::uint3
 }
 __device__ inline void store_matrix_transposed_x2(std::uint32_t smem, std::uint32_t a, std::uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem), "r"(a), "r"(b) : "memory");
+}
+
+/// Store of four 8x8 matrices as they lie in the threads: lane l holds elements 2 (l % 4) and the next of row l / 4.
+__device__ inline void store_matrix_x4(std::uint32_t smem, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ inline float load_shared(std::uint32_t smem) {
+  float value = 0.0F;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem));
+  return value;
+}
+__device__ inline float2 load_shared_2(std::uint32_t smem) {
+  float2 value{};
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(smem));
+  return value;
+}
+__device__ inline uint4 load_shared_16(std::uint32_t smem) {
+  uint4 v{};
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem) : "memory");
+  return v;
 }
 
 __device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -185,5 +221,25 @@ __device__ inline void pin(float (&d)[N]) {
 __device__ inline std::uint64_t matrix_descriptor(std::uint32_t smem) {
   return static_cast<std::uint64_t>((smem & 0x3FFFFu) >> 4) | (1ULL << 16) | (64ULL << 32) | (1ULL << 62);
 }
+/// The same in two steps: the low word, to which offsets in 16 bytes may be added, and the whole.
+__device__ inline std::uint32_t descriptor_low(std::uint32_t smem) { return (smem >> 4) | (1u << 16); }
+__device__ inline std::uint64_t descriptor(std::uint32_t low) {
+  std::uint64_t whole = 0;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(low), "r"(0x40000040u));
+  return whole;
+}
+
+/// Keeps a value in a register: the compiler forgets how it came about.
+__device__ inline void keep(std::uint32_t& value) { asm volatile("" : "+r"(value)); }
+
+/// True in one lane of a warp whose lanes are all here.
+__device__ inline bool elect_one() {
+  int elected = 0;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.b32 %0, 1, 0, p;\n}\n" : "=r"(elected)::"memory");
+  return elected != 0;
+}
+
+/// A value that is the same in all lanes, made known as such to the compiler.
+__device__ inline std::uint32_t uniform(std::uint32_t value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
 }  // namespace moe::hopper

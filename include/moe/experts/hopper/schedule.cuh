@@ -54,8 +54,10 @@ struct alignas(16) Unit {
   int tile;        ///< entry × weight tile in this phase: names the split-K counter
   int split;
   int splits;
-  int shared;  ///< more than one token tile reads these weights
-  int pad[4];
+  int shared;       ///< more than one token tile reads these weights
+  int rows_shared;  ///< block kernel, clusters of two: both CTAs have these rows, and different weight tiles
+  int loaded_rows;  ///< there: rows that are loaded, also where the CTA has no weight tile left and `rows` is 0
+  int pad[2];
 };
 static_assert(sizeof(Unit) == 64);
 
@@ -129,8 +131,9 @@ __device__ inline int choose_splits(int tiles, int k_steps, int workers, int max
 /// What planning needs and where it writes. `counters` are not touched.
 struct PlanArgs {
   int tile_rows;
-  int cluster;  ///< CTAs per cluster of the layer kernel: token tiles come in groups of so many
-  int workers;  ///< clusters
+  int row_step;  ///< an expert's rows are shared out evenly among its tiles, in multiples of so many
+  int cluster;   ///< CTAs per cluster of the layer kernel: token tiles come in groups of so many
+  int workers;   ///< clusters
   int max_splits;
   int max_units;  ///< split counters of one phase
   UnitSpace space;
@@ -179,7 +182,7 @@ __device__ inline Control plan_tiles(PlanArgs const& a, int rows, int slots, boo
   int const first_tile = exclusive_sum<Threads>(groups, scratch, &control.token_tiles);
   if (write && groups > 0) {
     int const tiles = groups * a.cluster;
-    int const per_tile = ((rows + tiles - 1) / tiles + 7) / 8 * 8;
+    int const per_tile = ((rows + tiles - 1) / tiles + a.row_step - 1) / a.row_step * a.row_step;
     for (int t = 0; t < groups; ++t) a.tiles[first_tile + t] = TokenTile{expert, first_row, rows, first_tile, groups, per_tile, {0, 0}};
   }
   control.missing = slots - control.rows;
