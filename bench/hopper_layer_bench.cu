@@ -85,6 +85,7 @@ void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tok
   DeviceArray<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
   DeviceArray<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
   Tuning tuning = choose_tuning(shape, scheme, tokens);
+  if (tile_rows != 0) tuning.one_token = false;
   if (tile_rows > 0) {
     tuning.tile_rows = tile_rows;
     if (max_splits > 0) tuning.max_splits = max_splits;

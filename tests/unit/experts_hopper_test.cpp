@@ -89,7 +89,7 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
       Tuning const t = choose_tuning(shape, scheme, tokens);
       EXPECT_EQ(t, choose_tuning(shape, scheme, tokens));
       EXPECT_GE(t.tile_rows, last) << "more tokens take no smaller tile";
-      EXPECT_LE(t.tile_rows, most_rows(scheme));
+      EXPECT_LE(t.tile_rows, scheme == Scheme::fp8_block ? kBlockRows : most_rows(scheme));
       EXPECT_TRUE(t.cluster == 1 || t.tile_rows > 64);
       EXPECT_TRUE(!t.self_align || tokens * shape.topk <= 128);
       last = t.tile_rows;
@@ -98,6 +98,39 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
   std::ostringstream printed;
   printed << choose_tuning(shape, Scheme::bf16, 1);
   EXPECT_NE(printed.str().find("tile_rows 8"), std::string::npos) << printed.str();
+}
+
+TEST(HopperTiles, TableIsInOrderAndEveryRowIsTaken) {
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block}) {
+    std::int64_t rows = -1;
+    int tile = 0;
+    for (TileChoice const& c : kTileChoices) {
+      if (c.scheme != scheme) continue;
+      EXPECT_GT(c.rows, rows);
+      EXPECT_GE(c.tile_rows, tile) << "more rows take no smaller tile";
+      EXPECT_TRUE(c.tile_rows % 8 == 0 && c.tile_rows <= 128 && (c.cluster == 1 || c.cluster == 2));
+      EXPECT_EQ(tile_choice(scheme, c.rows).tile_rows, c.tile_rows);
+      EXPECT_EQ(tile_choice(scheme, rows + 1).rows, c.rows);
+      rows = c.rows;
+      tile = c.tile_rows;
+    }
+    EXPECT_EQ(rows, kAnyRows);
+  }
+  EXPECT_EQ(tile_choice(Scheme::f16, 64).tile_rows, tile_choice(Scheme::bf16, 64).tile_rows);
+}
+
+TEST(HopperTiles, RowsThatComeQuantisedTakeNoBlockTile) {
+  Sizes const shape{128, 2048, 768, 8};
+  EXPECT_EQ(choose_tuning(shape, Scheme::fp8_block, 16384, true).tile_rows, kBlockRows);
+  Tuning const t = choose_tuning(shape, Scheme::fp8_block, 16384, false);
+  EXPECT_EQ(t.tile_rows, most_rows(Scheme::fp8_block));
+  EXPECT_EQ(t.cluster, 1);
+}
+
+TEST(HopperTiles, OneTokenByBytesOfItsWeights) {
+  EXPECT_TRUE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 1).one_token);
+  EXPECT_FALSE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 2).one_token);
+  EXPECT_FALSE(choose_tuning({8, 4096, 14336, 2}, Scheme::bf16, 1).one_token);
 }
 
 TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {

@@ -14,6 +14,7 @@
 #include "moe/experts/hopper/layer_params.cuh"
 #include "moe/experts/hopper/reduce.cuh"
 #include "moe/experts/hopper/tensor_map.cuh"
+#include "moe/experts/hopper/token_kernel.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 
 namespace moe::hopper {
@@ -38,6 +39,8 @@ struct ContiguousLayer::State {
   /// Enqueues the layer; `batch_counts` null: standard format.
   void enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& tuning, void* workspace,
                cudaStream_t stream) const;
+  /// Enqueues the layer for one token, if there is a kernel that takes it.
+  bool enqueue_token(LayerCall const& call, void* workspace, cudaStream_t stream) const;
   /// Enqueues the sum over the slots of each token.
   template <class Output>
   void enqueue_reduce(LayerCall const& call, void const* rows, cudaStream_t stream) const;
@@ -124,6 +127,39 @@ void ContiguousLayer::State::enqueue_reduce(LayerCall const& call, void const* r
                  shape.num_experts, shape.hidden, static_cast<Output*>(call.out));
 }
 
+inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* workspace, cudaStream_t stream) const {
+  TokenParams p{};
+  p.plan = plan_token(shape, scheme, workers);
+  if (shape.topk > kTokenSlots || !activation.gated || p.plan.depth < 1 || scheme == Scheme::fp8_row || call.x_scales != nullptr) {
+    return false;
+  }
+  p.shape = shape;
+  p.matrix = matrix[0];
+  p.w13 = weights.w13;
+  p.w2 = weights.w2;
+  p.w13_scales = weights.w13_scales;
+  p.w2_scales = weights.w2_scales;
+  p.w13_bias = weights.w13_bias;
+  p.w2_bias = weights.w2_bias;
+  p.weight_on_input = options.weight_on_input;
+  p.scale_floor = options.scale_floor;
+  p.activation = activation;
+  p.x = call.x;
+  p.ids = call.topk_ids;
+  p.weights = call.topk_weights;
+  p.num_tokens = call.num_tokens;
+  p.inter = detail::at<float>(workspace, plan_workspace(shape, scheme, 1, 8).partials);
+  p.arrived = counters + 3;
+  p.exits = counters + 4;
+  p.out = call.out;
+  auto const kernel = scheme == Scheme::bf16  ? token_kernel<Scheme::bf16>
+                      : scheme == Scheme::f16 ? token_kernel<Scheme::f16>
+                                              : token_kernel<Scheme::fp8_block>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.plan.bytes), "cudaFuncSetAttribute");
+  detail::launch(kernel, workers, kTokenThreads, p.plan.bytes, 1, stream, p);
+  return true;
+}
+
 inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& wanted,
                                             void* workspace, cudaStream_t stream) const {
   Tuning tuning = wanted;
@@ -154,6 +190,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     throw Error(ErrorCode::argument,
                 "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
   }
+  if (tuning.one_token && call.max_tokens == 1 && !batched && enqueue_token(call, workspace, stream)) return;
   LayerShape rows_shape = shape;
   if (batched) rows_shape.topk = 1;
   Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);

@@ -3,12 +3,14 @@
 // Plain host C++; the definitions are in hopper_contiguous.cuh.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/launcher.hpp"
 #include "moe/experts/hopper/problem.hpp"
+#include "moe/experts/hopper/tuning_table.hpp"
 
 struct CUstream_st;
 
@@ -56,18 +58,18 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
   Tuning t{};
   long long const slots = static_cast<long long>(max_tokens) * shape.topk;
   long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
-  if (max_tokens <= 16) {
+  if (max_tokens <= 16) {  // which is the most that an expert can have
     t.tile_rows = max_tokens <= 8 ? 8 : 16;
     t.stages = 6;
-  } else if (rows <= 40) {
-    t.tile_rows = 64;
-    t.stages = 5;
   } else {
-    bool const blocks = quantises && rows > 72;
-    t.tile_rows = blocks ? kBlockRows : most_rows(scheme);
-    t.stages = is_fp8(scheme) && !blocks ? 5 : 4;
-    t.cluster = blocks || rows >= 1024 ? 2 : 1;
+    TileChoice const choice = tile_choice(scheme, rows);
+    bool const blocks = choice.tile_rows > most_rows(scheme) && quantises && scheme == Scheme::fp8_block;
+    t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
+    t.stages = t.tile_rows <= 80 ? 5 : 4;
+    t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;
   }
+  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
+  t.one_token = max_tokens == 1 && token_bytes <= kOneTokenBytes;
   t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
                  (!quantises || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
   return t;

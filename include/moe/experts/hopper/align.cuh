@@ -2,6 +2,8 @@
 // experts/hopper/align.cuh: one cluster of CTAs sorts the slots by expert (stable), cuts the rows into tiles and plans the work list.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
 
 #include "moe/experts/hopper/convert.cuh"
@@ -54,75 +56,110 @@ constexpr int align_smem_bytes(int num_experts) { return (kAlignWarps + 2) * num
 
 namespace detail {
 
+/// Larger magnitude of each half of two pairs of bf16 numbers.
+__device__ inline std::uint32_t max_magnitudes(std::uint32_t a, std::uint32_t b) {
+  __nv_bfloat162 const m =
+      __hmax2(__habs2(*reinterpret_cast<__nv_bfloat162 const*>(&a)), __habs2(*reinterpret_cast<__nv_bfloat162 const*>(&b)));
+  return *reinterpret_cast<std::uint32_t const*>(&m);
+}
+
 /// e4m3 codes with one scale per 1×128 group: scale = max(amax, 1e-10) / 448; codes from the correctly rounded quotient (values
-/// of few bits often lie midway between two codes). Sixteen lanes hold one group.
+/// of few bits often lie midway between two codes). Eight lanes hold one group, each the chunks of eight numbers `lane` and `lane + 8`.
 template <int Threads>
 __device__ inline void quantize_groups(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
-  long long const groups = static_cast<long long>(tokens) * (a.hidden / 128);
-  long long const step = static_cast<long long>(workers) * (Threads / 16);
-  int const lane = static_cast<int>(threadIdx.x) & 15;
-  constexpr int kBatch = 4;
-  uint4 words[kBatch];
-  uint4 next[kBatch];
-  auto const load = [&](uint4(&to)[kBatch], long long base) {
+  unsigned const blocks = static_cast<unsigned>(a.hidden) / 128;
+  long long const groups = static_cast<long long>(tokens) * blocks;
+  long long const step = static_cast<long long>(workers) * (Threads / 8);
+  int const lane = static_cast<int>(threadIdx.x) & 7;
+  constexpr int kBatch = 2;
+  struct Batch {
+    uint4 words[kBatch][2];
+    int position[kBatch];  ///< of slot `lane` of the group's token
+  };
+  Batch now;
+  Batch next;
+  auto const load = [&](Batch& to, long long base) {
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       long long const group = base + b * step;
-      to[b] = group < groups ? __ldcs(static_cast<uint4 const*>(a.x) + group * 16 + lane) : make_uint4(0, 0, 0, 0);
+      uint4 const* const from = static_cast<uint4 const*>(a.x) + group * 16 + lane;
+      to.words[b][0] = group < groups ? __ldcs(from) : make_uint4(0, 0, 0, 0);
+      to.words[b][1] = group < groups ? __ldcs(from + 8) : make_uint4(0, 0, 0, 0);
     }
   };
-  int const own = static_cast<int>(threadIdx.x) >> 4;
-  long long base = static_cast<long long>(worker) * (Threads / 16) + own;
-  load(words, base);
-  unsigned const blocks = static_cast<unsigned>(a.hidden) / 128;
+  auto const load_positions = [&](Batch& to, long long base) {
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      long long const group = base + b * step;
+      bool const there = group < groups && lane < a.topk;
+      to.position[b] = there ? __ldcg(a.positions + static_cast<long long>(static_cast<unsigned>(group) / blocks) * a.topk + lane) : -1;
+    }
+  };
+  int const own = static_cast<int>(threadIdx.x) >> 3;
+  long long base = static_cast<long long>(worker) * (Threads / 8) + own;
+  load(now, base);
   if (a.positions != nullptr) {
     if (threadIdx.x == 0) wait_counter(a.sorted, kAlignCluster);
     __syncthreads();
+    load_positions(now, base);
   }
   for (; base - own < groups; base += kBatch * step) {
     load(next, base + kBatch * step);  // on its way while this batch is converted
+    if (a.positions != nullptr) load_positions(next, base + kBatch * step);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       long long const group = base + b * step;
-      std::uint32_t const word[4] = {words[b].x, words[b].y, words[b].z, words[b].w};
-      float v[8];
-      float amax = 0.0F;
+      std::uint32_t const word[8] = {now.words[b][0].x, now.words[b][0].y, now.words[b][0].z, now.words[b][0].w,
+                                     now.words[b][1].x, now.words[b][1].y, now.words[b][1].z, now.words[b][1].w};
+      std::uint32_t most = max_magnitudes(word[0], word[1]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[2 * i] = __uint_as_float(word[i] << 16);
-        v[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
-        amax = fmaxf(amax, fmaxf(fabsf(v[2 * i]), fabsf(v[2 * i + 1])));
-      }
+      for (int i = 2; i < 8; ++i) most = max_magnitudes(most, word[i]);
 #pragma unroll
-      for (int offset = 1; offset < 16; offset *= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
+      for (int offset = 1; offset < 8; offset *= 2) most = max_magnitudes(most, __shfl_xor_sync(0xFFFFFFFFu, most, offset));
+      float const amax = fmaxf(__uint_as_float(most << 16), __uint_as_float(most & 0xFFFF0000u));
       float const scale = fmaxf(amax, 1e-10F) / 448.0F;
       float const inverse = 1.0F / scale;
       auto const quotient = [=](float x) {
         float const q = x * inverse;
         return fmaf(fmaf(-q, scale, x), inverse, q);
       };
-      std::uint32_t code[4];
+      uint2 codes[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) code[i] = pack_e4m3(quotient(v[2 * i]), quotient(v[2 * i + 1]));
-      uint2 const codes = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
-      if (group >= groups) continue;
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t code[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          std::uint32_t const w = word[4 * half + i];
+          code[i] = pack_e4m3(quotient(__uint_as_float(w << 16)), quotient(__uint_as_float(w & 0xFFFF0000u)));
+        }
+        codes[half] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
+      }
+      auto const store = [&](long long row, unsigned block, float* scale_to) {
+        uint2* const to = reinterpret_cast<uint2*>(a.x_codes) + (row * blocks + block) * 16 + lane;
+        to[0] = codes[0];
+        to[8] = codes[1];
+        if (lane == 0) *scale_to = scale;
+      };
       if (a.positions == nullptr) {
-        reinterpret_cast<uint2*>(a.x_codes)[group * 16 + lane] = codes;
-        if (lane == 0) a.x_scales[group] = scale;
+        if (group < groups) store(0, static_cast<unsigned>(group), a.x_scales + group);
         continue;
       }
       unsigned const token = static_cast<unsigned>(group) / blocks;
       unsigned const block = static_cast<unsigned>(group) - token * blocks;
-      for (int j = 0; j < a.topk; ++j) {
-        long long const at = __ldcg(a.positions + static_cast<long long>(token) * a.topk + j);
-        if (at < 0) continue;
-        reinterpret_cast<uint2*>(a.x_codes)[(at * blocks + block) * 16 + lane] = codes;
-        if (lane == 0) a.x_scales[static_cast<long long>(block) * a.scale_stride + at] = scale;
+      for (int first = 0; first < a.topk; first += 8) {
+        int position = now.position[b];
+        if (first > 0) {
+          bool const there = group < groups && first + lane < a.topk;
+          position = there ? __ldcg(a.positions + static_cast<long long>(token) * a.topk + first + lane) : -1;
+        }
+        for (int j = 0; j < min(8, a.topk - first); ++j) {
+          int const at = __shfl_sync(0xFFFFFFFFu, position, j, 8);
+          if (at >= 0) store(at, block, a.x_scales + static_cast<long long>(block) * a.scale_stride + at);
+        }
       }
     }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) words[b] = next[b];
+    now = next;
   }
 }
 

@@ -60,10 +60,11 @@ struct Tuning {
   int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
   int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
+  bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
     return out << "Tuning{stages " << t.stages << ", tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster "
-               << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << "}";
+               << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
   }
 };
 

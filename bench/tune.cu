@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/tune.cu: measures the tile candidates of the Hopper experts over rows per expert on the present device and writes
+// experts/hopper/tuning_table.hpp, with the measurements beside the choices.
+//
+//   tune [path of the header to write]      measurements go to standard output in any case
+//
+// A candidate's time is that of a whole layer: a CUDA graph of calls over two sets of inputs, candidates in turns, median of the turns. In
+// its turn a candidate is replayed twice and the second replay counts, which runs at the clocks that its own power draw leaves.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "moe/experts/hopper_contiguous.hpp"
+#include "tests/gpu/hopper_reference.cuh"
+
+namespace {
+
+using namespace moe::hopper;
+using namespace moe_test;
+
+constexpr LayerShape kShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}};  // qwen3-30b-a3b, deepseek-v3-ep8rank
+constexpr LayerShape kTokenShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}, {128, 4096, 1536, 8}, {128, 2880, 2880, 4}};
+constexpr int kRows[] = {16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192, 256, 512, 1024};
+constexpr int kTurns = 9;
+
+struct Candidate {
+  int tile_rows;
+  int cluster;
+};
+
+std::vector<Candidate> candidates(Scheme scheme, int rows) {
+  std::vector<Candidate> all{{64, 1}, {most_rows(scheme), 1}};
+  if (rows >= 128 && scheme != Scheme::fp8_block) all.push_back({most_rows(scheme), 2});
+  if (scheme == Scheme::fp8_block) {
+    all.push_back({kBlockRows, 1});
+    all.push_back({kBlockRows, 2});
+  }
+  return all;
+}
+
+/// One captured candidate.
+class Graph {
+ public:
+  Graph(std::vector<Problem> const& problems, std::vector<ContiguousLayer> const& layers, int tokens, Tuning const& tuning, void* out,
+        void* workspace, cudaStream_t stream)
+      : stream_(stream) {
+    auto const round = [&] {
+      for (std::size_t s = 0; s < layers.size(); ++s) {
+        LayerCall call = problems[s].call(out);
+        call.max_tokens = tokens;
+        layers[s].forward(call, tuning, workspace, stream);
+      }
+    };
+    round();
+    check_cuda(cudaStreamSynchronize(stream), "first calls");
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int r = 0; r < 4; ++r) round();
+    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
+    cudaGraphDestroy(graph);
+    calls_ = 4 * static_cast<int>(layers.size());
+    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  Graph(Graph&& other) noexcept { *this = std::move(other); }
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(exec_, other.exec_);
+    std::swap(begin_, other.begin_);
+    std::swap(end_, other.end_);
+    std::swap(stream_, other.stream_);
+    std::swap(calls_, other.calls_);
+    std::swap(times_, other.times_);
+    return *this;
+  }
+  ~Graph() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+    if (begin_ != nullptr) cudaEventDestroy(begin_);
+    if (end_ != nullptr) cudaEventDestroy(end_);
+  }
+  void replay(bool count) {
+    check_cuda(cudaEventRecord(begin_, stream_), "event");
+    check_cuda(cudaGraphLaunch(exec_, stream_), "launch");
+    check_cuda(cudaEventRecord(end_, stream_), "event");
+    check_cuda(cudaStreamSynchronize(stream_), "replay");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
+    if (count) times_.push_back(ms * 1000.0F / static_cast<float>(calls_));
+  }
+  float median() {
+    std::sort(times_.begin(), times_.end());
+    return times_[times_.size() / 2];
+  }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  int calls_ = 0;
+  std::vector<float> times_;
+};
+
+/// Two sets of weights and inputs of one shape, measured at any number of tokens up to a maximum.
+class Bench {
+ public:
+  Bench(LayerShape shape, Scheme scheme, int max_tokens) {
+    for (int s = 0; s < 2; ++s) {
+      problems_.emplace_back(shape, scheme, max_tokens, Pattern::random, 100 + 10 * static_cast<std::uint64_t>(s));
+      layers_.emplace_back(shape, scheme, problems_.back().layer_weights());
+    }
+    workspace_ = DeviceArray<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(max_tokens)));
+    out_ = DeviceArray<char>(static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(shape.hidden) * 2);
+    check_cuda(cudaStreamCreate(&stream_), "cudaStreamCreate");
+  }
+  ~Bench() { cudaStreamDestroy(stream_); }
+  Bench(Bench const&) = delete;
+  Bench& operator=(Bench const&) = delete;
+
+  std::vector<float> measure(int tokens, std::vector<Tuning> const& tunings) {
+    std::vector<Graph> graphs;
+    for (Tuning const& t : tunings) graphs.emplace_back(problems_, layers_, tokens, t, out_.data(), workspace_.data(), stream_);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (Graph& g : graphs) {
+        g.replay(false);
+        g.replay(true);
+      }
+    }
+    std::vector<float> us;
+    for (Graph& g : graphs) us.push_back(g.median());
+    return us;
+  }
+
+ private:
+  std::vector<Problem> problems_;
+  std::vector<ContiguousLayer> layers_;
+  DeviceArray<char> workspace_;
+  DeviceArray<char> out_;
+  cudaStream_t stream_ = nullptr;
+};
+
+char const* code_name(Scheme s) { return s == Scheme::bf16 ? "Scheme::bf16" : "Scheme::fp8_block"; }
+
+/// The table's rows of one scheme. A candidate counts by the product of its times over the shapes; a later one must win by 1 %.
+void tune_tiles(Scheme scheme, std::ostream& table) {
+  std::vector<std::vector<double>> log_us(std::size(kRows));
+  std::vector<std::string> notes(std::size(kRows));
+  for (LayerShape const& shape : kShapes) {
+    int const most = kRows[std::size(kRows) - 1] * shape.num_experts / shape.topk;
+    Bench bench(shape, scheme, most);
+    for (std::size_t r = 0; r < std::size(kRows); ++r) {
+      std::vector<Tuning> tunings;
+      for (Candidate const& c : candidates(scheme, kRows[r])) {
+        Tuning t{};
+        t.tile_rows = c.tile_rows;
+        t.cluster = c.cluster;
+        tunings.push_back(t);
+      }
+      std::vector<float> const us = bench.measure(kRows[r] * shape.num_experts / shape.topk, tunings);
+      log_us[r].resize(us.size());
+      std::ostringstream note;
+      for (std::size_t c = 0; c < us.size(); ++c) {
+        log_us[r][c] += std::log(us[c]);
+        note << (c == 0 ? "" : " ") << tunings[c].tile_rows << (tunings[c].cluster == 2 ? "x2" : "") << " " << std::lround(us[c]);
+      }
+      notes[r] += (notes[r].empty() ? "" : "; ") + note.str();
+    }
+  }
+  std::vector<Candidate> chosen;
+  for (std::size_t r = 0; r < std::size(kRows); ++r) {
+    std::vector<Candidate> const all = candidates(scheme, kRows[r]);
+    std::size_t best = 0;
+    for (std::size_t c = 1; c < all.size(); ++c) {
+      if (log_us[r][c] < log_us[r][best] - 0.01 * static_cast<double>(std::size(kShapes))) best = c;
+    }
+    Candidate pick = all[best];
+    if (!chosen.empty() && pick.tile_rows < chosen.back().tile_rows) pick = chosen.back();  // more rows take no smaller tile
+    chosen.push_back(pick);
+    std::printf("%-9s %5d rows: %-60s -> %d x%d\n", name(scheme), kRows[r], notes[r].c_str(), pick.tile_rows, pick.cluster);
+    std::fflush(stdout);
+  }
+  for (std::size_t r = 0; r < std::size(kRows); ++r) {
+    bool const last = r + 1 == std::size(kRows);
+    table << "    // " << kRows[r] << " rows, us: " << notes[r] << "\n";
+    if (last || chosen[r + 1].tile_rows != chosen[r].tile_rows || chosen[r + 1].cluster != chosen[r].cluster) {
+      table << "    {" << code_name(scheme) << ", ";
+      if (last) {
+        table << "kAnyRows";
+      } else {
+        table << (kRows[r] + kRows[r + 1]) / 2;
+      }
+      table << ", " << chosen[r].tile_rows << ", " << chosen[r].cluster << "},\n";
+    }
+  }
+}
+
+/// Most bytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not.
+long long tune_one_token(std::ostream& notes) {
+  long long wins = 0;
+  long long loses = 1LL << 40;
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block}) {
+    for (LayerShape const& shape : kTokenShapes) {
+      if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
+      Bench bench(shape, scheme, 1);
+      Tuning layer{};
+      layer.tile_rows = 8;
+      layer.self_align = true;
+      Tuning vector = layer;
+      vector.one_token = true;
+      std::vector<float> const us = bench.measure(1, {layer, vector});
+      long long const bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
+      std::printf("%-9s one token, %4lld MB: %.1f us, as vector %.1f us\n", name(scheme), bytes / 1000000, us[0], us[1]);
+      notes << "// " << name(scheme) << ", " << bytes / 1000000 << " MB: " << us[0] << " us, as matrix-vector products " << us[1]
+            << " us\n";
+      if (us[1] < us[0]) {
+        wins = std::max(wins, bytes);
+      } else {
+        loses = std::min(loses, bytes);
+      }
+    }
+  }
+  return std::min((wins + loses) / 2, loses - 1) / 1000000;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    std::fprintf(stderr, "tune: no CUDA device\n");
+    return 77;
+  }
+  cudaDeviceProp facts{};
+  check_cuda(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
+  std::ostringstream table;
+  tune_tiles(Scheme::bf16, table);
+  tune_tiles(Scheme::fp8_block, table);
+  std::ostringstream notes;
+  long long const megabytes = tune_one_token(notes);
+  std::ostringstream header;
+  header << R"(// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one )"
+         << facts.name << R"(. Plain
+// host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in clusters)
+// and microseconds of the whole layer.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/problem.hpp"
+
+namespace moe::hopper {
+
+/// The tile for up to `rows` expected rows per expert.
+struct TileChoice {
+  Scheme scheme;
+  std::int64_t rows;
+  int tile_rows;
+  int cluster;
+};
+
+inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 62;
+
+// clang-format off
+inline constexpr TileChoice kTileChoices[] = {
+)" << table.str()
+         << "};\n"
+         << notes.str()
+         << R"(/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
+inline constexpr std::int64_t kOneTokenBytes = )"
+         << megabytes << R"('000'000;
+// clang-format on
+
+/// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
+constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
+  Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
+  for (TileChoice const& c : kTileChoices) {
+    if (c.scheme == measured && rows <= c.rows) return c;
+  }
+  return {measured, kAnyRows, most_rows(scheme), 1};
+}
+
+}  // namespace moe::hopper
+)";
+  if (argc > 1) std::ofstream(argv[1]) << header.str();
+  return 0;
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

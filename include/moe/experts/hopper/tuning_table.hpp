@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one NVIDIA H200. Plain
+// host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in clusters)
+// and microseconds of the whole layer. Clusters are chosen by runs of one candidate alone, sustained (docs/performance-hopper.md): in turns
+// with smaller tiles, which draw less power, the candidate that follows them looks up to 6 % faster than it stays.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/problem.hpp"
+
+namespace moe::hopper {
+
+/// The tile for up to `rows` expected rows per expert.
+struct TileChoice {
+  Scheme scheme;
+  std::int64_t rows;
+  int tile_rows;
+  int cluster;
+};
+
+inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 62;
+
+// clang-format off
+inline constexpr TileChoice kTileChoices[] = {
+    // 16 rows, us: 64 296 128 296; 64 661 128 660
+    // 24 rows, us: 64 307 128 306; 64 670 128 675
+    // 32 rows, us: 64 318 128 320; 64 682 128 705
+    // 40 rows, us: 64 327 128 328; 64 696 128 727
+    // 48 rows, us: 64 342 128 336; 64 704 128 739
+    {Scheme::bf16, 52, 64, 1},
+    // 56 rows, us: 64 357 128 343; 64 757 128 746
+    // 64 rows, us: 64 399 128 350; 64 854 128 757
+    // 72 rows, us: 64 438 128 355; 64 917 128 765
+    // 80 rows, us: 64 448 128 363; 64 1004 128 805
+    // 96 rows, us: 64 463 128 377; 64 1009 128 820
+    // 128 rows, us: 64 545 128 455 128x2 476; 64 1146 128 970 128x2 967
+    // 192 rows, us: 64 710 128 580 128x2 557; 64 1537 128 1141 128x2 1071
+    // 256 rows, us: 64 1054 128 838 128x2 901; 64 1921 128 1465 128x2 1572
+    // 512 rows, us: 64 1609 128 1254 128x2 1319; 64 3587 128 2397 128x2 2504
+    {Scheme::bf16, 1023, 128, 1},
+    // 1024 rows, us: 64 3110 128 2364 128x2 2468; 64 6818 128 4558 128x2 4896
+    {Scheme::bf16, kAnyRows, 128, 2},
+    // 16 rows, us: 64 163 80 162 128 186 128x2 193; 64 344 80 342 128 371 128x2 365
+    {Scheme::fp8_block, 20, 64, 1},
+    // 24 rows, us: 64 169 80 166 128 188 128x2 191; 64 358 80 354 128 383 128x2 383
+    // 32 rows, us: 64 181 80 176 128 195 128x2 200; 64 369 80 368 128 390 128x2 393
+    // 40 rows, us: 64 188 80 185 128 199 128x2 202; 64 384 80 382 128 402 128x2 405
+    // 48 rows, us: 64 201 80 197 128 205 128x2 209; 64 395 80 394 128 411 128x2 413
+    // 56 rows, us: 64 212 80 204 128 207 128x2 212; 64 424 80 404 128 425 128x2 425
+    // 64 rows, us: 64 238 80 213 128 216 128x2 222; 64 495 80 428 128 451 128x2 446
+    // 72 rows, us: 64 264 80 228 128 229 128x2 236; 64 548 80 460 128 464 128x2 462
+    {Scheme::fp8_block, 76, 80, 1},
+    // 80 rows, us: 64 280 80 247 128 246 128x2 251; 64 580 80 516 128 476 128x2 478
+    // 96 rows, us: 64 299 80 291 128 260 128x2 266; 64 610 80 601 128 488 128x2 491
+    // 128 rows, us: 64 366 80 332 128 313 128x2 345; 64 728 80 659 128 588 128x2 619
+    // 192 rows, us: 64 524 80 479 128 406 128x2 443; 64 1062 80 949 128 777 128x2 822
+    // 256 rows, us: 64 685 80 628 128 514 128x2 533; 64 1337 80 1221 128 944 128x2 965
+    // 512 rows, us: 64 1218 80 1132 128 894 128x2 929; 64 2418 80 2197 128 1607 128x2 1658
+    // 1024 rows, us: 64 2375 80 2169 128 1672 128x2 1746; 64 4748 80 4096 128 2926 128x2 3213
+    {Scheme::fp8_block, kAnyRows, 128, 2},
+};
+// bf16, 75 MB: 37.4 us, as matrix-vector products 37.3 us
+// bf16, 88 MB: 40.7 us, as matrix-vector products 37.4 us
+// bf16, 301 MB: 95.3 us, as matrix-vector products 100.6 us
+// bf16, 199 MB: 75.0 us, as matrix-vector products 76.0 us
+// fp8_block, 37 MB: 25.8 us, as matrix-vector products 23.8 us
+// fp8_block, 44 MB: 32.1 us, as matrix-vector products 26.2 us
+// fp8_block, 150 MB: 54.8 us, as matrix-vector products 60.2 us
+/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
+inline constexpr std::int64_t kOneTokenBytes = 119'000'000;
+// clang-format on
+
+/// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
+constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
+  Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
+  for (TileChoice const& c : kTileChoices) {
+    if (c.scheme == measured && rows <= c.rows) return c;
+  }
+  return {measured, kAnyRows, most_rows(scheme), 1};
+}
+
+}  // namespace moe::hopper
