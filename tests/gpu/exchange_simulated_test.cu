@@ -323,7 +323,8 @@ TEST(LowLatency, T23_SameBitsEveryTime) {
 
 class HighThroughputRun {
  public:
-  HighThroughputRun(Case const& c, int alignment, int parities, int capacity = 0, bool lists = true) : case_(c) {
+  HighThroughputRun(Case const& c, int alignment, int parities, int capacity = 0, bool lists = true, std::uint64_t timeout = kTimeout)
+      : case_(c) {
     shape_.ranks = c.ranks;
     shape_.max_tokens = c.max_tokens;
     shape_.hidden = c.hidden;
@@ -335,7 +336,7 @@ class HighThroughputRun {
     shape_.capacity = capacity;
     shape_.blocks = kBlocks;
     shape_.parities = parities;
-    group_ = std::make_unique<RankGroup>(c.ranks, true, HighThroughputCalls::window_bytes(shape_), kTimeout);
+    group_ = std::make_unique<RankGroup>(c.ranks, true, HighThroughputCalls::window_bytes(shape_), timeout);
     for (int r = 0; r < c.ranks; ++r) {
       calls_.emplace_back(group_->view(r), shape_, false);
     }
@@ -350,19 +351,30 @@ class HighThroughputRun {
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  void round(int parity, int routing_parity = -1) {
-    int const routing = routing_parity >= 0 ? routing_parity : parity;
+  void round(int parity, int routing_parity = -1, unsigned delays = 0) {
     for (int r = 0; r < case_.ranks; ++r) {
-      auto& b = buffers_[static_cast<std::size_t>(r)];
-      auto const& c = calls_[static_cast<std::size_t>(r)];
-      auto const s = group_->stream(r);
-      c.dispatch(b.in, parity, s, routing_parity);
-      identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
-                                        c.layout().scale_stride, c.own<std::int32_t>(c.layout().list[parity]),
-                                        c.own<std::int32_t>(c.layout().summary[routing]), case_.hidden, case_.fp8, as_bf16(b.y));
-      c.reduce(as_bf16(b.y), parity, 4, s, routing_parity);
-      c.combine(b.in, as_bf16(b.out), case_.hidden, parity, s, routing_parity);
+      enqueue(r, parity, routing_parity, delays);
     }
+  }
+  void enqueue(int r, int parity, int routing_parity = -1, unsigned delays = 0) {
+    int const routing = routing_parity >= 0 ? routing_parity : parity;
+    auto& b = buffers_[static_cast<std::size_t>(r)];
+    auto const& c = calls_[static_cast<std::size_t>(r)];
+    auto const s = group_->stream(r);
+    auto pause = [&](unsigned salt) {
+      if (delays != 0) {
+        delay<<<1, 1, 0, s>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
+      }
+    };
+    pause(1);
+    c.dispatch(b.in, parity, s, routing_parity);
+    pause(2);
+    identity_listed<<<8, 128, 0, s>>>(c.own<char>(c.layout().rows[parity]), c.own<float>(c.layout().scales[parity]),
+                                      c.layout().scale_stride, c.own<std::int32_t>(c.layout().list[parity]),
+                                      c.own<std::int32_t>(c.layout().summary[routing]), case_.hidden, case_.fp8, as_bf16(b.y));
+    c.reduce(as_bf16(b.y), parity, 4, s, routing_parity);
+    pause(3);
+    c.combine(b.in, as_bf16(b.out), case_.hidden, parity, s, routing_parity);
   }
   void expect_good(int parity, int routing_parity = -1) {
     group_->synchronize_and_check();
@@ -375,6 +387,8 @@ class HighThroughputRun {
     }
   }
   RankGroup& group() { return *group_; }
+  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
+  HighThroughputCalls& calls(int r) { return calls_[static_cast<std::size_t>(r)]; }
 
  private:
   Case case_;
@@ -414,6 +428,100 @@ TEST(HighThroughput, T14_CachedRouting) {
   run.expect_good(0, 0);
   run.round(1, 0);
   run.expect_good(1, 0);
+}
+
+TEST(HighThroughput, T7_RoundsWithRandomDelays) {
+  HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2);
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    run.bring(seed);
+    for (unsigned i = 0; i < 50; ++i) {
+      run.round(static_cast<int>(i & 1U), -1, seed * 50 + i + 1);
+    }
+    run.expect_good(1);
+  }
+}
+
+TEST(HighThroughput, T9_GraphReplay) {
+  HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2);
+  run.bring(2);
+  run.round(0);
+  run.group().synchronize();
+  std::vector<cudaGraphExec_t> graphs(4);
+  std::vector<DeviceArray<std::int32_t>> counts;
+  for (int r = 0; r < 4; ++r) {
+    counts.emplace_back(std::vector<std::int32_t>{run.buffer(r).in.tokens});
+    run.buffer(r).in.tokens_device = counts.back().data();
+    auto const s = run.group().stream(r);
+    moe::check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "begin");
+    run.enqueue(r, 0);
+    run.enqueue(r, 1);
+    cudaGraph_t graph;
+    moe::check_cuda(cudaStreamEndCapture(s, &graph), "end");
+    moe::check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], graph, 0), "instantiate");
+  }
+  for (int i = 0; i < 50; ++i) {
+    for (int r = 0; r < 4; ++r) {
+      moe::check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], run.group().stream(r)), "launch");
+    }
+  }
+  run.expect_good(1);
+}
+
+TEST(HighThroughput, T10_AbsentRankIsNamed) {
+  HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2, 0, true, 200'000'000ULL);
+  run.bring(0);
+  for (int r = 0; r < 3; ++r) {
+    run.calls(r).dispatch(run.buffer(r).in, 0, run.group().stream(r));
+  }
+  run.group().synchronize();
+  for (int r = 0; r < 3; ++r) {
+    try {
+      run.group().check(r);
+      ADD_FAILURE() << "rank " << r << " saw no failure";
+    } catch (moe::TransportError const& e) {
+      EXPECT_EQ(e.peer(), 3) << e.what();
+      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
+    }
+  }
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST(HighThroughput, T22_RoundsWrap) {
+  HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2);
+  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
+    for (int r = 0; r < 4; ++r) {
+      auto const& at = run.calls(r).layout();
+      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
+      moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
+      for (int p = 0; p < 2; ++p) {
+        std::vector<std::uint64_t> const counts(4U * (16 + 4), static_cast<std::uint64_t>(start) << 32);
+        moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.counts[p]), counts.data(), counts.size() * 8, cudaMemcpyHostToDevice), "copy");
+      }
+    }
+    for (unsigned i = 0; i < 6; ++i) {
+      run.bring(i);
+      run.round(static_cast<int>(i & 1U));
+      run.expect_good(static_cast<int>(i & 1U));
+    }
+  }
+}
+
+TEST(HighThroughput, T23_SameBitsEveryTime) {
+  HighThroughputRun run({8, 60, 2048, 8, 64, false, false, Routing::uniform}, 1, 2);
+  run.bring(3);
+  std::vector<std::vector<std::uint16_t>> first;
+  for (int i = 0; i < 20; ++i) {
+    run.round(i & 1, -1, static_cast<unsigned>(i));
+    run.group().synchronize_and_check();
+    for (int r = 0; r < 8; ++r) {
+      auto out = run.buffer(r).out.host();
+      if (i == 0) {
+        first.push_back(std::move(out));
+      } else {
+        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]);
+      }
+    }
+  }
 }
 
 TEST(HighThroughput, T25_OverflowIsAgreedBeforeRowsMove) {

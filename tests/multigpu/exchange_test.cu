@@ -178,6 +178,21 @@ void high_throughput_round_trip() {
 TEST(HighThroughput, T1_T2_RoundTripFp8) { high_throughput_round_trip<Fp8Transport, bf16>(); }
 TEST(HighThroughput, T1_T2_RoundTripUnquantised) { high_throughput_round_trip<moe::quantization::None, float>(); }
 
+// Section 14: memory that cannot be had is E_CAPACITY on all ranks alike, nothing is left over, and the next window works.
+TEST(Window, MemoryThatCannotBeHad) {
+  auto comm = communicator();
+  for (int i = 0; i < 3; ++i) {
+    try {
+      moe::comm::NcclSymmetric(comm, std::int64_t{1} << 50, {kTimeout});
+      ADD_FAILURE() << "no error";
+    } catch (moe::Error const& e) {
+      EXPECT_EQ(e.code(), moe::ErrorCode::capacity) << e.what();
+    }
+  }
+  moe::comm::NcclSymmetric window(comm, 1 << 20, {kTimeout});
+  EXPECT_GE(window.bytes(), 1 << 20);
+}
+
 TEST(Nccl, CollectivesOfUnequalSizes) {
   auto comm = communicator();
   int const R = comm.size();

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/backend_exchange_shapes_test.cpp: what the device exchanges refuse before they touch a GPU, the layout of their windows, the
+// words that ranks compare.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "moe/backends/high_throughput_layout.hpp"
+#include "moe/backends/low_latency_layout.hpp"
+
+namespace {
+
+using moe::ErrorCode;
+using moe::detail::HighThroughputLayout;
+using moe::detail::HighThroughputShape;
+using moe::detail::LowLatencyLayout;
+using moe::detail::LowLatencyShape;
+
+template <class Call>
+std::string expect_error(ErrorCode code, Call&& call) {
+  try {
+    call();
+  } catch (moe::Error const& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.message();
+  }
+  ADD_FAILURE() << "no error, expected " << moe::name(code);
+  return "";
+}
+
+LowLatencyShape low() {
+  LowLatencyShape s;
+  s.ranks = 8;
+  s.max_tokens = 128;
+  s.hidden = 7168;
+  s.topk = 8;
+  s.num_experts = 256;
+  return s;
+}
+HighThroughputShape high() {
+  HighThroughputShape s;
+  s.ranks = 8;
+  s.max_tokens = 4096;
+  s.hidden = 7168;
+  s.topk = 8;
+  s.num_experts = 256;
+  return s;
+}
+
+template <class Shape, class Change>
+std::string refused(ErrorCode code, Shape s, Change&& change) {
+  change(s);
+  return expect_error(code, [&] { s.check(); });
+}
+
+TEST(ExchangeShapes, T12_T20_WhatLowLatencyRefuses) {
+  low().check();
+  auto expect = [](ErrorCode code, auto&& change, char const* sentence) { EXPECT_EQ(refused(code, low(), change), sentence); };
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.hidden = 7160; }, "low_latency: hidden 7160 is not a multiple of 16");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.hidden = 0; }, "low_latency: hidden 0 is not a multiple of 16");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.hidden = 32768; }, "low_latency: hidden 32768 exceeds 16384");
+  expect(
+      ErrorCode::config, [](auto& s) { s.topk = 0; }, "low_latency: top_k 0 is out of range [1, 32]");
+  expect(
+      ErrorCode::config, [](auto& s) { s.topk = 33; }, "low_latency: top_k 33 is out of range [1, 32]");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.num_experts = 255; }, "low_latency: 255 experts do not divide by 8 ranks");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.num_experts = 4096; }, "low_latency: 4096 experts, at most 2048");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.ranks = 65; }, "low_latency: 65 ranks, at most 64");
+  expect(
+      ErrorCode::config, [](auto& s) { s.max_tokens = 0; }, "low_latency: max_tokens_per_rank 0 must be at least 1");
+  expect(
+      ErrorCode::config, [](auto& s) { s.blocks = 161; }, "low_latency: 161 blocks, at most 160");
+  expect(
+      ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "low_latency: 200000 tokens x 8 exceed the count word");
+  expect(
+      ErrorCode::config, [](auto& s) { s.masks = s.per_rank = true; },
+      "low_latency: masks for dead ranks need a row for each (token, expert)");
+}
+
+TEST(ExchangeShapes, T12_T20_WhatHighThroughputRefuses) {
+  high().check();
+  auto expect = [](ErrorCode code, auto&& change, char const* sentence) { EXPECT_EQ(refused(code, high(), change), sentence); };
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.hidden = 100; }, "high_throughput: hidden 100 is not a multiple of 16 up to 16384");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.ranks = 33; }, "high_throughput: 33 ranks, at most 32");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.num_experts = 12; }, "high_throughput: 12 experts do not divide by 8 ranks");
+  expect(
+      ErrorCode::unsupported, [](auto& s) { s.num_experts = 2048; }, "high_throughput: 2048 experts, at most 1024");
+  expect(
+      ErrorCode::config, [](auto& s) { s.topk = 40; }, "high_throughput: top_k 40 is out of range [1, 32]");
+  expect(
+      ErrorCode::config, [](auto& s) { s.blocks = 0; }, "high_throughput: 0 blocks, at most 160");
+  expect(
+      ErrorCode::config, [](auto& s) { s.alignment = 0; }, "high_throughput: expert alignment 0 must be at least 1");
+  expect(
+      ErrorCode::config, [](auto& s) { s.parities = 3; }, "high_throughput: 3 parities, 1 or 2");
+  expect(
+      ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "high_throughput: 200000 tokens x 8 exceed the count word");
+}
+
+// Every value that ranks must share changes the tag that travels with the counts.
+TEST(ExchangeShapes, T12_TagsTellShapesApart) {
+  std::set<std::uint32_t> tags{low().tag()};
+  auto add = [&](auto&& change) {
+    LowLatencyShape s = low();
+    change(s);
+    tags.insert(s.tag());
+  };
+  add([](auto& s) { s.ranks = 4; });
+  add([](auto& s) { s.max_tokens = 127; });
+  add([](auto& s) { s.hidden = 7184; });
+  add([](auto& s) { s.topk = 7; });
+  add([](auto& s) { s.num_experts = 264; });
+  add([](auto& s) { s.fp8 = false; });
+  add([](auto& s) { s.per_rank = true; });
+  add([](auto& s) { s.blocks = 64; });
+  add([](auto& s) { s.masks = true; });
+  add([](auto& s) { s.combine = moe::backends::CombineFormat::fp8; });
+  add([](auto& s) { s.combine = moe::backends::CombineFormat::logfmt; });
+  add([](auto& s) { s.layer = 1; });
+  EXPECT_EQ(tags.size(), 13U);
+  HighThroughputShape a = high(), b = high();
+  b.layer = 1;
+  EXPECT_NE(a.tag(), b.tag());
+}
+
+// Sizes beyond 2^31 and parts that follow each other: a slot begins where the one before it ends.
+TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
+  LowLatencyShape s = low();
+  s.max_tokens = 1024;
+  LowLatencyLayout const first(s);
+  EXPECT_GT(first.bytes, std::size_t{1} << 33);  // 32 experts x 8192 rows x (7168 + 2 x 7168 bytes) x 2
+  LowLatencyLayout const second(s, first.bytes);
+  EXPECT_EQ(second.sent, first.bytes);
+  EXPECT_EQ(second.bytes - second.sent, first.bytes - moe::comm::kWindowControlBytes);
+  for (auto format : {moe::backends::CombineFormat::fp8, moe::backends::CombineFormat::logfmt}) {
+    s.combine = format;
+    LowLatencyLayout const coded(s);
+    EXPECT_EQ(coded.output_bytes, format == moe::backends::CombineFormat::fp8 ? 7168 : 56 * 256);
+    EXPECT_GT(coded.headers[0], coded.outputs[0]);
+  }
+  HighThroughputShape h = high();
+  h.max_tokens = 32768;
+  EXPECT_GT(HighThroughputLayout(h).bytes, std::size_t{1} << 33);
+}
+
+TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirSentences) {
+  auto sentence = [](moe::comm::FailureRecord const& f, ErrorCode code) {
+    std::string const message = expect_error(code, [&] { moe::comm::throw_if_failed(f); });
+    return message.substr(0, message.find(" ("));
+  };
+  auto const code = [](ErrorCode c) { return 1U + static_cast<std::uint32_t>(c); };
+  EXPECT_EQ(sentence({code(ErrorCode::capacity), 1, 0, 3, 7, 0, 64, 40, 1}, ErrorCode::capacity),
+            "rank 3 would receive 64 rows, capacity 40");
+  EXPECT_EQ(sentence({code(ErrorCode::capacity), 1, 0, 3, 7, 0, code(ErrorCode::capacity), 0, 1}, ErrorCode::capacity),
+            "rank 3 refused its arguments with E_CAPACITY");
+  EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 0, code(ErrorCode::argument), 0, 1}, ErrorCode::peer),
+            "rank 3 refused its arguments with E_ARG");
+  EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 0, code(ErrorCode::peer), 0, 1}, ErrorCode::peer), "rank 3 abandoned the call");
+  EXPECT_EQ(sentence({code(ErrorCode::timeout), 2, 0, 3, 7, 5, 0, 0, 0}, ErrorCode::timeout),
+            "rank 3 did not arrive: expected round 7, observed 5");
+  EXPECT_EQ(sentence({code(ErrorCode::mismatch), 1, 0, 3, 7, 5, 9, 0, 0}, ErrorCode::mismatch),
+            "rank 3 runs another shape: header tag 5, expected 9");
+  EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 5, 0, 0, 0}, ErrorCode::peer), "the group was aborted: rank 3 is missing");
+  moe::comm::throw_if_failed({});
+  moe::comm::throw_if_over({code(ErrorCode::capacity), 1, 0, 3, 7, 0, 64, 40, 1});  // the group is sound
+  expect_error(ErrorCode::timeout, [&] { moe::comm::throw_if_over({code(ErrorCode::timeout), 2, 0, 3, 7, 5, 0, 0, 0}); });
+}
+
+}  // namespace
