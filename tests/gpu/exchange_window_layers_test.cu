@@ -279,18 +279,24 @@ void layer_equals_host(int ranks, double tolerance) {
   std::vector<SharedComm> comms;
   for (int r = 0; r < ranks; ++r) comms.push_back({&shared, r});
   std::vector<std::unique_ptr<moe::experts::WeightStore<Config, Quant, moe::space::cuda>>> stores;
-  std::vector<std::unique_ptr<Layer>> layers;
+  std::vector<std::unique_ptr<moe::comm::WindowManager<SharedWindow>>> managers;  // two layers of each rank share its window
+  std::vector<std::unique_ptr<Layer>> layers, later_layers;
   std::vector<std::unique_ptr<moe::CudaStream>> streams;
   for (int r = 0; r < ranks; ++r) {
     stores.push_back(
         std::make_unique<moe::experts::WeightStore<Config, Quant, moe::space::cuda>>(kExperts / ranks, kHidden, kIntermediate, true));
     fill_experts(*stores.back(), r * (kExperts / ranks), kExperts / ranks);
-    layers.push_back(std::make_unique<Layer>(comms[static_cast<std::size_t>(r)], stores.back()->view(),
-                                             typename Layer::Params{.shape = shape,
-                                                                    .max_tokens_per_rank = kMaxTokens,
-                                                                    .placement = moe::ExpertPlacement(kExperts, ranks),
-                                                                    .router = typename Router::Params{kExperts, kTopK},
-                                                                    .backend = {.blocks = 8, .programmatic = false}}));
+    managers.push_back(std::make_unique<moe::comm::WindowManager<SharedWindow>>(comms[static_cast<std::size_t>(r)]));
+    for (auto* list : {&layers, &later_layers}) {
+      typename Layer::Params params{.shape = shape,
+                                    .max_tokens_per_rank = kMaxTokens,
+                                    .placement = moe::ExpertPlacement(kExperts, ranks),
+                                    .router = typename Router::Params{kExperts, kTopK}};
+      params.backend.blocks = 8;
+      params.backend.programmatic = false;
+      params.backend.manager = managers.back().get();
+      list->push_back(std::make_unique<Layer>(comms[static_cast<std::size_t>(r)], stores.back()->view(), params));
+    }
     streams.push_back(std::make_unique<moe::CudaStream>());
   }
   for (unsigned seed = 0; seed < 3; ++seed) {
@@ -316,14 +322,16 @@ void layer_equals_host(int ranks, double tolerance) {
     for (int r = 0; r < ranks; ++r) {
       auto const i = static_cast<std::size_t>(r);
       auto const rows = static_cast<std::int64_t>(want[i].size()) / kHidden;
-      layers[i]->forward(moe::make_rows(static_cast<bf16 const*>(x[i].data()), rows, kHidden),
-                         moe::make_rows(static_cast<float const*>(logits[i].data()), rows, kExperts),
-                         moe::make_rows(y[i].data(), rows, kHidden), {}, static_cast<cudaStream_t>(*streams[i]));
+      for (Layer* layer : {layers[i].get(), later_layers[i].get()}) {
+        layer->forward(moe::make_rows(static_cast<bf16 const*>(x[i].data()), rows, kHidden),
+                       moe::make_rows(static_cast<float const*>(logits[i].data()), rows, kExperts),
+                       moe::make_rows(y[i].data(), rows, kHidden), {}, static_cast<cudaStream_t>(*streams[i]));
+      }
     }
     for (int r = 0; r < ranks; ++r) {
       auto const i = static_cast<std::size_t>(r);
       streams[i]->synchronize();
-      layers[i]->exchange().check();
+      later_layers[i]->exchange().check();
       auto const got = y[i].host();
       double error = 0, norm = 0;
       for (std::size_t h = 0; h < got.size(); ++h) {

@@ -80,9 +80,10 @@ namespace moe::backends::detail {
 template <class Window>
 requires std::same_as<typename Window::Space, space::cuda>
 struct OneSidedParams<Window> {
-  int blocks = 64;           ///< thread blocks of every kernel; equal on all ranks
-  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  typename Window::Params window{};
+  int blocks = 64;                   ///< thread blocks of every kernel; equal on all ranks
+  bool programmatic = true;          ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  typename Window::Params window{};  ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -103,8 +104,8 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
                    Quant const&, OneSidedParams<Window> const& params, Arena<Space>& arena)
       : shape_(peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
         runtime_max_(shape_.max_tokens),
-        window_(comm, static_cast<std::int64_t>(moe::detail::OneSidedCalls::window_bytes(shape_)), params.window),
-        calls_(window_.view(), shape_, params.programmatic, scale_rule<Quant>()) {
+        window_(comm, params.manager, peer_window(shape_, {}, moe::detail::OneSidedCalls::window_bytes(shape_)), params.window),
+        calls_(window_->view(), numbered(shape_, window_.number()), params.programmatic, scale_rule<Quant>()) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
     }
@@ -128,13 +129,18 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   }
 
   /// Enqueues. Rows of source r begin at r times the runtime maximum; rows that are not used have no expert. What earlier calls failed
-  /// with is thrown here.
+  /// with is thrown here. Arguments that are refused end the group: the peers get E_PEER.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_.check();
-    moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, runtime_max_);
-    tokens_ = exchange_tokens(in);
-    parity_ ^= 1;
+    window_->check();
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, runtime_max_);
+      tokens_ = exchange_tokens(in);
+    } catch (Error const&) {
+      calls_.abandon(stream);
+      throw;
+    }
+    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -173,18 +179,18 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
   /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_.check(); }
+  void check() const { window_->check(); }
 
  private:
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
 
   moe::detail::PeerShape shape_;
   int runtime_max_;
-  Window window_;
+  comm::WindowHandle<Window> window_;
   moe::detail::OneSidedCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
-  int parity_ = 1;
+  int parity_ = 0;
   moe::detail::CallOrder order_;
 };
 

@@ -2,6 +2,8 @@
 // backends/peer_exchange.hpp: what the exchanges OneSided, TwoSided and Pplx between GPUs do alike before they enqueue kernels.
 #pragma once
 
+#include <initializer_list>
+
 #include "moe/backends/device_window.hpp"
 #include "moe/backends/peer_rows.hpp"
 
@@ -23,6 +25,20 @@ moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> con
   s.blocks = blocks;
   s.check();
   return s;
+}
+
+/// The arguments of a window that layers of one shape may share. `more`: what besides the shape decides where things lie in it.
+inline comm::WindowArguments peer_window(moe::detail::PeerShape const& s, std::initializer_list<std::int64_t> more, std::size_t bytes) {
+  comm::WindowArguments a{s.name,
+                          {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.blocks},
+                          static_cast<std::int64_t>(bytes - comm::kWindowControlBytes)};
+  a.values.insert(a.values.end(), more);
+  return a;
+}
+/// The shape with the number of the exchange among those of the window: layers that are mixed up get E_MISMATCH.
+inline moe::detail::PeerShape numbered(moe::detail::PeerShape shape, int number) {
+  shape.layer = number;
+  return shape;
 }
 
 template <int Hidden>

@@ -20,6 +20,7 @@ struct PeerShape {
   int num_experts = 0;  ///< physical, a multiple of ranks
   bool fp8 = true;      ///< rows travel as e4m3 with one float scale for 128 values; else bf16
   int blocks = 64;      ///< thread blocks of every kernel, all resident at once
+  int layer = 0;        ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
   int groups() const { return hidden / 128; }
@@ -35,7 +36,7 @@ struct PeerShape {
     for (char const* c = name; *c != '\0'; ++c) {
       tag.add(static_cast<std::uint64_t>(*c));
     }
-    return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks);
+    return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer);
   }
   /// E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {

@@ -100,7 +100,8 @@ struct PplxParams<Window> {
   int dp_size = 1;           ///< consecutive ranks that hold the same tokens and all receive their results; divides the number of ranks
   int blocks = 64;           ///< thread blocks of every kernel; equal on all ranks
   bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  typename Window::Params window{};
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -121,8 +122,10 @@ class PplxExchange<Window, Config, Quant, Partial> {
                Quant const&, PplxParams<Window> const& params, Arena<Space>& arena)
       : shape_(peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, placement, params.blocks)),
         group_{params.dp_size, shape.weight_on_input()},
-        window_(comm, static_cast<std::int64_t>(moe::detail::PplxCalls::window_bytes(checked(), group_)), params.window),
-        calls_(window_.view(), shape_, group_, params.programmatic, scale_rule<Quant>()) {
+        window_(comm, params.manager,
+                peer_window(checked(), {group_.dp_size, group_.weight_first}, moe::detail::PplxCalls::window_bytes(checked(), group_)),
+                params.window),
+        calls_(window_->view(), numbered(shape_, window_.number()), group_, params.programmatic, scale_rule<Quant>()) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.local_experts()} * calls_.layout().capacity * shape_.hidden);
     }
@@ -131,16 +134,17 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// Rows of one expert's batch, at most.
   std::int64_t max_rows() const { return calls_.layout().capacity; }
 
-  /// Enqueues both halves. Rows lie packed in each block, by source rank. What earlier calls failed with is thrown here.
+  /// Enqueues both halves. Rows lie packed in each block, by source rank. What earlier calls failed with is thrown here. Arguments that
+  /// are refused end the group: the peers get E_PEER.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
-    begin(in);
+    begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream);
     return received();
   }
   /// The halves of prepare(): the first enqueues the sending and occupies the GPU no longer, so that other work fits in between; the second
   /// enqueues the waiting. E_STATE if the second is called without the first.
   void prepare_send(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
-    begin(in);
+    begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream, true, false);
     half_ = Half::dispatch;
   }
@@ -192,17 +196,22 @@ class PplxExchange<Window, Config, Quant, Partial> {
     half_ = Half::none;
   }
   /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_.check(); }
+  void check() const { window_->check(); }
 
  private:
   enum class Half : std::uint8_t { none, dispatch, combine };
 
-  void begin(RoutedTokens<Act, Config::hidden> const& in) {
+  void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_.check();
-    moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-    tokens_ = exchange_tokens(in);
-    parity_ ^= 1;
+    window_->check();
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+      tokens_ = exchange_tokens(in);
+    } catch (Error const&) {
+      calls_.abandon(stream);
+      throw;
+    }
+    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
     order_.set_dispatched();
   }
   void begin_finalize(cudaStream_t stream) {
@@ -238,11 +247,11 @@ class PplxExchange<Window, Config, Quant, Partial> {
 
   moe::detail::PeerShape shape_;
   moe::detail::PplxGroup group_;
-  Window window_;
+  comm::WindowHandle<Window> window_;
   moe::detail::PplxCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
-  int parity_ = 1;
+  int parity_ = 0;
   Half half_ = Half::none;
   moe::detail::CallOrder order_;
 };

@@ -119,7 +119,8 @@ struct TwoSidedParams<Window> {
   int queue_depth = 8;                ///< entries of each queue, a power of two; equal on all ranks
   int queue_entry_bytes = 64 * 1024;  ///< a multiple of 128, at least one record; equal on all ranks
   bool programmatic = true;           ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  typename Window::Params window{};
+  typename Window::Params window{};   ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -140,8 +141,10 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
                    Quant const&, TwoSidedParams<Window> const& params, Arena<Space>& arena)
       : shape_(peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
         queues_{params.queue_depth, params.queue_entry_bytes},
-        window_(comm, static_cast<std::int64_t>(moe::detail::TwoSidedCalls::window_bytes(shape_, queues_)), params.window),
-        calls_(window_.view(), shape_, queues_, params.programmatic, scale_rule<Quant>()) {
+        window_(comm, params.manager,
+                peer_window(shape_, {queues_.depth, queues_.entry_bytes}, moe::detail::TwoSidedCalls::window_bytes(shape_, queues_)),
+                params.window),
+        calls_(window_->view(), numbered(shape_, window_.number()), queues_, params.programmatic, scale_rule<Quant>()) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
     }
@@ -151,12 +154,18 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   std::int64_t max_rows() const { return shape_.rows(); }
 
   /// Enqueues. Rows by source rank, then by token; num_rows is on the device. What earlier calls failed with is thrown here.
+  /// Arguments that are refused end the group: the peers get E_PEER.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_.check();
-    moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-    tokens_ = exchange_tokens(in);
-    parity_ ^= 1;
+    window_->check();
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+      tokens_ = exchange_tokens(in);
+    } catch (Error const&) {
+      calls_.abandon(stream);
+      throw;
+    }
+    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
     calls_.dispatch(tokens_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -196,16 +205,16 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
   /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_.check(); }
+  void check() const { window_->check(); }
 
  private:
   moe::detail::PeerShape shape_;
   moe::detail::TwoSidedQueues queues_;
-  Window window_;
+  comm::WindowHandle<Window> window_;
   moe::detail::TwoSidedCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
-  int parity_ = 1;
+  int parity_ = 0;
   moe::detail::CallOrder order_;
 };
 
