@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -226,6 +227,20 @@ inline StepDecision decide_step(std::span<std::optional<StepVote> const> votes, 
   bool const pad = out.graph_mode != 0 || out.ubatch;
   for (auto const& vote : votes) out.num_tokens.push_back(pad ? most : vote->padded);
   return out;
+}
+
+/// The same over a host communicator of the DP group. Collective; the same decision on every rank. A rank that does not answer is the
+/// communicator's E_TIMEOUT, which names it.
+template <class Comm>
+StepDecision decide_step_over(Comm& comm, StepVote const& mine, int num_ubatches = 2) {
+  constexpr std::size_t kFields = 4;
+  std::array<std::int32_t, kFields> const row{mine.unpadded, mine.padded, mine.wants_ubatch ? 1 : 0, mine.graph_mode};
+  std::vector<std::int32_t> table(kFields * static_cast<std::size_t>(comm.size()));
+  comm.all_gather(row.data(), static_cast<std::int64_t>(sizeof(row)), table.data(), {});
+  std::vector<std::optional<StepVote>> votes;
+  for (std::size_t i = 0; i < table.size(); i += kFields)
+    votes.push_back(StepVote{table[i], table[i + 1], table[i + 2] != 0, table[i + 3]});
+  return decide_step(votes, num_ubatches);
 }
 
 }  // namespace moe
