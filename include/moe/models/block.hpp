@@ -30,12 +30,12 @@ class Block {
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
   Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
-        std::int64_t max_tokens_per_rank, Quant const& quant = {})
+        std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
       : frame_(std::move(weights), max_tokens_per_rank),
         store_(static_cast<std::int64_t>(frame_.weights().experts.size()), d().expert_hidden(), d().intermediate, d().activation.gated(),
                quant),
         device_(frame_),
-        layer_(comm, filled_store(), layer_params(placement, quant)),
+        layer_(comm, filled_store(), layer_params(placement, quant, backend)),
         routed_(static_cast<std::size_t>(max_tokens_per_rank * d().expert_hidden())) {}
 
   /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous.
@@ -75,7 +75,7 @@ class Block {
     w.w2 = {};
     return store_.view();
   }
-  typename Layer::Params layer_params(ExpertPlacement const& placement, Quant const& quant) const {
+  typename Layer::Params layer_params(ExpertPlacement const& placement, Quant const& quant, typename Backend::Params const& backend) const {
     routing::RouterConfig router = io::router_config(frame_.weights());
     device_.move_pointers(router);
     return {.shape = {d().expert_hidden(), d().intermediate, router.num_experts, router.topk, d().weight_on == io::WeightOn::expert_input},
@@ -83,7 +83,8 @@ class Block {
             .placement = placement,
             .router = router,
             .quantization = quant,
-            .activation = {d().activation.kind, d().activation.constants}};
+            .activation = {d().activation.kind, d().activation.constants},
+            .backend = backend};
   }
 
   /// What a layer in the CUDA space reads and writes, and the router's tables there; empty for a host layer.

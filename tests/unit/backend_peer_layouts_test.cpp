@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/backend_peer_layouts_test.cpp: OneSided, TwoSided and Pplx between GPUs before they touch one: refused shapes, the words that
+// ranks compare, how their windows are laid out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moe/backends/one_sided_cuda.hpp"
+#include "moe/backends/pplx_cuda.hpp"
+#include "moe/backends/two_sided_cuda.hpp"
+
+namespace {
+
+using moe::ErrorCode;
+using moe::detail::OneSidedLayout;
+using moe::detail::PeerShape;
+using moe::detail::PplxGroup;
+using moe::detail::PplxLayout;
+using moe::detail::TwoSidedLayout;
+using moe::detail::TwoSidedQueues;
+
+PeerShape shape() { return {"one_sided", 8, 1024, 7168, 8, 256, false, 64}; }
+
+template <class Change>
+std::string refused(ErrorCode code, Change&& change) {
+  PeerShape s = shape();
+  change(s);
+  try {
+    s.check();
+  } catch (moe::Error const& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.message();
+  }
+  ADD_FAILURE() << "no error, expected " << moe::name(code);
+  return "";
+}
+
+TEST(PeerShape, T12_WhatCannotWorkIsRefusedWithItsValue) {
+  shape().check();
+  EXPECT_EQ(refused(ErrorCode::unsupported, [](PeerShape& s) { s.ranks = 33; }), "one_sided: 33 ranks, at most 32");
+  EXPECT_EQ(refused(ErrorCode::config, [](PeerShape& s) { s.max_tokens = 0; }), "one_sided: max_tokens_per_rank 0 must be at least 1");
+  EXPECT_EQ(refused(ErrorCode::unsupported, [](PeerShape& s) { s.hidden = 7200; }),
+            "one_sided: hidden 7200 is not a multiple of 128 up to 16384");
+  EXPECT_EQ(refused(ErrorCode::config, [](PeerShape& s) { s.topk = 33; }), "one_sided: top_k 33 is out of range [1, 32]");
+  EXPECT_EQ(refused(ErrorCode::unsupported, [](PeerShape& s) { s.num_experts = 255; }), "one_sided: 255 experts do not divide by 8 ranks");
+  EXPECT_EQ(refused(ErrorCode::config, [](PeerShape& s) { s.blocks = 161; }), "one_sided: 161 blocks, at most 160");
+  EXPECT_EQ(refused(ErrorCode::capacity, [](PeerShape& s) { s.max_tokens = 1 << 18; }),
+            "one_sided: 262144 tokens x 8 exceed the count word");
+}
+
+TEST(PeerShape, T12_EveryValueThatRanksMustShareIsInTheTag) {
+  std::vector<std::uint32_t> tags{shape().tag().value()};
+  auto add = [&](auto&& change) {
+    PeerShape s = shape();
+    change(s);
+    tags.push_back(s.tag().value());
+  };
+  add([](PeerShape& s) { s.name = "pplx"; });
+  add([](PeerShape& s) { s.ranks = 4; });
+  add([](PeerShape& s) { s.max_tokens = 1023; });
+  add([](PeerShape& s) { s.hidden = 4096; });
+  add([](PeerShape& s) { s.topk = 6; });
+  add([](PeerShape& s) { s.num_experts = 512; });
+  add([](PeerShape& s) { s.fp8 = true; });
+  add([](PeerShape& s) { s.blocks = 32; });
+  add([](PeerShape& s) { s.layer = 1; });
+  std::sort(tags.begin(), tags.end());
+  EXPECT_EQ(std::adjacent_find(tags.begin(), tags.end()), tags.end());
+}
+
+/// Regions do not overlap, begin on multiples of 256 behind the window's own part, and end where the layout does.
+void expect_disjoint(std::vector<std::pair<std::size_t, std::size_t>> regions, std::size_t bytes) {
+  std::sort(regions.begin(), regions.end());
+  std::size_t end = moe::comm::kWindowControlBytes;
+  for (auto const& [at, size] : regions) {
+    EXPECT_GE(at, end);
+    EXPECT_EQ(at % 256, 0U);
+    end = at + size;
+  }
+  EXPECT_LE(end, bytes);
+  EXPECT_LT(bytes - end, 256U);
+}
+
+TEST(OneSidedLayout, WorkspaceOfTheSpecificationsExample) {
+  PeerShape const s = shape();  // spec 04 §10: payload 14336 + 32 + 32 bytes a row, combine 14336
+  OneSidedLayout const at(s);
+  std::size_t const rows = 8 * 1024;
+  std::vector<std::pair<std::size_t, std::size_t>> regions{{at.sent, 640}, {at.combined, 640}, {at.arrived, 4}, {at.ready, 32}};
+  for (int p = 0; p < 2; ++p) {
+    EXPECT_EQ(rows * (14336 + 32 + 32), 117'964'800U);
+    EXPECT_EQ(rows * 14336, 117'440'512U);
+    regions.insert(regions.end(), {{at.send_counters[p], 32},
+                                   {at.counts[p], 64},
+                                   {at.rows[p], rows * 14336},
+                                   {at.scales[p], 0},
+                                   {at.ids[p], rows * 32},
+                                   {at.weights[p], rows * 32},
+                                   {at.outputs[p], rows * 14336},
+                                   {at.send_index[p], 1024 * 32}});
+  }
+  expect_disjoint(regions, at.bytes);
+  EXPECT_LT(at.bytes, 2 * (117'964'800U + 117'440'512U) + 200'000U);
+}
+
+TEST(TwoSidedLayout, RecordsAndQueues) {
+  PeerShape s = shape();
+  s.name = "two_sided";
+  s.blocks = 32;
+  for (bool fp8 : {false, true}) {
+    s.fp8 = fp8;
+    TwoSidedQueues const q;
+    TwoSidedLayout const at(s, q);
+    EXPECT_EQ(at.record_scales, fp8 ? 7168 : 14336);
+    EXPECT_EQ(at.record_ids, at.record_scales + (fp8 ? 224 : 0));
+    EXPECT_EQ(at.record_bytes, fp8 ? 7552 : 14464);  // values, scales, 8 ids and weights, up to a line of 128 bytes
+    EXPECT_EQ(at.returned_bytes, 14336);
+    EXPECT_EQ(at.stage_bytes(), fp8 ? 14336 : 14464);
+    EXPECT_LE(at.warps * at.stage_bytes(), 220 * 1024);
+    EXPECT_EQ(at.queues, at.send_blocks * at.warps / s.ranks);
+    EXPECT_GE(q.entry_bytes, at.record_bytes);
+  }
+  s.ranks = 32;
+  s.blocks = 2;  // fewer warps than ranks: one queue, several peers a warp
+  EXPECT_EQ(TwoSidedLayout(s, {}).queues, 1);
+}
+
+TEST(PplxLayout, GroupsShareOutTokensAndRoom) {
+  PeerShape s = shape();
+  s.name = "pplx";
+  s.max_tokens = 129;
+  PplxLayout const alone(s, {});
+  EXPECT_EQ(alone.per_source, 129);
+  EXPECT_EQ(alone.capacity, 8 * 129);
+  PplxLayout const pairs(s, PplxGroup{2, false});
+  EXPECT_EQ(pairs.per_source, 65);
+  EXPECT_EQ(pairs.capacity, 8 * 65);
+  EXPECT_LT(pairs.bytes, alone.bytes);
+  std::size_t const rows = 8 * 32 * 65;
+  std::size_t const slots = 129 * 8;
+  std::vector<std::pair<std::size_t, std::size_t>> regions{{pairs.sent, 640}, {pairs.received, 640}, {pairs.arrived, 4}};
+  for (int p = 0; p < 2; ++p) {
+    regions.insert(regions.end(), {{pairs.round_of[p], 4},
+                                   {pairs.counters[p], 4 * 256},
+                                   {pairs.counts[p], 8 * 8 * 33},
+                                   {pairs.places[p], rows * 4},
+                                   {pairs.back[p], slots * 4},
+                                   {pairs.origins[p], rows * 4},
+                                   {pairs.num_tokens[p], 128},
+                                   {pairs.rows[p], rows * 14336},
+                                   {pairs.scales[p], 0},
+                                   {pairs.returned[p], slots * 14336},
+                                   {pairs.batch[p], rows * 14336},
+                                   {pairs.batch_scales[p], 0},
+                                   {pairs.outputs[p], rows * 14336}});
+  }
+  expect_disjoint(regions, pairs.bytes);
+}
+
+}  // namespace
