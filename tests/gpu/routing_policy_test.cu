@@ -56,7 +56,7 @@ TEST(RoutingPolicy, EveryLaunchShape) {
   for (RoutingTuning const& t :
        {RoutingTuning{1, 1, 1, none}, RoutingTuning{1, 32, 1, none}, RoutingTuning{2, 4, 2, cluster}, RoutingTuning{8, 16, 8, cluster},
         RoutingTuning{16, 8, 16, cluster}, RoutingTuning{16, 32, 16, cluster}, RoutingTuning{sms, 32, 1, cooperative},
-        RoutingTuning{sms / 2, 16, 2, cooperative}, RoutingTuning{64, 32, 4, cooperative}, RoutingTuning{24, 8, 8, cooperative},
+        RoutingTuning{sms / 4 * 2, 16, 2, cooperative}, RoutingTuning{64, 32, 4, cooperative}, RoutingTuning{24, 8, 8, cooperative},
         RoutingTuning{8, 1, 8, cooperative}}) {
     SCOPED_TRACE(testing::PrintToString(t));
     for (std::int64_t rows : {1, 200, 3000}) {

@@ -36,21 +36,29 @@ struct RoutingCall {
   int scratch_floats;  // per warp
 };
 
-template <int V, class Config, class L>
-__device__ inline WarpRow route_logits(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch) {
-  L const* const logits = c.logits + t * c.logits_stride;
+/// A lane's part of a row that is loaded before it is needed; nothing for routers that load it themselves.
+template <class Config, class L>
+__device__ inline void load_ahead(RoutingCall<L> const& c, std::int64_t t, int lane, float (&z)[SigmoidGroups::kValues]) {
   if constexpr (kIsSigmoidGroups<Config>) {
-    return route_sigmoid_groups(cfg, logits, lane, scratch);
+    if (t < c.num_rows) load_floats(c.logits + t * c.logits_stride + lane * SigmoidGroups::kValues, z);
+  }
+}
+template <int V, class Config, class L>
+__device__ inline WarpRow route_logits(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch,
+                                       [[maybe_unused]] float (&z)[SigmoidGroups::kValues]) {
+  if constexpr (kIsSigmoidGroups<Config>) {
+    return route_sigmoid_groups(cfg, z, lane, scratch);
   } else {
-    return route_warp<V>(cfg, logits, c.token_ids == nullptr ? 0 : c.token_ids[t], lane, scratch);
+    return route_warp<V>(cfg, c.logits + t * c.logits_stride, c.token_ids == nullptr ? 0 : c.token_ids[t], lane, scratch);
   }
 }
 
 /// Routes the token of this warp and writes its slots. Returns the physical expert of slot `lane`, -1 where there is none.
 template <int V, class Config, class L>
-__device__ inline std::int32_t route_token(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch) {
+__device__ inline std::int32_t route_token(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch,
+                                           float (&z)[SigmoidGroups::kValues]) {
   int const k = cfg.topk;
-  WarpRow row = route_logits<V>(cfg, c, t, lane, scratch);
+  WarpRow row = route_logits<V>(cfg, c, t, lane, scratch, z);
   if (lane < k && c.logical_ids != nullptr) c.logical_ids[t * k + lane] = row.id;
   if (cfg.num_zero_experts > 0 && c.zero_weights != nullptr) {
     bool const zero = row.id >= cfg.num_experts;
@@ -101,6 +109,18 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   int const warps = threads / kWarp;
   int const warp = thread / kWarp;
   int const lane = thread % kWarp;
+  int valid = c.valid_rows;
+  if (c.valid_rows_word != nullptr) valid = min(max(*c.valid_rows_word, 0), c.num_rows);
+  // Whole tiles a block, so that only the last block with work has idle warps.
+  int block_tiles = c.block_tiles;
+  if (c.valid_rows_word != nullptr) {
+    int const tiles = (valid + warps - 1) / warps;
+    block_tiles = (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  }
+  std::int64_t const begin = std::int64_t{block_tiles} * blockIdx.x * warps;
+  float z[SigmoidGroups::kValues];
+  load_ahead<Config>(c, begin + warp, lane, z);
+
   Permutation const& p = c.permutation;
   bool const permute = p.expert_offsets != nullptr;
   bool const record = c.recorder.load_counter != nullptr && (c.recorder.record == nullptr || *c.recorder.record != 0);
@@ -112,25 +132,18 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   float* const scratch = reinterpret_cast<float*>(words + shared.scratch) + warp * c.scratch_floats;
   SlotCounter counter(c.grid, words, shared, c.num_physical);
 
-  int valid = c.valid_rows;
-  if (c.valid_rows_word != nullptr) valid = min(max(*c.valid_rows_word, 0), c.num_rows);
-  // Whole tiles a block, so that only the last block with work has idle warps.
-  int block_tiles = c.block_tiles;
-  if (c.valid_rows_word != nullptr) {
-    int const tiles = (valid + warps - 1) / warps;
-    block_tiles = (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  }
-  std::int64_t const begin = std::int64_t{block_tiles} * blockIdx.x * warps;
-
   if (count) {
+#pragma unroll 1
     for (int i = thread; i < locals; i += threads) offsets[i] = i < p.num_local_experts ? 0 : valid;
     counter.clear();
   }
   std::int32_t physical = kNoExpert;
   unsigned rank = 0;
+#pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
     std::int64_t const t = begin + std::int64_t{tile} * warps + warp;
-    physical = t < valid ? route_token<V>(cfg, c, t, lane, scratch) : kNoExpert;
+    physical = t < valid ? route_token<V>(cfg, c, t, lane, scratch, z) : kNoExpert;
+    if (tile + 1 < block_tiles) load_ahead<Config>(c, t + warps, lane, z);
     if (!count) continue;
     if (tile == 0) __syncthreads();  // clear()
     counter.add(physical, warp);
@@ -143,11 +156,13 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
     }
     if (!last) counter.next_tile();
   }
+#pragma unroll 1
   for (std::int64_t t = valid + std::int64_t{blockIdx.x} * warps + warp; t < c.num_rows; t += std::int64_t{gridDim.x} * warps) {
     pad_token(cfg, c, t, lane);
   }
   if (!permute) {
     if (block_tiles == 0) return;
+#pragma unroll 1
     for (int i = thread; record && i < c.num_physical; i += threads) {
       unsigned const n = counter.in_block(i);
       if (n != 0) atomicAdd(c.recorder.load_counter + i, static_cast<std::int32_t>(n));
@@ -174,9 +189,11 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
       if (p.expert_num_tokens != nullptr) p.expert_num_tokens[i] = total;
     }
     if (p.row_alignment == 1 || i % static_cast<int>(gridDim.x) != static_cast<int>(blockIdx.x)) return;
+#pragma unroll 1
     for (int r = offset + total; r < end; ++r) p.sorted_slots[r] = c.num_rows * slots;
   });
 
+#pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
     std::int64_t const t = begin + std::int64_t{tile} * warps + warp;
     if (t >= valid) continue;

@@ -56,7 +56,7 @@ MOE_HD inline RoutingShared routing_shared(int num_physical, int local_experts, 
   s.masks = s.sums + kWarp;
   s.before = s.masks + bins;
   s.gathered = s.before + bins;
-  s.parts = s.gathered + (grid.cluster == 1 ? 0 : grid.cluster * bins / (grid.large ? 1 : 4));
+  s.parts = s.gathered + (grid.cluster == 1 ? 0 : (grid.cluster * bins >> (grid.large ? 0 : 2)));
   s.offsets = s.parts + (grid.workspace == nullptr ? 0 : 4 * warps * kWarp);
   s.scratch = s.offsets + (local_experts + 3) / 4 * 4;
   s.words = s.scratch + warps * scratch_floats;
@@ -172,6 +172,8 @@ struct WordSum {
   }
 };
 
+// Loops over experts go round once or a few times: unrolled, they would first divide to count their rounds.
+
 /// Counts slots, first of a block's tiles of one token a warp, then of the whole launch.
 class SlotCounter {
  public:
@@ -187,6 +189,7 @@ class SlotCounter {
 
   /// First of all; needs __syncthreads() before add().
   __device__ void clear() {
+#pragma unroll 1
     for (int i = thread(); i < bins_; i += threads()) masks_[i] = before_[i] = 0;
     if (grid_.workspace != nullptr && thread() == 0) *header_ = *reinterpret_cast<WorkspaceHeader const*>(grid_.workspace);
     if (grid_.cluster == 1) return;
@@ -206,6 +209,7 @@ class SlotCounter {
   /// Closes a tile that another one follows.
   __device__ void next_tile() {
     __syncthreads();
+#pragma unroll 1
     for (int i = thread(); i < bins_; i += threads()) {
       before_[i] += static_cast<unsigned>(__popc(masks_[i]));
       masks_[i] = 0;
@@ -242,10 +246,13 @@ class SlotCounter {
   __device__ void push() {
     constexpr int kPerStore = 16 / static_cast<int>(sizeof(Count));
     auto* const mine = reinterpret_cast<Count*>(gathered_) + rank_in_cluster() * bins_;
+#pragma unroll 1
     for (int e = thread(); e < bins_; e += threads()) mine[e] = static_cast<Count>(in_block(e));
     __syncthreads();
     cluster_wait();
+#pragma unroll 1
     for (int to = thread() / kWarp; to < grid_.cluster; to += threads() / kWarp) {
+#pragma unroll 1
       for (int e = thread() % kWarp * kPerStore; e < bins_; e += kWarp * kPerStore) {
         if (to != rank_in_cluster()) store_in_block(mine + e, barrier_, to, *reinterpret_cast<uint4 const*>(mine + e));
       }
@@ -259,6 +266,7 @@ class SlotCounter {
     auto const* const counts = reinterpret_cast<Count const*>(gathered_) + e;
     constexpr int kAhead = 8;
     BinSum sum;
+#pragma unroll 1
     for (int first = 0; first < grid_.cluster; first += kAhead) {
 #pragma unroll
       for (int r = first; r < first + kAhead; ++r) {
@@ -281,6 +289,7 @@ class SlotCounter {
       exchange<Counts>(visit);
       return;
     }
+#pragma unroll 1
     for (int e = thread(); e < bins_; e += threads()) {
       BinSum const sum = in_cluster<typename Counts::Count>(e);
       before_[e] = sum.before;
@@ -298,6 +307,7 @@ class SlotCounter {
     int const first_word = (words * rank_in_cluster()) / grid_.cluster;
     int const end_word = (words * (rank_in_cluster() + 1)) / grid_.cluster;
     WorkspaceHeader const header = *header_;
+#pragma unroll 1
     for (int w = thread(); w < words; w += threads()) {
       unsigned counts = Counts::kOnes;
 #pragma unroll
@@ -309,6 +319,7 @@ class SlotCounter {
       if (w >= first_word && w < end_word) store_relaxed(word(header.turn, mine, words, w), counts);
     }
     auto const all = static_cast<unsigned>(blockIdx.x * blockDim.x + threadIdx.x);
+#pragma unroll 1
     for (unsigned i = all * 16; i < header.dirty; i += gridDim.x * blockDim.x * 16) {
       *reinterpret_cast<uint4*>(byte_of(header.turn ^ 1U, i)) = uint4{};
     }
@@ -323,6 +334,7 @@ class SlotCounter {
       }
     };
     auto* const sums = reinterpret_cast<Sum*>(parts_);
+#pragma unroll 1
     for (int i = thread(); i < parts * words; i += threads()) {
       int const first = parts == 1 ? 0 : i / words;
       int const w = i - first * words;
@@ -336,6 +348,7 @@ class SlotCounter {
     __syncthreads();
     if (parts == 1 || thread() >= words) return;
     Sum sum;
+#pragma unroll 1
     for (int i = thread(); i < parts * words; i += words) sum.add(sums[i]);
     finish(thread(), sum);
   }
@@ -344,6 +357,7 @@ class SlotCounter {
   __device__ WordSum<Counts> column(unsigned turn, int w, int words, int first, int step, int clusters, int mine) const {
     constexpr int kAhead = 5;
     WordSum<Counts> sum;
+#pragma unroll 1
     for (int row = first; row < clusters; row += kAhead * step) {
       unsigned counts[kAhead];
 #pragma unroll
@@ -384,6 +398,7 @@ __device__ inline void scan_offsets(std::int32_t* offsets, int n, int alignment,
   int const warp = static_cast<int>(threadIdx.x) / kWarp;
   int const warps = static_cast<int>(blockDim.x) / kWarp;
   unsigned carry = 0;
+#pragma unroll 1
   for (int start = 0; start < n; start += static_cast<int>(blockDim.x)) {
     int const i = start + static_cast<int>(threadIdx.x);
     bool const busy = start + warp * kWarp < n;  // a warp without experts only waits

@@ -78,7 +78,7 @@ __device__ inline float usual_sigmoid(float z) {
   return fma_rn(near, fma_rn(-y, near, 1.0F), near);
 }
 
-/// N consecutive elements as floats, by 16-byte loads.
+/// N consecutive elements as floats, by 16-byte loads that stay where they are written.
 template <int N, class L>
 __device__ inline void load_floats(L const* from, float (&to)[N]) {
   constexpr int kPerLoad = 16 / static_cast<int>(sizeof(L));
@@ -94,15 +94,12 @@ __device__ inline void store_floats(float const (&from)[N], float* to) {
   for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
 }
 
-/// A lane's scores, as score() defines them, and selection values. `slot`: 8 floats of shared memory of this lane, which only unusual
-/// logits need: their values take the general functions one by one.
-template <class L>
-__device__ inline void score_sigmoid(L const* logits, float const* bias, float* slot, float (&score)[SigmoidGroups::kValues],
-                                     float (&sel)[SigmoidGroups::kValues]) {
+/// A lane's scores of its logits z, as score() defines them, and selection values. bias: its part, or null. `slot`: 8 floats of shared
+/// memory of this lane, which only unusual logits need: their values take the general functions one by one.
+__device__ inline void score_sigmoid(float const (&z)[SigmoidGroups::kValues], float const* bias, float* slot,
+                                     float (&score)[SigmoidGroups::kValues], float (&sel)[SigmoidGroups::kValues]) {
   constexpr int V = SigmoidGroups::kValues;
-  float z[V];
   float b[V] = {};
-  load_floats(logits, z);
   if (bias != nullptr) load_floats(bias, b);
   bool usual = true;
 #pragma unroll
@@ -156,9 +153,9 @@ __device__ inline unsigned best_groups(float mine, int lane) {
   return __ballot_sync(kAllLanes, kept);
 }
 
-/// Routes one token with the 32 lanes of a warp. logits: 16-byte aligned. scratch: kScratchFloats of this warp, 16-byte aligned.
-template <class Config, class L>
-__device__ inline WarpRow route_sigmoid_groups(Config const& cfg, L const* logits, int lane, float* scratch) {
+/// Routes one token with the 32 lanes of a warp. z: logits [lane 8, lane 8 + 8). scratch: kScratchFloats of this warp, 16-byte aligned.
+template <class Config>
+__device__ inline WarpRow route_sigmoid_groups(Config const& cfg, float const (&z)[SigmoidGroups::kValues], int lane, float* scratch) {
   using S = SigmoidGroups;
   int const group = lane / S::kGroupLanes;
   int const in_group = lane % S::kGroupLanes * S::kValues;
@@ -169,8 +166,7 @@ __device__ inline WarpRow route_sigmoid_groups(Config const& cfg, L const* logit
   float score[S::kValues];
   float sel[S::kValues];
   float* const mine = scores + group * S::kPitch + in_group;
-  score_sigmoid(logits + lane * S::kValues, cfg.correction_bias == nullptr ? nullptr : cfg.correction_bias + lane * S::kValues, mine, score,
-                sel);
+  score_sigmoid(z, cfg.correction_bias == nullptr ? nullptr : cfg.correction_bias + lane * S::kValues, mine, score, sel);
   store_floats(score, mine);
 
   // Kept groups move together, in the order of their numbers.
