@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/routing_bench.cu: the routing kernel with mapping, load counts and permutation, replayed from a CUDA graph; microseconds a launch.
 //
-// A graph holds kLaunches calls over rotating logits, so that a time is that of a call inside a captured model, launch gap included. The
-// result is compared with the host before anything is timed. --benchmark_format=json gives what scripts read.
+// A graph holds kLaunches calls over rotating logits, so that a time is that of a call inside a captured model, launch gap included: the
+// empty kernels are the floor, in the launch shapes of 1, 128 and 4096 tokens. The result is compared with the host before anything is
+// timed.
+// --benchmark_format=json gives what scripts read; routing_peer.py times torch's softmax and topk in the same way.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -53,6 +55,42 @@ bool agrees(Router const& router, std::vector<float> const& logits, std::int64_t
                   permutation);
   }
   return want == ids && (offsets.empty() || want_offsets == offsets);
+}
+
+/// Microseconds of one of kLaunches launches, from replays of their graph.
+template <class Launch>
+void time_graph(benchmark::State& state, CudaStream& stream, Launch const& launch) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  for (int i = 0; i < kLaunches; ++i) launch(i);
+  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  for (int i = 0; i < 3; ++i) check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+  CudaEvent start;
+  CudaEvent stop;
+  for (auto _ : state) {
+    start.record(stream);
+    check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+    stop.record(stream);
+    state.SetIterationTime(static_cast<double>(stop.since(start)) * 1e-3 / kLaunches);
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+__global__ void empty_kernel() {}
+
+/// An empty kernel in the shape that the routing kernel would have.
+void empty(benchmark::State& state) {
+  CudaStream stream;
+  auto const device = moe::routing::detail::routing_device();
+  RoutingCapacity capacity = moe::routing::detail::measure_routing_capacity(&empty_kernel, device, 32);
+  RoutingTuning const tuning = choose_routing_tuning(state.range(0), 256, capacity, true);
+  time_graph(state, stream, [&](int) {
+    moe::routing::detail::RoutingLaunch const launch(tuning, 0, stream);
+    check_cuda(cudaLaunchKernelEx(&launch.config, &empty_kernel), "empty kernel");
+  });
 }
 
 /// One graph of kLaunches calls; `permute`: with load counts, offsets, sorted slots and inverse.
@@ -107,23 +145,7 @@ void routing(benchmark::State& state, Router const& router, bool permute) {
     return;
   }
 
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < kLaunches; ++i) route_fused(router, call(i % kInputs), stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-  for (int i = 0; i < 3; ++i) check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
-  CudaEvent start;
-  CudaEvent stop;
-  for (auto _ : state) {
-    start.record(stream);
-    check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
-    stop.record(stream);
-    state.SetIterationTime(static_cast<double>(stop.since(start)) * 1e-3 / kLaunches);
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
+  time_graph(state, stream, [&](int i) { route_fused(router, call(i % kInputs), stream); });
   state.SetBytesProcessed(state.iterations() * rows * (width * 4 + k * (permute ? 16 : 8)));
 }
 
@@ -140,6 +162,7 @@ void softmax(benchmark::State& state, int experts, int topk, bool permute) {
 void configure(benchmark::internal::Benchmark* b) {
   b->Arg(1)->Arg(16)->Arg(128)->Arg(512)->Arg(2048)->Arg(4096)->Arg(16384)->UseManualTime()->Unit(benchmark::kMicrosecond);
 }
+BENCHMARK(empty)->Arg(1)->Arg(128)->Arg(4096)->UseManualTime()->Unit(benchmark::kMicrosecond);
 BENCHMARK_CAPTURE(grouped, e256_g8_k8_all, true)->Apply(configure);
 BENCHMARK_CAPTURE(grouped, e256_g8_k8_ids_and_weights, false)->Apply(configure);
 BENCHMARK_CAPTURE(softmax, e128_k8_all, 128, 8, true)->Apply(configure);
