@@ -130,7 +130,9 @@ void ContiguousLayer::State::enqueue_reduce(LayerCall const& call, void const* r
 inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* workspace, cudaStream_t stream) const {
   TokenParams p{};
   p.plan = plan_token(shape, scheme, workers);
-  if (shape.topk > kTokenSlots || !activation.gated || p.plan.depth < 1 || scheme == Scheme::fp8_row || call.x_scales != nullptr) {
+  bool const plain = !weights.interleaved && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
+  if (shape.topk > kTokenSlots || !activation.gated || !plain || p.plan.depth < 1 || call.x_scales != nullptr ||
+      (scheme != Scheme::bf16 && scheme != Scheme::fp8_block)) {
     return false;
   }
   p.shape = shape;
@@ -139,9 +141,6 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   p.w2 = weights.w2;
   p.w13_scales = weights.w13_scales;
   p.w2_scales = weights.w2_scales;
-  p.w13_bias = weights.w13_bias;
-  p.w2_bias = weights.w2_bias;
-  p.weight_on_input = options.weight_on_input;
   p.scale_floor = options.scale_floor;
   p.activation = activation;
   p.x = call.x;
@@ -152,9 +151,7 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   p.arrived = counters + 3;
   p.exits = counters + 4;
   p.out = call.out;
-  auto const kernel = scheme == Scheme::bf16  ? token_kernel<Scheme::bf16>
-                      : scheme == Scheme::f16 ? token_kernel<Scheme::f16>
-                                              : token_kernel<Scheme::fp8_block>;
+  auto const kernel = scheme == Scheme::bf16 ? token_kernel<Scheme::bf16> : token_kernel<Scheme::fp8_block>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.plan.bytes), "cudaFuncSetAttribute");
   detail::launch(kernel, workers, kTokenThreads, p.plan.bytes, 1, stream, p);
   return true;
@@ -167,7 +164,11 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
   bool const blocks = quantises && batch_counts == nullptr && launcher.block_kernel && tuning.tile_rows > most_rows(scheme) &&
                       activation.gated && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
-  tuning.tile_rows = blocks ? kBlockRows : std::min(tuning.tile_rows, most_rows(scheme));
+  if (!blocks && tuning.tile_rows > most_rows(scheme)) {  // the largest tile that there is; its clusters want more rows
+    tuning.tile_rows = most_rows(scheme);
+    tuning.cluster = 1;
+  }
+  if (blocks) tuning.tile_rows = kBlockRows;
   for (void const* pointer : {call.x, static_cast<void const*>(call.out), static_cast<void const*>(workspace)}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
       throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));

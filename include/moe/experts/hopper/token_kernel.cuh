@@ -59,9 +59,6 @@ struct TokenParams {
   void const* w2;
   float const* w13_scales;  ///< fp8_block
   float const* w2_scales;
-  float const* w13_bias;
-  float const* w2_bias;
-  bool weight_on_input;
   float scale_floor;
   ActivationParams activation;
   void const* x;  ///< [H]
@@ -105,12 +102,7 @@ struct TokenDot {
       float odd = 0.0F;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float2 e;
-        if constexpr (S == Scheme::f16) {
-          e = __half22float2(*reinterpret_cast<__half2 const*>(&word[i]));
-        } else {
-          e = make_float2(__uint_as_float(word[i] << 16), __uint_as_float(word[i] & 0xFFFF0000u));
-        }
+        float2 const e = make_float2(__uint_as_float(word[i] << 16), __uint_as_float(word[i] & 0xFFFF0000u));
         even = fmaf(e.x, __uint_as_float(x[2 * i]), even);
         odd = fmaf(e.y, __uint_as_float(x[2 * i + 1]), odd);
       }
@@ -146,9 +138,9 @@ __device__ inline float warp_sum(float v) {
 
 }  // namespace detail
 
+/// `S` is bf16 or fp8_block; gated, without biases, weights of slots on the output.
 template <Scheme S>
 __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(__grid_constant__ TokenParams const p) {
-  using Output = typename SchemeTraits<S>::Output;
   constexpr bool kFp8 = SchemeTraits<S>::kFp8;
   constexpr int kChunk = kFp8 ? 16 : 8;  // elements in 16 bytes
   constexpr int kTaskBytes = kTokenTaskBytes + (kFp8 ? kTokenLoads * 128 : 0);
@@ -307,7 +299,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(__grid_constant
         int const chunk = 32 * line + lane;
         if (chunk < chunks1) {
           dot.load(vector, 32 * lines1 * slots, 32 * lines1 * row + chunk);
-          float weight = p.weight_on_input ? 1.0F : slot_weight[row];
+          float weight = slot_weight[row];
           if constexpr (kFp8) weight *= scale(i) * group_scales(32 * lines1 * slots)[4 * lines1 * row + chunk / 8];
           sum = fmaf(dot(weights(i)), weight, sum);
         }
@@ -338,14 +330,8 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(__grid_constant
     float4 v = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     if (4 * i < hidden) {
       uint2 const raw = __ldg(static_cast<uint2 const*>(p.x) + i);
-      if constexpr (S == Scheme::f16) {
-        float2 const low = __half22float2(*reinterpret_cast<__half2 const*>(&raw.x));
-        float2 const high = __half22float2(*reinterpret_cast<__half2 const*>(&raw.y));
-        v = make_float4(low.x, low.y, high.x, high.y);
-      } else {
-        v = make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF0000u), __uint_as_float(raw.y << 16),
-                        __uint_as_float(raw.y & 0xFFFF0000u));
-      }
+      v = make_float4(__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xFFFF0000u), __uint_as_float(raw.y << 16),
+                      __uint_as_float(raw.y & 0xFFFF0000u));
     }
     if (kFp8 || 4 * i < hidden) store_vector(v, 1e-10F / 448.0F, 32 * lines0, 0, i);
   }
@@ -363,19 +349,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(__grid_constant
           gate += part.x;
           up += part.y;
         }
-        int const pair = first_pair + local;
-        int const slot = pair / intermediate;
-        int const feature = pair - slot * intermediate;
-        if (p.weight_on_input) {
-          gate *= slot_weight[slot];
-          up *= slot_weight[slot];
-        }
-        if (p.w13_bias != nullptr) {
-          float const* const bias = p.w13_bias + static_cast<long long>(slot_expert[slot]) * p.matrix.rows + feature * p.matrix.row_step;
-          gate += bias[0];
-          up += bias[p.matrix.half_step];
-        }
-        __stcg(p.inter + pair, evaluate(p.activation, gate, up));
+        __stcg(p.inter + first_pair + local, evaluate(p.activation, gate, up));
       }
       __syncthreads();
       if (thread == 0) {
@@ -416,17 +390,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(__grid_constant
     float sum = 0.0F;
     for (int t = 0; t < column_tasks; ++t) sum += part1[local * column_tasks + t];
     int const column = first_column + local;
-    if (p.w2_bias != nullptr) {
-      for (int slot = 0; slot < slots; ++slot) {
-        sum =
-            fmaf(p.w2_bias[static_cast<long long>(slot_expert[slot]) * hidden + column], p.weight_on_input ? 1.0F : slot_weight[slot], sum);
-      }
-    }
-    if constexpr (S == Scheme::f16) {
-      static_cast<__half*>(p.out)[column] = __float2half_rn(sum);
-    } else {
-      static_cast<Output*>(p.out)[column] = __float2bfloat16_rn(sum);
-    }
+    static_cast<__nv_bfloat16*>(p.out)[column] = __float2bfloat16_rn(sum);
   }
   if (thread == 0 && atomicAdd(p.exits, 1) + 1 == workers) {  // every block is past its wait: leave the counters as they were
     *p.arrived = 0;
