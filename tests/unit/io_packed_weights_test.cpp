@@ -55,7 +55,7 @@ std::int64_t product(std::vector<std::int64_t> const& shape) {
   return n;
 }
 /// A tensor whose every byte is `fill`.
-Stored filled(FileDType dtype, std::vector<std::int64_t> shape, int fill = 0) {
+Stored filled(FileDType dtype, std::vector<std::int64_t> const& shape, int fill = 0) {
   return {dtype, shape, std::vector<std::byte>(at(product(shape) * bits(dtype) / 8), static_cast<std::byte>(fill))};
 }
 template <class T>
@@ -79,6 +79,8 @@ json const kInt4 = compressed("pack-quantized", {{"num_bits", 4}, {"type", "int"
 json const kNvfp4 =
     compressed("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}});
 
+json const kV4{{"quant_method", "fp8"}, {"scale_fmt", "ue8m0"}, {"weight_block_size", {128, 128}}, {"expert_dtype", "fp4"}};
+
 /// The tensors of one projection [n, k] in each packing.
 using Make = void (*)(Tensors& t, std::string const& base, std::int64_t n, std::int64_t k);
 void gptq(Tensors& t, std::string const& base, std::int64_t n, std::int64_t k) {
@@ -100,6 +102,10 @@ void nvfp4(Tensors& t, std::string const& base, std::int64_t n, std::int64_t k) 
   t[base + ".weight_packed"] = filled(FileDType::u8, {n, k / 2}, 0x22);       // 1.0
   t[base + ".weight_scale"] = filled(FileDType::f8_e4m3, {n, k / 16}, 0x38);  // 1.0
   t[base + ".weight_global_scale"] = numbers<float>({1}, 2.0F);
+}
+void mxfp4_v4(Tensors& t, std::string const& base, std::int64_t n, std::int64_t k) {
+  t[base + ".weight"] = filled(FileDType::i8, {n, k / 2}, 0x22);      // 1.0
+  t[base + ".scale"] = filled(FileDType::f8_e8m0, {n, k / 32}, 126);  // 0.5
 }
 void int8(Tensors& t, std::string const& base, std::int64_t n, std::int64_t k) {
   t[base + ".weight"] = filled(FileDType::i8, {n, k}, 1);
@@ -124,6 +130,7 @@ json config(json const& quantization) {
   json c{{"model_type", "qwen3_moe"}, {"hidden_act", "silu"},     {"hidden_size", kH},      {"moe_intermediate_size", kI},
          {"num_experts", kE},         {"num_experts_per_tok", 2}, {"num_hidden_layers", 1}, {"norm_topk_prob", true}};
   if (!quantization.is_null()) c["quantization_config"] = quantization;
+  if (quantization.contains("expert_dtype")) c["expert_dtype"] = quantization["expert_dtype"];
   return c;
 }
 
@@ -162,6 +169,7 @@ std::vector<Packing> packings() {
           {"awq", awq, kAwq, 0.5F},
           {"packed", packed, kInt4, 0.5F},
           {"nvfp4", nvfp4, kNvfp4, 0.5F},
+          {"DeepSeek-V4", mxfp4_v4, kV4, 0.5F},
           {"int8", int8, compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}}), 0.5F},
           {"unquantised layers of a quantised checkpoint", bf16, kGptq, 0.5F}};
 }
@@ -245,6 +253,9 @@ TEST(PackedWeights, M3_WrongShapesNameBoth) {
   t = experts(nvfp4);
   t[kGate1 + ".weight_global_scale"] = numbers<float>({2}, 1.0F);
   expect_refusal(ErrorCode::argument, "shape [2], expected [1]", t, kNvfp4);
+  t = experts(mxfp4_v4);
+  t[kGate1 + ".scale"] = filled(FileDType::f8_e8m0, {kI, 1}, 126);
+  expect_refusal(ErrorCode::argument, "shape [32, 1], expected [32, 2] (mxfp4: 32 elements a scale)", t, kV4);
   t = experts(int8);
   t[kGate1 + ".weight_scale"] = numbers<float>({kI, 3}, 1.0F);
   expect_refusal(ErrorCode::argument, "shape [32, 3], expected [1], [32, 1], [32, groups] or [1, 1]", t, {});
@@ -319,6 +330,10 @@ TEST(PackedWeights, ConfigurationAndTensorsMustAgree) {
                  compressed("float-quantized", {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}}));
   expect_refusal(ErrorCode::config, "holds float4 in groups of 16, but quantization_config (fp8) announces float8", experts(nvfp4),
                  {{"quant_method", "fp8"}});
+  expect_refusal(ErrorCode::config, "holds float4 in groups of 32, but quantization_config (fp8) announces float8", experts(mxfp4_v4),
+                 {{"quant_method", "fp8"}});
+  expect_refusal(ErrorCode::unsupported, "'expert_dtype' is \"fp6\"", experts(mxfp4_v4),
+                 {{"quant_method", "fp8"}, {"expert_dtype", "fp6"}});
   for (json const& q : {json(), kInt4, json{{"quant_method", "fp8"}}}) {
     expect_refusal(ErrorCode::config, "GPTQ or AWQ codes, but the configuration's quant_method is ", experts(gptq), q);
   }
@@ -328,8 +343,8 @@ TEST(PackedWeights, ConfigurationAndTensorsMustAgree) {
 // Fused experts with scales
 
 /// [E, 2I, H] and [E, H, I] (transposed: [E, H, 2I] and [E, I, H]) whose every code is 1.0 in e4m3.
-Tensors fused(bool transposed, std::string const& suffix, std::vector<std::int64_t> up_scales, std::vector<std::int64_t> down_scales,
-              FileDType dtype = FileDType::f8_e4m3) {
+Tensors fused(bool transposed, std::string const& suffix, std::vector<std::int64_t> const& up_scales,
+              std::vector<std::int64_t> const& down_scales, FileDType dtype = FileDType::f8_e4m3) {
   Tensors t;
   t[kRoot + "gate.weight"] = numbers<float>({kE, kH}, 0.0F);
   t[kRoot + "experts.gate_up_proj"] = transposed ? filled(dtype, {kE, kH, 2 * kI}, 0x38) : filled(dtype, {kE, 2 * kI, kH}, 0x38);
@@ -337,7 +352,8 @@ Tensors fused(bool transposed, std::string const& suffix, std::vector<std::int64
   for (auto const& [name, shape] : {std::pair{"gate_up_proj", up_scales}, std::pair{"down_proj", down_scales}}) {
     std::vector<float> scales(at(product(shape)));
     for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<float>(i + 1);
-    if (!shape.empty()) t[kRoot + "experts." + name + suffix] = list<float>(shape, scales);
+    std::string const stacked = kRoot + "experts." + name;
+    if (!shape.empty()) t[stacked + suffix] = list<float>(shape, scales);
   }
   return t;
 }

@@ -234,7 +234,11 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   LayerDescription d;
   d.model_type = c.model_type();
   family.describe(c, d, layer);
-  if (c.has("quantization_config")) d.quantization = checkpoint_quantization(c.section("quantization_config"));
+  if (c.has("quantization_config")) {
+    d.quantization = checkpoint_quantization(c.section("quantization_config"));
+    // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8.
+    if (c.has("expert_dtype") && c.string("expert_dtype", {"fp4", "fp8"}) == "fp4") d.quantization.weights.push_back({false, 4, 32});
+  }
   validate(d, c.label());
   return d;
 }

@@ -4,11 +4,12 @@
 // | tensors                                                       | stored as                                                         |
 // |---------------------------------------------------------------|-------------------------------------------------------------------|
 // | .weight F64, F32, F16, BF16                                   | itself                                                            |
-// | .weight F8_E4M3, .weight_scale_inv or .weight_scale           | fp8, scales per tensor, row, group (mxfp8: exponents) or block    |
+// | .weight F8_E4M3, .weight_scale_inv, .weight_scale or .scale   | fp8, scales per tensor, row, group (mxfp8: exponents) or block    |
 // | .weight I8, .weight_scale (.weight_zero_point)                | int8, scales per tensor, row or group                             |
 // | .weight U8, .weight_scale, .weight_scale_2                    | nvfp4 as ModelOpt writes it                                       |
 // | .weight_packed U8, .weight_scale, .weight_global_scale        | nvfp4 as compressed-tensors writes it                             |
 // | .weight_packed U8, .weight_scale                              | mxfp4                                                             |
+// | .weight I8, .scale F8_E8M0                                    | mxfp4 as DeepSeek-V4 is released                                  |
 // | .weight_packed I32, .weight_scale, .weight_shape (…)          | int4 and int8 of compressed-tensors                               |
 // | .qweight, .qzeros, .scales (.g_idx)                           | GPTQ or AWQ, as quantization_config says                          |
 #pragma once
@@ -37,7 +38,7 @@ bool read_linear(TensorStore const& store, std::string const& base, std::int64_t
                  T* out) {
   if (auto const w = store.find(base + ".weight")) {
     FileDType const dtype = w->info->dtype;
-    if (dtype == FileDType::u8) {
+    if (dtype == FileDType::u8 || (dtype == FileDType::i8 && store.contains(base + ".scale"))) {
       detail::read_packed_floats(store, *w, base, n, k, q, out);
       return true;
     }

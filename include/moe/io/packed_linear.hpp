@@ -194,12 +194,12 @@ inline void read_mxfp4_rows(StoredTensor const& blocks, StoredTensor const& scal
 }
 
 /// 4-bit floats [n, k / 2], U8: nvfp4 with `base.weight_scale` e4m3 [n, k / 16] and either a scale of the tensor that multiplies
-/// (weight_scale_2) or one that divides (weight_global_scale); mxfp4 with exponents [n, k / 32].
+/// (weight_scale_2) or one that divides (weight_global_scale); mxfp4 with exponents [n, k / 32], also named `base.scale` (codes I8 then).
 template <class T>
 void read_packed_floats(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n, std::int64_t k,
                         CheckpointQuantization const& q, T* out) {
   auto const multiplies = store.find(base + ".weight_scale_2"), divides = store.find(base + ".weight_global_scale");
-  StoredTensor const s = store.at(base + ".weight_scale");
+  StoredTensor const s = store.at(base + (store.contains(base + ".scale") ? ".scale" : ".weight_scale"));
   bool const nvfp4 = multiplies || divides || s.info->dtype == FileDType::f8_e4m3;
   if (nvfp4 && !multiplies && !divides) {
     throw Error(ErrorCode::argument, one_line(w.where(), ": nvfp4 needs '", base, ".weight_scale_2' or '", base, ".weight_global_scale'"));

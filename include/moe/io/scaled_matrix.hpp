@@ -140,7 +140,7 @@ inline std::optional<StoredTensor> find_any(TensorStore const& store, std::strin
   return std::nullopt;
 }
 
-/// Reads an e4m3 or int8 matrix with the scales that belong to `base`: base + ".weight_scale_inv" or ".weight_scale", of a fused tensor
+/// Reads an e4m3 or int8 matrix with the scales that belong to `base`: base + ".weight_scale_inv", ".weight_scale" or ".scale", of a fused tensor
 /// also base + "_scale_inv" or "_scale". `transposed`: the matrix is stored [in, out]. False for another dtype.
 template <class T>
 bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string const& base, MatrixPlace const& m,
@@ -148,7 +148,7 @@ bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string co
   bool const e4m3 = w.info->dtype == FileDType::f8_e4m3;
   if (!e4m3 && w.info->dtype != FileDType::i8) return false;
   auto const scale = m.stack > 0 ? find_any(store, base, {".weight_scale_inv", ".weight_scale", "_scale_inv", "_weight_scale", "_scale"})
-                                 : find_any(store, base, {".weight_scale_inv", ".weight_scale"});
+                                 : find_any(store, base, {".weight_scale_inv", ".weight_scale", ".scale"});
   if (!scale) {
     throw Error(ErrorCode::argument,
                 one_line(w.where(), ": an ", e4m3 ? "e4m3" : "int8", " weight needs '", base,
