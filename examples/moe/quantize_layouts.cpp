@@ -120,8 +120,9 @@ std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceSta
   };
   std::vector<std::int64_t> shape{s.count};
   for (std::int64_t d : scale_shape(scheme.name, s.rows, s.cols)) shape.push_back(d);
-  return {{s.tensor, code_dtype(scheme.name), {s.count, s.rows, s.cols}, [=] { return each([](QuantizedTensor t) { return t.q; }); }},
-          {scales, FileDType::f32, shape, [=] { return each([](QuantizedTensor t) { return t.scale; }); }}};
+  return {
+      {s.tensor, code_dtype(scheme.name), {s.count, s.rows, s.cols}, [=] { return each([](QuantizedTensor const& t) { return t.q; }); }},
+      {scales, FileDType::f32, shape, [=] { return each([](QuantizedTensor const& t) { return t.scale; }); }}};
 }
 
 std::vector<NewTensor> mxfp4_blocks(SourceStack const& s) {
@@ -139,9 +140,9 @@ std::vector<NewTensor> mxfp4_blocks(SourceStack const& s) {
   return {{s.tensor + "_blocks",
            FileDType::u8,
            {s.count, out_rows, in / 32, 16},
-           [=] { return each([](QuantizedTensor t) { return t.packed; }); }},
+           [=] { return each([](QuantizedTensor const& t) { return t.packed; }); }},
           {s.tensor + "_scales", FileDType::u8, {s.count, out_rows, in / 32}, [=] {
-             return each([](QuantizedTensor t) { return t.scale_byte; });
+             return each([](QuantizedTensor const& t) { return t.scale_byte; });
            }}};
 }
 

@@ -14,6 +14,7 @@ using moe_test::same_bits;
 template <class Decode>
 std::vector<float> table(int codes, Decode decode) {
   std::vector<float> values;
+  values.reserve(static_cast<std::size_t>(codes));
   for (int code = 0; code < codes; ++code) values.push_back(decode(static_cast<std::uint8_t>(code)));
   return values;
 }
@@ -32,6 +33,7 @@ TEST(QuantizationTables, EveryCodeDecodesAsTorchDoes) {
 template <class Encode>
 std::vector<std::uint8_t> from_bf16(Encode encode) {
   std::vector<std::uint8_t> codes;
+  codes.reserve(65536);
   for (std::uint32_t i = 0; i < 65536; ++i) codes.push_back(encode(bits_float(i << 16)));
   return codes;
 }

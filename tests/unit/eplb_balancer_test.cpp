@@ -83,6 +83,7 @@ std::vector<std::exception_ptr> on_ranks(int size, std::function<void(int, Threa
   ThreadGroup::Shared shared(size);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
+  threads.reserve(errors.size());
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       ThreadGroup group(shared, r);

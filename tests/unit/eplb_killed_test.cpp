@@ -45,7 +45,9 @@ class Sockets {
     for (int fd : end_) ::close(fd);
   }
   int ranks() const { return ranks_; }
-  int& end(int mine, int peer) { return end_[static_cast<std::size_t>(mine * ranks_ + peer)]; }
+  int& end(int mine, int peer) {
+    return end_[static_cast<std::size_t>(mine) * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(peer)];
+  }
   /// In rank r's process: only r's ends stay open, so that its death closes them.
   void keep(int r) {
     for (int a = 0; a < ranks_; ++a) {

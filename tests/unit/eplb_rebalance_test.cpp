@@ -250,7 +250,8 @@ TEST(Propose, B12_PreserveSlots) {
 RC_GTEST_PROP(Propose, B12_PreserveSlotsMovesOnlyInsideRanks, ()) {
   int const ranks = *rc::gen::inRange(1, 5);
   int const per_rank = *rc::gen::inRange(1, 7);
-  auto const ids = *rc::gen::container<Ids>(static_cast<std::size_t>(2 * ranks * per_rank), rc::gen::inRange(0, 8));
+  auto const slots = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(per_rank);
+  auto const ids = *rc::gen::container<Ids>(2 * slots, rc::gen::inRange(0, 8));
   Ids const before(ids.begin(), ids.begin() + ranks * per_rank);
   LayerSlots next{{ids.begin() + ranks * per_rank, ids.end()}, Ids(before.size())};
   std::iota(next.replica.begin(), next.replica.end(), 0);

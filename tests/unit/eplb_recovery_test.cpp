@@ -114,6 +114,7 @@ void scale(int ranks, std::vector<int> const& leaving, int joining, int slots_pe
     std::vector<int> weights(plan.old_map.row(layer).begin(), plan.old_map.row(layer).end());
     std::map<std::pair<int, int>, int> wire;
     std::vector<moe::eplb::RankPlan> plans;
+    plans.reserve(static_cast<std::size_t>(plan.num_union_ranks));
     for (int r = 0; r < plan.num_union_ranks; ++r) plans.push_back(plan.transfer(layer, r));
     for (auto const& p : plans) {
       for (auto const& f : p.sends) wire[{f.destination_rank, f.expert}] = weights[static_cast<std::size_t>(f.source_slot)];

@@ -125,6 +125,7 @@ RC_GTEST_PROP(TransferPlan, B7_EverySlotHoldsItsExpertAfterTheMove, ()) {
   int const layer = *rc::gen::inRange(0, 61);
   int const slots_per_rank = static_cast<int>(m.before.size()) / m.num_ranks;
   std::vector<Weights> weights;  // of all ranks, by physical slot
+  weights.reserve(m.before.size());
   for (std::int32_t e : m.before) weights.push_back(weights_of(layer, e));
   // The spare memory: one buffer of L slots per rank, addressed by local slot.
   std::vector<std::vector<Weights>> buffer(static_cast<std::size_t>(m.num_ranks),
@@ -133,6 +134,7 @@ RC_GTEST_PROP(TransferPlan, B7_EverySlotHoldsItsExpertAfterTheMove, ()) {
     return buffer.at(static_cast<std::size_t>(slot / slots_per_rank)).at(static_cast<std::size_t>(slot % slots_per_rank));
   };
   std::vector<RankPlan> plans;
+  plans.reserve(static_cast<std::size_t>(m.num_ranks));
   for (int r = 0; r < m.num_ranks; ++r) plans.push_back(plan_rank(m.before, m.after, m.num_logical, m.num_ranks, r));
   // Ranks advance in any order; a rank commits as soon as its own sends and receives are done, while others may not have begun.
   std::map<std::pair<int, int>, Weights> wire;

@@ -72,7 +72,7 @@ std::string refusal(ErrorCode code, json const& j, std::int64_t layer = 0) {
 }
 #define EXPECT_HAS(message, part)                                        \
   do {                                                                   \
-    std::string const has_message = (message);                           \
+    std::string const& has_message = (message);                          \
     EXPECT_NE(has_message.find(part), std::string::npos) << has_message; \
   } while (false)
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <set>
 #include <span>
 #include <utility>
@@ -30,8 +32,8 @@ struct Recovery {
 
 /// EP ranks that die with data-parallel rank d: {d · TP · PCP + i}.
 inline std::vector<int> ep_ranks_of_dp_rank(int dp_rank, int tp_size, int pcp_size) {
-  std::vector<int> ranks;
-  for (int i = 0; i < tp_size * pcp_size; ++i) ranks.push_back(dp_rank * tp_size * pcp_size + i);
+  std::vector<int> ranks(static_cast<std::size_t>(tp_size) * static_cast<std::size_t>(pcp_size));
+  std::iota(ranks.begin(), ranks.end(), dp_rank * tp_size * pcp_size);
   return ranks;
 }
 
