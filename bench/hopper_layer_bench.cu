@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/hopper_layer_bench.cu: the Hopper layer with tiles of the caller's choice: checks it against float32, or times it. layer_bench
+// bench/hopper_layer_bench.cu: the Hopper layer with tiles of the caller's choice: checks it against float32, or times it. bench/layer
 // times what the library chooses itself.
 //
 //   hopper_layer_bench check [seed]

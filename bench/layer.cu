@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/layer_bench.cu: whole layers on one GPU, by policy, scheme, shape and tokens: time, TFLOP/s, GB/s and the ratio to the floor.
+// bench/layer.cu: whole layers on one GPU, by policy, scheme, shape and tokens: time, TFLOP/s, GB/s and the ratio to the floor.
 //
 // hopper_contiguous sorts the slots, quantises x if the scheme does, multiplies, applies the activation and the router weights and sums
 // over the slots; cuda_reference takes x quantised. Times are of CUDA graph replays between events, after warming up, over inputs and
 // weights that take turns; every layer is compared with float32 before it is timed. Routing is routing_bench's.
 //
-//   layer_bench --benchmark_filter='hopper_contiguous/bf16/qwen3-30b.*/tokens:64/'
+//   layer --benchmark_filter='hopper_contiguous/bf16/qwen3-30b.*/tokens:64/'
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
