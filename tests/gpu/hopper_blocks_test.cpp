@@ -1,67 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_blocks_test.cpp: every block file of the reference data through the Hopper experts: in bf16 against the expected output,
-// in fp8 against the device oracle with the same quantisation. fp8 blocks need an intermediate of whole 128, which none has.
+// in fp8 and with mxfp4 weights against the device oracle with the same quantisation.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <filesystem>
-#include <string>
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "batched_exchange.hpp"
-#include "golden_dir.hpp"
+#include "block_file.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_experts.hpp"
-#include "moe/models/block.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 
 namespace {
 
 using namespace moe;
 using Local = backends::NoExpertParallel<space::cuda>;
-
-template <class T>
-std::vector<T> read(io::TensorStore const& store, std::string const& name) {
-  io::StoredTensor const t = store.at(name);
-  return t.file->read<T>(*t.info);
-}
-
-double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
-
-struct File {
-  std::string name;
-  io::TensorStore store;
-  std::vector<float> hidden, expected;
-  std::vector<std::int64_t> tokens;
-  io::LayerDescription description;
-
-  explicit File(std::filesystem::path const& path) : name(path.stem().string()), store(path) {
-    hidden = read<float>(store, "hidden");
-    expected = read<float>(store, "expected");
-    if (store.contains("input_ids")) tokens = read<std::int64_t>(store, "input_ids");
-    description = io::from_block_metadata(store.metadata(), store.label());
-  }
-  std::int64_t rows() const { return static_cast<std::int64_t>(hidden.size()) / description.hidden; }
-
-  template <class Quant, class Backend, class Experts>
-  std::vector<float> run() const {
-    using Block = models::Block<Quant, Backend, Experts, bf16, bf16, float>;
-    typename Backend::Comm comm;
-    Block block(comm, io::load_block<float>(store), ExpertPlacement(description.router.num_experts, 1), rows());
-    std::vector<float> out(hidden.size());
-    block.forward(hidden, tokens.empty() ? nullptr : tokens.data(), out);
-    return out;
-  }
-};
+using moe_test::BlockFile;
+using moe_test::each_block_file;
+using moe_test::relative_error;
 
 class HopperBlocks : public testing::Test {
  protected:
@@ -71,27 +33,10 @@ class HopperBlocks : public testing::Test {
       GTEST_SKIP() << "needs compute capability 9.0";
     }
   }
-  /// Calls test(file) for every block file; returns how many there are.
-  template <class Test>
-  static int each(Test test) {
-    int count = 0;
-    for (auto const& entry : std::filesystem::directory_iterator(moe_test::golden_dir() / "moe_blocks")) {
-      if (entry.path().extension() != ".safetensors") continue;
-      SCOPED_TRACE(entry.path().filename().string());
-      try {
-        test(File(entry.path()));
-      } catch (Error const& e) {
-        ADD_FAILURE() << e.what();
-      }
-      ++count;
-    }
-    EXPECT_GT(count, 0);
-    return count;
-  }
   template <class Quant>
   static void equals_oracle() {
     int fit = 0;
-    int const all = each([&](File const& f) {
+    int const all = each_block_file([&](BlockFile const& f) {
       if (f.description.intermediate % 16 != 0 || f.description.expert_hidden() % 16 != 0) return;
       ++fit;
       auto const want = f.run<Quant, Local, experts::CudaReference>();
@@ -103,21 +48,58 @@ class HopperBlocks : public testing::Test {
 };
 
 TEST_F(HopperBlocks, Bf16EqualsExpected) {
-  each([](File const& f) { EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::HopperContiguous>(), f.expected), 1e-2); });
+  each_block_file([](BlockFile const& f) {
+    EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::HopperContiguous>(), f.expected), 1e-2);
+  });
 }
 TEST_F(HopperBlocks, Bf16BatchedEqualsExpected) {
-  each([](File const& f) {
+  each_block_file([](BlockFile const& f) {
     if (f.description.weight_on == io::WeightOn::expert_input) return;  // a batch has no weights; a backend would apply them on the way
     EXPECT_LT(relative_error(f.run<quantization::None, moe_test::LocalBatches, experts::HopperMasked>(), f.expected), 1e-2);
   });
 }
 TEST_F(HopperBlocks, Bf16EqualsOracle) {
-  each([](File const& f) {
+  each_block_file([](BlockFile const& f) {
     auto const want = f.run<quantization::None, Local, experts::CudaReference>();
     EXPECT_LT(relative_error(f.run<quantization::None, Local, experts::HopperContiguous>(), want), 5e-3);
   });
 }
 TEST_F(HopperBlocks, Fp8PerTokenEqualsOracle) { equals_oracle<quantization::Fp8PerToken<>>(); }
 TEST_F(HopperBlocks, Fp8PerTensorEqualsOracle) { equals_oracle<quantization::Fp8PerTensor<>>(); }
+
+/// Experts of an intermediate width that is a multiple of 32, as mxfp4 needs: what is added has weights and biases of zero.
+void pad_intermediate(io::HostLayerWeights<float>& w) {
+  std::int64_t const from = w.intermediate;
+  std::int64_t const to = (from + 31) / 32 * 32;
+  std::int64_t const hidden = w.description.expert_hidden();
+  std::int64_t const parts = w.description.activation.gated() ? 2 : 1;
+  auto const experts = static_cast<std::int64_t>(w.experts.size());
+  auto const widen = [](std::vector<float>& v, std::int64_t rows, std::int64_t old_cols, std::int64_t new_cols) {
+    std::vector<float> out(static_cast<std::size_t>(rows * new_cols), 0.0F);
+    for (std::int64_t r = 0; r < rows; ++r) std::copy_n(v.data() + r * old_cols, old_cols, out.data() + r * new_cols);
+    v = std::move(out);
+  };
+  widen(w.w13, experts * parts, from * hidden, to * hidden);
+  widen(w.w2, experts * hidden, from, to);
+  if (!w.w13_bias.empty()) widen(w.w13_bias, experts * parts, from, to);
+  w.intermediate = to;
+  w.description.intermediate = to;
+}
+
+/// gpt-oss among them, with biases and its clamped activation.
+TEST_F(HopperBlocks, Q17_Mxfp4WeightsEqualOracle) {
+  using Mxfp4 = quantization::Mxfp4W4A16<>;
+  int fit = 0;
+  each_block_file([&](BlockFile const& f) {
+    io::LayerDescription const& d = f.description;
+    bool const fits = experts::detail::is_w4_activation(d.activation.kind) && d.weight_on != io::WeightOn::expert_input;
+    if (!fits || d.expert_hidden() % 64 != 0) return;
+    ++fit;
+    auto const got = f.run<Mxfp4, Local, experts::HopperW4A16>(pad_intermediate);
+    EXPECT_LT(relative_error(got, f.run<Mxfp4, Local, experts::CudaReference>(pad_intermediate)), 5e-3);
+    EXPECT_LT(relative_error(got, f.expected), 0.3) << "what four bits leave of weights";
+  });
+  EXPECT_GE(fit, 8);
+}
 
 }  // namespace

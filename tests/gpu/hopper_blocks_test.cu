@@ -6,6 +6,7 @@
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/route.cuh"
@@ -17,6 +18,8 @@ template void moe::routing::RowRouter<moe::routing::RouterConfig>::select<float>
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::None, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerToken<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Mxfp4W4A16<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Mxfp4W4A16<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::None, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerTensor<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerToken<>, float>;
@@ -24,3 +27,4 @@ template class moe_test::BatchedExchange<Layer, quantization::None, moe::bf16>;
 template class moe::experts::CudaReference::Kernel<Layer, quantization::None, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, quantization::Fp8PerTensor<>, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, quantization::Fp8PerToken<>, moe::ActivationFormat::standard>;
+template class moe::experts::CudaReference::Kernel<Layer, quantization::Mxfp4W4A16<>, moe::ActivationFormat::standard>;

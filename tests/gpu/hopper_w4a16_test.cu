@@ -3,6 +3,7 @@
 // points, mxfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and what it refuses.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -235,6 +236,15 @@ TEST(HopperW4A16, Q17_X9_GptOssWithBiases) {
   EXPECT_LT(standard_error<Int4Group128>({3, 192, 192, 3}, 20, Load::random, 301, true, clamped), kTolerance);
 }
 
+TEST(HopperW4A16, WidthsThatLeaveHalfABrick) {
+  NEEDS_HOPPER();
+  for (int tokens : {3, 60, 300}) {
+    EXPECT_LT(standard_error<Mxfp4>({4, 128, 1440, 2}, tokens, Load::random, 350 + static_cast<unsigned>(tokens), true, kGptOss),
+              kTolerance);
+    EXPECT_LT(standard_error<Mxfp4>({4, 64, 32, 2}, tokens, Load::random, 360 + static_cast<unsigned>(tokens), true), kTolerance);
+  }
+}
+
 TEST(HopperW4A16, Mxfp4ExponentsBeyondBf16Multipliers) {
   NEEDS_HOPPER();
   EXPECT_LT(standard_error<Mxfp4>({4, 256, 256, 2}, 16, Load::random, 400, false, kSilu, 30), kTolerance);
@@ -321,6 +331,60 @@ TEST(HopperW4A16, Batched) {
   want.copy_to_host(a.data());
   got.copy_to_host(b.data());
   EXPECT_LT(relative_error(b, a, a.size()), kTolerance);
+
+  // The same rows in one list, in another order, found by index.
+  std::int64_t const rows = std::int64_t{s.experts} * kCapacity;
+  std::vector<std::int32_t> gather(static_cast<std::size_t>(rows));
+  std::vector<bf16> list(x.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    gather[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(rows - 1 - r);
+    std::copy_n(x.data() + r * s.hidden, s.hidden, list.data() + (rows - 1 - r) * s.hidden);
+  }
+  auto const device_list = upload(list);
+  auto const device_gather = upload(gather);
+  batch.rows = make_blocks(device_list.data(), 1, rows, std::int64_t{s.hidden});
+  batch.gather = make_rows(device_gather.data(), s.experts, std::int64_t{kCapacity});
+  Memory<Cuda>::fill(got.data(), 0, got.bytes());
+  kernel.apply(batch, make_blocks(got.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
+  std::vector<bf16> c(x.size());
+  got.copy_to_host(c.data());
+  EXPECT_EQ(std::memcmp(b.data(), c.data(), b.size() * sizeof(bf16)), 0) << "gathered";
+}
+
+TEST(HopperW4A16, WeightsChangedInPlaceArePackedAnew) {
+  NEEDS_HOPPER();
+  Sizes const s{4, 128, 96, 2};  // half a brick of padding
+  std::mt19937_64 gen(650);
+  RandomWeights<Mxfp4> weights(s, false, gen);
+  RandomWeights<Mxfp4> const others(s, false, gen);
+  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  Arena<Cuda> arena;
+  using Kernel = experts::HopperW4A16::Kernel<Config, Mxfp4, ActivationFormat::standard>;
+  Kernel kernel(shape, weights.view, 8, Mxfp4{}, kSilu, {}, arena);
+  Kernel const fresh(shape, others.view, 8, Mxfp4{}, kSilu, {}, arena);
+  auto const x = upload(std::vector<bf16>(static_cast<std::size_t>(8 * s.hidden), from_float<bf16>(0.25F)));
+  auto const w = upload(std::vector<float>(16, 0.5F));
+  auto const ids = upload(make_ids(s, 8, Load::random, gen));
+  StandardTokensOf<Config, Mxfp4> batch{};
+  batch.rows = make_rows(x.data(), 8, std::int64_t{s.hidden});
+  batch.topk_ids = make_rows(ids.data(), 8, std::int64_t{s.topk});
+  batch.topk_weights = make_rows(w.data(), 8, std::int64_t{s.topk});
+  Buffer<bf16, Cuda> y(8 * s.hidden);
+  auto const run = [&](Kernel const& k) {
+    std::vector<bf16> out(static_cast<std::size_t>(y.size()));
+    k.apply(batch, make_rows(y.data(), 8, std::int64_t{s.hidden}), nullptr);
+    y.copy_to_host(out.data());
+    return out;
+  };
+  auto const want = run(fresh);
+  EXPECT_GT(relative_error(run(kernel), want, want.size()), 0.1);
+  Memory<Cuda>::copy_async(weights.c13.data(), others.c13.data(), weights.c13.bytes(), nullptr);
+  Memory<Cuda>::copy_async(weights.c2.data(), others.c2.data(), weights.c2.bytes(), nullptr);
+  Memory<Cuda>::copy_async(weights.s13.data(), others.s13.data(), weights.s13.bytes(), nullptr);
+  Memory<Cuda>::copy_async(weights.s2.data(), others.s2.data(), weights.s2.bytes(), nullptr);
+  kernel.weights_changed(nullptr);
+  auto const got = run(kernel);
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(bf16)), 0);
 }
 
 TEST(HopperW4A16, Refusals) {

@@ -210,6 +210,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   p.x_stride = x_stride;
   p.ids = a.ids;
   p.id_gap = a.id_gap;
+  p.gather = batched ? call.gather : nullptr;
   p.num_tokens = call.num_tokens;
   p.control = a.control;
   p.next_unit = a.next_unit;
@@ -241,13 +242,14 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
 }
 
 [[gnu::used]] inline void W4A16Layer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out,
-                                                      void* workspace, CUstream_st* stream) const {
+                                                      void* workspace, CUstream_st* stream, std::int32_t const* gather) const {
   LayerShape shape = state_->shape;
   shape.topk = 1;
   LayerCall call{};
   call.x = x;
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
+  call.gather = gather;
   W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
   state_->enqueue(call, counts, capacity, tuning, workspace, stream);
 }

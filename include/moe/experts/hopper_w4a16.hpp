@@ -51,8 +51,9 @@ class W4A16Layer {
   void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
   /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots.
+  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x, which then has any number of rows; or null.
   void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
-                       CUstream_st* stream) const;
+                       CUstream_st* stream, std::int32_t const* gather = nullptr) const;
 
  private:
   static constexpr std::int64_t kHeadBytes = (4 * 1024 + W4Workspace::kMaxSplitUnits) * 4;  ///< factors, flags, counters
@@ -152,6 +153,7 @@ struct HopperW4A16 {
    public:
     using Act = typename Config::Act;
     using Output = Act;
+    static constexpr bool kSkipsForeignIds = true;
     using Weights = WeightsOf<Config, Quant>;
 
     /// `weights` are device views; the packed copy is in the arena. E_UNSUPPORTED for a router weight
@@ -199,15 +201,16 @@ struct HopperW4A16 {
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      std::int64_t const capacity = tokens.rows.extent(1);
+      std::int64_t const capacity = tokens.capacity();
       check(capacity, y.extent(1));
       if (capacity == 0) return;
-      expect("blocks of x", tokens.rows.extent(0), num_local_);
+      bool const gathers = tokens.gather.extent(0) > 0;
+      expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
       expect("columns of x", tokens.rows.extent(2), hidden_);
       expect("rows of an output block", y.extent(1), capacity);
       expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
       layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity), expected_rows_,
-                             y.data_handle(), workspace_, stream);
+                             y.data_handle(), workspace_, stream, gathers ? tokens.gather.data_handle() : nullptr);
     }
 
    private:

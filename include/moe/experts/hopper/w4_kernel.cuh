@@ -67,6 +67,12 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
   }
 }
 
+/// The row of x of a sorted row.
+__device__ inline long long source_row(Params const& p, int row) {
+  int const slot = p.sorted_rows[row].slot;
+  return p.gather != nullptr ? p.gather[slot] : slot / p.topk;
+}
+
 /// Three warps: rows of x by token in phase 0, rows of the intermediate in phase 1 once all their columns are there. Eight lanes fetch
 /// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads.
 template <int MaxRows, class L>
@@ -96,7 +102,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
 #pragma unroll
     for (int g = 0; g < kFetches; ++g) {
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
-      source[g] = g < mine ? base + (first ? p.sorted_rows[row].slot / p.topk : row) * width : nullptr;
+      source[g] = g < mine ? base + (first ? source_row(p, row) : row) * width : nullptr;
     }
     if (!first) {
       if (lane == 0) {
@@ -129,6 +135,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
 
 template <class L>
 __device__ inline void release(Memory<L> const& memory, int stage) {
+  __syncwarp();  // orders what the other lanes read
   if ((thread_index() & 31) == 0) arrive(memory.empty(stage));
 }
 
@@ -137,6 +144,72 @@ template <class L>
 __device__ inline void skip(Memory<L> const& memory, Ring<L::kStages>& ring, int k_count) {
   for (int k = 0; k < k_count; k += L::kDepth) {
     wait_parity(memory.full(ring.stage), ring.parity);
+    release(memory, ring.stage);
+    ring.advance();
+  }
+}
+
+/// total += the warpgroup's brick rows times 8 or 16 activation rows, over the unit's part of K, by the warps' own products: they take
+/// fewer cycles and instructions than a warpgroup's do for so few rows.
+template <W4Scheme S, class L, int N>
+__device__ inline void multiply_few(Memory<L> const& memory, Ring<L::kStages>& ring, int group, Span const& span, float (&total)[N / 2]) {
+  static_assert(N == 8 || N == 16);
+  constexpr bool kScaled = S != W4Scheme::mxfp4;
+  constexpr int kLoads = N / 4;  // of four matrices, for a brick: with 8 rows two steps at a time, else one
+  int const thread = thread_index() & 127;
+  int const lane = thread & 31;
+  int const row = N == 8 ? lane & 7 : (lane & 7) + 8 * (lane >> 4);
+  int const chunk = N == 8 ? lane >> 3 : (lane >> 3) & 1;
+  std::uint32_t const lane_rows = static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
+  auto const compute = [&](BrickRegisters<S> const& brick, std::uint32_t rows) {
+    std::uint32_t b[kLoads][4];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) load_matrix_x4(b[i], rows ^ static_cast<std::uint32_t>(i * (128 / kLoads)));
+    [[maybe_unused]] float part[kScaled ? N / 2 : 1] = {};
+    std::uint32_t a[16];
+    brick.template convert<0, 4>(a);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        std::uint32_t const(&from)[4] = b[N == 8 ? q / 2 : q];
+        int const at = N == 8 ? 2 * (q & 1) : 2 * j;
+        std::uint32_t const values[4] = {a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]};
+        multiply_16x8((kScaled ? part : total) + 4 * j, values, from[at], from[at + 1]);
+      }
+    }
+    if constexpr (kScaled) {
+      float2 const scale = brick.sum_scales();
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        total[4 * j] = fmaf(part[4 * j], scale.x, total[4 * j]);
+        total[4 * j + 1] = fmaf(part[4 * j + 1], scale.x, total[4 * j + 1]);
+        total[4 * j + 2] = fmaf(part[4 * j + 2], scale.y, total[4 * j + 2]);
+        total[4 * j + 3] = fmaf(part[4 * j + 3], scale.y, total[4 * j + 3]);
+      }
+    }
+  };
+  for (int k = 0; k < span.k_count; k += L::kDepth) {
+    wait_parity(memory.full(ring.stage), ring.parity);
+    std::uint32_t const rows = smem_address(memory.rows(ring.stage)) + lane_rows;
+    std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBrickBytes);
+    std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
+    int const deep = min(L::kDepth, span.k_count - k);
+    if (deep == L::kDepth) {
+      BrickRegisters<S> brick[2];
+      brick[0].load(bricks, thread);
+#pragma unroll
+      for (int d = 0; d < L::kDepth; ++d) {
+        if (d + 1 < L::kDepth) brick[(d + 1) & 1].load(bricks + static_cast<std::uint32_t>(d + 1) * step_bytes, thread);
+        compute(brick[d & 1], rows + static_cast<std::uint32_t>(d * L::kRowBytes));
+      }
+    } else {
+      for (int d = 0; d < deep; ++d) {
+        BrickRegisters<S> brick;
+        brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes, thread);
+        compute(brick, rows + static_cast<std::uint32_t>(d * L::kRowBytes));
+      }
+    }
     release(memory, ring.stage);
     ring.advance();
   }
@@ -200,7 +273,7 @@ __device__ inline void multiply(Memory<L> const& memory, Ring<L::kStages>& ring,
             return total[0];
           }
         }();
-        scales[d & 1] = brick.scales;
+        if constexpr (kScaled) scales[d & 1] = brick.scales;
         start.template operator()<0, 4>(brick, sum, rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16)), a[d & 1]);
         if (d > 0) {
           wgmma_wait<1>();
@@ -219,7 +292,7 @@ __device__ inline void multiply(Memory<L> const& memory, Ring<L::kStages>& ring,
           BrickRegisters<S> brick;
           brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes + static_cast<std::uint32_t>(b * L::kBrickBytes), thread);
           std::uint32_t const rows_at = rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16));
-          scales[0] = brick.scales;
+          if constexpr (kScaled) scales[0] = brick.scales;
           float(&sum)[N / 2] = [&]() -> float(&)[N / 2] {
             if constexpr (kScaled) {
               return part[0];
@@ -260,7 +333,11 @@ __device__ inline void consume_unit(Params const& p, Memory<L> const& memory, Ri
     for (int i = 0; i < N / 2; ++i) total[b][i] = 0.0F;
   }
   if (mine > 0) {
-    multiply<S, L, N>(memory, ring, group, span, total);
+    if constexpr (N <= 16 && L::kBricks == 1) {
+      multiply_few<S, L, N>(memory, ring, group, span, total[0]);
+    } else {
+      multiply<S, L, N>(memory, ring, group, span, total);
+    }
   } else {
     skip(memory, ring, span.k_count);
   }

@@ -40,7 +40,8 @@ struct Params {
   void const* x;       ///< [M, H] bf16
   long long x_stride;  ///< elements between rows of x
   std::int32_t const* ids;
-  int id_gap;  ///< elements between the rows of ids, beyond k
+  int id_gap;                  ///< elements between the rows of ids, beyond k
+  std::int32_t const* gather;  ///< batched format: rows of x by slot, or null
   std::int32_t const* num_tokens;
   Control const* control;
   int* next_unit;

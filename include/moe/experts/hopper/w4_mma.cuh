@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/ptx.cuh"
+#include "moe/experts/hopper/w4_codes.hpp"
 #include "moe/experts/hopper/w4_problem.hpp"
 
 namespace moe::hopper {
@@ -83,8 +84,9 @@ __device__ inline std::uint32_t subtract_bf16x2(std::uint32_t a, std::uint32_t b
 template <W4Scheme S>
 struct BrickRegisters {
   uint4 codes;
-  std::uint32_t scales;
-  std::uint32_t zeros;
+  std::uint32_t scales;        // int4
+  std::uint32_t zeros;         // int4_zero
+  std::uint32_t exponents[4];  // mxfp4: row r, both groups; row r + 8
 
   /// `thread` of the warpgroup; `brick` as in w4_problem.hpp.
   __device__ void load(std::uint32_t brick, int thread) {
@@ -92,7 +94,14 @@ struct BrickRegisters {
                  : "=r"(codes.x), "=r"(codes.y), "=r"(codes.z), "=r"(codes.w)
                  : "r"(brick + static_cast<std::uint32_t>(thread) * 16));
     std::uint32_t const word = brick + kBrickCodeBytes + static_cast<std::uint32_t>(thread >> 2) * 4;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(word));
+    if constexpr (S == W4Scheme::mxfp4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        asm volatile("ld.shared.u8 %0, [%1];" : "=r"(exponents[i]) : "r"(word + static_cast<std::uint32_t>(i)));
+      }
+    } else {
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(word));
+    }
     if constexpr (S == W4Scheme::int4_zero) {
       asm volatile("ld.shared.u32 %0, [%1];" : "=r"(zeros) : "r"(word + 128));
     }
@@ -103,21 +112,16 @@ struct BrickRegisters {
   __device__ void convert(std::uint32_t (&a)[4 * Steps]) const {
     std::uint32_t const all[4] = {codes.x, codes.y, codes.z, codes.w};
     if constexpr (S == W4Scheme::mxfp4) {
-      // Sign, exponent and mantissa of e2m1 at bits 15 and 8 to 6 of a bf16 are the value times 2^-126, subnormal 0.5 included.
-      constexpr std::uint32_t kSign = 0x80008000u;
-      constexpr std::uint32_t kRest = 0x01C001C0u;
-      // Exponent fields of rows r and r + 8, of the first and the second group of 32, as bf16.
-      std::uint32_t const group[2] = {(scales << 7) & 0x7F807F80u, (scales >> 1) & 0x7F807F80u};
 #pragma unroll
-      for (int q = 0; q < Steps; ++q) {
-        std::uint32_t const both = group[(First + q) / 2];
-        std::uint32_t const low = __byte_perm(both, 0, 0x1010);
-        std::uint32_t const high = __byte_perm(both, 0, 0x3232);
-        std::uint32_t const w = all[First + q];
-        a[4 * q] = multiply_bf16x2(w & (kSign | kRest), low);
-        a[4 * q + 1] = multiply_bf16x2((w << 3) & (kSign | kRest), high);
-        a[4 * q + 2] = multiply_bf16x2(((w << 6) & kRest) | ((w << 1) & kSign), low);
-        a[4 * q + 3] = multiply_bf16x2(((w >> 3) & kRest) | ((w << 2) & kSign), high);
+      for (int pair = 0; pair < Steps / 2; ++pair) {
+        int const group = First / 2 + pair;
+        // The exponent fields of rows r and r + 8, as two bf16 each.
+        std::uint32_t const scale[2] = {exponents[group] * 0x00800080u, exponents[2 + group] * 0x00800080u};
+#pragma unroll
+        for (int f = 0; f < 8; ++f) {
+          std::uint32_t const value = unpack_e2m1(all[First + 2 * pair], all[First + 2 * pair + 1], f);
+          a[8 * pair + f] = multiply_bf16x2(value, scale[f & 1]);
+        }
       }
     } else {
       // A code in the low mantissa bits of 128 is 128 + code; the difference to 128 + zero point is exact. Scales are for the sums.
@@ -134,6 +138,24 @@ struct BrickRegisters {
       }
     }
   }
+
+  /// int4: what the sums of rows r and r + 8 must be multiplied with.
+  __device__ float2 sum_scales() const { return __half22float2(*reinterpret_cast<__half2 const*>(&scales)); }
 };
+
+/// d[16 x 8] += A[16 x 16] * B[8 x 16]^T in bf16, of one warp; fragments lie as those of WgmmaFromRegisters do.
+__device__ inline void multiply_16x8(float* d, std::uint32_t const (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void load_matrix_x4(std::uint32_t (&v)[4], std::uint32_t smem) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(smem)
+               : "memory");
+}
 
 }  // namespace moe::hopper

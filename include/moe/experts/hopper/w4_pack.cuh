@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/w4_codes.hpp"
 #include "moe/experts/hopper/w4_problem.hpp"
 
 namespace moe::hopper {
@@ -73,14 +74,6 @@ __device__ inline int common_exponent(int largest) {
   }
 }
 
-/// Bits of one e2m1 code in the half word of value i: sign, then exponent and mantissa, where few instructions bring them to the places
-/// that convert() wants.
-__device__ inline std::uint32_t spread_e2m1(std::uint32_t code, int i) {
-  constexpr int kSign[4] = {15, 12, 14, 13};
-  constexpr int kRest[4] = {6, 3, 0, 9};
-  return ((code >> 3) << kSign[i]) | ((code & 7u) << kRest[i]);
-}
-
 }  // namespace detail
 
 /// One block of 128 threads per brick: grid (bricks along K, bricks along the rows, experts).
@@ -101,6 +94,7 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   constexpr std::uint32_t kZeroPair = S == W4Scheme::mxfp4 ? 0x00u : 0x88u;
 
   std::uint32_t word[4] = {0, 0, 0, 0};
+  std::uint32_t pairs[2][8];  // e2m1
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
 #pragma unroll
@@ -110,11 +104,15 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
       bool const there = row >= 0 && k < a.cols;
       std::uint32_t const pair = there ? codes[static_cast<long long>(row) * (a.cols / 2) + k / 2] : kZeroPair;
       if constexpr (S == W4Scheme::mxfp4) {
-        word[q] |= detail::spread_e2m1(pair & 15u, i) | (detail::spread_e2m1(pair >> 4, i) << 16);
+        pairs[q / 2][4 * (q & 1) + i] = pair;
       } else {
         word[q] |= ((pair & 15u) << (4 * i)) | ((pair >> 4) << (16 + 4 * i));
       }
     }
+  }
+  if constexpr (S == W4Scheme::mxfp4) {
+    pack_e2m1(pairs[0], word[0], word[1]);
+    pack_e2m1(pairs[1], word[2], word[3]);
   }
   reinterpret_cast<uint4*>(brick)[thread] = make_uint4(word[0], word[1], word[2], word[3]);
 

@@ -42,6 +42,7 @@ inline constexpr int kBrickRows = 64;
 inline constexpr int kBrickDepth = 64;  ///< of K
 inline constexpr int kBrickCodeBytes = 2048;
 inline constexpr int kTileBricks = 4;  ///< of a weight tile: 256 rows
+
 MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + (s == W4Scheme::int4_zero ? 256 : 128); }
 
 /// Most rows of one tile: the scaled sums of int4 need half as many registers again.

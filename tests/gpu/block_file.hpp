@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/block_file.hpp: a block file of the reference data, run through any composition of one rank.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "golden_dir.hpp"
+#include "moe/models/block.hpp"
+
+namespace moe_test {
+
+template <class T>
+std::vector<T> read(moe::io::TensorStore const& store, std::string const& name) {
+  moe::io::StoredTensor const t = store.at(name);
+  return t.file->read<T>(*t.info);
+}
+
+inline double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    norm += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+struct BlockFile {
+  std::string name;
+  moe::io::TensorStore store;
+  std::vector<float> hidden, expected;
+  std::vector<std::int64_t> tokens;
+  moe::io::LayerDescription description;
+
+  explicit BlockFile(std::filesystem::path const& path) : name(path.stem().string()), store(path) {
+    hidden = read<float>(store, "hidden");
+    expected = read<float>(store, "expected");
+    if (store.contains("input_ids")) tokens = read<std::int64_t>(store, "input_ids");
+    description = moe::io::from_block_metadata(store.metadata(), store.label());
+  }
+  std::int64_t rows() const { return static_cast<std::int64_t>(hidden.size()) / description.hidden; }
+
+  /// The block's output; `change` may alter the weights that were read.
+  template <class Quant, class Backend, class Experts, class Act = moe::bf16, class Change>
+  std::vector<float> run(Change&& change) const {
+    using Block = moe::models::Block<Quant, Backend, Experts, Act, Act, float>;
+    typename Backend::Comm comm;
+    auto weights = moe::io::load_block<float>(store);
+    change(weights);
+    Block block(comm, std::move(weights), moe::ExpertPlacement(description.router.num_experts, 1), rows());
+    std::vector<float> out(hidden.size());
+    block.forward(hidden, tokens.empty() ? nullptr : tokens.data(), out);
+    return out;
+  }
+  template <class Quant, class Backend, class Experts, class Act = moe::bf16>
+  std::vector<float> run() const {
+    return run<Quant, Backend, Experts, Act>([](auto&) {});
+  }
+};
+
+/// Calls test(file) for every block file; returns how many there are.
+template <class Test>
+int each_block_file(Test test) {
+  int count = 0;
+  for (auto const& entry : std::filesystem::directory_iterator(golden_dir() / "moe_blocks")) {
+    if (entry.path().extension() != ".safetensors") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    try {
+      test(BlockFile(entry.path()));
+    } catch (moe::Error const& e) {
+      ADD_FAILURE() << e.what();
+    }
+    ++count;
+  }
+  EXPECT_GT(count, 0);
+  return count;
+}
+
+}  // namespace moe_test

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/hopper_w4_test.cpp: the host side of the Hopper layer with 4-bit weights: where codes lie, sizes, tiles, workspace, refusals.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <random>
+
+#include "moe/experts/hopper/w4_codes.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/quantization/mxfp4.hpp"
+
+namespace {
+
+using namespace moe;
+using namespace moe::hopper;
+
+/// What a half of a fragment register is as bf16, times 2^126.
+float value_of(std::uint32_t half) { return std::ldexp(std::bit_cast<float>(half << 16), 126); }
+
+TEST(HopperW4, E2m1CodesComeBackFromTheirWords) {
+  constexpr float kValues[8] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+  auto const want = [&](std::uint32_t code) { return (code & 8u) != 0 ? -kValues[code & 7u] : kValues[code & 7u]; };
+  std::mt19937 gen(1);
+  for (int round = 0; round < 4096; ++round) {
+    std::uint32_t f[8];
+    for (std::uint32_t& v : f) v = gen() & 0xFFu;
+    if (round < 256) f[round % 8] = static_cast<std::uint32_t>(round);
+    std::uint32_t first = 0;
+    std::uint32_t second = 0;
+    pack_e2m1(f, first, second);
+    for (int i = 0; i < 8; ++i) {
+      std::uint32_t const got = unpack_e2m1(first, second, i);
+      EXPECT_EQ(got & ~kE2m1Bits, 0u);
+      EXPECT_EQ(value_of(got & 0xFFFFu), want(f[i] & 15u)) << "register " << i;
+      EXPECT_EQ(value_of(got >> 16), want(f[i] >> 4)) << "register " << i;
+      EXPECT_EQ(std::signbit(value_of(got & 0xFFFFu)), (f[i] & 8u) != 0);
+    }
+  }
+}
+
+TEST(HopperW4, EveryBitOfAPairIsUsedOnce) {
+  std::uint32_t const ones[8] = {255, 255, 255, 255, 255, 255, 255, 255};
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+  pack_e2m1(ones, first, second);
+  EXPECT_EQ(first, 0xFFFFFFFFu);
+  EXPECT_EQ(second, 0xFFFFFFFFu);
+}
+
+TEST(HopperW4, BytesOfTheWeights) {
+  EXPECT_EQ(packed_bytes(W4Scheme::mxfp4, 64, 64), 2048 + 128) << "4.25 bits a weight";
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256));
+  hopper::LayerShape const s{2, 128, 96, 1};
+  EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4), 2 * 12 * 2176)
+      << "an intermediate of 96 takes the room of 128";
+}
+
+TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
+  for (hopper::LayerShape const& s :
+       {hopper::LayerShape{32, 2880, 2880, 4}, hopper::LayerShape{384, 7168, 2048, 8}, hopper::LayerShape{1, 64, 64, 1}}) {
+    std::int64_t before = 0;
+    for (int tokens : {1, 7, 64, 1000, 16384}) {
+      for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4}) {
+        W4Tuning const t = choose_w4_tuning(s, scheme, tokens);
+        EXPECT_EQ(t.tile_rows % 8, 0);
+        EXPECT_GE(t.tile_rows, 8);
+        EXPECT_LE(t.tile_rows, most_rows(scheme));
+        EXPECT_LE(std::int64_t{tokens} * s.topk / t.tile_rows + s.num_experts, plan_w4_workspace(s, tokens).max_tiles);
+      }
+      std::int64_t const bytes = plan_w4_workspace(s, tokens).bytes;
+      EXPECT_GE(bytes, before);
+      before = bytes;
+    }
+  }
+}
+
+ErrorCode refusal(hopper::LayerShape shape, W4Scheme scheme, int group, W4Weights w = {}) {
+  w.w13_group = group;
+  w.w2_group = group;
+  try {
+    check_w4(shape, scheme, w);
+  } catch (Error const& e) {
+    return e.code();
+  }
+  return ErrorCode::internal;
+}
+
+TEST(HopperW4, Refusals) {
+  alignas(16) static std::uint8_t const memory[32] = {};
+  W4Weights const w{memory, memory, memory, memory};
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64, w), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refusal({2, 128, 96, 1}, W4Scheme::mxfp4, 32, w), ErrorCode::internal) << "half a brick is padded";
+  EXPECT_EQ(refusal({2, 96, 128, 1}, W4Scheme::mxfp4, 32, w), ErrorCode::config) << "hidden";
+  EXPECT_EQ(refusal({2, 128, 80, 1}, W4Scheme::mxfp4, 32, w), ErrorCode::config) << "intermediate";
+  EXPECT_EQ(refusal({2, 128, 96, 1}, W4Scheme::int4, 32, w), ErrorCode::config) << "intermediate of int4";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 32, w), ErrorCode::config) << "group";
+  EXPECT_EQ(refusal({2, 192, 192, 1}, W4Scheme::int4, 128, w), ErrorCode::config) << "a group that does not divide";
+  EXPECT_EQ(refusal({2000, 128, 128, 1}, W4Scheme::int4, 64, w), ErrorCode::config) << "experts";
+  EXPECT_EQ(refusal({2, 128, 128, 0}, W4Scheme::int4, 64, w), ErrorCode::config) << "topk";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64), ErrorCode::argument) << "null";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64, {memory + 4, memory, memory, memory}), ErrorCode::argument) << "misaligned";
+}
+
+}  // namespace
