@@ -6,6 +6,7 @@
 #   moe::onednn  experts::OneDnn: oneDNN
 #   moe::host    all of the above
 #   moe::cuda    the CUDA space: CUDA runtime, NCCL
+#   moe::cublas  experts::CublasGrouped: moe::cuda and cuBLAS
 include(GNUInstallDirs)
 set(MOE_EXPORTED_TARGETS moe)
 
@@ -55,6 +56,7 @@ if(MOE_HAS_CUDA)
   # CMake 3.25 has no cuda_std_20; nvcc takes the same -std twice.
   target_compile_options(moe_cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>")
   target_compile_definitions(moe_cuda INTERFACE MOE_HAS_CUDA=1)
+  moe_component(cublas moe_cuda MoeToolkit::cublas)
 endif()
 
 # How this project's own programs are compiled. Never exported.
