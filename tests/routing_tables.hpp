@@ -179,6 +179,17 @@ TEST(Routing, R4_NegativeBiasedScoresWinOverMaskedGroups) {
   }
 }
 
+TEST(Routing, R4_ADisabledExpertBesideAnInfiniteBiasLosesItsGroup) {
+  float const inf = std::numeric_limits<float>::infinity();
+  std::vector<float> const bias{inf, -inf, 0.0F, 0.0F};  // the sum of group 0's two best is no number
+  RouterConfig c = plain(4, 2, Scoring::sigmoid, Renorm::sum);
+  c.num_expert_group = 2;
+  c.topk_group = 1;
+  c.group_score = GroupScore::top2_sum;
+  c.correction_bias = bias.data();
+  EXPECT_EQ(route(c, {1.0F, 1.0F, -1.0F, -2.0F}).ids, (std::vector<std::int32_t>{2, 3}));
+}
+
 TEST(Routing, R5_NaNLogitIsAsIfAbsent) {
   for (Scoring s : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrtsoftplus}) {
     Row const with = route(plain(5, 3, s), {2.0F, kNaN, 1.0F, 0.0F, -1.0F});
