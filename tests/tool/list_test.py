@@ -30,7 +30,7 @@ def names(what):
 
 def check_names():
     expect({"no_expert_parallel", "naive", "allgather_reduce_scatter", "all_to_all_v", *WINDOWS} <= set(names("backends")), "backends")
-    expect({"reference", "onednn", "cuda_reference", "hopper_contiguous", "hopper_masked"} <= set(names("experts")), "experts")
+    expect({"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16"} <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
     expect(quantizations[0] == "none" and {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int4_group128",

@@ -8,8 +8,10 @@
 
 namespace moe_tool {
 
+using moe::experts::CublasGrouped;
 using moe::experts::CudaReference;
 using moe::experts::HopperContiguous;
+using moe::experts::HopperW4A16;
 namespace quantization = moe::quantization;
 
 extern template JobResult run_device<quantization::None, CudaReference>(Job const&);
@@ -17,6 +19,10 @@ extern template JobResult run_device<quantization::None, HopperContiguous>(Job c
 extern template JobResult run_device<quantization::Fp8PerTensor<>, HopperContiguous>(Job const&);
 extern template JobResult run_device<quantization::Fp8PerToken<>, HopperContiguous>(Job const&);
 extern template JobResult run_device<quantization::Fp8Block<>, HopperContiguous>(Job const&);
+extern template JobResult run_device<quantization::Int4Group128, HopperW4A16>(Job const&);
+#ifdef MOE_HAS_CUBLAS
+extern template JobResult run_device<quantization::None, CublasGrouped>(Job const&);
+#endif
 extern template JobResult run_over_nccl<quantization::None, CudaReference>(Job const&);
 extern template JobResult run_over_nccl<quantization::None, HopperContiguous>(Job const&);
 extern template JobResult run_over_nccl<quantization::Fp8Block<>, HopperContiguous>(Job const&);
@@ -28,6 +34,12 @@ template <class Quant, class Experts>
 constexpr bool built() {
   if constexpr (std::is_same_v<Experts, HopperContiguous>) {
     return Experts::template supports_quantization<Quant>();
+  } else if constexpr (std::is_same_v<Experts, HopperW4A16>) {
+    return std::is_same_v<Quant, quantization::Int4Group128>;
+#ifdef MOE_HAS_CUBLAS
+  } else if constexpr (std::is_same_v<Experts, CublasGrouped>) {
+    return std::is_same_v<Quant, quantization::None>;
+#endif
   } else {
     return std::is_same_v<Experts, CudaReference> && std::is_same_v<Quant, quantization::None>;
   }
@@ -36,7 +48,8 @@ constexpr bool built() {
 /// Those that are also there between GPUs.
 template <class Quant, class Experts>
 constexpr bool built_over_nccl() {
-  return built<Quant, Experts>() && (std::is_same_v<Quant, quantization::None> || std::is_same_v<Quant, quantization::Fp8Block<>>);
+  return built<Quant, Experts>() && !std::is_same_v<Experts, CublasGrouped> &&
+         (std::is_same_v<Quant, quantization::None> || std::is_same_v<Quant, quantization::Fp8Block<>>);
 }
 
 template <class Quant, class Backend, class Experts>

@@ -21,8 +21,10 @@
 #include "moe/comm/mpi_shared.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/check.hpp"
+#include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/runtime_layer.hpp"
@@ -71,7 +73,8 @@ inline constexpr auto window_backends =
 inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
-inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::HopperContiguous, experts::HopperMasked>;
+inline constexpr auto cuda_experts =
+    hana::tuple_t<experts::CudaReference, experts::CublasGrouped, experts::HopperContiguous, experts::HopperMasked, experts::HopperW4A16>;
 
 // ---- Derived.
 
