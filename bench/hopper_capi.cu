@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_capi.cu: the Hopper layer behind a C interface, for bench/compare.py. Target moe_hopper_capi; alone, with the kernels in it:
 //
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -shared -Xcompiler=-fPIC bench/hopper_capi.cu -o libmoe_hopper_capi.so
+//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -shared -Xcompiler=-fPIC -o capi.so bench/hopper_capi.cu
 #include <cstdio>
 #include <exception>
 
