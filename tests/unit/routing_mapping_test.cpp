@@ -65,7 +65,7 @@ TEST(ExpertMapping, R14_ExampleWithCounts) {
 
 TEST(ExpertMapping, R15_ReplicasOfAnExpertThatIsAlwaysFirst) {
   Ids l2p(9 * 2, -1);
-  for (int e = 0; e < 9; ++e) l2p[static_cast<std::size_t>(2 * e)] = e;
+  for (int e = 0; e < 9; ++e) l2p[2 * static_cast<std::size_t>(e)] = e;
   l2p[1] = 9;
   Ids count(9, 1);
   count[0] = 2;

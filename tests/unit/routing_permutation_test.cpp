@@ -23,7 +23,7 @@ Permuted permute(Ids const& ids, int slots, int k, int experts, int alignment, I
   auto const rows = static_cast<std::int64_t>(ids.size()) / slots;
   int locals = map.empty() ? experts : 0;
   for (std::int32_t l : map) locals = std::max(locals, l + 1);
-  auto const n = static_cast<std::size_t>(locals + shared);
+  auto const n = static_cast<std::size_t>(locals) + static_cast<std::size_t>(shared);
   Permuted r{std::vector<std::int64_t>(n + 1, -9), Ids(n, -9),
              Ids(static_cast<std::size_t>(permutation_rows(rows, slots, locals + shared, alignment)), -9), Ids(ids.size(), -9)};
   Permutation const p{.num_local_experts = locals,

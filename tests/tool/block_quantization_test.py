@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/tool/block_quantization_test.py: `moe block --quantization`: every scheme on one block file of every family. Experts are chosen as
+# without a scheme, the output moves by no more than the scheme's rounding, and a shape that the scheme cannot take is refused by name.
+import json
+import pathlib
+import re
+import sys
+import tempfile
+
+from tool import DATA, in_parallel, moe, read, rows, same_routing
+
+# Largest error, as the tool reports it, and the elements that widths must be a multiple of.
+SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel": (.1, 1), "fp8_group128": (.1, 1), "fp8_block128": (.1, 1),
+           "int8_per_token": (.025, 1), "int8_per_channel": (.025, 1), "int4_group128": (.25, 32), "mxfp8": (.1, 32), "mxfp4": (.4, 32),
+           "nvfp4": (.35, 16)}
+
+
+def check(folder, file, scheme):
+    limit, multiple = SCHEMES[scheme]
+    output = folder / f"{file.stem}_{scheme}.safetensors"
+    run = moe("block", file, "--output", output, "--quantization", scheme, "--expected", f"{file}:expected", "--json", ranks=0)
+    if run.returncode != 0:
+        refused = re.fullmatch(rf"moe: E_CONFIG: {scheme} needs .* to be a multiple of {multiple}, got (\d+)\n", run.stderr)
+        return None if refused and int(refused.group(1)) % multiple else f"{file.name}, {scheme}: {run.stderr}"
+    report = json.loads(run.stdout)
+    if report["composition"]["quantization"] != scheme:
+        return f"{file.name}, {scheme}: {report['composition']}"
+    (want, metadata), (got, _) = read(file), read(output)
+    output.unlink()
+    skip = int(metadata["num_experts"]) if metadata["routing_family"] == "mlp_router_skip" else None  # as in block_test.py
+    routing = same_routing(rows(got["topk_ids"]), rows(got["topk_weights"]), rows(want["topk_ids"]), rows(want["topk_weights"]), skip)
+    if routing:
+        return f"{file.name}, {scheme}: {routing}"
+    return None if 1e-5 < report["error"] <= limit else f"{file.name}, {scheme}: error {report['error']}"
+
+
+listed = moe("list", "quantizations", ranks=0).stdout.split()
+failures = [] if set(listed) == {"none", *SCHEMES} else [f"`moe list quantizations`: {listed}"]
+files = {re.sub(r"_e\d.*", "", f.name): f for f in sorted((DATA / "moe_blocks").glob("*.safetensors"), reverse=True)}
+with tempfile.TemporaryDirectory() as temporary:
+    jobs = [(check, pathlib.Path(temporary), file, scheme) for file in files.values() for scheme in SCHEMES]
+    failures += [problem for problem in in_parallel(jobs, 4) if problem]
+print("\n".join(f"FAILED: {f}" for f in failures))
+sys.exit(1 if failures else 0)
