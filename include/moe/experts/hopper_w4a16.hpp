@@ -220,6 +220,12 @@ struct HopperW4A16 {
       if (shape.weight_on_input()) {
         throw Error(ErrorCode::unsupported, "hopper_w4a16: the router weight on the input is not supported, use cuda_reference");
       }
+      hopper::W4Activation act{};
+      if constexpr (requires { activation.kKind; }) {
+        act = detail::w4_activation(activation.kKind, activation.constants);
+      } else {
+        act = detail::w4_activation(activation.kind, activation.constants);
+      }
       check_weights(weights, shape.hidden(), shape.intermediate(), true);
       hopper::LayerShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
                                      static_cast<int>(shape.intermediate()), Format == ActivationFormat::standard ? shape.topk() : 1};
@@ -232,12 +238,6 @@ struct HopperW4A16 {
       w.w2_group = Storage::group(sizes.intermediate);
       w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
       w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
-      hopper::W4Activation act{};
-      if constexpr (requires { activation.kKind; }) {
-        act = detail::w4_activation(activation.kKind, activation.constants);
-      } else {
-        act = detail::w4_activation(activation.kind, activation.constants);
-      }
       char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme));
       return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
     }
