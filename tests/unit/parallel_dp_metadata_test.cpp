@@ -86,7 +86,7 @@ TEST(DpMetadata, P11_ScopesNestAndRestore) {
       expect_error(ErrorCode::state, "already closed", [&] { inner.close(); });
     }
     try {
-      auto const unwound = metadata.chunk_scope(0, 2, ChunkMode::min_one);  // closed by the exception
+      [[maybe_unused]] auto const unwound = metadata.chunk_scope(0, 2, ChunkMode::min_one);  // closed by the exception
       EXPECT_EQ(metadata.local_sizes(), (Counts{2, 2, 1, 1}));
       throw std::runtime_error("in the middle of a chunk");
     } catch (std::runtime_error const&) {
