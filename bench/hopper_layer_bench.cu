@@ -9,8 +9,7 @@
 #include <string>
 
 #include "bench/layer_problem.cuh"
-#include "moe/experts/hopper/launch.cuh"
-#include "moe/experts/hopper_contiguous.cuh"
+#include "moe/experts/hopper_contiguous.hpp"
 
 namespace {
 

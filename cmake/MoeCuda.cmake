@@ -41,12 +41,3 @@ function(moe_cuda_architectures target which)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>")
   endforeach()
 endfunction()
-
-# moe_cuda_architectures_for(target file): HOPPER if the file's name says so, else ALL.
-function(moe_cuda_architectures_for target file)
-  if(file MATCHES "(^|/)hopper[^/]*$" OR file MATCHES "experts/hopper")
-    moe_cuda_architectures(${target} HOPPER)
-  else()
-    moe_cuda_architectures(${target} ALL)
-  endif()
-endfunction()

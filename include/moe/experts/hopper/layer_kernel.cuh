@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       if (unit.phase < 0) break;
       bool finished = false;
       auto const run = [&]<int N>() {
-        if constexpr (N <= MaxRows)
+        if constexpr (N <= MaxRows && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))
           finished = detail::consume_unit<S, Stages, MaxRows, Cluster, Activation, N>(p, memory, ring, unit, group);
       };
       constexpr bool kFine = MaxRows > 64;  // tiles of 64 rows and more in steps of 8
