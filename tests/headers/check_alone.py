@@ -24,7 +24,7 @@ def main() -> int:
         return header, done.stderr if done.returncode != 0 else ""
 
     failed = 0
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         for header, message in pool.map(check, headers):
             if message:
                 failed += 1

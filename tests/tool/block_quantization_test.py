@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/block_quantization_test.py: `moe block --quantization`: every scheme on one block file of every family. Experts are chosen as
-# without a scheme, the output moves by no more than the scheme's rounding, and a shape that the scheme cannot take is refused by name.
+# tests/tool/block_quantization_test.py: `moe block --quantization`: four schemes on one block file of every family, so that every scheme meets
+# a third of the families. Experts are chosen as without a scheme, the output moves by no more than the scheme's rounding, and a shape that
+# the scheme cannot take is refused by name.
 import json
 import pathlib
 import re
@@ -38,7 +39,8 @@ listed = moe("list", "quantizations", ranks=0).stdout.split()
 failures = [] if set(listed) == {"none", *SCHEMES} else [f"`moe list quantizations`: {listed}"]
 files = {re.sub(r"_e\d.*", "", f.name): f for f in sorted((DATA / "moe_blocks").glob("*.safetensors"), reverse=True)}
 with tempfile.TemporaryDirectory() as temporary:
-    jobs = [(check, pathlib.Path(temporary), file, scheme) for file in files.values() for scheme in SCHEMES]
+    jobs = [(check, pathlib.Path(temporary), file, scheme) for i, file in enumerate(files.values()) for j, scheme in enumerate(SCHEMES)
+            if (i + j) % len(SCHEMES) in (0, 3, 5, 8)]
     failures += [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 sys.exit(1 if failures else 0)

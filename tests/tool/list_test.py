@@ -4,7 +4,7 @@ import re
 import sys
 import tempfile
 
-from tool import DATA, moe
+from tool import DATA, in_parallel, moe
 
 BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
 WINDOWS = ("low_latency", "high_throughput", "one_sided", "two_sided", "pplx")
@@ -56,18 +56,25 @@ def check_compositions():
     for row in rows:
         if not row.group(5).startswith("yes"):
             expect(row.group(6).startswith("moe: ") and "Fix: " in row.group(6) and "docs/errors.md#" in row.group(6), row.group(0))
+    jobs = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in rows:
+        for i, row in enumerate(rows):
             scheme, backend, space, experts, verdict, _ = row.groups()
             left_out = verdict.startswith("yes, ")
             expect(left_out <= (backend in WINDOWS and space == "host"), row.group(0))
             one_of_those_left_out = (scheme, experts) == ("int8_per_token", "reference")
             if space != "host" or experts.startswith(("cuda", "hopper")) or scheme != "none" and not (left_out and one_of_those_left_out):
                 continue
-            run = moe("block", BLOCK, "--output", f"{folder}/out", "--backend", backend, "--experts", experts, "--quantization", scheme)
-            if left_out:
-                expect("fp8_group128" in run.stderr and "E_UNSUPPORTED" in run.stderr, run)
-            expect((run.returncode == 0) == (verdict == "yes"), f"{row.group(0)}: {run}")
+            jobs.append((check_composition, row, left_out, "--output", f"{folder}/{i}", "--backend", backend, "--experts", experts,
+                         "--quantization", scheme))
+        in_parallel(jobs, 4)
+
+
+def check_composition(row, left_out, *options):
+    run = moe("block", BLOCK, *options)
+    if left_out:
+        expect("fp8_group128" in run.stderr and "E_UNSUPPORTED" in run.stderr, run)
+    expect((run.returncode == 0) == (row.group(5) == "yes"), f"{row.group(0)}: {run}")
 
 
 check_names()
