@@ -39,11 +39,15 @@ using moe::eplb::CommGroup;
 using moe::eplb::MapTables;
 using moe::eplb::WeightMover;
 
-/// A communicator whose all-to-all comes late on this rank.
+/// A communicator whose all-to-all comes late on this rank, and whose all-gather returns late.
 class SlowMpi : public Mpi {
  public:
   using Mpi::Mpi;
-  std::chrono::milliseconds delay{0};
+  std::chrono::milliseconds delay{0}, gathers_late{0};
+  void all_gather(void const* in, std::int64_t bytes, void* out, moe::HostStream stream) {
+    Mpi::all_gather(in, bytes, out, stream);
+    std::this_thread::sleep_for(gathers_late);
+  }
   void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
                     std::int64_t const* out_counts, std::int64_t const* out_offsets, moe::HostStream stream) {
     std::this_thread::sleep_for(delay);
@@ -365,20 +369,31 @@ moe::Error failing_steps(Ranks& ranks, Moving& m, AsyncRearrangement<SlowMpi>& a
   return moe::Error(ErrorCode::internal, "");
 }
 
+void expect_failure_of_last_rank(Ranks& ranks, bool background) {
+  Moving m(ranks);
+  WeightMover<SlowMpi> mover(ranks.weights, m.weights.tensors(), kSlots);
+  AsyncRearrangement<SlowMpi> async(mover, {.background = background});
+  async.begin(m.maps, [next = m.next, fails = ranks.is_last()] {
+    if (fails) throw moe::Error(ErrorCode::argument, "load of expert 3 in layer 1 must be finite");
+    return next;
+  });
+  moe::Error const e = failing_steps(ranks, m, async);
+  EXPECT_EQ(e.code(), ranks.is_last() ? ErrorCode::argument : ErrorCode::peer) << e.what();
+  EXPECT_NE(e.message().find(ranks.is_last() ? "load of expert 3" : text("rank ", ranks.last())), std::string::npos) << e.what();
+}
+
 TEST(AsyncRearrangement, B14_ExceptionInAWorkerIsReportedInTheNextStepOnAllRanks) {
   for (bool background : {false, true}) {
     Ranks ranks;
-    Moving m(ranks);
-    WeightMover<SlowMpi> mover(ranks.weights, m.weights.tensors(), kSlots);
-    AsyncRearrangement<SlowMpi> async(mover, {.background = background});
-    async.begin(m.maps, [next = m.next, fails = ranks.is_last()] {
-      if (fails) throw moe::Error(ErrorCode::argument, "load of expert 3 in layer 1 must be finite");
-      return next;
-    });
-    moe::Error const e = failing_steps(ranks, m, async);
-    EXPECT_EQ(e.code(), ranks.is_last() ? ErrorCode::argument : ErrorCode::peer) << e.what();
-    EXPECT_NE(e.message().find(ranks.is_last() ? "load of expert 3" : text("rank ", ranks.last())), std::string::npos) << e.what();
+    expect_failure_of_last_rank(ranks, background);
   }
+}
+
+// The other workers learn of the failure and fail themselves while the rank where it began is still telling them.
+TEST(AsyncRearrangement, B14_ReportsTheRankThatFailedThoughAPeerReportsFirst) {
+  Ranks ranks;
+  if (ranks.is_last()) ranks.weights.gathers_late = std::chrono::milliseconds(50);
+  expect_failure_of_last_rank(ranks, true);
 }
 
 TEST(AsyncRearrangement, B14_RanksThatPlanDifferently) {
@@ -394,11 +409,11 @@ TEST(AsyncRearrangement, B14_RanksThatPlanDifferently) {
 
 // One rank's worker comes too late for the deadline of the weights' communicator.
 TEST(AsyncRearrangement, B14_TransferDeadlineNamesLayerExpertAndPeer) {
-  Ranks ranks(600);
+  Ranks ranks(400);
   if (ranks.size() == 1) GTEST_SKIP() << "one rank has no peers";
   Moving m(ranks);
   WeightMover<SlowMpi> mover(ranks.weights, m.weights.tensors(), kSlots);
-  if (ranks.is_last()) ranks.weights.delay = std::chrono::milliseconds(1800);
+  if (ranks.is_last()) ranks.weights.delay = std::chrono::milliseconds(1000);
   AsyncRearrangement<SlowMpi> async(mover);
   async.begin(m.maps, [next = m.next] { return next; });
   moe::Error const e = failing_steps(ranks, m, async);

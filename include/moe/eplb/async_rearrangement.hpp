@@ -83,6 +83,7 @@ class AsyncRearrangement {
     at_ = 0;
     stage_ = Stage::working;
     error_ = nullptr;
+    blamed_peer_ = false;
     waiting_since_.reset();
     pending_ = true;
     if (params_.background) worker_ = std::thread([this] { run(); });
@@ -180,9 +181,15 @@ class AsyncRearrangement {
     }
     return word;
   }
+  /// Where every failure is a peer's, the peer's own report comes a step later at the latest (fail() precedes what the others see of it),
+  /// and all ranks wait for it.
   void throw_failures(std::vector<Word> const& words) {
-    auto const failed = std::ranges::find(words, Stage::failed, &Word::stage);
-    if (failed == words.end()) return;
+    auto const is_failed = [](Word const& w) { return w.stage == Stage::failed; };
+    auto failed = std::ranges::find_if(words, [=](Word const& w) { return is_failed(w) && w.code != ErrorCode::peer; });
+    if (failed == words.end()) {
+      failed = std::ranges::find_if(words, is_failed);
+      if (failed == words.end() || !std::exchange(blamed_peer_, true)) return;
+    }
     std::exception_ptr own;
     {
       std::scoped_lock const lock(mutex_);
@@ -228,22 +235,20 @@ class AsyncRearrangement {
   /// One unit of work: the plan first, then a layer into the spare buffer.
   void advance() {
     if (stage_ != Stage::working) return;  // only this thread leaves that stage
-    Stage reached = Stage::ready;
-    std::exception_ptr error;
     try {
       if (!planned_) make_plan();
-      if (changed_.empty()) {
-        reached = Stage::unchanged;
-      } else {
-        fetch(changed_[at_]);
-      }
+      if (!changed_.empty()) fetch(changed_[at_]);
+      std::scoped_lock const lock(mutex_);
+      stage_ = changed_.empty() ? Stage::unchanged : Stage::ready;
     } catch (...) {
-      error = std::current_exception();
-      reached = Stage::failed;
+      fail(std::current_exception());
     }
+  }
+  /// The first failure counts.
+  void fail(std::exception_ptr error) {
     std::scoped_lock const lock(mutex_);
-    stage_ = reached;
-    error_ = error;
+    if (!error_) error_ = std::move(error);
+    stage_ = Stage::failed;
   }
   void make_plan() {
     std::exception_ptr failed;
@@ -254,6 +259,7 @@ class AsyncRearrangement {
       failed = std::current_exception();
     }
     if (failed) {
+      fail(failed);
       try {
         mover_.agree_on(std::nullopt, stream_);  // so that the other workers do not wait for this one's maps
       } catch (Error const&) {
@@ -280,6 +286,7 @@ class AsyncRearrangement {
   StreamType stream_;
   bool pending_ = false;
   bool disabled_ = false;
+  bool blamed_peer_ = false;  // the step before saw failures, all of them blaming a peer
   std::optional<Clock::time_point> waiting_since_;
 
   // Of the worker until a layer is ready; then of step() until it is consumed.
