@@ -10,11 +10,11 @@ find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(Boost 1.74 REQUIRED CONFIG)  # Hana, header-only
 
 find_package(MPI ${_moe_required} COMPONENTS CXX)
-find_package(range-v3 ${_moe_required} CONFIG)
 find_package(nlohmann_json 3.10 ${_moe_required} CONFIG)
 find_package(MoeOneDnn 2.6 ${_moe_required})
 
 if(MOE_BUILD_EXAMPLES)
+  find_package(range-v3 ${_moe_required} CONFIG)
   find_package(CLI11 ${_moe_required} CONFIG)
   find_package(fmt ${_moe_required} CONFIG)
   find_package(spdlog ${_moe_required} CONFIG)

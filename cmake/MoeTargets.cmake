@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeTargets.cmake: the library's targets. All are header-only; a user pays only for the components that are linked.
-#   moe::moe     core, routing, quantisation, host backends: CUDA toolkit headers, Boost.Hana, range-v3, OpenMP
+#   moe::moe     core, routing, quantisation, host backends: CUDA toolkit headers, Boost.Hana, OpenMP
 #   moe::io      checkpoints: nlohmann-json
 #   moe::mpi     comm::Mpi: MPI
 #   moe::onednn  experts::OneDnn: oneDNN
@@ -16,9 +16,6 @@ target_compile_features(moe INTERFACE cxx_std_20)
 target_include_directories(moe INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(moe INTERFACE MoeToolkit::headers Boost::headers OpenMP::OpenMP_CXX Threads::Threads)
-if(TARGET range-v3::range-v3)
-  target_link_libraries(moe INTERFACE range-v3::range-v3)
-endif()
 # FindOpenMP speaks of CXX only; the host half of a .cu sees the same pragmas.
 target_compile_options(moe INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fopenmp>")
 

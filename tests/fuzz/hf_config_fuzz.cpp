@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "moe/io/block_metadata.hpp"
+#include "moe/io/layer_description_json.hpp"
 #include "moe/io/layer_from_config.hpp"
 
 namespace {

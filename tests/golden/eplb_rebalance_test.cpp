@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/eplb_rebalance_test.cpp: placements equal the published implementation's, integer for integer, in both precisions.
+#include "moe/eplb/balancedness.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "golden_dir.hpp"
-#include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/rebalance.hpp"
 
 namespace {

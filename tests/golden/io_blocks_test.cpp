@@ -3,6 +3,8 @@
 //
 // The block's output is computed here from the file's own topk_ids and topk_weights by the plain definition, in double precision, so
 // that a weight read wrongly, a name mapped wrongly or a semantic described wrongly shows in the output.
+#include "moe/io/router_logits.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +15,7 @@
 #include <vector>
 
 #include "golden_dir.hpp"
-#include "moe/io/router_logits.hpp"
+#include "moe/io/layer_description_json.hpp"
 
 namespace {
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/quantization_activations_test.cpp: fp8 and int8 activations, codes, scales and values bit for bit.
+#include "moe/quantization/fp8_group128.hpp"
+
 #include <gtest/gtest.h>
 
 #include "moe/quantization/fp8_block128.hpp"
-#include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int8_per_token.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/quantization_formats_test.cpp: value tables and casts, against torch's and ml_dtypes' own.
+#include "moe/quantization/formats.hpp"
+
 #include <gtest/gtest.h>
 
-#include "moe/quantization/formats.hpp"
 #include "quantization_golden.hpp"
 
 namespace {

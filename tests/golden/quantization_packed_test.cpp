@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/quantization_packed_test.cpp: the 4-bit schemes: int4 groups, mxfp4, nvfp4, bit for bit.
+#include "moe/quantization/mxfp4.hpp"
+
 #include <gtest/gtest.h>
 
 #include "moe/quantization/int4_group128.hpp"
-#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/nvfp4.hpp"
 #include "quantization_golden.hpp"
 

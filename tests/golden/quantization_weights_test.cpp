@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/quantization_weights_test.cpp: weight matrices per block, channel and group, bit for bit.
+#include "moe/quantization/int8_per_channel.hpp"
+
 #include <gtest/gtest.h>
 
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_channel.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
-#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "quantization_golden.hpp"
 

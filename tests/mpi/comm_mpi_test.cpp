@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/comm_mpi_test.cpp: collectives between processes against what each must compute.
 // moe-ranks: 1 2 3 4 5
+#include "moe/comm/mpi.hpp"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <numeric>
 #include <vector>
 
-#include "moe/comm/mpi.hpp"
 #include "moe/core/concepts.hpp"
 
 namespace {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/eplb_rearrangement_test.cpp: layers that go on serving while their experts move: synchronously, step by step, and beside a
 // worker thread (cases B9, B13, B14 and the shutdown row of spec 07 §11).
+#include "moe/eplb/async_rearrangement.hpp"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -13,7 +15,6 @@
 #include "moe/activation/activation.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/comm/mpi.hpp"
-#include "moe/eplb/async_rearrangement.hpp"
 #include "moe/eplb/balancer.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/rearrange.hpp"

@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "moe/eplb/expert_tensors.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/models/registry.hpp"
 #include "moe/modular_kernel.hpp"
@@ -80,6 +83,20 @@ inline ExpertValues const& expert_values(std::size_t e) {
   return made[e];
 }
 
+/// At least `count` experts as a scheme stores them, each encoded once: a slot is copied from here.
+template <class Quant>
+moe::experts::WeightStore<RegistryConfig, Quant>& encoded_experts(int count) {
+  static std::optional<moe::experts::WeightStore<RegistryConfig, Quant>> store;
+  if (!store || store->num_local() < count) {
+    store.emplace(std::max(count, 10), kHidden, kIntermediate, true);
+    for (std::int64_t e = 0; e < store->num_local(); ++e) {
+      ExpertValues const& values = expert_values(static_cast<std::size_t>(e));
+      store->set_expert(e, values.w13.data(), values.w2.data());
+    }
+  }
+  return *store;
+}
+
 /// Rows of a rank: no rows on one rank of every call, the full capacity on another.
 inline std::int64_t rows_of(Scenario const& s, int rank, int ranks, int round) {
   if (ranks > 1 && rank == (round + 1) % ranks) return 0;
@@ -136,10 +153,14 @@ class Subject {
     }
   }
   moe::WeightsOf<RegistryConfig, Quant> filled(Scenario const& s) {
+    auto const from = moe::eplb::expert_tensors(encoded_experts<Quant>(s.num_experts));
+    auto const to = moe::eplb::expert_tensors(store_);
     for (std::size_t local = 0; local < owned_.size(); ++local) {
-      ExpertValues const& values = expert_values(static_cast<std::size_t>(owned_[local]));
       auto const at = static_cast<std::int64_t>(local);
-      store_.set_expert(at, values.w13.data(), values.w2.data());
+      for (std::size_t t = 0; t < to.size(); ++t) {
+        std::memcpy(to[t].data + at * to[t].stride, from[t].data + owned_[local] * from[t].stride, static_cast<std::size_t>(to[t].bytes));
+      }
+      ExpertValues const& values = expert_values(static_cast<std::size_t>(owned_[local]));
       if (s.expert_bias) store_.set_bias(at, values.b13.data(), values.b2.data());
     }
     return store_.view();

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/backend_no_expert_parallel_test.cpp: the exchange of one rank, and its communicator.
+#include "moe/backends/no_expert_parallel.hpp"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,7 +9,6 @@
 #include <random>
 #include <vector>
 
-#include "moe/backends/no_expert_parallel.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"

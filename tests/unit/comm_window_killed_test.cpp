@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/comm_window_killed_test.cpp: exchanges between forked processes of which one is killed. Without MPI, which would end them all.
+#include "moe/comm/host_window.hpp"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -17,7 +19,6 @@
 #include "moe/backends/one_sided_host.hpp"
 #include "moe/backends/pplx_host.hpp"
 #include "moe/backends/two_sided_host.hpp"
-#include "moe/comm/host_window.hpp"
 #include "moe/quantization/none.hpp"
 
 namespace {

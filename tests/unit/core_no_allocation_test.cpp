@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/core_no_allocation_test.cpp: forward() takes no memory from the heap. malloc and operator new are replaced by counting
 // ones. Allocations whose caller lies in oneDNN or the OpenMP runtime are counted apart: they are those libraries' own packing buffers.
+#include "moe/moe.hpp"
+
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +11,6 @@
 #include <cstring>
 #include <new>
 #include <vector>
-
-#include "moe/moe.hpp"
 
 extern "C" {
 void* __libc_malloc(std::size_t);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/eplb_balancer_test.cpp: windows, step counters, agreement between ranks (cases B10, B11, B21-B23 and the early first
 // rebalance).
+#include "moe/eplb/balancer.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -16,7 +18,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/eplb/balancer.hpp"
 
 namespace {
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/eplb_planning_time_test.cpp: the largest model's placement is planned within a frame of the engine: 61 layers of 256 experts
 // and 32 replicas on 32 ranks in under 50 ms of one core.
+#include "moe/eplb/propose.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,8 +10,6 @@
 #include <ctime>
 #include <iostream>
 #include <random>
-
-#include "moe/eplb/propose.hpp"
 
 namespace {
 

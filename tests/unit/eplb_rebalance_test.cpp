@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/eplb_rebalance_test.cpp: maps, packing, replication and what is proposed (cases B1-B5, B12, B19, B20).
+#include "moe/eplb/rebalance.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -17,7 +19,6 @@
 #include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/eplb/propose.hpp"
-#include "moe/eplb/rebalance.hpp"
 
 namespace {
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/eplb_recovery_test.cpp: dead ranks and elastic scaling (cases B16, B17, B18).
+#include "moe/eplb/elastic.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/eplb/elastic.hpp"
 #include "moe/eplb/recovery.hpp"
 
 namespace {

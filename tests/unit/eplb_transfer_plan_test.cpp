@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/eplb_transfer_plan_test.cpp: flows, rounds and the move itself, simulated for all ranks in one process (cases B6-B8, B24).
+#include "moe/eplb/transfer_plan.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -11,7 +13,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/eplb/transfer_plan.hpp"
 
 namespace {
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/experts_hopper_test.cpp: what the Hopper experts decide on the host: activations' formulas, tiles, shared memory, workspace,
 // and which device, sizes and compositions they refuse.
+#include "moe/experts/hopper_experts.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +11,6 @@
 
 #include "archetypes.hpp"
 #include "moe/backends/no_expert_parallel_cuda.hpp"
-#include "moe/experts/hopper_experts.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"

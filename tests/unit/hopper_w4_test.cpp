@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/hopper_w4_test.cpp: the host side of the Hopper layer with 4-bit weights: where codes lie, sizes, tiles, workspace, refusals.
+#include "moe/experts/hopper_w4a16.hpp"
+
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -7,7 +9,6 @@
 #include <random>
 
 #include "moe/experts/hopper/w4_codes.hpp"
-#include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {

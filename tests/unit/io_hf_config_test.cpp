@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_hf_config_test.cpp: config.json to layer description: released configurations, and every way in which one can be wrong.
+#include "moe/io/layer_from_config.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "moe/io/block_metadata.hpp"
-#include "moe/io/layer_from_config.hpp"
 
 namespace {
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_layer_weights_test.cpp: one layer's weights from every layout, stored form and shard, and what is wrong with files.
+#include "moe/io/layer_weights.hpp"
+
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -13,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "moe/io/layer_weights.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/parallel/placement.hpp"
 

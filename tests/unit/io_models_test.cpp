@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_models_test.cpp: the models' constants, field by field, against the fields of their released config.json; each with the
 // public place where its values were read.
+#include "moe/models/catalog.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 
 #include "expect_error.hpp"
 #include "moe/io/layer_from_config.hpp"
-#include "moe/models/catalog.hpp"
 
 namespace {
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_safetensors_test.cpp: reading and writing safetensors files, and every way in which a file can be wrong.
+#include "moe/io/safetensors_writer.hpp"
+
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -14,7 +16,6 @@
 #include <vector>
 
 #include "moe/io/safetensors.hpp"
-#include "moe/io/safetensors_writer.hpp"
 
 namespace {
 

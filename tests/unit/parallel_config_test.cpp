@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/parallel_config_test.cpp: grid, groups, flattening, every validation rule, fingerprint (cases P1-P3, P7-P9, P13, P17).
+#include "moe/parallel/validation.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -10,7 +12,6 @@
 
 #include "expect_error.hpp"
 #include "moe/parallel/config.hpp"
-#include "moe/parallel/validation.hpp"
 
 namespace {
 

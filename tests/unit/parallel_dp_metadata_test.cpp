@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/parallel_dp_metadata_test.cpp: token counts, chunks, scopes, the step vote, workspace sizes (cases P10-P12, P15, P16, P18).
+#include "moe/parallel/dp_metadata.hpp"
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/parallel/dp_metadata.hpp"
 #include "moe/parallel/workspace.hpp"
 
 namespace {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/parallel_placement_test.cpp: who owns which expert (cases P4, P5, P6, P14 and the rules for round-robin and resizing).
+#include "moe/parallel/placement.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/parallel/placement.hpp"
 
 namespace {
 

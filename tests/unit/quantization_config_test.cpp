@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_config_test.cpp: the descriptor's rules, static scales, support by GPU, and quantised products:
 // spec 02 §13, Q9, Q12, Q13, Q16, Q18, Q21.
+#include "moe/quantization/config.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <random>
 #include <vector>
 
-#include "moe/quantization/config.hpp"
 #include "moe/quantization/schemes.hpp"
 #include "moe/quantization/static_scales.hpp"
 #include "moe/quantization/support.hpp"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_layouts_test.cpp: scale layouts, padding and checkpoint packings: spec 02 §13, Q8, Q10, Q11, Q17, Q20.
+#include "moe/quantization/packed_int.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 
 #include "moe/quantization/layouts.hpp"
 #include "moe/quantization/mxfp4.hpp"
-#include "moe/quantization/packed_int.hpp"
 
 namespace {
 

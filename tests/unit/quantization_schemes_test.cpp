@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_schemes_test.cpp: rows and weights through every scheme: spec 02 §13, Q1–Q7, Q14, Q15, Q19, and the invariants.
+#include "moe/quantization/apply.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "moe/core/concepts.hpp"
-#include "moe/quantization/apply.hpp"
 #include "moe/quantization/schemes.hpp"
 
 namespace {

@@ -2,6 +2,8 @@
 // tests/unit/routing_errors_test.cpp: what routing refuses, row by row of spec 01 §14, then every other refusal of its headers: code and
 // text.
 #undef NDEBUG  // an expert without a replica is an error in this file, whatever the build type
+#include "moe/routing/capture.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +14,6 @@
 #include "expect_error.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/capacity.hpp"
-#include "moe/routing/capture.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/index_dtype.hpp"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/routing_mapping_test.cpp: logical to physical experts, load recording, zero experts, capacity, id types, custom functions.
+#include "moe/routing/capacity.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "moe/routing/capacity.hpp"
 #include "moe/routing/capture.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/expert_mapping.hpp"

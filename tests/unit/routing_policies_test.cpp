@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/routing_policies_test.cpp: routers over batches: the policies agree with AnyRouter bit for bit, padding, errors, independence
 // of rows.
+#include "moe/routing/topk_softmax.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -17,7 +19,6 @@
 #include "moe/routing/sigmoid_topk.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "moe/routing/sparsemixer.hpp"
-#include "moe/routing/topk_softmax.hpp"
 #include "moe/routing/zero_expert.hpp"
 
 namespace {

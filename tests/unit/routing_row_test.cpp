@@ -2,6 +2,7 @@
 // tests/unit/routing_row_test.cpp: the routing tables (tests/routing_tables.hpp) through the host's function of one row, and the scores
 // that it is made of.
 #include "moe/routing/route_row.hpp"
+
 #include "routing_tables.hpp"
 
 namespace moe_test {

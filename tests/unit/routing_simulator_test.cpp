@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/routing_simulator_test.cpp: every strategy's shape, determinism in (seed, layer, step, global row), the registry.
+#include "moe/routing/simulator.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "moe/core/concepts.hpp"
-#include "moe/routing/simulator.hpp"
 
 namespace {
 

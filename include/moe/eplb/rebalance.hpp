@@ -2,17 +2,12 @@
 // eplb/rebalance.hpp: from expert loads to a placement: balanced packing, replication, the hierarchical and the global policy.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <numeric>
-#include <range/v3/algorithm/max_element.hpp>
-#include <range/v3/algorithm/min_element.hpp>
-#include <range/v3/algorithm/stable_sort.hpp>
-#include <range/v3/range/conversion.hpp>
-#include <range/v3/view/filter.hpp>
-#include <range/v3/view/iota.hpp>
-#include <range/v3/view/transform.hpp>
+#include <ranges>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -60,7 +55,11 @@ template <class Container>
 decltype(auto) at(Container&& c, std::int32_t i) {
   return c[static_cast<std::size_t>(i)];
 }
-inline auto indices(std::size_t n) { return ranges::views::iota(0, static_cast<std::int32_t>(n)); }
+inline auto indices(std::size_t n) { return std::views::iota(0, static_cast<std::int32_t>(n)); }
+template <std::ranges::common_range Range>
+auto to_vector(Range&& range) {
+  return std::vector<std::ranges::range_value_t<Range>>(std::ranges::begin(range), std::ranges::end(range));
+}
 }  // namespace detail
 
 /// n weights into num_packs packs of n / num_packs items each: heaviest first (equals: lower index first), each into the lightest
@@ -72,18 +71,18 @@ Packing balanced_packing(std::span<Real const> weight, int num_packs) {
   auto const room = static_cast<std::int32_t>(weight.size()) / num_packs;
   Packing out{std::vector<std::int32_t>(weight.size()), std::vector<std::int32_t>(weight.size(), 0)};
   if (room == 1) {
-    out.pack = items | ranges::to<std::vector>();
+    out.pack = detail::to_vector(items);
     return out;
   }
-  auto heaviest_first = items | ranges::to<std::vector>();
-  ranges::stable_sort(heaviest_first, std::greater<>{}, [&](std::int32_t i) { return at(weight, i); });
+  auto heaviest_first = detail::to_vector(items);
+  std::ranges::stable_sort(heaviest_first, std::greater<>{}, [&](std::int32_t i) { return at(weight, i); });
 
   std::vector<Real> total(static_cast<std::size_t>(num_packs), Real{0});
   std::vector<std::int32_t> filled(static_cast<std::size_t>(num_packs), 0);
   auto const has_room = [&](std::int32_t p) { return at(filled, p) < room; };
   for (std::int32_t i : heaviest_first) {
-    auto open = detail::indices(total.size()) | ranges::views::filter(has_room);  // made anew: a filter view remembers its begin
-    std::int32_t const lightest = *ranges::min_element(open, std::less<>{}, [&](std::int32_t p) { return at(total, p); });
+    auto open = detail::indices(total.size()) | std::views::filter(has_room);  // made anew: a filter view remembers its begin
+    std::int32_t const lightest = *std::ranges::min_element(open, std::less<>{}, [&](std::int32_t p) { return at(total, p); });
     at(out.pack, i) = lightest;
     at(out.position, i) = at(filled, lightest)++;
     at(total, lightest) += at(weight, i);
@@ -96,12 +95,12 @@ template <class Real>
 Replication replicate(std::span<Real const> weight, int num_replicas) {
   using detail::at;
   Replication out;
-  out.expert = detail::indices(weight.size()) | ranges::to<std::vector>();
+  out.expert = detail::to_vector(detail::indices(weight.size()));
   out.copy.assign(weight.size(), 0);
   out.count.assign(weight.size(), 1);
   std::vector<Real> per_copy(weight.begin(), weight.end());
   while (static_cast<int>(out.expert.size()) < num_replicas) {
-    auto const hottest = static_cast<std::int32_t>(ranges::max_element(per_copy) - per_copy.begin());
+    auto const hottest = static_cast<std::int32_t>(std::ranges::max_element(per_copy) - per_copy.begin());
     out.expert.push_back(hottest);
     out.copy.push_back(at(out.count, hottest)++);
     at(per_copy, hottest) = at(weight, hottest) / static_cast<Real>(at(out.count, hottest));
@@ -125,14 +124,13 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
   std::int32_t const logical_per_node = num_logical / topology.num_nodes;
   std::int32_t const slots_per_node = topology.num_physical / topology.num_nodes;
   std::int32_t const slots_per_rank = topology.num_physical / topology.num_ranks;
-  auto const weight = load | ranges::views::transform([](double w) { return static_cast<Real>(w); }) | ranges::to<std::vector>();
+  auto const weight = to_vector(load | std::views::transform([](double w) { return static_cast<Real>(w); }));
 
   // 1: whole groups to nodes; experts are renumbered node by node.
-  auto const group_weight = indices(static_cast<std::size_t>(topology.num_groups)) | ranges::views::transform([&](std::int32_t g) {
-                              auto const first = weight.begin() + static_cast<std::ptrdiff_t>(g) * group_size;
-                              return std::accumulate(first, first + group_size, Real{0});
-                            }) |
-                            ranges::to<std::vector>();
+  auto const group_weight = to_vector(indices(static_cast<std::size_t>(topology.num_groups)) | std::views::transform([&](std::int32_t g) {
+                                        auto const first = weight.begin() + static_cast<std::ptrdiff_t>(g) * group_size;
+                                        return std::accumulate(first, first + group_size, Real{0});
+                                      }));
   Packing const groups = balanced_packing(std::span<Real const>(group_weight), topology.num_nodes);
   std::vector<std::int32_t> logical_of(load.size());  // node-major number → logical expert
   for (std::int32_t e = 0; e < num_logical; ++e) {
@@ -142,15 +140,14 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
 
   for (std::int32_t node = 0; node < topology.num_nodes; ++node) {
     auto const mine = std::span<std::int32_t const>(logical_of)
-                          .subspan(static_cast<std::size_t>(node) * static_cast<std::size_t>(logical_per_node), static_cast<std::size_t>(logical_per_node));
+                          .subspan(static_cast<std::size_t>(node) * static_cast<std::size_t>(logical_per_node),
+                                   static_cast<std::size_t>(logical_per_node));
     // 2: the node's spare slots go to its hottest experts.
-    auto const node_weight = mine | ranges::views::transform([&](std::int32_t e) { return at(weight, e); }) | ranges::to<std::vector>();
+    auto const node_weight = to_vector(mine | std::views::transform([&](std::int32_t e) { return at(weight, e); }));
     Replication const copies = replicate(std::span<Real const>(node_weight), slots_per_node);
     // 3: copies to the node's ranks.
-    auto const copy_weight =
-        copies.expert |
-        ranges::views::transform([&](std::int32_t e) { return at(node_weight, e) / static_cast<Real>(at(copies.count, e)); }) |
-        ranges::to<std::vector>();
+    auto const copy_weight = to_vector(
+        copies.expert | std::views::transform([&](std::int32_t e) { return at(node_weight, e) / static_cast<Real>(at(copies.count, e)); }));
     Packing const ranks = balanced_packing(std::span<Real const>(copy_weight), topology.num_ranks / topology.num_nodes);
     for (std::int32_t i : indices(copies.expert.size())) {
       std::int32_t const slot = node * slots_per_node + at(ranks.pack, i) * slots_per_rank + at(ranks.position, i);

@@ -118,17 +118,20 @@ class SafetensorsWriter {
     for (auto const& [name_, entry] : entries_) order.push_back(&entry);
     std::ranges::stable_sort(order, std::greater<>{}, [](Entry const* e) { return bits(e->info.dtype); });
 
-    nlohmann::ordered_json header = nlohmann::ordered_json::object();
-    if (!metadata_.empty()) header["__metadata__"] = metadata_;
-    std::uint64_t offset = 0;
-    for (Entry const* e : order) {
-      std::uint64_t const end = offset + e->info.end;
-      header[e->info.name] = {{"dtype", name(e->info.dtype)}, {"shape", e->info.shape}, {"data_offsets", {offset, end}}};
-      offset = end;
-    }
+    // The header's members in the order of the data, which a JSON object would not keep.
     std::string json;
+    std::uint64_t offset = 0;
+    auto const member = [&](std::string const& key, nlohmann::json const& value) {
+      json += (json.empty() ? '{' : ',') + nlohmann::json(key).dump() + ':' + value.dump();
+    };
     try {
-      json = header.dump();
+      if (!metadata_.empty()) member("__metadata__", metadata_);
+      for (Entry const* e : order) {
+        std::uint64_t const end = offset + e->info.end;
+        member(e->info.name, {{"dtype", name(e->info.dtype)}, {"shape", e->info.shape}, {"data_offsets", {offset, end}}});
+        offset = end;
+      }
+      json += json.empty() ? "{}" : "}";
     } catch (nlohmann::json::exception const& error) {
       throw Error(ErrorCode::argument, one_line("a name or metadata value is not UTF-8: ", error.what()));
     }
