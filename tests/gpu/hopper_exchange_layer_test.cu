@@ -12,9 +12,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/high_throughput_launch.cuh"
 #include "moe/backends/low_latency_cuda.hpp"
-#include "moe/backends/low_latency_launch.cuh"
 #include "moe/backends/no_expert_parallel.cuh"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/experts/cuda_reference.cuh"

@@ -6,8 +6,10 @@
 
 #include <optional>
 
-#include "moe/backends/high_throughput.cuh"
-#include "moe/backends/low_latency.cuh"
+#include "moe/backends/high_throughput_cuda.hpp"
+#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/multigpu/exchange_harness.cuh"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/high_throughput_launch.cuh: how the kernels of the high-throughput exchange are started.
+// backends/high_throughput_launch.cuh: how the kernels of the high-throughput exchange are started. Include it in one translation unit:
+// its functions are emitted there even if nothing in that file calls them, so that other files of the program need no nvcc.
 #pragma once
 
 #include "moe/backends/high_throughput_calls.hpp"
@@ -20,8 +21,8 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   }
 }
 
-inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
-                                                ExchangeOptions const& options, HighThroughputTuning const& tuning)
+[[gnu::used]] inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
+                                                              ExchangeOptions const& options, HighThroughputTuning const& tuning)
     : window_(window), shape_(shape), at_(shape), tuning_(tuning), options_(options) {
   shape.check();
   if (options_.num_ids == 0) {
@@ -43,7 +44,7 @@ inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, 
   set_blocks(shape.blocks);
 }
 
-inline void HighThroughputCalls::set_blocks(int blocks) {
+[[gnu::used]] inline void HighThroughputCalls::set_blocks(int blocks) {
   HighThroughputShape changed = shape_;
   changed.blocks = blocks;
   changed.check();
@@ -52,8 +53,8 @@ inline void HighThroughputCalls::set_blocks(int blocks) {
   shape_ = changed;
 }
 
-inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
-                                          std::uint32_t refused) const {
+[[gnu::used]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
+                                                        std::uint32_t refused) const {
   HighThroughputDispatch a;
   a.window = window_;
   a.at = at_;
@@ -85,8 +86,8 @@ inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, 
                   shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
 }
 
-inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
-                                         cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
+[[gnu::used]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
+                                                       cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
   HighThroughputCombine a;
   a.window = window_;
   a.at = at_;
@@ -106,7 +107,8 @@ inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16
                   options_.programmatic, stream, a);
 }
 
-inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity) const {
+[[gnu::used]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream,
+                                                      int routing_parity) const {
   HighThroughputReduce a;
   a.window = window_;
   a.at = at_;
@@ -118,13 +120,13 @@ inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int 
   launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream, int routing_parity) const {
+[[gnu::used]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream, int routing_parity) const {
   int const routing = routing_parity >= 0 ? routing_parity : parity;
   round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(at_.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
 }
 
-inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
+[[gnu::used]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
   abandon_exchange<<<1, 32, 0, stream>>>(window_);
   check_launch("abandon_exchange");
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/low_latency_launch.cuh: how the kernels of the low-latency exchange are started.
+// backends/low_latency_launch.cuh: how the kernels of the low-latency exchange are started. Include it in one translation unit:
+// its functions are emitted there even if nothing in that file calls them, so that other files of the program need no nvcc.
 #pragma once
 
 #include "moe/backends/exchange_launch.cuh"
@@ -10,7 +11,8 @@
 
 namespace moe::detail {
 
-inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, ExchangeOptions const& options)
+[[gnu::used]] inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape,
+                                                      ExchangeOptions const& options)
     : window_(window), shape_(shape), at_(shape, options.begin), options_(options) {
   shape.check();
   if (options.weight_on_input && shape.topk != 1) {
@@ -28,8 +30,8 @@ inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLaten
   }
 }
 
-inline void LowLatencyCalls::dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity, cudaStream_t stream, bool send,
-                                      bool receive, std::uint32_t refused) const {
+[[gnu::used]] inline void LowLatencyCalls::dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity,
+                                                    cudaStream_t stream, bool send, bool receive, std::uint32_t refused) const {
   if (shape_.masks && !send) {
     LowLatencyCollect c;
     c.window = window_;
@@ -83,8 +85,8 @@ inline void LowLatencyCalls::dispatch(ExchangeTokens const& in, std::int32_t* ex
   }
 }
 
-inline void LowLatencyCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
-                                     std::uint32_t refused) const {
+[[gnu::used]] inline void LowLatencyCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
+                                                   cudaStream_t stream, std::uint32_t refused) const {
   if (shape_.masks) {
     LowLatencyMeet m;
     m.window = window_;
@@ -159,7 +161,12 @@ void LowLatencyCalls::code(T const* y, std::int32_t const* num_rows, int parity,
   launch_exchange(kernel, "low_latency_outputs", 32 * a.local_experts, 256, 0, options_.programmatic, stream, a);
 }
 
-inline void LowLatencyCalls::rank_major(std::int32_t* ids, float* weights, int parity, cudaStream_t stream) const {
+template void LowLatencyCalls::reduce(__nv_bfloat16 const*, int, int, cudaStream_t) const;
+template void LowLatencyCalls::reduce(float const*, int, int, cudaStream_t) const;
+template void LowLatencyCalls::code(__nv_bfloat16 const*, std::int32_t const*, int, cudaStream_t, int) const;
+template void LowLatencyCalls::code(float const*, std::int32_t const*, int, cudaStream_t, int) const;
+
+[[gnu::used]] inline void LowLatencyCalls::rank_major(std::int32_t* ids, float* weights, int parity, cudaStream_t stream) const {
   LowLatencyRankMajor a;
   a.window = window_;
   a.at = at_;
@@ -173,12 +180,12 @@ inline void LowLatencyCalls::rank_major(std::int32_t* ids, float* weights, int p
   launch_exchange(&low_latency_rank_major, "low_latency_rank_major", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
-inline void LowLatencyCalls::abandon(cudaStream_t stream) const {
+[[gnu::used]] inline void LowLatencyCalls::abandon(cudaStream_t stream) const {
   abandon_exchange<<<1, 32, 0, stream>>>(window_);
   check_launch("abandon_exchange");
 }
 
-inline void LowLatencyCalls::rejoin(cudaStream_t stream) const {
+[[gnu::used]] inline void LowLatencyCalls::rejoin(cudaStream_t stream) const {
   for (int step = 0; step < 2; ++step) {
     comm::detail::window_barrier<<<1, comm::kMaxWindowRanks, 0, stream>>>(window_);
     low_latency_rejoin<<<1, 256, 0, stream>>>(window_, at_, step);
