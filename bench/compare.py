@@ -298,7 +298,7 @@ def report(shape, dtype, point):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
+    parser.add_argument("capi", metavar="LIBRARY")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", default="1,8,64,256,1024,4096,16384")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp8"))
@@ -307,7 +307,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(1)
     fp8 = args.dtype == "fp8"
-    library = Library(args.library)
+    library = Library(args.capi)
     peers, versions = compare_peers.probe()
     if args.peers is not None:
         peers = [peer for peer in peers if peer[0] in args.peers.split(",")]

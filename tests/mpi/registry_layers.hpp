@@ -88,7 +88,7 @@ template <class Quant>
 moe::experts::WeightStore<RegistryConfig, Quant>& encoded_experts(int count) {
   static std::optional<moe::experts::WeightStore<RegistryConfig, Quant>> store;
   if (!store || store->num_local() < count) {
-    store.emplace(std::max(count, 10), kHidden, kIntermediate, true);
+    store.emplace(std::max(count, std::ranges::max(kScenarios, {}, &Scenario::num_experts).num_experts), kHidden, kIntermediate, true);
     for (std::int64_t e = 0; e < store->num_local(); ++e) {
       ExpertValues const& values = expert_values(static_cast<std::size_t>(e));
       store->set_expert(e, values.w13.data(), values.w2.data());

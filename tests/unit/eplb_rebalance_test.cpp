@@ -19,6 +19,7 @@
 #include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/eplb/propose.hpp"
+#include "temporary_directory.hpp"
 
 namespace {
 
@@ -319,13 +320,9 @@ TEST(Propose, KeepsWhatNeedNotChange) {
 
 class EplbFiles : public testing::Test {
  protected:
-  void SetUp() override {
-    path_ = std::filesystem::temp_directory_path() /
-            (std::string("moe_eplb_") + testing::UnitTest::GetInstance()->current_test_info()->name() + ".json");
-  }
-  void TearDown() override { std::filesystem::remove(path_); }
   void write(std::string const& contents) { std::ofstream(path_) << contents; }
-  std::filesystem::path path_;
+  moe_test::TemporaryDirectory directory_;
+  std::filesystem::path path_ = directory_ / "file.json";
 };
 
 TEST_F(EplbFiles, B20_MapsSavedOnOneRunLoadInTheNext) {

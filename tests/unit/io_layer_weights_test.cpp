@@ -17,26 +17,15 @@
 
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/parallel/placement.hpp"
+#include "temporary_directory.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using moe::Error;
 using moe::ErrorCode;
+using moe_test::TemporaryDirectory;
 using namespace moe::io;
-
-class Directory {
- public:
-  Directory() {
-    std::string pattern = (fs::temp_directory_path() / "moe_io_XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Directory() { fs::remove_all(path_); }
-  fs::path const& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 template <class F>
 std::string message_of(ErrorCode code, F&& f) {
@@ -153,7 +142,7 @@ class Store {
   TensorStore const* operator->() const { return store_.get(); }
 
  private:
-  Directory directory_;
+  TemporaryDirectory directory_;
   std::unique_ptr<TensorStore> store_;
 };
 template <class T = float>
@@ -355,7 +344,7 @@ TEST(LayerWeights, SharedExpertsOfAnyName) {
 }
 
 TEST(LayerWeights, ShardsAreMappedOnlyWhenNeeded) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   Tensors const all = per_expert();
   nlohmann::json map;
   for (std::string shard : {"a", "b", "c"}) {
@@ -388,7 +377,7 @@ TEST(LayerWeights, ShardsAreMappedOnlyWhenNeeded) {
 }
 
 TEST(TensorStore, MalformedIndexes) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   auto const refusal = [&](std::string const& index) {
     std::ofstream(dir.path() / "model.safetensors.index.json") << index;
     return message_of(ErrorCode::argument, [&] { TensorStore store(dir.path()); });
@@ -414,7 +403,7 @@ TEST(TensorStore, MalformedIndexes) {
 /// A per-expert file whose expert 0 is e4m3 with the given scales; dequantised value of code c is its table value times the scale.
 struct Fp8File {
   std::int64_t h = 160, i = 192;
-  Directory dir;
+  TemporaryDirectory dir;
   SafetensorsWriter writer;
   std::vector<std::uint8_t> codes = std::vector<std::uint8_t>(static_cast<std::size_t>(160 * 192));
   LayerDescription d = description();
@@ -517,7 +506,7 @@ TEST(StoredForms, M5_GptOssBlocksAreTheBf16Release) {
   LayerDescription d = description(WeightLayout::fused_transposed_interleaved);
   d.hidden = kWide;
   d.intermediate = kNarrow;
-  Directory blocks_at, bf16_at;
+  TemporaryDirectory blocks_at, bf16_at;
   SafetensorsWriter blocks, bf16;
   auto const add = [&](std::string const& name, std::int64_t out, std::int64_t in) {
     std::vector<std::uint8_t> codes, exponents;

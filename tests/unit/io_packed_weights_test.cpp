@@ -16,31 +16,20 @@
 #include "expect_error.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/io/safetensors_writer.hpp"
+#include "temporary_directory.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using moe::ErrorCode;
 using moe_test::expect_error;
+using moe_test::TemporaryDirectory;
 using namespace moe::io;
 using nlohmann::json;
 
 constexpr std::int64_t kE = 3, kH = 64, kI = 32;
 std::string const kRoot = "model.layers.0.mlp.";
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-class Directory {
- public:
-  Directory() {
-    std::string pattern = (fs::temp_directory_path() / "moe_packed_XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Directory() { fs::remove_all(path_); }
-  fs::path const& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 struct Stored {
   FileDType dtype;
@@ -149,7 +138,7 @@ class Checkpoint {
   fs::path const& path() const { return directory_.path(); }
 
  private:
-  Directory directory_;
+  TemporaryDirectory directory_;
 };
 void expect_refusal(ErrorCode code, std::string const& part, Tensors const& tensors, json const& quantization,
                     LoadOptions const& options = {}) {

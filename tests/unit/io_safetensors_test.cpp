@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "moe/io/safetensors.hpp"
+#include "temporary_directory.hpp"
 
 namespace {
 
@@ -24,6 +25,7 @@ using moe::ErrorCode;
 using moe::io::FileDType;
 using moe::io::SafetensorsFile;
 using moe::io::SafetensorsWriter;
+using moe_test::TemporaryDirectory;
 
 std::vector<std::byte> file_of(std::string const& header, std::size_t data_bytes, std::uint64_t length) {
   std::vector<std::byte> out(8 + header.size() + data_bytes);
@@ -52,24 +54,8 @@ std::string refusal(std::vector<std::byte> const& bytes) {
 }
 std::string refusal(std::string const& header, std::size_t data_bytes) { return refusal(file_of(header, data_bytes)); }
 
-class Directory {
- public:
-  Directory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "moe_io_XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  std::filesystem::path operator/(char const* name) const { return path_ / name; }
-  std::size_t files() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
 TEST(Safetensors, ReadsWhatWasWritten) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   std::vector<float> const f{1.5F, -2.0F, 3.0e-39F, std::numeric_limits<float>::infinity(), 5.0F, 6.0F};
   std::vector<moe::bf16> const b{__float2bfloat16_rn(1.0F), __float2bfloat16_rn(-0.5F)};
   std::vector<std::int32_t> const i{-1, 7, 1 << 30};
@@ -98,7 +84,7 @@ TEST(Safetensors, ReadsWhatWasWritten) {
 }
 
 TEST(Safetensors, SameContentsGiveTheSameBytes) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   std::vector<float> const f{1, 2};
   std::vector<std::uint8_t> const u{9};
   SafetensorsWriter one, two;
@@ -125,7 +111,7 @@ TEST(Safetensors, SameContentsGiveTheSameBytes) {
 }
 
 TEST(Safetensors, CountsTheBytesThatItReads) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   SafetensorsWriter writer;
   writer.add<float>("a", {8, 4}, std::vector<float>(32));
   writer.add<moe::bf16>("b", {8, 4}, std::vector<moe::bf16>(32));
@@ -301,7 +287,7 @@ TEST(Safetensors, DeepNestingIsRefusedNotFollowed) {
 }
 
 TEST(Safetensors, NotAFile) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   EXPECT_NE(message_of([&] { SafetensorsFile(dir / "none"); }).find("No such file"), std::string::npos);
   EXPECT_NE(message_of([&] { SafetensorsFile(dir / "."); }).find("not a regular file"), std::string::npos);
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
@@ -309,7 +295,7 @@ TEST(Safetensors, NotAFile) {
 }
 
 TEST(SafetensorsWriter, AnErrorLeavesNoFileAndKeepsTheOldOne) {
-  Directory const dir;
+  TemporaryDirectory const dir;
   {
     std::ofstream old(dir / "out");
     old << "old";
