@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdlib>  // mkdtemp
-
 #include <filesystem>
 #include <iterator>
 #include <stdexcept>
