@@ -142,6 +142,7 @@ struct ExpertsFacts {
   static constexpr bool kElement = true;
   static constexpr int kTile = 1;
   static constexpr int kSharedMemory = 0;
+  static constexpr bool kBatchInvariant = false;
 };
 
 /// Experts whose FFN is the identity: y = Σ w x over the slots with an expert.
@@ -150,6 +151,7 @@ struct ArchetypeExperts {
   static constexpr char const* kName = "archetype_experts";
   using Space = std::conditional_t<Facts::kOnDevice, space::cuda, space::host>;
   static constexpr int kSharedMemoryLimit = 227 * 1024;
+  static constexpr bool kBatchInvariant = Facts::kBatchInvariant;
   struct Params {};
   static constexpr bool reads(ActivationFormat f) { return f == Facts::kReads; }
   static constexpr TopKReduction reduction(ActivationFormat) { return TopKReduction::experts; }

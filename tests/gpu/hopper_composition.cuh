@@ -22,12 +22,13 @@ namespace moe_test {
 
 using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
 
-template <class T, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic>
+template <class T, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic, bool BatchInvariant = false>
 struct CompositionConfig : moe::LayerDefaults {
   static constexpr int hidden = Hidden;
   using Act = T;
   using Weight = T;
   using Activation = ActivationPolicy;
+  static constexpr bool batch_invariant = BatchInvariant;
 };
 
 /// One layer, and what its weights are besides random.
@@ -43,11 +44,12 @@ struct LayerCase {
   unsigned seed = 1;
 };
 
-template <class T, class Quant, class Backend, class Experts, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic>
+template <class T, class Quant, class Backend, class Experts, class ActivationPolicy = moe::activation::Any, int Hidden = moe::dynamic,
+          bool BatchInvariant = false>
 class CompositionUnderTest {
  public:
   using Space = moe::space::cuda;
-  using Config = CompositionConfig<T, ActivationPolicy, Hidden>;
+  using Config = CompositionConfig<T, ActivationPolicy, Hidden, BatchInvariant>;
   using Layer = moe::ModularKernel<Config, Router, Quant, Backend, Experts>;
 
   CompositionUnderTest(LayerCase const& c, std::int64_t max_tokens, Quant const& quant = {})

@@ -195,12 +195,15 @@ TYPED_TEST(HopperExperts, OutputMayBeTheInput) {
   }
 }
 
-TYPED_TEST(HopperExperts, X20_ARowAloneIsTheRowAmongOthers) {  // few rows of 256 of K: nothing is cut in parts
-  using Hopper = typename TestFixture::template Case<experts::HopperContiguous>;
-  Hopper layer({.hidden = 128, .intermediate = 128}, 300, this->quant());
+TYPED_TEST(HopperExperts, X20_ARowAloneIsTheRowAmongOthersInABatchInvariantLayer) {
+  CompositionUnderTest<typename TestFixture::Act, typename TestFixture::Quant, Local, experts::HopperContiguous, activation::Any, dynamic,
+                       true>
+      layer({.hidden = 512, .intermediate = 384}, 300, this->quant());
   auto const many = layer.forward(300, 3);
-  auto const one = layer.forward(1, 3);
-  EXPECT_TRUE(std::equal(one.begin(), one.end(), many.begin()));
+  for (int rows : {1, 5, 40}) {
+    auto const few = layer.forward(rows, 3);
+    EXPECT_TRUE(std::equal(few.begin(), few.end(), many.begin())) << rows << " rows";
+  }
 }
 
 }  // namespace

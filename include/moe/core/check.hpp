@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "moe/core/array.hpp"
+#include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe {
@@ -67,6 +68,9 @@ MOE_RULE(ExpertsFitShape,
 MOE_RULE(SharedMemoryFits,
          "moe: the experts kernel's tile needs more shared memory than a thread block can have. "
          "Fix: fewer stages or a smaller tile (docs/errors.md#shared-memory)");
+MOE_RULE(ExpertsAreBatchInvariant,
+         "moe: the layer must be batch-invariant, and the experts kernel sums in an order that depends on the number of rows. "
+         "Fix: choose experts that declare kBatchInvariant, or drop batch_invariant (docs/errors.md#batch-invariant)");
 MOE_RULE(TopKInBounds,
          "moe: topk must be at least 1, at most num_experts and at most 32. "
          "Fix: correct the layer configuration (docs/errors.md#topk)");
@@ -93,6 +97,11 @@ constexpr bool topk_in_bounds() {
     return true;
   }
   return Config::topk >= 1 && Config::topk <= kMaxTopK && (Config::num_experts == dynamic || Config::topk <= Config::num_experts);
+}
+
+template <class Experts>
+constexpr bool promises_batch_invariance() {
+  return requires { requires Experts::kBatchInvariant; };
 }
 
 /// All rules over one composition, in the order in which they are reported.
@@ -125,6 +134,7 @@ struct Verdicts {
               Value<Config::intermediate>>,
       Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
               Value<Config::intermediate>>,
+      Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || promises_batch_invariance<Experts>(), Experts>,
       Verdict<rules::SharedMemoryFits, kShared <= Experts::kSharedMemoryLimit, Value<kShared>, Value<Experts::kSharedMemoryLimit>>>;
 };
 

@@ -19,7 +19,16 @@ struct LayerDefaults {
   static constexpr int topk = dynamic;          ///< k, experts per token
   using Act = float;                            ///< element of hidden states and outputs
   using Weight = float;                         ///< element of unquantised weights
+  /// A token's result must not depend, bit for bit, on which other tokens are in the call (spec 00, section 6).
+  static constexpr bool batch_invariant = false;
 };
+
+/// Whether a configuration asks for rows that do not depend on their batch; one that says nothing does not.
+template <class Config>
+inline constexpr bool kBatchInvariant = false;
+template <class Config>
+requires requires { Config::batch_invariant; }
+inline constexpr bool kBatchInvariant<Config> = Config::batch_invariant;
 
 /// A layer configuration: dimensions, element types, and the activation policy between the two GEMMs.
 template <class C>

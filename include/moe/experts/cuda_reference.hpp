@@ -16,6 +16,7 @@ namespace moe::experts {
 struct CudaReference : AnyComposition {
   static constexpr char const* kName = "cuda_reference";
   using Space = space::cuda;
+  static constexpr bool kBatchInvariant = true;
   struct Params {};
 
   template <class Config, class Quant, ActivationFormat Format>

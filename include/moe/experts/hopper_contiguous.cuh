@@ -159,7 +159,7 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
 
 inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& wanted,
                                             void* workspace, cudaStream_t stream) const {
-  Tuning tuning = wanted;
+  Tuning tuning = options.batch_invariant ? invariant(wanted, scheme) : wanted;
   bool const fp8 = is_fp8(scheme);
   bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
   bool const blocks = quantises && batch_counts == nullptr && launcher.block_kernel && tuning.tile_rows > most_rows(scheme) &&
@@ -187,6 +187,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
   }
   bool const batched = batch_counts != nullptr;
+  int const id_gap = slot_gap(call.id_stride, shape.topk);
+  int const weight_gap = slot_gap(call.weight_stride, shape.topk);
   if (call.gather != nullptr && (!batched || quantises)) {
     throw Error(ErrorCode::argument,
                 "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
@@ -215,8 +217,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   AlignArgs a{};
   a.ids = batched ? nullptr : call.topk_ids;
   a.weights = call.topk_weights;
-  a.id_gap = slot_gap(call.id_stride, shape.topk);
-  a.weight_gap = slot_gap(call.weight_stride, shape.topk);
+  a.id_gap = id_gap;
+  a.weight_gap = weight_gap;
   a.num_tokens = call.num_tokens;
   a.counts = batch_counts;
   a.capacity = capacity;

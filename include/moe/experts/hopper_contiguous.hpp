@@ -78,6 +78,18 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
   return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
 }
 
+/// What of a choice keeps each row's sums in one order: no parts of K, and neither of the kernels of their own for one token and for many
+/// rows of fp8.
+constexpr Tuning invariant(Tuning t, Scheme scheme) {
+  if (t.tile_rows > most_rows(scheme)) {
+    t.tile_rows = most_rows(scheme);
+    t.cluster = 1;
+  }
+  t.max_splits = 1;
+  t.one_token = false;
+  return t;
+}
+
 /// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured.
 /// One forward of an object at a time: it owns counters that a forward leaves as it found them.
 class ContiguousLayer {

@@ -67,6 +67,7 @@ template <ActivationFormat Reads, class Tiles>
 struct HopperPolicy {
   using Space = space::cuda;
   static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
+  static constexpr bool kBatchInvariant = true;  ///< where the layer's configuration asks for it
   struct Params {
     /// Rows to expect of an expert, a hint for the tile; 0: 16 (batched), or as if every slot of the rows given had an expert here.
     int expected_rows = 0;
@@ -254,6 +255,7 @@ struct HopperPolicy {
       o.constants = activation.constants;
       o.weight_on_input = shape.weight_on_input();
       o.workers = params.workers;
+      o.batch_invariant = moe::kBatchInvariant<Config>;
       if constexpr (kStatic) {
         o.static_scale = quant.params.scale;
       } else if constexpr (Quant::kQuantizesActivations) {

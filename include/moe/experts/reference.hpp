@@ -20,6 +20,7 @@ template <class Accumulate = float>
 struct Reference : AnyComposition {
   static constexpr char const* kName = "reference";
   using Space = space::host;
+  static constexpr bool kBatchInvariant = true;
   struct Params {};
 
   template <class Config, class Quant, ActivationFormat Format>

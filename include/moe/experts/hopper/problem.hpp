@@ -77,6 +77,7 @@ struct LayerOptions {
   float scale_floor = 1e-10F / 448.0F;  ///< fp8: least scale of a group or row of the intermediate
   float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
   int workers = 0;                                       ///< multiprocessors to use at most; 0: all
+  bool batch_invariant = false;  ///< a row's bits do not depend on the others: one kernel for any number of rows, K is never cut
 };
 
 /// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
