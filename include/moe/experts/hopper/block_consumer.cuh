@@ -104,6 +104,7 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
     multiply(a, b + kWeightBytes / 32);
     wgmma_wait<0>();
     pin(part);
+    __syncwarp();  // every lane has its scales
     release_stage<Cluster>(memory, current);
     add(total[1], low1, high1);
   }

@@ -208,13 +208,15 @@ __device__ inline float activation_scale(LayerParams const& p, Unit const& unit,
 }
 
 /// Writes 64 features of N rows as e4m3 codes with one scale per row over the 128 features from `feature` on (both warpgroups).
+/// `meet`: the other warpgroup may still be reading its staging buffer for what it stored before.
 template <int N, int PassRows>
 __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, int feature, float (&v)[N / 2], char* staging_of_both,
-                                       char* staging, int group) {
+                                       char* staging, int group, bool meet) {
   int const thread = thread_index() & 127;
   int const lane = thread & 31;
   int const warp = thread >> 5;
   float* const partial = reinterpret_cast<float*>(staging_of_both);  // [8 warps][N]
+  if (meet) named_barrier(3, kConsumerThreads);
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     float low = fmaxf(fabsf(v[4 * j]), fabsf(v[4 * j + 2]));
@@ -289,10 +291,10 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
 }
 
 /// What follows the products of a unit of phase 0: `total` to rows of the intermediate. `weights`: this warpgroup's place in shared memory
-/// for MaxRows router weights.
+/// for MaxRows router weights. `close`: the unit has so few steps of K that the other warpgroup may be in the unit before.
 template <Scheme S, int N, class Activation>
 __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
-                                      SortedRow const& sorted, char* staging_of_both, char* staging) {
+                                      SortedRow const& sorted, char* staging_of_both, char* staging, bool close) {
   using Output = typename SchemeTraits<S>::Output;
   int const thread = thread_index() & 127;
   bool const weighted = !kPlainKernels<Activation> && p.weight_on_input;
@@ -317,10 +319,10 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) total[0][i] = activation(total[0][i], total[1][i]);
     }
-    store_quantized<N, kPassRows<S>>(p, unit, unit.feature, total[0], staging_of_both, staging, group);
+    store_quantized<N, kPassRows<S>>(p, unit, unit.feature, total[0], staging_of_both, staging, group, close);
     if constexpr (Activation::kGating != 1) {
       if (both && unit.feature + 128 < p.intermediate) {
-        store_quantized<N, kPassRows<S>>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group);
+        store_quantized<N, kPassRows<S>>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group, true);
       }
     }
   } else {

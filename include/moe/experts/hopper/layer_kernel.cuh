@@ -64,7 +64,8 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
     if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return false;
   }
   if (unit.phase == 0) {
-    finish_gate_up<S, N, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging);
+    finish_gate_up<S, N, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging,
+                                     unit.k_count <= Stages);
   } else {
     finish_down<S, N, Activation>(p, unit, group, total, weights, targets, sorted, staging);
   }
