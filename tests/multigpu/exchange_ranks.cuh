@@ -113,12 +113,18 @@ class DeviceArray {
   moe::Buffer<T, moe::space::cuda> buffer_;
 };
 
+/// Copies from whichever device `p` lies on: memory of a window may be mapped for the kernels of the others, not for their copies.
 template <class T>
 std::vector<T> read_device(void const* p, std::size_t n) {
   std::vector<T> v(n);
-  if (n > 0) {
-    moe::Memory<moe::space::cuda>::copy_to_host(v.data(), p, n * sizeof(T));
-  }
+  if (n == 0) return v;
+  int here = 0;
+  cudaPointerAttributes facts{};
+  moe::check_cuda(cudaGetDevice(&here), "cudaGetDevice");
+  moe::check_cuda(cudaPointerGetAttributes(&facts, p), "cudaPointerGetAttributes");
+  moe::check_cuda(cudaSetDevice(facts.device), "cudaSetDevice");
+  moe::Memory<moe::space::cuda>::copy_to_host(v.data(), p, n * sizeof(T));
+  moe::check_cuda(cudaSetDevice(here), "cudaSetDevice");
   return v;
 }
 
