@@ -18,15 +18,19 @@ __device__ inline int expert_of(int id, std::int32_t const* expert_place, int nu
 }
 
 /// How far back the first choice of the same expert in the token of slot i lies: an expert gets one row of a token, however often it is
-/// named, so that T rows of each source always suffice. 0: slot i is the first.
-__device__ inline int distance_to_first(std::int32_t const* ids, int i, int topk) {
-  int back = 0;
-  int const id = ids[i];
-#pragma unroll 4
-  for (int j = 1; j <= i % topk; ++j) {
+/// named, so that T rows of each source always suffice. 0: slot i is the first. For whole warps whose lanes have consecutive slots; `id` is
+/// ids[i], or negative where a lane has none.
+__device__ inline int distance_to_first(std::int32_t const* ids, int i, int id, int topk) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const before = i % topk;  // choices of the token ahead of this one, of which the warp holds those of its lower lanes
+  unsigned const token = ((1U << lane) - 1U) & ~((1U << (lane - min(before, lane))) - 1U);
+  unsigned const same = __match_any_sync(0xffffffffU, id) & token;
+  int back = same != 0 ? lane - (__ffs(static_cast<int>(same)) - 1) : 0;
+#pragma unroll 1
+  for (int j = lane + 1; id >= 0 && j <= before; ++j) {
     back = ids[i - j] == id ? j : back;
   }
-  return back;
+  return id >= 0 ? back : 0;
 }
 
 /// v * weight, rounded to bf16, for eight values.

@@ -143,13 +143,15 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     int const flat_first = t_first * K;
-    int const early_id = tid < 32 && tid < n_own ? expert_of(a.ids[flat_first + tid], a.expert_place, a.num_ids) : -1;
+    int const early_id = tid < 32 && tid < n_own ? a.ids[flat_first + tid] : -1;
 
     // Counts of all rows, and of the rows before this block's first token: places follow without atomics on memory, in token order.
 #pragma unroll 2
-    for (int i = tid; i < M * K; i += kLowLatencyThreads) {
-      int const e = expert_of(a.ids[i], a.expert_place, a.num_ids);
-      if (e >= 0 && distance_to_first(a.ids, i, K) == 0) {
+    for (int chunk = tid - lane; chunk < M * K; chunk += kLowLatencyThreads) {
+      int const i = chunk + lane;
+      int const id = i < M * K ? a.ids[i] : -1;
+      int const e = expert_of(id, a.expert_place, a.num_ids);
+      if (distance_to_first(a.ids, i, id, K) == 0 && e >= 0) {
         atomicAdd(&total[e], 1);
         if (i < flat_first) {
           atomicAdd(&before[e], 1);
@@ -232,8 +234,10 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
 #pragma unroll 1
         for (int c = 0; c < n_own; c += 32) {
           int const i = c + lane;
-          int const e = c == 0 ? early_id : i < n_own ? expert_of(a.ids[flat_first + i], a.expert_place, a.num_ids) : -1;
-          int const back = e >= 0 ? distance_to_first(a.ids + flat_first, i, K) : 0;
+          int const id = c == 0 ? early_id : i < n_own ? a.ids[flat_first + i] : -1;
+          int const e = expert_of(id, a.expert_place, a.num_ids);
+          int const in_token = distance_to_first(a.ids + flat_first, i, id, K);
+          int const back = e >= 0 ? in_token : 0;
           int const counted = back == 0 ? e : -1;
           unsigned const same = __match_any_sync(0xffffffffU, counted);
           int const rank_in_chunk = __popc(same & ((1U << lane) - 1U));
