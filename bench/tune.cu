@@ -199,29 +199,27 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
   }
 }
 
-/// Most bytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not.
-long long tune_one_token(std::ostream& notes) {
+/// Most megabytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not.
+long long tune_one_token(Scheme scheme, std::ostream& notes) {
   long long wins = 0;
   long long loses = 1LL << 40;
-  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block}) {
-    for (LayerShape const& shape : kTokenShapes) {
-      if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
-      Bench bench(shape, scheme, 1);
-      Tuning layer{};
-      layer.tile_rows = 8;
-      layer.self_align = true;
-      Tuning vector = layer;
-      vector.one_token = true;
-      std::vector<float> const us = bench.measure(1, {layer, vector});
-      long long const bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
-      std::printf("%-9s one token, %4lld MB: %.1f us, as vector %.1f us\n", name(scheme), bytes / 1000000, us[0], us[1]);
-      notes << "// " << name(scheme) << ", " << bytes / 1000000 << " MB: " << us[0] << " us, as matrix-vector products " << us[1]
-            << " us\n";
-      if (us[1] < us[0]) {
-        wins = std::max(wins, bytes);
-      } else {
-        loses = std::min(loses, bytes);
-      }
+  for (LayerShape const& shape : kTokenShapes) {
+    if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
+    Bench bench(shape, scheme, 1);
+    Tuning layer{};
+    layer.tile_rows = 8;
+    layer.self_align = true;
+    Tuning vector = layer;
+    vector.one_token = true;
+    std::vector<float> const us = bench.measure(1, {layer, vector});
+    long long const bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
+    std::printf("%-9s one token, %4lld MB: %.1f us, as vector %.1f us\n", name(scheme), bytes / 1000000, us[0], us[1]);
+    notes << "// " << name(scheme) << ", " << bytes / 1000000 << " MB: " << std::fixed << std::setprecision(1) << us[0]
+          << " us, as matrix-vector products " << us[1] << " us\n";
+    if (us[1] < us[0]) {
+      wins = std::max(wins, bytes);
+    } else {
+      loses = std::min(loses, bytes);
     }
   }
   return std::min((wins + loses) / 2, loses - 1) / 1000000;
@@ -241,7 +239,8 @@ int main(int argc, char** argv) try {
   tune_tiles(Scheme::bf16, table);
   tune_tiles(Scheme::fp8_block, table);
   std::ostringstream notes;
-  long long const megabytes = tune_one_token(notes);
+  long long const wide = tune_one_token(Scheme::bf16, notes);
+  long long const narrow = tune_one_token(Scheme::fp8_block, notes);
   std::ostringstream header;
   header << R"(// SPDX-License-Identifier: Apache-2.0
 // experts/hopper/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one )"
@@ -272,8 +271,8 @@ inline constexpr TileChoice kTileChoices[] = {
          << "};\n"
          << notes.str()
          << R"(/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
-inline constexpr std::int64_t kOneTokenBytes = )"
-         << megabytes << R"('000'000;
+constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? )"
+         << narrow << "'000'000 : " << wide << R"('000'000; }
 // clang-format on
 
 /// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.

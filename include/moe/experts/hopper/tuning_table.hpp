@@ -60,15 +60,15 @@ inline constexpr TileChoice kTileChoices[] = {
     // 1024 rows, us: 64 2375 80 2169 128 1672 128x2 1746; 64 4748 80 4096 128 2926 128x2 3213
     {Scheme::fp8_block, kAnyRows, 128, 2},
 };
-// bf16, 75 MB: 37.4 us, as matrix-vector products 37.3 us
-// bf16, 88 MB: 40.7 us, as matrix-vector products 37.4 us
-// bf16, 301 MB: 95.3 us, as matrix-vector products 100.6 us
-// bf16, 199 MB: 75.0 us, as matrix-vector products 76.0 us
-// fp8_block, 37 MB: 25.8 us, as matrix-vector products 23.8 us
-// fp8_block, 44 MB: 32.1 us, as matrix-vector products 26.2 us
-// fp8_block, 150 MB: 54.8 us, as matrix-vector products 60.2 us
+// bf16, 75 MB: 37.0 us, as matrix-vector products 36.4 us
+// bf16, 88 MB: 39.8 us, as matrix-vector products 36.5 us
+// bf16, 301 MB: 88.8 us, as matrix-vector products 99.7 us
+// bf16, 199 MB: 77.6 us, as matrix-vector products 74.7 us
+// fp8_block, 37 MB: 25.7 us, as matrix-vector products 23.7 us
+// fp8_block, 44 MB: 32.6 us, as matrix-vector products 25.6 us
+// fp8_block, 150 MB: 56.3 us, as matrix-vector products 60.8 us
 /// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
-inline constexpr std::int64_t kOneTokenBytes = 119'000'000;
+constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 97'000'000 : 250'000'000; }
 // clang-format on
 
 /// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
