@@ -42,7 +42,7 @@ function(moe_cuda_architectures target which)
   endforeach()
 endfunction()
 
-# What only has to compile is not optimised, which takes a third of the time.
+# What only has to compile is not optimised, which takes a third of the time. (ptxas then says that wgmma would be slow: it never runs.)
 if(NOT MOE_RUN_CUDA AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
   set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O0 --Ofast-compile=max")
 endif()
