@@ -66,14 +66,25 @@ __device__ inline T* own(WindowView const& w, std::size_t offset) {
   return reinterpret_cast<T*>(w.peer[w.rank] + offset);
 }
 
-/// Takes the rank's failure record if it is free and fills it. True: it was free.
+/// Takes the rank's failure record if it is free and fills it. True: it was free. A failure that ends the group also replaces one that all
+/// ranks survive and that the host has not taken yet.
 static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
                                            std::uint32_t observed, std::uint32_t value = 0, std::uint32_t bound = 0,
                                            bool recoverable = false) {
-  if (atomicCAS(own<std::uint32_t>(w, WindowControl::claimed), 0U, 1U) != 0U) {
-    return false;
-  }
+  std::uint32_t* const claimed = own<std::uint32_t>(w, WindowControl::claimed);
   FailureRecord* const f = w.failure;
+  if (recoverable) {
+    if (atomicCAS(claimed, 0U, 2U) != 0U) {
+      return false;
+    }
+  } else if (std::uint32_t const before = atomicExch(claimed, 1U); before == 1U) {
+    return false;
+  } else if (before == 2U) {
+    for (int i = 0; i < 100000 && load_relaxed(&f->code) == 0; ++i) {  // whoever took it is still writing
+    }
+    store_relaxed(&f->code, 0U);
+    fence_system();
+  }
   f->phase = static_cast<std::uint32_t>(phase);
   f->rank = w.rank;
   f->peer = peer;
@@ -203,18 +214,33 @@ __device__ inline void note_count_waits(WindowView const& w, std::uint64_t const
   __syncthreads();
 }
 
-/// Whether rank `peer` refused the operation of `round` that it has just been waited for; then all ranks report the same.
-static __device__ __noinline__ void check_refusal(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round) {
-  std::uint32_t const word = load_relaxed(own<std::uint32_t>(w, WindowControl::refused) + peer);
-  if ((word >> 24) != 0 && (word & 0xffffffU) == (round & 0xffffffU)) {
+/// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). To be loaded once `peer` was waited for in that
+/// operation; looking at it can wait until the thread has nothing better to do, so that the load costs no time.
+__device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
+  return load_relaxed(own<std::uint32_t>(w, refusal_place(round, peer)));
+}
+/// Takes the word back, so that it is seen once and no later round can be mistaken for this one, and reports it: all ranks report the same.
+static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
+                                                 std::uint32_t round) {
+  if (atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
     std::uint32_t const code = word >> 24;
     ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
     report(w, shown, phase, peer, round, 0, code, 0, true);
   }
 }
+/// What load_refusal() gave: nothing, an older word, or a refusal, which is then reported.
+__device__ inline void report_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer, std::uint32_t round) {
+  if ((word >> 24) != 0 && (word & 0xffffffU) == (round & 0xffffffU)) {
+    take_refusal(w, word, phase, peer, round);
+  }
+}
+/// Both, where the thread has nothing else to do.
+__device__ inline void check_refusal(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round) {
+  report_refusal(w, load_refusal(w, peer, round), phase, peer, round);
+}
 /// Thread r, before it publishes the flag of the operation to rank r.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
-  store_relaxed(at<std::uint32_t>(w, r, WindowControl::refused) + w.rank, refusal_word(round, code));
+  store_relaxed(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
 }
 
 /// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which

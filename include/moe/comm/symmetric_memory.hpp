@@ -43,16 +43,22 @@ struct FailureRecord {
 /// Byte offsets in the control part of a window. Words are 32 bits.
 struct WindowControl {
   static constexpr std::size_t abort_word = 0;       ///< written by peers: 1 + ErrorCode in bits 0-7, 1 + missing rank above
-  static constexpr std::size_t claimed = 64;         ///< own: the failure record is taken
+  static constexpr std::size_t claimed = 64;         ///< own: the failure record is free (0), taken (1), taken by what all survive (2)
   static constexpr std::size_t barrier_round = 128;  ///< own: last barrier round
   static constexpr std::size_t barrier = 256;        ///< [rank] written by that rank
-  static constexpr std::size_t refused = 512;        ///< [rank] written by that rank: refusal_word() of the last call that it refused
+  static constexpr std::size_t refused = 512;        ///< [round % 2][kMaxWindowRanks] written by that rank: refusal_word(); 0 once seen
   static constexpr std::size_t waited = 2048;        ///< own: u64 [rank] nanoseconds that the first block has waited for that rank
   static constexpr std::size_t masked = 2560;        ///< own: [rank] 1: dead, neither waited for nor sent to
   static constexpr std::size_t rejoin = 2816;        ///< [rank] written by that rank: its round
 };
 /// Tells peers that this rank takes part in the operation of `round` only to say that it cannot: 1 + ErrorCode above 24 bits of round.
 MOE_HD constexpr std::uint32_t refusal_word(std::uint32_t round, std::uint32_t code) { return (code << 24) | (round & 0xffffffU); }
+/// Where rank `rank` says so. Two words: it may refuse the next operation before a rank that needs nothing of it has seen this one.
+MOE_HD constexpr std::size_t refusal_place(std::uint32_t round, int rank) {
+  return WindowControl::refused + 4 * (static_cast<std::size_t>(round & 1U) * kMaxWindowRanks + static_cast<std::size_t>(rank));
+}
+/// A code as refusals carry it.
+constexpr std::uint32_t refusal_code(ErrorCode code) { return 1U + static_cast<std::uint32_t>(code); }
 
 /// What a kernel needs of a window. Passed by value as a __grid_constant__ parameter.
 struct WindowView {
