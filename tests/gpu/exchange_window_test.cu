@@ -394,7 +394,7 @@ TEST(PplxDevice, RanksOfAGroupShareOutTheirTokens) {
   std::vector<RankTokens> tokens;
   std::vector<RankBuffers> buffers;
   for (int r = 0; r < 4; ++r) {
-    calls.emplace_back(group.view(r), s, pairs, false);
+    calls.emplace_back(group.view(r), s, pairs, moe::detail::PeerOptions{.programmatic = false});
     tokens.push_back(make_tokens(r / 2, 17 - r / 2 * 4, s.hidden, s.topk, s.num_experts, 4, Routing::duplicates, 3));
     buffers.push_back(make_buffers(tokens.back(), s.hidden, s.local_experts(), 0));
   }
@@ -438,7 +438,7 @@ TEST(PplxDevice, T13_WeightOnInputIsAppliedOnce) {
     std::vector<RankTokens> tokens;
     std::vector<RankBuffers> buffers;
     for (int r = 0; r < 2; ++r) {
-      calls.emplace_back(group.view(r), s, on_input, false);
+      calls.emplace_back(group.view(r), s, on_input, moe::detail::PeerOptions{.programmatic = false});
       tokens.push_back(make_tokens(r, 9, s.hidden, 1, s.num_experts, 2, Routing::uniform, 3));
       buffers.push_back(make_buffers(tokens.back(), s.hidden, s.local_experts(), 0));
     }

@@ -100,7 +100,9 @@ struct OneSidedPeer {
   static constexpr SumOrder kOrder = SumOrder::named_ranks;
   static constexpr bool kHalves = false;
   static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s); }
-  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) { return {view, s, programmatic}; }
+  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) {
+    return {view, s, {.programmatic = programmatic}};
+  }
   static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream) {
     c.dispatch(in, c.shape().max_tokens, parity, stream);
   }
@@ -127,7 +129,7 @@ struct TwoSidedPeer {
   }
   static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s, queues(s)); }
   static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) {
-    return {view, s, queues(s), programmatic};
+    return {view, s, queues(s), {.programmatic = programmatic}};
   }
   static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream) { c.dispatch(in, parity, stream); }
   static void experts(Calls const& c, int parity, cudaStream_t stream, int blocks = 32) {
@@ -148,7 +150,9 @@ struct PplxPeer {
   static constexpr SumOrder kOrder = SumOrder::choices;
   static constexpr bool kHalves = true;
   static std::size_t window_bytes(PeerShape const& s) { return Calls::window_bytes(s, {}); }
-  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) { return {view, s, {}, programmatic}; }
+  static Calls calls(moe::comm::WindowView const& view, PeerShape const& s, bool programmatic) {
+    return {view, s, {}, {.programmatic = programmatic}};
+  }
   static void dispatch(Calls const& c, ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) {
     c.dispatch(in, parity, stream, send, receive);
   }

@@ -58,18 +58,6 @@ inline void expect_group(ExpertPlacement const& placement, int ranks) {
     throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", the window has ", ranks, " ranks"));
   }
 }
-/// E_UNSUPPORTED unless rank = id / L holds with one L.
-inline void expect_even_placement(char const* backend, ExpertPlacement const& placement, int ranks) {
-  expect_group(placement, ranks);
-  int const local = placement.num_physical() / ranks;
-  for (int p = 0; p < placement.num_physical(); ++p) {
-    if (local * ranks != placement.num_physical() || placement.owner(p) != p / local || placement.local(p) != p % local) {
-      throw Error(ErrorCode::unsupported,
-                  text(backend, ": physical expert ", p, " of ", placement.num_physical(), " is not rank id / L's, L = ", local,
-                       ". Use a linear placement whose experts divide by the ranks"));
-    }
-  }
-}
 inline int checked_int(char const* what, std::int64_t value) {
   if (value < 1 || value > std::numeric_limits<std::int32_t>::max()) {
     throw Error(ErrorCode::config, text(what, ": ", value, " is out of range [1, 2^31)"));

@@ -17,20 +17,18 @@ struct OneSidedDispatch {
   ScaleRule rule;
   std::uint64_t active = 0;  ///< ranks that take part
   std::uint32_t tag = 0;
-  int runtime_max = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, scale_stride = 0;
+  int runtime_max = 0, hidden = 0, topk = 0, local_experts = 0, scale_stride = 0;
   int parity = 0;
 };
 
 /// This lane's choice: the rank that it goes to, or -1, and whether it is the token's first for that rank.
 struct RankChoice {
-  int expert;
+  int expert;  ///< rank * L + local
   int rank;
   bool first;
 };
-__device__ inline RankChoice rank_choice(PeerTokens const& in, int t, int lane, int topk, int num_experts, int local_experts,
-                                         std::uint64_t active) {
-  int e = lane < topk ? in.ids[t * topk + lane] : -1;
-  e = e < num_experts ? e : -1;
+__device__ inline RankChoice rank_choice(PeerTokens const& in, int t, int lane, int topk, int local_experts, std::uint64_t active) {
+  int const e = lane < topk ? in.place(t * topk + lane) : -1;
   int const rank = e >= 0 && ((active >> (e / local_experts)) & 1U) != 0 ? e / local_experts : -1;
   unsigned const same = __match_any_sync(0xffffffffU, rank);
   return {e, rank, rank >= 0 && (same & ((1U << lane) - 1U)) == 0};
@@ -66,7 +64,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
 
 #pragma unroll 1
   for (int t = block + blocks * quad; t < M; t += blocks * kQuads) {  // neighbouring tokens on different blocks
-    RankChoice const choice = rank_choice(a.tokens, t, lane, K, a.num_experts, L, a.active);
+    RankChoice const choice = rank_choice(a.tokens, t, lane, K, L, a.active);
     if (part == 0) {
       int const slot = choice.first ? static_cast<int>(atomicAdd(&counters[choice.rank], 1U)) : -1;
       slot_of[quad][lane] = slot;
@@ -115,14 +113,16 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
   // Sources are dealt to the blocks; a block takes its part of the rows that its source did not use.
 #pragma unroll 1
   for (int source = block % R; source < R; source += blocks) {
+    int const share = block / R;
+    std::uint32_t refusal = 0;
     __syncthreads();
     if (tid == 0) {
       bool const alive = ((a.active >> source) & 1U) != 0;
       count = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tag) : 0;
       fence_system();  // acquires what came with the word
+      refusal = alive && share == 0 ? load_refusal(w, source, round) : 0;
     }
     __syncthreads();
-    int const share = block / R;
     int const shares = source < blocks ? (blocks - 1 - source) / R + 1 : 1;
     int const first = max(count, 0) * K;
     std::int32_t* const ids = own<std::int32_t>(w, a.at.ids[a.parity]) + static_cast<std::size_t>(source) * a.runtime_max * K;
@@ -130,6 +130,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     for (int i = first + share * kPeerThreads + tid; i < a.runtime_max * K; i += shares * kPeerThreads) {
       ids[i] = -1;
     }
+    report_refusal(w, refusal, comm::ExchangePhase::dispatch_rows, source, round);
   }
   __syncthreads();
   if (tid == 0) {
@@ -142,7 +143,7 @@ struct OneSidedCombine {
   OneSidedLayout at;
   PeerTokens tokens;
   std::uint64_t active = 0;
-  int runtime_max = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0;
+  int runtime_max = 0, hidden = 0, topk = 0, local_experts = 0;
   int parity = 0;
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
@@ -165,12 +166,15 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_combine(OneS
     failed = 0;
   }
   __syncthreads();
+  std::uint32_t refusal = 0;
   if (tid < w.size && ((a.active >> tid) & 1U) != 0) {
     if (block == 0) {  // the experts' kernel is over: its rows may be read
       publish(at<std::uint32_t>(w, tid, a.at.ready) + w.rank, round);
     }
     if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {
       failed = 1;
+    } else if (block == 0) {
+      refusal = load_refusal(w, tid, round);
     }
   }
   __syncthreads();
@@ -178,7 +182,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_combine(OneS
 #pragma unroll 1
   for (int t = block + blocks * quad; t < M; t += blocks * kQuads) {
     if (tid % kQuadThreads < 32) {
-      RankChoice const choice = rank_choice(a.tokens, t, lane, a.topk, a.num_experts, a.local_experts, a.active);
+      RankChoice const choice = rank_choice(a.tokens, t, lane, a.topk, a.local_experts, a.active);
       unsigned const used = __ballot_sync(0xffffffffU, choice.first);
       if (choice.first) {
         int const slot = own<std::int32_t>(w, a.at.send_index[a.parity])[t * a.topk + lane];
@@ -195,6 +199,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_combine(OneS
     sum_terms(terms[quad], t, a.hidden, a.out + t * a.out_stride);
     sync_quad(quad);
   }
+  report_refusal(w, refusal, comm::ExchangePhase::combine_rows, tid, round);
   __syncthreads();
   if (tid == 0) {
     end_round(w, a.at.combined, round);
@@ -208,8 +213,8 @@ struct OneSidedRowIsUsed {
   __device__ bool operator()(int row) const { return row % runtime_max < static_cast<int>(comm::word_count(counts[row / runtime_max])); }
 };
 
-inline OneSidedCalls::OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, bool programmatic, ScaleRule const& rule)
-    : PeerCalls(window, shape, OneSidedLayout(shape), programmatic, rule), active_((std::uint64_t{1} << shape.ranks) - 1) {
+inline OneSidedCalls::OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, PeerOptions const& options)
+    : PeerCalls(window, shape, OneSidedLayout(shape), options), active_((std::uint64_t{1} << shape.ranks) - 1) {
   shape.check();
   expect_peer_device(shape);
   int const shared = quad_shared(shape);
@@ -227,45 +232,50 @@ inline void OneSidedCalls::set_active_ranks(std::uint64_t mask) {
   active_ = mask & ((std::uint64_t{1} << shape_.ranks) - 1);
 }
 
-inline void OneSidedCalls::dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream) const {
+inline void OneSidedCalls::dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream,
+                                    std::uint32_t refused) const {
   if (in.tokens > runtime_max || runtime_max > shape_.max_tokens) {
     throw Error(ErrorCode::capacity,
                 text("one_sided: ", in.tokens, " tokens, runtime maximum ", runtime_max, ", max_tokens_per_rank ", shape_.max_tokens));
   }
+  if (refused != 0) {
+    enqueue_refusal(window_, at_.sent, 1, active_, refused, stream);
+  }
   OneSidedDispatch a;
   a.window = window_;
   a.at = at_;
-  a.tokens = peer_tokens(in);
-  a.rule = rule_;
+  a.tokens = peer_tokens(in, options_);
+  a.rule = options_.rule;
   a.active = active_;
   a.tag = shape_.tag().add(static_cast<std::uint64_t>(runtime_max)).value();
   a.runtime_max = runtime_max;
   a.hidden = shape_.hidden;
   a.topk = shape_.topk;
-  a.num_experts = shape_.num_experts;
   a.local_experts = shape_.local_experts();
   a.scale_stride = shape_.scale_stride();
   a.parity = parity;
   launch_exchange(shape_.fp8 ? &one_sided_dispatch<true> : &one_sided_dispatch<false>, "one_sided_dispatch", shape_.blocks, kPeerThreads,
-                  static_cast<std::size_t>(quad_shared(shape_)), programmatic_, stream, a);
+                  static_cast<std::size_t>(quad_shared(shape_)), options_.programmatic, stream, a);
 }
 
 inline void OneSidedCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int runtime_max, int parity,
-                                   cudaStream_t stream) const {
+                                   cudaStream_t stream, std::uint32_t refused) const {
+  if (refused != 0) {
+    enqueue_refusal(window_, at_.combined, 1, active_, refused, stream);
+  }
   OneSidedCombine a;
   a.window = window_;
   a.at = at_;
-  a.tokens = peer_tokens(in);
+  a.tokens = peer_tokens(in, options_);
   a.active = active_;
   a.runtime_max = runtime_max;
   a.hidden = shape_.hidden;
   a.topk = shape_.topk;
-  a.num_experts = shape_.num_experts;
   a.local_experts = shape_.local_experts();
   a.parity = parity;
   a.out = out;
   a.out_stride = out_stride;
-  launch_exchange(&one_sided_combine, "one_sided_combine", shape_.blocks, kPeerThreads, 0, programmatic_, stream, a);
+  launch_exchange(&one_sided_combine, "one_sided_combine", shape_.blocks, kPeerThreads, 0, options_.programmatic, stream, a);
 }
 
 inline void OneSidedCalls::round(float const* y, int runtime_max, int parity, cudaStream_t stream) const {

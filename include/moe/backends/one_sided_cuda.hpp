@@ -50,18 +50,19 @@ struct OneSidedLayout {
 class OneSidedCalls : public PeerCalls<OneSidedLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape, or if the kernels' blocks do not run at once.
-  OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, bool programmatic, ScaleRule const& rule = {1e-10F, false});
+  OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape) { return OneSidedLayout(shape).bytes; }
 
   /// Bit r: rank r takes part; the choices of the others are dropped, nothing is sent to them and nothing waited for. E_ARG unless the own
   /// bit is set.
   void set_active_ranks(std::uint64_t mask);
   /// Every rank's part of the workspace has `runtime_max` rows in this call, at least in.tokens and at most max_tokens; ranks that do not
-  /// agree get E_MISMATCH.
-  void dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream) const;
-  /// Reads the rows that outputs(parity) hold on the ranks that each token went to, and sums them in choice order.
-  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int runtime_max, int parity,
-               cudaStream_t stream) const;
+  /// agree get E_MISMATCH. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty.
+  void dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
+  /// Reads the rows that outputs(parity) hold on the ranks that each token went to, and sums them in choice order. `refused`: tells the
+  /// peers that this rank's outputs are not there; `in` must be empty.
+  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int runtime_max, int parity, cudaStream_t stream,
+               std::uint32_t refused = 0) const;
   /// Rounds float32 rows [R * runtime_max][H] into outputs(parity), before combine().
   void round(float const* y, int runtime_max, int parity, cudaStream_t stream) const;
   /// Tells every rank that this one gives up: their waits end with E_PEER.
@@ -99,13 +100,14 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: one_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. E_CAPACITY if the window cannot be had.
+  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
   OneSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, OneSidedParams<Window> const& params, Arena<Space>& arena)
       : shape_(peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
         runtime_max_(shape_.max_tokens),
         window_(comm, params.manager, peer_window(shape_, {}, moe::detail::OneSidedCalls::window_bytes(shape_)), params.window),
-        calls_(window_->view(), numbered(shape_, window_.number()), params.programmatic, scale_rule<Quant>()) {
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement)) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
     }
@@ -128,19 +130,18 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     calls_.set_active_ranks(mask);
   }
 
-  /// Enqueues. Rows of source r begin at r times the runtime maximum; rows that are not used have no expert. What earlier calls failed
-  /// with is thrown here. Arguments that are refused end the group: the peers get E_PEER.
+  /// Enqueues. Rows of source r begin at r times the runtime maximum; rows that are not used have no expert. Throws what ended the group
+  /// earlier; an error of this rank's arguments, which peers hear of from check(), leaves the group sound.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_->check();
-    try {
-      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, runtime_max_);
-      tokens_ = exchange_tokens(in);
-    } catch (Error const&) {
-      calls_.abandon(stream);
-      throw;
-    }
-    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
+    comm::throw_if_over(*window_->view().failure);
+    check_or_refuse(
+        [&] {
+          moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, runtime_max_);
+          tokens_ = exchange_tokens(in);
+        },
+        [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = next_parity();
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -173,20 +174,34 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
 
-  /// Peers get E_PEER; the group must then be built anew.
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
   void abandon(cudaStream_t stream) {
-    calls_.abandon(stream);
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (order_.dispatched()) {
+      calls_.combine({}, nullptr, 0, runtime_max_, parity_, stream, kPeer);
+    } else {
+      refuse(kPeer, stream);
+    }
     order_.set_idle();
   }
-  /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_->check(); }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
 
  private:
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
+  int next_parity() { return static_cast<int>(++window_.use().dispatches[0] & 1U); }
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = next_parity();
+    calls_.dispatch({}, runtime_max_, parity, stream, code);
+    calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
+  }
 
   moe::detail::PeerShape shape_;
   int runtime_max_;
   comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
   moe::detail::OneSidedCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;

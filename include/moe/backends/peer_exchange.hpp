@@ -9,22 +9,33 @@
 
 namespace moe::backends::detail {
 
-/// What the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape, E_UNSUPPORTED unless rank = id / L with one L.
+/// What the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape.
 template <class Quant, class Config>
 moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> const& shape, std::int64_t max_tokens,
                                   ExpertPlacement const& placement, int blocks) {
-  expect_even_placement(name, placement, ranks);
+  expect_group(placement, ranks);
   moe::detail::PeerShape s;
   s.name = name;
   s.ranks = ranks;
-  s.max_tokens = static_cast<int>(max_tokens);
+  s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
   s.hidden = static_cast<int>(shape.hidden());
   s.topk = shape.topk();
-  s.num_experts = placement.num_physical();
+  s.num_experts = placement.max_num_local() * ranks;
   s.fp8 = Quant::kQuantizesActivations;
   s.blocks = blocks;
+  comm::HeaderTag where;
+  for (int p = 0; p < placement.num_physical(); ++p) {
+    where.add(static_cast<std::uint64_t>(placement.owner(p))).add(static_cast<std::uint64_t>(placement.local(p)));
+  }
+  s.placement = where.value();
   s.check();
   return s;
+}
+
+/// What a rank chooses for itself.
+template <class Quant>
+moe::detail::PeerOptions peer_options(bool programmatic, ExpertPlaces const& places, ExpertPlacement const& placement) {
+  return {programmatic, scale_rule<Quant>(), places.data(), placement.num_physical()};
 }
 
 /// The arguments of a window that layers of one shape may share. `more`: what besides the shape decides where things lie in it.
@@ -50,6 +61,18 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   tokens.ids = dense_ids(in.topk_ids);
   tokens.weights = in.topk_weights.data_handle();
   return tokens;
+}
+
+/// Runs `check`. What it throws is thrown here, after refuse(code) has enqueued what this rank owes its peers in the round: a dispatch and
+/// a combine of nothing that say so.
+template <class Check, class Refuse>
+void check_or_refuse(Check&& check, Refuse&& refuse) {
+  try {
+    check();
+  } catch (Error const& e) {
+    refuse(comm::refusal_code(e.code()));
+    throw;
+  }
 }
 
 }  // namespace moe::backends::detail

@@ -5,6 +5,7 @@
 // Four warps, a quad, work on one row together: each stages a quarter of it and lets the copy engine store that to all who want it.
 #pragma once
 
+#include "moe/backends/device_rows.cuh"
 #include "moe/backends/exchange_launch.cuh"
 #include "moe/backends/low_latency_combine.cuh"
 #include "moe/backends/peer_rows.hpp"
@@ -209,11 +210,53 @@ struct PeerTokens {
   std::int32_t const* device = nullptr;  ///< optional: M on the device
   __nv_bfloat16 const* x = nullptr;      ///< [M][x_stride]
   std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;  ///< [M][k] global ids, -1: none
-  float const* weights = nullptr;     ///< [M][k]
+  std::int32_t const* ids = nullptr;           ///< [M][k] global ids, -1: none
+  float const* weights = nullptr;              ///< [M][k]
+  std::int32_t const* expert_place = nullptr;  ///< [num_ids] rank * L + local of every id; null: the id itself
+  int num_ids = 0;
   __device__ int count() const { return device != nullptr ? min(*device, bound) : bound; }
+  /// Where choice i = t k + j has its expert, rank * L + local, or -1.
+  __device__ int place(int i) const { return expert_of(ids[i], expert_place, num_ids); }
 };
-inline PeerTokens peer_tokens(ExchangeTokens const& in) { return {in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights}; }
+inline PeerTokens peer_tokens(ExchangeTokens const& in, PeerOptions const& o) {
+  return {in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights, o.expert_place, o.num_ids};
+}
+
+/// The words with which one peer may refuse. Loaded before there is a use for them, looked at when the thread has nothing better to do.
+struct PeerRefusals {
+  std::uint32_t even = 0;
+  std::uint32_t odd = 0;
+  /// Once the peer was waited for, in this operation or, by an earlier kernel, for it.
+  __device__ void load(comm::WindowView const& w, int peer) {
+    even = comm::detail::load_refusal(w, peer, 0);
+    odd = comm::detail::load_refusal(w, peer, 1);
+  }
+  __device__ void report(comm::WindowView const& w, comm::ExchangePhase phase, int peer, std::uint32_t round) const {
+    comm::detail::report_refusal(w, (round & 1U) == 0 ? even : odd, phase, peer, round);
+  }
+  /// Of a dispatch, or of the combine before it, for which not everyone has waited.
+  __device__ void report_dispatch(comm::WindowView const& w, int peer, std::uint32_t round) const {
+    report(w, comm::ExchangePhase::combine_rows, peer, round - 1);
+    report(w, comm::ExchangePhase::dispatch_rows, peer, round);
+  }
+};
+
+/// Before the kernels of an operation of `round` = *rounds + ahead, in which this rank takes part only to say that it cannot.
+static __global__ void refuse_operation(comm::WindowView const __grid_constant__ w, std::size_t rounds, std::uint32_t ahead,
+                                        std::uint64_t ranks, std::uint32_t code) {
+  std::uint32_t const round = *comm::detail::own<std::uint32_t>(w, rounds) + ahead;
+  if (int const r = static_cast<int>(threadIdx.x); r < w.size && ((ranks >> r) & 1U) != 0) {
+    comm::detail::refuse(w, r, round, code);
+    comm::detail::fence_system();
+  }
+}
+/// Enqueues it. `rounds`: offset of the word that counts the operation, which then is at its round less `ahead`; `ranks`: whom to tell.
+inline void enqueue_refusal(comm::WindowView const& w, std::size_t rounds, int ahead, std::uint64_t ranks, std::uint32_t code,
+                            cudaStream_t stream) {
+  refuse_operation<<<1, comm::kMaxWindowRanks, 0, stream>>>(w, rounds, static_cast<std::uint32_t>(ahead), ranks, code);
+  check_launch("refuse_operation");
+}
+inline constexpr std::uint64_t kAllRanks = ~std::uint64_t{0};
 
 /// Float32 outputs rounded once: every row of `y` that valid(row) names.
 template <class Valid>

@@ -17,10 +17,11 @@ struct PeerShape {
   int max_tokens = 0;  ///< T: tokens that one rank may bring
   int hidden = 0;      ///< H, a multiple of 128
   int topk = 0;
-  int num_experts = 0;  ///< physical, a multiple of ranks
-  bool fp8 = true;      ///< rows travel as e4m3 with one float scale for 128 values; else bf16
-  int blocks = 64;      ///< thread blocks of every kernel, all resident at once
-  int layer = 0;        ///< number of the exchange among those that share a window
+  int num_experts = 0;          ///< L for each rank, L being the most physical experts of a rank
+  bool fp8 = true;              ///< rows travel as e4m3 with one float scale for 128 values; else bf16
+  int blocks = 64;              ///< thread blocks of every kernel, all resident at once
+  int layer = 0;                ///< number of the exchange among those that share a window
+  std::uint32_t placement = 0;  ///< a hash of where the experts are; 0: that of id e is e % L of rank e / L
 
   int local_experts() const { return num_experts / ranks; }
   int groups() const { return hidden / 128; }
@@ -36,7 +37,7 @@ struct PeerShape {
     for (char const* c = name; *c != '\0'; ++c) {
       tag.add(static_cast<std::uint64_t>(*c));
     }
-    return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer);
+    return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer).add(placement);
   }
   /// E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {
@@ -54,9 +55,17 @@ struct PeerShape {
             " ranks");
     require(num_experts <= 2048, ErrorCode::unsupported, num_experts, " experts, at most 2048");
     require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, blocks, " blocks, at most ", kMaxExchangeBlocks);
-    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
+    require(static_cast<std::int64_t>(max_tokens) * topk < static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
             " tokens x ", topk, " exceed the count word");
   }
+};
+
+/// What a rank may choose for itself.
+struct PeerOptions {
+  bool programmatic = true;  ///< each kernel's blocks are placed while the kernel before it ends; not for ranks that share a GPU
+  ScaleRule rule{1e-10F, false};
+  std::int32_t const* expert_place = nullptr;  ///< device [num_ids]: rank * L + local of every id; null: that is the id
+  int num_ids = 0;                             ///< ids that have an expert; 0: the shape's num_experts
 };
 
 /// Hands out places in a window, each a multiple of 256 bytes.
@@ -89,14 +98,15 @@ class PeerCalls {
   }
 
  protected:
-  PeerCalls(comm::WindowView const& window, PeerShape const& shape, Layout const& at, bool programmatic, ScaleRule const& rule)
-      : window_(window), shape_(shape), at_(at), programmatic_(programmatic), rule_(rule) {}
+  PeerCalls(comm::WindowView const& window, PeerShape const& shape, Layout const& at, PeerOptions const& options)
+      : window_(window), shape_(shape), at_(at), options_(options) {
+    options_.num_ids = options.num_ids == 0 ? shape.num_experts : options.num_ids;
+  }
 
   comm::WindowView window_;
   PeerShape shape_;
   Layout at_;
-  bool programmatic_;
-  ScaleRule rule_;
+  PeerOptions options_;
 };
 
 }  // namespace moe::detail

@@ -22,18 +22,21 @@ struct PplxArguments {
   int parity = 0;
   bool send = true;
   bool receive = true;
+  bool refused = false;          ///< dispatch: this rank takes part only to say that it cannot; refuse_operation has said why
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
 };
 
+/// The number of tokens of a rank that refuses a dispatch.
+inline constexpr std::uint32_t kRefusedTokens = comm::kCountMask;
+
 /// This lane's choice, and the first lane that made the same one.
 struct ExpertChoice {
-  int expert;  ///< -1: none
+  int expert;  ///< rank * L + local; -1: none
   int first;
 };
 __device__ inline ExpertChoice expert_choice(PplxArguments const& a, int t, int lane) {
-  int e = lane < a.topk ? a.tokens.ids[t * a.topk + lane] : -1;
-  e = e < a.num_experts ? e : -1;
+  int const e = lane < a.topk ? a.tokens.place(t * a.topk + lane) : -1;
   return {e, __ffs(__match_any_sync(0xffffffffU, e)) - 1};
 }
 
@@ -124,7 +127,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
       for (int e = tid; e < a.num_experts + R; e += kPeerThreads) {
         bool const expert = e < a.num_experts;
         int const owner = expert ? e / L : e - a.num_experts;
-        std::uint32_t const n = expert ? load_relaxed(&counters[e]) : static_cast<std::uint32_t>(M);
+        std::uint32_t const n = expert ? load_relaxed(&counters[e]) : a.refused ? kRefusedTokens : static_cast<std::uint32_t>(M);
         if (expert) {
           counters[e] = 0;
         }
@@ -139,11 +142,15 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
     for (int pair = block * kQuads + quad; pair < L * R; pair += blocks * kQuads) {
       int const le = pair / R;
       int const source = pair % R;
+      PeerRefusals refusals;
       if (tid % kQuadThreads == 0) {
         int const begin = sum_counts(w, counts + le, L + 1, 0, source, round, a.tag);
         int const n = sum_counts(w, counts + le, L + 1, source, source + 1, round, a.tag);
         bool const good = begin >= 0 && n >= 0;
         fence_system();  // acquires what came with the words
+        if (pair < R) {
+          refusals.load(w, source);
+        }
         begin_of[quad] = begin;
         count_of[quad] = good ? n : 0;
         if (source == R - 1) {
@@ -170,12 +177,15 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
               source * a.max_tokens * K + static_cast<std::int32_t>(load_relaxed(own<std::uint32_t>(w, a.at.places[a.parity]) + from + i));
         }
       }
+      refusals.report_dispatch(w, source, round);
       sync_quad(quad);
     }
-    if (D > 1 && block == 0 && tid < D) {  // ranks that hold the same tokens bring the same number of them
+    if (D > 1 && block == 0 && tid < D && !a.refused) {  // ranks that hold the same tokens bring the same number of them
       int const r = me - me % D + tid;
       int const n = sum_counts(w, counts + L, L + 1, r, r + 1, round, a.tag);
-      if (n >= 0 && n != M) {
+      if (n == static_cast<int>(kRefusedTokens)) {
+        *own<std::uint32_t>(w, a.at.incomplete[a.parity]) = round;
+      } else if (n >= 0 && n != M) {
         fail(w, ErrorCode::mismatch, comm::ExchangePhase::dispatch_counts, r, round, static_cast<std::uint32_t>(n),
              static_cast<std::uint32_t>(M));
       }
@@ -280,14 +290,22 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) pplx_combine(PplxArgum
     }
   }
   if (a.receive) {
-    int const M = a.tokens.count();
+    // What a rank of the group did not send does not come back.
+    bool const incomplete = D > 1 && *own<std::uint32_t>(w, a.at.incomplete[a.parity]) == round;
+    int const M = incomplete ? 0 : a.tokens.count();
 #pragma unroll 1
     for (int t = block + blocks * quad; t < M; t += blocks * kQuads) {
+      int owner = 0;
+      std::uint32_t refusal = 0;
       if (thread < 32) {
         ExpertChoice const choice = expert_choice(a, t, lane);
         bool const used = choice.expert >= 0;
-        bool const good = !used || choice.first != lane ||
-                          wait_exactly(w, own<std::uint32_t>(w, a.at.back[a.parity]) + t * K + lane, round, choice.expert / L);
+        bool good = true;
+        if (used && choice.first == lane) {
+          owner = choice.expert / L;
+          good = wait_exactly(w, own<std::uint32_t>(w, a.at.back[a.parity]) + t * K + lane, round, owner);
+          refusal = load_refusal(w, owner, round);
+        }
         bool const all = __all_sync(0xffffffffU, static_cast<int>(good)) != 0;
         unsigned const with = __ballot_sync(0xffffffffU, used);
         if (used) {
@@ -302,6 +320,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) pplx_combine(PplxArgum
       }
       sync_quad(quad);
       sum_terms(terms[quad], 0, a.hidden, a.out + t * a.out_stride);
+      report_refusal(w, refusal, comm::ExchangePhase::combine_rows, owner, round);
       sync_quad(quad);
     }
   }
@@ -314,9 +333,8 @@ struct PplxRowIsUsed {
   __device__ bool operator()(int row) const { return row % capacity < num_tokens[row / capacity]; }
 };
 
-inline PplxCalls::PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, bool programmatic,
-                            ScaleRule const& rule)
-    : PeerCalls(window, shape, PplxLayout(shape, group), programmatic, rule), group_(group) {
+inline PplxCalls::PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, PeerOptions const& options)
+    : PeerCalls(window, shape, PplxLayout(shape, group), options), group_(group) {
   shape.check();
   expect_peer_device(shape);
   int const shared = quad_shared(shape);
@@ -328,12 +346,12 @@ inline PplxCalls::PplxCalls(comm::WindowView const& window, PeerShape const& sha
 }
 
 inline PplxArguments pplx_arguments(comm::WindowView const& window, PplxLayout const& at, PeerShape const& s, PplxGroup const& group,
-                                    ExchangeTokens const& in, int parity, bool send, bool receive) {
+                                    PeerTokens const& tokens, int parity, bool send, bool receive, bool refused = false) {
   PplxArguments a;
   a.window = window;
   a.at = at;
   a.group = group;
-  a.tokens = peer_tokens(in);
+  a.tokens = tokens;
   a.tag = s.tag().add(static_cast<std::uint64_t>(group.dp_size)).add(group.weight_first).value();
   a.max_tokens = s.max_tokens;
   a.hidden = s.hidden;
@@ -344,22 +362,33 @@ inline PplxArguments pplx_arguments(comm::WindowView const& window, PplxLayout c
   a.parity = parity;
   a.send = send;
   a.receive = receive;
+  a.refused = refused;
   return a;
 }
 
-inline void PplxCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send, bool receive) const {
-  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, in, parity, send, receive);
-  a.rule = rule_;
+inline void PplxCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send, bool receive,
+                                std::uint32_t refused) const {
+  if (refused != 0) {
+    enqueue_refusal(window_, at_.sent, 1, kAllRanks, refused, stream);
+  }
+  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, peer_tokens(in, options_), parity, send, receive, refused != 0);
+  a.rule = options_.rule;
   launch_exchange(shape_.fp8 ? &pplx_dispatch<true> : &pplx_dispatch<false>, "pplx_dispatch", shape_.blocks, kPeerThreads,
-                  static_cast<std::size_t>(quad_shared(shape_)), programmatic_, stream, a);
+                  static_cast<std::size_t>(quad_shared(shape_)), options_.programmatic, stream, a);
 }
 
 inline void PplxCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                                bool send, bool receive) const {
-  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, in, parity, send, receive);
+  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, peer_tokens(in, options_), parity, send, receive);
   a.out = out;
   a.out_stride = out_stride;
-  launch_exchange(&pplx_combine, "pplx_combine", shape_.blocks, kPeerThreads, 0, programmatic_, stream, a);
+  launch_exchange(&pplx_combine, "pplx_combine", shape_.blocks, kPeerThreads, 0, options_.programmatic, stream, a);
+}
+
+inline void PplxCalls::refuse_combine(int parity, cudaStream_t stream, std::uint32_t code) const {
+  enqueue_refusal(window_, at_.round_of[parity], 0, kAllRanks, code, stream);
+  PplxArguments const a = pplx_arguments(window_, at_, shape_, group_, peer_tokens({}, options_), parity, true, false);
+  launch_exchange(&pplx_combine, "pplx_combine", shape_.blocks, kPeerThreads, 0, options_.programmatic, stream, a);
 }
 
 inline void PplxCalls::round(float const* y, int parity, cudaStream_t stream) const {

@@ -20,6 +20,7 @@ struct PplxLayout {
   std::size_t received = 0;          ///< own: round words of dispatch receives
   std::size_t arrived = 0;           ///< own: u32 blocks that have sent their rows
   std::size_t round_of[2] = {};      ///< own: u32 last dispatch of each parity
+  std::size_t incomplete[2] = {};    ///< own: u32 last dispatch in which a rank of this one's group did not send its share
   std::size_t counters[2] = {};      ///< own: u32 [E] rows sent to each expert; zero between dispatches
   std::size_t counts[2] = {};        ///< u64 [rank][L + 1]: rows from that rank for each expert, then its tokens, with the round
   std::size_t rows[2] = {};          ///< [rank][L][S] rows of row_bytes(), as that rank stored them
@@ -48,6 +49,7 @@ struct PplxLayout {
     std::int64_t const slots = std::int64_t{s.max_tokens} * s.topk;
     for (int p = 0; p < 2; ++p) {
       round_of[p] = take.take(4, 1);
+      incomplete[p] = take.take(4, 1);
       counters[p] = take.take(4, s.num_experts);
       counts[p] = take.take(8, std::int64_t{s.ranks} * (s.local_experts() + 1));
       places[p] = take.take(4, n);
@@ -69,15 +71,21 @@ struct PplxLayout {
 class PplxCalls : public PeerCalls<PplxLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape or the group, or if the kernels' blocks do not run at once.
-  PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, bool programmatic,
-            ScaleRule const& rule = {1e-10F, false});
+  PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape, PplxGroup const& group) { return PplxLayout(shape, group).bytes; }
 
   /// Sends the rows, then packs what arrived into batches; either half alone if asked.
-  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) const;
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) const {
+    dispatch(in, parity, stream, send, receive, 0);
+  }
+  /// Both halves, of nothing: tells the peers that this rank cannot take part. `code`: 1 + ErrorCode.
+  void refuse_dispatch(int parity, cudaStream_t stream, std::uint32_t code) const { dispatch({}, parity, stream, true, true, code); }
   /// Sends the outputs back, then sums each token as soon as its rows have come; either half alone if asked.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream, bool send = true,
                bool receive = true) const;
+  /// Tells the peers that this rank's outputs are not there. Ranks that have no rows here do not wait for it, and see it with the next
+  /// dispatch.
+  void refuse_combine(int parity, cudaStream_t stream, std::uint32_t code) const;
   /// Rounds float32 expert outputs [L][C][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream) const;
   /// Tells every rank that this one gives up: their waits end with E_PEER.
@@ -87,6 +95,7 @@ class PplxCalls : public PeerCalls<PplxLayout> {
   PplxGroup const& group() const { return group_; }
 
  private:
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send, bool receive, std::uint32_t refused) const;
   PplxGroup group_;
 };
 
@@ -117,15 +126,17 @@ class PplxExchange<Window, Config, Quant, Partial> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: pplx takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. E_ARG for the router weight on the input with top-k other than 1, E_CAPACITY if the window cannot be had.
+  /// Collective. E_UNSUPPORTED unless the experts divide by the ranks, wherever they are; E_ARG for the router weight on the input with
+  /// top-k other than 1, E_CAPACITY if the window cannot be had.
   PplxExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                Quant const&, PplxParams<Window> const& params, Arena<Space>& arena)
-      : shape_(peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, placement, params.blocks)),
+      : shape_(peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks)),
         group_{params.dp_size, shape.weight_on_input()},
         window_(comm, params.manager,
                 peer_window(checked(), {group_.dp_size, group_.weight_first}, moe::detail::PplxCalls::window_bytes(checked(), group_)),
                 params.window),
-        calls_(window_->view(), numbered(shape_, window_.number()), group_, params.programmatic, scale_rule<Quant>()) {
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), group_, peer_options<Quant>(params.programmatic, place_, placement)) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.local_experts()} * calls_.layout().capacity * shape_.hidden);
     }
@@ -134,8 +145,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// Rows of one expert's batch, at most.
   std::int64_t max_rows() const { return calls_.layout().capacity; }
 
-  /// Enqueues both halves. Rows lie packed in each block, by source rank. What earlier calls failed with is thrown here. Arguments that
-  /// are refused end the group: the peers get E_PEER.
+  /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws what ended the group earlier; an error of this rank's
+  /// arguments, which peers hear of from check(), leaves the group sound.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream);
@@ -189,30 +200,55 @@ class PplxExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
 
-  /// Peers get E_PEER; the group must then be built anew.
+  /// Instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers get E_PEER
+  /// from check(): after prepare() those whose rows are missing in this round, the others in the next.
   void abandon(cudaStream_t stream) {
-    calls_.abandon(stream);
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (!order_.dispatched()) {
+      refuse(kPeer, stream);
+      return;
+    }
+    if (half_ == Half::dispatch) {
+      calls_.dispatch(tokens_, parity_, stream, false, true);
+    }
+    if (half_ != Half::combine) {  // else its outputs are on their way: the peers lack nothing
+      calls_.refuse_combine(parity_, stream, kPeer);
+    }
     order_.set_idle();
     half_ = Half::none;
   }
-  /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_->check(); }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
 
  private:
   enum class Half : std::uint8_t { none, dispatch, combine };
 
   void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_->check();
-    try {
-      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-      tokens_ = exchange_tokens(in);
-    } catch (Error const&) {
-      calls_.abandon(stream);
-      throw;
-    }
-    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
+    comm::throw_if_over(*window_->view().failure);
+    check_or_refuse(
+        [&] {
+          moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+          tokens_ = exchange_tokens(in);
+        },
+        [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = next_parity();
     order_.set_dispatched();
+  }
+  int next_parity() { return static_cast<int>(++window_.use().dispatches[0] & 1U); }
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = next_parity();
+    calls_.refuse_dispatch(parity, stream, code);
+    calls_.combine({}, nullptr, 0, parity, stream);
+  }
+  static ExpertPlacement const& even(ExpertPlacement const& placement) {
+    if (!placement.is_even()) {
+      throw Error(ErrorCode::unsupported, text("pplx: ", placement.num_physical(), " experts do not divide by ", placement.ep_size(),
+                                               " ranks, which its batches need (spec 04 §9); one_sided and two_sided take them"));
+    }
+    return placement;
   }
   void begin_finalize(cudaStream_t stream) {
     order_.expect_dispatched("finalize");
@@ -248,6 +284,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   moe::detail::PeerShape shape_;
   moe::detail::PplxGroup group_;
   comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
   moe::detail::PplxCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;

@@ -28,7 +28,7 @@ struct TwoSidedPlan {
   TwoSidedLayout at;
   PeerTokens tokens;
   std::uint32_t tag = 0;
-  int max_tokens = 0, topk = 0, num_experts = 0, local_experts = 0;
+  int max_tokens = 0, topk = 0, local_experts = 0;
   int parity = 0;
 };
 
@@ -61,8 +61,8 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     std::uint32_t ranks = 0;
 #pragma unroll 8
     for (int j = 0; j < a.topk; ++j) {
-      int const e = t < M ? a.tokens.ids[t * a.topk + j] : -1;
-      ranks |= e >= 0 && e < a.num_experts ? 1U << (e / a.local_experts) : 0U;
+      int const e = t < M ? a.tokens.place(t * a.topk + j) : -1;
+      ranks |= e >= 0 ? 1U << (e / a.local_experts) : 0U;
     }
 #pragma unroll 1
     for (int r = 0; r < R; ++r) {
@@ -117,6 +117,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
       first_back += total[r];
     }
     *summary.rows = first_from;
+    *own<std::uint32_t>(w, a.at.round_of[a.parity]) = round;
     end_round(w, a.at.planned, round);
   }
 }
@@ -127,7 +128,7 @@ struct TwoSidedMove {
   TwoSidedQueues queues;
   PeerTokens tokens;
   ScaleRule rule;
-  int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, scale_stride = 0;
+  int max_tokens = 0, hidden = 0, topk = 0, local_experts = 0, scale_stride = 0;
   int parity = 0;
   bool back = false;  ///< outputs to where the rows came from; else rows to the experts
 };
@@ -161,6 +162,13 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
   auto const phase = a.back ? comm::ExchangePhase::combine_rows : comm::ExchangePhase::dispatch_rows;
   std::int32_t const* const outgoing = a.back ? summary.rows_from : summary.rows_for;
   std::int32_t const* const incoming = a.back ? summary.rows_for : summary.rows_from;
+  // All ranks have sent their counts: what refusals they came with is looked at when the rows have moved.
+  bool const watches = !a.back && blockIdx.x == 0 && static_cast<int>(threadIdx.x) < R;
+  std::uint32_t const round = watches ? *own<std::uint32_t>(w, a.at.round_of[a.parity]) : 0;
+  PeerRefusals refusals;
+  if (watches) {
+    refusals.load(w, static_cast<int>(threadIdx.x));
+  }
   if (lane == 0) {
     barrier_init(&loaded[warp], 1);
     fence_shared_to_bulk();
@@ -222,8 +230,8 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
               load(x, 2 * a.hidden);
             }
             if (lane < K) {
-              int const e = a.tokens.ids[t * K + lane];
-              bool const there = e >= 0 && e < a.num_experts && e / a.local_experts == peer;
+              int const e = a.tokens.place(t * K + lane);
+              bool const there = e >= 0 && e / a.local_experts == peer;
               reinterpret_cast<std::int32_t*>(record + a.at.record_ids)[lane] = there ? e - peer * a.local_experts : -1;
               reinterpret_cast<float*>(record + a.at.record_ids)[K + lane] = there ? a.tokens.weights[t * K + lane] : 0.0F;
             }
@@ -278,6 +286,9 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
     }
   }
   finish_stores();
+  if (watches) {
+    refusals.report_dispatch(w, static_cast<int>(threadIdx.x), round);
+  }
 }
 
 struct TwoSidedSum {
@@ -303,6 +314,12 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_sum(TwoSided
   begin_dependent_kernel();
   int const M = a.tokens.count();
   TwoSidedSummary const summary(own<std::int32_t>(w, a.at.summary[a.parity]), R);
+  bool const watches = blockIdx.x == 0 && tid < R;
+  std::uint32_t const round = watches ? *own<std::uint32_t>(w, a.at.round_of[a.parity]) : 0;
+  PeerRefusals refusals;
+  if (watches) {
+    refusals.load(w, tid);
+  }
 #pragma unroll 1
   for (int t = static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) * quad; t < M; t += static_cast<int>(gridDim.x) * kQuads) {
     if (tid % kQuadThreads < 32) {
@@ -321,6 +338,9 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_sum(TwoSided
     sum_terms(terms[quad], 0, a.hidden, a.out + t * a.out_stride);
     sync_quad(quad);
   }
+  if (watches) {
+    refusals.report(w, comm::ExchangePhase::combine_rows, tid, round);
+  }
 }
 
 /// Whether a received row exists.
@@ -329,9 +349,9 @@ struct TwoSidedRowIsUsed {
   __device__ bool operator()(int row) const { return row < *num_rows; }
 };
 
-inline TwoSidedCalls::TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues, bool programmatic,
-                                    ScaleRule const& rule)
-    : PeerCalls(window, shape, TwoSidedLayout(shape, queues), programmatic, rule), queues_(queues) {
+inline TwoSidedCalls::TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues,
+                                    PeerOptions const& options)
+    : PeerCalls(window, shape, TwoSidedLayout(shape, queues), options), queues_(queues) {
   shape.check();
   expect_peer_device(shape);
   if (queues.depth < 1 || (queues.depth & (queues.depth - 1)) != 0) {
@@ -351,18 +371,20 @@ inline TwoSidedCalls::TwoSidedCalls(comm::WindowView const& window, PeerShape co
   }
 }
 
-inline void TwoSidedCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream) const {
+inline void TwoSidedCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, std::uint32_t refused) const {
+  if (refused != 0) {
+    enqueue_refusal(window_, at_.planned, 1, kAllRanks, refused, stream);
+  }
   TwoSidedPlan a;
   a.window = window_;
   a.at = at_;
-  a.tokens = peer_tokens(in);
+  a.tokens = peer_tokens(in, options_);
   a.tag = shape_.tag().add(static_cast<std::uint64_t>(queues_.depth)).add(static_cast<std::uint64_t>(queues_.entry_bytes)).value();
   a.max_tokens = shape_.max_tokens;
   a.topk = shape_.topk;
-  a.num_experts = shape_.num_experts;
   a.local_experts = shape_.local_experts();
   a.parity = parity;
-  launch_exchange(&two_sided_plan, "two_sided_plan", 1, kPeerThreads, 0, programmatic_, stream, a);
+  launch_exchange(&two_sided_plan, "two_sided_plan", 1, kPeerThreads, 0, options_.programmatic, stream, a);
   move(in, false, parity, stream);
 }
 
@@ -371,33 +393,35 @@ inline void TwoSidedCalls::move(ExchangeTokens const& in, bool back, int parity,
   a.window = window_;
   a.at = at_;
   a.queues = queues_;
-  a.tokens = peer_tokens(in);
-  a.rule = rule_;
+  a.tokens = peer_tokens(in, options_);
+  a.rule = options_.rule;
   a.max_tokens = shape_.max_tokens;
   a.hidden = shape_.hidden;
   a.topk = shape_.topk;
-  a.num_experts = shape_.num_experts;
   a.local_experts = shape_.local_experts();
   a.scale_stride = shape_.scale_stride();
   a.parity = parity;
   a.back = back;
   launch_exchange(shape_.fp8 ? &two_sided_move<true> : &two_sided_move<false>, "two_sided_move", 2 * at_.send_blocks, 32 * at_.warps,
-                  static_cast<std::size_t>(at_.warps) * static_cast<std::size_t>(at_.stage_bytes()), programmatic_, stream, a);
+                  static_cast<std::size_t>(at_.warps) * static_cast<std::size_t>(at_.stage_bytes()), options_.programmatic, stream, a);
 }
 
-inline void TwoSidedCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
-                                   cudaStream_t stream) const {
+inline void TwoSidedCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
+                                   std::uint32_t refused) const {
+  if (refused != 0) {
+    enqueue_refusal(window_, at_.round_of[parity], 0, kAllRanks, refused, stream);
+  }
   move(in, true, parity, stream);
   TwoSidedSum a;
   a.window = window_;
   a.at = at_;
-  a.tokens = peer_tokens(in);
+  a.tokens = peer_tokens(in, options_);
   a.hidden = shape_.hidden;
   a.parity = parity;
   a.out = out;
   a.out_stride = out_stride;
-  launch_exchange(&two_sided_sum, "two_sided_sum", std::clamp((in.tokens + kQuads - 1) / kQuads, 1, 512), kPeerThreads, 0, programmatic_,
-                  stream, a);
+  launch_exchange(&two_sided_sum, "two_sided_sum", std::clamp((in.tokens + kQuads - 1) / kQuads, 1, 512), kPeerThreads, 0,
+                  options_.programmatic, stream, a);
 }
 
 inline void TwoSidedCalls::round(float const* y, int parity, cudaStream_t stream) const {

@@ -20,6 +20,7 @@ struct TwoSidedQueues {
 /// region that a later operation may overwrite while an earlier one is still read.
 struct TwoSidedLayout {
   std::size_t planned = 0;          ///< round words of the plan
+  std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
   std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round
   std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, for ever
   std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, for ever; it lies at the
@@ -67,6 +68,7 @@ struct TwoSidedLayout {
     entries = places.take(static_cast<std::size_t>(q.entry_bytes), pairs * q.depth);
     std::int64_t const n = s.rows();
     for (int p = 0; p < 2; ++p) {
+      round_of[p] = places.take(4, 1);
       counts[p] = places.take(8, s.ranks);
       send_tokens[p] = places.take(4, n);
       send_places[p] = places.take(4, n);
@@ -88,14 +90,16 @@ struct TwoSidedLayout {
 class TwoSidedCalls : public PeerCalls<TwoSidedLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape or the queues, or if the kernels' blocks do not run at once.
-  TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues, bool programmatic,
-                ScaleRule const& rule = {1e-10F, false});
+  TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape, TwoSidedQueues const& queues) { return TwoSidedLayout(shape, queues).bytes; }
 
-  /// Lists and counts, then rows through the queues.
-  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream) const;
-  /// Sends outputs(parity) back through the queues and sums what returns in rank order.
-  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream) const;
+  /// Lists and counts, then rows through the queues. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in`
+  /// must be empty.
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
+  /// Sends outputs(parity) back through the queues and sums what returns in rank order. `refused`: tells the peers that this rank's outputs
+  /// are not there; `in` must be empty. Ranks that have no rows here do not wait for it, and see it with the next dispatch.
+  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
+               std::uint32_t refused = 0) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream) const;
   /// Tells every rank that this one gives up: their waits end with E_PEER.
@@ -136,7 +140,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: two_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. E_CAPACITY if the window cannot be had.
+  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
   TwoSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, TwoSidedParams<Window> const& params, Arena<Space>& arena)
       : shape_(peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
@@ -144,7 +148,8 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
         window_(comm, params.manager,
                 peer_window(shape_, {queues_.depth, queues_.entry_bytes}, moe::detail::TwoSidedCalls::window_bytes(shape_, queues_)),
                 params.window),
-        calls_(window_->view(), numbered(shape_, window_.number()), queues_, params.programmatic, scale_rule<Quant>()) {
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), queues_, peer_options<Quant>(params.programmatic, place_, placement)) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
     }
@@ -153,19 +158,18 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return shape_.rows(); }
 
-  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. What earlier calls failed with is thrown here.
-  /// Arguments that are refused end the group: the peers get E_PEER.
+  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws what ended the group earlier; an error of this rank's
+  /// arguments, which peers hear of from check(), leaves the group sound.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    window_->check();
-    try {
-      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-      tokens_ = exchange_tokens(in);
-    } catch (Error const&) {
-      calls_.abandon(stream);
-      throw;
-    }
-    parity_ = static_cast<int>(++window_.use().dispatches[0] & 1U);
+    comm::throw_if_over(*window_->view().failure);
+    check_or_refuse(
+        [&] {
+          moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+          tokens_ = exchange_tokens(in);
+        },
+        [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = next_parity();
     calls_.dispatch(tokens_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -199,18 +203,34 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
 
-  /// Peers get E_PEER; the group must then be built anew.
+  /// Instead of prepare() or finalize(): this rank gives up the round, and the next call works. Peers get E_PEER from check(): after
+  /// prepare() those whose rows are missing in this round, the others in the next.
   void abandon(cudaStream_t stream) {
-    calls_.abandon(stream);
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (order_.dispatched()) {
+      calls_.combine({}, nullptr, 0, parity_, stream, kPeer);
+    } else {
+      refuse(kPeer, stream);
+    }
     order_.set_idle();
   }
-  /// Throws what the kernels reported since; call after synchronising the stream.
-  void check() const { window_->check(); }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
 
  private:
+  int next_parity() { return static_cast<int>(++window_.use().dispatches[0] & 1U); }
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = next_parity();
+    calls_.dispatch({}, parity, stream, code);
+    calls_.combine({}, nullptr, 0, parity, stream);
+  }
+
   moe::detail::PeerShape shape_;
   moe::detail::TwoSidedQueues queues_;
   comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
   moe::detail::TwoSidedCalls calls_;
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
