@@ -8,21 +8,16 @@
 
 #include "moe/backends/high_throughput_cuda.hpp"
 #include "moe/backends/low_latency_cuda.hpp"
-#include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
+#include "tests/gpu/exchange_policy_ranks.cuh"
 #include "tests/multigpu/exchange_harness.cuh"
 
 namespace {
 
 using namespace moe_test;
-using moe::bf16;
 using moe::ErrorCode;
 using moe::backends::CombineFormat;
-using moe::comm::SimulatedGroup;
-using moe::comm::SimulatedRank;
 using moe::comm::SimulatedWindow;
-using Manager = moe::comm::WindowManager<SimulatedWindow>;
-using Fp8Transport = moe::quantization::Fp8Group<128, moe::quantization::ScaleFormat::f32, moe::quantization::ScaleFloor::amax_1e4>;
 static_assert(moe::SymmetricMemory<SimulatedWindow>);
 static_assert(moe::PrepareAndFinalize<moe::backends::LowLatencyRankMajor<SimulatedWindow>>);
 
@@ -33,218 +28,9 @@ static_assert(moe::PrepareAndFinalize<moe::backends::LowLatencyRankMajor<Simulat
   return true;
 }();
 
-struct Config : moe::LayerDefaults {
-  using Act = bf16;
-  using Weight = bf16;
-  struct Activation {};
-};
+using Config = PolicyConfig;
 constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
 constexpr std::uint64_t kShort = 150'000'000ULL;
-
-// ---- Identity experts over what the exchanges hand out.
-
-template <class Payload>
-__device__ float decoded(Payload const* row, float const* scales, int h) {
-  if constexpr (sizeof(Payload) == 1) {
-    __nv_fp8_e4m3 code;
-    code.__x = row[h];
-    return static_cast<float>(code) * scales[h / 128];
-  } else {
-    return __bfloat162float(row[h]);
-  }
-}
-/// y[e][i] = row i of block e. One block per expert.
-template <class Payload, class Partial>
-__global__ void identity(moe::BatchedTokens<Payload, float> const t, moe::Blocks<Partial> const y) {
-  int const e = static_cast<int>(blockIdx.x);
-  auto const hidden = static_cast<int>(y.extent(2));
-  int const groups = (hidden + 127) / 128;
-  for (int i = 0; i < t.expert_num_tokens(e); ++i) {
-    std::int64_t const at = e * y.extent(1) + i;
-    std::int64_t const from = t.gather.extent(0) > 0 ? t.gather(e, i) : at;
-    for (int h = static_cast<int>(threadIdx.x); h < hidden; h += static_cast<int>(blockDim.x)) {
-      y.data_handle()[at * hidden + h] = moe::from_float<Partial>(
-          __bfloat162float(__float2bfloat16_rn(decoded(t.rows.data_handle() + from * hidden, t.scales.data_handle() + from * groups, h))));
-    }
-  }
-}
-/// y[r] = row r times the sum of its weights, in choice order.
-template <class Payload, class Partial>
-__global__ void identity(moe::StandardTokens<Payload, float> const t, moe::Rows<Partial> const y) {
-  auto const hidden = static_cast<int>(y.extent(1));
-  std::int64_t const n = t.num_rows != nullptr ? *t.num_rows : t.rows.extent(0);
-  for (std::int64_t r = blockIdx.x; r < n; r += gridDim.x) {
-    for (int h = static_cast<int>(threadIdx.x); h < hidden; h += static_cast<int>(blockDim.x)) {
-      float sum = 0.0F;
-      for (int j = 0; j < t.topk_ids.extent(1); ++j) {
-        if (t.topk_ids(r, j) >= 0) {
-          float const v = decoded(t.rows.data_handle() + r * t.rows.stride(0), t.scales.data_handle() + r * t.scales.stride(0), h);
-          sum = fmaf(t.topk_weights(r, j), __bfloat162float(__float2bfloat16_rn(v)), sum);
-        }
-      }
-      y(r, h) = moe::from_float<Partial>(sum);
-    }
-  }
-}
-template <class Payload, class Partial>
-void run_identity(moe::BatchedTokens<Payload, float> const& t, moe::Blocks<Partial> const& y, cudaStream_t s) {
-  if (y.extent(0) > 0) identity<<<static_cast<unsigned>(y.extent(0)), 128, 0, s>>>(t, y);
-}
-template <class Payload, class Partial>
-void run_identity(moe::StandardTokens<Payload, float> const& t, moe::Rows<Partial> const& y, cudaStream_t s) {
-  identity<<<16, 128, 0, s>>>(t, y);
-}
-
-struct Sizes {
-  int ranks = 4;
-  int max_tokens = 8;
-  int hidden = 512;
-  int topk = 4;
-  int experts = 16;
-  moe::PlacementStrategy strategy = moe::PlacementStrategy::linear;
-  bool on_input = false;
-};
-
-/// All ranks of one exchange on this GPU, driven by this thread.
-template <class Backend, class Quant = Fp8Transport, class Partial = bf16>
-class Ranks {
- public:
-  using Exchange = typename Backend::template Exchange<Config, Quant, Partial>;
-  using Params = typename Backend::Params;
-  static constexpr bool kBatched = Backend::kFormat == moe::ActivationFormat::batched;
-
-  Ranks(Sizes const& s, Params p, std::vector<Manager*> managers = {}, std::vector<SimulatedRank>* given = nullptr)
-      : setup_(s), group_(s.ranks), placement_(s.experts, s.ranks, s.strategy, true) {
-    p.blocks = 10;
-    p.programmatic = false;
-    for (int r = 0; r < s.ranks; ++r) {
-      own_.emplace_back(group_, r);
-    }
-    for (int r = 0; r < s.ranks; ++r) {
-      if (!managers.empty()) p.manager = managers[static_cast<std::size_t>(r)];
-      arenas_.push_back(std::make_unique<moe::Arena<moe::space::cuda>>());
-      exchanges_.push_back(std::make_unique<Exchange>(
-          (given != nullptr ? *given : own_)[static_cast<std::size_t>(r)],
-          moe::Shape<Config>(
-              {.hidden = s.hidden, .intermediate = 128, .num_experts = s.experts, .topk = s.topk, .weight_on_input = s.on_input}),
-          s.max_tokens, placement_, Quant{}, p, *arenas_.back()));
-      streams_.push_back(std::make_unique<moe::CudaStream>());
-    }
-    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  int size() const { return setup_.ranks; }
-  Exchange& at(int r) { return *exchanges_[static_cast<std::size_t>(r)]; }
-  cudaStream_t stream(int r) { return *streams_[static_cast<std::size_t>(r)]; }
-  RankBuffers& buffer(int r) { return buffers_[static_cast<std::size_t>(r)]; }
-  RankTokens const& brought(int r) const { return tokens_[static_cast<std::size_t>(r)]; }
-
-  void bring(unsigned seed, Routing routing = Routing::uniform, int tokens = -1) {
-    tokens_.clear();
-    buffers_.clear();
-    for (int r = 0; r < setup_.ranks; ++r) {
-      int const n = tokens >= 0 ? tokens : (static_cast<int>(seed) + 3 * r) % (setup_.max_tokens + 1);
-      tokens_.push_back(make_tokens(r, n, setup_.hidden, setup_.topk, setup_.experts, setup_.ranks, routing, seed));
-      buffers_.push_back(make_buffers(tokens_.back(), setup_.hidden, 1, 0));
-    }
-    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  void name_one_expert(int r, int expert) {
-    auto& ids = tokens_[static_cast<std::size_t>(r)].ids;
-    std::fill(ids.begin(), ids.end(), expert);
-    moe::Memory<moe::space::cuda>::copy_from_host(buffer(r).ids.data(), ids.data(), 4 * ids.size());
-  }
-  moe::RoutedTokens<bf16> in(int r, int tokens = -1) {
-    auto const& b = buffer(r);
-    int const n = tokens < 0 ? b.in.tokens : tokens;
-    return {moe::make_rows(b.in.x, n, setup_.hidden), moe::make_rows(b.in.ids, n, setup_.topk),
-            moe::make_rows(b.in.weights, n, setup_.topk)};
-  }
-  moe::Rows<bf16> out(int r) { return moe::make_rows(as_bf16(buffer(r).out), buffer(r).in.tokens, setup_.hidden); }
-  void pair(int r) {
-    auto const t = at(r).prepare(in(r), stream(r));
-    run_identity(t, at(r).expert_output(), stream(r));
-    at(r).finalize(out(r), stream(r));
-  }
-  void round() {
-    for (int r = 0; r < size(); ++r) pair(r);
-  }
-  void synchronize() {
-    for (auto const& s : streams_) s->synchronize();
-  }
-  void synchronize_and_check() {
-    synchronize();
-    for (int r = 0; r < size(); ++r) at(r).check();
-  }
-  /// Owner of an id, or -1.
-  int owner(int id) const { return id >= 0 && id < setup_.experts ? placement_.owner(id) : -1; }
-  /// "" or the first output that differs by more than `relative` of the sum of magnitudes (0: at all). Terms of ranks in `dead` are left
-  /// out.
-  std::string differs(int r, bool per_rank, float relative = 0.0F, std::uint64_t dead = 0, float absolute = 0.0F) {
-    auto const& t = brought(r);
-    auto const got = buffer(r).out.host();
-    for (int token = 0; token < t.tokens; ++token) {
-      auto x = std::vector<std::uint16_t>(t.x.begin() + static_cast<std::ptrdiff_t>(token) * setup_.hidden,
-                                          t.x.begin() + static_cast<std::ptrdiff_t>(token + 1) * setup_.hidden);
-      auto const weight = [&](int j) { return t.weights[static_cast<std::size_t>(token * setup_.topk + j)]; };
-      auto const id = [&](int j) { return t.ids[static_cast<std::size_t>(token * setup_.topk + j)]; };
-      if (setup_.on_input && kBatched) {
-        for (auto& v : x) v = bf16_bits(weight(0) * bf16_value(v));
-      }
-      auto const row = wire_row<moe::quantization::ScaleFloor::amax_1e4>(x.data(), setup_.hidden, Quant::kQuantizesActivations);
-      for (int h = 0; h < setup_.hidden; ++h) {
-        float const v = row.values[static_cast<std::size_t>(h)];
-        float want = 0.0F;
-        float size = 0.0F;
-        for (int rank = per_rank ? 0 : -1; rank < (per_rank ? size_() : 0); ++rank) {
-          float part = 0.0F;
-          for (int j = 0; j < setup_.topk; ++j) {
-            int const o = owner(id(j));
-            if (o < 0 || ((dead >> o) & 1U) != 0 || (per_rank && o != rank)) continue;
-            float const w = setup_.on_input && kBatched ? 1.0F : weight(j);
-            part = std::fma(w, v, part);
-            size += std::fabs(w * v);
-          }
-          want = per_rank ? want + bf16_value(bf16_bits(part)) : part;
-        }
-        float const have =
-            bf16_value(got[static_cast<std::size_t>(token) * static_cast<std::size_t>(setup_.hidden) + static_cast<std::size_t>(h)]);
-        want = bf16_value(bf16_bits(want));
-        if (relative == 0.0F ? have != want : !(std::fabs(have - want) <= relative * size + absolute)) {
-          return moe::text("rank ", r, " output (", token, ", ", h, "): ", have, ", expected ", want, " of terms ", size);
-        }
-      }
-    }
-    return "";
-  }
-  void expect_good(bool per_rank, std::string const& what = "", float relative = 0.0F) {
-    synchronize_and_check();
-    for (int r = 0; r < size(); ++r) EXPECT_EQ(differs(r, per_rank, relative), "") << what;
-  }
-
- private:
-  int size_() const { return setup_.ranks; }
-  Sizes setup_;
-  SimulatedGroup group_;
-  std::vector<SimulatedRank> own_;
-  moe::ExpertPlacement placement_;
-  std::vector<std::unique_ptr<moe::Arena<moe::space::cuda>>> arenas_;
-  std::vector<std::unique_ptr<Exchange>> exchanges_;
-  std::vector<std::unique_ptr<moe::CudaStream>> streams_;
-  std::vector<RankTokens> tokens_;
-  std::vector<RankBuffers> buffers_;
-};
-
-template <class F>
-std::string expect_error(ErrorCode code, F&& f) {
-  try {
-    f();
-  } catch (moe::Error const& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.message();
-  }
-  ADD_FAILURE() << "no error, expected " << moe::name(code);
-  return "";
-}
 
 using Low = moe::backends::LowLatency<SimulatedWindow>;
 using RankMajor = moe::backends::LowLatencyRankMajor<SimulatedWindow>;
@@ -467,12 +253,7 @@ TEST(LowLatencyPolicy, T8_StaleHandle) {
 template <class R>
 void refusals(R& run, bool per_rank) {
   auto expect_refusal = [&](ErrorCode peers, std::string const& sentence) {
-    run.synchronize();
-    for (int r = 0; r < run.size(); ++r) {
-      std::string const message = expect_error(peers, [&] { run.at(r).check(); });
-      EXPECT_EQ(message.find(sentence + " ("), 0U) << message;
-      run.at(r).check();  // once
-    }
+    run.expect_refusal(peers, sentence);
     run.bring(8);
     run.round();
     run.expect_good(per_rank, "after a refusal");
@@ -525,6 +306,16 @@ TEST(LowLatencyPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
 TEST(HighThroughputPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
   Ranks<High> run(Sizes{}, {.window = {kTimeout}});
   refusals(run, true);
+}
+
+// A refusal that the host has not taken yet does not hide that a rank is missing.
+TEST(LowLatencyPolicy, T4_T10_ATimeoutReplacesARefusal) {
+  Ranks<Low> run(Sizes{}, {.window = {kShort}});
+  run.expect_timeout_after_refusal();
+}
+TEST(HighThroughputPolicy, T4_T10_ATimeoutReplacesARefusal) {
+  Ranks<High> run(Sizes{}, {.window = {kShort}});
+  run.expect_timeout_after_refusal();
 }
 
 // ---- T11: masks. F5: statistics.

@@ -20,6 +20,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/exchange_policy_ranks.cuh"
 #include "tests/multigpu/window_harness.cuh"
 
 namespace moe_test {
@@ -62,7 +63,6 @@ class SharedWindow {
 namespace {
 
 using namespace moe_test;
-using moe::bf16;
 
 // Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
 [[maybe_unused]] bool const prepared = [] {
@@ -168,45 +168,42 @@ void host_experts(Exchange& exchange, auto const& tokens, std::int64_t hidden) {
   }
 }
 
-template <template <class> class Backend, class Peer, class Quant>
-void equals_host_protocol(bool fp8) {
-  Case const c{3, 21, 512, 4, 12, fp8, Routing::duplicates};
-  PeerRun<Peer> run(c);
-  run.bring(1);
-  for (int r = 0; r < c.ranks; ++r) {  // weights of few bits: products are exact, so fused and separate arithmetic agree
-    auto& t = run.tokens(r);
-    for (float& w : t.weights) {
-      w = std::ceil(w * 16.0F) / 16.0F;
-    }
-    if (t.tokens > 0) {
-      moe::check_cuda(
-          cudaMemcpy(const_cast<float*>(run.buffer(r).in.weights), t.weights.data(), t.weights.size() * 4, cudaMemcpyHostToDevice), "copy");
-    }
+/// Weights of few bits: products are exact, so fused and separate arithmetic agree.
+void round_weights(RankTokens& t, RankBuffers& b) {
+  for (float& w : t.weights) {
+    w = std::ceil(w * 16.0F) / 16.0F;
   }
-  run.round(0);
-  run.group().synchronize_and_check();
-
+  if (t.tokens > 0) {
+    moe::check_cuda(cudaMemcpy(const_cast<float*>(b.in.weights), t.weights.data(), t.weights.size() * 4, cudaMemcpyHostToDevice), "copy");
+  }
+}
+/// What identity experts give through the host protocol, for the tokens of every rank.
+template <template <class> class Backend, class Quant>
+std::vector<std::vector<bf16>> host_outputs(std::vector<RankTokens> const& brought, int hidden, int topk, int max_tokens,
+                                            moe::ExpertPlacement const& placement) {
   using Exchange = typename Backend<ThreadWindow>::template Exchange<Config, Quant, bf16>;
-  ThreadRanks ranks(c.ranks);
-  std::vector<std::vector<bf16>> outs(static_cast<std::size_t>(c.ranks));
+  int const size = static_cast<int>(brought.size());
+  ThreadRanks ranks(size);
+  std::vector<std::vector<bf16>> outs(brought.size());
   std::vector<std::string> errors(outs.size());
   std::vector<std::thread> threads;
-  for (int r = 0; r < c.ranks; ++r) {
+  for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
         ThreadComm comm(ranks, r);
         moe::Arena<moe::space::host> arena;
-        moe::Shape<Config> const shape(moe::LayerShape{.hidden = c.hidden, .intermediate = 128, .num_experts = c.experts, .topk = c.topk});
-        Exchange exchange(comm, shape, c.max_tokens, moe::ExpertPlacement(c.experts, c.ranks), Quant{}, {}, arena);
-        auto const& t = run.tokens(r);
+        moe::Shape<Config> const shape(
+            moe::LayerShape{.hidden = hidden, .intermediate = 128, .num_experts = placement.num_logical(), .topk = topk});
+        Exchange exchange(comm, shape, max_tokens, placement, Quant{}, {}, arena);
+        auto const& t = brought[static_cast<std::size_t>(r)];
         auto& out = outs[static_cast<std::size_t>(r)];
         out.resize(t.x.size());
         auto const tokens =
-            exchange.prepare({moe::make_rows(reinterpret_cast<bf16 const*>(t.x.data()), t.tokens, c.hidden),
-                              moe::make_rows(t.ids.data(), t.tokens, c.topk), moe::make_rows(t.weights.data(), t.tokens, c.topk)},
+            exchange.prepare({moe::make_rows(reinterpret_cast<bf16 const*>(t.x.data()), t.tokens, hidden),
+                              moe::make_rows(t.ids.data(), t.tokens, topk), moe::make_rows(t.weights.data(), t.tokens, topk)},
                              {});
-        host_experts<Exchange, Quant>(exchange, tokens, c.hidden);
-        exchange.finalize(moe::make_rows(out.data(), t.tokens, c.hidden), {});
+        host_experts<Exchange, Quant>(exchange, tokens, hidden);
+        exchange.finalize(moe::make_rows(out.data(), t.tokens, hidden), {});
         ranks.meet();
       } catch (std::exception const& e) {
         errors[static_cast<std::size_t>(r)] = e.what();
@@ -216,13 +213,52 @@ void equals_host_protocol(bool fp8) {
   for (auto& t : threads) {
     t.join();
   }
+  for (auto const& e : errors) EXPECT_EQ(e, "");
+  return outs;
+}
+void expect_same_bits(std::vector<std::uint16_t> const& got, std::vector<bf16> const& wanted, int rank) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t h = 0; h < got.size(); ++h) {
+    ASSERT_EQ(bf16_value(got[h]), moe::to_float(wanted[h])) << "rank " << rank << " element " << h;
+  }
+}
+
+template <template <class> class Backend, class Peer, class Quant>
+void equals_host_protocol(bool fp8) {
+  Case const c{3, 21, 512, 4, 12, fp8, Routing::duplicates};
+  PeerRun<Peer> run(c);
+  run.bring(1);
+  std::vector<RankTokens> brought;
   for (int r = 0; r < c.ranks; ++r) {
-    auto const i = static_cast<std::size_t>(r);
-    EXPECT_EQ(errors[i], "");
-    auto const got = run.buffer(r).out.host();
-    ASSERT_EQ(got.size(), outs[i].size());
-    for (std::size_t h = 0; h < got.size(); ++h) {
-      ASSERT_EQ(bf16_value(got[h]), moe::to_float(outs[i][h])) << "rank " << r << " element " << h;
+    round_weights(run.tokens(r), run.buffer(r));
+    brought.push_back(run.tokens(r));
+  }
+  run.round(0);
+  run.group().synchronize_and_check();
+  auto const wanted = host_outputs<Backend, Quant>(brought, c.hidden, c.topk, c.max_tokens, moe::ExpertPlacement(c.experts, c.ranks));
+  for (int r = 0; r < c.ranks; ++r) expect_same_bits(run.buffer(r).out.host(), wanted[static_cast<std::size_t>(r)], r);
+}
+/// The policy on the device and on the host with an expert placement that both take.
+template <template <class> class Backend, class Quant>
+void placements_equal_host_protocol(std::vector<moe::ExpertPlacement> const& placements) {
+  for (auto const& placement : placements) {
+    SCOPED_TRACE(placement.report());
+    int const ranks = placement.ep_size();
+    Sizes const s{.ranks = ranks, .max_tokens = 20, .topk = 3, .experts = placement.num_physical(), .placement = placement};
+    typename Backend<SimulatedWindow>::Params params;
+    params.window = {kTimeout};
+    Ranks<Backend<SimulatedWindow>, Quant> run(s, params);
+    for (unsigned seed = 1; seed < 4; ++seed) {
+      run.bring(seed, seed == 2 ? Routing::with_gaps : Routing::duplicates);
+      std::vector<RankTokens> brought;
+      for (int r = 0; r < ranks; ++r) {
+        round_weights(run.tokens(r), run.buffer(r));
+        brought.push_back(run.brought(r));
+      }
+      run.round();
+      run.synchronize_and_check();
+      auto const wanted = host_outputs<Backend, Quant>(brought, s.hidden, s.topk, s.max_tokens, placement);
+      for (int r = 0; r < ranks; ++r) expect_same_bits(run.buffer(r).out.host(), wanted[static_cast<std::size_t>(r)], r);
     }
   }
 }
@@ -231,6 +267,21 @@ using moe::quantization::None;
 TEST(OneSidedDevice, EqualsHostProtocol) { equals_host_protocol<moe::backends::OneSided, OneSidedPeer, Fp8>(true); }
 TEST(TwoSidedDevice, EqualsHostProtocol) { equals_host_protocol<moe::backends::TwoSided, TwoSidedPeer, None>(false); }
 TEST(PplxDevice, EqualsHostProtocol) { equals_host_protocol<moe::backends::Pplx, PplxPeer, Fp8>(true); }
+
+std::vector<moe::ExpertPlacement> even_placements() {
+  std::vector<std::int32_t> const replicas{3, 0, 1, 0, 2, 4, 5, 0, 3, 6, 7, 8};
+  return {moe::ExpertPlacement(12, 3, moe::PlacementStrategy::round_robin), moe::ExpertPlacement::from_physical_to_logical(replicas, 9, 3)};
+}
+std::vector<moe::ExpertPlacement> all_placements() {
+  auto all = even_placements();
+  all.push_back(moe::ExpertPlacement(13, 3));
+  all.push_back(moe::ExpertPlacement(11, 4, moe::PlacementStrategy::round_robin));
+  all.push_back(moe::ExpertPlacement(3, 4, moe::PlacementStrategy::round_robin, true));
+  return all;
+}
+TEST(OneSidedDevice, T20_PlacementsEqualHostProtocol) { placements_equal_host_protocol<moe::backends::OneSided, Fp8>(all_placements()); }
+TEST(TwoSidedDevice, T20_PlacementsEqualHostProtocol) { placements_equal_host_protocol<moe::backends::TwoSided, None>(all_placements()); }
+TEST(PplxDevice, T20_PlacementsEqualHostProtocol) { placements_equal_host_protocol<moe::backends::Pplx, Fp8>(even_placements()); }
 
 // ---- Whole layers: the policies over a window of ranks on this GPU, CudaReference experts.
 

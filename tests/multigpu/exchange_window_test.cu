@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/exchange_window_test.cu: OneSided, TwoSided and Pplx as policies, one process a GPU: prepare, identity experts, finalize;
-// captured in a graph; a rank that gives up.
+// captured in a graph; refusals and what a rank gives up, placements.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>
+
+#include <optional>
 
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
@@ -55,13 +57,14 @@ class Subject {
   using Exchange = typename Backend::template Exchange<Config, Quant, bf16>;
   static_assert(moe::ExchangeOf<Exchange, Config>);
 
-  Subject()
+  Subject() : Subject(std::nullopt) {}
+  explicit Subject(std::optional<moe::ExpertPlacement> const& placement)
       : comm_(connect()),
-        experts_(kLocal * comm_.size()),
-        exchange_(comm_,
-                  moe::Shape<Config>(moe::LayerShape{.hidden = kHidden, .intermediate = 128, .num_experts = experts_, .topk = kTopK}),
-                  kMaxTokens, moe::ExpertPlacement(experts_, comm_.size()), Quant{},
-                  typename Backend::Params{.blocks = 32, .window = {std::uint64_t{5'000'000'000}}}, arena_) {}
+        placement_(placement.value_or(moe::ExpertPlacement(kLocal * comm_.size(), comm_.size()))),
+        experts_(placement_.num_physical()),
+        exchange_(
+            comm_, moe::Shape<Config>(moe::LayerShape{.hidden = kHidden, .intermediate = 128, .num_experts = experts_, .topk = kTopK}),
+            kMaxTokens, placement_, Quant{}, typename Backend::Params{.blocks = 32, .window = {std::uint64_t{5'000'000'000}}}, arena_) {}
 
   void bring(unsigned seed) {
     int const me = comm_.rank();
@@ -70,14 +73,33 @@ class Subject {
     buffers_ = make_buffers(tokens_, kHidden, kLocal, 0);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  auto prepare() {
+  /// kMaxTokens rows, so that every rank has some for every other.
+  void bring_all(unsigned seed) {
+    tokens_ = make_tokens(comm_.rank(), kMaxTokens, kHidden, kTopK, experts_, comm_.size(), Routing::uniform, seed);
+    buffers_ = make_buffers(tokens_, kHidden, kLocal, 0);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  moe::RoutedTokens<bf16> in(int rows) {
     auto const& in = buffers_.in;
-    return exchange_.prepare(
-        {moe::make_rows(in.x, in.tokens, kHidden), moe::make_rows(in.ids, in.tokens, kTopK), moe::make_rows(in.weights, in.tokens, kTopK)},
-        stream_);
+    return {moe::make_rows(in.x, rows, kHidden), moe::make_rows(in.ids, rows, kTopK), moe::make_rows(in.weights, rows, kTopK)};
+  }
+  void prepare() { given_.emplace(exchange_.prepare(in(buffers_.in.tokens), stream_)); }
+  /// What prepare() says to `in`.
+  std::string prepare_error(moe::RoutedTokens<bf16> const& in) {
+    try {
+      exchange_.prepare(in, stream_);
+    } catch (moe::Error const& e) {
+      return e.message();
+    }
+    return "no error";
   }
   void round() {
-    auto const t = prepare();
+    prepare();
+    finish();
+  }
+  /// Identity experts and finalize().
+  void finish() {
+    auto const& t = *given_;
     auto const y = exchange_.expert_output();
     auto const* const rows = reinterpret_cast<char const*>(t.rows.data_handle());
     constexpr bool kFp8 = Quant::kQuantizesActivations;
@@ -95,8 +117,12 @@ class Subject {
   std::string wrong() {
     stream_.synchronize();
     exchange_.check();
-    PeerShape const s{Policy::kName, comm_.size(), kMaxTokens, kHidden, kTopK, experts_, Quant::kQuantizesActivations, 32};
-    return check_sums(s, Policy::kOrder, tokens_, buffers_, comm_.rank(), 1);
+    PeerShape const s{Policy::kName, comm_.size(), kMaxTokens, kHidden, kTopK, kLocal * comm_.size(), Quant::kQuantizesActivations, 32};
+    RankTokens placed = tokens_;  // ids as rank * L + local, which the expected sums go by
+    for (auto& id : placed.ids) {
+      id = id < 0 ? id : placement_.owner(id) * kLocal + placement_.local(id);
+    }
+    return check_sums(s, Policy::kOrder, placed, buffers_, comm_.rank(), 1);
   }
   Exchange& exchange() { return exchange_; }
   moe::CudaStream& stream() { return stream_; }
@@ -111,12 +137,14 @@ class Subject {
         rank, size, [](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD); });
   }
   moe::comm::Nccl comm_;
+  moe::ExpertPlacement placement_;
   int experts_;
   moe::Arena<moe::space::cuda> arena_;
   Exchange exchange_;
   moe::CudaStream stream_;
   RankTokens tokens_;
   RankBuffers buffers_;
+  std::optional<typename Exchange::Tokens> given_;
 };
 
 template <class Policy>
@@ -166,26 +194,100 @@ TYPED_TEST(WindowPolicy, T9_CapturedPairsReplay) {
   cudaGraphDestroy(graph);
 }
 
-TYPED_TEST(WindowPolicy, T10_ARankThatGivesUpIsNamed) {
+/// Every rank takes part in a round that `refusing` does not join: it calls refuse() instead. All are told once, and the next rounds are
+/// good.
+template <class Subject, class Refuse>
+void expect_refusal(Subject& subject, int refusing, moe::ErrorCode code, std::string const& sentence, Refuse&& refuse) {
+  static unsigned seed = 10;
+  subject.bring_all(++seed);
+  if (subject.comm().rank() == refusing) {
+    refuse();
+  } else {
+    subject.round();
+  }
+  subject.stream().synchronize();
+  try {
+    subject.exchange().check();
+    ADD_FAILURE() << "rank " << subject.comm().rank() << " was not told: " << sentence;
+  } catch (moe::TransportError const& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    EXPECT_EQ(e.peer(), refusing) << e.what();
+    EXPECT_EQ(std::string(e.message()).find(moe::text("rank ", refusing, " ", sentence, " (")), 0U) << e.what();
+  }
+  subject.exchange().check();  // once
+  for (unsigned i = 0; i < 3; ++i) {
+    subject.bring(i + seed % 3);
+    subject.round();
+    EXPECT_EQ(subject.wrong(), "") << "after: " << sentence;
+  }
+}
+
+TYPED_TEST(WindowPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
   Subject<TypeParam, moe::quantization::Fp8Group<>> subject;
-  subject.bring(1);
+  moe::bf16 const* const none = nullptr;
+  for (int refusing = 0; refusing < subject.comm().size(); ++refusing) {
+    expect_refusal(subject, refusing, moe::ErrorCode::capacity, "refused its arguments with E_CAPACITY", [&] {
+      EXPECT_EQ(subject.prepare_error(subject.in(kMaxTokens + 1)), "hidden_states: 101 rows exceed max_tokens_per_rank 100");
+    });
+    expect_refusal(subject, refusing, moe::ErrorCode::peer, "refused its arguments with E_ARG", [&] {
+      auto in = subject.in(kMaxTokens);
+      in.hidden = moe::make_rows(none, kMaxTokens, kHidden);
+      EXPECT_EQ(subject.prepare_error(in), "hidden_states: null pointer for 100 rows");
+    });
+    expect_refusal(subject, refusing, moe::ErrorCode::peer, "abandoned the call", [&] { subject.exchange().abandon(subject.stream()); });
+  }
+}
+
+TYPED_TEST(WindowPolicy, T12_ARankThatGivesUpBeforeCombineIsNamed) {
+  Subject<TypeParam, moe::quantization::Fp8Group<>> subject;
   int const last = subject.comm().size() - 1;
+  subject.bring_all(3);
+  subject.prepare();
   if (subject.comm().rank() == last) {
     subject.exchange().abandon(subject.stream());
-    subject.stream().synchronize();
   } else {
-    subject.prepare();
-    subject.stream().synchronize();
+    subject.finish();
+  }
+  subject.stream().synchronize();
+  if (subject.comm().rank() != last) {
     try {
       subject.exchange().check();
       ADD_FAILURE() << "no failure seen";
     } catch (moe::TransportError const& e) {
       EXPECT_EQ(e.code(), moe::ErrorCode::peer) << e.what();
       EXPECT_EQ(e.peer(), last) << e.what();
+      EXPECT_EQ(e.phase(), "combine") << e.what();
     }
+  } else if (TypeParam::kOrder != SumOrder::choices) {  // pplx does not wait for its own rows: the next dispatch tells
+    EXPECT_THROW(subject.exchange().check(), moe::TransportError);
   }
+  subject.bring(4);
+  subject.round();
+  subject.stream().synchronize();
+  if (subject.comm().rank() == last && TypeParam::kOrder == SumOrder::choices) {
+    EXPECT_THROW(subject.exchange().check(), moe::TransportError);
+  }
+  for (unsigned seed = 5; seed < 8; ++seed) {
+    EXPECT_EQ(subject.wrong(), "") << "after a rank gave up";
+    subject.bring(seed);
+    subject.round();
+  }
+  EXPECT_EQ(subject.wrong(), "");
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   MPI_Barrier(MPI_COMM_WORLD);
+}
+
+// Placements that are no ranges of ids.
+TYPED_TEST(WindowPolicy, T20_PlacementsDealtInTurn) {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  int const experts = std::is_same_v<TypeParam, PplxPolicy> ? kLocal * size : kLocal * size - 1;
+  Subject<TypeParam, moe::quantization::Fp8Group<>> subject(moe::ExpertPlacement(experts, size, moe::PlacementStrategy::round_robin));
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    subject.bring(seed);
+    subject.round();
+    EXPECT_EQ(subject.wrong(), "");
+  }
 }
 
 }  // namespace

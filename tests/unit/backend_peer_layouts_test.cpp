@@ -11,6 +11,7 @@
 #include "moe/backends/one_sided_cuda.hpp"
 #include "moe/backends/pplx_cuda.hpp"
 #include "moe/backends/two_sided_cuda.hpp"
+#include "moe/quantization/none.hpp"
 
 namespace {
 
@@ -67,8 +68,49 @@ TEST(PeerShape, T12_EveryValueThatRanksMustShareIsInTheTag) {
   add([](PeerShape& s) { s.fp8 = true; });
   add([](PeerShape& s) { s.blocks = 32; });
   add([](PeerShape& s) { s.layer = 1; });
+  add([](PeerShape& s) { s.placement = 7; });
   std::sort(tags.begin(), tags.end());
   EXPECT_EQ(std::adjacent_find(tags.begin(), tags.end()), tags.end());
+}
+
+struct Config : moe::LayerDefaults {
+  using Act = moe::bf16;
+  struct Activation {};
+};
+PeerShape shape_of(moe::ExpertPlacement const& placement) {
+  moe::Shape<Config> const s({.hidden = 512, .intermediate = 128, .num_experts = placement.num_logical(), .topk = 2});
+  return moe::backends::detail::peer_shape<moe::quantization::None>("one_sided", 4, s, 8, placement, 32);
+}
+
+TEST(PeerShape, T20_AnyPlacementAndItsHash) {
+  using moe::ExpertPlacement;
+  using moe::PlacementStrategy;
+  EXPECT_EQ(shape_of(ExpertPlacement(16, 4)).num_experts, 16);
+  EXPECT_EQ(shape_of(ExpertPlacement(13, 4)).num_experts, 16);  // four places on each rank
+  EXPECT_EQ(shape_of(ExpertPlacement(3, 4, PlacementStrategy::round_robin, true)).num_experts, 4);
+  EXPECT_EQ(shape_of(ExpertPlacement(16, 4)).tag().value(), shape_of(ExpertPlacement(16, 4)).tag().value());
+  EXPECT_NE(shape_of(ExpertPlacement(16, 4)).tag().value(), shape_of(ExpertPlacement(16, 4, PlacementStrategy::round_robin)).tag().value());
+  try {
+    shape_of(ExpertPlacement(16, 8));
+    ADD_FAILURE() << "no error";
+  } catch (moe::Error const& e) {
+    EXPECT_EQ(e.code(), ErrorCode::config);
+  }
+}
+
+// A rank writes its refusals of neighbouring rounds to different words, all of them in the window's own part.
+TEST(Refusals, WordsOfNeighbouringRoundsDiffer) {
+  using moe::comm::WindowControl;
+  for (int rank : {0, 1, moe::comm::kMaxWindowRanks - 1}) {
+    for (std::uint32_t round : {0U, 1U, 0xffffffffU}) {
+      std::size_t const at = moe::comm::refusal_place(round, rank);
+      EXPECT_NE(at, moe::comm::refusal_place(round + 1, rank));
+      EXPECT_EQ(at, moe::comm::refusal_place(round + 2, rank));
+      EXPECT_GE(at, WindowControl::refused);
+      EXPECT_LE(at + 4, WindowControl::waited);
+    }
+  }
+  EXPECT_EQ(moe::comm::refusal_word(0x12345678U, moe::comm::refusal_code(ErrorCode::capacity)) & 0xffffffU, 0x345678U);
 }
 
 /// Regions do not overlap, begin on multiples of 256 behind the window's own part, and end where the layout does.
@@ -143,6 +185,7 @@ TEST(PplxLayout, GroupsShareOutTokensAndRoom) {
   std::vector<std::pair<std::size_t, std::size_t>> regions{{pairs.sent, 640}, {pairs.received, 640}, {pairs.arrived, 4}};
   for (int p = 0; p < 2; ++p) {
     regions.insert(regions.end(), {{pairs.round_of[p], 4},
+                                   {pairs.incomplete[p], 4},
                                    {pairs.counters[p], 4 * 256},
                                    {pairs.counts[p], 8 * 8 * 33},
                                    {pairs.places[p], rows * 4},
