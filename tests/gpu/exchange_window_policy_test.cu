@@ -134,7 +134,7 @@ TYPED_TEST(DevicePolicy, T4_T12_RefusalsLeaveTheGroupSound) {
           EXPECT_EQ(e.code(), wrong.others) << e.what();
           EXPECT_EQ(e.rank(), r);
           EXPECT_NE((refusing >> e.peer()) & 1U, 0U) << e.what();
-          EXPECT_EQ(e.phase(), "dispatch rows") << e.what();
+          EXPECT_EQ(e.phase(), "dispatch counts") << e.what();
           EXPECT_EQ(std::string(e.message()).find(text("rank ", e.peer(), " refused its arguments with ", moe::name(wrong.own), " (")), 0U)
               << e.what();
         }
@@ -195,7 +195,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
           EXPECT_EQ(run.differs(r, kPerRank<TypeParam>), "");
         }
       } else {
-        run.expect_refusal(ErrorCode::peer, text("rank ", gives_up, " abandoned the call"), prepared ? "combine" : "dispatch rows");
+        run.expect_refusal(ErrorCode::peer, text("rank ", gives_up, " abandoned the call"), prepared ? "combine" : "dispatch counts");
       }
       this->good_rounds(run, "after a rank gave up");
     }

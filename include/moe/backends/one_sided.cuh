@@ -17,6 +17,7 @@ struct OneSidedDispatch {
   ScaleRule rule;
   std::uint64_t active = 0;  ///< ranks that take part
   std::uint32_t tag = 0;
+  std::uint32_t sent_tag = 0;  ///< tag, or refused_tag(tag)
   int runtime_max = 0, hidden = 0, topk = 0, local_experts = 0, scale_stride = 0;
   int parity = 0;
 };
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
       counters[tid] = 0;
       if ((a.active >> tid) & 1U) {
         fence_system();
-        store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + me, comm::count_word(round, a.tag, n));
+        store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + me, comm::count_word(round, a.sent_tag, n));
       }
     }
   }
@@ -113,16 +114,14 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
   // Sources are dealt to the blocks; a block takes its part of the rows that its source did not use.
 #pragma unroll 1
   for (int source = block % R; source < R; source += blocks) {
-    int const share = block / R;
-    std::uint32_t refusal = 0;
     __syncthreads();
     if (tid == 0) {
       bool const alive = ((a.active >> source) & 1U) != 0;
       count = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tag) : 0;
       fence_system();  // acquires what came with the word
-      refusal = alive && share == 0 ? load_refusal(w, source, round) : 0;
     }
     __syncthreads();
+    int const share = block / R;
     int const shares = source < blocks ? (blocks - 1 - source) / R + 1 : 1;
     int const first = max(count, 0) * K;
     std::int32_t* const ids = own<std::int32_t>(w, a.at.ids[a.parity]) + static_cast<std::size_t>(source) * a.runtime_max * K;
@@ -130,7 +129,6 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     for (int i = first + share * kPeerThreads + tid; i < a.runtime_max * K; i += shares * kPeerThreads) {
       ids[i] = -1;
     }
-    report_refusal(w, refusal, comm::ExchangePhase::dispatch_rows, source, round);
   }
   __syncthreads();
   if (tid == 0) {
@@ -248,6 +246,7 @@ inline void OneSidedCalls::dispatch(ExchangeTokens const& in, int runtime_max, i
   a.rule = options_.rule;
   a.active = active_;
   a.tag = shape_.tag().add(static_cast<std::uint64_t>(runtime_max)).value();
+  a.sent_tag = refused != 0 ? comm::refused_tag(a.tag) : a.tag;
   a.runtime_max = runtime_max;
   a.hidden = shape_.hidden;
   a.topk = shape_.topk;

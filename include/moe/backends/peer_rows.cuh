@@ -222,22 +222,19 @@ inline PeerTokens peer_tokens(ExchangeTokens const& in, PeerOptions const& o) {
   return {in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights, o.expert_place, o.num_ids};
 }
 
-/// The words with which one peer may refuse. Loaded before there is a use for them, looked at when the thread has nothing better to do.
+/// The words with which one peer may have refused a combine that does not wait for everyone. Loaded at the start of the next one, or of the
+/// same one by those who have waited, looked at when the thread has nothing better to do.
 struct PeerRefusals {
   std::uint32_t even = 0;
   std::uint32_t odd = 0;
-  /// Once the peer was waited for, in this operation or, by an earlier kernel, for it.
   __device__ void load(comm::WindowView const& w, int peer) {
     even = comm::detail::load_refusal(w, peer, 0);
     odd = comm::detail::load_refusal(w, peer, 1);
   }
-  __device__ void report(comm::WindowView const& w, comm::ExchangePhase phase, int peer, std::uint32_t round) const {
-    comm::detail::report_refusal(w, (round & 1U) == 0 ? even : odd, phase, peer, round);
-  }
-  /// Of a dispatch, or of the combine before it, for which not everyone has waited.
-  __device__ void report_dispatch(comm::WindowView const& w, int peer, std::uint32_t round) const {
-    report(w, comm::ExchangePhase::combine_rows, peer, round - 1);
-    report(w, comm::ExchangePhase::dispatch_rows, peer, round);
+  __device__ void report_combine(comm::WindowView const& w, int peer, std::uint32_t round) const {
+    bool const is_even = (round & 1U) == 0;
+    comm::detail::report_refusal(w, is_even ? odd : even, comm::ExchangePhase::combine_rows, peer, round - 1);
+    comm::detail::report_refusal(w, is_even ? even : odd, comm::ExchangePhase::combine_rows, peer, round);
   }
 };
 

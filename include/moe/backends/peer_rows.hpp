@@ -55,7 +55,7 @@ struct PeerShape {
             " ranks");
     require(num_experts <= 2048, ErrorCode::unsupported, num_experts, " experts, at most 2048");
     require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, blocks, " blocks, at most ", kMaxExchangeBlocks);
-    require(static_cast<std::int64_t>(max_tokens) * topk < static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
+    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
             " tokens x ", topk, " exceed the count word");
   }
 };

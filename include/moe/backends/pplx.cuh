@@ -18,17 +18,14 @@ struct PplxArguments {
   PeerTokens tokens;
   ScaleRule rule;
   std::uint32_t tag = 0;
+  std::uint32_t sent_tag = 0;  ///< tag, or refused_tag(tag)
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, scale_stride = 0;
   int parity = 0;
   bool send = true;
   bool receive = true;
-  bool refused = false;          ///< dispatch: this rank takes part only to say that it cannot; refuse_operation has said why
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
 };
-
-/// The number of tokens of a rank that refuses a dispatch.
-inline constexpr std::uint32_t kRefusedTokens = comm::kCountMask;
 
 /// This lane's choice, and the first lane that made the same one.
 struct ExpertChoice {
@@ -127,12 +124,12 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
       for (int e = tid; e < a.num_experts + R; e += kPeerThreads) {
         bool const expert = e < a.num_experts;
         int const owner = expert ? e / L : e - a.num_experts;
-        std::uint32_t const n = expert ? load_relaxed(&counters[e]) : a.refused ? kRefusedTokens : static_cast<std::uint32_t>(M);
+        std::uint32_t const n = expert ? load_relaxed(&counters[e]) : static_cast<std::uint32_t>(M);
         if (expert) {
           counters[e] = 0;
         }
         store_relaxed(at<std::uint64_t>(w, owner, a.at.counts[a.parity]) + me * (L + 1) + (expert ? e % L : L),
-                      comm::count_word(round, a.tag, n));
+                      comm::count_word(round, a.sent_tag, n));
       }
     }
   }
@@ -142,15 +139,11 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
     for (int pair = block * kQuads + quad; pair < L * R; pair += blocks * kQuads) {
       int const le = pair / R;
       int const source = pair % R;
-      PeerRefusals refusals;
       if (tid % kQuadThreads == 0) {
         int const begin = sum_counts(w, counts + le, L + 1, 0, source, round, a.tag);
         int const n = sum_counts(w, counts + le, L + 1, source, source + 1, round, a.tag);
         bool const good = begin >= 0 && n >= 0;
         fence_system();  // acquires what came with the words
-        if (pair < R) {
-          refusals.load(w, source);
-        }
         begin_of[quad] = begin;
         count_of[quad] = good ? n : 0;
         if (source == R - 1) {
@@ -177,13 +170,12 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
               source * a.max_tokens * K + static_cast<std::int32_t>(load_relaxed(own<std::uint32_t>(w, a.at.places[a.parity]) + from + i));
         }
       }
-      refusals.report_dispatch(w, source, round);
       sync_quad(quad);
     }
-    if (D > 1 && block == 0 && tid < D && !a.refused) {  // ranks that hold the same tokens bring the same number of them
+    if (D > 1 && block == 0 && tid < D && a.sent_tag == a.tag) {  // ranks that hold the same tokens bring the same number of them
       int const r = me - me % D + tid;
       int const n = sum_counts(w, counts + L, L + 1, r, r + 1, round, a.tag);
-      if (n == static_cast<int>(kRefusedTokens)) {
+      if (n >= 0 && n != M && comm::word_tag(load_relaxed(counts + L + r * (L + 1))) == comm::refused_tag(a.tag)) {
         *own<std::uint32_t>(w, a.at.incomplete[a.parity]) = round;
       } else if (n >= 0 && n != M) {
         fail(w, ErrorCode::mismatch, comm::ExchangePhase::dispatch_counts, r, round, static_cast<std::uint32_t>(n),
@@ -239,6 +231,11 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) pplx_combine(PplxArgum
 
   begin_dependent_kernel();
   std::uint32_t const round = *own<std::uint32_t>(w, a.at.round_of[a.parity]);
+  PeerRefusals refusals;
+  bool const watches = a.receive && block == 0 && tid < w.size;
+  if (watches) {
+    refusals.load(w, tid);
+  }
   if (a.send) {
 #pragma unroll 1
     for (int le = tid; le < L; le += kPeerThreads) {
@@ -323,6 +320,9 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) pplx_combine(PplxArgum
       report_refusal(w, refusal, comm::ExchangePhase::combine_rows, owner, round);
       sync_quad(quad);
     }
+    if (watches) {
+      refusals.report_combine(w, tid, round);
+    }
   }
 }
 
@@ -346,13 +346,14 @@ inline PplxCalls::PplxCalls(comm::WindowView const& window, PeerShape const& sha
 }
 
 inline PplxArguments pplx_arguments(comm::WindowView const& window, PplxLayout const& at, PeerShape const& s, PplxGroup const& group,
-                                    PeerTokens const& tokens, int parity, bool send, bool receive, bool refused = false) {
+                                    PeerTokens const& tokens, int parity, bool send, bool receive) {
   PplxArguments a;
   a.window = window;
   a.at = at;
   a.group = group;
   a.tokens = tokens;
   a.tag = s.tag().add(static_cast<std::uint64_t>(group.dp_size)).add(group.weight_first).value();
+  a.sent_tag = a.tag;
   a.max_tokens = s.max_tokens;
   a.hidden = s.hidden;
   a.topk = s.topk;
@@ -362,7 +363,6 @@ inline PplxArguments pplx_arguments(comm::WindowView const& window, PplxLayout c
   a.parity = parity;
   a.send = send;
   a.receive = receive;
-  a.refused = refused;
   return a;
 }
 
@@ -371,7 +371,8 @@ inline void PplxCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream
   if (refused != 0) {
     enqueue_refusal(window_, at_.sent, 1, kAllRanks, refused, stream);
   }
-  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, peer_tokens(in, options_), parity, send, receive, refused != 0);
+  PplxArguments a = pplx_arguments(window_, at_, shape_, group_, peer_tokens(in, options_), parity, send, receive);
+  a.sent_tag = refused != 0 ? comm::refused_tag(a.tag) : a.tag;
   a.rule = options_.rule;
   launch_exchange(shape_.fp8 ? &pplx_dispatch<true> : &pplx_dispatch<false>, "pplx_dispatch", shape_.blocks, kPeerThreads,
                   static_cast<std::size_t>(quad_shared(shape_)), options_.programmatic, stream, a);

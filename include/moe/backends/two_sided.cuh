@@ -28,6 +28,7 @@ struct TwoSidedPlan {
   TwoSidedLayout at;
   PeerTokens tokens;
   std::uint32_t tag = 0;
+  std::uint32_t sent_tag = 0;  ///< tag, or refused_tag(tag)
   int max_tokens = 0, topk = 0, local_experts = 0;
   int parity = 0;
 };
@@ -99,7 +100,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
   }
   if (tid < R) {
     store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + w.rank,
-                  comm::count_word(round, a.tag, static_cast<std::uint32_t>(total[tid])));
+                  comm::count_word(round, a.sent_tag, static_cast<std::uint32_t>(total[tid])));
     from[tid] = max(sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, tid, tid + 1, round, a.tag), 0);
   }
   __syncthreads();
@@ -162,13 +163,6 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
   auto const phase = a.back ? comm::ExchangePhase::combine_rows : comm::ExchangePhase::dispatch_rows;
   std::int32_t const* const outgoing = a.back ? summary.rows_from : summary.rows_for;
   std::int32_t const* const incoming = a.back ? summary.rows_for : summary.rows_from;
-  // All ranks have sent their counts: what refusals they came with is looked at when the rows have moved.
-  bool const watches = !a.back && blockIdx.x == 0 && static_cast<int>(threadIdx.x) < R;
-  std::uint32_t const round = watches ? *own<std::uint32_t>(w, a.at.round_of[a.parity]) : 0;
-  PeerRefusals refusals;
-  if (watches) {
-    refusals.load(w, static_cast<int>(threadIdx.x));
-  }
   if (lane == 0) {
     barrier_init(&loaded[warp], 1);
     fence_shared_to_bulk();
@@ -286,9 +280,6 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
     }
   }
   finish_stores();
-  if (watches) {
-    refusals.report_dispatch(w, static_cast<int>(threadIdx.x), round);
-  }
 }
 
 struct TwoSidedSum {
@@ -339,7 +330,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_sum(TwoSided
     sync_quad(quad);
   }
   if (watches) {
-    refusals.report(w, comm::ExchangePhase::combine_rows, tid, round);
+    refusals.report_combine(w, tid, round);
   }
 }
 
@@ -380,6 +371,7 @@ inline void TwoSidedCalls::dispatch(ExchangeTokens const& in, int parity, cudaSt
   a.at = at_;
   a.tokens = peer_tokens(in, options_);
   a.tag = shape_.tag().add(static_cast<std::uint64_t>(queues_.depth)).add(static_cast<std::uint64_t>(queues_.entry_bytes)).value();
+  a.sent_tag = refused != 0 ? comm::refused_tag(a.tag) : a.tag;
   a.max_tokens = shape_.max_tokens;
   a.topk = shape_.topk;
   a.local_experts = shape_.local_experts();

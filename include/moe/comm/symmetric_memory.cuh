@@ -153,67 +153,6 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
   }
 }
 
-/// Waits for the count words of `round` from ranks [first, last) in one column, whose words are `stride` apart, up to eight at a time,
-/// and adds the counts. Values are all that is read, so nothing is acquired. -1: failed.
-static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t const* p, int stride, int first, int last,
-                                              std::uint32_t round, std::uint32_t tag) {
-  std::uint64_t const expected = count_word(round, tag, 0) >> kCountBits;
-  int sum = 0;
-  for (int s0 = first; s0 < last; s0 += 8) {
-    std::uint64_t start = 0;
-    for (unsigned i = 0;; ++i) {
-      std::uint64_t seen[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        seen[k] = s0 + k < last ? load_relaxed(p + static_cast<std::int64_t>(s0 + k) * stride) : expected << kCountBits;
-      }
-      bool ready = true;
-      int part = 0;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        ready = ready && (seen[k] >> kCountBits) == expected;
-        part += static_cast<int>(word_count(seen[k]));
-      }
-      if (ready) {
-        sum += part;
-        break;
-      }
-      if (i % 64 == 0) {
-        start = i == 0 ? now_ns() : start;
-#pragma unroll 1
-        for (int k = s0; k < min(s0 + 8, last); ++k) {
-          std::uint64_t const word = load_relaxed(p + static_cast<std::int64_t>(k) * stride);
-          if ((word >> kCountBits) == expected) {
-            continue;
-          }
-          if (round_reached(word_round(word), round)) {
-            fail(w, ErrorCode::mismatch, ExchangePhase::dispatch_counts, k, round, word_tag(word), tag);
-            return -1;
-          }
-          if (should_give_up(w, ExchangePhase::dispatch_counts, k, round, word_round(word), start)) {
-            return -1;
-          }
-        }
-      }
-    }
-  }
-  return sum;
-}
-
-/// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
-/// because they wait for its counts; only here the time is known to be its own. All threads must call it.
-__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
-  if (!w.statistics || blockIdx.x != 0) {
-    return;
-  }
-  if (int const r = static_cast<int>(threadIdx.x); r < w.size) {
-    std::uint64_t const start = now_ns();
-    sum_counts(w, p, stride, r, r + 1, round, tag);
-    note_wait(w, r, start);
-  }
-  __syncthreads();
-}
-
 /// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). To be loaded once `peer` was waited for in that
 /// operation; looking at it can wait until the thread has nothing better to do, so that the load costs no time.
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
@@ -238,6 +177,83 @@ __device__ inline void report_refusal(WindowView const& w, std::uint32_t word, E
 __device__ inline void check_refusal(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round) {
   report_refusal(w, load_refusal(w, peer, round), phase, peer, round);
 }
+/// Waits for the count words of `round` from ranks [first, last) in one column, whose words are `stride` apart, up to eight at a time,
+/// and adds the counts. Values are all that is read, so nothing is acquired. Ranks that refuse the dispatch (refused_tag) count nothing and
+/// are reported. -1: failed.
+static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t const* p, int stride, int first, int last,
+                                              std::uint32_t round, std::uint32_t tag) {
+  std::uint64_t const expected = count_word(round, tag, 0) >> kCountBits;
+  std::uint64_t const refused = count_word(round, refused_tag(tag), 0) >> kCountBits;
+  int sum = 0;
+  for (int s0 = first; s0 < last; s0 += 8) {
+    std::uint64_t start = 0;
+    for (unsigned i = 0;; ++i) {
+      std::uint64_t seen[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        seen[k] = s0 + k < last ? load_relaxed(p + static_cast<std::int64_t>(s0 + k) * stride) : expected << kCountBits;
+      }
+      bool ready = true;
+      int part = 0;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        ready = ready && (seen[k] >> kCountBits) == expected;
+        part += static_cast<int>(word_count(seen[k]));
+      }
+      if (ready) {
+        sum += part;
+        break;
+      }
+      if (i % 64 == 0) {
+        start = i == 0 ? now_ns() : start;
+        int arrived = 0;
+        int counted = 0;
+#pragma unroll 1
+        for (int k = s0; k < min(s0 + 8, last); ++k) {
+          std::uint64_t const word = load_relaxed(p + static_cast<std::int64_t>(k) * stride);
+          if ((word >> kCountBits) == expected) {
+            ++arrived;
+            counted += static_cast<int>(word_count(word));
+            continue;
+          }
+          if ((word >> kCountBits) == refused) {
+            ++arrived;
+            fence_system();
+            check_refusal(w, ExchangePhase::dispatch_counts, k, round);
+            continue;
+          }
+          if (round_reached(word_round(word), round)) {
+            fail(w, ErrorCode::mismatch, ExchangePhase::dispatch_counts, k, round, word_tag(word), tag);
+            return -1;
+          }
+          if (should_give_up(w, ExchangePhase::dispatch_counts, k, round, word_round(word), start)) {
+            return -1;
+          }
+        }
+        if (arrived == min(8, last - s0)) {
+          sum += counted;
+          break;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+/// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
+/// because they wait for its counts; only here the time is known to be its own. All threads must call it.
+__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
+  if (!w.statistics || blockIdx.x != 0) {
+    return;
+  }
+  if (int const r = static_cast<int>(threadIdx.x); r < w.size) {
+    std::uint64_t const start = now_ns();
+    sum_counts(w, p, stride, r, r + 1, round, tag);
+    note_wait(w, r, start);
+  }
+  __syncthreads();
+}
+
 /// Thread r, before it publishes the flag of the operation to rank r.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
   store_relaxed(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));

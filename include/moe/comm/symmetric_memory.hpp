@@ -79,6 +79,8 @@ MOE_HD constexpr std::uint64_t count_word(std::uint32_t round, std::uint32_t tag
 }
 MOE_HD constexpr std::uint32_t word_round(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 MOE_HD constexpr std::uint32_t word_tag(std::uint64_t word) { return static_cast<std::uint32_t>(word) >> kCountBits; }
+/// The tag in the count words of a rank that refuses the dispatch: whoever waits for counts looks closer only because it does not fit.
+MOE_HD constexpr std::uint32_t refused_tag(std::uint32_t tag) { return tag ^ 0xfffU; }
 MOE_HD constexpr std::uint32_t word_count(std::uint64_t word) { return static_cast<std::uint32_t>(word) & kCountMask; }
 /// Rounds wrap: compare by signed difference.
 MOE_HD constexpr bool round_reached(std::uint32_t seen, std::uint32_t wanted) { return static_cast<std::int32_t>(seen - wanted) >= 0; }
