@@ -5,7 +5,6 @@
 // Four warps, a quad, work on one row together: each stages a quarter of it and lets the copy engine store that to all who want it.
 #pragma once
 
-#include "moe/backends/device_rows.cuh"
 #include "moe/backends/exchange_launch.cuh"
 #include "moe/backends/low_latency_combine.cuh"
 #include "moe/backends/peer_rows.hpp"
@@ -216,7 +215,15 @@ struct PeerTokens {
   int num_ids = 0;
   __device__ int count() const { return device != nullptr ? min(*device, bound) : bound; }
   /// Where choice i = t k + j has its expert, rank * L + local, or -1.
-  __device__ int place(int i) const { return expert_of(ids[i], expert_place, num_ids); }
+  __device__ int place(int i) const { return place_of(ids[i]); }
+  /// The same of an id. The table is out of the way of those who have none.
+  __device__ int place_of(int id) const {
+    bool const known = static_cast<unsigned>(id) < static_cast<unsigned>(num_ids);
+    if (__builtin_expect(static_cast<long>(expert_place != nullptr), 0L) != 0) {
+      return known ? expert_place[id] : -1;
+    }
+    return known ? id : -1;
+  }
 };
 inline PeerTokens peer_tokens(ExchangeTokens const& in, PeerOptions const& o) {
   return {in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights, o.expert_place, o.num_ids};

@@ -60,10 +60,18 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
   for (int t0 = 0; t0 < M; t0 += kPeerThreads) {
     int const t = t0 + tid;
     std::uint32_t ranks = 0;
-#pragma unroll 8
-    for (int j = 0; j < a.topk; ++j) {
-      int const e = t < M ? a.tokens.place(t * a.topk + j) : -1;
-      ranks |= e >= 0 ? 1U << (e / a.local_experts) : 0U;
+#pragma unroll 1
+    for (int j0 = 0; j0 < a.topk; j0 += 8) {
+      int id[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {  // all asked for before the first is looked at
+        id[j] = t < M && j0 + j < a.topk ? a.tokens.ids[t * a.topk + j0 + j] : -1;
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        int const e = a.tokens.place_of(id[j]);
+        ranks |= e >= 0 ? 1U << (e / a.local_experts) : 0U;
+      }
     }
 #pragma unroll 1
     for (int r = 0; r < R; ++r) {

@@ -158,18 +158,19 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
   return load_relaxed(own<std::uint32_t>(w, refusal_place(round, peer)));
 }
-/// Takes the word back, so that it is seen once and no later round can be mistaken for this one, and reports it: all ranks report the same.
+/// Reports a word that refuses `round`, as all ranks do, and takes it back: it is seen once, and no later round can be mistaken for this
+/// one.
 static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
                                                  std::uint32_t round) {
-  if (atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
+  if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
     std::uint32_t const code = word >> 24;
     ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
     report(w, shown, phase, peer, round, 0, code, 0, true);
   }
 }
-/// What load_refusal() gave: nothing, an older word, or a refusal, which is then reported.
+/// What load_refusal() gave: nothing, the word of another round, or a refusal, which is then reported.
 __device__ inline void report_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer, std::uint32_t round) {
-  if ((word >> 24) != 0 && (word & 0xffffffU) == (round & 0xffffffU)) {
+  if (word != 0) {
     take_refusal(w, word, phase, peer, round);
   }
 }
