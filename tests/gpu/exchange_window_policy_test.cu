@@ -180,7 +180,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
         expect_error(ErrorCode::state, [&] { run.at(r).finalize(run.out(r), run.stream(r)); });
       }
       if (prepared && std::is_same_v<TypeParam, Pplx>) {
-        // It has told the others, and waits for nothing itself: it sees its own word with the next dispatch.
+        // It has told the others, and waits for nothing itself: it sees its own word in the next round.
         run.synchronize();
         for (int r = 0; r < run.size(); ++r) {
           if (r == gives_up) continue;

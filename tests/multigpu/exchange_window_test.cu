@@ -258,7 +258,7 @@ TYPED_TEST(WindowPolicy, T12_ARankThatGivesUpBeforeCombineIsNamed) {
       EXPECT_EQ(e.peer(), last) << e.what();
       EXPECT_EQ(e.phase(), "combine") << e.what();
     }
-  } else if (TypeParam::kOrder != SumOrder::choices) {  // pplx does not wait for its own rows: the next dispatch tells
+  } else if (TypeParam::kOrder != SumOrder::choices) {  // pplx does not wait for its own rows: the next round tells
     EXPECT_THROW(subject.exchange().check(), moe::TransportError);
   }
   subject.bring(4);

@@ -84,7 +84,7 @@ class PplxCalls : public PeerCalls<PplxLayout> {
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream, bool send = true,
                bool receive = true) const;
   /// Tells the peers that this rank's outputs are not there. Ranks that have no rows here do not wait for it, and see it with the next
-  /// dispatch.
+  /// combine.
   void refuse_combine(int parity, cudaStream_t stream, std::uint32_t code) const;
   /// Rounds float32 expert outputs [L][C][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream) const;

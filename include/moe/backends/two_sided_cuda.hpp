@@ -97,7 +97,7 @@ class TwoSidedCalls : public PeerCalls<TwoSidedLayout> {
   /// must be empty.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
   /// Sends outputs(parity) back through the queues and sums what returns in rank order. `refused`: tells the peers that this rank's outputs
-  /// are not there; `in` must be empty. Ranks that have no rows here do not wait for it, and see it with the next dispatch.
+  /// are not there; `in` must be empty. Ranks that have no rows here do not wait for it, and see it with the next combine.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                std::uint32_t refused = 0) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
