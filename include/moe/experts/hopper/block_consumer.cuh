@@ -31,7 +31,7 @@ struct BlockLayout {
   static constexpr int kStaging = Stages * kStageBytes;
   static constexpr int kUnits = kStaging + 2 * kStagingBytes;
   static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kControl = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;
+  static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitSlots) * 8;
   static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));
   static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;
   static_assert(kBytes <= 232448 && kControl % 16 == 0);
@@ -132,7 +132,7 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
     for (int j = 0; j < 16; ++j) amax = fmaxf(amax, fmaxf(fabsf(v[4 * j + 2 * h]), fabsf(v[4 * j + 2 * h + 1])));
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 2));
-    float const scale = fmaxf(amax * (1.0F / 448.0F), p.scale_floor);
+    float const scale = fmaxf(e4m3_scale(amax), p.scale_floor);
     inverse[h] = __fdividef(1.0F, scale);
     int const row = 16 * warp + (lane >> 2) + 8 * h;
     if ((lane & 3) == 0 && row < rows) {
@@ -156,14 +156,19 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
   __syncwarp();
   char* const inter = static_cast<char*>(p.inter) + static_cast<long long>(first_row) * p.intermediate + feature;
   int const chunk = lane & 7;
+  uint4 raw[4];
 #pragma unroll
   for (int pass = 0; pass < 4; ++pass) {
     int const local = 4 * pass + (lane >> 3);
-    int const row = 16 * warp + local;
+    raw[pass] = load_shared_16(base + static_cast<std::uint32_t>(local * 128 + ((chunk ^ (local & 7)) << 4)));
+  }
+#pragma unroll
+  for (int pass = 0; pass < 4; ++pass) {
+    int const row = 16 * warp + 4 * pass + (lane >> 3);
     if (row < rows) {
-      uint4 const raw = load_shared_16(base + static_cast<std::uint32_t>(local * 128 + ((chunk ^ (local & 7)) << 4)));
-      uint4 const codes = make_uint4(__byte_perm(raw.x, raw.y, 0x5410), __byte_perm(raw.z, raw.w, 0x5410),
-                                     __byte_perm(raw.x, raw.y, 0x7632), __byte_perm(raw.z, raw.w, 0x7632));
+      uint4 const pairs = raw[pass];
+      uint4 const codes = make_uint4(__byte_perm(pairs.x, pairs.y, 0x5410), __byte_perm(pairs.z, pairs.w, 0x5410),
+                                     __byte_perm(pairs.x, pairs.y, 0x7632), __byte_perm(pairs.z, pairs.w, 0x7632));
       *reinterpret_cast<uint4*>(inter + static_cast<long long>(row) * p.intermediate + 16 * chunk) = codes;
     }
   }
@@ -180,7 +185,14 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
   std::uint32_t const base = smem_address(staging) + static_cast<std::uint32_t>(warp) * 2048;
   float const low = __shfl_sync(0xFFFFFFFFu, sorted.weight, lane >> 2);
   float const high = __shfl_sync(0xFFFFFFFFu, sorted.weight, (lane >> 2) + 8);
-  Output* const out = static_cast<Output*>(p.rows_out) + feature + 8 * (lane & 7);
+  Output* to[4];  // of this lane's chunk of rows lane / 8 + 4 i
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    int const local = 4 * i + (lane >> 3);
+    int const slot = __shfl_sync(0xFFFFFFFFu, sorted.slot, local);
+    to[i] = 16 * warp + local < rows ? static_cast<Output*>(p.rows_out) + static_cast<long long>(slot) * p.hidden + feature + 8 * (lane & 7)
+                                     : nullptr;
+  }
 #pragma unroll
   for (int part = 0; part < 4; ++part) {  // of 64 columns
     if (feature + 64 * part >= p.hidden) break;
@@ -192,23 +204,44 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
                       pack<Output>(e[4] * low, e[5] * low), pack<Output>(e[6] * high, e[7] * high));
     }
     __syncwarp();
+    uint4 chunks[4];
 #pragma unroll
-    for (int pass = 0; pass < 4; ++pass) {
-      int const local = 4 * pass + (lane >> 3);
-      int const slot = __shfl_sync(0xFFFFFFFFu, sorted.slot, local);
-      if (16 * warp + local < rows) {
-        *reinterpret_cast<uint4*>(out + static_cast<long long>(slot) * p.hidden + 64 * part) =
-            load_shared_16(base + static_cast<std::uint32_t>(local * 128 + (((lane & 7) ^ (local & 7)) << 4)));
-      }
+    for (int i = 0; i < 4; ++i) {
+      int const local = 4 * i + (lane >> 3);
+      chunks[i] = load_shared_16(base + static_cast<std::uint32_t>(local * 128 + (((lane & 7) ^ (local & 7)) << 4)));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (to[i] != nullptr) *reinterpret_cast<uint4*>(to[i] + 64 * part) = chunks[i];
     }
     __syncwarp();
   }
 }
 
-/// One unit of a warpgroup, products and epilogue.
+/// One thread tells the other CTAs which rows of the intermediate are there: a fence takes 1000 to 2000 cycles, which no consumer waits for.
+template <class Memory>
+__device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
+  RingState<kUnitSlots> slot;
+  while (true) {
+    wait_parity(memory.unit_full(slot.stage), slot.parity);
+    Unit const unit = *memory.unit(slot.stage);
+    if (unit.phase < 0) return;
+    if (unit.phase == 0) {
+      wait_parity(memory.stored(slot.stage), slot.parity);
+      if (unit.rows > 0) {
+        fence_device();
+        atomicAdd(p.counters + unit.token_tile, 1);
+      }
+    }
+    arrive(memory.unit_empty(slot.stage));
+    slot.advance();
+  }
+}
+
+/// One unit of a warpgroup, products and epilogue. `slot`: the unit's place, where storing is reported.
 template <int Stages, int Cluster, class Activation, class Memory>
 __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Memory const& memory, RingState<Stages>& ring,
-                                      Unit const& unit, int group) {
+                                      Unit const& unit, int slot, int group) {
   using Layout = BlockLayout<Stages>;
   int const thread = thread_index() & 127;
   int const first_row = unit.first_row + 64 * group;
@@ -225,7 +258,7 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
       Activation const activation(p.activation);
       if constexpr (Activation::kElementwise) {
 #pragma unroll
-        for (int i = 0; i < 64; ++i) total[0][i] = activation(total[0][i], total[1][i]);
+        for (int i = 0; i < 64; i += 2) Activation::pair(total[0][i], total[0][i + 1], total[1][i], total[1][i + 1]);
       } else {
         activation.apply(total[0], total[1]);
       }
@@ -236,13 +269,9 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
   } else {
     skip<Stages, Cluster>(memory, ring, unit.k_count);
   }
-  if (first && unit.rows > 0) {
-    fence_proxy_async_all();  // other multiprocessors' copy engines read these rows
-    group_barrier(group);
-    if (thread == 0) {
-      fence_device();
-      atomicAdd(p.counters + unit.token_tile, 1);
-    }
+  if (first) {
+    __syncwarp();
+    if (elect_one()) arrive(memory.stored(slot));
   }
 }
 

@@ -126,7 +126,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
     int k = 0;
     if (!first && rows > 0) {
       int const* const ready = p.counters + unit.token_tile;
-      int const target = 2 * weight_tiles[0];
+      int const target = weight_tiles[0];
       if (load_acquire(ready) < target) {
         RingState<Stages> const begin = ring;
         for (; k < min(Stages, unit.k_count); ++k) {
@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     }
     for (int s = 0; s < kUnitSlots; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), 8 + 2);
+      ptx::mbarrier_init(memory.unit_empty(s), 8 + 3);
+      ptx::mbarrier_init(memory.stored(s), 8);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -230,6 +231,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   if (warp >= kConsumerThreads / 32) {
     give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
+    if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
     if ((threadIdx.x - kConsumerThreads) / 2 == 16) load_block_scales<Stages>(p, memory, static_cast<int>(threadIdx.x) & 1);
   } else {
     take_registers<232>();
@@ -242,9 +244,10 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
       Unit const unit = *memory.unit(slot.stage);
       __syncwarp();
       if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
+      int const place = slot.stage;
       slot.advance();
       if (unit.phase < 0) break;
-      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, group);
+      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, place, group);
     }
   }
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here

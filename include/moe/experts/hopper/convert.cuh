@@ -29,4 +29,11 @@ __device__ inline std::uint32_t pack_e4m3(float low, float high) {
   return bits;
 }
 
+/// amax / 448, correctly rounded: the product with the reciprocal, put right by its remainder (infinity has none).
+__device__ inline float e4m3_scale(float amax) {
+  constexpr float kInverse = 1.0F / 448.0F;
+  float const q = amax * kInverse;
+  return amax <= 3.4e38F ? fmaf(fmaf(-q, 448.0F, amax), kInverse, q) : q;
+}
+
 }  // namespace moe::hopper

@@ -234,7 +234,7 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
     float amax = 0.0F;
 #pragma unroll
     for (int w = 0; w < 8; ++w) amax = fmaxf(amax, partial[w * N + thread]);
-    float const scale = fmaxf(amax * (1.0F / 448.0F), p.scale_floor);
+    float const scale = fmaxf(e4m3_scale(amax), p.scale_floor);
     scales[thread] = scale;
     if (group == 0 && thread < unit.rows) {
       p.inter_scales[static_cast<long long>(unit.first_row + thread) * (p.intermediate / 128) + feature / 128] = scale;
