@@ -108,22 +108,31 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
   return unit;
 }
 
-/// Parts of K for `tiles` tiles of `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp; all lanes return the choice.
-/// The model: weights stream at memory speed once half of the CTAs load, a part costs `kSplitSteps` more for its sum.
-__device__ inline int choose_splits(int tiles, int k_steps, int workers, int max_splits, int max_units) {
-  constexpr float kSplitSteps = 6.0F;
+/// Parts of K for `tiles` tiles of about `rows` rows and `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp; all lanes
+/// return the choice. `before`: steps of a unit of the phase before, or 0.
+/// The model, in steps (docs/performance-hopper.md, log 28): two neighbouring multiprocessors share what one of them can load, so a wave
+/// of up to half of the CTAs takes half of a unit's time, a larger one all of it. Where there are more units than CTAs, which draw them
+/// one by one, the last costs a part of a unit. A part costs its sum, which at the end of the layer nothing hides, and CTAs begin the
+/// second phase as far apart as the units of the first are long.
+__device__ inline int choose_splits(int tiles, int rows, int k_steps, int workers, int max_splits, int max_units, int before) {
   int const lane = thread_index() & 31;
   int const splits = lane + 1;
   unsigned cost = 0xFFFFFFFFu;
   bool const allowed = splits == 1 || (splits <= max_splits && splits <= k_steps && tiles < 2 * workers && tiles * splits <= max_units);
   if (allowed) {
     int const units = tiles * splits;
-    int const whole = units / workers;
-    int const rest = units - whole * workers;
-    float const last = rest == 0 ? 0.0F : fmaxf(0.5F, static_cast<float>(rest) / static_cast<float>(workers));
+    float const waves = static_cast<float>(units) / static_cast<float>(workers);
     float const steps = static_cast<float>((k_steps + splits - 1) / splits);
-    float const sum = splits > 1 ? kSplitSteps * static_cast<float>(whole + (rest > 0 ? 1 : 0)) : 0.0F;
-    cost = (static_cast<unsigned>(((static_cast<float>(whole) + last) * steps + sum) * 256.0F) << 5) | static_cast<unsigned>(lane);
+    float const sum = splits == 1 ? 0.0F : before > 0 || units < workers ? 6.0F : 1.0F;
+    float total = 0.0F;
+    if (units < workers) {
+      float const late = splits == 1 ? fminf(0.8F * static_cast<float>(before), 0.25F * steps) : 0.0F;
+      total = (2 * units <= workers ? 0.55F : 1.0F) * steps + late + sum;
+    } else {
+      float const part = splits == 1 ? 0.0F : 1.0F + 0.2F * static_cast<float>((rows + 7) / 8 * 8);
+      total = (waves + (before > 0 ? 0.1F : 0.3F)) * steps + waves * part + sum;
+    }
+    cost = (static_cast<unsigned>(total * 256.0F) << 5) | static_cast<unsigned>(lane);
   }
   return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
 }
@@ -164,11 +173,14 @@ __device__ inline int exclusive_sum(int value, int* scratch, int* total) {
 
 /// Splits and units of both phases; called by whole warps.
 __device__ inline void plan_units(PlanArgs const& a, Control& control) {
+  int const rows = (control.rows + control.token_tiles - 1) / max(1, control.token_tiles);  // of a tile
+  int before = 0;
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {
     int const count = control.token_tiles * a.space.weight_tiles[phase];
-    control.splits[phase] = choose_splits(count, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units);
+    control.splits[phase] = choose_splits(count, rows, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units, before);
     control.units[phase] = count * control.splits[phase];
+    before = a.space.k_steps[phase] / control.splits[phase];
   }
 }
 
