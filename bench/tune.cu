@@ -199,10 +199,11 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
   }
 }
 
-/// Most megabytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not.
+/// Most megabytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not, or
+/// half as much again as the largest.
 long long tune_one_token(Scheme scheme, std::ostream& notes) {
   long long wins = 0;
-  long long loses = 1LL << 40;
+  long long loses = 0;
   for (LayerShape const& shape : kTokenShapes) {
     if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
     Bench bench(shape, scheme, 1);
@@ -219,9 +220,10 @@ long long tune_one_token(Scheme scheme, std::ostream& notes) {
     if (us[1] < us[0]) {
       wins = std::max(wins, bytes);
     } else {
-      loses = std::min(loses, bytes);
+      loses = loses == 0 ? bytes : std::min(loses, bytes);
     }
   }
+  if (loses == 0) loses = 2 * wins;
   return std::min((wins + loses) / 2, loses - 1) / 1000000;
 }
 

@@ -131,7 +131,8 @@ TEST(HopperTiles, RowsThatComeQuantisedTakeNoBlockTile) {
 TEST(HopperTiles, OneTokenByBytesOfItsWeights) {
   EXPECT_TRUE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 1).one_token);
   EXPECT_FALSE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 2).one_token);
-  EXPECT_FALSE(choose_tuning({8, 4096, 14336, 2}, Scheme::bf16, 1).one_token);
+  EXPECT_TRUE(choose_tuning({8, 4096, 14336, 2}, Scheme::bf16, 1).one_token);
+  EXPECT_FALSE(choose_tuning({8, 8192, 28672, 2}, Scheme::bf16, 1).one_token);
 }
 
 TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {

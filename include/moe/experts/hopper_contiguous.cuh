@@ -131,7 +131,7 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   TokenParams p{};
   p.plan = plan_token(shape, scheme, workers);
   bool const plain = !weights.interleaved && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
-  if (shape.topk > kTokenSlots || !activation.gated || !plain || p.plan.depth < 1 || call.x_scales != nullptr ||
+  if (shape.topk > kTokenSlots || !activation.gated || !plain || p.plan.warps < 1 || call.x_scales != nullptr ||
       (scheme != Scheme::bf16 && scheme != Scheme::fp8_block)) {
     return false;
   }
@@ -149,11 +149,11 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   p.num_tokens = call.num_tokens;
   p.inter = detail::at<float>(workspace, plan_workspace(shape, scheme, 1, 8).partials);
   p.arrived = counters + 3;
-  p.exits = counters + 4;
+  p.passed = counters + 4;
   p.out = call.out;
   auto const kernel = scheme == Scheme::bf16 ? token_kernel<Scheme::bf16> : token_kernel<Scheme::fp8_block>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.plan.bytes), "cudaFuncSetAttribute");
-  detail::launch(kernel, workers, kTokenThreads, p.plan.bytes, 1, stream, p);
+  detail::launch(kernel, workers, p.plan.warps * 32, p.plan.bytes, 1, stream, p);
   return true;
 }
 

@@ -99,6 +99,15 @@ __device__ inline void cp_async_4(std::uint32_t smem, void const* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
 }
 
+/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. Targets that are multiples
+/// of 128 bytes are a third faster than others.
+__device__ inline void bulk_load(void* smem, void const* global, std::uint32_t bytes, std::uint64_t* barrier, std::uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   smem_address(smem)),
+               "l"(global), "r"(bytes), "r"(smem_address(barrier)), "l"(policy)
+               : "memory");
+}
+
 /// Tensor-map copy of a 3-dimensional box into this CTA, completing on `barrier`; `policy` is an L2 cache policy.
 __device__ inline void tma_load(void* smem, CUtensorMap const* map, std::uint64_t* barrier, int c0, int c1, int c2, std::uint64_t policy) {
   asm volatile(
@@ -131,6 +140,9 @@ __device__ inline std::uint64_t policy_evict_normal() {
   return policy;
 }
 
+/// A hint: brings the line into L2.
+__device__ inline void prefetch_l2(void const* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+
 __device__ inline void prefetch_tensor_map(CUtensorMap const* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 /// Programmatic dependent launch: blocks until the kernels that this one depends on have finished and their writes are visible.
@@ -158,6 +170,11 @@ __device__ inline int load_acquire(int const* p) {
   int value = 0;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
+}
+
+/// Adds to a counter in device memory, after this thread's accesses and those that it has observed.
+__device__ inline void add_release(int* p, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
 /// Spins until a counter in device memory has reached `target`.

@@ -68,7 +68,7 @@ inline constexpr TileChoice kTileChoices[] = {
 // fp8_block, 44 MB: 32.6 us, as matrix-vector products 25.6 us
 // fp8_block, 150 MB: 56.3 us, as matrix-vector products 60.8 us
 /// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
-constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 97'000'000 : 250'000'000; }
+constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 528'000'000 : 1056'000'000; }
 // clang-format on
 
 /// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
