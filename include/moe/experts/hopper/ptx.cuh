@@ -99,8 +99,8 @@ __device__ inline void cp_async_4(std::uint32_t smem, void const* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
 }
 
-/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. Targets that are multiples
-/// of 128 bytes are a third faster than others.
+/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. To targets that are no
+/// multiples of 128 bytes it takes 30 % longer, in pieces of 1 KB 12 % longer than in pieces of 2 KB.
 __device__ inline void bulk_load(void* smem, void const* global, std::uint32_t bytes, std::uint64_t* barrier, std::uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    smem_address(smem)),

@@ -129,7 +129,7 @@ __device__ inline float quotient(float x, float divisor, float reciprocal) {
 template <Scheme S>
 __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_constant__ TokenParams const p) {
   constexpr bool kFp8 = SchemeTraits<S>::kFp8;
-  // The copy engine is a third slower into addresses that are not multiples of 128 bytes.
+  // Copies to addresses that are no multiples of 128 bytes take 30 % longer.
   extern __shared__ __align__(1024) uint4 token_smem[];
   __shared__ std::uint64_t full[kTokenWarps][kTokenDepth];
   __shared__ std::uint64_t x_full;
