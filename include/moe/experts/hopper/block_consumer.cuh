@@ -218,7 +218,8 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
   }
 }
 
-/// One thread tells the other CTAs which rows of the intermediate are there: a fence takes 1000 to 2000 cycles, which no consumer waits for.
+/// One thread tells the other CTAs which rows of the intermediate are there: a fence takes 1000 to 2000 cycles, which no consumer waits
+/// for.
 template <class Memory>
 __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
   RingState<kUnitSlots> slot;
