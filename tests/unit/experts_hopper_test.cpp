@@ -8,9 +8,11 @@
 #include <cmath>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "archetypes.hpp"
 #include "moe/backends/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper/split_model.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
@@ -133,6 +135,40 @@ TEST(HopperTiles, OneTokenByBytesOfItsWeights) {
   EXPECT_FALSE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 2).one_token);
   EXPECT_TRUE(choose_tuning({8, 4096, 14336, 2}, Scheme::bf16, 1).one_token);
   EXPECT_FALSE(choose_tuning({8, 8192, 28672, 2}, Scheme::bf16, 1).one_token);
+}
+
+/// What the planning warp chooses, of both phases.
+std::pair<int, int> splits(Sizes const& shape, Scheme scheme, int tiles, int rows, int max_splits = 16) {
+  int const step = is_fp8(scheme) ? 128 : 64;
+  auto const choose = [&](int weight_tiles, int width, int before) {
+    SplitProblem const p{tiles * weight_tiles, rows, (width + step - 1) / step, 132, max_splits, 8192, before};
+    int best = 1;
+    for (int s = 2; s <= kMostSplits; ++s) {
+      if (may_split(p, s) && split_cost(p, s) < split_cost(p, best)) best = s;
+    }
+    return std::pair{best, p.k_steps / best};
+  };
+  auto const [first, before] = choose((shape.intermediate + 127) / 128, shape.hidden, 0);
+  return {first, choose((shape.hidden + 255) / 256, shape.intermediate, before).first};
+}
+
+TEST(HopperSplits, ThoseThatWereFastestOnTheDevice) {
+  Sizes const deepseek{32, 7168, 2048, 1};
+  Sizes const mixtral{8, 4096, 14336, 2};
+  Sizes const qwen235b{128, 4096, 1536, 8};
+  using Pair = std::pair<int, int>;
+  EXPECT_EQ(splits(deepseek, Scheme::bf16, 6, 1), Pair(4, 1));              // 8 tokens: 161 us whole, 149
+  EXPECT_EQ(splits(deepseek, Scheme::fp8_block, 6, 1), Pair(4, 1));         // 86.8 us, 82.4
+  EXPECT_EQ(splits({128, 2048, 768, 8}, Scheme::bf16, 49, 1), Pair(1, 1));  // 8 tokens: 124 us; 127 in (2, 1)
+  EXPECT_EQ(splits(mixtral, Scheme::bf16, 8, 2), Pair(1, 4));               // 8 tokens: 615 us, 605
+  EXPECT_EQ(splits(mixtral, Scheme::bf16, 8, 16), Pair(1, 2));              // 64 tokens: 702 us, 671; 684 in (1, 4)
+  EXPECT_EQ(splits(mixtral, Scheme::bf16, 2, 1), Pair(1, 4));               // one token: 175 us; 182 in (1, 8)
+  EXPECT_EQ(splits(qwen235b, Scheme::bf16, 8, 1), Pair(4, 1));              // one token: 90.6 us, 81.6; 92.5 in (2, 2)
+  EXPECT_EQ(splits({128, 2880, 2880, 4}, Scheme::bf16, 4, 1), Pair(3, 3));  // one token: 71.7 us, 62.6
+  EXPECT_EQ(splits(deepseek, Scheme::bf16, 6, 1, 1), Pair(1, 1));           // batch-invariant layers do not split
+  EXPECT_FALSE(may_split({6, 1, 4, 132, 16, 8192, 0}, 5));                  // more parts than steps
+  EXPECT_FALSE(may_split({300, 1, 64, 132, 16, 8192, 0}, 2));               // tiles enough
+  EXPECT_FALSE(may_split({100, 64, 64, 132, 16, 512, 0}, 6));               // no room for so many parts
 }
 
 TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/ptx.cuh"
+#include "moe/experts/hopper/split_model.hpp"
 
 namespace moe::hopper {
 
@@ -108,32 +109,11 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
   return unit;
 }
 
-/// Parts of K for `tiles` tiles of about `rows` rows and `k_steps` steps on `workers` CTAs, tried by the 32 lanes of one warp; all lanes
-/// return the choice. `before`: steps of a unit of the phase before, or 0.
-/// The model, in steps (docs/performance-hopper.md, log 28): two neighbouring multiprocessors share what one of them can load, so a wave
-/// of up to half of the CTAs takes half of a unit's time, a larger one all of it. Where there are more units than CTAs, which draw them
-/// one by one, the last costs a part of a unit. A part costs its sum, which at the end of the layer nothing hides, and CTAs begin the
-/// second phase as far apart as the units of the first are long.
-__device__ inline int choose_splits(int tiles, int rows, int k_steps, int workers, int max_splits, int max_units, int before) {
+/// Parts of K for one phase, tried by the 32 lanes of one warp; all lanes return the choice, of equal ones the least.
+__device__ inline int choose_splits(SplitProblem const& p) {
   int const lane = thread_index() & 31;
-  int const splits = lane + 1;
   unsigned cost = 0xFFFFFFFFu;
-  bool const allowed = splits == 1 || (splits <= max_splits && splits <= k_steps && tiles < 2 * workers && tiles * splits <= max_units);
-  if (allowed) {
-    int const units = tiles * splits;
-    float const waves = static_cast<float>(units) / static_cast<float>(workers);
-    float const steps = static_cast<float>((k_steps + splits - 1) / splits);
-    float const sum = splits == 1 ? 0.0F : before > 0 || units < workers ? 6.0F : 1.0F;
-    float total = 0.0F;
-    if (units < workers) {
-      float const late = splits == 1 ? fminf(0.8F * static_cast<float>(before), 0.25F * steps) : 0.0F;
-      total = (2 * units <= workers ? 0.55F : 1.0F) * steps + late + sum;
-    } else {
-      float const part = splits == 1 ? 0.0F : 1.0F + 0.2F * static_cast<float>((rows + 7) / 8 * 8);
-      total = (waves + (before > 0 ? 0.1F : 0.3F)) * steps + waves * part + sum;
-    }
-    cost = (static_cast<unsigned>(total * 256.0F) << 5) | static_cast<unsigned>(lane);
-  }
+  if (may_split(p, lane + 1)) cost = (static_cast<unsigned>(split_cost(p, lane + 1) * 256.0F) << 5) | static_cast<unsigned>(lane);
   return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
 }
 
@@ -178,7 +158,7 @@ __device__ inline void plan_units(PlanArgs const& a, Control& control) {
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {
     int const count = control.token_tiles * a.space.weight_tiles[phase];
-    control.splits[phase] = choose_splits(count, rows, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units, before);
+    control.splits[phase] = choose_splits({count, rows, a.space.k_steps[phase], a.workers, a.max_splits, a.max_units, before});
     control.units[phase] = count * control.splits[phase];
     before = a.space.k_steps[phase] / control.splits[phase];
   }
