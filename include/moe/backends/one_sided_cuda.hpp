@@ -134,14 +134,8 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   /// earlier; an error of this rank's arguments, which peers hear of from check(), leaves the group sound.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    comm::throw_if_over(*window_->view().failure);
-    check_or_refuse(
-        [&] {
-          moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, runtime_max_);
-          tokens_ = exchange_tokens(in);
-        },
-        [&](std::uint32_t code) { refuse(code, stream); });
-    parity_ = next_parity();
+    tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = next_parity(window_);
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -191,9 +185,8 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
 
  private:
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
-  int next_parity() { return static_cast<int>(++window_.use().dispatches[0] & 1U); }
   void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = next_parity();
+    int const parity = next_parity(window_);
     calls_.dispatch({}, runtime_max_, parity, stream, code);
     calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
   }

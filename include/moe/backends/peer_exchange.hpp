@@ -63,16 +63,25 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   return tokens;
 }
 
-/// Runs `check`. What it throws is thrown here, after refuse(code) has enqueued what this rank owes its peers in the round: a dispatch and
-/// a combine of nothing that say so.
-template <class Check, class Refuse>
-void check_or_refuse(Check&& check, Refuse&& refuse) {
+/// The arguments of a prepare. Throws what ended the group earlier; what is wrong with them it throws after refuse(code) has enqueued what
+/// this rank owes its peers in the round: a dispatch and a combine of nothing that say so.
+template <class Window, int Hidden, class Refuse>
+moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf16, Hidden> const& in, moe::detail::PeerShape const& shape,
+                                          int max_tokens, Refuse&& refuse) {
+  comm::throw_if_over(*window.view().failure);
   try {
-    check();
+    moe::detail::check_routed_tokens(in, shape.hidden, shape.topk, max_tokens);
+    return exchange_tokens(in);
   } catch (Error const& e) {
     refuse(comm::refusal_code(e.code()));
     throw;
   }
+}
+
+/// Counts a dispatch of the window's exchanges; which half of its buffers that one has.
+template <class Handle>
+int next_parity(Handle& window) {
+  return static_cast<int>(++window.use().dispatches[0] & 1U);
 }
 
 }  // namespace moe::backends::detail

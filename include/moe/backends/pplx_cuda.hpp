@@ -227,19 +227,12 @@ class PplxExchange<Window, Config, Quant, Partial> {
 
   void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    comm::throw_if_over(*window_->view().failure);
-    check_or_refuse(
-        [&] {
-          moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-          tokens_ = exchange_tokens(in);
-        },
-        [&](std::uint32_t code) { refuse(code, stream); });
-    parity_ = next_parity();
+    tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = next_parity(window_);
     order_.set_dispatched();
   }
-  int next_parity() { return static_cast<int>(++window_.use().dispatches[0] & 1U); }
   void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = next_parity();
+    int const parity = next_parity(window_);
     calls_.refuse_dispatch(parity, stream, code);
     calls_.combine({}, nullptr, 0, parity, stream);
   }

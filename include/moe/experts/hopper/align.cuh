@@ -120,10 +120,6 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
       float const amax = fmaxf(__uint_as_float(most << 16), __uint_as_float(most & 0xFFFF0000u));
       float const scale = fmaxf(amax, 1e-10F) / 448.0F;
       float const inverse = 1.0F / scale;
-      auto const quotient = [=](float x) {
-        float const q = x * inverse;
-        return fmaf(fmaf(-q, scale, x), inverse, q);
-      };
       uint2 codes[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -131,7 +127,8 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           std::uint32_t const w = word[4 * half + i];
-          code[i] = pack_e4m3(quotient(__uint_as_float(w << 16)), quotient(__uint_as_float(w & 0xFFFF0000u)));
+          code[i] =
+              pack_e4m3(quotient(__uint_as_float(w << 16), scale, inverse), quotient(__uint_as_float(w & 0xFFFF0000u), scale, inverse));
         }
         codes[half] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
       }

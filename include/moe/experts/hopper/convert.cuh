@@ -29,11 +29,14 @@ __device__ inline std::uint32_t pack_e4m3(float low, float high) {
   return bits;
 }
 
-/// amax / 448, correctly rounded: the product with the reciprocal, put right by its remainder (infinity has none).
-__device__ inline float e4m3_scale(float amax) {
-  constexpr float kInverse = 1.0F / 448.0F;
-  float const q = amax * kInverse;
-  return amax <= 3.4e38F ? fmaf(fmaf(-q, 448.0F, amax), kInverse, q) : q;
+/// x / divisor, correctly rounded: the product with the reciprocal, put right by its remainder. Quotients of bf16 numbers often lie midway
+/// between two codes.
+__device__ inline float quotient(float x, float divisor, float reciprocal) {
+  float const q = x * reciprocal;
+  return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
+
+/// amax / 448; infinity stays what it is.
+__device__ inline float e4m3_scale(float amax) { return amax <= 3.4e38F ? quotient(amax, 448.0F, 1.0F / 448.0F) : amax; }
 
 }  // namespace moe::hopper

@@ -116,12 +116,6 @@ __device__ inline void token_mma(float (&c)[4], uint4 const& a, std::uint32_t b0
   }
 }
 
-/// x / divisor, correctly rounded: quotients of bf16 numbers often lie midway between two codes.
-__device__ inline float quotient(float x, float divisor, float reciprocal) {
-  float const q = x * reciprocal;
-  return fmaf(fmaf(-q, divisor, x), reciprocal, q);
-}
-
 }  // namespace detail
 
 /// `S` is bf16 or fp8_block; gated, without biases, weights of slots on the output. A block computes some pairs of a gate and an up row of
@@ -333,11 +327,11 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
         if constexpr (kFp8) {  // a warp has one group of 128
           float const amax = fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w)));
           float const most = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
-          float const divisor = fmaxf(detail::quotient(most, 448.0F, 1.0F / 448.0F), floor);
+          float const divisor = fmaxf(e4m3_scale(most), floor);
           float reciprocal = __fdividef(1.0F, divisor);
           reciprocal = fmaf(fmaf(-divisor, reciprocal, 1.0F), reciprocal, reciprocal);
           auto const code = [&](float low, float high) {
-            return pack_e4m3(detail::quotient(low, divisor, reciprocal), detail::quotient(high, divisor, reciprocal));
+            return pack_e4m3(quotient(low, divisor, reciprocal), quotient(high, divisor, reciprocal));
           };
           reinterpret_cast<std::uint32_t*>(vector)[item] = code(v[i].x, v[i].y) | code(v[i].z, v[i].w) << 16;
           if (lane == 0) group_scales[item / 32] = divisor;
