@@ -3,7 +3,9 @@
 // times what the library chooses itself.
 //
 //   hopper_layer_bench check [seed]
-//   hopper_layer_bench time <bf16|fp8_block> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits]
+//   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
+//
+// fp8_codes: fp8_block of rows that come quantised.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -77,13 +79,14 @@ void check_all(Scheme scheme, std::uint64_t seed) {
 }
 
 /// Microseconds of one layer: median of 25 replays after warming up.
-void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tokens, int tile_rows, int max_splits, int cluster) {
-  Rotation const rotation(shape, scheme, tokens);
+void time_one(std::string const& label, LayerShape shape, Scheme scheme, Features const& features, int tokens, int tile_rows,
+              int max_splits, int cluster) {
+  Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
   for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights());
   DeviceArray<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
   DeviceArray<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
-  Tuning tuning = choose_tuning(shape, scheme, tokens);
+  Tuning tuning = choose_tuning(shape, scheme, tokens, scheme == Scheme::fp8_block && !features.quantized_x);
   if (tile_rows != 0) tuning.one_token = false;
   if (tile_rows > 0) {
     tuning.tile_rows = tile_rows;
@@ -112,9 +115,10 @@ void time_one(std::string const& label, LayerShape shape, Scheme scheme, int tok
 
 int main(int argc, char** argv) try {
   std::string const mode = argc > 1 ? argv[1] : "";
-  Scheme const scheme = argc > 2 && std::string(argv[2]) == "fp8_block" ? Scheme::fp8_block
-                        : argc > 2 && std::string(argv[2]) == "f16"     ? Scheme::f16
-                                                                        : Scheme::bf16;
+  std::string const format = argc > 2 ? argv[2] : "";
+  Scheme const scheme = format.starts_with("fp8") ? Scheme::fp8_block : format == "f16" ? Scheme::f16 : Scheme::bf16;
+  Features features;
+  features.quantized_x = format == "fp8_codes";
   if (mode == "check") {
     check_all(scheme, argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     std::printf("%d failures\n", failures);
@@ -127,7 +131,7 @@ int main(int argc, char** argv) try {
       std::string list = argv[4];
       for (std::size_t at = 0; at < list.size();) {
         std::size_t const comma = std::min(list.find(',', at), list.size());
-        time_one(label, shape, scheme, std::atoi(list.substr(at, comma - at).c_str()), argc > 5 ? std::atoi(argv[5]) : 0,
+        time_one(label, shape, scheme, features, std::atoi(list.substr(at, comma - at).c_str()), argc > 5 ? std::atoi(argv[5]) : 0,
                  argc > 6 ? std::atoi(argv[6]) : 0, argc > 7 ? std::atoi(argv[7]) : 0);
         at = comma + 1;
       }

@@ -216,6 +216,61 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
   EXPECT_TRUE(gathered.download() == in_place.download());
 }
 
+/// Tiles of 128 rows read codes in the sorted order: copied from rows that come quantised and apart, or made on the way from the same rows.
+TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  constexpr std::size_t kGap = 64, kScaleGap = 3;
+  struct Case {
+    LayerShape shape;
+    int tokens;
+    int count;  ///< of the tokens that are there
+    Pattern pattern;
+  };
+  for (Case const& c : {Case{kTiny, 2000, 2000, Pattern::random}, Case{kTiny, 2000, 1501, Pattern::some_missing},
+                        Case{kOdd, 900, 900, Pattern::all_missing}, Case{kOneSlot, 700, 0, Pattern::random},
+                        Case{{64, 256, 128, 40}, 300, 299, Pattern::random}, Case{kDeepseekRank, 3000, 2999, Pattern::some_missing}}) {
+    LayerShape const& s = c.shape;
+    Features given;
+    given.quantized_x = true;
+    Problem const wide(s, Scheme::fp8_block, c.tokens, c.pattern, 31);
+    Problem const codes(s, Scheme::fp8_block, c.tokens, c.pattern, 31, given);
+    ContiguousLayer const layer(s, Scheme::fp8_block, wide.layer_weights());
+    auto const rows = static_cast<std::size_t>(c.tokens), width = static_cast<std::size_t>(s.hidden), blocks = width / 128;
+    DeviceArray<char> const apart(rows * (width + kGap));
+    DeviceArray<float> const scales(rows * (blocks + kScaleGap));
+    apart.fill_bytes(0xFF);
+    scales.fill_bytes(0xFF);
+    ASSERT_EQ(cudaMemcpy2D(apart.data(), width + kGap, codes.x.data(), width, width, rows, cudaMemcpyDeviceToDevice), cudaSuccess);
+    ASSERT_EQ(cudaMemcpy2D(scales.data(), (blocks + kScaleGap) * 4, codes.x_scales.data(), blocks * 4, blocks * 4, rows,
+                           cudaMemcpyDeviceToDevice),
+              cudaSuccess);
+    DeviceArray<std::int32_t> const count(1);
+    count.upload({c.count});
+    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(c.tokens)));
+    DeviceArray<char> const out(rows * width * 2);
+    std::vector<char> results[2];
+    for (bool quantised : {false, true}) {
+      workspace.fill_bytes(0xFF);
+      out.fill_bytes(0xFF);
+      LayerCall call = wide.call(out.data());
+      call.num_tokens = count.data();
+      if (quantised) {
+        call.x = apart.data();
+        call.x_stride = static_cast<std::int64_t>(width + kGap);
+        call.x_scales = scales.data();
+        call.x_scale_stride = static_cast<std::int64_t>(blocks + kScaleGap);
+      }
+      Tuning const tuning = choose_tuning(s, Scheme::fp8_block, c.tokens, !quantised);
+      ASSERT_EQ(tuning.tile_rows, kBlockRows);
+      layer.forward(call, tuning, workspace.data(), nullptr);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      results[quantised ? 1 : 0] = out.download();
+    }
+    EXPECT_TRUE(results[0] == results[1]) << "E " << s.num_experts << " H " << s.hidden << " k " << s.topk << ", " << c.tokens << " tokens";
+    if (c.count == c.tokens) EXPECT_LT(compare(codes, out.data(), 128).relative, tolerance(Scheme::fp8_block, c.tokens));
+  }
+}
+
 TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   Problem const problem(kTiny, GetParam(), 4, Pattern::random, 3);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());

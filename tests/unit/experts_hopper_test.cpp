@@ -122,11 +122,11 @@ TEST(HopperTiles, TableIsInOrderAndEveryRowIsTaken) {
   EXPECT_EQ(tile_choice(Scheme::f16, 64).tile_rows, tile_choice(Scheme::bf16, 64).tile_rows);
 }
 
-TEST(HopperTiles, RowsThatComeQuantisedTakeNoBlockTile) {
+TEST(HopperTiles, ManyRowsTakeBlockTilesInBlockScaledFp8Alone) {
   Sizes const shape{128, 2048, 768, 8};
-  EXPECT_EQ(choose_tuning(shape, Scheme::fp8_block, 16384, true).tile_rows, kBlockRows);
-  Tuning const t = choose_tuning(shape, Scheme::fp8_block, 16384, false);
-  EXPECT_EQ(t.tile_rows, most_rows(Scheme::fp8_block));
+  for (bool quantises : {true, false}) EXPECT_EQ(choose_tuning(shape, Scheme::fp8_block, 16384, quantises).tile_rows, kBlockRows);
+  Tuning const t = choose_tuning(shape, Scheme::fp8_row, 16384);
+  EXPECT_EQ(t.tile_rows, most_rows(Scheme::fp8_row));
   EXPECT_EQ(t.cluster, 1);
 }
 

@@ -71,6 +71,7 @@ class Nccl {
     std::swap(phase_, other.phase_);
     std::swap(calls_, other.calls_);
     std::swap(scratch_, other.scratch_);
+    std::swap(endings_, other.endings_);
     return *this;
   }
   /// Never waits for a peer, dead or alive.
@@ -322,19 +323,10 @@ class Nccl {
     synchronize(stream);
     Memory<Space>::copy_to_host(out, all.data, bytes(n) * static_cast<std::size_t>(size_));
   }
-  /// Ends whatever NCCL runs for this rank, on the device too; waits for no peer. Later calls are E_STATE.
+  /// Ends whatever NCCL runs for this rank, on the device too, and gives back what it holds; waits for no peer. Later calls are E_STATE.
   void abort() noexcept {
-    // Side by side: giving back the memory of one waits for the device, and so for kernels of the other.
-    std::thread other;
-    if (ncclComm_t const comm = std::exchange(direct_, nullptr); comm != nullptr) {
-      other = std::thread([comm] { ncclCommAbort(comm); });
-    }
-    if (ncclComm_t const comm = std::exchange(comm_, nullptr); comm != nullptr) {
-      ncclCommAbort(comm);
-    }
-    if (other.joinable()) {
-      other.join();
-    }
+    begin_abort();
+    endings_.clear();
   }
   /// Throws a TransportError of this rank.
   [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) const {
@@ -352,7 +344,7 @@ class Nccl {
   };
   struct AbortAtExit {
     Nccl& owner;
-    ~AbortAtExit() { owner.abort(); }
+    ~AbortAtExit() { owner.begin_abort(); }
   };
   struct Event {
     Event() { check_cuda(cudaEventCreateWithFlags(&data, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
@@ -381,6 +373,22 @@ class Nccl {
     int polls_ = 0;
   };
 
+  /// The part of abort() that an error waits for. What NCCL gives back takes seconds where several processes of a host do so at a time,
+  /// and memory of one communicator waits for the device, so for kernels of the other: hence a thread each.
+  void begin_abort() noexcept {
+    for (ncclComm_t* const place : {&direct_, &comm_}) {
+      ncclComm_t const comm = std::exchange(*place, nullptr);
+      if (comm == nullptr) {
+        continue;
+      }
+      try {
+        endings_.emplace_back([comm] { ncclCommAbort(comm); });
+      } catch (std::exception const&) {  // no thread to be had
+        ncclCommAbort(comm);
+      }
+    }
+  }
+
   static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
   ncclComm_t live() const {
     if (comm_ == nullptr) {
@@ -400,7 +408,7 @@ class Nccl {
       return;
     }
     std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(comm_));
-    abort();
+    begin_abort();
     if (result == ncclRemoteError) {
       fail(ErrorCode::peer, -1, message);
     }
@@ -445,7 +453,7 @@ class Nccl {
     while (meeting->result < 0) {
       if (backoff.expired()) {
         direct_ = nullptr;  // still in use there
-        abort();
+        begin_abort();
         fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
       backoff.pause();
@@ -463,7 +471,7 @@ class Nccl {
         return state;
       }
       if (backoff.expired()) {
-        abort();
+        begin_abort();
         fail(ErrorCode::timeout, -1, text(call, ": another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
       backoff.pause();
@@ -486,6 +494,7 @@ class Nccl {
   char const* phase_ = "construction";
   std::uint64_t calls_ = 0;
   void* scratch_ = nullptr;
+  std::vector<std::jthread> endings_;  // of abort(), begun
 };
 
 }  // namespace moe::comm

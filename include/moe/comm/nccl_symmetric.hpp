@@ -127,7 +127,8 @@ class NcclSymmetric {
   }
   void release() noexcept {
     cudaDeviceSynchronize();
-    bool const live = !comm_->failed();  // an aborted communicator has given back what it registered
+    bool const live = !comm_->failed();
+    if (!live) comm_->abort();  // which then has given back what it registered
     if (live && has_device_comm_) {
       ncclDevCommDestroy(comm_->handle(), &device_comm_);
     }

@@ -162,8 +162,9 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   Tuning tuning = options.batch_invariant ? invariant(wanted, scheme) : wanted;
   bool const fp8 = is_fp8(scheme);
   bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
-  bool const blocks = quantises && batch_counts == nullptr && launcher.block_kernel && tuning.tile_rows > most_rows(scheme) &&
-                      activation.gated && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
+  bool const blocks = scheme == Scheme::fp8_block && shape.hidden % 128 == 0 && batch_counts == nullptr && launcher.block_kernel &&
+                      tuning.tile_rows > most_rows(scheme) && activation.gated && !options.weight_on_input && weights.w13_bias == nullptr &&
+                      weights.w2_bias == nullptr;
   if (!blocks && tuning.tile_rows > most_rows(scheme)) {  // the largest tile that there is; its clusters want more rows
     tuning.tile_rows = most_rows(scheme);
     tuning.cluster = 1;
@@ -178,6 +179,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   if (call.max_tokens == 0) return;
   std::int64_t const x_stride = call.x_stride == 0 ? shape.hidden : call.x_stride;
   int const x_bytes = fp8 && !quantises ? 1 : 2;
+  int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
+  std::int64_t const x_scale_stride = call.x_scale_stride == 0 ? scale_cols : call.x_scale_stride;
   if (x_stride < shape.hidden || x_stride * x_bytes % 16 != 0 || (quantises && (x_stride != shape.hidden || shape.hidden % 128 != 0))) {
     throw Error(ErrorCode::argument,
                 text("hopper experts: rows of x are ", x_stride, " elements apart, needed are at least ", shape.hidden,
@@ -239,7 +242,11 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.counters = self_align ? counters + detail::kStateHead : at<int>(workspace, w.counters);
   a.max_tiles = self_align ? kSelfAlignSlots : static_cast<int>(w.max_tiles);
   a.sorted_rows = at<SortedRow>(workspace, w.sorted_rows);
-  a.x = quantises ? call.x : nullptr;
+  bool const copies = blocks && !quantises;
+  a.x = quantises || copies ? call.x : nullptr;
+  a.x_row_bytes = x_stride * x_bytes;
+  a.given_scales = copies ? call.x_scales : nullptr;
+  a.given_scale_stride = x_scale_stride;
   a.hidden = shape.hidden;
   a.x_codes = at<std::uint8_t>(workspace, w.x_codes);
   a.x_scales = at<float>(workspace, w.x_scales);
@@ -253,7 +260,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
     // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
     int const most_clusters = std::max(1, workers / kAlignCluster - 1);
-    int const quantizers = quantises ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
+    int const quantizers = quantises || copies ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
     int const grid = kAlignCluster * (1 + quantizers);
     detail::launch(align_kernel<kAlignCluster>, grid, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster, stream, a);
   }
@@ -275,12 +282,11 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.standard = !batched;
   p.weight_on_input = options.weight_on_input && !batched;
   p.tensor_scales = weights.tensor_scales;
-  p.x = quantises ? static_cast<void const*>(a.x_codes) : call.x;
+  p.x = quantises || copies ? static_cast<void const*>(a.x_codes) : call.x;
   p.x_row_bytes = x_stride * (fp8 ? 1 : 2);
   p.gather = call.gather;
-  p.x_scales = quantises ? a.x_scales : call.x_scales;
-  int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
-  p.x_scale_stride = call.x_scale_stride == 0 ? scale_cols : call.x_scale_stride;
+  p.x_scales = quantises || copies ? a.x_scales : call.x_scales;
+  p.x_scale_stride = x_scale_stride;
   p.w13_scales = weights.w13_scales;
   p.w2_scales = weights.w2_scales;
   p.w13_bias = weights.w13_bias;

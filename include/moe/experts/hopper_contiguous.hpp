@@ -63,7 +63,7 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
     t.stages = 6;
   } else {
     TileChoice const choice = tile_choice(scheme, rows);
-    bool const blocks = choice.tile_rows > most_rows(scheme) && quantises && scheme == Scheme::fp8_block;
+    bool const blocks = choice.tile_rows > most_rows(scheme) && scheme == Scheme::fp8_block;
     t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
     t.stages = t.tile_rows <= 80 ? 5 : 4;
     t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;

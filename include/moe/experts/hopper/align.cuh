@@ -30,8 +30,11 @@ struct AlignArgs {
   int* counters;   ///< ready counters [max_tiles], then split counters of phase 0 and 1
   int max_tiles;
   SortedRow* sorted_rows;
-  // fp8 schemes: CTAs past the first cluster quantise x meanwhile.
-  void const* x;  ///< [M, H] bf16
+  // fp8_block: CTAs past the first cluster quantise x meanwhile, or copy rows that are codes already into the sorted order.
+  void const* x;  ///< [M, H] bf16, or e4m3 with given_scales
+  long long x_row_bytes;
+  float const* given_scales;  ///< [M, H / 128], or null
+  long long given_scale_stride;
   int hidden;
   std::uint8_t* x_codes;  ///< [M, H] e4m3
   float* x_scales;        ///< [M, H / 128]
@@ -160,9 +163,53 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
   }
 }
 
+/// Copies rows of codes and their scales to the places of their slots, a warp one row at a time.
+template <int Threads>
+__device__ inline void sort_codes(AlignArgs const& a, int worker, int workers) {
+  int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
+  int const blocks = a.hidden / 128;
+  int const chunks = a.hidden / 16;
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  constexpr int kWarps = Threads / 32;
+  constexpr int kBatch = 7;  // of 14 chunks a lane has at 7168 columns
+  if (threadIdx.x == 0) wait_counter(a.sorted, kAlignCluster);
+  __syncthreads();
+  for (int token = worker * kWarps + (static_cast<int>(threadIdx.x) >> 5); token < tokens; token += workers * kWarps) {
+    auto const* const row = reinterpret_cast<uint4 const*>(static_cast<char const*>(a.x) + token * a.x_row_bytes);
+    float const* const scales = a.given_scales + token * a.given_scale_stride;
+    for (int first = 0; first < a.topk; first += 32) {
+      int const own = first + lane < a.topk ? __ldcg(a.positions + static_cast<long long>(token) * a.topk + first + lane) : -1;
+      unsigned const slots = __ballot_sync(0xFFFFFFFFu, own >= 0);
+      if (slots == 0) continue;
+      for (int base = lane; base - lane < chunks; base += 32 * kBatch) {
+        uint4 held[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (base + 32 * i < chunks) held[i] = __ldcs(row + base + 32 * i);
+        }
+        for (unsigned rest = slots; rest != 0; rest &= rest - 1) {
+          long long const at = __shfl_sync(0xFFFFFFFFu, own, __ffs(static_cast<int>(rest)) - 1);
+          uint4* const to = reinterpret_cast<uint4*>(a.x_codes) + at * chunks;
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (base + 32 * i < chunks) to[base + 32 * i] = held[i];
+          }
+        }
+      }
+      for (int block = lane; block - lane < blocks; block += 32) {
+        float const scale = block < blocks ? __ldg(scales + block) : 0.0F;
+        for (unsigned rest = slots; rest != 0; rest &= rest - 1) {
+          int const at = __shfl_sync(0xFFFFFFFFu, own, __ffs(static_cast<int>(rest)) - 1);
+          if (block < blocks) a.x_scales[static_cast<long long>(block) * a.scale_stride + at] = scale;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace detail
 
-/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise.
+/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy.
 template <int Cluster>
 __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
   extern __shared__ int align_smem[];
@@ -177,7 +224,13 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   launch_dependents();
   if (blockIdx.x >= Cluster) {
     wait_for_dependencies();
-    detail::quantize_groups<kAlignThreads>(a, static_cast<int>(blockIdx.x) - Cluster, static_cast<int>(gridDim.x) - Cluster);
+    int const worker = static_cast<int>(blockIdx.x) - Cluster;
+    int const workers = static_cast<int>(gridDim.x) - Cluster;
+    if (a.given_scales != nullptr) {
+      detail::sort_codes<kAlignThreads>(a, worker, workers);
+    } else {
+      detail::quantize_groups<kAlignThreads>(a, worker, workers);
+    }
     return;
   }
   int const rank = static_cast<int>(cluster_rank());
