@@ -77,6 +77,7 @@ struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]
   std::size_t combined = 0;        ///< own: u32 [blocks]
   std::size_t counted = 0;         ///< own: u32 [blocks] this block's histogram is there
+  std::size_t tickets = 0;         ///< own: u64 [blocks] round << 32 | next token of this block's range
   std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
   std::size_t arrive = 0;          ///< u32 [rank][blocks]
   std::size_t ready = 0;           ///< u32 [rank]
@@ -114,6 +115,7 @@ struct HighThroughputLayout {
     sent = take(4 * kMaxExchangeBlocks);
     combined = take(4 * kMaxExchangeBlocks);
     counted = take(4 * kMaxExchangeBlocks);
+    tickets = take(8 * kMaxExchangeBlocks);
     histogram = take(4 * kMaxExchangeBlocks * (E + R));
     arrive = take(4 * R * kMaxExchangeBlocks);
     ready = take(4 * comm::kMaxWindowRanks);
