@@ -144,11 +144,10 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
       }
       return true;
     }
-    if (i % 256 == 0) {
-      start = i == 0 ? now_ns() : start;
-      if (should_give_up(w, phase, peer, round, seen, start)) {
-        return false;
-      }
+    if (i == 0) {
+      start = now_ns();  // most words come within a few looks: nothing else is looked at before
+    } else if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
+      return false;
     }
   }
 }
@@ -205,8 +204,9 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
         sum += part;
         break;
       }
-      if (i % 64 == 0) {
-        start = i == 0 ? now_ns() : start;
+      if (i == 0) {
+        start = now_ns();
+      } else if (i % 64 == 0) {
         int arrived = 0;
         int counted = 0;
 #pragma unroll 1
