@@ -3,8 +3,8 @@
 //
 // Each block owns a contiguous range of tokens. Blocks exchange histograms on the rank, ranks exchange counts, and then every place is
 // known: the row of a token at each rank (sources in rank order, tokens in order) and the place of each choice in the expert-major list.
-// Meanwhile the warps that are not needed for that make their first row ready. Then each warp takes tokens, of its block's range first and then of
-// slower blocks: quantises one into shared memory once and lets the copy engine store it to every rank that wants it.
+// Meanwhile the warps that are not needed for that make their first row ready. Then each warp takes tokens, of its block's range first and
+// then of slower blocks: quantises one into shared memory once and lets the copy engine store it to every rank that wants it.
 #pragma once
 
 #include "moe/backends/high_throughput_places.cuh"
@@ -57,20 +57,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int const L = a.local_experts;
   int const N = E + R;
 
-  begin_dependent_kernel();
-  std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
-  int const t_first = first_token(M, block, blocks);
-  int const t_last = first_token(M, block + 1, blocks);
-  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
-  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
+  // Until the previous kernel is over, only what it cannot touch: the shared memory of this block.
   int const planners = high_throughput_planners(N, warps);
-  int const groups = (a.hidden + 127) / 128;
-  int const row_shared = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128;
-  unsigned char* const row =
-      shared +
-      (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
-
   if (tid == 0) {
     state = {};
   }
@@ -78,6 +66,23 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     barrier_init(&loaded[warp], 1);
     fence_shared_to_bulk();
   }
+#pragma unroll 1
+  for (int i = tid; i < planners * N; i += threads) {
+    reinterpret_cast<int*>(shared)[i] = 0;
+  }
+  __syncthreads();
+  begin_dependent_kernel();
+  std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
+  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
+  int const t_first = first_token(M, block, blocks);
+  int const t_last = first_token(M, block + 1, blocks);
+  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
+  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
+  int const groups = (a.hidden + 127) / 128;
+  int const row_shared = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128;
+  unsigned char* const row =
+      shared +
+      (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
 
   if (a.cached) {
     std::int32_t const* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
@@ -85,7 +90,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       state.num_rows = summary[0];
     }
 #pragma unroll 1
-    for (int le = block + blocks * tid; le < L; le += blocks * threads) {
+    for (int le = block + blocks * warp; le < L; le += blocks * warps) {
       int const end = summary[2 + L + le] + summary[2 + le];
       fill_gap(a, end, (end + a.alignment - 1) / a.alignment * a.alignment);
     }
@@ -94,14 +99,15 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
 
   // The first token of a warp is fixed; if some block has more tokens than warps, the others go by ticket.
-  HighThroughputTickets tickets{own<std::uint64_t>(w, a.at.tickets), round, M, blocks, block};
+  HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
+  std::uint64_t ticket = 0;
   bool const shares = M > blocks * warps;
   int t = t_first + warp;
   bool placed = a.cached || warp < planners || t >= t_last;
   if (placed) {
     meet_warps(kPlacesKnown, warps);
     if (tid == 0 && shares) {
-      tickets.open(t_first + warps);
+      tickets.open_range(t_first + warps);
     }
     fence_shared_to_bulk();  // the rows take the place of the tables
   }
@@ -112,7 +118,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 #pragma unroll 1
     for (bool first = t < t_last;; first = false) {
       if (!first) {
-        t = shares ? tickets.take() : -1;
+        t = shares ? tickets.take(ticket) : -1;
         if (t < 0) {
           break;
         }
@@ -134,6 +140,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       int const e = lane < K ? expert_of(a.ids[t * K + lane], a.expert_place, a.num_ids) : -1;
       float const weight = lane < K ? a.weights[t * K + lane] : 0.0F;
       if (placed && ranks == 0) {
+        ticket = shares ? tickets.ask() : 0;
         continue;
       }
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
@@ -203,6 +210,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
         bulk_commit();
       }
+      ticket = shares ? tickets.ask() : 0;
       int const dst = e >= 0 ? e / L : -1;
 #pragma unroll 1
       for (unsigned left = ranks; left != 0; left &= left - 1) {

@@ -77,7 +77,7 @@ struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]
   std::size_t combined = 0;        ///< own: u32 [blocks]
   std::size_t counted = 0;         ///< own: u32 [blocks] this block's histogram is there
-  std::size_t tickets = 0;         ///< own: u64 [blocks] round << 32 | next token of this block's range
+  std::size_t tickets = 0;         ///< own: u64 [blocks] round and next token of this block's range
   std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
   std::size_t arrive = 0;          ///< u32 [rank][blocks]
   std::size_t ready = 0;           ///< u32 [rank]

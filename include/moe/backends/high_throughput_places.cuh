@@ -58,16 +58,16 @@ MOE_HD inline int first_token(int tokens, int block, int blocks) {
   return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
 }
 
-/// The gaps that the alignment leaves in the own list.
+/// A gap that the alignment leaves in the own list. By a whole warp.
 __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int to) {
 #pragma unroll 1
-  for (int i = from; a.lists && i < to; ++i) {
+  for (int i = from + static_cast<int>(threadIdx.x) % 32; a.lists && i < to; i += 32) {
     comm::detail::own<std::int32_t>(a.window, a.at.list[a.parity])[i] = -1;
   }
 }
 
 /// Places of the `tokens` tokens of this rank, and what it receives, by the first `warps` warps of each block; `shared` holds their
-/// tables: (warps + 2) * (E + R) words.
+/// tables: (warps + 2) * (E + R) words, zero.
 __device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, unsigned char* shared,
                                               std::uint32_t round, int tokens, int warps) {
   using namespace comm::detail;
@@ -104,12 +104,7 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
     }
     return mask;
   };
-#pragma unroll 1
-  for (int i = tid; i < warps * N; i += threads) {
-    counts[i] = 0;
-  }
   std::uint32_t first_ranks = 0;  // of this lane's first token
-  meet();
 #pragma unroll 1
   for (int t = w_first + lane; t < w_last; t += 32) {
     std::uint32_t mask = 0;
@@ -215,16 +210,19 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
         int const other = __shfl_up_sync(0xffffffffU, sum, o);
         sum += lane >= o ? other : 0;
       }
+      int const first = start + sum - padded;
       if (le < L) {
-        int const first = start + sum - padded;
         base[r * L + le] += first;
         if (r == me && block == 0) {
           summary[2 + le] = overflown ? 0 : count;
           summary[2 + L + le] = overflown ? 0 : first;
         }
-        if (r == me && le % blocks == block && !overflown) {
-          fill_gap(a, first + count, first + padded);
-        }
+      }
+      bool const gap = r == me && le < L && le % blocks == block && padded > count && !overflown;
+#pragma unroll 1
+      for (unsigned left = __ballot_sync(0xffffffffU, gap); left != 0; left &= left - 1) {
+        int const from = __ffs(left) - 1;
+        fill_gap(a, __shfl_sync(0xffffffffU, first + count, from), __shfl_sync(0xffffffffU, first + padded, from));
       }
       start += __shfl_sync(0xffffffffU, sum, 31);
     }
@@ -242,20 +240,30 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
   std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
   std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
   if (a.lists) {
+    constexpr int kAtOnce = 4;
 #pragma unroll 1
-    for (int c = w_first * K; c < w_last * K; c += 32) {
-      int const i = c + lane;
-      int const e = i < w_last * K ? expert_of(a.ids[i], a.expert_place, a.num_ids) : -1;
-      unsigned const same = __match_any_sync(0xffffffffU, e);
-      int const earlier = __popc(same & ((1U << lane) - 1U));
-      int const start = e >= 0 ? place[e] : 0;
-      __syncwarp();
-      if (e >= 0 && earlier == 0) {
-        place[e] = start + __popc(same);
+    for (int c = w_first * K; c < w_last * K; c += 32 * kAtOnce) {
+      int chosen[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        int const i = c + 32 * k + lane;
+        chosen[k] = i < w_last * K ? expert_of(a.ids[i], a.expert_place, a.num_ids) : -1;
       }
-      __syncwarp();
-      if (i < w_last * K) {
-        sent_slots[i] = e >= 0 && !overflown ? base[e] + start + earlier : -1;
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        int const i = c + 32 * k + lane;
+        int const e = chosen[k];
+        unsigned const same = __match_any_sync(0xffffffffU, e);
+        int const earlier = __popc(same & ((1U << lane) - 1U));
+        int const start = e >= 0 ? place[e] : 0;
+        __syncwarp();
+        if (e >= 0 && earlier == 0) {
+          place[e] = start + __popc(same);
+        }
+        __syncwarp();
+        if (i < w_last * K) {
+          sent_slots[i] = e >= 0 && !overflown ? base[e] + start + earlier : -1;
+        }
       }
     }
   }
@@ -283,40 +291,40 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
 
 /// The tokens of a rank, handed out one at a time: each block has a range and a ticket, and a warp whose range is used up goes on with the
 /// range that has most left. The place of a row does not depend on who moves it.
-struct HighThroughputTickets {
-  std::uint64_t* next = nullptr;  ///< [blocks] round << 32 | next token
-  std::uint32_t round = 0;
-  int tokens = 0, blocks = 1;
-  int from = 0;  ///< range that this warp takes from
-
-  /// One thread, when the places of the range's tokens are written and its block has met: other blocks may take from it now.
-  __device__ void open(int first) const {
-    __threadfence();
-    comm::detail::store_relaxed(next + from, (static_cast<std::uint64_t>(round) << 32) | static_cast<std::uint32_t>(first));
+class HighThroughputTickets {
+ public:
+  /// `next`: [blocks] key() | next token, or what an earlier round left.
+  __device__ HighThroughputTickets(std::uint64_t* next, std::uint32_t round, int tokens)
+      : next_(next), round_(round), tokens_(tokens), blocks_(static_cast<int>(gridDim.x)) {
+    take_from(static_cast<int>(blockIdx.x));
   }
-  /// The next token, -1: none is left. By a whole warp.
-  __device__ int take() {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+  /// One thread, when the places of the range's tokens are written and its block has met: other blocks may take from it now.
+  __device__ void open_range(int first) const {
+    __threadfence();
+    comm::detail::store_relaxed(next_ + from_, key() | static_cast<std::uint32_t>(first));
+  }
+  /// Asks for a token; the answer, which counts in lane 0, is for take(). Apart so that a warp can work on meanwhile.
+  __device__ std::uint64_t ask() const {
+    bool const asks = threadIdx.x % 32 == 0;
+    return asks ? atomicAdd(reinterpret_cast<unsigned long long*>(next_ + from_), 1ULL) : 0;
+  }
+  /// The token that was asked for, or that of another range; -1: none is left. By a whole warp.
+  __device__ int take(std::uint64_t ticket) {
 #pragma unroll 1
-    for (;;) {
-      std::uint64_t ticket = 0;
-      if (lane == 0) {
-        ticket = atomicAdd(reinterpret_cast<unsigned long long*>(next + from), 1ULL);
-      }
+    for (;; ticket = ask()) {
       ticket = __shfl_sync(0xffffffffU, ticket, 0);
-      if (static_cast<std::uint32_t>(ticket >> 32) != round) {
+      if (!is_open(ticket)) {
         continue;  // the own range, which the first thread opens right now
       }
-      int const t = static_cast<int>(ticket & 0xffffffffU);
-      if (t < first_token(tokens, from + 1, blocks)) {
+      if (int const t = token(ticket); t < last_) {
         return t;
       }
       std::uint32_t most = 0;  // tokens left, block
 #pragma unroll 1
-      for (int b = lane; b < blocks; b += 32) {
-        std::uint64_t const seen = comm::detail::load_relaxed(next + b);
-        int const left = first_token(tokens, b + 1, blocks) - static_cast<int>(seen & 0xffffffffU);
-        if (static_cast<std::uint32_t>(seen >> 32) == round && left > 0) {
+      for (int b = static_cast<int>(threadIdx.x) % 32; b < blocks_; b += 32) {
+        std::uint64_t const seen = comm::detail::load_relaxed(next_ + b);
+        int const left = first_token(tokens_, b + 1, blocks_) - token(seen);
+        if (is_open(seen) && left > 0) {
           most = max(most, (static_cast<std::uint32_t>(left) << 8) | static_cast<std::uint32_t>(b));
         }
       }
@@ -324,10 +332,26 @@ struct HighThroughputTickets {
       if (most == 0) {
         return -1;
       }
-      from = static_cast<int>(most & 0xffU);
+      take_from(static_cast<int>(most & 0xffU));
       __threadfence();  // before the places of that range are read
     }
   }
+
+ private:
+  /// No word that another round or nobody has written begins with it.
+  __device__ std::uint64_t key() const { return static_cast<std::uint64_t>(round_) << 32 | 0x80000000U; }
+  __device__ bool is_open(std::uint64_t ticket) const { return ticket >> 31 == key() >> 31; }
+  __device__ static int token(std::uint64_t ticket) { return static_cast<int>(ticket & 0x7fffffffU); }
+  __device__ void take_from(int block) {
+    from_ = block;
+    last_ = first_token(tokens_, block + 1, blocks_);
+  }
+
+  std::uint64_t* next_;
+  std::uint32_t round_;
+  int tokens_, blocks_;
+  int from_ = 0;  ///< range that this warp takes from
+  int last_ = 0;  ///< its end
 };
 static_assert(kMaxExchangeBlocks <= 256);
 
