@@ -72,6 +72,19 @@ struct HighThroughputShape {
   }
 };
 
+/// Warps of a block that work out places while the others make their first rows ready: one thread for each of `n` counts, and at most
+/// three quarters of the warps.
+MOE_HD inline int high_throughput_planners(int n, int warps) {
+  int const wanted = (n + 31) / 32;
+  int const most = warps < 2 ? 1 : 3 * warps / 4;
+  return wanted < most ? wanted : most;
+}
+
+/// First token of the range of `block`.
+MOE_HD inline int first_token(int tokens, int block, int blocks) {
+  return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
+}
+
 /// Byte offsets in the window.
 struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]

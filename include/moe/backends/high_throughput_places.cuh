@@ -45,19 +45,6 @@ __device__ inline void meet_warps(int id, int warps) { asm volatile("bar.sync %0
 inline constexpr int kPlannersMeet = 1;  ///< warps that work out places
 inline constexpr int kPlacesKnown = 2;   ///< all warps
 
-/// Warps of a block that work out places while the others make their first rows ready: one thread for each of `n` counts, and at most
-/// three quarters of the warps.
-MOE_HD inline int high_throughput_planners(int n, int warps) {
-  int const wanted = (n + 31) / 32;
-  int const most = warps < 2 ? 1 : 3 * warps / 4;
-  return wanted < most ? wanted : most;
-}
-
-/// First token of the range of `block`.
-MOE_HD inline int first_token(int tokens, int block, int blocks) {
-  return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
-}
-
 /// A gap that the alignment leaves in the own list. By a whole warp.
 __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int to) {
 #pragma unroll 1
