@@ -430,6 +430,27 @@ TEST(HighThroughput, T14_CachedRouting) {
   run.expect_good(1, 0);
 }
 
+TEST(HighThroughput, T7_T14_MoreTokensThanWarps) {
+  for (bool fp8 : {true, false}) {
+    HighThroughputRun run({4, 400, 512, 4, 16, fp8, false, Routing::with_gaps}, 16, 2);
+    for (int blocks : {3, 1, 12}) {
+      for (int r = 0; r < 4; ++r) {
+        run.calls(r).set_blocks(blocks);
+      }
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        SCOPED_TRACE(testing::Message() << "fp8 " << fp8 << ", blocks " << blocks << ", seed " << seed);
+        run.bring(seed);
+        for (unsigned i = 0; i < 6; ++i) {
+          run.round(static_cast<int>(i & 1U), -1, seed * 6 + i + 1);
+        }
+        run.expect_good(1);
+        run.round(0, 1, seed + 1);
+        run.expect_good(0, 1);
+      }
+    }
+  }
+}
+
 TEST(HighThroughput, T7_RoundsWithRandomDelays) {
   HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2);
   for (unsigned seed = 0; seed < 8; ++seed) {
@@ -488,6 +509,9 @@ TEST(HighThroughput, T10_AbsentRankIsNamed) {
 
 TEST(HighThroughput, T22_RoundsWrap) {
   HighThroughputRun run({4, 60, 512, 4, 16, true, false, Routing::uniform}, 1, 2);
+  for (int r = 0; r < 4; ++r) {
+    run.calls(r).set_blocks(2);  // more tokens than warps: tickets carry the round too
+  }
   for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
     for (int r = 0; r < 4; ++r) {
       auto const& at = run.calls(r).layout();

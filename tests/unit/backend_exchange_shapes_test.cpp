@@ -12,6 +12,8 @@
 namespace {
 
 using moe::ErrorCode;
+using moe::detail::first_token;
+using moe::detail::high_throughput_planners;
 using moe::detail::HighThroughputLayout;
 using moe::detail::HighThroughputShape;
 using moe::detail::LowLatencyLayout;
@@ -151,6 +153,26 @@ TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
   HighThroughputShape h = high();
   h.max_tokens = 32768;
   EXPECT_GT(HighThroughputLayout(h).bytes, std::size_t{1} << 33);
+}
+
+// Ranges of tokens follow each other, and if there are more tokens than warps in all, each block has a token for each of its warps.
+TEST(ExchangeShapes, BlocksShareTokensAndWarpsShareWork) {
+  for (int tokens : {0, 1, 15, 256, 257, 4096, 200'000'000}) {
+    for (int blocks : {1, 3, 16, 160}) {
+      EXPECT_EQ(first_token(tokens, 0, blocks), 0);
+      EXPECT_EQ(first_token(tokens, blocks, blocks), tokens);
+      for (int b = 0; b < blocks; ++b) {
+        int const n = first_token(tokens, b + 1, blocks) - first_token(tokens, b, blocks);
+        EXPECT_GE(n, tokens / blocks);
+        EXPECT_LE(n, tokens / blocks + 1);
+      }
+    }
+  }
+  EXPECT_EQ(high_throughput_planners(260, 16), 9);
+  EXPECT_EQ(high_throughput_planners(1056, 16), 12);
+  EXPECT_EQ(high_throughput_planners(20, 16), 1);
+  EXPECT_EQ(high_throughput_planners(260, 2), 1);
+  EXPECT_EQ(high_throughput_planners(260, 1), 1);
 }
 
 TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirSentences) {

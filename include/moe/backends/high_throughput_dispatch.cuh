@@ -3,42 +3,17 @@
 //
 // Each block owns a contiguous range of tokens. Blocks exchange histograms on the rank, ranks exchange counts, and then every place is
 // known: the row of a token at each rank (sources in rank order, tokens in order) and the place of each choice in the expert-major list.
-// Then each warp takes tokens: quantises one into shared memory once and lets the copy engine store it to every rank that wants it.
+// Meanwhile the warps that are not needed for that make their first row ready. Then each warp takes tokens, of its block's range first and
+// then of slower blocks: quantises one into shared memory once and lets the copy engine store it to every rank that wants it.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include "moe/backends/high_throughput_layout.hpp"
-#include "moe/backends/low_latency_dispatch.cuh"
+#include "moe/backends/high_throughput_places.cuh"
 #include "moe/comm/bulk_copy.cuh"
 
 namespace moe::detail {
 
 inline constexpr int kHighThroughputWarps = 16;
 inline constexpr int kHighThroughputShared = 220 * 1024;  ///< bytes of dynamic shared memory that one block may take
-
-struct HighThroughputDispatch {
-  comm::WindowView window;
-  HighThroughputLayout at;
-  int tokens_bound = 0;
-  std::int32_t const* tokens_device = nullptr;
-  int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0, alignment = 1;
-  int piece_bytes = 1024;  ///< of a row, stored to all its ranks before the next piece; a multiple of 16
-  bool lists = true;
-  std::uint32_t tag = 0;
-  int parity = 0;          ///< where the rows go
-  int routing_parity = 0;  ///< whose places are used; equal to parity unless cached
-  bool cached = false;     ///< same routing as the call that filled routing_parity: no layout, no counts
-  bool pow2_scales = false;
-  float amax_floor = 1e-10F;
-  __nv_bfloat16 const* x = nullptr;  ///< [M][x_stride]
-  std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;           ///< [M][k]
-  std::int32_t const* expert_place = nullptr;  ///< [num_ids] where an id's expert is, rank * L + local; null: the id itself
-  int num_ids = 0;
-  std::uint32_t refused = 0;       ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
-  float const* weights = nullptr;  ///< [M][k]
-};
 
 /// Bytes of one warp's row.
 inline int high_throughput_row_shared(HighThroughputShape const& s) {
@@ -48,11 +23,17 @@ inline int high_throughput_row_shared(HighThroughputShape const& s) {
 inline int high_throughput_dispatch_warps(HighThroughputShape const& s) {
   return std::clamp(kHighThroughputShared / high_throughput_row_shared(s), 1, kHighThroughputWarps);
 }
-/// Shared memory: the histograms of the layout phase and the rows of the copy phase share the same place.
+/// Bytes before the rows of the warps that need not wait for the places: the tables of the others, and later their rows.
+MOE_HD inline int high_throughput_planned_shared(int n, int planners, int row_shared) {
+  int const tables = (4 * n * (planners + 2) + 127) / 128 * 128;
+  return tables > planners * row_shared ? tables : planners * row_shared;
+}
 inline std::size_t high_throughput_dispatch_shared(HighThroughputShape const& s) {
-  auto const warps = static_cast<std::size_t>(high_throughput_dispatch_warps(s));
-  auto const n = static_cast<std::size_t>(s.num_experts + s.ranks);
-  return std::max(4 * n * (warps + 2), warps * static_cast<std::size_t>(high_throughput_row_shared(s)));
+  int const warps = high_throughput_dispatch_warps(s);
+  int const row = high_throughput_row_shared(s);
+  int const n = s.num_experts + s.ranks;
+  int const planners = high_throughput_planners(n, warps);
+  return static_cast<std::size_t>(high_throughput_planned_shared(n, planners, row) + (warps - planners) * row);
 }
 
 template <bool kFp8>
@@ -60,10 +41,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ std::uint64_t loaded[kHighThroughputWarps];
-  __shared__ int next_token;
-  __shared__ int num_rows;
-  __shared__ int failed;
-  __shared__ int overflown;
+  __shared__ HighThroughputBlock state;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
@@ -79,257 +57,90 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int const L = a.local_experts;
   int const N = E + R;
 
-  begin_dependent_kernel();
-  std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
-  int const t_first = static_cast<int>(static_cast<std::int64_t>(M) * block / blocks);
-  int const t_last = static_cast<int>(static_cast<std::int64_t>(M) * (block + 1) / blocks);
-  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
-  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
-  std::int32_t* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-
+  // Until the previous kernel is over, only what it cannot touch: the shared memory of this block.
+  int const planners = high_throughput_planners(N, warps);
   if (tid == 0) {
-    failed = 0;
-    overflown = 0;
-    next_token = t_first;
+    state = {};
   }
   if (lane == 0) {
     barrier_init(&loaded[warp], 1);
     fence_shared_to_bulk();
   }
-
-  // The gaps that the alignment leaves in the own list.
-  auto fill_gap = [&](int from, int to) {
 #pragma unroll 1
-    for (int i = from; a.lists && i < to; ++i) {
-      own<std::int32_t>(w, a.at.list[a.parity])[i] = -1;
-    }
-  };
-  if (a.cached) {
-    if (tid == 0) {
-      num_rows = summary[0];
-    }
-#pragma unroll 1
-    for (int le = block + blocks * tid; le < L; le += blocks * threads) {
-      int const end = summary[2 + L + le] + summary[2 + le];
-      fill_gap(end, (end + a.alignment - 1) / a.alignment * a.alignment);
-    }
-  } else {
-    int* const counts = reinterpret_cast<int*>(shared);  // [warps][N]: rows before each warp's tokens, later the next free place
-    int* const base = counts + warps * N;                // [N] first place of this block's rows
-    int* const all = base + N;                           // [N] rows of all ranks
-    int const n = t_last - t_first;
-    int const w_first = t_first + n * warp / warps;
-    int const w_last = t_first + n * (warp + 1) / warps;
-    auto ranks_of = [&](int t) {
-      std::uint32_t mask = 0;
-#pragma unroll 8
-      for (int j = 0; j < K; ++j) {
-        int const e = expert_of(a.ids[t * K + j], a.expert_place, a.num_ids);
-        if (e >= 0) {
-          mask |= 1U << (e / L);
-        }
-      }
-      return mask;
-    };
-#pragma unroll 1
-    for (int i = tid; i < warps * N; i += threads) {
-      counts[i] = 0;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int t = w_first + lane; t < w_last; t += 32) {
-      std::uint32_t mask = 0;
-#pragma unroll 1
-      for (int j0 = 0; j0 < K; j0 += 8) {
-        int chosen[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          chosen[j] = j0 + j < K ? a.ids[t * K + j0 + j] : -1;
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (int const e = expert_of(chosen[j], a.expert_place, a.num_ids); e >= 0) {
-            atomicAdd(&counts[warp * N + e], 1);
-            mask |= 1U << (e / L);
-          }
-        }
-      }
-#pragma unroll 1
-      for (; mask != 0; mask &= mask - 1) {
-        atomicAdd(&counts[warp * N + E + __ffs(mask) - 1], 1);
-      }
-    }
-    __syncthreads();
-    std::uint32_t* const histogram = own<std::uint32_t>(w, a.at.histogram);
-#pragma unroll 1
-    for (int e = tid; e < N; e += threads) {
-      int sum = 0;
-#pragma unroll 1
-      for (int v = 0; v < warps; ++v) {
-        int const c = counts[v * N + e];
-        counts[v * N + e] = sum;
-        sum += c;
-      }
-      store_relaxed(&histogram[block * N + e], static_cast<std::uint32_t>(sum));
-    }
-    __syncthreads();
-    if (tid == 0) {
-      __threadfence();  // the readers are blocks of this GPU
-      store_relaxed(own<std::uint32_t>(w, a.at.counted) + block, round);
-    }
-#pragma unroll 1
-    for (int b = tid; b < blocks; b += threads) {
-      if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, round, comm::ExchangePhase::dispatch_counts, me)) {
-        failed = 1;
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int e = tid; e < N; e += threads) {
-      int before = 0;
-      int total = 0;
-#pragma unroll 8
-      for (int b = 0; b < blocks; ++b) {
-        int const c = static_cast<int>(load_relaxed(&histogram[b * N + e]));
-        before += b < block ? c : 0;
-        total += c;
-      }
-      base[e] = before;
-      if (e % blocks == block) {
-#pragma unroll 1
-        for (int i = 0; i < R; ++i) {
-          int const r = (me + i) % R;
-          store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * N + e,
-                        comm::count_word(round, a.tag, static_cast<std::uint32_t>(total)));
-        }
-      }
-    }
-    // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
-    std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
-    note_count_waits(w, words, N, round, a.tag);
-#pragma unroll 1
-    for (int e = tid; e < N; e += threads) {
-      int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);
-      int const upper = sum_counts(w, words + e, N, me, R, round, a.tag);
-      int const total = lower + upper;
-      failed = lower < 0 || upper < 0 ? 1 : failed;
-      base[e] += lower;
-      all[e] = total;
-      if (e >= E && total > a.capacity) {
-        overflown = 1;
-        report(w, ErrorCode::capacity, comm::ExchangePhase::dispatch_counts, e - E, round, 0, static_cast<std::uint32_t>(total),
-               static_cast<std::uint32_t>(a.capacity), true);
-      }
-    }
-    __syncthreads();
-    // First list entry of every expert on its rank: aligned counts, summed.
-#pragma unroll 1
-    for (int r = warp; r < R; r += warps) {
-      int start = 0;
-#pragma unroll 1
-      for (int c = 0; c < L; c += 32) {
-        int const le = c + lane;
-        int const count = le < L ? all[r * L + le] : 0;
-        int const padded = (count + a.alignment - 1) / a.alignment * a.alignment;
-        int sum = padded;
-#pragma unroll
-        for (int o = 1; o < 32; o <<= 1) {
-          int const other = __shfl_up_sync(0xffffffffU, sum, o);
-          sum += lane >= o ? other : 0;
-        }
-        if (le < L) {
-          int const first = start + sum - padded;
-          base[r * L + le] += first;
-          if (r == me && block == 0) {
-            summary[2 + le] = overflown != 0 ? 0 : count;
-            summary[2 + L + le] = overflown != 0 ? 0 : first;
-          }
-          if (r == me && le % blocks == block && overflown == 0) {
-            fill_gap(first + count, first + padded);
-          }
-        }
-        start += __shfl_sync(0xffffffffU, sum, 31);
-      }
-      if (r == me && lane == 0) {
-        num_rows = failed != 0 || overflown != 0 ? 0 : all[E + me];
-        if (block == 0) {
-          summary[0] = num_rows;
-          summary[1] = overflown != 0 ? 0 : start;
-        }
-      }
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = tid; i < warps * N; i += threads) {
-      counts[i] += base[i % N];
-    }
-    __syncthreads();
-    int* const place = counts + warp * N;
-    if (a.lists) {
-#pragma unroll 1
-      for (int c = w_first * K; c < w_last * K; c += 32) {
-        int const i = c + lane;
-        int const e = i < w_last * K ? expert_of(a.ids[i], a.expert_place, a.num_ids) : -1;
-        unsigned const same = __match_any_sync(0xffffffffU, e);
-        int const earlier = __popc(same & ((1U << lane) - 1U));
-        int const start = e >= 0 ? place[e] : 0;
-        __syncwarp();
-        if (e >= 0 && earlier == 0) {
-          place[e] = start + __popc(same);
-        }
-        __syncwarp();
-        if (i < w_last * K) {
-          sent_slots[i] = e >= 0 && overflown == 0 ? start + earlier : -1;
-        }
-      }
-    }
-#pragma unroll 1
-    for (int c = w_first; c < w_last; c += 32) {
-      int const t = c + lane;
-      std::uint32_t const mask = t < w_last && overflown == 0 ? ranks_of(t) : 0;  // an overflow sends nothing anywhere
-#pragma unroll 1
-      for (int r = 0; r < R; ++r) {
-        bool const there = ((mask >> r) & 1U) != 0;
-        unsigned const with = __ballot_sync(0xffffffffU, there);
-        int const start = place[E + r];
-        if (t < w_last) {
-          sent_rows[t * R + r] = there ? start + __popc(with & ((1U << lane) - 1U)) : -1;
-        }
-        __syncwarp();
-        if (lane == 0) {
-          place[E + r] = start + __popc(with);
-        }
-        __syncwarp();
-      }
-    }
+  for (int i = tid; i < planners * N; i += threads) {
+    reinterpret_cast<int*>(shared)[i] = 0;
   }
   __syncthreads();
+  begin_dependent_kernel();
+  std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
+  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
+  int const t_first = first_token(M, block, blocks);
+  int const t_last = first_token(M, block + 1, blocks);
+  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
+  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
+  int const groups = (a.hidden + 127) / 128;
+  int const row_shared = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128;
+  unsigned char* const row =
+      shared +
+      (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
 
-  if (failed == 0 && overflown == 0) {
-    int const groups = (a.hidden + 127) / 128;
-    unsigned char* const row = shared + warp * (((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128);
+  if (a.cached) {
+    std::int32_t const* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
+    if (tid == 0) {
+      state.num_rows = summary[0];
+    }
+#pragma unroll 1
+    for (int le = block + blocks * warp; le < L; le += blocks * warps) {
+      int const end = summary[2 + L + le] + summary[2 + le];
+      fill_gap(a, end, (end + a.alignment - 1) / a.alignment * a.alignment);
+    }
+  } else if (warp < planners) {
+    high_throughput_places(a, state, shared, round, M, planners);
+  }
+
+  // The first token of a warp is fixed; if some block has more tokens than warps, the others go by ticket.
+  HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
+  std::uint64_t ticket = 0;
+  bool const shares = M > blocks * warps;
+  int t = t_first + warp;
+  bool placed = a.cached || warp < planners || t >= t_last;
+  if (placed) {
+    meet_warps(kPlacesKnown, warps);
+    if (tid == 0 && shares) {
+      tickets.open_range(t_first + warps);
+    }
+    fence_shared_to_bulk();  // the rows take the place of the tables
+  }
+  bool sends = !placed || (state.failed == 0 && state.overflown == 0);
+  if (sends) {
     bool const wide = groups % 4 == 0;
     std::uint32_t phase = 0;
 #pragma unroll 1
-    for (;;) {
-      int t = 0;
-      if (lane == 0) {
-        t = atomicAdd(&next_token, 1);
-      }
-      t = __shfl_sync(0xffffffffU, t, 0);
-      if (t >= t_last) {
-        break;
+    for (bool first = t < t_last;; first = false) {
+      if (!first) {
+        t = shares ? tickets.take(ticket) : -1;
+        if (t < 0) {
+          break;
+        }
       }
       // Each lane serves a rank, and which one comes first changes from rank to rank and from token to token.
       int to_rank = lane + (me + t) % R;
       to_rank = to_rank >= R ? to_rank - R : to_rank;
-      int const to_row = lane < R ? sent_rows[t * R + to_rank] : -1;
+      int to_row = -1;
+      int slot = -1;
+      unsigned ranks = 0;
+      auto look_up = [&] {
+        to_row = lane < R ? sent_rows[t * R + to_rank] : -1;
+        slot = a.lists && lane < K ? sent_slots[t * K + lane] : -1;
+        ranks = __ballot_sync(0xffffffffU, to_row >= 0);
+      };
+      if (placed) {
+        look_up();
+      }
       int const e = lane < K ? expert_of(a.ids[t * K + lane], a.expert_place, a.num_ids) : -1;
       float const weight = lane < K ? a.weights[t * K + lane] : 0.0F;
-      int const slot = a.lists && lane < K ? sent_slots[t * K + lane] : -1;
-      unsigned const ranks = __ballot_sync(0xffffffffU, to_row >= 0);
-      if (ranks == 0) {
+      if (placed && ranks == 0) {
+        ticket = shares ? tickets.ask() : 0;
         continue;
       }
       uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
@@ -376,6 +187,14 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         barrier_wait(&loaded[warp], phase);
         phase ^= 1;
       }
+      if (!placed) {
+        meet_warps(kPlacesKnown, warps);
+        placed = true;
+        if (state.failed != 0 || state.overflown != 0) {
+          break;
+        }
+        look_up();
+      }
       char* const to = to_row < 0 ? nullptr : w.peer[to_rank] + a.at.rows[a.parity] + static_cast<std::size_t>(to_row) * a.at.row_bytes;
 #pragma unroll 1
       for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
@@ -391,6 +210,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
         bulk_commit();
       }
+      ticket = shares ? tickets.ask() : 0;
       int const dst = e >= 0 ? e / L : -1;
 #pragma unroll 1
       for (unsigned left = ranks; left != 0; left &= left - 1) {
@@ -425,6 +245,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         }
       }
     }
+    sends = state.failed == 0 && state.overflown == 0;
+  }
+  if (sends) {
     bulk_wait();
     fence_bulk();
     __syncthreads();
@@ -436,7 +259,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     }
     // What no sender writes: ids of the rows past the last one.
 #pragma unroll 1
-    for (int r = num_rows + block * warps + warp; r < a.capacity; r += blocks * warps) {
+    for (int r = state.num_rows + block * warps + warp; r < a.capacity; r += blocks * warps) {
       if (lane < K) {
         own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
       }
@@ -447,7 +270,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         block == 0) {
       check_refusal(w, comm::ExchangePhase::dispatch_rows, tid, round);
     }
-  } else if (overflown != 0) {
+  } else if (state.overflown != 0) {
 #pragma unroll 1
     for (int r = block * warps + warp; r < a.capacity; r += blocks * warps) {
       if (lane < K) {

@@ -72,11 +72,25 @@ struct HighThroughputShape {
   }
 };
 
+/// Warps of a block that work out places while the others make their first rows ready: one thread for each of `n` counts, and at most
+/// three quarters of the warps.
+MOE_HD inline int high_throughput_planners(int n, int warps) {
+  int const wanted = (n + 31) / 32;
+  int const most = warps < 2 ? 1 : 3 * warps / 4;
+  return wanted < most ? wanted : most;
+}
+
+/// First token of the range of `block`.
+MOE_HD inline int first_token(int tokens, int block, int blocks) {
+  return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
+}
+
 /// Byte offsets in the window.
 struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]
   std::size_t combined = 0;        ///< own: u32 [blocks]
   std::size_t counted = 0;         ///< own: u32 [blocks] this block's histogram is there
+  std::size_t tickets = 0;         ///< own: u64 [blocks] round and next token of this block's range
   std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
   std::size_t arrive = 0;          ///< u32 [rank][blocks]
   std::size_t ready = 0;           ///< u32 [rank]
@@ -114,6 +128,7 @@ struct HighThroughputLayout {
     sent = take(4 * kMaxExchangeBlocks);
     combined = take(4 * kMaxExchangeBlocks);
     counted = take(4 * kMaxExchangeBlocks);
+    tickets = take(8 * kMaxExchangeBlocks);
     histogram = take(4 * kMaxExchangeBlocks * (E + R));
     arrive = take(4 * R * kMaxExchangeBlocks);
     ready = take(4 * comm::kMaxWindowRanks);

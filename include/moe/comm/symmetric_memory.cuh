@@ -144,11 +144,10 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
       }
       return true;
     }
-    if (i % 256 == 0) {
-      start = i == 0 ? now_ns() : start;
-      if (should_give_up(w, phase, peer, round, seen, start)) {
-        return false;
-      }
+    if (i == 0) {
+      start = now_ns();  // most words come within a few looks: nothing else is looked at before
+    } else if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
+      return false;
     }
   }
 }
@@ -205,8 +204,9 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
         sum += part;
         break;
       }
-      if (i % 64 == 0) {
-        start = i == 0 ? now_ns() : start;
+      if (i == 0) {
+        start = now_ns();
+      } else if (i % 64 == 0) {
         int arrived = 0;
         int counted = 0;
 #pragma unroll 1
@@ -242,8 +242,9 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
 }
 
 /// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
-/// because they wait for its counts; only here the time is known to be its own. All threads must call it.
-__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
+/// because they wait for its counts; only here the time is known to be its own. All threads must call it, unless the caller meets later.
+__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag,
+                                        bool meet = true) {
   if (!w.statistics || blockIdx.x != 0) {
     return;
   }
@@ -252,7 +253,9 @@ __device__ inline void note_count_waits(WindowView const& w, std::uint64_t const
     sum_counts(w, p, stride, r, r + 1, round, tag);
     note_wait(w, r, start);
   }
-  __syncthreads();
+  if (meet) {
+    __syncthreads();
+  }
 }
 
 /// Thread r, before it publishes the flag of the operation to rank r.
