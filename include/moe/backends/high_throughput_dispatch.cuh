@@ -16,12 +16,12 @@ inline constexpr int kHighThroughputWarps = 16;
 inline constexpr int kHighThroughputShared = 220 * 1024;  ///< bytes of dynamic shared memory that one block may take
 
 /// Bytes of one warp's row.
-inline int high_throughput_row_shared(HighThroughputShape const& s) {
-  int const bytes = s.fp8 ? s.hidden + 4 * s.groups() : 2 * s.hidden;
+MOE_HD inline int high_throughput_row_shared(int hidden, bool fp8) {
+  int const bytes = fp8 ? hidden + 4 * ((hidden + 127) / 128) : 2 * hidden;
   return (bytes + 127) / 128 * 128;
 }
 inline int high_throughput_dispatch_warps(HighThroughputShape const& s) {
-  return std::clamp(kHighThroughputShared / high_throughput_row_shared(s), 1, kHighThroughputWarps);
+  return std::clamp(kHighThroughputShared / high_throughput_row_shared(s.hidden, s.fp8), 1, kHighThroughputWarps);
 }
 /// Bytes before the rows of the warps that need not wait for the places: the tables of the others, and later their rows.
 MOE_HD inline int high_throughput_planned_shared(int n, int planners, int row_shared) {
@@ -30,7 +30,7 @@ MOE_HD inline int high_throughput_planned_shared(int n, int planners, int row_sh
 }
 inline std::size_t high_throughput_dispatch_shared(HighThroughputShape const& s) {
   int const warps = high_throughput_dispatch_warps(s);
-  int const row = high_throughput_row_shared(s);
+  int const row = high_throughput_row_shared(s.hidden, s.fp8);
   int const n = s.num_experts + s.ranks;
   int const planners = high_throughput_planners(n, warps);
   return static_cast<std::size_t>(high_throughput_planned_shared(n, planners, row) + (warps - planners) * row);
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
   std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
   int const groups = (a.hidden + 127) / 128;
-  int const row_shared = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 127) / 128 * 128;
+  int const row_shared = high_throughput_row_shared(a.hidden, kFp8);
   unsigned char* const row =
       shared +
       (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int t = t_first + warp;
   bool placed = a.cached || warp < planners || t >= t_last;
   if (placed) {
-    meet_warps(kPlacesKnown, warps);
+    named_barrier(kPlacesKnown, 32 * warps);
     if (tid == 0 && shares) {
       tickets.open_range(t_first + warps);
     }
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         phase ^= 1;
       }
       if (!placed) {
-        meet_warps(kPlacesKnown, warps);
+        named_barrier(kPlacesKnown, 32 * warps);
         placed = true;
         if (state.failed != 0 || state.overflown != 0) {
           break;

@@ -7,6 +7,7 @@
 
 #include "moe/backends/high_throughput_layout.hpp"
 #include "moe/backends/low_latency_dispatch.cuh"
+#include "moe/core/named_barrier.cuh"
 
 namespace moe::detail {
 
@@ -40,8 +41,7 @@ struct HighThroughputBlock {
   int overflown;  ///< some rank would receive more rows than it has room for: all blocks of all ranks find the same
 };
 
-/// Barrier `id` of `warps` warps of the block; 0 is __syncthreads().
-__device__ inline void meet_warps(int id, int warps) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(32 * warps) : "memory"); }
+// Numbers of named barriers.
 inline constexpr int kPlannersMeet = 1;  ///< warps that work out places
 inline constexpr int kPlacesKnown = 2;   ///< all warps
 
@@ -72,7 +72,7 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
   int const L = a.local_experts;
   int const N = E + R;
   std::int32_t* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-  auto meet = [&] { meet_warps(kPlannersMeet, warps); };
+  auto meet = [&] { named_barrier(kPlannersMeet, threads); };
   int* const counts = reinterpret_cast<int*>(shared);  // [warps][N]: rows of the block before each warp's tokens, later before its next
   int* const base = counts + warps * N;                // [N] first place of this block's rows
   int* const all = base + N;                           // [N] rows of all ranks
@@ -163,7 +163,7 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
   }
   // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
   std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
-  note_count_waits(w, words, N, round, a.tag, false);
+  note_count_waits(w, words, N, round, a.tag);
 #pragma unroll 1
   for (int e = tid; e < N; e += threads) {
     int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);

@@ -187,7 +187,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       __syncwarp();
     };
     if (a.receive) {
-      note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag);
+      if (note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag)) {
+        __syncthreads();
+      }
     }
     bool const wide = a.hidden % 512 == 0;  // scales of a row are whole 16-byte units
     int item = first;
@@ -380,7 +382,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
 
   if (a.receive) {
     if (!a.send) {
-      note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag);
+      if (note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag)) {
+        __syncthreads();
+      }
     }
     // Block b waits for block b of every rank; when the kernel is over, all rows are there.
     if (tid < R) {

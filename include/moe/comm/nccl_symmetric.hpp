@@ -127,13 +127,15 @@ class NcclSymmetric {
   }
   void release() noexcept {
     cudaDeviceSynchronize();
-    bool const live = !comm_->failed();
-    if (!live) comm_->abort();  // which then has given back what it registered
-    if (live && has_device_comm_) {
-      ncclDevCommDestroy(comm_->handle(), &device_comm_);
-    }
-    if (live && window_ != nullptr) {
-      ncclCommWindowDeregister(comm_->handle(), window_);
+    if (comm_->failed()) {
+      comm_->abort();  // which then has given back what it registered
+    } else {
+      if (has_device_comm_) {
+        ncclDevCommDestroy(comm_->handle(), &device_comm_);
+      }
+      if (window_ != nullptr) {
+        ncclCommWindowDeregister(comm_->handle(), window_);
+      }
     }
     if (base_ != nullptr) {
       ncclMemFree(base_);

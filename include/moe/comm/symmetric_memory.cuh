@@ -242,20 +242,18 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
 }
 
 /// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
-/// because they wait for its counts; only here the time is known to be its own. All threads must call it, unless the caller meets later.
-__device__ inline void note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag,
-                                        bool meet = true) {
+/// because they wait for its counts; only here the time is known to be its own. Returns whether this block is the one: its other
+/// threads have not waited.
+__device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
   if (!w.statistics || blockIdx.x != 0) {
-    return;
+    return false;
   }
   if (int const r = static_cast<int>(threadIdx.x); r < w.size) {
     std::uint64_t const start = now_ns();
     sum_counts(w, p, stride, r, r + 1, round, tag);
     note_wait(w, r, start);
   }
-  if (meet) {
-    __syncthreads();
-  }
+  return true;
 }
 
 /// Thread r, before it publishes the flag of the operation to rank r.

@@ -242,10 +242,10 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.counters = self_align ? counters + detail::kStateHead : at<int>(workspace, w.counters);
   a.max_tiles = self_align ? kSelfAlignSlots : static_cast<int>(w.max_tiles);
   a.sorted_rows = at<SortedRow>(workspace, w.sorted_rows);
-  bool const copies = blocks && !quantises;
-  a.x = quantises || copies ? call.x : nullptr;
+  bool const prepares = quantises || blocks;  // the kernels read codes of x from the workspace
+  a.x = prepares ? call.x : nullptr;
   a.x_row_bytes = x_stride * x_bytes;
-  a.given_scales = copies ? call.x_scales : nullptr;
+  a.given_scales = call.x_scales;
   a.given_scale_stride = x_scale_stride;
   a.hidden = shape.hidden;
   a.x_codes = at<std::uint8_t>(workspace, w.x_codes);
@@ -260,7 +260,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
     // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
     int const most_clusters = std::max(1, workers / kAlignCluster - 1);
-    int const quantizers = quantises || copies ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
+    int const quantizers = prepares ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
     int const grid = kAlignCluster * (1 + quantizers);
     detail::launch(align_kernel<kAlignCluster>, grid, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster, stream, a);
   }
@@ -282,10 +282,10 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   p.standard = !batched;
   p.weight_on_input = options.weight_on_input && !batched;
   p.tensor_scales = weights.tensor_scales;
-  p.x = quantises || copies ? static_cast<void const*>(a.x_codes) : call.x;
+  p.x = prepares ? static_cast<void const*>(a.x_codes) : call.x;
   p.x_row_bytes = x_stride * (fp8 ? 1 : 2);
   p.gather = call.gather;
-  p.x_scales = quantises || copies ? a.x_scales : call.x_scales;
+  p.x_scales = prepares ? a.x_scales : call.x_scales;
   p.x_scale_stride = x_scale_stride;
   p.w13_scales = weights.w13_scales;
   p.w2_scales = weights.w2_scales;

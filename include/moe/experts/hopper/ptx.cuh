@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "moe/core/named_barrier.cuh"
+
 namespace moe::hopper {
 
 namespace ptx = cuda::ptx;
@@ -158,9 +160,6 @@ template <int Registers>
 __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
-
-/// Barrier over `threads` threads (whole warps) with hardware barrier number `id` (1 to 15).
-__device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 /// Orders this thread's accesses (and those it has observed) for the whole device; lighter than __threadfence(), which is sequentially
 /// consistent.

@@ -24,17 +24,14 @@ __device__ inline float chunk_amax(uint4 const& v) {
   return amax;
 }
 
-/// Codes of eight bf16 values, from the correctly rounded quotient: values of few bits often lie midway between two codes.
+/// Codes of eight bf16 values.
 __device__ inline uint2 chunk_codes(uint4 const& v, float scale, float inverse) {
-  auto const quotient = [=](float x) {
-    float const q = x * inverse;
-    return fmaf(fmaf(-q, scale, x), inverse, q);
-  };
   std::uint32_t const word[4] = {v.x, v.y, v.z, v.w};
   std::uint32_t code[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    code[i] = pack_e4m3(quotient(__uint_as_float(word[i] << 16)), quotient(__uint_as_float(word[i] & 0xFFFF0000u)));
+    code[i] = pack_e4m3(quotient(__uint_as_float(word[i] << 16), scale, inverse),
+                        quotient(__uint_as_float(word[i] & 0xFFFF0000u), scale, inverse));
   }
   return make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
 }
