@@ -35,6 +35,7 @@ struct Candidate {
 
 std::vector<Candidate> candidates(Scheme scheme, int rows) {
   std::vector<Candidate> all{{64, 1}, {most_rows(scheme), 1}};
+  if (rows >= 48 && rows <= 96 && scheme != Scheme::fp8_block) all.push_back({96, 1});
   if (rows >= 128 && scheme != Scheme::fp8_block) all.push_back({most_rows(scheme), 2});
   if (scheme == Scheme::fp8_block) {
     all.push_back({kBlockRows, 1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/compile_fail/hopper_tile.cpp: Hopper experts with a ring of seven stages under tiles of 128 rows.
+// tests/compile_fail/hopper_tile.cpp: Hopper experts with a ring of seven stages under tiles of 160 rows.
 // expect: the experts kernel's tile needs more shared memory than a thread block can have
 #include "../archetypes.hpp"
 #include "moe/backends/no_expert_parallel_cuda.hpp"

@@ -73,13 +73,22 @@ TEST_P(Hopper, X5_OneExpertSomeAndAllMissing) {
 }
 
 TEST_P(Hopper, TilesOfEverySize) {
-  for (int rows : {8, 16, 32, 48, 64, 80, 96, 112, 128}) {
+  for (int rows : {8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160}) {
     for (int cluster : {1, 2}) {
       Tuning tuning{};
       tuning.tile_rows = rows;
       tuning.cluster = cluster;
       check(kTiny, 500, Pattern::random, &tuning);
     }
+  }
+}
+
+TEST_P(Hopper, TilesFilledToEveryWidth) {
+  constexpr LayerShape kLongRows{2, 512, 1024, 1};
+  for (int tokens = 4; tokens <= 164; tokens += 8) {
+    Tuning tuning{};
+    tuning.tile_rows = 160;
+    check(kLongRows, tokens, Pattern::one_expert, &tuning);
   }
 }
 

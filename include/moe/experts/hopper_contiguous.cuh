@@ -204,10 +204,11 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     throw Error(ErrorCode::capacity, text("hopper experts: ", w.slots, " slots, at most 2^31 - 1"));
   }
   int const step = fp8 ? 128 : 64;
-  tuning.cluster = tuning.tile_rows < most_rows(scheme) ? 1 : std::min(tuning.cluster, launcher.max_cluster);
+  bool const clusters = blocks || (!fp8 && tuning.tile_rows == most_rows(scheme));
+  tuning.cluster = clusters ? std::min(tuning.cluster, launcher.max_cluster) : 1;
   int const cluster = tuning.cluster;
   bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
-                          tuning.tile_rows <= kMaxSplitRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
+                          tuning.tile_rows <= kSelfAlignRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
   int const gate_features = activation.gated ? kGateFeatures : kOutputFeatures;
   UnitSpace space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
                   {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
@@ -232,7 +233,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.plan.row_step = blocks ? 64 : 8;
   a.plan.cluster = blocks ? 1 : cluster;
   a.plan.workers = workers / cluster;
-  a.plan.max_splits = tuning.tile_rows <= kMaxSplitRows && cluster == 1 ? tuning.max_splits : 1;
+  a.plan.max_splits = tuning.tile_rows <= most_split_rows(scheme) && cluster == 1 ? tuning.max_splits : 1;
   a.plan.max_units =
       static_cast<int>(std::min<long long>(Workspace::kMaxSplitUnits, Workspace::kPartialBytes / 4 / (256LL * tuning.tile_rows)));
   a.plan.space = space;

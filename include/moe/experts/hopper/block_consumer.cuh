@@ -66,7 +66,9 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
     std::uint32_t const scales = row_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes);
     low = load_shared(scales);
     high = load_shared(scales + 32);
-    weight = load_shared_2(memory_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes + Layout::kBlockScales));
+    if ((thread & 31) == 0) {
+      weight = load_shared_2(memory_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes + Layout::kBlockScales));
+    }
   };
   auto const multiply = [&](std::uint32_t a, std::uint32_t b) {
     pin(part);
@@ -93,6 +95,8 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
     std::uint32_t const a = b + a_offset;
     ring.advance();
     multiply(a, b);
+    weight.x = __shfl_sync(0xFFFFFFFFu, weight.x, 0);
+    weight.y = __shfl_sync(0xFFFFFFFFu, weight.y, 0);
     float const low0 = low * weight.x;
     float const high0 = high * weight.x;
     float const low1 = low * weight.y;
@@ -104,8 +108,8 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
     multiply(a, b + kWeightBytes / 32);
     wgmma_wait<0>();
     pin(part);
-    __syncwarp();  // every lane has its scales
-    release_stage<Cluster>(memory, current);
+    __syncwarp();  // every lane has its row scales
+    release_stage<Cluster, false>(memory, current);
     add(total[1], low1, high1);
   }
 }
@@ -268,7 +272,7 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
       store_block_rows<__nv_bfloat16>(p, sorted, rows, unit.feature, total, staging);
     }
   } else {
-    skip<Stages, Cluster>(memory, ring, unit.k_count);
+    skip<Stages, Cluster, false>(memory, ring, unit.k_count);
   }
   if (first) {
     __syncwarp();

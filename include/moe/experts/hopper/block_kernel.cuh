@@ -169,10 +169,7 @@ __device__ void load_block_scales(LayerParams const& p, Memory const& memory, in
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
   while (true) {
-    wait_parity(memory.unit_full(slot.stage), slot.parity);
-    Unit const unit = *memory.unit(slot.stage);
-    arrive(memory.unit_empty(slot.stage));
-    slot.advance();
+    Unit const unit = next_unit(memory, slot);
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
     int const blocks = (first ? p.hidden : p.intermediate) / 128;
@@ -206,11 +203,11 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     prefetch_tensor_map(&p.w2);
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 3);  // the loading thread and two that load block scales
-      ptx::mbarrier_init(memory.empty(s), 8 * Cluster);
+      ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, false>);
     }
     for (int s = 0; s < kUnitSlots; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), 8 + 3);
+      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 3);
       ptx::mbarrier_init(memory.stored(s), 8);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
@@ -240,12 +237,9 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {
-      wait_parity(memory.unit_full(slot.stage), slot.parity);
-      Unit const unit = *memory.unit(slot.stage);
-      __syncwarp();
-      if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
       int const place = slot.stage;
-      slot.advance();
+      Unit const unit = next_unit(memory, slot);
+      __syncwarp();
       if (unit.phase < 0) break;
       consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, place, group);
     }

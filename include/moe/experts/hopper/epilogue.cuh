@@ -13,6 +13,21 @@ inline constexpr int kGroupBarrier = 1;  ///< named barriers 1 and 2: one per co
 
 __device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
 
+/// Calls f(i, row) for row 128 i + thread of a tile of `rows` rows: what one thread of a warpgroup has of an array with one value a row.
+template <int N, class F>
+__device__ inline void for_thread_rows(int rows, F f) {
+#pragma unroll
+  for (int i = 0; i < (N + 127) / 128; ++i) {
+    int const row = 128 * i + (thread_index() & 127);
+    if (row < rows) f(i, row);
+  }
+}
+/// This thread's rows of the plan, read before the products.
+template <int N>
+struct ThreadRows {
+  SortedRow row[(N + 127) / 128];
+};
+
 /// Row weights of columns 8 j + 2 (lane % 4) and the next, which are rows of the tile.
 __device__ inline float2 column_weights(float const* weights, int j) {
   float2 w;
@@ -292,17 +307,16 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
 
 /// What follows the products of a unit of phase 0: `total` to rows of the intermediate. `weights`: this warpgroup's place in shared memory
 /// for MaxRows router weights. `close`: the unit has so few steps of K that the other warpgroup may be in the unit before.
-template <Scheme S, int N, class Activation>
+template <Scheme S, int N, int PassRows, class Activation>
 __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
-                                      SortedRow const& sorted, char* staging_of_both, char* staging, bool close) {
+                                      ThreadRows<N> const& sorted, char* staging_of_both, char* staging, bool close) {
   using Output = typename SchemeTraits<S>::Output;
-  int const thread = thread_index() & 127;
   bool const weighted = !kPlainKernels<Activation> && p.weight_on_input;
   if (S == Scheme::fp8_row || weighted) {  // a weighted input is the same as weighted sums, which are linear up to here
-    if (thread < unit.rows) {
-      float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, thread) : 1.0F;
-      weights[thread] = weighted ? scale * sorted.weight : scale;
-    }
+    for_thread_rows<N>(unit.rows, [&](int i, int row) {
+      float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, row) : 1.0F;
+      weights[row] = weighted ? scale * sorted.row[i].weight : scale;
+    });
     group_barrier(group);
     scale_rows<N>(weights, total);
   }
@@ -319,18 +333,18 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) total[0][i] = activation(total[0][i], total[1][i]);
     }
-    store_quantized<N, kPassRows<S>>(p, unit, unit.feature, total[0], staging_of_both, staging, group, close);
+    store_quantized<N, PassRows>(p, unit, unit.feature, total[0], staging_of_both, staging, group, close);
     if constexpr (Activation::kGating != 1) {
       if (both && unit.feature + 128 < p.intermediate) {
-        store_quantized<N, kPassRows<S>>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group, true);
+        store_quantized<N, PassRows>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group, true);
       }
     }
   } else {
     Output* const rows =
         static_cast<Output*>(S == Scheme::fp8_row ? p.inter_wide : p.inter) + static_cast<long long>(unit.first_row) * p.intermediate;
     auto const store = [&](auto values, int feature) {
-      store_rows<Output, N, kPassRows<S>>(values, staging, group, unit.rows, p.intermediate - feature,
-                                          [&](int row) { return rows + static_cast<long long>(row) * p.intermediate + feature; });
+      store_rows<Output, N, PassRows>(values, staging, group, unit.rows, p.intermediate - feature,
+                                      [&](int row) { return rows + static_cast<long long>(row) * p.intermediate + feature; });
     };
     int const feature = unit.feature + 64 * group;
     if constexpr (Activation::kElementwise) {
@@ -355,13 +369,12 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
 }
 
 /// What follows the products of a unit of phase 1: `total` to weighted rows of the slots. `targets`: MaxRows slots in shared memory.
-template <Scheme S, int N, class Activation>
+template <Scheme S, int N, int PassRows, class Activation>
 __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
-                                   int* targets, SortedRow const& sorted, char* staging) {
+                                   int* targets, ThreadRows<N> const& sorted, char* staging) {
   using Output = typename SchemeTraits<S>::Output;
-  int const thread = thread_index() & 127;
   if constexpr (S == Scheme::fp8_row) {
-    if (thread < unit.rows) weights[thread] = activation_scale(p, unit, thread);
+    for_thread_rows<N>(unit.rows, [&](int, int row) { weights[row] = activation_scale(p, unit, row); });
     group_barrier(group);
     scale_rows<N>(weights, total);
     scale_features<N>(p, unit, group, total);
@@ -370,19 +383,19 @@ __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int g
   if constexpr (!kPlainKernels<Activation>) {
     if (p.w2_bias != nullptr) add_bias<N>(p.w2_bias, p.matrix[1], unit, group, total);
   }
-  if (thread < unit.rows) {
-    targets[thread] = sorted.slot;
-    weights[thread] = !kPlainKernels<Activation> && p.weight_on_input ? 1.0F : sorted.weight;
-  }
+  for_thread_rows<N>(unit.rows, [&](int i, int row) {
+    targets[row] = sorted.row[i].slot;
+    weights[row] = !kPlainKernels<Activation> && p.weight_on_input ? 1.0F : sorted.row[i].weight;
+  });
   group_barrier(group);
   Output* const out = static_cast<Output*>(p.rows_out);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const column = unit.feature + 64 * group + 128 * half;
     if (column < p.hidden) {
-      store_rows<Output, N, kPassRows<S>>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group, unit.rows,
-                                          p.hidden - column,
-                                          [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
+      store_rows<Output, N, PassRows>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group, unit.rows,
+                                      p.hidden - column,
+                                      [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
     }
   }
 }

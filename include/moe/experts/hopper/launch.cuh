@@ -49,7 +49,7 @@ void launch_blocks_tuned(LayerParams const& layer, int workers, int cluster, cud
   }
 }
 
-/// `t.cluster` is 2 only with the scheme's most rows per tile, and at most the launcher's max_cluster.
+/// `t.cluster` is 2 only in tiles of kBlockRows, or in 16 bits of the most rows, and at most the launcher's max_cluster.
 template <Scheme S, class Activation, class Tiles>
 void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cudaStream_t stream) {
   constexpr int kStages = Tiles::large_stages(S);
@@ -61,7 +61,7 @@ void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cuda
     if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(p, workers, t.cluster, stream);
   } else if (t.cluster == 1) {
     launch_layer<S, kStages, kMostRows<S>, 1, Activation>(p, workers, stream);
-  } else if constexpr (Activation::kFineTiles) {
+  } else if constexpr (!is_fp8(S) && Activation::kFineTiles) {
     launch_layer<S, kStages, kMostRows<S>, 2, Activation>(p, workers, stream);
   }
 }

@@ -48,26 +48,25 @@ template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, int 
 __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit, int group) {
   using Traits = SchemeTraits<S>;
   using Layout = SmemLayout<S, Stages, MaxRows>;
-  int const thread = thread_index() & 127;
   char* const staging = memory.base + Layout::kStaging + group * Layout::kStagingBytes;
   int* const targets = reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows;
   float* const weights = reinterpret_cast<float*>(memory.base + Layout::kWeights) + group * MaxRows;
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
 
-  SortedRow sorted{0, 0.0F};
-  if ((unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) && thread < unit.rows) {
-    sorted = p.sorted_rows[unit.first_row + thread];
+  ThreadRows<N> sorted{};
+  if (unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) {
+    for_thread_rows<N>(unit.rows, [&](int i, int row) { sorted.row[i] = p.sorted_rows[unit.first_row + row]; });
   }
   float total[2][N / 2];
   multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
-  if constexpr (MaxRows <= kMaxSplitRows) {
+  if constexpr (Cluster == 1 && N <= most_split_rows(S)) {
     if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return false;
   }
   if (unit.phase == 0) {
-    finish_gate_up<S, N, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging,
-                                     unit.k_count <= Stages);
+    finish_gate_up<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging,
+                                                           unit.k_count <= Stages);
   } else {
-    finish_down<S, N, Activation>(p, unit, group, total, weights, targets, sorted, staging);
+    finish_down<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, targets, sorted, staging);
   }
   return true;
 }
@@ -84,7 +83,7 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
       fence_device();
       atomicAdd(p.counters + unit.token_tile, 1);
     }
-  } else if constexpr (MaxRows <= kMaxSplitRows) {
+  } else if constexpr (MaxRows <= kSelfAlignRows) {
     if (p.self_align && p.topk > 1) {
       reduce_columns<typename SchemeTraits<S>::Output>(
           p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
@@ -119,11 +118,11 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     prefetch_tensor_map(&p.w2);
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
-      ptx::mbarrier_init(memory.empty(s), 8 * Cluster);
+      ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, SchemeTraits<S>::kBlock>);
     }
     for (int s = 0; s < kUnitSlots; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), kGatherWarps + 8);
+      ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + kConsumerThreads);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_wait();
   }
   wait_for_dependencies();
-  if (MaxRows <= kMaxSplitRows && p.self_align) {
+  if (MaxRows <= kSelfAlignRows && p.self_align) {
     if (p.max_tokens * p.topk <= 32) {
       if (warp == 0) {
         Control const control = self_align_warp(p.align);
@@ -172,11 +171,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {
-      wait_parity(memory.unit_full(slot.stage), slot.parity);
-      Unit const unit = *memory.unit(slot.stage);
+      Unit const unit = next_unit(memory, slot);
       __syncwarp();
-      if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
-      slot.advance();
       if (unit.phase < 0) break;
       bool finished = false;
       auto const run = [&]<int N>() {
@@ -187,7 +183,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       int eights = (unit.rows + 7) / 8;
       if (!Activation::kFineTiles && eights > 2) eights = min((eights + 3) / 4 * 4, MaxRows / 8);
       switch (eights) {
-        case 0: skip<Stages, Cluster>(memory, ring, unit.k_count); break;
+        case 0: skip<Stages, Cluster, SchemeTraits<S>::kBlock>(memory, ring, unit.k_count); break;
         case 1: run.template operator()<8>(); break;
         case 2: run.template operator()<16>(); break;
         case 3:
@@ -203,7 +199,11 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         case 13: run.template operator()<kFine ? 104 : 112>(); break;
         case 14: run.template operator()<112>(); break;
         case 15: run.template operator()<kFine ? 120 : 128>(); break;
-        default: run.template operator()<128>(); break;
+        case 16: run.template operator()<128>(); break;
+        case 17: run.template operator()<136>(); break;
+        case 18: run.template operator()<144>(); break;
+        case 19: run.template operator()<152>(); break;
+        default: run.template operator()<160>(); break;
       }
       if (finished) detail::report_unit<S, Stages, MaxRows>(p, memory, unit, group);
     }
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_arrive();
     cluster_wait();
   }
-  if (MaxRows <= kMaxSplitRows && p.self_align) {
+  if (MaxRows <= kSelfAlignRows && p.self_align) {
     __syncwarp();  // one lane alone streamed the weights
     __syncthreads();
     bool last = false;

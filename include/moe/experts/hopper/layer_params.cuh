@@ -97,8 +97,10 @@ __device__ inline long long input_row(LayerParams const& p, int slot) { return p
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
-inline constexpr int kGatherWarps = 3;    ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
-inline constexpr int kMaxSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
+inline constexpr int kGatherWarps = 3;     ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
+inline constexpr int kSelfAlignRows = 64;  ///< only kernels of at most so many rows per tile plan for themselves
+/// K is split only in tiles of at most so many rows: in larger ones the sums of the parts cost what they even out.
+constexpr int most_split_rows(Scheme s) { return is_fp8(s) ? 64 : 96; }
 static_assert(sizeof(Unit) == kUnitBytes && sizeof(Control) == kControlBytes);
 
 /// The ring position of one role: all roles walk the same sequence of stages.

@@ -86,11 +86,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
   while (true) {
-    wait_parity(memory.unit_full(slot.stage), slot.parity);
-    Unit const unit = *memory.unit(slot.stage);
-    __syncwarp();
-    if (lane == 0) arrive(memory.unit_empty(slot.stage));
-    slot.advance();
+    Unit const unit = next_unit(memory, slot);
     if (unit.phase < 0) return;
 
     bool const first = unit.phase == 0;

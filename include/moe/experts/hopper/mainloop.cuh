@@ -9,10 +9,16 @@
 
 namespace moe::hopper {
 
-/// Releases a stage to the loaders of every CTA of the cluster: one arrival per consumer warp and CTA.
-template <int Cluster, class Memory>
+/// Arrivals that release a stage: of each consumer warp, from each CTA of the cluster, or of each lane.
+template <int Cluster, bool EveryLane>
+inline constexpr int kReleases = EveryLane ? kConsumerThreads : kConsumerThreads / 32 * Cluster;
+
+/// Releases a stage to the loaders of every CTA of the cluster. Lane 0 speaks for its warp where only it and the products have read the
+/// stage, as far as cp.async wrote it; else every lane arrives.
+template <int Cluster, bool EveryLane, class Memory>
 __device__ inline void release_stage(Memory const& memory, int stage) {
-  if (!elect_one()) return;
+  static_assert(!EveryLane || Cluster == 1);
+  if (!EveryLane && (thread_index() & 31) != 0) return;
   if constexpr (Cluster == 1) {
     arrive(memory.empty(stage));
   } else {
@@ -22,11 +28,11 @@ __device__ inline void release_stage(Memory const& memory, int stage) {
 }
 
 /// Passes over a unit in which this CTA has no rows.
-template <int Stages, int Cluster, class Memory>
+template <int Stages, int Cluster, bool EveryLane, class Memory>
 __device__ inline void skip(Memory const& memory, RingState<Stages>& ring, int k_count) {
   for (int k = 0; k < k_count; ++k) {
     wait_parity(memory.full(ring.stage), ring.parity);
-    release_stage<Cluster>(memory, ring.stage);
+    release_stage<Cluster, EveryLane>(memory, ring.stage);
     ring.advance();
   }
 }
@@ -66,14 +72,14 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       pin(total[0]);
       pin(total[1]);
       wgmma_wait<1>();
-      if (previous >= 0) release_stage<Cluster>(memory, previous);
+      if (previous >= 0) release_stage<Cluster, false>(memory, previous);
       previous = ring.stage;
       ring.advance();
     }
     wgmma_wait<0>();
     pin(total[0]);
     pin(total[1]);
-    release_stage<Cluster>(memory, previous);
+    release_stage<Cluster, false>(memory, previous);
   } else {
     // The two warpgroups take turns: one multiplies while the other adds its products, with the scales of their blocks, to `total`.
     float part[N / 2];
@@ -108,8 +114,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
         wgmma_commit();
         wgmma_wait<0>();
         pin(part);
-        if (Traits::kBlock && half == 1) __syncwarp();  // every lane has its scales before one releases the stage
-        if (half == 1) release_stage<Cluster>(memory, ring.stage);
+        if (half == 1) release_stage<Cluster, Traits::kBlock>(memory, ring.stage);  // every lane has read scales
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
           if constexpr (Traits::kBlock) {

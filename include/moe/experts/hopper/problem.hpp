@@ -30,9 +30,9 @@ constexpr char const* name(Scheme s) {
   return "?";
 }
 
-/// Most rows of one tile: sums of fp8 products, which the tensor cores add with some 14 bits, are promoted to float32 and need more
-/// registers.
-constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 128; }
+/// Most rows of one tile: what the registers hold. Sums of fp8 products, which the tensor cores add with some 14 bits, are promoted to
+/// float32 and need half as many again.
+constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 160; }
 template <Scheme S>
 inline constexpr int kMostRows = most_rows(S);
 
@@ -55,10 +55,10 @@ struct LayerShape {
 /// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
   int stages = 4;           ///< shared-memory ring stages of 128 bytes of K
-  int tile_rows = 128;      ///< most rows of one expert in one tile, a multiple of 8, at most 128; fp8: at most 80, fp8_block also 128
+  int tile_rows = 160;      ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
   int max_splits = 16;      ///< most parts that K is cut into where there are fewer tiles than multiprocessors
   int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
-  int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile
+  int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
   friend bool operator==(Tuning const&, Tuning const&) = default;

@@ -15,9 +15,8 @@ inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
 inline constexpr int kUnitBytes = 64;
 inline constexpr int kControlBytes = 32;
 
-/// Rows that go through a warpgroup's staging buffer at a time.
-template <Scheme S>
-inline constexpr int kPassRows = is_fp8(S) ? 32 : 64;
+/// Rows that go through a warpgroup's staging buffer at a time: of the largest tiles fewer, so that one more stage of the ring fits.
+constexpr int pass_rows(Scheme s, int max_rows) { return std::min(max_rows, is_fp8(s) ? 32 : max_rows > 128 ? 56 : 64); }
 
 /// Byte offsets in dynamic shared memory, from a 1024-byte aligned base.
 template <Scheme S, int Stages, int MaxRows>
@@ -27,7 +26,7 @@ struct SmemLayout {
   static constexpr int kScaleBytes = S == Scheme::fp8_block ? 1024 : 0;  ///< [MaxRows] row scales, then at 512 two weight scales
   static constexpr int kStageBytes = kWeightBytes + (kRowBytes + 1023) / 1024 * 1024 + kScaleBytes;
   static constexpr int kStaging = Stages * kStageBytes;  ///< rows of 128 bytes, one buffer per consumer warpgroup
-  static constexpr int kStagingRows = MaxRows < kPassRows<S> ? MaxRows : kPassRows<S>;
+  static constexpr int kStagingRows = pass_rows(S, MaxRows);
   static constexpr int kStagingBytes = kStagingRows * 128;
   static constexpr int kTargets = kStaging + 2 * kStagingBytes;  ///< per warpgroup: MaxRows target rows
   static constexpr int kWeights = kTargets + 2 * MaxRows * 4;    ///< per warpgroup: MaxRows router weights

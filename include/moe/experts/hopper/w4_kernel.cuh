@@ -87,11 +87,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   Ring<L::kStages> ring;
   Ring<kUnitSlots> slot;
   while (true) {
-    wait_parity(memory.unit_full(slot.stage), slot.parity);
-    Unit const unit = *memory.unit(slot.stage);
-    __syncwarp();
-    if (lane == 0) arrive(memory.unit_empty(slot.stage));
-    slot.advance();
+    Unit const unit = next_unit(memory, slot);
     if (unit.phase < 0) return;
     Span const span = span_of(p, unit);
     bool const first = unit.phase == 0;
@@ -133,10 +129,11 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   }
 }
 
+/// Every lane releases what it has read.
 template <class L>
 __device__ inline void release(Memory<L> const& memory, int stage) {
-  __syncwarp();  // orders what the other lanes read
-  if ((thread_index() & 31) == 0) arrive(memory.empty(stage));
+  arrive(memory.empty(stage));
+  __syncwarp();
 }
 
 /// Passes over a unit in which this warpgroup has no weight rows.
@@ -360,11 +357,11 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   if (threadIdx.x == 0) {
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
-      ptx::mbarrier_init(memory.empty(s), 4 * Groups);
+      ptx::mbarrier_init(memory.empty(s), 128 * Groups);
     }
     for (int s = 0; s < kUnitSlots; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), kGatherWarps + 4 * Groups);
+      ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + 128 * Groups);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     ptx::fence_proxy_async(ptx::space_shared);
@@ -392,11 +389,8 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
     Ring<Stages> ring;
     Ring<kUnitSlots> slot;
     while (true) {
-      wait_parity(memory.unit_full(slot.stage), slot.parity);
-      Unit const unit = *memory.unit(slot.stage);
+      Unit const unit = next_unit(memory, slot);
       __syncwarp();
-      if ((thread_index() & 31) == 0) arrive(memory.unit_empty(slot.stage));
-      slot.advance();
       if (unit.phase < 0) break;
       auto const run = [&]<int N>() {
         if constexpr (N <= MaxRows) consume_unit<S, L, MaxRows, N>(p, memory, ring, unit, group);
