@@ -87,6 +87,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
   RingState<kUnitSlots> slot;
   while (true) {
     Unit const unit = next_unit(memory, slot);
+    __syncwarp();
     if (unit.phase < 0) return;
 
     bool const first = unit.phase == 0;

@@ -62,7 +62,7 @@ struct alignas(16) Unit {
 };
 static_assert(sizeof(Unit) == 64);
 
-/// The next unit that the loading thread announces. Every reading thread releases the place it read.
+/// The next unit that the loading thread announces. Every reading thread releases the place it read; lanes may come back one by one.
 template <class Memory, class Slot>
 __device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
   wait_parity(memory.unit_full(slot.stage), slot.parity);

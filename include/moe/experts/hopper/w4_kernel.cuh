@@ -88,6 +88,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   Ring<kUnitSlots> slot;
   while (true) {
     Unit const unit = next_unit(memory, slot);
+    __syncwarp();
     if (unit.phase < 0) return;
     Span const span = span_of(p, unit);
     bool const first = unit.phase == 0;
