@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cuda/ptx>
 
 #include "moe/routing/permutation.hpp"
 #include "moe/routing/route.hpp"
@@ -76,9 +77,11 @@ __device__ inline unsigned remote_address(unsigned address, int rank) {
 /// Opens this block's barrier for so many bytes, by one thread.
 __device__ inline void expect_bytes([[maybe_unused]] unsigned long long* barrier, [[maybe_unused]] int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  auto* const word = reinterpret_cast<std::uint64_t*>(barrier);
+  cuda::ptx::mbarrier_init(word, 1);
+  cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, word,
+                                       static_cast<std::uint32_t>(bytes));
+  cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
 #endif
 }
 /// Says that this thread has started, and waits until all of the cluster have.
@@ -122,11 +125,11 @@ __device__ inline unsigned load_relaxed(unsigned const* p) {
 __device__ inline void store_relaxed(unsigned* p, unsigned v) { asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 /// Place of this block in its cluster, and of its cluster in the grid.
 __device__ inline int rank_in_cluster() {
-  int rank = 0;
 #if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(cuda::ptx::get_sreg_cluster_ctarank());
+#else
+  return 0;
 #endif
-  return rank;
 }
 __device__ inline int cluster_in_grid() {
   int cluster = static_cast<int>(blockIdx.x);

@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
     }
     return;
   }
-  int const rank = static_cast<int>(cluster_rank());
+  int const rank = static_cast<int>(ptx::get_sreg_cluster_ctarank());
   for (int i = lane; i < experts; i += 32) histogram[warp * experts + i] = 0;
   wait_for_dependencies();
 

@@ -118,7 +118,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
       if constexpr (Cluster > 1) {
         if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
           store_cluster(memory.number(drawn.stage), 1, number);
-          asm volatile("fence.acq_rel.cluster;" ::: "memory");
+          ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
           arrive_cluster(memory.number_full(drawn.stage), 1);
         }
       }
@@ -136,14 +136,14 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
           send_number(k);
         }
         wait_counter(ready, target);
-        fence_proxy_async_all();
+        ptx::fence_proxy_async();
         RingState<Stages> behind = begin;
         for (int i = 0; i < k; ++i) {
           load_rows(i, behind.stage);
           behind.advance();
         }
       } else {
-        fence_proxy_async_all();
+        ptx::fence_proxy_async();
       }
     }
     for (; k < unit.k_count; ++k) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   extern __shared__ char block_smem[];
   Shared<Layout, Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
-  int const rank = Cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&p.w13);
     prefetch_tensor_map(&p.w2);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
       ptx::mbarrier_init(memory.stored(s), 8);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     ptx::fence_proxy_async(ptx::space_shared);
   }
   launch_dependents();
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   wait_for_dependencies();
   if (threadIdx.x == 0) *memory.control() = *p.control;
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // as the next call's sort expects it
-  fence_proxy_async_all();                                       // x was quantised by ordinary stores
+  ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
   __syncthreads();
 
   if (warp >= kConsumerThreads / 32) {

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   extern __shared__ char layer_smem[];
   Shared<Layout, Stages> const memory{layer_smem + ((1024u - (smem_address(layer_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
-  int const rank = Cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&p.w13);
     prefetch_tensor_map(&p.w2);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + kConsumerThreads);
       ptx::mbarrier_init(memory.number_full(s), 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     ptx::fence_proxy_async(ptx::space_shared);
   }
   launch_dependents();

@@ -56,7 +56,7 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
       if constexpr (Cluster > 1) {
         if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
           store_cluster(memory.number(drawn.stage), 1, number);
-          asm volatile("fence.acq_rel.cluster;" ::: "memory");
+          ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
           arrive_cluster(memory.number_full(drawn.stage), 1);
         }
       }

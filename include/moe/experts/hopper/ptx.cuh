@@ -32,14 +32,9 @@ __device__ __noinline__ inline void stop_program() { __trap(); }
 /// program, not slowness: it traps, so that the host sees an error instead of a hang.
 __device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity) {
   if (ptx::mbarrier_try_wait_parity(barrier, parity)) return;
-  std::uint64_t start = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  std::uint64_t const start = ptx::get_sreg_globaltimer();
   for (std::uint32_t spin = 1; !ptx::mbarrier_try_wait_parity(barrier, parity); ++spin) {
-    if ((spin & 0xFFFu) == 0) {
-      std::uint64_t now = 0;
-      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-      if (now - start > 4'000'000'000ULL) stop_program();
-    }
+    if ((spin & 0xFFFu) == 0 && ptx::get_sreg_globaltimer() - start > 4'000'000'000ULL) stop_program();
   }
 }
 
@@ -73,19 +68,15 @@ __device__ inline int load_cluster(int const* local, std::uint32_t rank) {
 /// Waits for arrivals that may come from another CTA of the cluster, with their writes.
 __device__ inline void wait_parity_cluster(std::uint64_t* barrier, std::uint32_t parity) {
   wait_parity(barrier, parity);
-  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+  ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
 }
 
-/// Barrier over all threads of the cluster, in two halves.
+/// Barrier over all threads of the cluster, in two halves, each reached by whole warps (cuda::ptx has the form without .aligned).
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ inline std::uint32_t cluster_rank() {
-  std::uint32_t rank = 0;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
 
-/// The barrier receives one arrival of this thread once all its earlier cp.async copies have landed.
+/// The barrier receives one arrival of this thread once all its earlier cp.async copies have landed. (cuda::ptx of CUDA 13.0 names no state
+/// space here and passes an address of 32 bits.)
 __device__ inline void cp_async_arrive(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
@@ -163,7 +154,7 @@ __device__ inline void give_registers() {
 
 /// Orders this thread's accesses (and those it has observed) for the whole device; lighter than __threadfence(), which is sequentially
 /// consistent.
-__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ inline void fence_device() { ptx::fence(ptx::sem_acq_rel, ptx::scope_gpu); }
 
 __device__ inline int load_acquire(int const* p) {
   int value = 0;
@@ -183,9 +174,6 @@ __device__ inline void wait_counter(int const* counter, int target) {
     if (spin > 40'000'000u) stop_program();
   }
 }
-
-/// Orders ordinary accesses to any memory with those of the copy engine.
-__device__ inline void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 /// Transposing store of four (or two) 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrix_transposed_x4(std::uint32_t smem, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
 
   if (lane < kTokenDepth) ptx::mbarrier_init(&full[warp][lane], 1);
   if (thread == 0) ptx::mbarrier_init(&x_full, 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   if (worker == 0) {  // into L2: a hint, which may come too early for what the kernel before this one writes
     if (thread * 64 < hidden) prefetch_l2(static_cast<char const*>(p.x) + 128 * thread);
     if (thread == 0) prefetch_l2(p.ids);

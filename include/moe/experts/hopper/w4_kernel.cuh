@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + 128 * Groups);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     ptx::fence_proxy_async(ptx::space_shared);
   }
   launch_dependents();
