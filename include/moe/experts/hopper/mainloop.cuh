@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/mainloop.cuh: the consumer warpgroups' products. Operands are swapped: 128 weight rows per warpgroup are the M side of
-// wgmma and the N rows of activations are its N side, so a tile of few rows wastes at most seven of them, at any N from 8 to 128.
+// wgmma and the N rows of activations are its N side, N from 8 to 160: a tile of more than 64 wastes at most seven of them.
 #pragma once
 
 #include <cstdint>
