@@ -92,6 +92,19 @@ TEST_P(Hopper, TilesFilledToEveryWidth) {
   }
 }
 
+// Eight steps of K and several units a thread block: what racecheck must see is a ring that comes round.
+TEST_P(Hopper, RingsThatComeRound) {
+  constexpr LayerShape kDeep{8, 1024, 256, 2};
+  for (int rows : {8, 64, most_rows(GetParam()), kBlockRows}) {
+    for (int cluster : {1, 2}) {
+      Tuning tuning{};
+      tuning.tile_rows = rows;
+      tuning.cluster = cluster;
+      check(kDeep, 500, Pattern::random, &tuning);
+    }
+  }
+}
+
 TEST_P(Hopper, ModelShapes) {
   for (int tokens : {1, 64, 1000}) check(kQwen3_30b, tokens, Pattern::random);
   for (int tokens : {1, 3000}) check(kDeepseekRank, tokens, Pattern::random);
