@@ -49,7 +49,11 @@ void launch_blocks_tuned(LayerParams const& layer, int workers, int cluster, cud
   }
 }
 
-/// `t.cluster` is 2 only in tiles of kBlockRows, or in 16 bits of the most rows, and at most the launcher's max_cluster.
+/// Whether tiles of the scheme's most rows have a kernel for clusters of two.
+template <Scheme S, class Activation>
+inline constexpr bool kHasClusters = !is_fp8(S) && Activation::kFineTiles;
+
+/// `t.cluster` is 2 only in tiles of kBlockRows, or of the most rows with kHasClusters.
 template <Scheme S, class Activation, class Tiles>
 void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cudaStream_t stream) {
   constexpr int kStages = Tiles::large_stages(S);
@@ -61,7 +65,7 @@ void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cuda
     if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(p, workers, t.cluster, stream);
   } else if (t.cluster == 1) {
     launch_layer<S, kStages, kMostRows<S>, 1, Activation>(p, workers, stream);
-  } else if constexpr (!is_fp8(S) && Activation::kFineTiles) {
+  } else if constexpr (kHasClusters<S, Activation>) {
     launch_layer<S, kStages, kMostRows<S>, 2, Activation>(p, workers, stream);
   }
 }
@@ -73,7 +77,8 @@ namespace moe::hopper {
 template <Scheme S, class Activation, class Tiles>
 LayerLauncher layer_launcher() {
   static_assert(layer_smem_bytes<S, Tiles>() <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor");
-  return {&detail::launch_layer_tuned<S, Activation, Tiles>, Activation::kFineTiles ? 2 : 1, kHasBlockKernel<S, Activation>};
+  constexpr bool kClusters = detail::kHasClusters<S, Activation> || kHasBlockKernel<S, Activation>;
+  return {&detail::launch_layer_tuned<S, Activation, Tiles>, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
 }
 
 }  // namespace moe::hopper

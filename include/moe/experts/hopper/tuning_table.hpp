@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one NVIDIA H200. Plain
 // host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in clusters)
-// and microseconds of the whole layer. Clusters are chosen by runs of one candidate alone, sustained (docs/performance-hopper.md): in turns
-// with smaller tiles, which draw less power, the candidate that follows them looks up to 6 % faster than it stays.
+// and microseconds of the whole layer. Clusters and tiles of 96 rows are chosen by hand, from runs of one candidate alone, sustained
+// (docs/performance-hopper.md): in turns with smaller tiles, which draw less power, the candidate that follows them looks up to 6 % faster
+// than it stays.
 #pragma once
 
 #include <cstdint>
