@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ std::uint64_t loaded[kHighThroughputWarps];
+  __shared__ std::uint64_t places_known;
   __shared__ HighThroughputBlock state;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int const planners = high_throughput_planners(N, warps);
   if (tid == 0) {
     state = {};
+    barrier_init(&places_known, 32 * planners);
   }
   if (lane == 0) {
     barrier_init(&loaded[warp], 1);
@@ -97,6 +99,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   } else if (warp < planners) {
     high_throughput_places(a, state, shared, round, M, planners);
   }
+  if (warp < planners) {
+    barrier_arrive(&places_known);
+  }
 
   // The first token of a warp is fixed; if some block has more tokens than warps, the others go by ticket.
   HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
@@ -105,7 +110,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int t = t_first + warp;
   bool placed = a.cached || warp < planners || t >= t_last;
   if (placed) {
-    named_barrier(kPlacesKnown, 32 * warps);
+    barrier_wait(&places_known, 0);
     if (tid == 0 && shares) {
       tickets.open_range(t_first + warps);
     }
@@ -188,7 +193,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
         phase ^= 1;
       }
       if (!placed) {
-        named_barrier(kPlacesKnown, 32 * warps);
+        barrier_wait(&places_known, 0);
         placed = true;
         if (state.failed != 0 || state.overflown != 0) {
           break;

@@ -41,9 +41,7 @@ struct HighThroughputBlock {
   int overflown;  ///< some rank would receive more rows than it has room for: all blocks of all ranks find the same
 };
 
-// Numbers of named barriers.
-inline constexpr int kPlannersMeet = 1;  ///< warps that work out places
-inline constexpr int kPlacesKnown = 2;   ///< all warps
+inline constexpr int kPlannersMeet = 1;  ///< named barrier of the warps that work out places
 
 /// A gap that the alignment leaves in the own list. By a whole warp.
 __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int to) {

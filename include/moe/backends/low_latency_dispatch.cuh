@@ -75,7 +75,8 @@ template <bool kFp8, bool kPerRank>
 __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(LowLatencyDispatch const __grid_constant__ a) {
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int failed;
+  __shared__ int failed;    // before a row is sent: places are not known
+  __shared__ int unplaced;  // the same of the per-rank layout, whose rows do not wait for them
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const lane = tid % 32;
@@ -107,6 +108,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
   }
   if (tid == 0) {
     failed = 0;
+    unplaced = 0;
   }
   begin_dependent_kernel();
   std::uint32_t* const round_word = own<std::uint32_t>(w, a.send ? a.at.sent : a.at.received) + block;
@@ -174,17 +176,18 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
                       comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
       }
     }
-    // One lane per own choice: the rows of all lower ranks come first.
+    // One lane per own choice: the rows of all lower ranks come first. False if they could not be learned.
     auto add_bases = [&] {
+      bool known = true;
 #pragma unroll 1
       for (int i = lane; i < n_own; i += 32) {
         if (int const e = expert[i]; e >= 0) {
           int const base = a.masks ? me * a.max_tokens : sum_counts(w, own_counts + e, a.at.count_stride, 0, me, round, a.tag);
-          place[i] += base;
-          failed = base < 0 ? 1 : failed;
+          place[i] += max(base, 0);
+          known = known && base >= 0;
         }
       }
-      __syncwarp();
+      return __all_sync(0xffffffffU, known) != 0;
     };
     if (a.receive) {
       if (note_count_waits(w, own_counts + E, a.at.count_stride, round, a.tag)) {
@@ -261,7 +264,9 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
           __syncwarp();
         }
         if constexpr (!kPerRank) {
-          add_bases();
+          if (!add_bases() && lane == 0) {
+            failed = 1;
+          }
         }
         // A row's address per choice; in the per-rank layout it is that of the token, for the first choice of each rank.
 #pragma unroll 1
@@ -330,13 +335,17 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     // Small words, while the rows are on their way: the source of every row, the own places for combine, and in the per-rank layout what
     // the local reduction needs. A token that several blocks share is the matter of the block that has its first piece.
     if (tid < 32 && first < last && failed == 0) {
+      bool known = true;
       if constexpr (kPerRank) {
-        add_bases();
+        known = add_bases();
+        if (!known && lane == 0) {
+          unplaced = 1;
+        }
       }
       int const t_words = pieces.first_value(first) == 0 ? t_first : t_first + 1;
       std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.parity]);
 #pragma unroll 1
-      for (int i = (t_words - t_first) * K + lane; i < n_own && failed == 0; i += 32) {
+      for (int i = (t_words - t_first) * K + lane; known && i < n_own; i += 32) {
         int const dst = rank_of[i];
         sent_slots[flat_first + i] = dst < 0 ? -1 : place[i];
         if (dst >= 0 && ((masked >> dst) & 1U) == 0) {
@@ -347,7 +356,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       if constexpr (kPerRank) {
         // One record per (token, rank): the places of its choices there, then their weights.
 #pragma unroll 1
-        for (int t = t_words; t < t_last && failed == 0; ++t) {
+        for (int t = t_words; known && t < t_last; ++t) {
           int const c = (t - t_first) * K;
           std::uint32_t const weight = lane < K ? __float_as_uint(a.weights[t * K + lane]) : 0;
           int const my_rank = lane < K ? rank_of[c + lane] : -1;
@@ -372,7 +381,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
     __syncthreads();
-    if (tid < R && failed == 0 && ((masked >> tid) & 1U) == 0) {
+    if (tid < R && failed == 0 && unplaced == 0 && ((masked >> tid) & 1U) == 0) {
       if (a.refused != 0 && block == 0) {
         refuse(w, tid, round, a.refused);
       }

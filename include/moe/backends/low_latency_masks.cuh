@@ -12,9 +12,10 @@ namespace moe::detail {
 
 inline constexpr int kMaskThreads = 1024;
 
-/// Waits for the own word at `p`; past the deadline, or when another thread has seen it pass, rank `peer` is dead.
+/// Waits for the own word at `p`; past the deadline, or when another thread has seen it pass, rank `peer` is dead. `dead`: shared memory,
+/// in atomic accesses only while threads wait.
 static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std::uint32_t const* p, std::uint32_t round,
-                                                 comm::ExchangePhase phase, int peer, std::uint64_t start, int volatile* dead) {
+                                                 comm::ExchangePhase phase, int peer, std::uint64_t start, int* dead) {
   using namespace comm::detail;
   for (;;) {
     for (int i = 0; i < 64; ++i) {
@@ -22,7 +23,7 @@ static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std:
         return true;
       }
     }
-    if (*dead != 0) {
+    if (atomicOr(dead, 0) != 0) {
       return false;
     }
     std::uint32_t const aborted = load_relaxed(own<std::uint32_t>(w, comm::WindowControl::abort_word));
@@ -31,7 +32,7 @@ static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std:
       return false;
     }
     if (w.timeout_ns != 0 && now_ns() - start > w.timeout_ns) {
-      *dead = 1;
+      atomicExch(dead, 1);
       return false;
     }
   }
@@ -66,7 +67,7 @@ static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLa
   for (int i = tid; i < R * a.blocks; i += kMaskThreads) {
     int const from = i % R;
     int const b = i / R;
-    if (dead[from] == 0) {
+    if (atomicOr(&dead[from], 0) == 0) {
       bool const came = wait_or_mask(w, own<std::uint32_t>(w, a.at.arrive) + from * kMaxExchangeBlocks + b, round,
                                      comm::ExchangePhase::dispatch_rows, from, start, &dead[from]);
       if (b == 0 && w.statistics) {

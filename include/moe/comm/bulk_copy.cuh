@@ -22,7 +22,13 @@ __device__ inline void barrier_expect(std::uint64_t* bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
 #endif
 }
-/// Waits until the phase of parity `phase` is over. The bytes are this GPU's own request, so no deadline is needed.
+__device__ inline void barrier_arrive(std::uint64_t* bar) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+#endif
+}
+/// Waits until the phase of parity `phase` is over. Bytes are this GPU's own request, and what its own threads wait for before they arrive
+/// has a deadline, so none is needed here.
 __device__ inline void barrier_wait(std::uint64_t* bar, std::uint32_t phase) {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t done = 0;
