@@ -55,8 +55,8 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
   std::uint32_t const memory_at = smem_address(memory.stage(0));
   std::uint32_t row_at = memory_at + Layout::kRowScales +
                          static_cast<std::uint32_t>(4 * ((first_row & 3) + 64 * group + 16 * (thread >> 5) + ((thread & 31) >> 2)));
-  std::uint32_t base = descriptor_low(memory_at);
-  std::uint32_t a_offset = static_cast<std::uint32_t>(kWeightBytes / 16 + group * (8192 / 16));
+  std::uint32_t const base = descriptor_low(memory_at);
+  std::uint32_t const a_offset = uniform(static_cast<std::uint32_t>(kWeightBytes / 16 + group * (8192 / 16)));
   keep(row_at);
   float low = 0.0F;
   float high = 0.0F;
@@ -91,7 +91,7 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
   open_stage();
   for (int k = 0; k < k_count; ++k) {
     int const current = ring.stage;
-    std::uint32_t const b = base + static_cast<std::uint32_t>(current * (Layout::kStageBytes / 16));
+    std::uint32_t const b = uniform(base + static_cast<std::uint32_t>(current * (Layout::kStageBytes / 16)));
     std::uint32_t const a = b + a_offset;
     ring.advance();
     multiply(a, b);
