@@ -98,6 +98,10 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
       last = t.tile_rows;
     }
   }
+  // Tiles of at most 16 rows quantise x as they load it, at any hidden size; in larger ones each thread block would quantise all of it.
+  for (int tokens : {1, 8, 16}) EXPECT_TRUE(choose_tuning({256, 7168, 2048, 8}, Scheme::fp8_block, tokens).self_align);
+  for (int tokens : {17, 128}) EXPECT_FALSE(choose_tuning({32, 7168, 2048, 1}, Scheme::fp8_block, tokens).self_align);
+  for (bool quantises : {true, false}) EXPECT_EQ(choose_tuning({8, 512, 256, 1}, Scheme::fp8_block, 128, quantises).self_align, !quantises);
   std::ostringstream printed;
   printed << choose_tuning(shape, Scheme::bf16, 1);
   EXPECT_NE(printed.str().find("tile_rows 8"), std::string::npos) << printed.str();

@@ -243,7 +243,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.counters = self_align ? counters + detail::kStateHead : at<int>(workspace, w.counters);
   a.max_tiles = self_align ? kSelfAlignSlots : static_cast<int>(w.max_tiles);
   a.sorted_rows = at<SortedRow>(workspace, w.sorted_rows);
-  bool const prepares = quantises || blocks;  // the kernels read codes of x from the workspace
+  bool const prepares = quantises || blocks;  // the products read codes of x that this call makes or moves
   a.x = prepares ? call.x : nullptr;
   a.x_row_bytes = x_stride * x_bytes;
   a.given_scales = call.x_scales;

@@ -71,7 +71,7 @@ constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_t
   long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
   t.one_token = max_tokens == 1 && token_bytes <= one_token_bytes(scheme);
   t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
-                 (!quantises || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
+                 (!quantises || t.tile_rows <= kQuantizingRows || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
   return t;
 }
 constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens) {

@@ -30,7 +30,8 @@ struct AlignArgs {
   int* counters;   ///< ready counters [max_tiles], then split counters of phase 0 and 1
   int max_tiles;
   SortedRow* sorted_rows;
-  // fp8_block: CTAs past the first cluster quantise x meanwhile, or copy rows that are codes already into the sorted order.
+  // fp8_block: CTAs past the first cluster quantise x meanwhile, or copy rows that are codes already into the sorted order. Where the layer
+  // kernel plans for itself, it quantises x.
   void const* x;  ///< [M, H] bf16, or e4m3 with given_scales
   long long x_row_bytes;
   float const* given_scales;  ///< [M, H / 128], or null
@@ -66,8 +67,26 @@ __device__ inline std::uint32_t max_magnitudes(std::uint32_t a, std::uint32_t b)
   return *reinterpret_cast<std::uint32_t const*>(&m);
 }
 
-/// e4m3 codes with one scale per 1×128 group: scale = max(amax, 1e-10) / 448; codes from the correctly rounded quotient (values
-/// of few bits often lie midway between two codes). Eight lanes hold one group, each the chunks of eight numbers `lane` and `lane + 8`.
+/// e4m3 codes of a 1×128 group of bf16 numbers, of which eight neighbouring lanes have sixteen each, and the group's scale =
+/// max(amax, 1e-10) / 448; codes from the correctly rounded quotient (values of few bits often lie midway between two codes).
+__device__ inline float quantize_group(std::uint32_t const (&word)[8], std::uint32_t (&code)[4]) {
+  std::uint32_t most = max_magnitudes(word[0], word[1]);
+#pragma unroll
+  for (int i = 2; i < 8; ++i) most = max_magnitudes(most, word[i]);
+#pragma unroll
+  for (int offset = 1; offset < 8; offset *= 2) most = max_magnitudes(most, __shfl_xor_sync(0xFFFFFFFFu, most, offset));
+  float const amax = fmaxf(__uint_as_float(most << 16), __uint_as_float(most & 0xFFFF0000u));
+  float const scale = e4m3_scale(fmaxf(amax, 1e-10F));
+  float const inverse = 1.0F / scale;
+  auto const two = [&](std::uint32_t w) {
+    return pack_e4m3(quotient(__uint_as_float(w << 16), scale, inverse), quotient(__uint_as_float(w & 0xFFFF0000u), scale, inverse));
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) code[i] = two(word[2 * i]) | (two(word[2 * i + 1]) << 16);
+  return scale;
+}
+
+/// Codes and scales of all groups of x. Of a group each of eight lanes has the chunks of eight numbers `lane` and `lane + 8`.
 template <int Threads>
 __device__ inline void quantize_groups(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
@@ -115,30 +134,12 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
       long long const group = base + b * step;
       std::uint32_t const word[8] = {now.words[b][0].x, now.words[b][0].y, now.words[b][0].z, now.words[b][0].w,
                                      now.words[b][1].x, now.words[b][1].y, now.words[b][1].z, now.words[b][1].w};
-      std::uint32_t most = max_magnitudes(word[0], word[1]);
-#pragma unroll
-      for (int i = 2; i < 8; ++i) most = max_magnitudes(most, word[i]);
-#pragma unroll
-      for (int offset = 1; offset < 8; offset *= 2) most = max_magnitudes(most, __shfl_xor_sync(0xFFFFFFFFu, most, offset));
-      float const amax = fmaxf(__uint_as_float(most << 16), __uint_as_float(most & 0xFFFF0000u));
-      float const scale = fmaxf(amax, 1e-10F) / 448.0F;
-      float const inverse = 1.0F / scale;
-      uint2 codes[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        std::uint32_t code[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          std::uint32_t const w = word[4 * half + i];
-          code[i] =
-              pack_e4m3(quotient(__uint_as_float(w << 16), scale, inverse), quotient(__uint_as_float(w & 0xFFFF0000u), scale, inverse));
-        }
-        codes[half] = make_uint2(code[0] | (code[1] << 16), code[2] | (code[3] << 16));
-      }
+      std::uint32_t code[4];
+      float const scale = quantize_group(word, code);
       auto const store = [&](long long row, unsigned block, float* scale_to) {
         uint2* const to = reinterpret_cast<uint2*>(a.x_codes) + (row * blocks + block) * 16 + lane;
-        to[0] = codes[0];
-        to[8] = codes[1];
+        to[0] = make_uint2(code[0], code[1]);
+        to[8] = make_uint2(code[2], code[3]);
         if (lane == 0) *scale_to = scale;
       };
       if (a.positions == nullptr) {

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
       if (threadIdx.x == 0) *memory.control() = control;
     }
-    if constexpr (SchemeTraits<S>::kBlock) {
+    if constexpr (SchemeTraits<S>::kBlock && !kQuantizesRows<S, MaxRows>) {
       if (p.align.x != nullptr) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
     }
     ptx::fence_proxy_async(ptx::space_shared);

@@ -114,6 +114,11 @@ struct RingState {
       parity ^= 1u;
     }
   }
+  __device__ void advance(int steps) {
+    unsigned const to = static_cast<unsigned>(stage + steps);
+    stage = static_cast<int>(to % Stages);
+    parity ^= to / Stages & 1u;
+  }
 };
 
 /// Pointers into shared memory.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/layer_params.cuh"
+#include "moe/experts/hopper/quantizing_rows.cuh"
 
 namespace moe::hopper {
 
@@ -72,24 +73,31 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
 }
 
 /// Gathers rows: in phase 0 rows of x by token, in phase 1 rows of the intermediate, after all its columns are there. Eight lanes fetch
-/// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads.
+/// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads. Rows of x that are not codes yet go through quantize_rows.
 template <Scheme S, int Stages, int MaxRows, class Memory, class Params>
 __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp) {
   using Traits = SchemeTraits<S>;
   constexpr int kGroups = (MaxRows / 4 + kGatherWarps - 1) / kGatherWarps;  // of 4 rows, per warp
-  int const lane = thread_index() & 31;
-  int const first_row = 4 * gather_warp + (lane >> 3);
-  int const chunk = lane & 7;
-  // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
-  std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
-  std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
+  [[maybe_unused]] int own = gather_warp;
   while (true) {
     Unit const unit = next_unit(memory, slot);
     __syncwarp();
     if (unit.phase < 0) return;
+    if constexpr (kQuantizesRows<S, MaxRows>) {
+      if (unit.phase == 0 && p.self_align && p.align.x != nullptr) {
+        quantize_rows<Stages, MaxRows>(p, memory, unit, ring, own);
+        continue;
+      }
+    }
 
+    int const lane = thread_index() & 31;  // read here, so that nothing of this takes registers in quantize_rows
+    int const first_row = 4 * gather_warp + (lane >> 3);
+    int const chunk = lane & 7;
+    // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
+    std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
+    std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
     bool const first = unit.phase == 0;
     int const row_bytes = (first ? p.hidden : p.intermediate) * Traits::kElementBytes;
     long long const width = first ? p.x_row_bytes : row_bytes;

@@ -36,6 +36,9 @@ constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 160; }
 template <Scheme S>
 inline constexpr int kMostRows = most_rows(S);
 
+/// fp8_block: in tiles of at most so many rows a kernel that plans for itself quantises x as it loads it; in others every CTA quantises
+/// all of x first.
+inline constexpr int kQuantizingRows = 16;
 inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
 
 /// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is

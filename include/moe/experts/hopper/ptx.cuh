@@ -42,6 +42,11 @@ __device__ inline void arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
+/// Arrives `count` times at once.
+__device__ inline void arrive(std::uint64_t* barrier, std::uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
+}
+
 /// Arrives on the barrier of the CTA `rank` of this cluster (the same offset in that CTA's shared memory). It orders nothing beyond this
 /// CTA: a release at cluster scope is a memory barrier of about 2000 cycles, too dear for freeing a stage that was only read.
 __device__ inline void arrive_cluster(std::uint64_t* barrier, std::uint32_t rank) {
@@ -203,6 +208,13 @@ __device__ inline uint4 load_shared_16(std::uint32_t smem) {
   uint4 v{};
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem) : "memory");
   return v;
+}
+
+__device__ inline void store_shared(std::uint32_t smem, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(smem), "f"(value) : "memory");
+}
+__device__ inline void store_shared_8(std::uint32_t smem, std::uint32_t low, std::uint32_t high) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(smem), "r"(low), "r"(high) : "memory");
 }
 
 __device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
