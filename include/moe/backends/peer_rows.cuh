@@ -46,7 +46,7 @@ __device__ inline void end_round(comm::WindowView const& w, std::size_t rounds, 
 
 /// True on all threads of the block that comes last of all here; what the others wrote before is then visible to it, and to the system.
 __device__ inline bool is_last_block(std::uint32_t* arrived) {
-  __shared__ bool last;
+  bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
     comm::detail::fence_system();
@@ -56,8 +56,7 @@ __device__ inline bool is_last_block(std::uint32_t* arrived) {
       __threadfence();
     }
   }
-  __syncthreads();
-  return last;
+  return __syncthreads_or(last ? 1 : 0) != 0;
 }
 
 /// Meets the other warps of the quad.
