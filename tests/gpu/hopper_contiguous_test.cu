@@ -3,6 +3,9 @@
 // sm_90a
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <random>
 #include <tuple>
 
 #include "hopper_reference.cuh"
@@ -368,6 +371,43 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
                                      << max_splits << ", pattern " << static_cast<int>(c.pattern);
         }
       }
+    }
+  }
+}
+
+/// Whole tiles of 128 rows, tiles that fill more than half of one, and up to half, in one call. The rows behind the last expert's are no
+/// numbers.
+TEST(HopperBlocks, RowsBeyondWholeTiles) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  constexpr int kCounts[] = {1, 7, 128, 8, 9, 33, 0, 63, 64, 65, 127, 129, 136, 192, 193, 256, 257, 300, 400, 16, 17, 32, 48, 49, 384, 5};
+  constexpr int kExperts = static_cast<int>(std::size(kCounts));
+  std::vector<std::int32_t> slots(101, -1);
+  for (int e = 0; e < kExperts; ++e) slots.insert(slots.end(), static_cast<std::size_t>(kCounts[e]), e);
+  std::shuffle(slots.begin(), slots.end(), std::mt19937_64(5));
+  for (LayerShape shape :
+       {LayerShape{kExperts, 384, 128, 1}, {kExperts, 384, 384, 2}, {kExperts, 1152, 128, 2}, {kExperts, 1152, 640, 1}}) {
+    int const tokens = static_cast<int>(slots.size()) / shape.topk;
+    Problem const problem(shape, Scheme::fp8_block, tokens, Pattern::random, 41);
+    problem.ids.upload(slots);
+    ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
+    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+    std::vector<char> first;
+    for (int cluster : {1, 2}) {
+      Tuning tuning{};
+      tuning.tile_rows = kBlockRows;
+      tuning.cluster = cluster;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        workspace.fill_bytes(0xFF);
+        out.fill_bytes(0xFF);
+        layer.forward(problem.call(out.data()), tuning, workspace.data(), nullptr);
+        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        if (first.empty()) first = out.download();
+        EXPECT_TRUE(first == out.download()) << "H " << shape.hidden << " I " << shape.intermediate << " k " << shape.topk
+                                             << ", clusters of " << cluster << ", call " << repeat;
+      }
+      EXPECT_LT(compare(problem, out.data(), tokens).relative, tolerance(Scheme::fp8_block, tokens))
+          << "H " << shape.hidden << " I " << shape.intermediate << " k " << shape.topk << ", clusters of " << cluster;
     }
   }
 }

@@ -28,13 +28,16 @@ __device__ inline std::uint32_t smem_address(void const* p) { return static_cast
 /// grants that role (168 registers and spills, where with this call it uses 222).
 __device__ __noinline__ inline void stop_program() { __trap(); }
 
-/// Waits until the phase of `parity` of a shared-memory barrier is over. A wait of more than about four seconds is a fault in the
-/// program, not slowness: it traps, so that the host sees an error instead of a hang.
+/// Longest wait for a barrier in a kernel, nanoseconds: so long because `racecheck` slows kernels down to where four seconds pass.
+inline constexpr std::uint64_t kWaitLimit = 60'000'000'000ULL;
+
+/// Waits until the phase of `parity` of a shared-memory barrier is over. A wait beyond the limit is a fault in the program, not slowness:
+/// it traps, so that the host sees an error instead of a hang.
 __device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity) {
   if (ptx::mbarrier_try_wait_parity(barrier, parity)) return;
   std::uint64_t const start = ptx::get_sreg_globaltimer();
   for (std::uint32_t spin = 1; !ptx::mbarrier_try_wait_parity(barrier, parity); ++spin) {
-    if ((spin & 0xFFFu) == 0 && ptx::get_sreg_globaltimer() - start > 4'000'000'000ULL) stop_program();
+    if ((spin & 0xFFFu) == 0 && ptx::get_sreg_globaltimer() - start > kWaitLimit) stop_program();
   }
 }
 
