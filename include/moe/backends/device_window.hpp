@@ -3,6 +3,7 @@
 // are, how scales follow from values, failures that end a group and failures that do not.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -69,6 +70,33 @@ inline std::int32_t const* dense_ids(Rows<std::int32_t const> const& ids) {
     throw Error(ErrorCode::argument, text("topk_ids: row stride ", ids.stride(0), ", expected ", ids.extent(1)));
   }
   return ids.data_handle();
+}
+/// Rows that kernels and the copy engine take in units of 16 bytes. E_ARG.
+template <class View>
+void expect_units(char const* what, View const& rows) {
+  if (rows.extent(0) > 0 && reinterpret_cast<std::uintptr_t>(rows.data_handle()) % 16 != 0) {
+    throw Error(ErrorCode::argument, text(what, ": address ", rows.data_handle(), " is not a multiple of 16 bytes"));
+  }
+  auto const bytes = rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle()));
+  if (rows.extent(0) > 1 && bytes % 16 != 0) {
+    throw Error(ErrorCode::argument, text(what, ": row stride ", bytes, " bytes is not a multiple of 16"));
+  }
+}
+/// What the kernels want of a prepare's arguments besides what every exchange wants. E_ARG.
+template <class Routed>
+void expect_device_tokens(Routed const& in) {
+  dense_ids(in.topk_ids);
+  if (in.topk_weights.extent(0) > 1 && in.topk_weights.stride(0) != in.topk_weights.extent(1)) {
+    throw Error(ErrorCode::argument,
+                text("topk_weights: row stride ", in.topk_weights.stride(0), ", expected ", in.topk_weights.extent(1)));
+  }
+  expect_units("hidden", in.hidden);
+}
+/// The same of a finalize's output.
+template <class View>
+void expect_device_output(View const& out, std::int64_t rows, std::int64_t hidden) {
+  moe::detail::check_output(out, rows, hidden);
+  expect_units("output", out);
 }
 
 /// Throws what the kernels reported. What all ranks have seen alike is cleared, so that the group goes on. The stream must be idle.

@@ -102,7 +102,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     }
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-      dense_ids(in.topk_ids);
+      expect_device_tokens(in);
       if (from != nullptr && from->tokens.tokens != in.hidden.extent(0)) {
         throw Error(ErrorCode::argument, text("cached layout: ", in.hidden.extent(0), " rows, the layout is of ", from->tokens.tokens));
       }
@@ -119,6 +119,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     r.routing = routing;
     r.root = root;
     r.dispatched = true;
+    r.reduced = false;  // also if the dispatch before was abandoned
     r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
     r.tokens.x = in.hidden.data_handle();
     r.tokens.x_stride = in.hidden.stride(0);
@@ -152,7 +153,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   /// finalize() of one dispatch. E_STATE for a handle that is stale or was combined; E_ARG for `out`.
   void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
     Record& r = expect(ticket, "finalize");
-    moe::detail::check_output(out, r.tokens.tokens, shape_.hidden);
+    expect_device_output(out, r.tokens.tokens, shape_.hidden);
     auto const parity = static_cast<int>(ticket.generation & 1U);
     if constexpr (std::is_same_v<Partial, float>) {
       if (!r.reduced) {
@@ -197,6 +198,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     combine_nothing(static_cast<int>(last_.generation & 1U), r.routing, kPeer, stream);
     r.dispatched = false;
     order_.set_idle();
+    finish_refusal(stream);
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (an overflow, a
   /// rank that refused its arguments) is thrown once, and the group goes on.

@@ -142,7 +142,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   /// finalize() of one dispatch. E_STATE for a ticket that was not received or is stale; E_ARG for `out`.
   void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
     Record& r = expect(ticket, State::received, "finalize");
-    moe::detail::check_output(out, r.tokens.tokens, shape_.hidden);
+    expect_device_output(out, r.tokens.tokens, shape_.hidden);
     auto const& calls = slot_at(ticket.slot).calls;
     if (!writes_window()) {
       if constexpr (kRankMajor) {
@@ -172,6 +172,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     combine_nothing(s, parity(last_), kPeer, stream);
     record(last_).state = State::idle;
     order_.set_idle();
+    finish_refusals(last_.slot, stream);
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (a rank refused
   /// its arguments) is thrown once, and the group goes on.
@@ -332,7 +333,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
-      dense_ids(in.topk_ids);
+      expect_device_tokens(in);
     } catch (Error const& e) {
       refuse(slot, 1U + static_cast<std::uint32_t>(e.code()), stream);
       throw;

@@ -53,6 +53,7 @@ struct LowLatencyCollect {
 static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLatencyCollect const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
+  begin_dependent_kernel();
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const R = w.size;
@@ -125,6 +126,7 @@ struct LowLatencyMeet {
 static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet(LowLatencyMeet const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
+  begin_dependent_kernel();  // the outputs are there before peers are told so
   comm::WindowView const& w = a.window;
   int const r = static_cast<int>(threadIdx.x);
   std::uint32_t* const masked = own<std::uint32_t>(w, comm::WindowControl::masked);

@@ -160,7 +160,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   /// token that went nowhere.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
-    moe::detail::check_output(out, tokens_.tokens, shape_.hidden);
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
     if constexpr (std::is_same_v<Partial, float>) {
       calls_.round(partial_, runtime_max_, parity_, stream);
     }

@@ -71,6 +71,7 @@ moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf1
   comm::throw_if_over(*window.view().failure);
   try {
     moe::detail::check_routed_tokens(in, shape.hidden, shape.topk, max_tokens);
+    expect_device_tokens(in);
     return exchange_tokens(in);
   } catch (Error const& e) {
     refuse(comm::refusal_code(e.code()));

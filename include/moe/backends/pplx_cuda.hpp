@@ -181,7 +181,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order, in float32, one rounding.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
-    moe::detail::check_output(out, tokens_.tokens, shape_.hidden);
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
     begin_finalize(stream);
     calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream);
     order_.set_idle();
@@ -194,7 +194,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   }
   void finalize_receive(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     expect(Half::combine, "finalize_receive: called without finalize_send");
-    moe::detail::check_output(out, tokens_.tokens, shape_.hidden);
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
     calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream, false, true);
     half_ = Half::none;
     order_.set_idle();

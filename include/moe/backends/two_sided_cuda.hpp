@@ -189,7 +189,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
-    moe::detail::check_output(out, tokens_.tokens, shape_.hidden);
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
     if constexpr (std::is_same_v<Partial, float>) {
       calls_.round(partial_, parity_, stream);
     }
