@@ -76,6 +76,11 @@ TEST_P(Hopper, X5_OneExpertSomeAndAllMissing) {
 }
 
 TEST_P(Hopper, TilesOfEverySize) {
+  for (int rows : {24, 40, 56}) {  // of one expert, so that K would be cut, into parts of more columns than the tile has rows
+    Tuning tuning{};
+    tuning.tile_rows = rows;
+    check({1, 2048, 256, 1}, rows, Pattern::random, &tuning);
+  }
   for (int rows : {8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160}) {
     for (int cluster : {1, 2}) {
       Tuning tuning{};
@@ -422,6 +427,10 @@ TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   call = problem.call(memory.data());
   call.topk_ids = nullptr;
   EXPECT_THROW(layer.forward(call, memory.data(), nullptr), moe::Error);
+  Tuning odd{};
+  odd.tile_rows = 12;
+  EXPECT_THROW(layer.forward(problem.call(memory.data()), odd, memory.data(), nullptr), moe::Error);
+  EXPECT_THROW(layer.forward_batched(problem.x.data(), nullptr, 4, 4, memory.data(), memory.data(), nullptr), moe::Error);
   EXPECT_THROW(ContiguousLayer(LayerShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
 }
 

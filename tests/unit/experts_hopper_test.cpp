@@ -107,6 +107,15 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
   EXPECT_NE(printed.str().find("tile_rows 8"), std::string::npos) << printed.str();
 }
 
+TEST(HopperTiles, KIsCutInTilesOfWholeColumnCounts) {
+  for (int rows : {8, 16, 32, 64, 96}) EXPECT_TRUE(is_column_count(rows)) << rows;
+  for (int rows : {4, 12, 24, 40, 48, 56, 72, 80, 88}) EXPECT_FALSE(is_column_count(rows)) << rows;
+  for (int tokens : {1, 8, 64}) {  // what is chosen for few rows is cut
+    EXPECT_TRUE(is_column_count(choose_tuning({32, 7168, 2048, 1}, Scheme::bf16, tokens).tile_rows));
+    EXPECT_TRUE(is_column_count(choose_tuning({32, 7168, 2048, 1}, Scheme::fp8_block, tokens).tile_rows));
+  }
+}
+
 TEST(HopperTiles, TableIsInOrderAndEveryRowIsTaken) {
   for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block}) {
     std::int64_t rows = -1;

@@ -151,8 +151,10 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   p.arrived = counters + 3;
   p.passed = counters + 4;
   p.out = call.out;
-  auto const kernel = scheme == Scheme::bf16 ? token_kernel<Scheme::bf16> : token_kernel<Scheme::fp8_block>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.plan.bytes), "cudaFuncSetAttribute");
+  bool const fp8 = scheme == Scheme::fp8_block;
+  auto const kernel = fp8 ? token_kernel<Scheme::fp8_block> : token_kernel<Scheme::bf16>;
+  static detail::OncePerDevice once[2];
+  detail::allow_shared_memory(kernel, kTokenSharedMemory, once[fp8 ? 1 : 0]);
   detail::launch(kernel, workers, p.plan.warps * 32, p.plan.bytes, 1, stream, p);
   return true;
 }
@@ -176,11 +178,18 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
     }
   }
   if (call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", call.max_tokens, " is negative"));
+  if (tuning.tile_rows < 8 || tuning.tile_rows % 8 != 0) {
+    throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 of at least 8"));
+  }
   if (call.max_tokens == 0) return;
   std::int64_t const x_stride = call.x_stride == 0 ? shape.hidden : call.x_stride;
   int const x_bytes = fp8 && !quantises ? 1 : 2;
   int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
-  std::int64_t const x_scale_stride = call.x_scale_stride == 0 ? scale_cols : call.x_scale_stride;
+  std::int64_t const x_scale_stride = call.x_scale_stride == 0 || quantises ? scale_cols : call.x_scale_stride;
+  if (x_scale_stride < scale_cols) {
+    throw Error(ErrorCode::argument,
+                text("hopper experts: rows of x_scales are ", x_scale_stride, " apart, needed are at least ", scale_cols));
+  }
   if (x_stride < shape.hidden || x_stride * x_bytes % 16 != 0 || (quantises && (x_stride != shape.hidden || shape.hidden % 128 != 0))) {
     throw Error(ErrorCode::argument,
                 text("hopper experts: rows of x are ", x_stride, " elements apart, needed are at least ", shape.hidden,
@@ -205,10 +214,11 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   }
   int const step = fp8 ? 128 : 64;
   bool const clusters = blocks || (!fp8 && tuning.tile_rows == most_rows(scheme));
-  tuning.cluster = clusters ? std::min(tuning.cluster, launcher.max_cluster) : 1;
+  tuning.cluster = clusters ? std::min({tuning.cluster, launcher.max_cluster, workers}) : 1;
   int const cluster = tuning.cluster;
   bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
-                          tuning.tile_rows <= kSelfAlignRows && 2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
+                          tuning.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
+                          2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
   int const gate_features = activation.gated ? kGateFeatures : kOutputFeatures;
   UnitSpace space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
                   {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
@@ -233,7 +243,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.plan.row_step = blocks ? 64 : 8;
   a.plan.cluster = blocks ? 1 : cluster;
   a.plan.workers = workers / cluster;
-  a.plan.max_splits = tuning.tile_rows <= most_split_rows(scheme) && cluster == 1 ? tuning.max_splits : 1;
+  bool const cuts = tuning.tile_rows <= most_split_rows(scheme) && is_column_count(tuning.tile_rows) && cluster == 1;
+  a.plan.max_splits = cuts ? tuning.max_splits : 1;
   a.plan.max_units =
       static_cast<int>(std::min<long long>(Workspace::kMaxSplitUnits, Workspace::kPartialBytes / 4 / (256LL * tuning.tile_rows)));
   a.plan.space = space;
@@ -255,9 +266,8 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   a.sorted = counters + 2;
   a.scale_stride = static_cast<int>(scale_stride(w.slots));
   if (!self_align) {
-    static cudaError_t const align_ready =
-        cudaFuncSetAttribute(align_kernel<kAlignCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, align_smem_bytes(1024));
-    check_cuda(align_ready, "cudaFuncSetAttribute");
+    static detail::OncePerDevice once;
+    detail::allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
     long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
     // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
     int const most_clusters = std::max(1, workers / kAlignCluster - 1);
@@ -347,6 +357,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   call.gather = gather;
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
+  if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
   Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
   // A tile that is a row too small reads an expert's weights twice: room for what a random routing gives nearly every expert.
   double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));

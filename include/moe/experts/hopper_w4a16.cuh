@@ -147,6 +147,9 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   LayerShape rows_shape = shape;
   if (batched) rows_shape.topk = 1;
   W4Workspace const w = plan_w4_workspace(rows_shape, call.max_tokens);
+  if (w.slots >= std::int64_t{1} << 31) {
+    throw Error(ErrorCode::capacity, text("hopper_w4a16: ", w.slots, " slots, at most 2^31 - 1"));
+  }
   auto const at = [workspace](std::int64_t offset) { return static_cast<char*>(workspace) + offset; };
 
   w4::Params p{};
@@ -176,6 +179,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   a.topk = rows_shape.topk;
   a.num_experts = shape.num_experts;
   a.plan.tile_rows = tuning.tile_rows;
+  a.plan.row_step = 1;  // the kernels' numbers of columns lie too far apart to round to one of them
   a.plan.cluster = 1;
   a.plan.workers = workers;
   a.plan.max_splits = 1;  // the layer kernel splits by a rule of its own
@@ -189,9 +193,8 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   a.max_tiles = static_cast<int>(w.max_tiles);
   a.sorted_rows = reinterpret_cast<SortedRow*>(at(w.sorted_rows));
   a.hidden = shape.hidden;
-  static cudaError_t const align_ready =
-      cudaFuncSetAttribute(align_kernel<kAlignCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, align_smem_bytes(1024));
-  check_cuda(align_ready, "cudaFuncSetAttribute");
+  static hopper::detail::OncePerDevice once;
+  hopper::detail::allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
   hopper::detail::launch(align_kernel<kAlignCluster>, kAlignCluster, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster,
                          stream, a);
 
@@ -220,7 +223,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   p.inter = at(w.inter);
   p.split_counters = split_counters;
   p.workers = workers;
-  p.max_splits = tuning.tile_rows <= w4::kMostSplitRows ? tuning.max_splits : 1;
+  p.max_splits = tuning.tile_rows <= medium_rows(scheme) && is_column_count(tuning.tile_rows) ? tuning.max_splits : 1;
   p.rows_out = reduce ? static_cast<void*>(at(w.slot_rows)) : call.out;
   p.out = call.out;
   p.partials = reinterpret_cast<float*>(at(w.partials));
@@ -235,6 +238,9 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
 }
 
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const {
+  if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
+    throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
+  }
   state_->enqueue(call, nullptr, 0, tuning, workspace, stream);
 }
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
@@ -250,6 +256,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   call.gather = gather;
+  if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
   W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
   state_->enqueue(call, counts, capacity, tuning, workspace, stream);
 }

@@ -4,7 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "moe/core/error.hpp"
 
@@ -16,6 +18,30 @@ inline void check_cuda(cudaError_t status, char const* what) {
 }
 
 namespace detail {
+
+/// The devices on which something was done, for a static of each place that does it. Devices from 64 on are never noted.
+class OncePerDevice {
+ public:
+  /// Calls `act` unless it was called on the present device before; it throws if it fails.
+  template <class Act>
+  void operator()(Act act) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
+    if ((done_.load(std::memory_order_acquire) & bit) != 0) return;
+    act();
+    done_.fetch_or(bit, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<std::uint64_t> done_{0};
+};
+
+/// Lets a kernel take up to `bytes` of dynamic shared memory, on each device once; `once` is the kernel's own.
+template <class... Params>
+inline void allow_shared_memory(void (*kernel)(Params...), int bytes, OncePerDevice& once) {
+  once([&] { check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"); });
+}
 
 /// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the one before it in the stream.
 template <class... Params, class... Args>

@@ -17,8 +17,8 @@ template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
 inline void launch_layer(LayerParams const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = SmemLayout<S, Stages, MaxRows>::kBytes;
   auto* const kernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation>;
-  static cudaError_t const ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
-  check_cuda(ready, "cudaFuncSetAttribute");
+  static OncePerDevice once;
+  allow_shared_memory(kernel, kSmem, once);
   launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
@@ -26,8 +26,8 @@ template <int Cluster, class Activation>
 inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream) {
   constexpr int kSmem = BlockLayout<4>::kBytes;
   auto* const kernel = block_kernel<4, Cluster, Activation>;
-  static cudaError_t const ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmem);
-  check_cuda(ready, "cudaFuncSetAttribute");
+  static OncePerDevice once;
+  allow_shared_memory(kernel, kSmem, once);
   launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 

@@ -57,11 +57,11 @@ struct LayerShape {
 
 /// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
-  int stages = 4;           ///< shared-memory ring stages of 128 bytes of K
-  int tile_rows = 160;      ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
-  int max_splits = 16;      ///< most parts that K is cut into where there are fewer tiles than multiprocessors
-  int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
-  int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
+  int stages = 4;       ///< shared-memory ring stages of 128 bytes of K
+  int tile_rows = 160;  ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
+  int max_splits = 16;  ///< most parts that K is cut into where there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
+  int raster = 16;      ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
+  int cluster = 1;      ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
   friend bool operator==(Tuning const&, Tuning const&) = default;
@@ -70,6 +70,9 @@ struct Tuning {
                << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
   }
 };
+
+/// Whether every kernel has exactly so many columns, as tiles must have whose K is cut: the parts of their sums lie one behind the other.
+constexpr bool is_column_count(int tile_rows) { return tile_rows <= 16 ? tile_rows % 8 == 0 : tile_rows % 32 == 0; }
 
 /// What the layer does besides its two products.
 struct LayerOptions {

@@ -18,7 +18,8 @@ namespace moe::hopper {
 inline constexpr int kTokenWarps = 12;  ///< at most
 inline constexpr int kTokenDepth = 2;   ///< buffers of a warp
 inline constexpr int kTokenBuffer = 8192;
-inline constexpr int kTokenSlots = 32;  ///< most experts of the token
+inline constexpr int kTokenSharedMemory = kSharedMemoryLimit - 2048;  ///< dynamic, at most; the rest is for what the kernel declares
+inline constexpr int kTokenSlots = 32;                                ///< most experts of the token
 
 /// How both products are cut into tasks, one warp's work at a time: some rows of one expert, whole or, where they are long, four rows'
 /// parts. Index 0 is the first product, whose tasks have as many gate rows as up rows.
@@ -70,7 +71,7 @@ constexpr TokenPlan plan_token(LayerShape const& s, Scheme scheme, int workers) 
   p.scales_at = p.raw_at + (fp8 ? 2 * s.hidden : 0);
   p.parts_at = p.scales_at + (fp8 ? (vector / 128 * 4 + 15) / 16 * 16 : 0);
   p.buffers_at = (p.parts_at + parts + 127) / 128 * 128;
-  p.warps = std::clamp((kSharedMemoryLimit - 2048 - p.buffers_at) / (kTokenDepth * kTokenBuffer), 0, kTokenWarps);
+  p.warps = std::clamp((kTokenSharedMemory - p.buffers_at) / (kTokenDepth * kTokenBuffer), 0, kTokenWarps);
   p.bytes = p.buffers_at + p.warps * kTokenDepth * kTokenBuffer;
   bool const fits = p.row_bytes[0] % 128 == 0 && p.row_bytes[1] % 128 == 0 && products < 1LL << 29;
   if (!fits || p.warps < 6) p.warps = 0;  // with few buffers the layer kernel is faster
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
     first_unit = static_cast<int>(begin);
     units = static_cast<int>(end - begin);
     first_column = column_of(w, begin);
-    columns = column_of(w + 1, end) - first_column;
+    columns = max(0, column_of(w + 1, end) - first_column);  // of few columns roundings may cross
     groups = (columns + p.plan.rows[1] - 1) / p.plan.rows[1];
     per_group = __fdividef(1.0F, static_cast<float>(groups));
     tasks0 = units * p.plan.segments[0];

@@ -16,14 +16,14 @@ template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
 inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
   using L = Layout<S, Groups, Depth, Stages, MaxRows>;
   auto* const kernel = layer_kernel<S, Groups, Depth, Stages, MaxRows>;
-  static cudaError_t const ready = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
-  check_cuda(ready, "cudaFuncSetAttribute");
+  static hopper::detail::OncePerDevice once;
+  hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
   hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, p);
 }
 
 template <W4Scheme S>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
-  constexpr int kMedium = S == W4Scheme::mxfp4 ? 64 : 32;
+  constexpr int kMedium = medium_rows(S);
   if (p.tile_rows <= 16) {
     launch_layer<S, 4, 4, 4, 16>(p, workers, stream);
   } else if (p.tile_rows <= kMedium) {

@@ -146,10 +146,13 @@ constexpr W4Workspace plan_w4_workspace(LayerShape const& s, int max_tokens) {
   return w;
 }
 
+/// Rows of a tile that the middle one of the three kernels takes at most; the largest does not cut K.
+constexpr int medium_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 64 : 32; }
+
 /// Tile choices of the layer: rows of one expert in one tile, and the most parts of K.
 struct W4Tuning {
   int tile_rows = 16;   ///< 8 to most_rows(scheme), a multiple of 8
-  int max_splits = 16;  ///< used with tiles of at most 64 rows
+  int max_splits = 16;  ///< used with tiles of 8, 16, 32 and, in mxfp4, 64 rows
   int raster = 16;      ///< row tiles that are walked before the next weight tile
   friend bool operator==(W4Tuning const&, W4Tuning const&) = default;
 };
@@ -158,7 +161,7 @@ constexpr W4Tuning choose_w4_tuning(LayerShape const& shape, W4Scheme scheme, in
   W4Tuning t{};
   std::int64_t const slots = std::int64_t{max_tokens} * shape.topk;
   std::int64_t const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
-  int const medium = scheme == W4Scheme::mxfp4 ? 64 : 32;
+  int const medium = medium_rows(scheme);
   // gpt-oss-120b, mxfp4, 8 rows an expert: tiles of 16 take 547 us, of 64 614 us; kimi-k2, int4, 5 rows: 16 2732 us, 32 2928 us, 80 3962
   // us, 21 rows: 16 5257 us, 32 4174 us, 80 4316 us.
   t.tile_rows = rows <= 9 ? 16 : rows <= medium * 5 / 8 ? medium : most_rows(scheme);
