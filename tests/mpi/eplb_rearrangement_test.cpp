@@ -390,6 +390,20 @@ TEST(AsyncRearrangement, B14_ExceptionInAWorkerIsReportedInTheNextStepOnAllRanks
   }
 }
 
+// What the start of the thread throws is a failure like any other, and the other workers do not wait for this one.
+TEST(AsyncRearrangement, B14_ExceptionAtTheStartOfAWorker) {
+  Ranks ranks;
+  Moving m(ranks);
+  WeightMover<SlowMpi> mover(ranks.weights, m.weights.tensors(), kSlots);
+  AsyncRearrangement<SlowMpi> async(mover, {.on_thread_start = [fails = ranks.is_last()] {
+                                      if (fails) throw moe::Error(ErrorCode::config, "no such device");
+                                    }});
+  async.begin(m.maps, [next = m.next] { return next; });
+  moe::Error const e = failing_steps(ranks, m, async);
+  EXPECT_EQ(e.code(), ranks.is_last() ? ErrorCode::config : ErrorCode::peer) << e.what();
+  EXPECT_NE(e.message().find(ranks.is_last() ? "no such device" : text("rank ", ranks.last())), std::string::npos) << e.what();
+}
+
 // The other workers learn of the failure and fail themselves while the rank where it began is still telling them.
 TEST(AsyncRearrangement, B14_ReportsTheRankThatFailedThoughAPeerReportsFirst) {
   Ranks ranks;

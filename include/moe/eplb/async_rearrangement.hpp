@@ -47,7 +47,7 @@ class AsyncRearrangement {
     bool background = true;
     /// A step in which some rank is not ready starts a clock; if none is committed for so long, that is E_TIMEOUT. Milliseconds.
     std::int64_t timeout_ms = 60'000;
-    /// Called first on the worker's thread; device space: must select the device.
+    /// Called first on the worker's thread; device space: must select the device. What it throws is the worker's failure.
     std::function<void()> on_thread_start{};
   };
 
@@ -222,7 +222,6 @@ class AsyncRearrangement {
 
   /// The worker. It is cancelled only between layers, where all ranks' workers have moved the same ones: none waits for a peer that left.
   void run() {
-    if (params_.on_thread_start) params_.on_thread_start();
     for (;;) {
       advance();
       std::unique_lock lock(mutex_);
@@ -250,9 +249,11 @@ class AsyncRearrangement {
     if (!error_) error_ = std::move(error);
     stage_ = Stage::failed;
   }
+  /// Comes first in a worker.
   void make_plan() {
     std::exception_ptr failed;
     try {
+      if (params_.background && params_.on_thread_start) params_.on_thread_start();
       next_ = plan_();
       detail::check_rearrangement(mover_, current_, next_);
     } catch (...) {
