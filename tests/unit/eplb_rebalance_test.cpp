@@ -239,6 +239,11 @@ TEST(Maps, B19_InvalidMaps) {
   l2p(1, 4) = 7;
   expect_error(ErrorCode::argument, "does not list exactly its slots", [&] { moe::eplb::check_views(maps, l2p, maps.replica_count()); });
 
+  Table<std::int32_t> const two(std::vector<std::vector<std::int32_t>>{{0, 1}});
+  expect_error(ErrorCode::argument, "replica is [0, 0], physical_to_logical [1, 2]", [&] { ExpertMaps(two, Table<std::int32_t>{}, 2); });
+  expect_error(ErrorCode::argument, "replica is [1, 1], physical_to_logical [1, 2]",
+               [&] { ExpertMaps(two, Table<std::int32_t>(1, 1), 2); });
+
   std::vector<std::uint64_t> const hashes{maps.hash(), maps.hash(), make({0, 1, 2, 0}, 3).hash()};
   expect_error(ErrorCode::mismatch, "expert maps differ", [&] { moe::eplb::check_same_maps(hashes); });
   EXPECT_NO_THROW(moe::eplb::check_same_maps(std::vector<std::uint64_t>{maps.hash(), make({0, 1, 2, 1}, 3).hash()}));

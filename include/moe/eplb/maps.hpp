@@ -75,11 +75,16 @@ class ExpertMaps {
     }
   }
 
-  /// With a given replica index of every slot [layers, P]. E_ARG as above, or if the indices of an expert are not 0, 1, … each once.
+  /// With a given replica index of every slot [layers, P]. E_ARG as above, on another shape, or if the indices of an expert are not
+  /// 0, 1, … each once.
   ExpertMaps(Table<std::int32_t> physical_to_logical, Table<std::int32_t> const& replica, int num_logical,
              EmptySlots empty = EmptySlots::forbidden)
       : num_logical_(num_logical), physical_to_logical_(std::move(physical_to_logical)) {
     shape();
+    if (replica.rows() != num_layers() || replica.cols() != num_physical()) {
+      throw Error(ErrorCode::argument, text("replica is [", replica.rows(), ", ", replica.cols(), "], physical_to_logical [", num_layers(),
+                                            ", ", num_physical(), "]"));
+    }
     for (int layer = 0; layer < num_layers(); ++layer) {
       for (int slot = 0; slot < num_physical(); ++slot) {
         std::int32_t const e = checked(layer, slot, empty);
