@@ -311,6 +311,12 @@ TEST(Balancer, LoadsStayInTheWindowWhenTheMapChanges) {
   EXPECT_EQ(balancer.global_load(main, self)(0, 1), 3);
   balancer.replace(main, ExpertMaps::initial(1, 2, 1), 3);
   EXPECT_EQ(balancer.global_load(main, self)(0, 0), 0) << "another topology starts the window anew";
+  for (int num_ranks : {0, 2}) {
+    expect_error(ErrorCode::config, moe::text("P must be divisible by ep_size: P = 3, ep_size = ", num_ranks),
+                 [&] { balancer.replace(main, ExpertMaps::initial(2, 2, 1), num_ranks); });
+  }
+  EXPECT_EQ(balancer.maps(main), ExpertMaps::initial(1, 2, 1)) << "a refusal changes nothing";
+  EXPECT_EQ(balancer.load_pass(main).rows(), 1);
 }
 
 TEST(Balancer, BadOptions) {

@@ -68,9 +68,7 @@ class Balancer {
     for (Model const& known : models_) {
       if (known.name == model) throw Error(ErrorCode::config, text("model \"", model, "\" is registered already"));
     }
-    if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
-      throw Error(ErrorCode::config, text("P must be divisible by ep_size: P = ", maps.num_physical(), ", ep_size = ", num_ranks));
-    }
+    check_ranks(maps, num_ranks);
     Table<std::int32_t> pass(maps.num_layers(), maps.num_physical());
     LoadWindow window(options_.window, maps.num_layers(), maps.num_logical());
     models_.push_back({std::move(model), std::move(maps), std::move(pass), std::move(window), num_ranks});
@@ -96,9 +94,10 @@ class Balancer {
     if (!m.maps.same_shape(maps)) throw Error(ErrorCode::argument, text("new maps of \"", m.name, "\" have another shape"));
     m.maps.set_layer(layer, maps);
   }
-  /// New maps of another topology (a dead rank, scaling): the window starts anew.
+  /// New maps of another topology (a dead rank, scaling): the window starts anew. E_CONFIG on P % num_ranks != 0, with nothing changed.
   void replace(int model, ExpertMaps maps, int num_ranks) {
     Model& m = at(model);
+    check_ranks(maps, num_ranks);
     m.pass = Table<std::int32_t>(maps.num_layers(), maps.num_physical());
     m.window = LoadWindow(options_.window, maps.num_layers(), maps.num_logical());
     m.maps = std::move(maps);
@@ -164,6 +163,11 @@ class Balancer {
     return models_[static_cast<std::size_t>(model)];
   }
   Model& at(int model) { return const_cast<Model&>(std::as_const(*this).at(model)); }
+  static void check_ranks(ExpertMaps const& maps, int num_ranks) {
+    if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
+      throw Error(ErrorCode::config, text("P must be divisible by ep_size: P = ", maps.num_physical(), ", ep_size = ", num_ranks));
+    }
+  }
   static void clear(Table<std::int32_t>& table) { std::fill(table.flat().begin(), table.flat().end(), 0); }
 
   template <class Group>
