@@ -9,6 +9,7 @@
 #include <numeric>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/core/concepts.hpp"
 
 namespace {
@@ -58,6 +59,15 @@ TEST(Mpi, AllGatherVInPlaceAndNot) {
     }
     EXPECT_EQ(out.back(), 255) << "written past the end";
   }
+}
+
+// A message between INT_MAX and such a limit would be posted with a truncated count.
+TEST(Mpi, RefusesALimitThatDoesNotFitACount) {
+  for (std::int64_t large : {std::int64_t{-1}, std::int64_t{1} << 31U, std::int64_t{1} << 33U}) {
+    moe_test::expect_error(moe::ErrorCode::config, moe::text("large_message_bytes: ", large, " is out of range [0, 2147483647]"),
+                           [&] { Mpi(MPI_COMM_WORLD, {.large_message_bytes = large}); });
+  }
+  Mpi const most(MPI_COMM_WORLD, {.timeout_ms = 20'000, .large_message_bytes = (std::int64_t{1} << 31U) - 1});
 }
 
 // The same messages, whole and counted in blocks.

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -30,12 +31,18 @@ class Mpi {
   using Space = space::host;
   static constexpr char const* kName = "mpi";
   struct Params {
-    std::int64_t timeout_ms = 100'000;                          ///< of each collective; 0 waits for ever
-    std::int64_t large_message_bytes = std::int64_t{1} << 30U;  ///< longer messages are counted in blocks: MPI counts are int
+    std::int64_t timeout_ms = 100'000;  ///< of each collective; 0 waits for ever
+    /// Longer messages are counted in blocks, because MPI counts are int: at most 2^31 - 1.
+    std::int64_t large_message_bytes = std::int64_t{1} << 30U;
   };
 
-  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running.
+  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG on a size
+  /// of messages that does not fit a count.
   explicit Mpi(MPI_Comm parent, Params params) : params_(params) {
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+    if (params.large_message_bytes < 0 || params.large_message_bytes > kMost) {
+      throw Error(ErrorCode::config, text("mpi: large_message_bytes: ", params.large_message_bytes, " is out of range [0, ", kMost, "]"));
+    }
     int initialized = 0;
     int finalized = 0;
     MPI_Initialized(&initialized);
