@@ -273,6 +273,29 @@ TEST(CapacityRouting, OverflowTakesTheNextBestExpert) {
   EXPECT_EQ(expert_capacity(1.25, 10, 3, 7), 6);
 }
 
+TEST(CapacityRouting, GroupsCountByTheExpertsThatAreLeft) {
+  Capacity c;
+  c.config.num_experts = 4;
+  c.config.topk = 1;
+  c.config.scoring = moe::routing::Scoring::sigmoid;
+  c.config.num_expert_group = 2;
+  c.config.topk_group = 1;
+  c.config.group_score = moe::routing::GroupScore::top2_sum;
+  c.logits = {3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0};
+  c.run(1.0, 4);  // of one free expert each, the better group; the last expert serves the last row
+  EXPECT_EQ(c.ids, (Ids{0, 2, 1, 3}));
+  c.config.group_score = moe::routing::GroupScore::max;
+  c.run(1.0, 4);
+  EXPECT_EQ(c.ids, (Ids{0, 1, 2, 3}));
+
+  // While nothing is full, a group counts as in grouped top-k: with a disabled expert among its two best it is not kept.
+  std::vector<float> const bias{-moe::routing::detail::kInfinity, 0, 0, 0};
+  c.config.group_score = moe::routing::GroupScore::top2_sum;
+  c.config.correction_bias = bias.data();
+  c.run(4.0, 4);
+  EXPECT_EQ(c.ids, (Ids{2, 2, 2, 2}));
+}
+
 TEST(CapacityRouting, NeverExceedsTheCapacity) {
   Capacity c;
   c.config.num_experts = 16;

@@ -20,6 +20,24 @@ inline std::int64_t expert_capacity(double capacity_factor, std::int64_t num_row
   return static_cast<std::int64_t>(std::min(std::ceil(capacity_factor * slots / num_experts), slots));
 }
 
+namespace detail {
+/// How a group counts where experts are full: by those that are left, one alone by itself, none as -inf. room: places by expert.
+struct GroupScoreOfRoom {
+  GroupScore kind;
+  std::int64_t const* room;
+};
+MOE_HD inline float group_score(GroupScoreOfRoom of, float const* sel, int first, int size) {
+  float const score = group_score(of.kind, sel, first, size);
+  bool full = false;
+  for (int e = first; e < first + size; ++e) full = full || of.room[e] <= 0;
+  return full && score == -kInfinity ? group_score(GroupScore::max, sel, first, size) : score;
+}
+/// What route_row() reads for a row of balanced top-k.
+struct CapacityRow : RouterConfig {
+  GroupScoreOfRoom group_score{};
+};
+}  // namespace detail
+
 /// Balanced top-k (spec 01 §12), on the host. It changes results and depends on the batch, so it is never a default.
 class CapacityTopK {
  public:
@@ -42,9 +60,9 @@ class CapacityTopK {
   int num_logits() const { return p_.config.num_logits(); }
   int num_slots() const { return p_.config.num_slots(); }
 
-  /// Rows in ascending order, then columns: a slot takes its row's best remaining expert with room; if none has any, id -1. Weights are the
-  /// scores of the experts taken, renormalised if configured. A full
-  /// expert does not count for its group, zero experts are never full. Allocates the table of free places.
+  /// Rows in ascending order, then columns: a slot takes its row's best remaining expert with room in the groups that the row keeps; if
+  /// none has any, id -1. Weights are the scores of the experts taken, renormalised if configured. A full expert does not count for its
+  /// group, whose score is that of the best one or two left; zero experts are never full. Allocates the table of free places.
   template <class L>
   void select(RouteArgs<L> const& a) const {
     RouterConfig const& c = p_.config;
@@ -66,7 +84,7 @@ class CapacityTopK {
         float const bias = c.correction_bias == nullptr ? 0.0F : c.correction_bias[e];
         masked[static_cast<std::size_t>(e)] = room[static_cast<std::size_t>(e)] > 0 ? bias : -detail::kInfinity;
       }
-      RouterConfig row = c;
+      detail::CapacityRow row{c, {c.group_score, room.data()}};
       row.correction_bias = masked.data();
       bool disabled = true;
       for (int e = 0; e < n; ++e) {
