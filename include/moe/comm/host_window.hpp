@@ -212,7 +212,7 @@ class HostWindow {
     std::uint32_t seen = failed() ? leaving.load() : leaving.fetch_add(1) + 1;
     auto const start = Clock::now();
     bool give_up = failed();
-    for (int polls = 0; seen < all; ++polls) {  // kAbandoned is larger than any count
+    for (std::int64_t polls = 0; seen < all; ++polls) {  // kAbandoned is larger than any count
       if (give_up) {
         if (leaving.compare_exchange_strong(seen, seen | HostWindowControl::kAbandoned)) {
           return false;
@@ -237,7 +237,7 @@ class HostWindow {
   static constexpr int kYields = 2000;  // polls that only yield, before the wait sleeps between polls
   static constexpr unsigned kSleepMicroseconds = 50;
 
-  static void back_off(int polls) {
+  static void back_off(std::int64_t polls) {
     if (polls > kYields) {
       usleep(kSleepMicroseconds);
     } else if (polls > kSpins) {
@@ -265,7 +265,7 @@ class HostWindow {
       masked_[static_cast<std::size_t>(peer)] = true;
     };
     auto const start = Clock::now();
-    for (int polls = 0;; ++polls) {
+    for (std::int64_t polls = 0;; ++polls) {
       std::uint32_t const seen = observe();
       if (round_reached(seen, round)) {
         waited_[static_cast<std::size_t>(peer)] += elapsed(start);

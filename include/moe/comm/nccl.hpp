@@ -370,7 +370,7 @@ class Nccl {
     static constexpr int kSpins = 4000;
     std::chrono::milliseconds timeout_;
     Clock::time_point start_ = Clock::now();
-    int polls_ = 0;
+    std::int64_t polls_ = 0;
   };
 
   /// The part of abort() that an error waits for. What NCCL gives back takes seconds where several processes of a host do so at a time,

@@ -77,7 +77,7 @@ class Balancer {
 
   int num_models() const { return static_cast<int>(models_.size()); }
   /// Steps since the last rearrangement (starts at interval - interval / 4).
-  int step_count() const { return step_; }
+  std::int64_t step_count() const { return step_; }
   std::string const& model_name(int model) const { return at(model).name; }
   ExpertMaps const& maps(int model) const { return at(model).maps; }
   LoadWindow const& window(int model) const { return at(model).window; }
@@ -203,7 +203,7 @@ class Balancer {
   }
 
   BalancerOptions options_;
-  int step_;
+  std::int64_t step_;  // never starts anew under never_rearrange
   std::int64_t log_calls_ = 0;
   std::vector<Model> models_;
 };
