@@ -89,7 +89,7 @@ class Layer {
 
   /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer.
   Layer(Comm& comm, Weights const& weights, Params const& p)
-      : shape_(p.shape),
+      : shape_(layer_shape(p.shape)),
         max_tokens_(p.max_tokens_per_rank),
         router_(p.router),
         exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
@@ -174,6 +174,11 @@ class Layer {
   static constexpr bool kTakesRowCount = requires { requires Exchange::kTakesRowCount; };
   static constexpr bool kSkipsForeignIds = requires { requires Kernel::kSkipsForeignIds; };
 
+  /// A router whose weight belongs on the input makes the layer put it there, whatever the caller's shape says.
+  static LayerShape layer_shape(LayerShape shape) {
+    shape.weight_on_input = shape.weight_on_input || Router::kWeightOnInput;
+    return shape;
+  }
   static RowQuant row_quantization([[maybe_unused]] Quant const& quant) {
     if constexpr (std::is_same_v<RowQuant, Quant>) {
       return quant;

@@ -48,7 +48,7 @@ struct LayerShape {
   std::int64_t intermediate = 0;
   int num_experts = 0;
   int topk = 0;
-  /// The router weight multiplies the expert's input instead of its output (Llama-4).
+  /// The router weight multiplies the expert's input instead of its output (Llama-4). A router with kWeightOnInput sets it for its layer.
   bool weight_on_input = false;
 };
 
