@@ -56,7 +56,8 @@ struct LayerShape {
 template <LayerConfig Config>
 class Shape {
  public:
-  /// E_CONFIG if a dimension is missing, not positive, or contradicts the type; also if topk exceeds num_experts or kMaxTopK.
+  /// E_CONFIG if a dimension is missing, not positive, or contradicts the type; also if topk exceeds kMaxTopK. Whether there are topk
+  /// experts to choose is for the router to say: its zero experts count, too.
   explicit Shape(LayerShape const& s)
       : hidden_(resolve("hidden", Config::hidden, s.hidden)),
         intermediate_(resolve("intermediate", Config::intermediate, s.intermediate)),
