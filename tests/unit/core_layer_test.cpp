@@ -93,4 +93,24 @@ TYPED_TEST(LayerOn, Llama4PutsTheWeightOnTheInput) {
   for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-5) << i;
 }
 
+// Whatever a caller's function throws comes back as it is and leaves the layer as it was.
+TYPED_TEST(LayerOn, RoutingThatThrows) {
+  bool fail = true;
+  auto route = [&fail](auto const&, int, bool, Rows<std::int32_t> ids, Rows<float> weights) {
+    if (fail) throw std::runtime_error("no routing today");
+    for (std::int64_t t = 0; t < kRows; ++t) {
+      ids(t, 0) = static_cast<std::int32_t>(t % kExperts);
+      weights(t, 0) = 1.0F;
+    }
+  };
+  using Layer = LayerOf<routing::CustomRouter<decltype(route)>, TypeParam>;
+  Store const store(kExperts);
+  comm::Self<> self;
+  Layer layer(self, store.view(), params<Layer>({.num_experts = kExperts, .topk = 1, .function = route}));
+  Rows1 const hidden = values(kRows * kHidden, 3);
+  EXPECT_THROW(forward(layer, hidden, values(kRows * kExperts, 9)), std::runtime_error);
+  fail = false;
+  EXPECT_NE(forward(layer, hidden, values(kRows * kExperts, 9))[0], -1.0F);
+}
+
 }  // namespace
