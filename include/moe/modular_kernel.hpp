@@ -111,6 +111,7 @@ class Layer {
       throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
     }
     check_mapping(p.placement);
+    check_local_experts(weights, p.placement, comm.rank(), comm.size());
     arena_.seal();
   }
   Layer(Layer const&) = delete;
@@ -212,6 +213,18 @@ class Layer {
       throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
     }
   }
+  /// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read one for each of
+  /// the weights. Weights without a matrix are left to the experts; a placement of other ranks to the exchange.
+  static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks) {
+    if (weights.w13.rows == 0 || placement.ep_size() != num_ranks) return;
+    std::int64_t const held = weights.w13.codes.extent(0);
+    int const owned = placement.num_local(rank);
+    bool const batched = Backend::kFormat == ActivationFormat::batched;
+    if (held < owned || (batched && held > owned)) {
+      throw Error(ErrorCode::argument,
+                  text("expert weights: ", held, " experts, the placement gives rank ", rank, batched ? " exactly " : " ", owned));
+    }
+  }
   bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
   void check_mapping(ExpertPlacement const& placement) const {
     if (!maps()) {
@@ -220,6 +233,10 @@ class Layer {
           throw Error(ErrorCode::state,
                       text("EPLB enabled but logical_to_physical is not set: slot ", slot, " holds expert ", placement.logical(slot)));
         }
+      }
+      if (placement.num_physical() != shape_.num_experts()) {
+        throw Error(ErrorCode::config, text("placement: ", placement.num_physical(),
+                                            " physical experts, without a mapping expected num_experts ", shape_.num_experts()));
       }
       return;
     }

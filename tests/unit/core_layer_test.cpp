@@ -93,6 +93,22 @@ TYPED_TEST(LayerOn, Llama4PutsTheWeightOnTheInput) {
   for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-5) << i;
 }
 
+TYPED_TEST(LayerOn, WeightsAndPlacementMustCoverTheExperts) {
+  using Layer = LayerOf<routing::Llama4, TypeParam>;
+  comm::Self<> self;
+  auto const good = params<Layer>({.num_experts = kExperts});
+  Store const few(kExperts - 1);
+  expect_error(ErrorCode::argument, "expert weights: 3 experts, the placement gives rank 0 4", [&] { Layer l(self, few.view(), good); });
+  Store const more(kExperts + 1);
+  Layer(self, more.view(), good);
+  for (int physical : {2, 5}) {
+    auto p = good;
+    p.placement = ExpertPlacement(physical, 1);
+    expect_error(ErrorCode::config, text("placement: ", physical, " physical experts, without a mapping expected num_experts 4"),
+                 [&] { Layer l(self, more.view(), p); });
+  }
+}
+
 // Whatever a caller's function throws comes back as it is and leaves the layer as it was.
 TYPED_TEST(LayerOn, RoutingThatThrows) {
   bool fail = true;
