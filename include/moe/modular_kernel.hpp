@@ -8,6 +8,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/check.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/construction.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/route.hpp"
@@ -87,32 +88,19 @@ class Layer {
     routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
   };
 
-  /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer.
+  /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer. Throws
+  /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER.
   Layer(Comm& comm, Weights const& weights, Params const& p)
-      : shape_(layer_shape(p.shape)),
-        max_tokens_(p.max_tokens_per_rank),
-        router_(p.router),
-        exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
-        kernel_(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_),
-        ids_(arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots())),
-        weights_(arena_.template take<float>(max_tokens_ * router_.num_slots())),
+      : shape_(build(comm, [&] { return Shape<Config>(layer_shape(p.shape)); })),
+        router_(build(comm, [&] { return Router(p.router); })),
         mapping_(p.mapping),
         load_(p.load),
-        dispatched_(Space::kKind == SpaceKind::host || maps() ? arena_.template take<std::int32_t>(max_tokens_ * router_.topk()) : nullptr),
-        zero_weights_(Space::kKind == SpaceKind::cuda && maps() ? arena_.template take<float>(max_tokens_) : nullptr) {
-    if (router_.num_slots() != router_.topk()) {
-      throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
-                                               router_.num_slots(), "; run shared experts beside the layer"));
-    }
-    if (router_.topk() != shape_.topk()) {
-      throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
-    }
-    if (router_.num_experts() != shape_.num_experts()) {
-      throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
-    }
-    check_mapping(p.placement);
-    check_local_experts(weights, p.placement, comm.rank(), comm.size());
-    arena_.seal();
+        max_tokens_(agreed_max_tokens(comm, weights, p)),
+        exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
+        kernel_(
+            build(comm, [&] { return Kernel(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_); })) {
+    build(comm, [&] { take_memory(); });
+    agree_on_construction(comm);
   }
   Layer(Layer const&) = delete;
   Layer& operator=(Layer const&) = delete;
@@ -180,6 +168,23 @@ class Layer {
     shape.weight_on_input = shape.weight_on_input || Router::kWeightOnInput;
     return shape;
   }
+  /// Collective. T_max, once every rank has found its own arguments right.
+  std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
+    build(comm, [&] {
+      check_router();
+      check_mapping(p.placement);
+      check_local_experts(weights, p.placement, comm.rank(), comm.size());
+    });
+    agree_on_construction(comm);
+    return p.max_tokens_per_rank;
+  }
+  void take_memory() {
+    ids_ = arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots());
+    weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
+    if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * router_.topk());
+    if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
+    arena_.seal();
+  }
   static RowQuant row_quantization([[maybe_unused]] Quant const& quant) {
     if constexpr (std::is_same_v<RowQuant, Quant>) {
       return quant;
@@ -211,6 +216,18 @@ class Layer {
     check_rows("output", output.data_handle(), m, output.stride(0), output.extent(1));
     if (m > max_tokens_) {
       throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
+    }
+  }
+  void check_router() const {
+    if (router_.num_slots() != router_.topk()) {
+      throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
+                                               router_.num_slots(), "; run shared experts beside the layer"));
+    }
+    if (router_.topk() != shape_.topk()) {
+      throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
+    }
+    if (router_.num_experts() != shape_.num_experts()) {
+      throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
     }
   }
   /// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read one for each of
@@ -294,16 +311,16 @@ class Layer {
 
   Arena<Space> arena_;
   Shape<Config> shape_;
-  std::int64_t max_tokens_;
   Router router_;
-  Exchange exchange_;
-  Kernel kernel_;
-  std::int32_t* ids_;
-  float* weights_;
   routing::ExpertMapping mapping_;
   routing::LoadRecorder load_;
-  std::int32_t* dispatched_;  // [T_max, k]
-  float* zero_weights_;       // [T_max], the device's zero experts under a mapping
+  std::int64_t max_tokens_;
+  Exchange exchange_;
+  Kernel kernel_;
+  std::int32_t* ids_ = nullptr;         // [T_max, k + fused shared]
+  float* weights_ = nullptr;            // as ids_
+  std::int32_t* dispatched_ = nullptr;  // [T_max, k]; null: ids_ is dispatched
+  float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
   routing::RouteCounters counters_;
 };
