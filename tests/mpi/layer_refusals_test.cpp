@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/layer_refusals_test.cpp: one rank cannot build its layer, or cannot make its call: it says why, the others get E_PEER
+// tests/mpi/layer_refusals_test.cpp: one rank cannot build its layer or block, or cannot make its call: it says why, the others get E_PEER
 // at once, and what follows works.
 // moe-ranks: 1 2 3
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
 #include "../expect_error.hpp"
 #include "moe/backends/low_latency_host.hpp"
 #include "moe/routing/custom.hpp"
+#include "registry_blocks.hpp"
 #include "registry_layers.hpp"
 
 namespace {
 
 using namespace moe;
 using namespace moe_test;
-using quantization::None;
 
 using Naive = backends::Naive<comm::Mpi>;
 using Batched = backends::LowLatency<comm::MpiShared>;
@@ -98,6 +99,40 @@ TYPED_TEST(Refusals, RoutingThatThrows) {
   }
   fail = false;
   forward();
+}
+
+TYPED_TEST(Refusals, SizesOfABlock) {
+  using Block = models::Block<None, TypeParam, experts::OneDnn>;
+  std::vector<Source> const all = sources();
+  auto const source = std::find_if(all.begin(), all.end(), [](Source const& s) { return s.name.starts_with("mixtral"); });
+  ASSERT_NE(source, all.end());
+  io::TensorStore const store(source->weights);
+  io::LayerDescription const d = io::from_block_metadata(store.metadata(), store.label());
+  ExpertPlacement const placement(d.router.num_experts, this->mpi.size());
+  auto const mine = placement.local_to_physical(this->mpi.rank());
+  io::LoadOptions load;
+  load.experts = std::vector<int>(mine.begin(), mine.end());
+  auto weights = [&] { return io::LayerLoader::from_block(store, d).template load<float>(load); };
+  this->expect_refusal(ErrorCode::argument, "expert weights: ", [&] {
+    auto w = weights();
+    if (this->errs()) w.experts.pop_back();
+    Block block(this->mpi, std::move(w), placement, 4);
+  });
+
+  Block block(this->mpi, weights(), placement, 4);
+  auto const h = static_cast<std::size_t>(d.hidden);
+  std::vector<float> const x(6 * h, 0.1F);
+  std::vector<float> y(6 * h, -1.0F);
+  auto forward = [&](std::size_t in, std::size_t out) { block.forward(std::span(x).first(in), nullptr, std::span(y).first(out)); };
+  auto refuses = [&](ErrorCode code, std::string_view part, std::size_t in, std::size_t out) {
+    this->expect_refusal(code, part, [&] { this->errs() ? forward(in, out) : forward(2 * h, 2 * h); });
+    EXPECT_TRUE(!this->errs() || y[0] == -1.0F) << part;
+  };
+  refuses(ErrorCode::argument, text("hidden_states: ", 2 * h - 1, " values are not a multiple"), 2 * h - 1, 2 * h - 1);
+  refuses(ErrorCode::capacity, "hidden_states: 5 rows exceed max_tokens_per_rank 4", 5 * h, 5 * h);
+  refuses(ErrorCode::argument, text("output: ", h, " values, expected ", 2 * h), 2 * h, h);
+  forward(2 * h, 2 * h);
+  EXPECT_NE(y[0], -1.0F);
 }
 
 }  // namespace

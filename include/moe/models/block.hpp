@@ -25,29 +25,39 @@ class Block {
   using Config = RuntimeLayer<Act, Weight>;
   using Space = typename Experts::Space;
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
+  using Store = experts::WeightStore<Config, Quant, Space>;
   static constexpr bool kOnDevice = Space::kKind == SpaceKind::cuda;
   static constexpr bool kRounds = !std::is_same_v<Act, float>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
   Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
         std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
-      : frame_(std::move(weights), max_tokens_per_rank),
-        store_(static_cast<std::int64_t>(frame_.weights().experts.size()), d().expert_hidden(), d().intermediate, d().activation.gated(),
-               quant),
-        device_(frame_),
-        layer_(comm, filled_store(), layer_params(placement, quant, backend)),
-        routed_(static_cast<std::size_t>(max_tokens_per_rank * d().expert_hidden())) {}
+      : frame_(build(comm, [&] { return BlockFrame<Loaded>(std::move(weights), max_tokens_per_rank); })),
+        store_(build(comm, [&] { return empty_store(quant); })),
+        device_(build(comm, [&] { return DeviceArrays(frame_); })),
+        routed_(build(comm, [&] { return std::vector<float>(static_cast<std::size_t>(max_tokens_per_rank * d().expert_hidden())); })),
+        layer_(comm, build(comm, [&] { return filled_store(); }), build(comm, [&] { return layer_params(placement, quant, backend); })) {}
 
-  /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous.
+  /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. Throws before any work if an
+  /// argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
   template <class Probe = NoProbe>
   void forward(std::span<float const> hidden, std::int64_t const* token_ids, std::span<float> output, Probe&& probe = {}) {
-    std::int64_t const rows = static_cast<std::int64_t>(hidden.size()) / d().hidden;
-    probe.begin(Phase::route);
-    auto const in = frame_.enter(hidden);
-    probe.end(Phase::route);
-    ids_.resize(static_cast<std::size_t>(rows * d().router.topk));
-    topk_weights_.resize(ids_.size());
-    run_layer(in, token_ids, rows, probe);
+    std::int64_t rows = 0;
+    typename BlockFrame<Loaded>::LayerInput in;
+    ForwardOptions options;
+    try {
+      rows = checked_rows(hidden.size(), output.size());
+      probe.begin(Phase::route);
+      in = frame_.enter(hidden);
+      probe.end(Phase::route);
+      ids_.resize(static_cast<std::size_t>(rows * d().router.topk));
+      topk_weights_.resize(ids_.size());
+      options = bring(in, token_ids, rows);
+    } catch (...) {
+      layer_.exchange().abandon(Stream<Space>{});  // the other ranks wait in the layer
+      throw;
+    }
+    run_layer(in, options, rows, probe);
     frame_.leave(hidden, in, std::span(routed_).first(in.x.size()), ids_, topk_weights_, output);
   }
 
@@ -60,6 +70,29 @@ class Block {
  private:
   io::LayerDescription const& d() const { return frame_.description(); }
 
+  template <class Comm, class Make>
+  static auto build(Comm& comm, Make const& make) -> decltype(make()) {
+    return moe::detail::build(comm, make);
+  }
+  /// M. E_ARG, E_CAPACITY.
+  std::int64_t checked_rows(std::size_t hidden_size, std::size_t output_size) const {
+    auto const width = static_cast<std::size_t>(d().hidden);
+    if (hidden_size % width != 0) {
+      throw Error(ErrorCode::argument, text("hidden_states: ", hidden_size, " values are not a multiple of the width ", width));
+    }
+    auto const rows = static_cast<std::int64_t>(hidden_size / width);
+    if (rows > frame_.max_tokens()) {
+      throw Error(ErrorCode::capacity, text("hidden_states: ", rows, " rows exceed max_tokens_per_rank ", frame_.max_tokens()));
+    }
+    if (output_size != hidden_size) {
+      throw Error(ErrorCode::argument, text("output: ", output_size, " values, expected ", hidden_size));
+    }
+    return rows;
+  }
+  Store empty_store(Quant const& quant) const {
+    return Store(static_cast<std::int64_t>(frame_.weights().experts.size()), d().expert_hidden(), d().intermediate, d().activation.gated(),
+                 quant);
+  }
   /// Quantises this rank's experts into the store and drops the originals.
   WeightsOf<Config, Quant> filled_store() {
     io::HostLayerWeights<Loaded>& w = frame_.weights();
@@ -123,31 +156,19 @@ class Block {
     Buffer<std::int64_t, Space> tokens;
   };
 
-  /// in → routed_ and the routing, through the layer of either space.
-  template <class Probe>
-  void run_layer(typename BlockFrame<Loaded>::LayerInput const& in, std::int64_t const* token_ids, std::int64_t rows, Probe& probe) {
-    routing::RouterConfig const& r = d().router;
-    std::int64_t const width = d().expert_hidden();
+  /// The layer's input to where it reads it.
+  ForwardOptions bring(typename BlockFrame<Loaded>::LayerInput const& in, std::int64_t const* token_ids, std::int64_t rows) {
     ForwardOptions options;
     options.token_ids = token_ids;
     rounded_.assign(kRounds ? in.x.size() : 0, Act{});
     if constexpr (kRounds) std::transform(in.x.begin(), in.x.end(), rounded_.begin(), [](float v) { return from_float<Act>(v); });
     if constexpr (!kOnDevice) {
       static_assert(!kRounds, "a block in the host space has float32 activations");
-      options.shared_weights = make_rows(in.joint.data(), rows, r.num_joint_shared);
-      layer_.forward(make_rows(in.x.data(), rows, width), make_rows(in.logits.data(), rows, r.num_logits()),
-                     make_rows(routed_.data(), rows, width), options, HostStream{}, probe);
-      std::copy_n(layer_.topk_ids().data_handle(), ids_.size(), ids_.data());
-      std::copy_n(layer_.topk_weights().data_handle(), ids_.size(), topk_weights_.data());
+      options.shared_weights = make_rows(in.joint.data(), rows, d().router.num_joint_shared);
     } else {
       auto to_device = [](auto& buffer, auto const* from, std::size_t n) {
         if (n > 0) {
           Memory<Space>::copy_from_host(buffer.data(), from, n * sizeof(*from));
-        }
-      };
-      auto to_host = [](auto* to, auto const* from, std::size_t n) {
-        if (n > 0) {
-          Memory<Space>::copy_to_host(to, from, n * sizeof(*from));
         }
       };
       if constexpr (kRounds) {
@@ -160,9 +181,29 @@ class Block {
         to_device(device_.tokens, token_ids, static_cast<std::size_t>(rows));
         options.token_ids = device_.tokens.data();
       }
-      options.shared_weights = make_rows(device_.joint.data(), rows, r.num_joint_shared);
+      options.shared_weights = make_rows(device_.joint.data(), rows, d().router.num_joint_shared);
+    }
+    return options;
+  }
+
+  /// in → routed_ and the routing, through the layer of either space.
+  template <class Probe>
+  void run_layer(typename BlockFrame<Loaded>::LayerInput const& in, ForwardOptions const& options, std::int64_t rows, Probe& probe) {
+    std::int64_t const width = d().expert_hidden();
+    int const num_logits = d().router.num_logits();
+    if constexpr (!kOnDevice) {
+      layer_.forward(make_rows(in.x.data(), rows, width), make_rows(in.logits.data(), rows, num_logits),
+                     make_rows(routed_.data(), rows, width), options, HostStream{}, probe);
+      std::copy_n(layer_.topk_ids().data_handle(), ids_.size(), ids_.data());
+      std::copy_n(layer_.topk_weights().data_handle(), ids_.size(), topk_weights_.data());
+    } else {
+      auto to_host = [](auto* to, auto const* from, std::size_t n) {
+        if (n > 0) {
+          Memory<Space>::copy_to_host(to, from, n * sizeof(*from));
+        }
+      };
       layer_.forward(make_rows(static_cast<Act const*>(device_.x.data()), rows, width),
-                     make_rows(static_cast<float const*>(device_.logits.data()), rows, r.num_logits()),
+                     make_rows(static_cast<float const*>(device_.logits.data()), rows, num_logits),
                      make_rows(device_.y.data(), rows, width), options, Stream<Space>{}, probe);
       if constexpr (requires { layer_.exchange().wait(Stream<Space>{}); }) {
         layer_.exchange().wait(Stream<Space>{});  // a copy to the host would wait for a dead rank for ever
@@ -180,10 +221,10 @@ class Block {
   }
 
   BlockFrame<Loaded> frame_;
-  experts::WeightStore<Config, Quant, Space> store_;
+  Store store_;
   DeviceArrays device_;
-  Layer layer_;
   std::vector<float> routed_;
+  Layer layer_;
   std::vector<Act> rounded_;  // only where Act is not float
   std::vector<std::int32_t> ids_;
   std::vector<float> topk_weights_;
