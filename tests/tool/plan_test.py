@@ -69,6 +69,7 @@ def check_errors():
             ('{"weight": [[1, "two"]]}', "layer 0, entry 1 must be a number"),
             ('{"weight": ', "is not valid JSON"),
             ("{}", "holds no load"),
+            ("[" * 200000 + "]" * 200000, "nests deeper than 64 levels"),
         ):
             bad.write_text(contents)
             refused(1, part, "--load", bad, "--ranks", 1)

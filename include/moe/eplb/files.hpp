@@ -26,7 +26,12 @@ inline nlohmann::json read_json(std::filesystem::path const& path) {
   std::error_code ignored;
   std::ifstream in(path);
   if (!in || std::filesystem::is_directory(path, ignored)) throw Error(ErrorCode::argument, text("cannot read ", path.string()));
-  nlohmann::json parsed = nlohmann::json::parse(in, nullptr, false);
+  // Deep values would overflow the stack when they are copied.
+  auto const bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    if (depth > 64) throw Error(ErrorCode::argument, text(path.string(), " nests deeper than 64 levels"));
+    return true;
+  };
+  nlohmann::json parsed = nlohmann::json::parse(in, bounded, false);
   if (parsed.is_discarded()) throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON"));
   return parsed;
 }
