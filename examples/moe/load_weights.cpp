@@ -49,6 +49,17 @@ void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64
   }
 }
 
+/// The router gives a token outside the table no experts; a user means none such.
+void check_token_ids(Job const& job, std::int64_t vocabulary) {
+  for (std::size_t i = 0; i < job.token_ids.size(); ++i) {
+    if (job.token_ids[i] < 0 || job.token_ids[i] >= vocabulary) {
+      auto const row = job.first_row[static_cast<std::size_t>(job.comm->rank())] + static_cast<std::int64_t>(i);
+      throw moe::Error(moe::ErrorCode::argument, moe::text("tensor '", job.options.token_ids, "': token id ", job.token_ids[i], " of row ",
+                                                           row, " is out of range [0, ", vocabulary, ")"));
+    }
+  }
+}
+
 }  // namespace
 
 moe::io::HostLayerWeights<float> load_weights(Job const& job) {
@@ -60,6 +71,7 @@ moe::io::HostLayerWeights<float> load_weights(Job const& job) {
   auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
                                                 : moe::io::LayerLoader::from_block(*job.store, job.description);
   moe::io::HostLayerWeights<float> weights = loader.load<float>(load);
+  if (job.description.router.selection == moe::routing::Selection::hash_table) check_token_ids(job, weights.vocabulary);
   refuse_nan(moe::io::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
              job.first_row[static_cast<std::size_t>(job.comm->rank())]);
   return weights;

@@ -102,6 +102,16 @@ def run(folder, number, ranks):
     return None if error <= 5e-6 else f"layer {number} on {ranks} ranks: error {error}"
 
 
+def refused(folder, token, ranks):
+    """A token id outside the table of the layer that chooses by it."""
+    outside = folder / f"io{token}_{ranks}.st"
+    write(outside, {**io, "input_ids": ("I64", [TOKENS], raw("q", [*tokens[:5], token, *tokens[6:]]))})
+    done = moe("layer", "--checkpoint", folder, "--layer", 0, "--input", outside, "--tensor", "x", "--output",
+               folder / f"none{token}_{ranks}.safetensors", ranks=ranks)
+    wanted = f"token id {token} of row 5 is out of range [0, {VOCABULARY})"
+    return None if done.returncode == 1 and wanted in done.stderr else f"token {token} on {ranks} ranks: {done.returncode} {done.stderr}"
+
+
 with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary) / "v4"
     folder.mkdir()
@@ -120,6 +130,8 @@ with tempfile.TemporaryDirectory() as temporary:
     for number, w in enumerate(layers):
         io[f"y{number}"] = ("F32", [TOKENS, HIDDEN], raw("f", flat([block(w, row, token) for row, token in zip(x, tokens)])))
     write(folder / "io.st", io)
-    failures = [problem for problem in in_parallel([(run, folder, number, ranks) for number in (0, 1) for ranks in (0, 2)], 4) if problem]
+    jobs = [(run, folder, number, ranks) for number in (0, 1) for ranks in (0, 2)]
+    jobs += [(refused, folder, token, ranks) for token in (-1, VOCABULARY) for ranks in (0, 2)]
+    failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 sys.exit(1 if failures else 0)
