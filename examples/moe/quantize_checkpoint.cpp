@@ -16,8 +16,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <regex>
 #include <set>
+#include <string_view>
 
 #include "examples/moe/quantize.hpp"
 #include "examples/moe/quantize_layouts.hpp"
@@ -39,8 +39,24 @@ using moe::io::TensorInfo;
 
 /// The weight of one routed expert: "….experts.7.down_proj.weight", two dimensions, not yet quantised.
 bool is_expert_weight(TensorInfo const& t) {
-  static std::regex const pattern(R"(.*\.experts\.(expert_)?[0-9]+\.[A-Za-z0-9_]+\.weight)");
-  return t.shape.size() == 2 && std::regex_match(t.name, pattern);
+  constexpr std::string_view kWeight = ".weight", kDigits = "0123456789";
+  constexpr std::string_view kWord = "0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  std::string_view rest = t.name;
+  if (t.shape.size() != 2 || !rest.ends_with(kWeight)) return false;
+  rest.remove_suffix(kWeight.size());
+  // Cuts the part behind the last dot off.
+  auto const last_part = [&rest] {
+    std::size_t const dot = rest.rfind('.');
+    if (dot == std::string_view::npos) return std::string_view();
+    std::string_view const part = rest.substr(dot + 1);
+    rest = rest.substr(0, dot);
+    return part;
+  };
+  std::string_view const projection = last_part();
+  std::string_view number = last_part();
+  if (number.starts_with("expert_")) number.remove_prefix(7);
+  return rest.ends_with(".experts") && !number.empty() && number.find_first_not_of(kDigits) == std::string_view::npos &&
+         !projection.empty() && projection.find_first_not_of(kWord) == std::string_view::npos;
 }
 /// Fused expert weights, and whether they are the down projections. They end in ".weight" where they are modules.
 struct FusedName {
