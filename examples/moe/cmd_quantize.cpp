@@ -31,6 +31,9 @@ void add_quantize(CLI::App& app) {
     QuantizeOptions& options = line->options;
     using moe::quantization::MxRule;
     if (!line->mx_rule.empty()) {
+      if (!options.scheme.starts_with("mx")) {
+        throw CLI::ValidationError("--mx-rule", "only mxfp8 and mxfp4 take it, not " + options.scheme);
+      }
       options.mx_rule = line->mx_rule == "ceil" ? MxRule::ceil : line->mx_rule == "ocp" ? MxRule::ocp : MxRule::even;
     }
     if (std::filesystem::is_directory(options.input)) {

@@ -204,8 +204,8 @@ class FusedLayer {
 /// A checkpoint that is read, and what each of its expert tensors becomes.
 class Conversion {
  public:
-  Conversion(Source const& source, std::string const& scheme)
-      : store_(source.directory), config_(moe::io::HfConfig::from_file(source.directory)), scheme_{.name = scheme} {
+  Conversion(Source const& source, CheckpointScheme scheme)
+      : store_(source.directory), config_(moe::io::HfConfig::from_file(source.directory)), scheme_(std::move(scheme)) {
     for (auto const& name : source.shards) shards_.push_back(std::make_unique<SafetensorsFile>(source.directory / name));
     for (auto const& shard : shards_) {
       for (auto const& [name, t] : shard->tensors()) plan(*shard, t);
@@ -234,7 +234,7 @@ class Conversion {
                               file.read_elements(t, e * elements, elements, matrix.data());
                               return matrix;
                             }};
-    if (kind == Kind::blocks) return mxfp4_blocks(stack);
+    if (kind == Kind::blocks) return mxfp4_blocks(scheme_, stack);
     if (kind == Kind::stack) return quantized_stack(scheme_, stack);
     std::vector<NewTensor> out;
     for (SourceMatrix const& m : layer_of(t.name).modules(*name)) {
@@ -326,7 +326,7 @@ int quantize_checkpoint(QuantizeOptions const& options) {
   }
   auto config = nlohmann::ordered_json::parse(moe::io::read_json(source.directory / "config.json").dump());
   if (is_quantized(config)) throw Error(ErrorCode::argument, moe::text("'", source.directory.string(), "' is quantised already"));
-  Conversion conversion(source, options.scheme);
+  Conversion conversion(source, {.name = options.scheme, .mx_rule = options.mx_rule});
   config["quantization_config"] = conversion.quantization_config();
 
   NewDirectory directory(options.output);

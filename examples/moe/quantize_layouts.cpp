@@ -92,7 +92,9 @@ void fit_scheme(CheckpointScheme& scheme, std::int64_t cols, std::string const& 
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& s) {
   if (scheme.name == "int4_group128") return packed_int4(s, scheme.int4_group);
   std::int64_t const rows = s.rows, cols = s.cols;
-  auto const quantized = [name = scheme.name, s] { return quantize_matrices(name, {}, s.read(), 1, s.rows, s.cols); };
+  auto const quantized = [name = scheme.name, rule = scheme.mx_rule, s] {
+    return quantize_matrices(name, rule, s.read(), 1, s.rows, s.cols);
+  };
   if (scheme.name == "mxfp4") {
     return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
             {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
@@ -125,15 +127,15 @@ std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceSta
       {scales, FileDType::f32, shape, [=] { return each([](QuantizedTensor const& t) { return t.scale; }); }}};
 }
 
-std::vector<NewTensor> mxfp4_blocks(SourceStack const& s) {
+std::vector<NewTensor> mxfp4_blocks(CheckpointScheme const& scheme, SourceStack const& s) {
   std::int64_t const in = s.rows, out_rows = s.cols;
-  auto const each = [=](auto part) {
+  auto const each = [=, rule = scheme.mx_rule](auto part) {
     std::vector<std::byte> out;
     for (std::int64_t e = 0; e < s.count; ++e) {
       std::vector<float> const stored = s.read(e);
       std::vector<float> turned(stored.size());
       moe::io::detail::transpose(stored.data(), in, out_rows, turned.data());
-      append_bytes(out, part(quantize_matrices("mxfp4", {}, turned, 1, out_rows, in)));
+      append_bytes(out, part(quantize_matrices("mxfp4", rule, turned, 1, out_rows, in)));
     }
     return out;
   };

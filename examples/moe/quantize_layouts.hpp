@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "moe/io/element.hpp"
+#include "moe/quantization/scales.hpp"
 
 namespace moe_tool {
 
@@ -34,9 +36,10 @@ struct SourceStack {
   std::function<std::vector<float>(std::int64_t)> read;
 };
 
-/// What a scheme needs to know besides its name: one group size for all int4 weights of a checkpoint.
+/// What a scheme needs to know besides its name: the rule of the shared exponents, and one group size for all int4 weights of a checkpoint.
 struct CheckpointScheme {
   std::string name;
+  std::optional<moe::quantization::MxRule> mx_rule{};  ///< of mxfp4; nothing: its default
   std::int64_t int4_group = 128;
 };
 
@@ -49,7 +52,7 @@ std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMa
 /// one a row, or one a matrix.
 std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceStack const& source);
 /// gpt-oss: a fused tensor [E, in, out] becomes blocks U8 [E, out, in / 32, 16] and exponents U8 [E, out, in / 32].
-std::vector<NewTensor> mxfp4_blocks(SourceStack const& source);
+std::vector<NewTensor> mxfp4_blocks(CheckpointScheme const& scheme, SourceStack const& source);
 
 /// quantization_config of the new config.json, as inference servers read it. `blocks`: the experts are gpt-oss's mxfp4 blocks.
 nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool blocks, std::vector<std::string> const& unquantized);
