@@ -43,6 +43,9 @@ std::vector<std::string> checkpoint_schemes();
 QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<moe::quantization::MxRule> rule, std::vector<float> const& w,
                                   std::int64_t count, std::int64_t rows, std::int64_t cols);
 
+/// E_ARG naming `where`, the index in `shape` and the value, unless all elements are finite: no scheme can hold them.
+void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const& shape, std::string const& where);
+
 /// Writes q, scale, dq (and what the scheme has besides) of one tensor. Returns the exit code.
 int quantize_tensor_file(QuantizeOptions const& options);
 /// Writes a checkpoint whose routed experts are quantised, everything else as it was. Returns the exit code.

@@ -162,7 +162,11 @@ class FusedLayer {
     for (int e = 0; e < d.router.num_experts; ++e) {
       std::string const base = moe::text(root_, "experts.", e, '.');
       auto const matrix = [&](char const* name, std::int64_t rows, std::int64_t cols, auto part) {
-        out.push_back({base + name, rows, cols, [this, e, part] { return part(expert(e)); }});
+        out.push_back({base + name, rows, cols, [this, e, part, base, name, rows, cols] {
+                         auto weight = part(expert(e));
+                         require_finite(weight, {rows, cols}, moe::text("'", base, name, "' of the fused experts"));
+                         return weight;
+                       }});
       };
       if (tensor.down) {
         matrix(mixtral_names ? "w2" : "down_proj", h, i, [](Expert const& x) { return x.w2; });
@@ -223,7 +227,11 @@ class Conversion {
   /// The tensors that replace t, or nothing: it stays as it is.
   std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
     if (is_expert_weight(t)) {
-      return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] { return file.read<float>(t); }});
+      return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
+                                          auto matrix = file.read<float>(t);
+                                          require_finite(matrix, t.shape, file.where(t));
+                                          return matrix;
+                                        }});
     }
     auto const at = fused_.find(t.name);
     if (at == fused_.end()) return {};
@@ -232,6 +240,7 @@ class Conversion {
     SourceStack const stack{t.name, t.shape[0], t.shape[1], t.shape[2], [&file, &t, elements](std::int64_t e) {
                               std::vector<float> matrix(static_cast<std::size_t>(elements));
                               file.read_elements(t, e * elements, elements, matrix.data());
+                              require_finite(matrix, {t.shape[1], t.shape[2]}, moe::text(file.where(t), ", expert ", e));
                               return matrix;
                             }};
     if (kind == Kind::blocks) return mxfp4_blocks(scheme_, stack);

@@ -2,6 +2,7 @@
 // examples/moe/quantize_tensor.cpp: a tensor of a safetensors file through a scheme: codes, scales, dequantised values.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -141,12 +142,10 @@ std::map<std::string, Quantizer> quantizers(std::optional<MxRule> rule) {
 struct ErrorStatistics {
   double rms_relative = 0, max_absolute = 0;
 };
-/// Of the finite elements.
 ErrorStatistics statistics(std::vector<float> const& x, std::vector<float> const& dq) {
   double error = 0, norm = 0, largest = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     double const d = static_cast<double>(dq[i]) - x[i];
-    if (!std::isfinite(d)) continue;
     error += d * d;
     norm += static_cast<double>(x[i]) * x[i];
     largest = std::max(largest, std::abs(d));
@@ -172,6 +171,15 @@ QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<MxRul
   return out;
 }
 
+void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const& shape, std::string const& where) {
+  auto const bad = std::find_if(w.begin(), w.end(), [](float x) { return !std::isfinite(x); });
+  if (bad == w.end()) return;
+  std::int64_t rest = bad - w.begin();
+  std::string index;
+  for (std::size_t d = shape.size(); d-- > 0; rest /= shape[d]) index = moe::text(rest % shape[d], index.empty() ? "" : ", ", index);
+  throw Error(ErrorCode::argument, moe::text(where, ": element [", index, "] is ", *bad, ", expected a finite number"));
+}
+
 int quantize_tensor_file(QuantizeOptions const& options) {
   moe::io::SafetensorsFile const file(options.input);
   auto const& info = file.at(options.tensor);
@@ -186,7 +194,9 @@ int quantize_tensor_file(QuantizeOptions const& options) {
   std::int64_t const rows = shape.size() == 1 ? 1 : shape[shape.size() - 2];
   std::int64_t const count = shape.size() == 3 ? shape[0] : 1;
   auto const x = file.read<float>(info);
+  require_finite(x, shape, file.where(info));
   QuantizedTensor const t = quantize_matrices(options.scheme, options.mx_rule, x, count, rows, cols);
+  require_finite(t.dq, shape, moe::text(file.where(info), " dequantised from ", options.scheme));
 
   auto scale_shape = t.scale_shape;
   auto packed_shape = shape;

@@ -2,6 +2,7 @@
 # tests/tool/quantize_fused_test.py: `moe quantize` on checkpoints with fused experts of every orientation: the layouts that it writes,
 # decoded here, and `moe layer` on them beside the original.
 import json
+import math
 import pathlib
 import random
 import struct
@@ -210,6 +211,19 @@ def refusals(folder, all_families):
               done.stderr.count("\n") == 1, done.stderr)
     again = moe("quantize", "--scheme", "mxfp4", "--input", folder / "gpt_oss_mxfp4", "--output", folder / "refused", ranks=0)
     check(again.returncode == 1 and "is quantised already" in again.stderr, again.stderr)
+    ruled = moe("quantize", "--scheme", "mxfp4", "--mx-rule", "ceil", "--input", oss.folder, "--output", folder / "ruled", ranks=0)
+    name = f"{oss.prefix}{oss.up_name}_scales"
+    check(ruled.returncode == 0 and written(folder / "ruled")[name] != written(folder / "gpt_oss_mxfp4")[name], f"--mx-rule ceil: {ruled.stderr}")
+    # NaN in the first expert's gate row 0: a fused tensor in its own place, modules made of one, blocks
+    for family, scheme, where in ((oss, "mxfp4", "expert 0: element [0, 0] is nan"), (oss, "fp8_block128", "expert 0: element [0, 0] is nan"),
+                                  (next(f for f in all_families if f.name == "qwen3_vl"), "mxfp4", "experts.0.gate_proj' of the fused experts: element [0, 0] is nan")):
+        path = family.folder / "model-00001-of-00002.safetensors"
+        held, up = read(path)[0], family.prefix + family.up_name
+        numbers_ = values(held[up])
+        numbers_[0] = math.nan
+        write(path, {**held, up: (*held[up][:2], raw("f", numbers_))})
+        done = moe("quantize", "--scheme", scheme, "--input", family.folder, "--output", folder / "refused", ranks=0)
+        check(done.returncode == 1 and where in done.stderr, f"NaN in {family.name} as {scheme}: {done.returncode} {done.stderr}")
     check(not (folder / "refused").exists() and not list(folder.glob("*.partial-*")), "a refused conversion left something")
 
 

@@ -161,6 +161,11 @@ def checkpoints(folder: pathlib.Path) -> None:
                 dq = [value(b) * scales[i // cols if "channel" in scheme else 0] for i, b in enumerate(code[2])]
             error = math.sqrt(sum((a - b)**2 for a, b in zip(x, dq)) / sum(a * a for a in x))
             check(error < bound, f"{scheme}: {name} differs by {error}")
+    for rule, same in (("ocp", True), ("ceil", False)):
+        done = moe("--scheme", "mxfp4", "--mx-rule", rule, "--input", source, "--output", folder / rule)
+        check(done.returncode == 0, f"mxfp4 with {rule}: {done.stderr}")
+        equal = all(load(path) == load(folder / "mxfp4" / path.name) for path in (folder / rule).glob("model*.safetensors"))
+        check(equal == same, f"mxfp4: the default rule is ocp, written with {rule} it is {'the same' if equal else 'another file'}")
     again = moe("--scheme", "fp8_block128", "--input", folder / "fp8_block128", "--output", folder / "again")
     check(again.returncode == 1 and "quantised already" in again.stderr, again.stderr)
     exists = moe("--scheme", "fp8_block128", "--input", source, "--output", folder / "fp8_block128")
@@ -175,9 +180,48 @@ def e4m3(code: int) -> float:
     return sign * (fraction / 512 if exponent == 0 else (1 + fraction / 8) * 2.0**(exponent - 7))
 
 
+def save(path: pathlib.Path, tensors: dict[str, tuple[list[int], list[float]]]) -> None:
+    header, body = {}, b""
+    for name, (shape, numbers) in tensors.items():
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(body), len(body) + 4 * len(numbers)]}
+        body += struct.pack(f"<{len(numbers)}f", *numbers)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def unusual_checkpoints(folder: pathlib.Path) -> None:
+    source = folder / "unusual"
+    source.mkdir()
+    (source / "config.json").write_text((GOLDEN / "checkpoints" / "qwen3_moe_tiny" / "config.json").read_text())
+    expert, matrix = "model.layers.0.mlp.experts.1.up_proj.weight", ([4, 128], [.5] * 512)
+    # Which names are experts' is decided in one pass over them, however long they are.
+    long = {"a" * 58500: matrix, "b" * 58500 + ".experts.0.up_proj.weight": matrix}
+    others = {f"model.{name}.weight": matrix for name in ("experts.up_proj", "experts.x.up_proj", "experts.1.up-proj", "xperts.1.up_proj")}
+    save(source / "model.safetensors", {expert: matrix, **long, **others})
+    done = moe("--scheme", "fp8_block128", "--input", source, "--output", folder / "long")
+    check(done.returncode == 0, f"long names: {done.returncode} {done.stderr[:300]}")
+    if done.returncode == 0:
+        scaled = [name for name in load(folder / "long" / "model.safetensors") if name.endswith("_scale_inv")]
+        check(sorted(scaled) == sorted(name + "_scale_inv" for name in [expert, list(long)[1]]), f"other experts: {[n[-80:] for n in scaled]}")
+    for value in (math.nan, math.inf, -math.inf):
+        for scheme in ("fp8_block128", "fp8_per_channel", "int4_group128", "mxfp4", "nvfp4"):
+            save(source / "model.safetensors", {expert: (matrix[0], [*matrix[1][:131], value, *matrix[1][132:]])})
+            done = moe("--scheme", scheme, "--input", source, "--output", folder / "never")
+            check(done.returncode == 1 and expert in done.stderr and f"element [1, 3] is {value}, expected a finite number" in done.stderr,
+                  f"{value} as {scheme}: {done.returncode} {done.stderr}")
+            check(not list(folder.glob("never*")), f"{value} as {scheme}: a directory is left")
+
+
 def bad_input(folder: pathlib.Path) -> None:
     source, out = GOLDEN / "quant" / "nvfp4_seed2041.safetensors", folder / "bad.safetensors"
+    save(folder / "nan.safetensors", {"w": ([2, 2, 64], [1.0] * 200 + [math.nan] + [1.0] * 55), "v": ([64], [math.inf] + [1.0] * 63)})
     cases = [
+        *((1, "element [1, 1, 8] is nan, expected a finite number", ["--scheme", name, "--input", folder / "nan.safetensors", "--tensor", "w",
+                                                                     "--output", out]) for name in SCHEMES),
+        (1, "(F32 [64]): element [0] is inf", ["--scheme", "fp8_per_tensor", "--input", folder / "nan.safetensors", "--tensor", "v", "--output", out]),
+        (2, "only mxfp8 and mxfp4 take it, not nvfp4", ["--scheme", "nvfp4", "--mx-rule", "ocp", "--input", source, "--tensor", "w", "--output", out]),
+        (2, "only mxfp8 and mxfp4 take it, not fp8_block128", ["--scheme", "fp8_block128", "--mx-rule", "ocp", "--input",
+                                                               GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", folder / "x"]),
         *((2, name, ["--scheme", "fp9", "--input", source, "--tensor", "w", "--output", out]) for name in SCHEMES),
         (2, "--tensor", ["--scheme", "mxfp4", "--input", source, "--output", out]),
         (2, "one of fp8_block128", ["--scheme", "fp8_group128", "--input", GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", out]),
@@ -199,6 +243,7 @@ def bad_input(folder: pathlib.Path) -> None:
 with tempfile.TemporaryDirectory() as name:
     tensors(pathlib.Path(name))
     checkpoints(pathlib.Path(name))
+    unusual_checkpoints(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print(f"{failures} failures")
 sys.exit(1 if failures else 0)
