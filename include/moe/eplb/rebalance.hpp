@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <ranges>
 #include <span>
@@ -31,6 +32,8 @@ enum class Arithmetic : std::uint8_t {
   float32,  ///< what the published algorithm uses, ties in rounding included: the default
   float64,  ///< keeps loads above 2^24 apart
 };
+
+constexpr std::string_view name(Arithmetic arithmetic) { return arithmetic == Arithmetic::float32 ? "float32" : "float64"; }
 
 /// Which packing was used.
 enum class Policy : std::uint8_t { hierarchical, global };
@@ -183,15 +186,22 @@ inline std::pair<Topology, Policy> effective_topology(Topology topology, int num
 }
 
 /// load [layers, E] (tokens) → maps of P slots. A pure function of its arguments: equal on every rank and platform. Layers are
-/// independent. E_ARG: as effective_topology, or a load that is negative or not finite (names layer and expert).
+/// independent. E_ARG: as effective_topology, or a load that is negative, not finite or above the largest value of `arithmetic` / E, so
+/// that no sum overflows (names layer and expert).
 /// Source: the published hierarchical load balancing for expert parallelism (stable sort, lower index first among equals).
 inline ExpertMaps rebalance(Table<double> const& load, Topology const& requested, Arithmetic arithmetic = Arithmetic::float32) {
   Topology const topology = effective_topology(requested, load.cols()).first;
+  double const largest = arithmetic == Arithmetic::float32 ? double{std::numeric_limits<float>::max()} : std::numeric_limits<double>::max();
+  double const bound = largest / load.cols();
   for (int layer = 0; layer < load.rows(); ++layer) {
     for (int e = 0; e < load.cols(); ++e) {
       if (!std::isfinite(load(layer, e)) || load(layer, e) < 0) {
         throw Error(ErrorCode::argument,
                     text("load of expert ", e, " in layer ", layer, " must be finite and at least 0, is ", load(layer, e)));
+      }
+      if (load(layer, e) > bound) {
+        throw Error(ErrorCode::argument, text("load of expert ", e, " in layer ", layer, " must be at most ", bound, " (", name(arithmetic),
+                                              ", ", load.cols(), " experts), is ", load(layer, e)));
       }
     }
   }
