@@ -290,6 +290,30 @@ TEST(LayerWeights, M3_WrongShapeNamesBoth) {
              "shape [4, 6, 12], expected [4, 12, 6]");
 }
 
+TEST(LayerWeights, ShapesAreCheckedBeforeMemoryIsTaken) {
+  constexpr std::int64_t kAbsurd = std::int64_t{1} << 40;
+  LayerDescription d = description();
+  d.intermediate = kAbsurd;
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d); }), "shape [6, 12], expected [1099511627776, 12]");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d, {.tp_size = 2}); }),
+             "shape [6, 12], expected [1099511627776, 12]");
+  d = description();
+  d.hidden = kAbsurd;
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(per_expert(), d); }), "shape [4, 12], expected [4, 1099511627776]");
+  d = description();
+  d.intermediate = kAbsurd;
+  Tensors packed = per_expert();
+  packed.erase(kRoot + "experts.0.gate_proj.weight");
+  packed[kRoot + "experts.0.gate_proj.weight_packed"] = tensor({kI, kH / 2}, gate);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(packed, d); }), "shape [6, 6] is too small for a weight [1099511627776, 12]");
+  d = description();
+  d.shared = {.count = 1, .intermediate = kAbsurd};
+  Tensors t = per_expert();
+  for (char const* name : {"gate_proj", "up_proj"}) t[kRoot + "shared_experts." + name + ".weight"] = tensor({4, kH}, gate);
+  t[kRoot + "shared_experts.down_proj.weight"] = tensor({kH, 4}, down);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t, d); }), "shape [4, 12], expected [1099511627776, 12]");
+}
+
 TEST(LayerWeights, M3_ExtraExpert) {
   Tensors t = per_expert();
   t[kRoot + "experts.4.up_proj.weight"] = tensor({kI, kH}, up);

@@ -74,6 +74,19 @@ class ExpertReader {
 
   WeightLayout layout() const { return layout_; }
 
+  /// Throws as read() if the weights of expert e are missing or have another shape, without reading them: for callers that allocate.
+  void check_shapes(int e) const {
+    check(e);
+    if (layout_ != WeightLayout::per_expert) return;  // find_layout() checked all experts
+    std::int64_t const i = d_.intermediate, h = d_.expert_hidden();
+    auto const shard = [&](std::string_view which, std::int64_t n, std::int64_t k) {
+      if (!check_linear(store_, expert_base(e) + std::string(which), n, k)) fail_missing(e, which);
+    };
+    if (!names_.gate.empty()) shard(names_.gate, i, h);
+    shard(names_.up, i, h);
+    shard(names_.down, h, i);
+  }
+
   /// Expert e: w13 [w13_rows, H], w2 [H, I]. Throws E_ARG "missing expert weights: layer, expert, shard" naming what is absent.
   template <class T>
   void read(int e, T* w13, T* w2) const {

@@ -176,10 +176,11 @@ class LayerLoader {
 
   template <class T>
   std::vector<T> linear(std::string const& base, std::int64_t n, std::int64_t k) const {
-    std::vector<T> out(detail::at(n * k));
-    if (!read_linear(store_, base, n, k, d_.quantization, out.data())) {
+    if (!check_linear(store_, base, n, k)) {
       throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", base, ".weight' is missing in '", store_.label(), "'"));
     }
+    std::vector<T> out(detail::at(n * k));
+    read_linear(store_, base, n, k, d_.quantization, out.data());
     return out;
   }
   /// A vector of n elements; leading dimensions of 1 are dropped ([1, E] of ERNIE).
@@ -289,6 +290,7 @@ class LayerLoader {
     std::int64_t const h = d_.expert_hidden(), full = d_.intermediate, part = w.intermediate, rows = w.w13_rows();
     auto const count = static_cast<std::int64_t>(w.experts.size());
     bool const gated = d_.activation.gated(), whole = options.tp_size == 1;
+    for (int e : w.experts) reader.check_shapes(e);  // before memory is taken for what a configuration says
     w.w13.resize(detail::at(count * rows * h));
     w.w2.resize(detail::at(count * h * part));
     std::vector<T> full13, full2;
@@ -334,50 +336,81 @@ class LayerLoader {
     std::int64_t const full = d_.shared.intermediate / s.count;
     s.intermediate = full / options.tp_size;
     std::int64_t const rows = (gated ? 2 : 1) * s.intermediate, first = s.intermediate * options.tp_rank;
+    auto const require = [&](bool found, std::int64_t i) {
+      if (found) return;
+      throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
+                                                "shared_experts.*' in '", store_.label(), "')"));
+    };
+    require(check_shared(separate, full), 0);  // before memory is taken for what a configuration says
     s.w13.resize(detail::at(s.count * rows * h));
     s.w2.resize(detail::at(s.count * h * s.intermediate));
     std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
     for (std::int64_t i = 0; i < s.count; ++i) {
-      if (!read_shared(separate ? i : -1, full, full13.data(), full2.data())) {
-        throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
-                                                  "shared_experts.*' in '", store_.label(), "')"));
-      }
+      require(read_shared(separate ? i : -1, full, full13.data(), full2.data()), i);
       cut(full13, full2, h, full, s.intermediate, first, gated, s.w13.data() + i * rows * h, s.w2.data() + i * h * s.intermediate);
     }
     if (d_.shared.gate == SharedGate::sigmoid) s.gate = linear<float>(root_ + "shared_expert_gate", 1, h);
   }
-  /// One shared expert, whole: number `index` of stacked tensors [S, I_s, H], or the only one (-1). False if it is not in the file.
-  template <class T>
-  bool read_shared(std::int64_t index, std::int64_t width, T* w13, T* w2) const {
+  /// A weight [n, k] of a shared expert: which matrix it goes into, and at which row.
+  struct SharedPart {
+    std::string base;
+    std::int64_t n, k;
+    bool down;
+    std::int64_t row;
+  };
+  /// The weights of one shared expert of `width`, in the names that the file has; empty if it has none. `stacked`: all of them are
+  /// tensors [S, n, k].
+  std::vector<SharedPart> shared_parts(bool stacked, std::int64_t width) const {
     std::int64_t const h = d_.hidden;
     bool const gated = d_.shared.activation.gated();
     for (std::string const& base :
          {root_ + "shared_experts.", root_ + "shared_expert.", root_ + "shared_mlp.", layer_prefix_ + "shared_mlp."}) {
-      if (index >= 0) {
+      if (stacked) {
         if (!store_.contains(base + "gate_proj")) continue;
-        auto const block = [&](char const* which, std::int64_t n, std::int64_t k, T* out) {
-          StoredTensor const t = store_.at(base + which);
-          require_shape(t, {d_.shared.count, n, k});
-          t.file->read_elements(*t.info, index * n * k, n * k, out);
-        };
-        block("gate_proj", width, h, w13);
-        block("up_proj", width, h, w13 + width * h);
-        block("down_proj", h, width, w2);
-        return true;
+        return {
+            {base + "gate_proj", width, h, false, 0}, {base + "up_proj", width, h, false, width}, {base + "down_proj", h, width, true, 0}};
       }
       for (auto const& [up, down] : {std::pair{"gate_up_proj", "down_proj"}, std::pair{"input_linear", "output_linear"}}) {
         if (!gated || !has_linear(store_, base + up)) continue;
-        read_linear(store_, base + up, 2 * width, h, d_.quantization, w13);
-        return read_linear(store_, base + down, h, width, d_.quantization, w2);
+        return {{base + up, 2 * width, h, false, 0}, {base + down, h, width, true, 0}};
       }
       for (auto const& names : detail::kProjectionNames) {
         if (names.gate.empty() == gated || !has_linear(store_, base + std::string(names.up))) continue;
-        bool ok = !gated || read_linear(store_, base + std::string(names.gate), width, h, d_.quantization, w13);
-        ok = ok && read_linear(store_, base + std::string(names.up), width, h, d_.quantization, gated ? w13 + width * h : w13);
-        return ok && read_linear(store_, base + std::string(names.down), h, width, d_.quantization, w2);
+        std::vector<SharedPart> parts;
+        if (gated) parts.push_back({base + std::string(names.gate), width, h, false, 0});
+        parts.push_back({base + std::string(names.up), width, h, false, gated ? width : 0});
+        parts.push_back({base + std::string(names.down), h, width, true, 0});
+        return parts;
       }
     }
-    return false;
+    return {};
+  }
+  /// The shapes of all of them. False if one is not in the file.
+  bool check_shared(bool stacked, std::int64_t width) const {
+    std::vector<SharedPart> const parts = shared_parts(stacked, width);
+    for (SharedPart const& p : parts) {
+      if (stacked) {
+        require_shape(store_.at(p.base), {d_.shared.count, p.n, p.k});
+      } else if (!check_linear(store_, p.base, p.n, p.k)) {
+        return false;
+      }
+    }
+    return !parts.empty();
+  }
+  /// One shared expert, whole: number `index` of stacked tensors [S, I_s, H], or the only one (-1). False if it is not in the file.
+  template <class T>
+  bool read_shared(std::int64_t index, std::int64_t width, T* w13, T* w2) const {
+    std::vector<SharedPart> const parts = shared_parts(index >= 0, width);
+    for (SharedPart const& p : parts) {
+      T* const out = p.down ? w2 : w13 + p.row * p.k;
+      if (index >= 0) {
+        StoredTensor const t = store_.at(p.base);
+        t.file->read_elements(*t.info, index * p.n * p.k, p.n * p.k, out);
+      } else if (!read_linear(store_, p.base, p.n, p.k, d_.quantization, out)) {
+        return false;
+      }
+    }
+    return !parts.empty();
   }
 
   TensorStore const& store_;

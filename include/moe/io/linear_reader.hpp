@@ -31,6 +31,33 @@ inline bool has_linear(TensorStore const& store, std::string const& base) {
   return store.contains(base + ".weight") || store.contains(base + ".weight_packed") || store.contains(base + ".qweight");
 }
 
+namespace detail {
+/// True if the codes of `base.weight` are 4-bit floats, two a byte.
+inline bool has_packed_floats(TensorStore const& store, StoredTensor const& w, std::string const& base) {
+  return w.info->dtype == FileDType::u8 || (w.info->dtype == FileDType::i8 && store.contains(base + ".scale"));
+}
+}  // namespace detail
+
+/// Refuses a weight that cannot be [n, k], before memory for n * k elements is there. Returns false if the store has no such weight.
+/// E_ARG with both shapes. Packed codes are only checked for being far too few; read_linear() checks the rest.
+inline bool check_linear(TensorStore const& store, std::string const& base, std::int64_t n, std::int64_t k) {
+  auto w = store.find(base + ".weight");
+  if (w && !detail::has_packed_floats(store, *w, base)) {
+    require_shape(*w, {n, k});
+    return true;
+  }
+  if (!w) w = store.find(base + ".weight_packed");
+  if (!w) w = store.find(base + ".qweight");
+  if (!w) return false;
+  // At most 8 codes lie in a word. What is up to 8 times too small is left to read_linear(), which names what the packing needs.
+  constexpr std::int64_t kSlack = 8 * 8;
+  if (w->info->elements() < n * k / kSlack) {
+    throw Error(ErrorCode::argument,
+                one_line(w->where(), ": shape ", w->info->shape_text(), " is too small for a weight [", n, ", ", k, "]"));
+  }
+  return true;
+}
+
 /// Reads the linear weight `base` [n, k] into out[n * k]. Returns false if the store has no such weight. E_ARG with both shapes on a wrong
 /// shape and for a tensor that is missing beside it, E_CONFIG if `q` announces something else, E_UNSUPPORTED for another stored form.
 template <class T>
@@ -38,7 +65,7 @@ bool read_linear(TensorStore const& store, std::string const& base, std::int64_t
                  T* out) {
   if (auto const w = store.find(base + ".weight")) {
     FileDType const dtype = w->info->dtype;
-    if (dtype == FileDType::u8 || (dtype == FileDType::i8 && store.contains(base + ".scale"))) {
+    if (detail::has_packed_floats(store, *w, base)) {
       detail::read_packed_floats(store, *w, base, n, k, q, out);
       return true;
     }
