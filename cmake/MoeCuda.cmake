@@ -28,19 +28,7 @@ if(MOE_HAS_CUDA)
 endif()
 message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, CUDA space ${MOE_HAS_CUDA}")
 
-set(MOE_GENCODE_SM80 "-gencode=arch=compute_80,code=sm_80")
-set(MOE_GENCODE_SM90A "-gencode=arch=compute_90a,code=sm_90a")
-
-# moe_cuda_architectures(target HOPPER|ALL|OLDEST): which machine code the target's .cu files are compiled to.
-function(moe_cuda_architectures target which)
-  set(codes_HOPPER ${MOE_GENCODE_SM90A})
-  set(codes_ALL ${MOE_GENCODE_SM90A} ${MOE_GENCODE_SM80})
-  set(codes_OLDEST ${MOE_GENCODE_SM80})
-  set(codes ${codes_${which}})
-  foreach(code IN LISTS codes)
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>")
-  endforeach()
-endfunction()
+include(MoeCudaArchitectures)  # moe_cuda_architectures
 
 # What only has to compile is not optimised, which takes a third of the time. (ptxas then says that wgmma would be slow: it never runs.)
 if(NOT MOE_RUN_CUDA AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")

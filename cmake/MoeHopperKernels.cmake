@@ -32,5 +32,5 @@ template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Sch
   list(REMOVE_DUPLICATES sources)
   add_library(${name} STATIC ${sources})
   target_link_libraries(${name} PUBLIC moe::cuda)
-  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a>")
+  moe_cuda_architectures(${name} HOPPER)
 endfunction()

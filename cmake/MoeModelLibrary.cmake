@@ -5,8 +5,8 @@
 #                         [LOGITS <type>...])
 #
 # compiles moe::ModularKernel<each composition> and its forward() for router logits of each type (default float), one translation unit
-# a composition, a .cu with CUDA. It also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link
-# <name> and include <name>.hpp.
+# a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It also writes
+# <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp.
 function(moe_add_model_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;COMPOSITIONS;LOGITS")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
@@ -50,7 +50,10 @@ function(moe_add_model_library name)
   target_include_directories(${name} PUBLIC ${folder}/include)
   if(arg_CUDA)
     target_link_libraries(${name} PUBLIC moe::cuda)
-    if(COMMAND moe_cuda_architectures)
+    # A project's own architectures stay, unless one is older than sm_80, as CMake's default is: the kernels are for sm_80 and later.
+    set(too_old ${CMAKE_CUDA_ARCHITECTURES})
+    list(FILTER too_old INCLUDE REGEX "^[1-7][0-9](-|$)")
+    if(too_old OR NOT CMAKE_CUDA_ARCHITECTURES)
       moe_cuda_architectures(${name} ALL)
     endif()
   else()

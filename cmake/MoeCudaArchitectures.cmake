@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeCudaArchitectures.cmake: which machine code this library's kernels are compiled to; here, and where the package is used.
+
+# moe_cuda_architectures(target HOPPER|ALL|OLDEST): the target's .cu files are compiled for sm_90a, for sm_90a and sm_80, or for sm_80, and
+# for nothing beside them: CMake's own default is older than the kernels.
+function(moe_cuda_architectures target which)
+  set(sm80 "-gencode=arch=compute_80,code=sm_80")
+  set(sm90a "-gencode=arch=compute_90a,code=sm_90a")
+  set(codes_HOPPER ${sm90a})
+  set(codes_ALL ${sm90a} ${sm80})
+  set(codes_OLDEST ${sm80})
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF)
+  foreach(code IN LISTS codes_${which})
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>")
+  endforeach()
+endfunction()
