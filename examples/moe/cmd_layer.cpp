@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -70,6 +71,15 @@ void report_error(char const* what) {
   }
   if (started_here) {
     MPI_Finalize();
+  }
+}
+
+void require_one_rank(char const* command) {
+  for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {  // Open MPI's mpirun, and the others'
+    char const* const ranks = std::getenv(variable);
+    if (ranks != nullptr && std::strtol(ranks, nullptr, 10) > 1) {
+      throw CLI::ValidationError(command, moe::text("runs on 1 rank, and ", variable, " is ", ranks, "; start it without mpirun"));
+    }
   }
 }
 

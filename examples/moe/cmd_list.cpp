@@ -95,6 +95,7 @@ void add_list(CLI::App& app) {
       ->required()
       ->check(CLI::IsMember({"routers", "quantizations", "backends", "experts", "models", "compositions"}));
   list->callback([what] {
+    require_one_rank("list");
     if (*what == "routers") {
       print_names(registry::routers);
     }

@@ -215,6 +215,7 @@ void add_plan(CLI::App& app) {
   plan->add_flag("--spread", options->spread, "Put copies of one expert on different ranks where an exchange allows it");
   plan->add_flag("--json", options->json, "Print one JSON object instead of the picture");
   plan->callback([options] {
+    require_one_rank("plan");
     Plan const made = make_plan(*options);
     if (options->json) {
       fmt::print("{}\n", to_json(made).dump());

@@ -28,6 +28,7 @@ void add_quantize(CLI::App& app) {
       ->check(CLI::IsMember({"ceil", "ocp", "even"}));
   command->add_flag("--json", line->options.json, "print the report as one JSON object");
   command->callback([line] {
+    require_one_rank("quantize");
     QuantizeOptions& options = line->options;
     using moe::quantization::MxRule;
     if (!line->mx_rule.empty()) {

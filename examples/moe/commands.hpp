@@ -23,4 +23,7 @@ struct Reported : std::exception {};
 /// it is not running.
 void report_error(char const* what);
 
+/// Refuses, as bad usage, more than one rank: they would all do the same work and write the same files. For a subcommand's callback.
+void require_one_rank(char const* command);
+
 }  // namespace moe_tool

@@ -179,6 +179,9 @@ def usage(folder):
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
     bad("unknown_command", ["sideways"], "", code=2)
     bad("unknown_list", ["list", "sideways"], "sideways", "backends", "compositions", ranks=(0,), code=2)
+    for command in (["list", "experts"], ["plan", "--load", DATA / "eplb" / "readme_example.json", "--ranks", 4],
+                    ["quantize", "--scheme", "fp8_block128", "--input", QWEN]):
+        bad(f"many_ranks_{command[0]}", command, f"{command[0]}: runs on 1 rank", "is 3", ranks=(3,), code=2)
     bad("repeat_0", [*block, "--repeat", 0], "--repeat", "0", "1 to 1000000", code=2)
     bad("no_file", ["block"], "file", code=2)
     bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
@@ -196,7 +199,7 @@ def run_case(outputs, number, case):
     name, arguments, parts, ranks, code = case
     target = outputs / f"{number}" / "out.safetensors"
     target.parent.mkdir()
-    if "--output" not in arguments and arguments[0] != "list":
+    if "--output" not in arguments and arguments[0] not in ("list", "plan"):
         arguments = [*arguments, "--output", target]
     start = time.monotonic()
     run = moe(*arguments, ranks=ranks, timeout=3 * DEADLINE)
