@@ -1,15 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/main.cpp: the command-line tool. Exit code 0 done, 1 a run-time error, 2 bad usage; every error is one line on stderr.
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
 #include <exception>
+#include <iostream>
+#include <string>
+#include <system_error>
 
 #include "examples/moe/commands.hpp"
+#include "moe/core/error.hpp"
 
 namespace {
 
-int fail(char const* what, int exit_code) {
-  moe_tool::report_error(what);
+int fail(std::string const& what, int exit_code) {
+  moe_tool::report_error(what.c_str());
   return exit_code;
+}
+
+/// 0, or 1 if what was printed is lost: the disk is full, or there is no standard output.
+int flush_output() {
+  std::cout.flush();
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) {
+    return 0;
+  }
+  return fail(moe::text("standard output cannot be written", errno != 0 ? ": " + std::generic_category().message(errno) : ""), 1);
+}
+
+/// What is wrong with the command line. Where no subcommand was given, CLI11 does not say which word stands in its place.
+std::string usage_error(CLI::App const& app, CLI::ParseError const& e) {
+  if (!app.get_subcommands().empty()) {
+    return e.what();
+  }
+  std::string known;
+  for (CLI::App const* command : app.get_subcommands([](CLI::App const*) { return true; })) {
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  auto const words = app.remaining();
+  if (words.empty()) {
+    return moe::text("a subcommand is required; known: ", known);
+  }
+  return moe::text("unknown ", words[0].starts_with('-') ? "option" : "subcommand", " \"", words[0], "\"; known subcommands: ", known);
 }
 
 }  // namespace
@@ -25,12 +57,13 @@ int main(int argc, char** argv) {
   moe_tool::add_quantize(app);
   try {
     app.parse(argc, argv);
-    return 0;
+    return flush_output();
   } catch (CLI::ParseError const& e) {
     if (e.get_exit_code() == 0) {
-      return app.exit(e);
+      app.exit(e);
+      return flush_output();
     }  // --help, --version
-    return fail(e.what(), 2);
+    return fail(usage_error(app, e), 2);
   } catch (moe_tool::Reported const&) {
     return 1;
   } catch (std::exception const& e) {
