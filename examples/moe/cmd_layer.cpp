@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <thread>
@@ -17,6 +18,7 @@
 #include "examples/moe/commands.hpp"
 #include "examples/moe/job.hpp"
 #include "examples/moe/report.hpp"
+#include "examples/moe/whole_number.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/registry.hpp"
 #include "moe/routing/any_router.hpp"
@@ -293,6 +295,10 @@ JobResult run_on_host(Job const& job) {
 }
 
 JobResult dispatch(Job const& job) {
+  bool const host_experts = registry::has_name(registry::host_experts, job.options.experts);
+  if (host_experts != (job.options.device == "host")) {
+    throw Error(ErrorCode::config, text("--experts ", job.options.experts, " needs --device ", host_experts ? "host" : "cuda"));
+  }
   if (job.options.device == "cuda") {
     return run_cuda(job);
   }
@@ -315,6 +321,10 @@ void run(JobOptions const& options) {
     std::optional<io::TensorStore> input;
     together(comm, [&] {
       if (options.block.empty()) {
+        std::error_code ignored;
+        if (std::filesystem::is_regular_file(options.checkpoint, ignored)) {
+          throw Error(ErrorCode::argument, text("--checkpoint '", options.checkpoint.string(), "' is not a directory"));
+        }
         job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer);
         store.emplace(options.checkpoint);
         input.emplace(options.input);
@@ -404,7 +414,7 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--deal", o.deal, "How rows are dealt to the ranks: even or random")
       ->check(CLI::IsMember({"even", "random"}))
       ->capture_default_str();
-  command.add_option("--seed", o.seed, "For --deal random, at least 0")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command.add_option("--seed", o.seed, "For --deal random, at least 0")->check(whole_number(std::uint64_t{0}))->capture_default_str();
   command.add_option("--repeat", o.repeat, "Timed repetitions; the fastest is reported")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
@@ -420,7 +430,7 @@ void add_layer(CLI::App& app) {
   auto o = std::make_shared<JobOptions>();
   auto* command = app.add_subcommand("layer", "Run one MoE layer of a Hugging Face checkpoint (under mpirun: expert-parallel)");
   command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")->required();
-  command->add_option("--layer", o->layer, "Layer number")->required();
+  command->add_option("--layer", o->layer, "Layer number")->required()->check(whole_number(std::numeric_limits<std::int64_t>::min()));
   command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required();
   command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required();
   add_common(*command, *o);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/whole_number.hpp"
 #include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/eplb/propose.hpp"
@@ -210,7 +211,7 @@ void add_plan(CLI::App& app) {
   plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(CLI::Range(1, 1 << 20));
   plan->add_option("--ranks", options->ranks, "Ranks of the expert-parallel group")->required()->check(CLI::Range(1, 1 << 20));
   plan->add_option("--model", options->model, "Which model of a file with several");
-  plan->add_option("--layer", options->layer, "Print the maps of this layer only")->check(CLI::NonNegativeNumber);
+  plan->add_option("--layer", options->layer, "Print the maps of this layer only")->check(whole_number(0));
   plan->add_flag("--keep-slots", options->keep_slots, "An expert that stays on its rank keeps its slot: fewer weights move");
   plan->add_flag("--spread", options->spread, "Put copies of one expert on different ranks where an exchange allows it");
   plan->add_flag("--json", options->json, "Print one JSON object instead of the picture");

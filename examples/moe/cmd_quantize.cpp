@@ -2,8 +2,10 @@
 // examples/moe/cmd_quantize.cpp: the command line of `moe quantize`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/quantize.hpp"
@@ -30,6 +32,11 @@ void add_quantize(CLI::App& app) {
   command->callback([line] {
     require_one_rank("quantize");
     QuantizeOptions& options = line->options;
+    std::error_code error;
+    auto const found = std::filesystem::status(options.input, error);
+    if (!std::filesystem::exists(found)) {
+      throw moe::Error(moe::ErrorCode::argument, moe::text("--input '", options.input.string(), "' cannot be read: ", error.message()));
+    }
     using moe::quantization::MxRule;
     if (!line->mx_rule.empty()) {
       if (!options.scheme.starts_with("mx")) {
@@ -37,7 +44,7 @@ void add_quantize(CLI::App& app) {
       }
       options.mx_rule = line->mx_rule == "ceil" ? MxRule::ceil : line->mx_rule == "ocp" ? MxRule::ocp : MxRule::even;
     }
-    if (std::filesystem::is_directory(options.input)) {
+    if (std::filesystem::is_directory(found)) {
       auto const schemes = checkpoint_schemes();
       if (!options.tensor.empty())
         throw CLI::ValidationError("--tensor", "the input is a checkpoint directory, all its experts are quantised");

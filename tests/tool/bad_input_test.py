@@ -155,6 +155,9 @@ def checkpoints(folder):
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
     bad("layer_x", layer(QWEN, "x"), "--layer", "x", code=2)
+    bad("layer_empty", layer(QWEN, ""), "--layer", '""', code=2)
+    bad("layer_of_many_digits", layer(QWEN, "9" * 20), "--layer", "9" * 20, code=2)
+    bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
     bad("no_checkpoint", layer(folder / "nothing"), "nothing")
     bad("no_input", layer(QWEN)[:5] + ["--input", folder / "nothing", "--tensor", "hidden"], "nothing", "No such file")
     bad("no_such_tensor", layer(QWEN)[:-1] + ["layers.7.moe_in"], "tensor 'layers.7.moe_in' is missing")
@@ -177,7 +180,12 @@ def usage(folder):
                                 ("--device", 2, "{host,cuda}"), ("--placement", 2, "{linear,round_robin}"), ("--deal", 2, "{even,random}")):
         bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
-    bad("unknown_command", ["sideways"], "", code=2)
+    commands = ("layer", "block", "list", "plan", "quantize")
+    bad("unknown_command", ["sideways"], 'subcommand "sideways"', *commands, code=2)
+    bad("unknown_option_of_none", ["--sideways"], 'option "--sideways"', *commands, code=2)
+    bad("many_digits", [*block, "--seed", "9" * 20], "--seed", "9" * 20, f"0 to {2**64 - 1}", code=2)
+    bad("cuda_experts", [*block, "--experts", "hopper_contiguous"], "--experts hopper_contiguous needs --device cuda")
+    bad("no_quantize_input", ["quantize", "--scheme", "mxfp4", "--input", folder / "nothing"], "nothing", "No such file", ranks=(1,))
     bad("unknown_list", ["list", "sideways"], "sideways", "backends", "compositions", ranks=(0,), code=2)
     for command in (["list", "experts"], ["plan", "--load", DATA / "eplb" / "readme_example.json", "--ranks", 4],
                     ["quantize", "--scheme", "fp8_block128", "--input", QWEN]):
@@ -187,7 +195,7 @@ def usage(folder):
     bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
     bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "ep_size is 3", "1 rank", ranks=(3,))
     bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME", code=2)
-    bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", code=2)
+    bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", f"0 to {2**64 - 1}", code=2)
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
     bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")
     bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"), "No such file")

@@ -79,11 +79,22 @@ def check_errors():
         refused(2, "--ranks", "--load", example)
         refused(2, "--load", "--ranks", 4)
         refused(2, "--ranks", "--load", example, "--ranks", 0)
+        refused(2, "0 to 2147483647", "--load", example, "--ranks", 4, "--layer", -1)
         refused(2, "--replicas", "--load", example, "--ranks", 4, "--replicas", -1)
         refused(2, "--sideways", "--load", example, "--ranks", 4, "--sideways")
+
+
+def check_lost_report():
+    """Standard output that cannot be written, as on a full disk."""
+    with open(TOOL, "rb") as only_read:
+        for arguments in (["plan", "--load", DATA / "readme_example.json", "--replicas", 4, "--ranks", 8], ["list", "models"], ["--help"], ["--version"]):
+            run = subprocess.run([TOOL, *map(str, arguments)], stdout=only_read, stderr=subprocess.PIPE, text=True, timeout=60)
+            assert run.returncode == 1 and run.stderr.startswith("moe: standard output cannot be written"), (arguments, run)
+            assert run.stderr.count("\n") == 1, run.stderr
 
 
 check_reference_files()
 check_picture()
 check_errors()
+check_lost_report()
 sys.exit(0)
