@@ -18,6 +18,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <system_error>
 
 #include "examples/moe/quantize.hpp"
 #include "examples/moe/quantize_layouts.hpp"
@@ -74,6 +75,16 @@ FusedName const* fused_name(TensorInfo const& t) {
 }
 std::string base_of(std::string const& weight) { return weight.substr(0, weight.size() - std::string(".weight").size()); }
 
+/// Whether there is such a file. E_ARG if that cannot be found out, as in a directory that may not be read.
+bool is_there(fs::path const& path) {
+  std::error_code error;
+  fs::file_status const status = fs::status(path, error);
+  if (status.type() == fs::file_type::none) {
+    throw Error(ErrorCode::argument, moe::text("cannot read '", path.string(), "': ", error.message()));
+  }
+  return fs::exists(status);
+}
+
 /// Which files a checkpoint directory consists of.
 struct Source {
   fs::path directory;
@@ -83,7 +94,7 @@ struct Source {
 Source open_source(fs::path const& directory) {
   Source s{.directory = directory, .shards = {}, .indexed = false};
   fs::path const index = directory / "model.safetensors.index.json";
-  if (fs::exists(index)) {
+  if (is_there(index)) {
     s.indexed = true;
     auto const json = moe::io::read_json(index);
     if (!json.contains("weight_map") || !json["weight_map"].is_object()) {
@@ -97,7 +108,7 @@ Source open_source(fs::path const& directory) {
       names.insert(shard.get<std::string>());
     }
     s.shards.assign(names.begin(), names.end());
-  } else if (fs::exists(directory / "model.safetensors")) {
+  } else if (is_there(directory / "model.safetensors")) {
     s.shards = {"model.safetensors"};
   } else {
     throw Error(ErrorCode::argument,
@@ -118,7 +129,7 @@ class NewDirectory {
  public:
   explicit NewDirectory(fs::path path) : path_(std::move(path)) {
     if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
-    if (fs::exists(path_)) throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' exists already"));
+    if (is_there(path_)) throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' exists already"));
     temporary_ = path_;
     temporary_ += moe::text(".partial-", ::getpid());
     std::error_code error;
@@ -330,7 +341,7 @@ bool is_quantized(nlohmann::ordered_json const& config) {
 
 int quantize_checkpoint(QuantizeOptions const& options) {
   Source const source = open_source(options.input);
-  if (!fs::exists(source.directory / "config.json")) {
+  if (!is_there(source.directory / "config.json")) {
     throw Error(ErrorCode::argument, moe::text("'", source.directory.string(), "' has no config.json"));
   }
   auto config = nlohmann::ordered_json::parse(moe::io::read_json(source.directory / "config.json").dump());

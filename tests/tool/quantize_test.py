@@ -170,6 +170,11 @@ def checkpoints(folder: pathlib.Path) -> None:
     check(again.returncode == 1 and "quantised already" in again.stderr, again.stderr)
     exists = moe("--scheme", "fp8_block128", "--input", source, "--output", folder / "fp8_block128")
     check(exists.returncode == 1 and "exists already" in exists.stderr, exists.stderr)
+    loop = folder / "loop"
+    loop.mkdir()
+    (loop / "model.safetensors.index.json").symlink_to("model.safetensors.index.json")
+    unread = moe("--scheme", "mxfp4", "--input", loop, "--output", folder / "of_loop")
+    check(unread.returncode == 1 and f"E_ARG: cannot read '{loop}/model" in unread.stderr, unread.stderr)
     single = moe("--scheme", "fp8_block128", "--input", GOLDEN / "checkpoints" / "deepseek_v3_tiny", "--output", folder / "deepseek/")
     check(single.returncode == 0 and (folder / "deepseek" / "model.safetensors").exists(), single.stderr)
     check(not list(folder.glob("*.partial-*")), "a partial directory is left")

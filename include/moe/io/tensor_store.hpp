@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -45,9 +46,11 @@ class TensorStore {
       add_file(path / "model.safetensors");
     } else {
       std::vector<fs::path> found;
-      for (auto const& entry : fs::directory_iterator(path)) {
-        if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
+      std::error_code error;
+      for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+        if (at->path().extension() == ".safetensors") found.push_back(at->path());
       }
+      if (error) throw Error(ErrorCode::argument, one_line("cannot read directory '", label_, "': ", error.message()));
       if (found.size() != 1) {
         throw Error(ErrorCode::argument, one_line("'", label_, "' holds neither model.safetensors.index.json nor model.safetensors, and ",
                                                   found.size(), " other .safetensors files, expected 1"));
