@@ -309,6 +309,29 @@ TEST(SafetensorsWriter, AnErrorLeavesNoFileAndKeepsTheOldOne) {
   EXPECT_NE(message_of([&] { SafetensorsWriter().write(dir / "no/such/out"); }).find("cannot create"), std::string::npos);
 }
 
+TEST(SafetensorsWriter, RefusesToReplaceWhatIsNoRegularFile) {
+  namespace fs = std::filesystem;
+  TemporaryDirectory const dir;
+  fs::create_directory(dir / "folder");
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  std::ofstream(dir / "old") << "old";
+  fs::create_symlink(dir / "old", dir / "link");
+  fs::create_symlink(dir / "nothing", dir / "dangling");
+  std::size_t const files = dir.files();
+  auto const refused = [&](char const* name) { return message_of([&] { SafetensorsWriter().write(dir / name); }); };
+  EXPECT_EQ(refused("folder"),
+            "cannot write '" + (dir / "folder").string() + "': it is a directory, expected a regular file or nothing yet");
+  EXPECT_NE(refused("pipe").find("it is a FIFO"), std::string::npos);
+  EXPECT_NE(refused("link").find("it is a symbolic link"), std::string::npos);
+  EXPECT_NE(refused("dangling").find("it is a symbolic link"), std::string::npos);
+  EXPECT_EQ(dir.files(), files);
+  EXPECT_TRUE(fs::is_fifo(dir / "pipe"));
+  EXPECT_TRUE(fs::is_symlink(dir / "link"));
+  EXPECT_EQ(fs::file_size(dir / "old"), 3U);
+  SafetensorsWriter().write(dir / "old");
+  EXPECT_GT(fs::file_size(dir / "old"), 3U);
+}
+
 TEST(SafetensorsWriter, RefusesWhatTheFormatCannotHold) {
   SafetensorsWriter writer;
   writer.add<float>("a", {1}, std::vector<float>{1});

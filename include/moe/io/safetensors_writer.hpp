@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,16 @@ namespace moe::io {
 /// A file that is written under a temporary name in the same directory and renamed by commit(); without commit() nothing is left.
 class AtomicFile {
  public:
-  /// Throws E_ARG if the directory cannot be written.
+  /// Throws E_ARG if the directory cannot be written, or if the path is anything but a regular file or nothing yet: a rename would
+  /// put the file in place of a device, a pipe or a link.
   explicit AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+    std::error_code error;
+    auto const kind = std::filesystem::symlink_status(path_, error).type();
+    using std::filesystem::file_type;
+    if (kind != file_type::not_found && kind != file_type::none && kind != file_type::regular) {
+      throw Error(ErrorCode::argument,
+                  one_line("cannot write '", path_.string(), "': it is ", kind_name(kind), ", expected a regular file or nothing yet"));
+    }
     static std::atomic<unsigned> counter{0};
     temporary_ = path_;
     temporary_ += text(".tmp-", ::getpid(), '-', counter++);
@@ -69,6 +78,18 @@ class AtomicFile {
     if (file_ >= 0) ::close(std::exchange(file_, -1));
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
     throw Error(ErrorCode::argument, one_line(what, " '", path_.string(), "': ", std::strerror(error)));
+  }
+  static constexpr char const* kind_name(std::filesystem::file_type kind) {
+    using std::filesystem::file_type;
+    switch (kind) {
+      case file_type::directory: return "a directory";
+      case file_type::symlink: return "a symbolic link";
+      case file_type::block: return "a block device";
+      case file_type::character: return "a character device";
+      case file_type::fifo: return "a FIFO";
+      case file_type::socket: return "a socket";
+      default: return "of an unknown kind";
+    }
   }
 
   std::filesystem::path path_;
