@@ -10,13 +10,16 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/job.hpp"
+#include "examples/moe/output.hpp"
 #include "examples/moe/report.hpp"
 #include "examples/moe/whole_number.hpp"
 #include "moe/io/safetensors_writer.hpp"
@@ -208,16 +211,19 @@ std::vector<T> gather(Job const& job, std::vector<T> const& mine, std::int64_t w
   return all;
 }
 
-/// "FILE:NAME" → max |out - expected| / max |expected|.
-double compare(Job const& job, std::vector<float> const& output) {
-  std::size_t const colon = job.options.expected.rfind(':');  // there is one: file_and_name()
-  io::TensorStore const store(job.options.expected.substr(0, colon));
-  std::string const tensor = job.options.expected.substr(colon + 1);
-  io::StoredTensor const t = store.at(tensor);
+/// The tensor that the output will be compared with; E_ARG if it cannot be.
+io::StoredTensor expected_tensor(Job const& job, io::TensorStore const& store) {
+  io::StoredTensor const t = store.at(job.options.expected.substr(job.options.expected.rfind(':') + 1));
   require_matrix(t, job.description.hidden);
-  if (t.info->elements() != static_cast<std::int64_t>(output.size())) {
+  if (t.shape()[0] != job.first_row.back()) {
     throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", the output has ", job.first_row.back(), " rows"));
   }
+  t.file->read_elements<float>(*t.info, 0, 0, nullptr);  // judges the type
+  return t;
+}
+
+/// max |out - expected| / max |expected|
+double compare(io::StoredTensor const& t, std::vector<float> const& output) {
   std::vector<float> const expected = t.file->read<float>(*t.info);
   double error = 0;
   double largest = 0;
@@ -294,6 +300,22 @@ JobResult run_on_host(Job const& job) {
   return result;
 }
 
+/// Every file that the job reads.
+std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_list<std::optional<io::TensorStore> const*> stores) {
+  std::vector<std::filesystem::path> files;
+  for (auto const* store : stores) {
+    if (*store) {
+      auto const some = (*store)->files();
+      files.insert(files.end(), some.begin(), some.end());
+    }
+  }
+  if (!job.options.checkpoint.empty()) {
+    files.push_back(job.options.checkpoint / "config.json");
+    files.push_back(job.options.checkpoint / "model.safetensors.index.json");
+  }
+  return files;
+}
+
 JobResult dispatch(Job const& job) {
   bool const host_experts = registry::has_name(registry::host_experts, job.options.experts);
   if (host_experts != (job.options.device == "host")) {
@@ -319,6 +341,8 @@ void run(JobOptions const& options) {
 
     std::optional<io::TensorStore> store;
     std::optional<io::TensorStore> input;
+    std::optional<io::TensorStore> expected;
+    std::optional<io::StoredTensor> wanted;
     together(comm, [&] {
       if (options.block.empty()) {
         std::error_code ignored;
@@ -338,6 +362,13 @@ void run(JobOptions const& options) {
       job.store = &*store;
       job.placement.emplace(job.description.router.num_experts, comm.size(), parse_placement_strategy(options.placement));
       read_input(job, input ? *input : *store);
+      if (!options.expected.empty()) {
+        expected.emplace(options.expected.substr(0, options.expected.rfind(':')));  // there is one: file_and_name()
+        wanted = expected_tensor(job, *expected);
+      }
+      if (comm.rank() == 0) {
+        check_output(options.output, inputs_of(job, {&store, &input, &expected}));
+      }
     });
     if (job.options.backend.empty()) {
       job.options.backend = default_backend(job);
@@ -353,8 +384,8 @@ void run(JobOptions const& options) {
     std::vector<float> const weights = gather(job, result.topk_weights, job.description.router.topk);
     Report report = report_of(job, result, ids, threads);
     together(comm, [&] {
-      if (!options.expected.empty()) {
-        report.error = compare(job, output);
+      if (wanted) {
+        report.error = compare(*wanted, output);
       }
       if (comm.rank() == 0) {
         write_output(job, output, ids, weights);

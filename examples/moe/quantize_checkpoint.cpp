@@ -129,7 +129,10 @@ class NewDirectory {
  public:
   explicit NewDirectory(fs::path path) : path_(std::move(path)) {
     if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
-    if (is_there(path_)) throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' exists already"));
+    std::error_code ignored;
+    if (fs::is_symlink(path_, ignored) || is_there(path_)) {  // a link to nothing is there, too
+      throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' exists already"));
+    }
     temporary_ = path_;
     temporary_ += moe::text(".partial-", ::getpid());
     std::error_code error;

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "examples/moe/output.hpp"
 #include "examples/moe/quantize.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/safetensors.hpp"
@@ -182,6 +183,7 @@ void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const
 
 int quantize_tensor_file(QuantizeOptions const& options) {
   moe::io::SafetensorsFile const file(options.input);
+  check_output(options.output, {options.input});
   auto const& info = file.at(options.tensor);
   auto const& shape = info.shape;
   if (shape.empty() || shape.size() > 3 || info.elements() == 0) {

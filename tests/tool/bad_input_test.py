@@ -3,6 +3,7 @@
 # on one rank and on three, and no output file.
 import json
 import math
+import os
 import pathlib
 import shutil
 import struct
@@ -199,8 +200,38 @@ def usage(folder):
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
     bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")
     bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"), "No such file")
-    bad("output_is_a_folder", [*block, "--output", folder], str(folder))
+    bad("output_is_a_folder", [*block, "--output", folder], str(folder), "is a directory")
     bad("timeout", [*block, "--timeout-ms", -5], "--timeout-ms", "-5", code=2)
+
+
+def outputs(folder):
+    """Outputs that must not be replaced. A router of NaN would be named once weights are read: the output is judged before."""
+    copy, checkpoint, pipe, link = folder / "copy.safetensors", folder / "checkpoint", folder / "pipe", folder / "link"
+    tensors, metadata = read(BLOCK)
+    router = next(name for name in tensors if name.endswith("gate.weight"))
+    tensors[router] = (*tensors[router][:2], raw("f", [math.nan] * len(values(tensors[router]))))
+    write(copy, tensors, metadata)
+    shutil.copytree(QWEN, checkpoint)
+    os.mkfifo(pipe)
+    link.symlink_to(copy)
+    rows = ["--input", QWEN / "moe_io.safetensors", "--tensor", "layers.0.moe_in"]
+    layer = ["layer", "--checkpoint", checkpoint, "--layer", 0, *rows]
+    for path in (checkpoint / "config.json", checkpoint / "model.safetensors.index.json", checkpoint / "model-00003-of-00003.safetensors"):
+        bad("output_in_checkpoint", [*layer, "--output", path], f"--output '{path}' is the input file")
+    bad("output_is_the_block", ["block", copy, "--output", copy], f"--output '{copy}' is the input file")
+    bad("output_is_the_linked_block", ["block", link, "--output", copy], f"--output '{copy}' is the input file")
+    bad("output_is_the_input", ["block", BLOCK, "--input", copy, "--output", copy], f"--output '{copy}' is the input file")
+    bad("output_is_expected", ["block", BLOCK, "--expected", f"{copy}:hidden", "--output", copy], f"--output '{copy}' is the input file")
+    bad("output_is_a_pipe", ["block", copy, "--output", pipe], str(pipe), "is a FIFO, expected a regular file")
+    bad("output_is_a_link", ["block", BLOCK, "--output", link], str(link), "is a symbolic link")
+    bad("output_nowhere", ["block", copy, "--output", folder / "nothing" / "out"], "No such file")
+    bad("expected_before_weights", ["block", copy, "--expected", f"{copy}:nothing"], "tensor 'nothing' is missing")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def unchanged():
+        now = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return now == before and pipe.is_fifo() and link.is_symlink()
+    return unchanged
 
 
 def run_case(outputs, number, case):
@@ -230,13 +261,15 @@ def run_case(outputs, number, case):
 
 with tempfile.TemporaryDirectory() as temporary:
     root = pathlib.Path(temporary)
-    for part in (files, tensors, checkpoints, usage):
+    for part in (files, tensors, checkpoints, usage, outputs):
         (root / part.__name__).mkdir()
-        part(root / part.__name__)
+        unchanged = part(root / part.__name__)
     (root / "out").mkdir()
     results = in_parallel([(run_case, root / "out", i, case) for i, case in enumerate(cases)], 6)
     left = list(root.rglob("*.tmp*"))
+    kept = unchanged()
 failures = [line for result in results for line in result] + [f"FAILED: temporary files were left: {left}"] * bool(left)
+failures += ["FAILED: an input, a pipe or a link was written"] * (not kept)
 print("\n".join(failures))
 print(f"{len(cases)} cases, {len(failures)} failed")
 sys.exit(1 if failures else 0)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -220,6 +221,10 @@ def unusual_checkpoints(folder: pathlib.Path) -> None:
 def bad_input(folder: pathlib.Path) -> None:
     source, out = GOLDEN / "quant" / "nvfp4_seed2041.safetensors", folder / "bad.safetensors"
     save(folder / "nan.safetensors", {"w": ([2, 2, 64], [1.0] * 200 + [math.nan] + [1.0] * 55), "v": ([64], [math.inf] + [1.0] * 63)})
+    copy, checkpoint, dangling = folder / "copy.safetensors", GOLDEN / "checkpoints" / "qwen3_moe_tiny", folder / "dangling"
+    shutil.copy(source, copy)
+    (folder / "link.safetensors").symlink_to(copy)
+    dangling.symlink_to(folder / "nothing")
     cases = [
         *((1, "element [1, 1, 8] is nan, expected a finite number", ["--scheme", name, "--input", folder / "nan.safetensors", "--tensor", "w",
                                                                      "--output", out]) for name in SCHEMES),
@@ -227,6 +232,11 @@ def bad_input(folder: pathlib.Path) -> None:
         (2, "only mxfp8 and mxfp4 take it, not nvfp4", ["--scheme", "nvfp4", "--mx-rule", "ocp", "--input", source, "--tensor", "w", "--output", out]),
         (2, "only mxfp8 and mxfp4 take it, not fp8_block128", ["--scheme", "fp8_block128", "--mx-rule", "ocp", "--input",
                                                                GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", folder / "x"]),
+        (1, "is the input file", ["--scheme", "mxfp4", "--input", copy, "--tensor", "w", "--output", copy]),
+        (1, "is the input file", ["--scheme", "mxfp4", "--input", folder / "link.safetensors", "--tensor", "w", "--output", copy]),
+        (1, "is the input file", ["--scheme", "mxfp4", "--input", copy, "--tensor", "w", "--output", folder / "link.safetensors"]),
+        (1, "is a symbolic link", ["--scheme", "mxfp4", "--input", source, "--tensor", "w", "--output", folder / "link.safetensors"]),
+        (1, "exists already", ["--scheme", "fp8_block128", "--input", checkpoint, "--output", dangling]),
         *((2, name, ["--scheme", "fp9", "--input", source, "--tensor", "w", "--output", out]) for name in SCHEMES),
         (2, "--tensor", ["--scheme", "mxfp4", "--input", source, "--output", out]),
         (2, "one of fp8_block128", ["--scheme", "fp8_group128", "--input", GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", out]),
@@ -243,6 +253,8 @@ def bad_input(folder: pathlib.Path) -> None:
             check(words in done.stderr, f"{args}: '{words}' is not in {done.stderr}")
         check(done.stderr.count("\n") == 1, f"{args}: not one line: {done.stderr}")
     check(not out.exists(), "a failed run left a file")
+    check(copy.read_bytes() == source.read_bytes(), "an input was written")
+    check((folder / "link.safetensors").is_symlink() and dangling.is_symlink(), "a link was replaced")
 
 
 with tempfile.TemporaryDirectory() as name:

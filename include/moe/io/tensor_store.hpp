@@ -111,6 +111,14 @@ class TensorStore {
     }
     return n;
   }
+  /// The files that hold the tensors; some of them may be missing.
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> out;
+    for (auto const& shard : shards_) {
+      if (!shard->path.empty()) out.push_back(shard->path);
+    }
+    return out;
+  }
   /// Metadata of the only file; empty for a sharded checkpoint.
   std::map<std::string, std::string, std::less<>> const& metadata() const {
     static std::map<std::string, std::string, std::less<>> const none;
