@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from tool import DATA, in_parallel, moe, raw, read, values, write
+from tool import DATA, TOOL, in_parallel, moe, raw, read, values, write
 
 DEADLINE = 20  # seconds; a rank that waits for another gives up after 100
 BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
@@ -204,6 +204,30 @@ def usage(folder):
     bad("timeout", [*block, "--timeout-ms", -5], "--timeout-ms", "-5", code=2)
 
 
+def disagreement(folder):
+    """mpirun starts the last of three ranks with other arguments."""
+    def block(*options):
+        return ["block", BLOCK, "--output", folder / "out.safetensors", *options]
+
+    def layer(number=0, checkpoint=QWEN, tensor="layers.0.moe_in"):
+        return ["layer", "--checkpoint", checkpoint, "--layer", number, "--input", QWEN / "moe_io.safetensors", "--tensor", tensor,
+                "--output", folder / "out.safetensors"]
+
+    def differ(name, first, last, *parts):
+        bad(f"ranks_differ_in_{name}", [*first, ":", "-n", 1, TOOL, *last], "E_MISMATCH", "of rank 2 is not that of rank 0", *parts, ranks=(2,))
+
+    other = folder / "other"
+    shutil.copytree(QWEN, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "norm_topk_prob": not config["norm_topk_prob"]}))
+    differ("layer", layer(), layer(1), "--layer", ": 1 and 0")
+    differ("config", layer(), layer(checkpoint=other), "the description of the layer")
+    differ("tensor", layer(), layer(tensor="layers.1.moe_in"), "--tensor", ": layers.1.moe_in and layers.0.moe_in")
+    differ("repeat", block("--repeat", 2), block("--repeat", 3), "--repeat", ": 3 and 2")
+    differ("seed", block("--deal", "random"), block("--deal", "random", "--seed", 7), "--seed", ": 7 and 0")
+    differ("backend", block(), block("--backend", "naive"), "--backend", ": naive and all_to_all_v")
+
+
 def outputs(folder):
     """Outputs that must not be replaced. A router of NaN would be named once weights are read: the output is judged before."""
     copy, checkpoint, pipe, link = folder / "copy.safetensors", folder / "checkpoint", folder / "pipe", folder / "link"
@@ -261,14 +285,15 @@ def run_case(outputs, number, case):
 
 with tempfile.TemporaryDirectory() as temporary:
     root = pathlib.Path(temporary)
-    for part in (files, tensors, checkpoints, usage, outputs):
+    for part in (files, tensors, checkpoints, usage, disagreement, outputs):
         (root / part.__name__).mkdir()
         unchanged = part(root / part.__name__)
     (root / "out").mkdir()
     results = in_parallel([(run_case, root / "out", i, case) for i, case in enumerate(cases)], 6)
     left = list(root.rglob("*.tmp*"))
+    left += root.glob("disagreement/*.safetensors")
     kept = unchanged()
-failures = [line for result in results for line in result] + [f"FAILED: temporary files were left: {left}"] * bool(left)
+failures = [line for result in results for line in result] + [f"FAILED: files were left: {left}"] * bool(left)
 failures += ["FAILED: an input, a pipe or a link was written"] * (not kept)
 print("\n".join(failures))
 print(f"{len(cases)} cases, {len(failures)} failed")
