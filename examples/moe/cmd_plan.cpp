@@ -154,8 +154,8 @@ std::string bar(double value, double full, int width) {
 /// A rank's experts in slot order; replicated ones as id/copies.
 std::string experts_of(Plan const& plan, int layer, int rank) {
   int const slots = plan.after.num_physical() / plan.topology.num_ranks;
-  auto const held =
-      plan.after.physical_to_logical().row(layer).subspan(static_cast<std::size_t>(rank) * static_cast<std::size_t>(slots), static_cast<std::size_t>(slots));
+  auto const held = plan.after.physical_to_logical().row(layer).subspan(static_cast<std::size_t>(rank) * static_cast<std::size_t>(slots),
+                                                                        static_cast<std::size_t>(slots));
   std::string out;
   for (std::int32_t e : held) {
     int const copies = plan.after.replica_count()(layer, e);
