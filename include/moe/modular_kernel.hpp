@@ -299,13 +299,7 @@ class Layer {
       throw Error(ErrorCode::argument, text(what, ": row stride ", stride, " is less than the width ", width));
     }
     if constexpr (Space::kKind == SpaceKind::cuda) {
-      if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
-        throw Error(ErrorCode::argument, text(what, ": the base address is not a multiple of ", kAlignment, " bytes"));
-      }
-      if (rows > 1 && stride * static_cast<std::int64_t>(sizeof(Act)) % kAlignment != 0) {
-        throw Error(ErrorCode::argument, text(what, ": row stride ", stride * static_cast<std::int64_t>(sizeof(Act)),
-                                              " bytes is not a multiple of ", kAlignment));
-      }
+      check_alignment(what, data, rows, stride * static_cast<std::int64_t>(sizeof(Act)));
     }
   }
 

@@ -3,7 +3,6 @@
 // are, how scales follow from values, failures that end a group and failures that do not.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -65,31 +64,24 @@ inline int checked_int(char const* what, std::int64_t value) {
   }
   return static_cast<int>(value);
 }
-inline std::int32_t const* dense_ids(Rows<std::int32_t const> const& ids) {
-  if (ids.extent(0) > 1 && ids.stride(0) != ids.extent(1)) {
-    throw Error(ErrorCode::argument, text("topk_ids: row stride ", ids.stride(0), ", expected ", ids.extent(1)));
+/// Rows without gaps. E_ARG.
+template <class View>
+void expect_dense(char const* what, View const& rows) {
+  if (rows.extent(0) > 1 && rows.stride(0) != rows.extent(1)) {
+    throw Error(ErrorCode::argument, text(what, ": row stride ", rows.stride(0), ", expected ", rows.extent(1)));
   }
-  return ids.data_handle();
 }
 /// Rows that kernels and the copy engine take in units of 16 bytes. E_ARG.
 template <class View>
 void expect_units(char const* what, View const& rows) {
-  if (rows.extent(0) > 0 && reinterpret_cast<std::uintptr_t>(rows.data_handle()) % 16 != 0) {
-    throw Error(ErrorCode::argument, text(what, ": address ", rows.data_handle(), " is not a multiple of 16 bytes"));
-  }
-  auto const bytes = rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle()));
-  if (rows.extent(0) > 1 && bytes % 16 != 0) {
-    throw Error(ErrorCode::argument, text(what, ": row stride ", bytes, " bytes is not a multiple of 16"));
-  }
+  moe::detail::check_alignment(what, rows.data_handle(), rows.extent(0),
+                               rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle())));
 }
 /// What the kernels want of a prepare's arguments besides what every exchange wants. E_ARG.
 template <class Routed>
 void expect_device_tokens(Routed const& in) {
-  dense_ids(in.topk_ids);
-  if (in.topk_weights.extent(0) > 1 && in.topk_weights.stride(0) != in.topk_weights.extent(1)) {
-    throw Error(ErrorCode::argument,
-                text("topk_weights: row stride ", in.topk_weights.stride(0), ", expected ", in.topk_weights.extent(1)));
-  }
+  expect_dense("topk_ids", in.topk_ids);
+  expect_dense("topk_weights", in.topk_weights);
   expect_units("hidden", in.hidden);
 }
 /// The same of a finalize's output.

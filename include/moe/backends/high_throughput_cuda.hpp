@@ -119,11 +119,11 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     r.routing = routing;
     r.root = root;
     r.dispatched = true;
-    r.reduced = false;  // also if the dispatch before was abandoned
+    r.reduced = false;
     r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
     r.tokens.x = in.hidden.data_handle();
     r.tokens.x_stride = in.hidden.stride(0);
-    r.tokens.ids = dense_ids(in.topk_ids);
+    r.tokens.ids = in.topk_ids.data_handle();
     r.tokens.weights = in.topk_weights.data_handle();
     calls_.dispatch(r.tokens, parity, stream, from != nullptr ? routing : -1);
     return {0, generation};
@@ -162,7 +162,6 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     }
     calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
     r.dispatched = false;
-    r.reduced = false;
     finish_refusal(stream);
   }
   Ticket last() const { return last_; }

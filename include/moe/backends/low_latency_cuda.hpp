@@ -345,7 +345,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
     r.tokens.x = in.hidden.data_handle();
     r.tokens.x_stride = in.hidden.stride(0);
-    r.tokens.ids = dense_ids(in.topk_ids);
+    r.tokens.ids = in.topk_ids.data_handle();
     r.tokens.weights = in.topk_weights.data_handle();
     s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, true, receive);
     s.pending = !receive;

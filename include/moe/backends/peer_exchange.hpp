@@ -58,7 +58,7 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   tokens.tokens = static_cast<int>(in.hidden.extent(0));
   tokens.x = in.hidden.data_handle();
   tokens.x_stride = in.hidden.stride(0);
-  tokens.ids = dense_ids(in.topk_ids);
+  tokens.ids = in.topk_ids.data_handle();
   tokens.weights = in.topk_weights.data_handle();
   return tokens;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/buffer.hpp: owning arrays, and the arena that a layer takes all its memory from at construction.
+// core/buffer.hpp: owning arrays, the arena that a layer takes all its memory from at construction, and what device code wants of rows.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moe/core/array.hpp"
+#include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
 
 namespace moe {
@@ -118,5 +119,17 @@ class Arena {
   std::size_t bytes_ = 0;
   bool sealed_ = false;
 };
+
+namespace detail {
+/// Rows that device code takes in units of kAlignment bytes. E_ARG.
+inline void check_alignment(char const* what, void const* data, std::int64_t rows, std::int64_t stride_bytes) {
+  if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
+    throw Error(ErrorCode::argument, text(what, ": the base address is not a multiple of ", kAlignment, " bytes"));
+  }
+  if (rows > 1 && stride_bytes % kAlignment != 0) {
+    throw Error(ErrorCode::argument, text(what, ": row stride ", stride_bytes, " bytes is not a multiple of ", kAlignment));
+  }
+}
+}  // namespace detail
 
 }  // namespace moe

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "moe/core/error.hpp"
+#include "moe/core/json_levels.hpp"
 #include "moe/eplb/maps.hpp"
 
 namespace moe::eplb {
@@ -26,11 +27,8 @@ inline nlohmann::json read_json(std::filesystem::path const& path) {
   std::error_code ignored;
   std::ifstream in(path);
   if (!in || std::filesystem::is_directory(path, ignored)) throw Error(ErrorCode::argument, text("cannot read ", path.string()));
-  // Deep values would overflow the stack when they are copied.
-  auto const bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > 64) throw Error(ErrorCode::argument, text(path.string(), " nests deeper than 64 levels"));
-    return true;
-  };
+  auto const bounded = moe::detail::bounded_levels(
+      [&] { throw Error(ErrorCode::argument, text(path.string(), " nests deeper than ", moe::detail::kMostJsonLevels, " levels")); });
   nlohmann::json parsed = nlohmann::json::parse(in, bounded, false);
   if (parsed.is_discarded()) throw Error(ErrorCode::argument, text(path.string(), " is not valid JSON"));
   return parsed;

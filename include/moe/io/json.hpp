@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "moe/core/error.hpp"
+#include "moe/core/json_levels.hpp"
 #include "moe/io/mapped_file.hpp"
 #include "moe/io/one_line.hpp"
 
@@ -42,13 +43,10 @@ inline std::string without_python_numbers(std::string_view in) {
 }
 }  // namespace detail
 
-/// Parses a JSON text; `label` names it in errors. Throws `code` with the byte at which it stops being JSON, or if it nests too deep
-/// (deep values would overflow the stack when they are copied).
+/// Parses a JSON text; `label` names it in errors. Throws `code` with the byte at which it stops being JSON, or if it nests too deep.
 inline nlohmann::json parse_json(std::string_view text_, std::string_view label, ErrorCode code = ErrorCode::config) {
-  auto const bounded = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > 64) throw Error(code, one_line("'", label, "' nests deeper than 64 levels"));
-    return true;
-  };
+  auto const bounded = moe::detail::bounded_levels(
+      [&] { throw Error(code, one_line("'", label, "' nests deeper than ", moe::detail::kMostJsonLevels, " levels")); });
   auto parsed = nlohmann::json::parse(text_, bounded, false);
   if (!parsed.is_discarded()) return parsed;
   try {

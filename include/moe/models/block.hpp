@@ -32,11 +32,13 @@ class Block {
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
   Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
         std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
-      : frame_(build(comm, [&] { return BlockFrame<Loaded>(std::move(weights), max_tokens_per_rank); })),
-        store_(build(comm, [&] { return empty_store(quant); })),
-        device_(build(comm, [&] { return DeviceArrays(frame_); })),
-        routed_(build(comm, [&] { return std::vector<float>(static_cast<std::size_t>(max_tokens_per_rank * d().expert_hidden())); })),
-        layer_(comm, build(comm, [&] { return filled_store(); }), build(comm, [&] { return layer_params(placement, quant, backend); })) {}
+      : frame_(moe::detail::build(comm, [&] { return BlockFrame<Loaded>(std::move(weights), max_tokens_per_rank); })),
+        store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
+        device_(moe::detail::build(comm, [&] { return DeviceArrays(frame_); })),
+        routed_(moe::detail::build(
+            comm, [&] { return std::vector<float>(static_cast<std::size_t>(max_tokens_per_rank * d().expert_hidden())); })),
+        layer_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
+               moe::detail::build(comm, [&] { return layer_params(placement, quant, backend); })) {}
 
   /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. Throws before any work if an
   /// argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
@@ -70,10 +72,6 @@ class Block {
  private:
   io::LayerDescription const& d() const { return frame_.description(); }
 
-  template <class Comm, class Make>
-  static auto build(Comm& comm, Make const& make) -> decltype(make()) {
-    return moe::detail::build(comm, make);
-  }
   /// M. E_ARG, E_CAPACITY.
   std::int64_t checked_rows(std::size_t hidden_size, std::size_t output_size) const {
     auto const width = static_cast<std::size_t>(d().hidden);
