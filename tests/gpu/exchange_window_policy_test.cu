@@ -228,17 +228,29 @@ TYPED_TEST(DevicePolicy, T4_T10_ATimeoutReplacesARefusal) {
   run.expect_timeout_after_refusal();
 }
 
-TYPED_TEST(DevicePolicy, T4_F2_ALayerOfASharedWindowRefuses) {
-  SimulatedGroup group(4);
+/// Two layers whose exchanges share a window.
+template <class Backend>
+struct TwoLayers {
+  SimulatedGroup group{4};
   std::vector<SimulatedRank> ranks;
   std::vector<std::unique_ptr<Manager>> managers;
-  std::vector<Manager*> pointers;
-  for (int r = 0; r < 4; ++r) ranks.emplace_back(group, r);
-  for (int r = 0; r < 4; ++r) {
-    managers.push_back(std::make_unique<Manager>(ranks[static_cast<std::size_t>(r)], SimulatedWindow::Params{kTimeout}));
-    pointers.push_back(managers.back().get());
-  }
-  Ranks<TypeParam, Fp8> a(Sizes{}, params<TypeParam>(), pointers, &ranks), b(Sizes{}, params<TypeParam>(), pointers, &ranks);
+  std::vector<Manager*> pointers = [this] {
+    for (int r = 0; r < 4; ++r) ranks.emplace_back(group, r);
+    std::vector<Manager*> all;
+    for (SimulatedRank& rank : ranks) {
+      managers.push_back(std::make_unique<Manager>(rank, SimulatedWindow::Params{kTimeout}));
+      all.push_back(managers.back().get());
+    }
+    return all;
+  }();
+  Ranks<Backend, Fp8> a{Sizes{}, params<Backend>(), pointers, &ranks};
+  Ranks<Backend, Fp8> b{Sizes{}, params<Backend>(), pointers, &ranks};
+};
+
+TYPED_TEST(DevicePolicy, T4_F2_ALayerOfASharedWindowRefuses) {
+  TwoLayers<TypeParam> layers;
+  auto& a = layers.a;
+  auto& b = layers.b;
   for (auto* refuses : {&b, &a}) {
     refuses->bring(3, Routing::uniform, kMaxTokens);
     for (int r = 0; r < 4; ++r) {
@@ -252,6 +264,26 @@ TYPED_TEST(DevicePolicy, T4_F2_ALayerOfASharedWindowRefuses) {
     this->good_rounds(a, "first layer");
     this->good_rounds(b, "second layer");
   }
+}
+
+TYPED_TEST(DevicePolicy, T21_F2_ASharedWindowHasOneDispatchAtATime) {
+  TwoLayers<TypeParam> layers;
+  auto& a = layers.a;
+  auto& b = layers.b;
+  a.bring(5);
+  b.bring(6);
+  for (int r = 0; r < 4; ++r) {
+    auto const tokens = a.at(r).prepare(a.in(r), a.stream(r));
+    EXPECT_EQ(expect_error(ErrorCode::state, [&] { b.at(r).prepare(b.in(r), b.stream(r)); }),
+              "prepare: another exchange of this window has a dispatch without its combine");
+    expect_error(ErrorCode::state, [&] { b.at(r).finalize(b.out(r), b.stream(r)); });
+    b.at(r).abandon(b.stream(r));  // there is no round to give up
+    run_identity(tokens, a.at(r).expert_output(), a.stream(r));
+    a.at(r).finalize(a.out(r), a.stream(r));
+  }
+  a.expect_good(kPerRank<TypeParam>);
+  this->good_rounds(b, "second layer");
+  this->good_rounds(a, "first layer");
 }
 
 // Placements that are no ranges: dealt in turn, uneven, ranks without experts, replicas of a plan.

@@ -182,12 +182,12 @@ TEST(PplxLayout, GroupsShareOutTokensAndRoom) {
   EXPECT_LT(pairs.bytes, alone.bytes);
   std::size_t const rows = 8 * 32 * 65;
   std::size_t const slots = 129 * 8;
-  std::vector<std::pair<std::size_t, std::size_t>> regions{{pairs.sent, 640}, {pairs.received, 640}, {pairs.arrived, 4}};
+  std::vector<std::pair<std::size_t, std::size_t>> regions{
+      {pairs.sent, 640}, {pairs.received, 640}, {pairs.arrived, 4}, {pairs.counts, 4 * 8 * 8 * 33}};
   for (int p = 0; p < 2; ++p) {
     regions.insert(regions.end(), {{pairs.round_of[p], 4},
                                    {pairs.incomplete[p], 4},
                                    {pairs.counters[p], 4 * 256},
-                                   {pairs.counts[p], 8 * 8 * 33},
                                    {pairs.places[p], rows * 4},
                                    {pairs.back[p], slots * 4},
                                    {pairs.origins[p], rows * 4},

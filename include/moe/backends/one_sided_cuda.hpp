@@ -135,7 +135,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });
-    parity_ = next_parity(window_);
+    parity_ = order_.next_parity();
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -173,10 +173,10 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (order_.dispatched()) {
       calls_.combine({}, nullptr, 0, runtime_max_, parity_, stream, kPeer);
-    } else {
+      order_.set_idle();
+    } else if (!order_.others_dispatched()) {
       refuse(kPeer, stream);
     }
-    order_.set_idle();
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
   /// ranks, and the group goes on.
@@ -186,7 +186,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
  private:
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
   void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = next_parity(window_);
+    int const parity = order_.next_parity();
     calls_.dispatch({}, runtime_max_, parity, stream, code);
     calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
   }
@@ -199,7 +199,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
   int parity_ = 0;
-  moe::detail::CallOrder order_;
+  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

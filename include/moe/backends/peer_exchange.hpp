@@ -79,10 +79,35 @@ moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf1
   }
 }
 
-/// Counts a dispatch of the window's exchanges; which half of its buffers that one has.
-template <class Handle>
-int next_parity(Handle& window) {
-  return static_cast<int>(++window.use().dispatches[0] & 1U);
-}
+/// The order of the calls of one exchange, and of all that share its window: one dispatch at a time has no combine yet (spec 04 §10).
+class PeerOrder {
+ public:
+  explicit PeerOrder(comm::WindowUse& use) : use_(&use) {}
+  /// E_STATE unless the last round of this exchange, and of the window, was finalized or abandoned.
+  void expect_idle() const {
+    order_.expect_idle();
+    if (use_->dispatched) {
+      throw Error(ErrorCode::state, "prepare: another exchange of this window has a dispatch without its combine");
+    }
+  }
+  void expect_dispatched(char const* what) const { order_.expect_dispatched(what); }
+  bool dispatched() const { return order_.dispatched(); }
+  /// Another exchange of the window has a dispatch under way: no rank can begin one of this exchange.
+  bool others_dispatched() const { return use_->dispatched && !order_.dispatched(); }
+  /// Counts a dispatch of the window's exchanges; which half of its buffers that one has.
+  int next_parity() { return static_cast<int>(++use_->dispatches[0] & 1U); }
+  void set_dispatched() {
+    order_.set_dispatched();
+    use_->dispatched = true;
+  }
+  void set_idle() {
+    order_.set_idle();
+    use_->dispatched = false;
+  }
+
+ private:
+  moe::detail::CallOrder order_;
+  comm::WindowUse* use_;
+};
 
 }  // namespace moe::backends::detail

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
   begin_dependent_kernel();
   std::uint32_t const round = next_round(w, a.send ? a.at.sent : a.at.received);
   int const M = a.tokens.count();
-  std::uint64_t const* const counts = own<std::uint64_t>(w, a.at.counts[a.parity]);
+  std::uint64_t const* const counts = own<std::uint64_t>(w, a.at.counts_of(round));
 
   if (a.send) {
     std::uint32_t* const counters = own<std::uint32_t>(w, a.at.counters[a.parity]);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
         if (expert) {
           counters[e] = 0;
         }
-        store_relaxed(at<std::uint64_t>(w, owner, a.at.counts[a.parity]) + me * (L + 1) + (expert ? e % L : L),
+        store_relaxed(at<std::uint64_t>(w, owner, a.at.counts_of(round)) + me * (L + 1) + (expert ? e % L : L),
                       comm::count_word(round, a.sent_tag, n));
       }
     }

@@ -14,15 +14,19 @@ struct PplxGroup {
   bool weight_first = false;  ///< rows are multiplied by their router weight before they are sent, the sum has weight one; top-1 only
 };
 
-/// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine.
+/// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine. Counts go by the round
+/// instead, in rings of four: a rank that no row comes back to waits for nobody in its combine, so that, with two dispatches under way, it
+/// may send the third after the round whose counts a peer still waits to read.
 struct PplxLayout {
+  static constexpr std::uint32_t kCountRounds = 4;
   std::size_t sent = 0;              ///< own: round words of dispatch sends
   std::size_t received = 0;          ///< own: round words of dispatch receives
   std::size_t arrived = 0;           ///< own: u32 blocks that have sent their rows
+  std::size_t counts = 0;            ///< u64 [round % 4][rank][L + 1]: rows from that rank for each expert, then its tokens, with the round
+  std::size_t counts_bytes = 0;      ///< of one round's
   std::size_t round_of[2] = {};      ///< own: u32 last dispatch of each parity
   std::size_t incomplete[2] = {};    ///< own: u32 last dispatch in which a rank of this one's group did not send its share
   std::size_t counters[2] = {};      ///< own: u32 [E] rows sent to each expert; zero between dispatches
-  std::size_t counts[2] = {};        ///< u64 [rank][L + 1]: rows from that rank for each expert, then its tokens, with the round
   std::size_t rows[2] = {};          ///< [rank][L][S] rows of row_bytes(), as that rank stored them
   std::size_t scales[2] = {};        ///< float [rank][L][S][scale_stride()]
   std::size_t places[2] = {};        ///< i32 [rank][L][S]: token * k + choice
@@ -45,13 +49,14 @@ struct PplxLayout {
     sent = take.take_rounds();
     received = take.take_rounds();
     arrived = take.take(4, 1);
+    counts_bytes = sizeof(std::uint64_t) * static_cast<std::size_t>(s.ranks * (s.local_experts() + 1));
+    counts = take.take(counts_bytes, kCountRounds);
     std::int64_t const n = std::int64_t{s.ranks} * s.local_experts() * per_source;
     std::int64_t const slots = std::int64_t{s.max_tokens} * s.topk;
     for (int p = 0; p < 2; ++p) {
       round_of[p] = take.take(4, 1);
       incomplete[p] = take.take(4, 1);
       counters[p] = take.take(4, s.num_experts);
-      counts[p] = take.take(8, std::int64_t{s.ranks} * (s.local_experts() + 1));
       places[p] = take.take(4, n);
       back[p] = take.take(4, slots);
       origins[p] = take.take(4, n);
@@ -65,6 +70,7 @@ struct PplxLayout {
     }
     bytes = take.bytes();
   }
+  MOE_HD std::size_t counts_of(std::uint32_t round) const { return counts + round % kCountRounds * counts_bytes; }
 };
 
 /// The kernels of one rank over one part of a window. Defined in pplx.cuh.
@@ -205,7 +211,9 @@ class PplxExchange<Window, Config, Quant, Partial> {
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (!order_.dispatched()) {
-      refuse(kPeer, stream);
+      if (!order_.others_dispatched()) {
+        refuse(kPeer, stream);
+      }
       return;
     }
     if (half_ == Half::dispatch) {
@@ -228,11 +236,11 @@ class PplxExchange<Window, Config, Quant, Partial> {
   void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
-    parity_ = next_parity(window_);
+    parity_ = order_.next_parity();
     order_.set_dispatched();
   }
   void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = next_parity(window_);
+    int const parity = order_.next_parity();
     calls_.refuse_dispatch(parity, stream, code);
     calls_.combine({}, nullptr, 0, parity, stream);
   }
@@ -283,7 +291,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   moe::detail::ExchangeTokens tokens_;
   int parity_ = 0;
   Half half_ = Half::none;
-  moe::detail::CallOrder order_;
+  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

@@ -106,10 +106,10 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     }
     __syncthreads();
   }
-  if (tid < R) {
-    store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + w.rank,
+  if (tid < R) {  // a rank without rows may be a plan ahead: its words must not fall on those of this one, whatever the call's parity
+    store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
                   comm::count_word(round, a.sent_tag, static_cast<std::uint32_t>(total[tid])));
-    from[tid] = max(sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, tid, tid + 1, round, a.tag), 0);
+    from[tid] = max(sum_counts(w, own<std::uint64_t>(w, a.at.counts[round % 2]), 1, tid, tid + 1, round, a.tag), 0);
   }
   __syncthreads();
   if (tid == 0) {

@@ -21,7 +21,7 @@ struct TwoSidedQueues {
 struct TwoSidedLayout {
   std::size_t planned = 0;          ///< round words of the plan
   std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
-  std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round
+  std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round; by parity of the round, not of the call
   std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, for ever
   std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, for ever; it lies at the
                                     ///< sender, which polls it
@@ -163,7 +163,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
-    parity_ = next_parity(window_);
+    parity_ = order_.next_parity();
     calls_.dispatch(tokens_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
@@ -203,10 +203,10 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (order_.dispatched()) {
       calls_.combine({}, nullptr, 0, parity_, stream, kPeer);
-    } else {
+      order_.set_idle();
+    } else if (!order_.others_dispatched()) {
       refuse(kPeer, stream);
     }
-    order_.set_idle();
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
   /// ranks, and the group goes on.
@@ -215,7 +215,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
 
  private:
   void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = next_parity(window_);
+    int const parity = order_.next_parity();
     calls_.dispatch({}, parity, stream, code);
     calls_.combine({}, nullptr, 0, parity, stream);
   }
@@ -228,7 +228,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
   Partial* partial_ = nullptr;
   moe::detail::ExchangeTokens tokens_;
   int parity_ = 0;
-  moe::detail::CallOrder order_;
+  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

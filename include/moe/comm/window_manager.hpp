@@ -27,6 +27,7 @@ struct WindowUse {
   int exchanges = 0;                                  ///< constructed so far: each has its number, the same on all ranks
   std::array<std::uint32_t, kMaxSlots> dispatches{};  ///< of each slot, by device exchanges; host exchanges count in the window
   std::array<std::uint32_t, 2> layouts{};             ///< high_throughput: which dispatch filled the layout of each parity
+  bool dispatched = false;                            ///< one_sided, two_sided, pplx: a dispatch of some exchange has no combine yet
 };
 
 /// All calls are collective and in the same order on all ranks. Destruction goes from the newest window to the oldest.
