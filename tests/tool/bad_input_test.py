@@ -220,6 +220,16 @@ def disagreement(folder):
     shutil.copytree(QWEN, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "norm_topk_prob": not config["norm_topk_prob"]}))
+    revised = folder / "revised"
+    shutil.copytree(QWEN, revised)
+    for path in revised.glob("*.safetensors"):
+        tensors, metadata = read(path)
+        for name in [name for name in tensors if name.endswith("mlp.gate.weight")]:
+            kind, shape, data = tensors[name]
+            tensors[name] = (kind, shape, data[len(data) // 2:] + data[:len(data) // 2])  # the second half of the rows first
+        write(path, tensors, metadata)
+    bad("ranks_read_other_weights", [*layer(), ":", "-n", 1, TOOL, *layer(checkpoint=revised)], "E_MISMATCH",
+        "the router's weights of rank 2 are not those of rank 0", ranks=(2,))
     differ("layer", layer(), layer(1), "--layer", ": 1 and 0")
     differ("config", layer(), layer(checkpoint=other), "the description of the layer")
     differ("tensor", layer(), layer(tensor="layers.1.moe_in"), "--tensor", ": layers.1.moe_in and layers.0.moe_in")

@@ -12,6 +12,8 @@
 #include "moe/experts/weights.hpp"
 #include "moe/models/block_frame.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/parallel/fingerprint.hpp"
 #include "moe/routing/any_router.hpp"
 
 namespace moe::models {
@@ -30,9 +32,10 @@ class Block {
   static constexpr bool kRounds = !std::is_same_v<Act, float>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
+  /// E_MISMATCH if the ranks' routers have different weights, as from different versions of a checkpoint.
   Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
         std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
-      : frame_(moe::detail::build(comm, [&] { return BlockFrame<Loaded>(std::move(weights), max_tokens_per_rank); })),
+      : frame_(agreed_frame(comm, std::move(weights), max_tokens_per_rank)),
         store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
         device_(moe::detail::build(comm, [&] { return DeviceArrays(frame_); })),
         routed_(moe::detail::build(
@@ -71,6 +74,21 @@ class Block {
 
  private:
   io::LayerDescription const& d() const { return frame_.description(); }
+
+  static BlockFrame<Loaded> agreed_frame(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, std::int64_t max_tokens) {
+    auto frame = moe::detail::build(comm, [&] { return BlockFrame<Loaded>(std::move(weights), max_tokens); });
+    io::HostLayerWeights<Loaded> const& w = frame.weights();
+    std::uint64_t hash = fnv1a({});
+    auto add = [&](auto const& v) { hash = fnv1a({reinterpret_cast<char const*>(v.data()), v.size() * sizeof v[0]}, hash); };
+    io::RouterMlp const& mlp = w.router_mlp;
+    for (auto const* v : {&w.router_weight, &w.router_bias, &w.correction_bias, &w.per_expert_scale, &w.router_scale, &mlp.down,
+                          &mlp.down_bias, &mlp.norm, &mlp.fc1, &mlp.fc1_bias, &mlp.fc2, &mlp.fc2_bias, &mlp.out}) {
+      add(*v);
+    }
+    add(w.hash_table);
+    moe::detail::agree_on_hash(comm, "the router's weights", hash);
+    return frame;
+  }
 
   /// M. E_ARG, E_CAPACITY.
   std::int64_t checked_rows(std::size_t hidden_size, std::size_t output_size) const {

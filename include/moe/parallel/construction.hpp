@@ -11,8 +11,8 @@
 
 namespace moe::detail {
 
-/// Collective. 0 of every rank that has come this far, else 1 + the code that it failed with. A communicator that cannot gather host words
-/// (simulated ranks) reports this rank alone.
+/// Collective. The word of every rank that has come this far, 0 or less, else 1 + the code that it failed with. A communicator that cannot
+/// gather host words (simulated ranks) reports this rank alone, and 0 of the others.
 template <class Comm>
 std::vector<std::int64_t> gather_construction(Comm& comm, std::int64_t status) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()), 0);
@@ -27,14 +27,26 @@ std::vector<std::int64_t> gather_construction(Comm& comm, std::int64_t status) {
   return all;
 }
 
-/// Collective. E_PEER if another rank has failed in build().
+/// Collective. The words of all ranks; E_PEER if another one has failed in build().
 template <class Comm>
-void agree_on_construction(Comm& comm) {
-  std::vector<std::int64_t> const all = gather_construction(comm, 0);
+std::vector<std::int64_t> agree_on_construction(Comm& comm, std::int64_t word = 0) {
+  std::vector<std::int64_t> all = gather_construction(comm, word);
   for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] != 0) {
+    if (all[r] > 0) {
       throw TransportError(ErrorCode::peer, comm.rank(), static_cast<int>(r), "construction", 0,
                            text("rank ", r, " refused its arguments with ", name(static_cast<ErrorCode>(all[r] - 1))));
+    }
+  }
+  return all;
+}
+
+/// agree_on_construction(), and E_MISMATCH on every rank, naming the first whose `hash` of `what` is not rank 0's.
+template <class Comm>
+void agree_on_hash(Comm& comm, char const* what, std::uint64_t hash) {
+  std::vector<std::int64_t> const all = agree_on_construction(comm, -1 - static_cast<std::int64_t>(hash >> 1));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] != all[0] && all[r] != 0 && all[0] != 0) {
+      throw Error(ErrorCode::mismatch, text(what, " of rank ", r, " are not those of rank 0"));
     }
   }
 }
