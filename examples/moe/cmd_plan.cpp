@@ -108,8 +108,8 @@ std::vector<Value> row(Table<Value> const& table, int r) {
 double layer_balance(Table<double> const& loads, int layer) { return moe::eplb::balancedness(loads.row(layer)); }
 
 /// Field names and layout of the maps are those of the published load balancer's results.
-json to_json(Plan const& plan) {
-  auto const layers = ranges::views::iota(0, plan.load.rows());
+json to_json(Plan const& plan, int only_layer) {
+  auto const layers = only_layer < 0 ? ranges::views::iota(0, plan.load.rows()) : ranges::views::iota(only_layer, only_layer + 1);
   auto const per_layer = [&](auto&& make) { return json(layers | ranges::views::transform(make) | ranges::to<std::vector>()); };
   auto const& counts = plan.after.replica_count().flat();
   auto const widest = static_cast<std::size_t>(*ranges::max_element(counts));
@@ -118,7 +118,8 @@ json to_json(Plan const& plan) {
                 {"balancedness_per_layer", per_layer([&](int l) { return layer_balance(loads, l); })},
                 {"rank_loads", per_layer([&](int l) { return row(loads, l); })}};
   };
-  return {
+  auto const at = [](std::vector<int> const& values) { return [&values](int l) { return values[static_cast<std::size_t>(l)]; }; };
+  json out{
       {"policy", name(plan.policy)},
       {"num_layers", plan.load.rows()},
       {"num_logical_experts", plan.load.cols()},
@@ -140,10 +141,12 @@ json to_json(Plan const& plan) {
                 ranges::to<std::vector>();
        })},
       {"logical_count", per_layer([&](int l) { return row(plan.after.replica_count(), l); })},
-      {"moved_slots", plan.moved_slots},
-      {"expert_transfers", plan.messages},
-      {"transfer_rounds", plan.rounds},
+      {"moved_slots", per_layer(at(plan.moved_slots))},
+      {"expert_transfers", per_layer(at(plan.messages))},
+      {"transfer_rounds", per_layer(at(plan.rounds))},
   };
+  if (only_layer >= 0) out["layer"] = only_layer;
+  return out;
 }
 
 std::string bar(double value, double full, int width) {
@@ -211,15 +214,17 @@ void add_plan(CLI::App& app) {
   plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(CLI::Range(1, 1 << 20));
   plan->add_option("--ranks", options->ranks, "Ranks of the expert-parallel group")->required()->check(CLI::Range(1, 1 << 20));
   plan->add_option("--model", options->model, "Which model of a file with several");
-  plan->add_option("--layer", options->layer, "Print the maps of this layer only")->check(whole_number(0));
-  plan->add_flag("--keep-slots", options->keep_slots, "An expert that stays on its rank keeps its slot: fewer weights move");
-  plan->add_flag("--spread", options->spread, "Put copies of one expert on different ranks where an exchange allows it");
+  plan->add_option("--layer", options->layer, "Print this layer only")->check(whole_number(0));
+  plan->add_flag("--keep-slots", options->keep_slots,
+                 "An expert that stays on its rank keeps its slot: fewer weights move; a layer that would not gain keeps its map");
+  plan->add_flag("--spread", options->spread,
+                 "Put copies of one expert on different ranks where an exchange allows it; a layer that would not gain keeps its map");
   plan->add_flag("--json", options->json, "Print one JSON object instead of the picture");
   plan->callback([options] {
     require_one_rank("plan");
     Plan const made = make_plan(*options);
     if (options->json) {
-      fmt::print("{}\n", to_json(made).dump());
+      fmt::print("{}\n", to_json(made, options->layer).dump());
     } else {
       print(made, options->layer);
     }

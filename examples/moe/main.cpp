@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <new>
 #include <string>
 #include <system_error>
 
@@ -66,6 +67,8 @@ int main(int argc, char** argv) {
     return fail(usage_error(app, e), 2);
   } catch (moe_tool::Reported const&) {
     return 1;
+  } catch (std::bad_alloc const&) {
+    return fail("E_CAPACITY: memory does not suffice for sizes like these", 1);
   } catch (std::exception const& e) {
     return fail(e.what(), 1);
   }

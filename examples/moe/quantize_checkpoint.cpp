@@ -135,6 +135,7 @@ class NewDirectory {
     }
     temporary_ = path_;
     temporary_ += moe::text(".partial-", ::getpid());
+    for (fs::path p = path_.parent_path(); !p.empty() && !fs::exists(p, ignored); p = p.parent_path()) made_.push_back(p);
     std::error_code error;
     if (!fs::create_directories(temporary_, error)) {
       throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' cannot be made: ", error.message()));
@@ -145,16 +146,21 @@ class NewDirectory {
   ~NewDirectory() {
     std::error_code ignored;
     fs::remove_all(temporary_, ignored);
+    if (committed_) return;
+    for (fs::path const& parent : made_) fs::remove(parent, ignored);
   }
   fs::path const& path() const { return temporary_; }
   void commit() {
     std::error_code error;
     fs::rename(temporary_, path_, error);
     if (error) throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' cannot be made: ", error.message()));
+    committed_ = true;
   }
 
  private:
   fs::path path_, temporary_;
+  std::vector<fs::path> made_;  // parents that were not there, the innermost first
+  bool committed_ = false;
 };
 
 /// The experts of one layer whose tensors are fused: its description says how they lie, its reader gives them one at a time.
@@ -225,9 +231,15 @@ class Conversion {
   Conversion(Source const& source, CheckpointScheme scheme)
       : store_(source.directory), config_(moe::io::HfConfig::from_file(source.directory)), scheme_(std::move(scheme)) {
     for (auto const& name : source.shards) shards_.push_back(std::make_unique<SafetensorsFile>(source.directory / name));
+    for (std::string_view name : store_.names()) (void)store_.at(name);  // E_ARG if the index puts it where it is not
     for (auto const& shard : shards_) {
-      for (auto const& [name, t] : shard->tensors()) plan(*shard, t);
+      for (auto const& [name, t] : shard->tensors()) {
+        if (!store_.contains(name))
+          throw Error(ErrorCode::argument, moe::text(shard->where(t), ": the index of the checkpoint does not have it"));
+        plan(*shard, t);
+      }
     }
+    check_experts();
     if (expert_weights_ == 0) {
       throw Error(ErrorCode::unsupported,
                   moe::text("'", source.directory.string(), "' has no expert weights named '….experts.N.….weight' and no fused ones"));
@@ -280,6 +292,7 @@ class Conversion {
     }
     if (fused == nullptr) {
       fit_scheme(scheme_, t.shape[1], file.where(t));
+      note_expert(file, t);
       ++expert_weights_;
       return;
     }
@@ -295,6 +308,31 @@ class Conversion {
     if (kind == Kind::blocks) fit_scheme(scheme_, t.shape[1], file.where(t));
     blocks_ = blocks_ || kind == Kind::blocks;
     expert_weights_ += t.shape[0];
+  }
+  /// "….experts.7.down_proj.weight": one more of that layer's down projections, which are all of one shape.
+  void note_expert(SafetensorsFile const& file, TensorInfo const& t) {
+    std::string const base = base_of(t.name);
+    std::size_t const projection = base.rfind('.');
+    std::size_t const number = base.rfind('.', projection - 1);
+    auto& like = experts_[base.substr(0, number)][base.substr(projection + 1)];
+    if (like.empty()) like.push_back(&t);
+    if (t.shape != like.front()->shape) {
+      throw Error(ErrorCode::argument,
+                  moe::text(file.where(t), ": shape ", t.shape_text(), ", of other experts ", like.front()->shape_text()));
+    }
+    if (like.front() != &t) like.push_back(&t);
+  }
+  /// E_ARG unless a layer has as many of each projection.
+  void check_experts() const {
+    for (auto const& [layer, projections] : experts_) {
+      auto const& [first, all] = *projections.begin();
+      for (auto const& [projection, some] : projections) {
+        if (some.size() != all.size()) {
+          throw Error(ErrorCode::argument,
+                      moe::text("'", layer, "': ", all.size(), " experts have ", first, ", ", some.size(), " have ", projection));
+        }
+      }
+    }
   }
   Kind kind_of(SafetensorsFile const& file, TensorInfo const& t, FusedName const& name) {
     if (scheme_.name == "fp8_block128") return Kind::stack;
@@ -329,6 +367,7 @@ class Conversion {
   std::map<std::int64_t, std::unique_ptr<FusedLayer>> layers_;
   std::map<std::string, std::pair<FusedName const*, Kind>> fused_;
   std::int64_t expert_weights_ = 0;
+  std::map<std::string, std::map<std::string, std::vector<TensorInfo const*>>> experts_;  // by layer and projection
   bool blocks_ = false;
   std::vector<std::string> unquantized_;  ///< linear modules that stay as they are
 };

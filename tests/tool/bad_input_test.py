@@ -152,6 +152,7 @@ def checkpoints(folder):
     config("config_with_topk_9", lambda c: c.update(num_experts_per_tok=9), "9", "8")
     config("config_of_unknown_model", lambda c: c.update(model_type="llama"), "llama", "qwen3_moe")
     config("config_cut", lambda c: json.dumps(c)[:100], "JSON")
+    config("config_with_biases", lambda c: c.update(mlp_bias=True), "mlp_bias is true, and experts of qwen3_moe have no biases")
 
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")

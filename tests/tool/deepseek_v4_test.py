@@ -112,6 +112,16 @@ def refused(folder, token, ranks):
     return None if done.returncode == 1 and wanted in done.stderr else f"token {token} on {ranks} ranks: {done.returncode} {done.stderr}"
 
 
+def unknown_activation(folder):
+    copy = folder / "activation"
+    copy.mkdir()
+    for path in folder.glob("*.s*t*"):
+        (copy / path.name).symlink_to(path)
+    (copy / "config.json").write_text((folder / "config.json").read_text().replace('"silu"', '"tanh"'))
+    done = moe("layer", "--checkpoint", copy, "--layer", 0, "--input", folder / "io.st", "--tensor", "x", "--output", folder / "none.safetensors", ranks=0)
+    return None if done.returncode == 1 and '\'hidden_act\' is "tanh", known: silu' in done.stderr else f"hidden_act: {done.returncode} {done.stderr}"
+
+
 with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary) / "v4"
     folder.mkdir()
@@ -132,6 +142,7 @@ with tempfile.TemporaryDirectory() as temporary:
     write(folder / "io.st", io)
     jobs = [(run, folder, number, ranks) for number in (0, 1) for ranks in (0, 2)]
     jobs += [(refused, folder, token, ranks) for token in (-1, VOCABULARY) for ranks in (0, 2)]
+    jobs.append((unknown_activation, folder))
     failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 sys.exit(1 if failures else 0)

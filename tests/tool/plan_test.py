@@ -46,6 +46,11 @@ def check_picture():
     assert len(rows) == 2 and rows[0].endswith("121.5  5/2 6"), rows
     one = plan(*reference_arguments(path, json.loads(path.read_text())), "--layer", 1)
     assert "layer 1:" in one.stdout and "layer 0:" not in one.stdout
+    both = json.loads(plan(*reference_arguments(path, json.loads(path.read_text())), "--json").stdout)
+    one = json.loads(plan(*reference_arguments(path, json.loads(path.read_text())), "--layer", 1, "--json").stdout)
+    assert one["layer"] == 1 and "layer" not in both
+    for field in ("physical_to_logical", "logical_to_physical", "logical_count", "moved_slots", "expert_transfers", "transfer_rounds"):
+        assert one[field] == both[field][1:2], field
     kept = plan(*reference_arguments(path, json.loads(path.read_text())), "--keep-slots", "--json")
     moved = json.loads(plan(*reference_arguments(path, json.loads(path.read_text())), "--json").stdout)
     assert sum(json.loads(kept.stdout)["moved_slots"]) <= sum(moved["moved_slots"])
@@ -76,6 +81,7 @@ def check_errors():
             refused(1, part, "--load", bad, "--ranks", 1)
         refused(1, "nearest valid --replicas: 3", "--load", example, "--ranks", 5)
         refused(1, "--layer 99 is out of range [0, 2)", "--load", example, "--ranks", 4, "--layer", 99)
+        refused(1, 'has no models, so none is "other"', "--load", example, "--ranks", 4, "--model", "other")
         refused(2, "--ranks", "--load", example)
         refused(2, "--load", "--ranks", 4)
         refused(2, "--ranks", "--load", example, "--ranks", 0)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 
+from tool import read, write
+
 TOOL = os.environ["MOE_TOOL"]
 GOLDEN = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
 SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128", "fp8_block128", "fp8_per_tensor_ue8m0", "fp8_per_token_ue8m0",
@@ -257,8 +259,34 @@ def bad_input(folder: pathlib.Path) -> None:
     check((folder / "link.safetensors").is_symlink() and dangling.is_symlink(), "a link was replaced")
 
 
+def incomplete_checkpoints(folder: pathlib.Path) -> None:
+    """An expert's tensor that is missing from the index, from its shard, or from both; the parents of an output that does not come about."""
+    source, lost = GOLDEN / "checkpoints" / "qwen3_moe_tiny", "model.layers.1.mlp.experts.3.up_proj.weight"
+    for name, from_index, from_shard, words in (
+        ("index", True, False, "the index of the checkpoint does not have it"),
+        ("shard", False, True, f"tensor '{lost}' is missing"),
+        ("both", True, True, "'model.layers.1.mlp.experts': 8 experts have down_proj, 7 have up_proj"),
+    ):
+        copy = folder / f"without_{name}"
+        shutil.copytree(source, copy)
+        path = copy / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        shard = copy / index["weight_map"][lost]
+        if from_index:
+            del index["weight_map"][lost]
+            path.write_text(json.dumps(index))
+        if from_shard:
+            contents, metadata = read(shard)
+            del contents[lost]
+            write(shard, contents, metadata)
+        done = moe("--scheme", "fp8_per_channel", "--input", copy, "--output", folder / f"parent_{name}" / "deeper" / "out")
+        check(done.returncode == 1 and words in done.stderr, f"without {name}: {done.returncode} {done.stderr}")
+        check(not (folder / f"parent_{name}").exists(), f"without {name}: a failed run left its output's parents")
+
+
 with tempfile.TemporaryDirectory() as name:
     tensors(pathlib.Path(name))
+    incomplete_checkpoints(pathlib.Path(name))
     checkpoints(pathlib.Path(name))
     unusual_checkpoints(pathlib.Path(name))
     bad_input(pathlib.Path(name))

@@ -257,6 +257,28 @@ TEST(LayerWeights, BiasesFollowTheirRows) {
   EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t, d); }), "missing expert weights: layer 1, expert 0, shard bias");
 }
 
+TEST(LayerWeights, OneExpertWithBiases) {
+  Tensors t = interleaved();
+  t[kRoot + "experts.gate_up_proj_bias"] = tensor({kE, 2 * kI}, [](auto, auto, auto r) { return static_cast<float>(r); });
+  t[kRoot + "experts.down_proj_bias"] = tensor({kE, kH}, [](auto, auto, auto h) { return static_cast<float>(h); });
+  for (auto& [name, some] : t) {
+    some.shape[0] = 1;
+    some.data.resize(some.data.size() / at(kE));
+  }
+  LayerDescription d = description(WeightLayout::fused_transposed_interleaved);
+  d.expert_bias = true;
+  d.router.num_experts = d.router.topk = 1;
+  auto const w = load(t, d);
+  EXPECT_EQ(w.w13_bias[1], 2.0F) << "gate 1 was at column 2";
+  EXPECT_EQ(w.w2_bias[5], 5.0F);
+}
+
+TEST(LayerWeights, SharedExpertsThatTheConfigurationDoesNotHave) {
+  Tensors t = per_expert();
+  t[kRoot + "shared_experts.up_proj.weight"] = tensor({kI, kH}, up);
+  EXPECT_HAS(message_of(ErrorCode::config, [&] { load(t); }), "layer 1: the configuration has no shared experts, but");
+}
+
 TEST(LayerWeights, M3_MissingExpert) {
   Tensors t = per_expert();
   t.erase(kRoot + "experts.2.up_proj.weight");

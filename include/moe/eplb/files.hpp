@@ -97,9 +97,11 @@ inline void save_load(std::filesystem::path const& path, std::map<std::string, T
 /// "load", or the rows alone. E_ARG naming the file and what is wrong with it.
 inline Table<double> read_load(std::filesystem::path const& path, std::string const& key = "") {
   nlohmann::json const file = detail::read_json(path);
+  bool const has_models = file.is_object() && file.contains("models") && file["models"].is_object();
+  if (!key.empty() && !has_models) throw Error(ErrorCode::argument, text(path.string(), ": has no models, so none is \"", key, "\""));
   if (file.is_array()) return detail::table_from_json<double>(file, path.string());
   if (!file.is_object()) throw Error(ErrorCode::argument, text(path.string(), ": must hold an object or an array of rows"));
-  if (file.contains("models") && file["models"].is_object()) {
+  if (has_models) {
     nlohmann::json const& models = file["models"];
     std::string known;
     for (auto const& item : models.items()) known += (known.empty() ? "" : ", ") + item.key();

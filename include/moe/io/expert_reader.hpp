@@ -322,13 +322,13 @@ class ExpertReader {
     block("w2", down.data());
     detail::transpose(down.data(), i, h, w2);
   }
-  /// Row `row` of a bias [rows, n] (or the whole of [n] where rows is 1).
+  /// Row `row` of a bias [rows, n]; the whole of [n] where rows is 1 and the tensor is one expert's.
   void bias_row(std::string const& tensor, std::int64_t row, std::int64_t rows, std::int64_t n, float* out) const {
     auto const t = store_.find(tensor);
     if (!t)
       throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", expert ", row, ", shard bias ('", tensor,
                                                 "' in '", store_.label(), "')"));
-    if (rows == 1) {
+    if (rows == 1 && t->shape().size() == 1) {
       require_shape(*t, {n});
     } else {
       require_shape(*t, {rows, n});

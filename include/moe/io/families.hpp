@@ -333,6 +333,7 @@ inline void lfm2(Config c, Out d) {
 
 inline void deepseek_v4(Config c, Out d, std::int64_t layer) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
+  if (c.has("hidden_act")) c.string("hidden_act", {"silu"});
   c.string("scoring_func", {"sqrtsoftplus"});
   d.router.scoring = Scoring::sqrtsoftplus;
   renormalise(d, c.flag("norm_topk_prob"), 1e-20F);

@@ -234,6 +234,12 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   LayerDescription d;
   d.model_type = c.model_type();
   family.describe(c, d, layer);
+  for (char const* biases : {"mlp_bias", d.model_type.starts_with("ernie") ? "use_bias" : "mlp_bias"}) {
+    if (!d.expert_bias && c.has(biases) && c.flag(biases)) {
+      throw Error(ErrorCode::unsupported,
+                  one_line("'", c.label(), "': ", biases, " is true, and experts of ", d.model_type, " have no biases here"));
+    }
+  }
   if (c.has("quantization_config")) {
     d.quantization = checkpoint_quantization(c.section("quantization_config"));
     // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8.

@@ -139,6 +139,7 @@ class LayerLoader {
     load_router(w);
     load_experts(w, options);
     if (options.shared && d_.shared.count > 0) load_shared(w.shared, options);
+    if (d_.shared.count == 0) refuse_shared();
     std::int64_t const h = d_.hidden;
     if (d_.latent > 0) {
       bool const kimi = has_linear(store_, root_ + "routed_expert_down_proj");
@@ -209,8 +210,7 @@ class LayerLoader {
     if (d_.router_bias) w.router_bias = vector(router_ + ".bias", n);
     if (d_.router_input == RouterInput::scaled_rms_norm) w.router_scale = vector(root_ + "router.scale", h);
     if (d_.per_expert_scale) w.per_expert_scale = vector(root_ + "router.per_expert_scale", r.num_experts);
-    if (r.num_joint_shared > 0)
-      w.global_scale = store_.contains(root_ + "gate.global_scale") ? vector(root_ + "gate.global_scale", 1)[0] : 1.0F;
+    if (r.num_joint_shared > 0) w.global_scale = vector(root_ + "gate.global_scale", 1)[0];
     if (d_.correction_bias) {
       constexpr std::array kNames{"gate.e_score_correction_bias",
                                   "e_score_correction_bias",
@@ -327,6 +327,19 @@ class LayerLoader {
     }
   }
 
+  std::array<std::string, 4> shared_prefixes() const {
+    return {root_ + "shared_experts.", root_ + "shared_expert.", root_ + "shared_mlp.", layer_prefix_ + "shared_mlp."};
+  }
+  /// E_CONFIG if the file has shared experts that the description does not have: the layer would be another one without them.
+  void refuse_shared() const {
+    for (std::string const& prefix : shared_prefixes()) {
+      auto const found = store_.names(prefix);
+      if (!found.empty()) {
+        throw Error(ErrorCode::config, one_line("layer ", layer_, ": the configuration has no shared experts, but '", store_.label(),
+                                                "' holds '", found.front(), "'"));
+      }
+    }
+  }
   template <class T>
   void load_shared(SharedWeights<T>& s, LoadOptions const& options) const {
     bool const gated = d_.shared.activation.gated();
@@ -363,8 +376,7 @@ class LayerLoader {
   std::vector<SharedPart> shared_parts(bool stacked, std::int64_t width) const {
     std::int64_t const h = d_.hidden;
     bool const gated = d_.shared.activation.gated();
-    for (std::string const& base :
-         {root_ + "shared_experts.", root_ + "shared_expert.", root_ + "shared_mlp.", layer_prefix_ + "shared_mlp."}) {
+    for (std::string const& base : shared_prefixes()) {
       if (stacked) {
         if (!store_.contains(base + "gate_proj")) continue;
         return {
