@@ -9,6 +9,7 @@
 #include "moe/core/check.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/construction.hpp"
+#include "moe/parallel/layer_fingerprint.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/route.hpp"
@@ -89,7 +90,8 @@ class Layer {
   };
 
   /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer. Throws
-  /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER.
+  /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
+  /// naming the first choice that differs between them.
   Layer(Comm& comm, Weights const& weights, Params const& p)
       : shape_(build(comm, [&] { return Shape<Config>(layer_shape(p.shape)); })),
         router_(build(comm, [&] { return Router(p.router); })),
@@ -172,10 +174,10 @@ class Layer {
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
     build(comm, [&] {
       check_router();
-      check_mapping(p.placement);
+      check_mapping(p.placement, p.backend);
       check_local_experts(weights, p.placement, comm.rank(), comm.size());
     });
-    agree_on_construction(comm);
+    agree_on_fingerprint(comm, layer_fingerprint<Config, Quant, Backend>(shape_, router_, p.activation));
     return p.max_tokens_per_rank;
   }
   void take_memory() {
@@ -243,7 +245,7 @@ class Layer {
     }
   }
   bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
-  void check_mapping(ExpertPlacement const& placement) const {
+  void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const {
     if (!maps()) {
       for (int slot = 0; slot < placement.num_physical(); ++slot) {
         if (placement.logical(slot) != slot) {
@@ -265,6 +267,18 @@ class Layer {
     };
     expect("num_experts", mapping_.num_experts, shape_.num_experts());
     expect("num_physical", mapping_.num_physical, placement.num_physical());
+    if (kBatchInvariant<Config> && mapping_.num_physical > mapping_.num_experts && sums_by_rank(backend)) {
+      throw Error(ErrorCode::config,
+                  text("batch_invariant: ", mapping_.num_physical, " physical experts for ", mapping_.num_experts,
+                       ": which replica a token goes to, and so which of its outputs one rank adds, depends on its place in "
+                       "the batch. Have one replica of each, or a backend that returns every choice's output"));
+    }
+  }
+  /// Whether a token's outputs are added on the ranks of its experts before they come back.
+  static bool sums_by_rank([[maybe_unused]] typename Backend::Params const& backend) {
+    bool merged = Backend::kReduction != TopKReduction::backend;
+    if constexpr (requires { backend.deduplicate; }) merged = merged || backend.deduplicate;
+    return merged;
   }
   /// topk_ids() and topk_weights(), and in dispatched_ the ids that leave this rank: physical, and none for a zero expert, which needs
   /// no rank. On the device without a mapping the exchange leaves zero experts out itself.

@@ -22,6 +22,10 @@ using namespace moe_test;
 using Naive = backends::Naive<comm::Mpi>;
 using Batched = backends::LowLatency<comm::MpiShared>;
 
+struct Invariant : RegistryConfig {
+  static constexpr bool batch_invariant = true;
+};
+
 /// The last rank errs.
 template <class Backend>
 class Refusals : public testing::Test {
@@ -69,6 +73,87 @@ TYPED_TEST(Refusals, ConstructionOfALayer) {
   std::vector<float> y(kHidden);
   Layer layer(this->mpi, store.view(), good);
   layer.forward(make_rows(x.data(), 1, kHidden), make_rows(logits.data(), 1, num_experts), make_rows(y.data(), 1, kHidden));
+}
+
+// What decides a token's result is the same on all ranks, or every rank is told what differs.
+TYPED_TEST(Refusals, LayersThatDiffer) {
+  using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
+  int const num_experts = 4 * this->mpi.size();
+  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
+  experts::WeightStore<RegistryConfig, None> const narrow(4, kHidden, kIntermediate / 2, true);
+  auto build = [&](auto&& change, bool other_weights = false) {
+    typename Layer::Params p{.shape = {kHidden, kIntermediate, num_experts, 1},
+                             .max_tokens_per_rank = 4,
+                             .placement = ExpertPlacement(num_experts, this->mpi.size()),
+                             .router = {.num_experts = num_experts, .topk = 1}};
+    if (this->errs()) change(p);
+    Layer layer(this->mpi, (this->errs() && other_weights ? narrow : store).view(), p);
+  };
+  auto differs = [&](std::string_view field, std::string_view ours, std::string_view theirs, auto&& change, bool other_weights = false) {
+    if (this->mpi.size() == 1) return;
+    expect_error(ErrorCode::mismatch,
+                 text("ranks disagree about ", field, ": rank 0 has ", ours, ", rank ", this->mpi.size() - 1, " has ", theirs),
+                 [&] { build(change, other_weights); });
+  };
+  differs("weight_on_input", "0", "1", [](auto& p) { p.shape.weight_on_input = true; });
+  differs(
+      "intermediate", text(kIntermediate), text(kIntermediate / 2), [](auto& p) { p.shape.intermediate = kIntermediate / 2; }, true);
+  differs("scoring", "softmax", "sigmoid", [](auto& p) { p.router.scoring = routing::Scoring::sigmoid; });
+  differs("routed_scaling_factor", "1", "1.00000012", [](auto& p) { p.router.routed_scaling_factor = 1.00000012F; });
+  build([](auto&) {});
+}
+
+// Which replica a token goes to depends on its place in the batch, and with it the sums of a rank that adds outputs.
+TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
+  using Layer = ModularKernel<Invariant, routing::AnyRouter, None, TypeParam, experts::Reference<float>>;
+  std::vector<std::int32_t> slots;
+  for (int r = 0; r < this->mpi.size(); ++r) slots.push_back(r);  // expert 0 is everywhere
+  int const P = this->mpi.size();
+  std::vector<std::int32_t> const owners(static_cast<std::size_t>(P), 0);
+  std::int32_t const count = P;
+  experts::WeightStore<Invariant, None> const store(1, kHidden, kIntermediate, true);
+  auto build = [&] {
+    typename Layer::Params p{.shape = {kHidden, kIntermediate, 1, 1},
+                             .max_tokens_per_rank = 4,
+                             .placement = ExpertPlacement::from_physical_to_logical(owners, 1, P),
+                             .router = {.num_experts = 1, .topk = 1}};
+    p.mapping = {.num_experts = 1,
+                 .num_physical = P,
+                 .max_replicas = P,
+                 .logical_to_physical = slots.data(),
+                 .replica_count = &count,
+                 .source_rank = this->mpi.rank(),
+                 .ep_size = P};
+    Layer layer(this->mpi, store.view(), p);
+  };
+  if (P == 1 || TypeParam::kReduction == TopKReduction::backend) {
+    build();
+  } else {
+    expect_error(ErrorCode::config, "batch_invariant: ", build);
+  }
+}
+
+TYPED_TEST(Refusals, LogitsThatAreNoRows) {
+  using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
+  int const num_experts = 4 * this->mpi.size();
+  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
+  Layer layer(this->mpi, store.view(),
+              {.shape = {kHidden, kIntermediate, num_experts, 2},
+               .max_tokens_per_rank = 4,
+               .placement = ExpertPlacement(num_experts, this->mpi.size()),
+               .router = {.num_experts = num_experts, .topk = 2}});
+  std::vector<float> const x(2 * kHidden, 1.0F);
+  std::vector<float> const logits(2 * static_cast<std::size_t>(num_experts), 0.0F);
+  std::vector<float> y(2 * kHidden);
+  auto forward = [&](float const* data, std::int64_t stride) {
+    layer.forward(make_rows(x.data(), 2, kHidden), make_rows(data, 2, num_experts, stride), make_rows(y.data(), 2, kHidden));
+  };
+  auto refuses = [&](std::string_view part, float const* data, std::int64_t stride) {
+    this->expect_refusal(ErrorCode::argument, part, [&] { this->errs() ? forward(data, stride) : forward(logits.data(), num_experts); });
+  };
+  refuses("router_logits: null pointer for 2 rows", nullptr, num_experts);
+  refuses("router_logits: row stride 1 is less than the width", logits.data(), 1);
+  forward(logits.data(), num_experts);
 }
 
 TYPED_TEST(Refusals, RoutingThatThrows) {

@@ -19,6 +19,7 @@ struct Naive {
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
+  static constexpr bool kBatchInvariant = Space::kKind == SpaceKind::host;
   struct Params {
     Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
   };

@@ -71,6 +71,9 @@ MOE_RULE(SharedMemoryFits,
 MOE_RULE(ExpertsAreBatchInvariant,
          "moe: the layer must be batch-invariant, and the experts kernel sums in an order that depends on the number of rows. "
          "Fix: choose experts that declare kBatchInvariant, or drop batch_invariant (docs/errors.md#batch-invariant)");
+MOE_RULE(BackendIsBatchInvariant,
+         "moe: the layer must be batch-invariant, and the backend sums over ranks in an order that depends on the number of rows. "
+         "Fix: choose a backend that sums in rank order, or drop batch_invariant (docs/errors.md#batch-invariant)");
 MOE_RULE(TopKInBounds,
          "moe: topk must be at least 1, at most num_experts and at most 32. "
          "Fix: correct the layer configuration (docs/errors.md#topk)");
@@ -104,6 +107,16 @@ constexpr bool promises_batch_invariance() {
   return requires { requires Experts::kBatchInvariant; };
 }
 
+/// A backend sums over ranks in an order of its own unless it says otherwise.
+template <class Backend>
+constexpr bool keeps_rank_order() {
+  if constexpr (requires { Backend::kBatchInvariant; }) {
+    return Backend::kBatchInvariant;
+  } else {
+    return true;
+  }
+}
+
 /// All rules over one composition, in the order in which they are reported.
 template <class Config, class Router, class Quant, class Backend, class Experts>
 struct Verdicts {
@@ -135,6 +148,7 @@ struct Verdicts {
       Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
               Value<Config::intermediate>>,
       Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || promises_batch_invariance<Experts>(), Experts>,
+      Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || keeps_rank_order<Backend>(), Backend>,
       Verdict<rules::SharedMemoryFits, kShared <= Experts::kSharedMemoryLimit, Value<kShared>, Value<Experts::kSharedMemoryLimit>>>;
 };
 

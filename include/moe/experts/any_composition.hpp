@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/any_composition.hpp: the facts of experts that the rules never refuse: every format, element, activation, scheme and shape.
+// experts/any_composition.hpp: the facts of experts that take every format, element of the library, activation, scheme and shape.
 #pragma once
+
+#include <type_traits>
 
 #include "moe/core/types.hpp"
 
@@ -12,9 +14,11 @@ struct AnyComposition {
   static constexpr TopKReduction reduction(ActivationFormat f) {
     return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
   }
+  template <class T>
+  static constexpr bool is_element = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
   template <class Act, class Weight>
   static constexpr bool supports_element() {
-    return true;
+    return is_element<Act> && is_element<Weight>;
   }
   template <class A>
   static constexpr bool supports_activation() {

@@ -142,11 +142,18 @@ void check_args(RouterConfig const& c, RouteArgs<L> const& a) {
   std::int64_t const m = a.logits.extent(0);
   require(a.logits.extent(1) == c.num_logits(), e_arg, "router_logits: shape [", m, ", ", a.logits.extent(1), "], expected [", m, ", ",
           c.num_logits(), "]");
+  auto rows = [&](char const* what, auto const& v) {
+    require(m == 0 || v.data_handle() != nullptr, e_arg, what, ": null pointer for ", m, " rows");
+    require(m < 2 || v.stride(0) >= v.extent(1), e_arg, what, ": row stride ", v.stride(0), " is less than the width ", v.extent(1));
+  };
+  rows("router_logits", a.logits);
   require(a.num_valid_rows >= 0 && a.num_valid_rows <= m, e_arg, "num_valid_rows: ", a.num_valid_rows, " is out of range [0, ", m, "]");
   require(a.topk_ids.extent(0) == m && a.topk_ids.extent(1) == c.num_slots(), e_arg, "topk_ids: shape [", a.topk_ids.extent(0), ", ",
           a.topk_ids.extent(1), "], expected [", m, ", ", c.num_slots(), "]");
   require(a.topk_weights.extent(0) == m && a.topk_weights.extent(1) == c.num_slots(), e_arg, "topk_weights: shape [",
           a.topk_weights.extent(0), ", ", a.topk_weights.extent(1), "], expected [", m, ", ", c.num_slots(), "]");
+  rows("topk_ids", a.topk_ids);
+  rows("topk_weights", a.topk_weights);
   require(
       a.shared_weights.data_handle() == nullptr || (a.shared_weights.extent(0) == m && a.shared_weights.extent(1) == c.num_joint_shared),
       e_arg, "shared_weights: shape [", a.shared_weights.extent(0), ", ", a.shared_weights.extent(1), "], expected [", m, ", ",

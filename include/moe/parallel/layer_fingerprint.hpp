@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// parallel/layer_fingerprint.hpp: what all ranks of one layer must have chosen alike, beyond what its exchange compares. Spec 03 §4.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "moe/core/layer_config.hpp"
+#include "moe/core/types.hpp"
+#include "moe/parallel/fingerprint.hpp"
+
+namespace moe::detail {
+
+/// Nine digits tell every float from its neighbours.
+inline std::string digits(float value) {
+  char out[32];
+  std::snprintf(out, sizeof out, "%.9g", static_cast<double>(value));
+  return out;
+}
+
+/// A rank may choose experts of its own, and its own number of tokens; the rest decides what a token's result is.
+template <class Config, class Quant, class Backend, class Router>
+Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, typename Config::Activation const& activation) {
+  using Activation = typename Config::Activation;
+  Fingerprint f;
+  f.add("backend", Backend::kName).add("quantization", Quant::kName).add("Act", name(dtype_of<typename Config::Act>));
+  f.add("hidden", shape.hidden()).add("intermediate", shape.intermediate()).add("num_experts", shape.num_experts());
+  f.add("top_k", shape.topk()).add("weight_on_input", shape.weight_on_input());
+  if constexpr (requires { Activation::kName; }) f.add("activation", Activation::kName);
+  if constexpr (requires { activation.kind; }) f.add("activation kind", static_cast<int>(activation.kind));
+  if constexpr (requires { activation.constants; }) {
+    auto const& c = activation.constants;
+    for (auto const& [field, value] : {std::pair{"activation alpha", c.alpha},
+                                       {"activation beta", c.beta},
+                                       {"activation limit", c.limit},
+                                       {"activation situ_gate", c.situ_gate},
+                                       {"activation situ_up", c.situ_up}}) {
+      f.add(field, digits(value));
+    }
+  }
+  f.add("router", Router::kName);
+  if constexpr (requires { router.resolved(); }) {
+    auto const r = router.resolved();
+    f.add("scoring", name(r.scoring)).add("order", static_cast<int>(r.order)).add("selection", static_cast<int>(r.selection));
+    f.add("renormalisation", static_cast<int>(r.renorm)).add("renorm_eps", digits(r.renorm_eps)).add("renorm_p", digits(r.renorm_p));
+    f.add("routed_scaling_factor", digits(r.routed_scaling_factor)).add("logit_softcap", digits(r.logit_softcap));
+    f.add("num_expert_group", r.num_expert_group).add("topk_group", r.topk_group).add("group_score", static_cast<int>(r.group_score));
+    f.add("sparsemixer_eps", digits(r.sparsemixer_eps)).add("num_zero_experts", r.num_zero_experts);
+    f.add("zero_expert_kind", static_cast<int>(r.zero_expert_kind)).add("num_joint_shared", r.num_joint_shared);
+    f.add("degenerate", static_cast<int>(r.degenerate)).add("correction_bias", r.correction_bias != nullptr);
+    f.add("per_expert_scale", r.per_expert_scale != nullptr).add("vocabulary", r.vocabulary);
+  }
+  return f;
+}
+
+}  // namespace moe::detail
