@@ -174,6 +174,10 @@ class Layer {
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
     build(comm, [&] {
       check_router();
+      constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // so that sizes of arrays do not overflow
+      if (p.max_tokens_per_rank > kMostTokens) {
+        throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostTokens));
+      }
       check_mapping(p.placement, p.backend);
       check_local_experts(weights, p.placement, comm.rank(), comm.size());
     });

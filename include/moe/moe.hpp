@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe.hpp: everything that a host program needs to compose and run a layer. MPI and oneDNN policies come along where their headers are.
+// moe.hpp: everything that a host program needs to compose and run a layer. MPI and oneDNN policies come along where their headers are;
+// backends over windows do not (backends/<name>_host.hpp, comm/mpi_shared.hpp).
 #pragma once
 
 #include "moe/activation/activation.hpp"

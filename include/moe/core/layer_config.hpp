@@ -81,8 +81,9 @@ class Shape {
       throw Error(ErrorCode::config, text(what, ": ", given, " was given, but the layer's type fixes it to ", fixed));
     }
     std::int64_t const value = fixed == dynamic ? given : fixed;
-    if (value < 1) {
-      throw Error(ErrorCode::config, text(what, ": ", value, " must be at least 1"));
+    constexpr std::int64_t kMost = std::int64_t{1} << 24;  // so that sizes of arrays do not overflow
+    if (value < 1 || value > kMost) {
+      throw Error(ErrorCode::config, text(what, ": ", value, " must be at least 1", value > kMost ? text(" and at most ", kMost) : ""));
     }
     return value;
   }
