@@ -188,8 +188,30 @@ TYPED_TEST(Agreement, RanksInDifferentLayersAreAMismatch) {
   auto const batch = random_batch<float>(this->rank(), 7, 4, 16, 2, 6);
   std::string const layer = expect_error(ErrorCode::mismatch, [&] { (this->errs() ? b : a).exchange().prepare(batch.tokens(), {}); });
   EXPECT_EQ(layer.find("layer: rank 0 is in layer "), 0U) << layer;
+  for (int round = 0; round < 2; ++round) {
+    a.check(batch, "the layer of most");
+    b.check(batch, "the layer of one");
+    if (this->errs()) {
+      b.exchange().abandon({});
+    } else {
+      expect_error(ErrorCode::mismatch, [&] { a.exchange().prepare(batch.tokens(), {}); });
+    }
+  }
+  a.run_experts(a.exchange().prepare(batch.tokens(), {}));  // one rank is in the other layer's dispatch, or gives that up
+  std::vector<float> out(batch.x.size());
+  auto finalize = [&] { a.exchange().finalize(moe::make_rows(out.data(), batch.rows, batch.hidden), {}); };
+  expect_error(ErrorCode::mismatch, [&] { this->errs() ? (void)b.exchange().prepare(batch.tokens(), {}) : finalize(); });
+  if (this->errs()) {
+    b.exchange().abandon({});
+  } else {
+    expect_error(ErrorCode::mismatch, finalize);
+  }
+  finalize();
+  EXPECT_EQ(out[0], batch.expected(0, 0, 6)) << "the round is still open";
   Harness<TypeParam> c(this->comm, setup);
-  c.check(batch, "other layers of the group work");
+  for (auto* h : {&a, &b, &c}) {
+    h->check(batch, "all layers of the group work");
+  }
 }
 
 // T10: a rank that never comes. The others get the error in time, with the phase and the rank that is missing.

@@ -22,6 +22,35 @@ class WindowOptions : public testing::Test {
   static H::Params patient() { return H::patient(); }
 };
 
+// What moves things in the window, or who waits for whom, is compared at construction, each by its own name.
+template <class Case, class Change>
+std::string disagree(Comm& comm, Change&& change) {
+  auto params = WindowHarness<Case>::patient();
+  if (comm.rank() == comm.size() - 1) change(params);
+  return expect_error(ErrorCode::mismatch, [&] { WindowHarness<Case>(comm, {.num_experts = comm.size(), .params = params}); });
+}
+TEST_F(WindowOptions, T12_OptionsThatDifferAreNamed) {
+  if (comm.size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  auto expect_named = [&](std::string const& message, std::string const& field, auto const& most, auto const& last) {
+    EXPECT_EQ(message.find(moe::text(field, ": rank 0 has ", most, ", rank ", comm.size() - 1, " has ", last, " (")), 0U) << message;
+  };
+  expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.num_slots = 2; }), "num_slots", 1, 2);
+  expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.deduplicate = true; }), "backend", "low_latency", "low_latency+dedup");
+  expect_named(disagree<LowLatencyCase>(comm, [](auto& p) { p.masks = true; }), "backend", "low_latency", "low_latency+masks");
+  expect_named(disagree<PplxCase>(comm, [&](auto& p) { p.dp_size = comm.size(); }), "dp_size", 1, comm.size());
+  expect_named(disagree<HighThroughputCase>(comm, [](auto& p) { p.max_recv_rows = 5; }), "max_recv_rows", 8 * comm.size(), 5);
+  expect_named(disagree<TwoSidedCase>(comm, [](auto& p) { p.queue_depth = 4; }), "queue_depth", 2, 4);
+  expect_named(disagree<TwoSidedCase>(comm, [](auto& p) { p.queue_entry_bytes = 68 * 1024; }), "queue_entry_bytes", 34 * 1024, 68 * 1024);
+  // As many bytes, in another geometry.
+  auto const message = disagree<TwoSidedCase>(comm, [](auto& p) {
+    p.queue_depth = 1;
+    p.queue_entry_bytes *= 2;
+  });
+  expect_named(message, "queue_depth", 2, 1);
+  WindowHarness<TwoSidedCase> h(comm, {.num_experts = comm.size()});
+  h.check(random_batch<float>(rank(), 1, 4, 32, 3, comm.size()), "the communicator still works");
+}
+
 TEST_F(WindowOptions, T18_ZeroCopy) {
   auto params = patient();
   params.zero_copy = true;

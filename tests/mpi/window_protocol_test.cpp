@@ -264,6 +264,91 @@ TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
   expect_error(ErrorCode::argument, [&] { x.send({}, 2); });
 }
 
+// T12, T21: what a rank that gives up owes its peers depends on how far its handles have come.
+TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
+  int const experts = this->experts();
+  auto params = WindowHarness<TypeParam>::patient();
+  params.num_slots = 2;
+  WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2, .params = params});
+  auto& x = h.exchange();
+  auto const b0 = random_batch<float>(this->rank(), 20, 5, 16, 2, experts);
+  auto const b1 = random_batch<float>(this->rank(), 21, 3, 16, 2, experts);
+  auto receive = [&](auto ticket) { h.run_experts(x.receive(ticket), x.expert_output(ticket)); };
+  auto expect_given_up = [&](auto ticket, Batch<float> const& b, std::string const& what) {
+    if (this->errs()) {
+      expect_error(ErrorCode::state, [&] { x.send_outputs(ticket); });
+    } else {
+      std::string const message = expect_error(ErrorCode::peer, [&] { finish(h, ticket, b); });
+      EXPECT_EQ(message.find(moe::text("rank ", this->comm.size() - 1, " abandoned the call")), 0U) << what << ": " << message;
+      expect_error(ErrorCode::state, [&] { x.send_outputs(ticket); });
+    }
+  };
+  for (int slot : {0, 1}) {
+    auto const d = x.send(b0.tokens(), slot);  // instead of receive()
+    this->errs() ? x.abandon({}) : receive(d);
+    expect_given_up(d, b0, "sent");
+    h.check(b1, "after a dispatch that was sent");
+
+    auto const d0 = x.send(b0.tokens(), slot);  // instead of the first of two combines
+    receive(d0);
+    auto const d1 = x.send(b1.tokens(), slot);
+    receive(d1);
+    if (this->errs()) x.abandon({});
+    expect_given_up(d0, b0, "first of two");
+    h.compare(finish(h, d1, b1), b1, "second of two");
+
+    auto const e0 = x.send(b0.tokens(), slot);  // the same, with the second one still to be received
+    receive(e0);
+    auto const e1 = x.send(b1.tokens(), slot);
+    if (!this->errs()) receive(e1);
+    if (this->errs()) x.abandon({});
+    expect_given_up(e0, b0, "before a receive");
+    if (this->errs()) receive(e1);
+    h.compare(finish(h, e1, b1), b1, "received late");
+
+    auto const s0 = x.send(b0.tokens(), slot);  // the oldest, of whichever slot
+    auto const s1 = x.send(b1.tokens(), 1 - slot);
+    receive(s1);
+    this->errs() ? x.abandon({}) : receive(s0);
+    expect_given_up(s0, b0, "the other slot");
+    h.compare(finish(h, s1, b1), b1, "its own slot");
+
+    auto const o = x.send(b0.tokens(), slot);  // instead of receive_outputs(): the peers have all that they need
+    receive(o);
+    if (this->errs()) {
+      x.send_outputs(o);
+      x.abandon({});
+    } else {
+      h.compare(finish(h, o, b0), b0, "the peer's outputs were sent");
+    }
+    h.check(b0, "at the end");
+  }
+}
+
+class PplxHalves : public WindowProtocol<PplxCase> {};
+
+TEST_F(PplxHalves, T12_T21_AbandonBetweenHalves) {
+  WindowHarness<PplxCase> h(comm, {.hidden = 16, .num_experts = experts(), .k = 2});
+  auto& x = h.exchange();
+  auto const b = random_batch<float>(rank(), 22, 5, 16, 2, experts());
+  std::vector<float> out(b.x.size());
+  for (int given_up = 0; given_up < 6; ++given_up) {  // all three twice: each parity of the rounds
+    x.send(b.tokens());
+    if (!errs() || given_up % 3 > 0) h.run_experts(x.receive());
+    if (errs() && given_up % 3 < 2) {
+      x.abandon({});
+    } else if (given_up % 3 < 2) {
+      std::string const message = expect_error(ErrorCode::peer, [&] { x.send_outputs(); });
+      EXPECT_EQ(message.find(moe::text("rank ", comm.size() - 1, " abandoned the call")), 0U) << message;
+    } else {
+      x.send_outputs();
+      errs() ? x.abandon({}) : x.receive_outputs(h.view(out, b));
+      if (!errs()) h.compare(out, b, "the peer's outputs were sent");
+    }
+    h.check(b, moe::text("after ", given_up));
+  }
+}
+
 // ---- Standard format: two batches under way, the same routing again, counts, capacity.
 
 template <class Case>
@@ -301,6 +386,41 @@ TYPED_TEST(Packed, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
   std::vector<float> out(b.x.size());
   expect_error(ErrorCode::state, [&] { x.combine(d0, h.view(out, b)); });
   expect_error(ErrorCode::state, [&] { x.dispatch(b.tokens(), d0); });
+}
+
+TYPED_TEST(Packed, T12_T21_AbandonWithHandles) {
+  int const experts = this->experts();
+  WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2});
+  auto& x = h.exchange();
+  auto const b0 = random_batch<float>(this->rank(), 20, 5, 16, 2, experts);
+  auto const b1 = random_batch<float>(this->rank(), 21, 3, 16, 2, experts);
+  auto dispatch = [&](Batch<float> const& b) {
+    auto const d = x.dispatch(b.tokens());
+    h.run_experts(x.tokens(d), x.expert_output(d));
+    return d;
+  };
+  auto combine = [&](moe::detail::WindowTicket d, Batch<float> const& b) {
+    std::vector<float> out(b.x.size());
+    x.combine(d, h.view(out, b));
+    h.compare(out, b);
+  };
+  auto expect_given_up = [&](moe::detail::WindowTicket d, Batch<float> const& b) {
+    if (this->errs()) {
+      x.abandon({});
+    } else {
+      std::string const message = expect_error(ErrorCode::peer, [&] { combine(d, b); });
+      EXPECT_EQ(message.find(moe::text("rank ", this->comm.size() - 1, " abandoned the call")), 0U) << message;
+    }
+    expect_error(ErrorCode::state, [&] { combine(d, b); });
+  };
+  for (int round = 0; round < 4; ++round) {
+    auto const d0 = dispatch(b0);
+    auto const d1 = dispatch(b1);
+    expect_given_up(d0, b0);
+    round % 2 == 0 ? combine(d1, b1) : expect_given_up(d1, b1);
+    expect_given_up(dispatch(b1), b1);  // the only one
+    h.check(b0, "next round");
+  }
 }
 
 // The worked example of spec 04 §7.7.

@@ -169,6 +169,32 @@ TEST(TwoSidedLayout, RecordsAndQueues) {
   EXPECT_EQ(TwoSidedLayout(s, {}).queues, 1);
 }
 
+// Ranks that disagree compare count words, which must lie in the same place on all of them.
+TEST(TwoSidedLayout, T12_CountsLieInFrontOfWhatDependsOnSizes) {
+  PeerShape s = shape();
+  s.name = "two_sided";
+  TwoSidedLayout const at(s, {});
+  auto expect_same = [&](PeerShape const& other, TwoSidedQueues const& queues) {
+    TwoSidedLayout const o(other, queues);
+    for (int p = 0; p < 2; ++p) {
+      EXPECT_EQ(o.counts[p], at.counts[p]);
+    }
+    EXPECT_NE(o.bytes, at.bytes);
+  };
+  expect_same(s, {.depth = 16});
+  expect_same(s, {.entry_bytes = 128 * 1024});
+  auto with = [&](auto&& change) {
+    PeerShape other = s;
+    change(other);
+    return other;
+  };
+  expect_same(with([](PeerShape& o) { o.blocks = 8; }), {});
+  expect_same(with([](PeerShape& o) { o.max_tokens = 512; }), {});
+  expect_same(with([](PeerShape& o) { o.hidden = 4096; }), {});
+  expect_same(with([](PeerShape& o) { o.topk = 4; }), {});
+  expect_same(with([](PeerShape& o) { o.fp8 = true; }), {});
+}
+
 TEST(PplxLayout, GroupsShareOutTokensAndRoom) {
   PeerShape s = shape();
   s.name = "pplx";

@@ -31,7 +31,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
         refused_(moe::detail::error_of([&] { take_memory(comm, placement, params, arena); })),
         rounds_(comm,
                 moe::detail::make_contract<Config, Quant, Partial>(fixed_ ? "all_to_all_v, fixed" : AllToAllV<Comm>::kName, shape,
-                                                                   max_tokens, placement, max_rows_),
+                                                                   max_tokens, placement, {.max_recv_rows = max_rows_}),
                 fixed_ ? moe::detail::RoundLayout::fixed : moe::detail::RoundLayout::by_counts, max_rows_, refused_, arena) {}
 
   /// Most rows that the experts are given.

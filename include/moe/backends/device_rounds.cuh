@@ -115,6 +115,9 @@ __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_r
     return;
   }
   *v.bad = 1;
+  if (dispatch && failure >> 32 < 2) {  // another layer or call: those that were elsewhere have not counted the round
+    *v.rounds -= 1;
+  }
   if (!record || known) {
     return;
   }

@@ -2,6 +2,7 @@
 // backends/exchange_rounds.hpp: how ranks agree before rows move, so that a wrong call is an error on all of them and never a hang.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -21,14 +22,24 @@ namespace moe::detail {
 /// What all ranks of an exchange must have in common, exchanged once at construction.
 struct ExchangeContract {
   static constexpr std::size_t kNameLength = 32;
-  static constexpr std::array<char const*, 9> kFields{"hidden",          "topk",        "num_physical_experts", "max_tokens_per_rank",
-                                                      "payload bytes",   "scale bytes", "output bytes",         "max_recv_rows",
-                                                      "placement (hash)"};
+  static constexpr std::array<char const*, 13> kFields{"hidden",          "topk",        "num_physical_experts", "max_tokens_per_rank",
+                                                       "payload bytes",   "scale bytes", "output bytes",         "max_recv_rows",
+                                                       "num_slots",       "dp_size",     "queue_depth",          "queue_entry_bytes",
+                                                       "placement (hash)"};
   char backend[kNameLength] = {};       // NOLINT(modernize-avoid-c-arrays): bytes that travel
   char quantization[kNameLength] = {};  // NOLINT(modernize-avoid-c-arrays)
   std::array<std::int64_t, kFields.size()> values{};
   std::int64_t tag = 0;     ///< tells the exchanges of one process apart; rank 0's counts for all
   std::int64_t status = 0;  ///< 0, or 1 + the code with which this rank's construction failed
+};
+
+/// What some exchanges have besides the shape; 0 in the others.
+struct ContractSizes {
+  std::int64_t max_recv_rows = 0;
+  std::int64_t num_slots = 0;
+  std::int64_t dp_size = 0;
+  std::int64_t queue_depth = 0;
+  std::int64_t queue_entry_bytes = 0;
 };
 
 /// 64-bit FNV-1a over who owns which expert and what it holds.
@@ -47,7 +58,7 @@ inline std::int64_t placement_hash(ExpertPlacement const& placement) {
 /// The contract of an exchange of Config and Quant whose experts write Partial.
 template <class Config, class Quant, class Partial>
 ExchangeContract make_contract(char const* backend, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
-                               std::int64_t max_recv_rows) {
+                               ContractSizes const& sizes = {}) {
   using Payload = typename Quant::template Payload<typename Config::Act>;
   ExchangeContract contract;
   std::strncpy(contract.backend, backend, ExchangeContract::kNameLength - 1);
@@ -59,7 +70,11 @@ ExchangeContract make_contract(char const* backend, Shape<Config> const& shape, 
                      Quant::payload_cols(shape.hidden()) * static_cast<std::int64_t>(sizeof(Payload)),
                      Quant::scale_cols(shape.hidden()) * static_cast<std::int64_t>(sizeof(typename Quant::Scale)),
                      shape.hidden() * static_cast<std::int64_t>(sizeof(Partial)),
-                     max_recv_rows,
+                     sizes.max_recv_rows,
+                     sizes.num_slots,
+                     sizes.dp_size,
+                     sizes.queue_depth,
+                     sizes.queue_entry_bytes,
                      placement_hash(placement)};
   return contract;
 }
@@ -196,14 +211,21 @@ class ExchangeRounds {
   }
 
   void exchange(Call call, std::int64_t rows, std::int64_t status) {
-    round_ += call == Call::dispatch ? 1 : 0;
     mine_[kTag] = tag_;
-    mine_[kRound] = round_;
+    mine_[kRound] = round_ + (call == Call::dispatch ? 1 : 0);
     mine_[kCall] = static_cast<std::int64_t>(call);
     mine_[kStatus] = status;
     mine_[kRows] = rows;
     set_phase(phase(call));
     comm_.all_gather(mine_, words_ * static_cast<std::int64_t>(sizeof(std::int64_t)), headers_, {});
+    // A round counts if all ranks are in it: those that were elsewhere have not counted it, and the next one must be the same for all.
+    bool together = true;
+    std::int64_t latest = mine_[kRound];
+    for (int r = 0; r < size(); ++r) {
+      together = together && header(r)[kTag] == tag_ && header(r)[kCall] == mine_[kCall];
+      latest = std::max(latest, header(r)[kRound]);
+    }
+    round_ = together ? latest : round_;
   }
 
   template <class Check>
@@ -211,7 +233,7 @@ class ExchangeRounds {
     std::optional<Error> const refused = error_of(check);
     exchange(call, refused ? 0 : rows, refused ? status_of(refused->code()) : 0);
     for (int r = 0; r < size(); ++r) {
-      if (header(r)[kStatus] == kAbandoned) {
+      if (header(r)[kStatus] == kAbandoned && header(r)[kTag] == tag_) {
         order_.set_idle();
       }
     }
@@ -221,7 +243,7 @@ class ExchangeRounds {
     for (Word word : {kTag, kCall, kRound}) {
       for (int r = 1; r < size(); ++r) {
         if (header(r)[word] != header(0)[word]) {
-          throw TransportError(ErrorCode::mismatch, rank(), r, phase(call), round(),
+          throw TransportError(ErrorCode::mismatch, rank(), r, phase(call), static_cast<std::uint64_t>(mine_[kRound]),
                                text(describe(word), ": rank 0 is in ", describe(word, 0), ", rank ", r, " in ", describe(word, r)));
         }
       }

@@ -49,7 +49,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
         num_physical_(placement.num_physical()),
         wire_(hidden_, topk_),
         refused_(error_of([&] { take_memory(comm, placement, arena); })),
-        rounds_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement, 0), 0, refused_, arena) {}
+        rounds_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement), 0, refused_, arena) {}
 
   /// Most rows that the experts are given: T_max of every rank.
   std::int64_t max_rows() const { return max_tokens_ * rounds_.size(); }

@@ -31,7 +31,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
         refused_(error_of([&] { take_memory(comm, placement, arena); })),
         rounds_(comm,
                 make_contract<Config, Quant, Partial>((std::string(Backend::kName) + (fixed_ ? ", fixed" : "")).c_str(), shape, max_tokens,
-                                                      placement, 0),
+                                                      placement),
                 fixed_ ? RoundLayout::fixed : RoundLayout::by_rows, max_tokens * comm.size(), refused_, arena) {}
 
   /// Most rows that the experts are given: T_max of every rank.

@@ -186,16 +186,17 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
 
   /// Thread blocks of the following calls; equal on all ranks, else they get E_MISMATCH. E_CONFIG, E_UNSUPPORTED if so many cannot be.
   void set_blocks(int blocks) { calls_.set_blocks(blocks); }
-  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
-    if (!order_.dispatched()) {
+    Record* const r = order_.dispatched() ? &records_[last_.generation & 1U] : oldest_dispatched();
+    if (r == nullptr) {
       refuse(kPeer, stream);
       return;
     }
-    Record& r = records_[last_.generation & 1U];
-    combine_nothing(static_cast<int>(last_.generation & 1U), r.routing, kPeer, stream);
-    r.dispatched = false;
+    combine_nothing(static_cast<int>(r->generation & 1U), r->routing, kPeer, stream);
+    r->dispatched = false;
     order_.set_idle();
     finish_refusal(stream);
   }
@@ -264,6 +265,16 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
       throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches have followed, at most 1"));
     }
     return r;
+  }
+  Record* oldest_dispatched() {
+    std::uint32_t const latest = window_.use().dispatches[0];
+    for (std::uint32_t age : {1U, 0U}) {
+      Record& r = records_[(latest - age) & 1U];
+      if (r.dispatched && r.generation == latest - age) {
+        return &r;
+      }
+    }
+    return nullptr;
   }
   Record& expect(Ticket ticket, char const* what) {
     comm::throw_if_over(*window_->view().failure);

@@ -158,21 +158,22 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     finish_refusals(ticket.slot, stream);
   }
 
-  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such, and of its receive half if that is due.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
-    if (!order_.dispatched()) {
+    std::optional<Ticket> const given_up = order_.dispatched() ? last_ : oldest_under_way();
+    if (!given_up) {
       refuse(0, kPeer, stream);
       return;
     }
-    Slot& s = slot_at(last_.slot);
-    if (s.pending) {
-      receive(last_, stream);
+    if (record(*given_up).state == State::sent) {
+      receive(*given_up, stream);
     }
-    combine_nothing(s, parity(last_), kPeer, stream);
-    record(last_).state = State::idle;
+    combine_nothing(slot_at(given_up->slot), parity(*given_up), kPeer, stream);
+    record(*given_up).state = State::idle;
     order_.set_idle();
-    finish_refusals(last_.slot, stream);
+    finish_refusals(given_up->slot, stream);
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (a rank refused
   /// its arguments) is thrown once, and the group goes on.
@@ -220,6 +221,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   struct Record {
     State state = State::idle;
     std::uint32_t generation = 0;
+    std::uint64_t number = 0;  // of the dispatch, among those of all slots
     moe::detail::ExchangeTokens tokens;
     std::int32_t* num_tokens = nullptr;  // [L]
     Partial* output = nullptr;           // unless the experts write into the window
@@ -318,6 +320,18 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
     return r;
   }
+  std::optional<Ticket> oldest_under_way() {
+    std::optional<Ticket> oldest;
+    for (int slot = 0; slot < params_.num_slots; ++slot) {
+      std::uint32_t const latest = window_.use().dispatches[static_cast<std::size_t>(slot)];
+      for (Record const& r : slot_at(slot).records) {
+        if (r.state != State::idle && latest - r.generation <= 1 && (!oldest || r.number < record(*oldest).number)) {
+          oldest = Ticket{slot, r.generation};
+        }
+      }
+    }
+    return oldest;
+  }
   void expect_masks() const {
     if (!params_.masks) {
       throw Error(ErrorCode::state, "mask: the exchange was built without masks");
@@ -341,6 +355,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     Ticket const ticket{slot, ++window_.use().dispatches[static_cast<std::size_t>(slot)]};
     Record& r = record(ticket);
     r.generation = ticket.generation;
+    r.number = ++dispatches_;
     r.state = receive ? State::received : State::sent;
     r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
     r.tokens.x = in.hidden.data_handle();
@@ -410,6 +425,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   std::int64_t* totals_ = nullptr;    // [L]
   std::int32_t* all_rows_ = nullptr;  // rank major: the number of rows
   moe::detail::CallOrder order_;
+  std::uint64_t dispatches_ = 0;
   Ticket last_;
 };
 

@@ -58,7 +58,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
         refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
         group_(comm,
                moe::detail::make_contract<Config, Quant, Partial>(contract_name<Window>(params).c_str(), shape, max_tokens, placement,
-                                                                  params.num_slots),
+                                                                  {.num_slots = params.num_slots}),
                refused_, arena, params.manager, offsets_.user_bytes(), params.window) {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       slots_[s].rounds.emplace(group_.window(), slots_[s].at.rounds, group_.tag());
@@ -91,14 +91,19 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
       combine_send(last_, [&] { moe::detail::check_output(out, record(last_).rows, hidden_); });
       receive_outputs(last_, out);
     } catch (Error const&) {
-      end_if_abandoned(last_);
+      if (end_if_abandoned(last_)) {
+        order_.set_idle();
+      }
       throw;
     }
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles it gives up the
+  /// oldest dispatch that is not over, after what its slot has sent and not received: the peers get E_PEER from that combine, newer
+  /// dispatches go on. If outputs were sent and not received, only these are lost, and the peers lack nothing. Never throws.
   void abandon(HostStream) {
-    slots_[0].rounds->abandon(order_.dispatched() ? WindowCall::combine : WindowCall::dispatch);
+    std::optional<WindowTicket> const oldest = order_.dispatched() ? last_ : moe::detail::oldest_under_way(slots_);
+    oldest ? give_up(*oldest) : slots_[0].rounds->abandon(WindowCall::dispatch);
     order_.set_idle();
   }
 
@@ -114,23 +119,19 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     Record& r = record(ticket);
     r.generation = ticket.generation;
     r.round = s.rounds->round();
+    r.number = ++dispatches_;
     r.rows = in.hidden.extent(0);
     r.state = Record::State::sent;
-    for (std::int64_t t = 0; t < r.rows; ++t) {
-      for (std::int64_t j = 0; j < topk_; ++j) {
-        r.weights[t * topk_ + j] = on_input_ ? 1.0F : in.topk_weights(t, j);
-      }
-    }
+    r.take_weights(in.topk_weights, on_input_);
     std::fill_n(counts_, num_physical_ + ranks_, 0);
     for (std::int64_t t = 0; t < r.rows; ++t) {
       params_.deduplicate ? send_to_ranks(s, r, in, t) : send_to_experts(s, r, in, t);
     }
-    int const parity = s.rounds->parity();
     for (int p = 0; p < num_physical_ && !params_.deduplicate; ++p) {
-      s.rounds->window().publish(owner_[p], count_at(s, parity, local_[p], rank_), s.rounds->word(counts_[p]));
+      window().publish(owner_[p], count_at(s, s.rounds->parity(), local_[p], rank_), s.rounds->word(counts_[p]));
     }
     for (int to = 0; to < ranks_ && params_.deduplicate; ++to) {
-      s.rounds->window().publish(to, count_at(s, parity, 0, rank_), s.rounds->word(counts_[num_physical_ + to]));
+      window().publish(to, count_at(s, s.rounds->parity(), 0, rank_), s.rounds->word(counts_[num_physical_ + to]));
     }
     return ticket;
   }
@@ -138,8 +139,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   /// ticket that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for other ranks' doings; TransportError of the window.
   Tokens receive(WindowTicket ticket) {
     Slot& s = slot_at(ticket.slot);
-    Record& r = expect(ticket, Record::State::sent, "receive");
-    r.state = Record::State::idle;
+    bool const early = record(ticket).state == Record::State::early;
+    Record& r = expect(ticket, early ? Record::State::early : Record::State::sent, "receive");
+    r.state = early ? Record::State::received : Record::State::idle;
+    if (early) {
+      return r.tokens();
+    }
     s.rounds->receive(WindowCall::dispatch);
     std::fill_n(r.counts, num_local_, 0);
     r.num_records = 0;
@@ -162,10 +167,14 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     Record& r = expect(ticket, Record::State::combining, "receive_outputs");
     moe::detail::check_output(out, r.rows, hidden_);
     r.state = Record::State::received;
-    s.rounds->receive(WindowCall::combine);
+    try {
+      s.rounds->receive(WindowCall::combine);
+    } catch (Error const&) {
+      end_if_abandoned(ticket);
+      throw;
+    }
     for (int from = 0; from < ranks_; ++from) {
-      s.rounds->window().wait_round(s.at.returned_flag + 64 * static_cast<std::size_t>(from), r.round, comm::ExchangePhase::combine_rows,
-                                    from);
+      window().wait_round(s.at.returned_flag + 64 * static_cast<std::size_t>(from), r.round, comm::ExchangePhase::combine_rows, from);
     }
     std::int64_t const terms = params_.deduplicate ? max_destinations_ : topk_;
     for (std::int64_t t = 0; t < r.rows; ++t) {
@@ -188,13 +197,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     window().clear_masks();
     window().barrier();
-    std::array<std::uint32_t, 2> latest = slots_[0].rounds->latest();
-    for (Slot& s : slots_) {
-      std::array<std::uint32_t, 2> const theirs = s.rounds->latest();
-      for (std::size_t i = 0; i < 2; ++i) {
-        latest[i] = comm::round_reached(theirs[i], latest[i]) ? theirs[i] : latest[i];
-      }
-    }
+    std::array<std::uint32_t, 2> const latest = latest_of(slots_);
     window().barrier();
     for (Slot& s : slots_) {
       s.rounds->restart(latest[1]);
@@ -226,17 +229,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
 
  private:
   using Record = moe::detail::BatchRecord<Config, Quant, Partial>;
-  /// Where a slot's parts lie in the window.
-  struct Offsets {
-    std::size_t rounds = 0;
-    std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
-    std::array<std::size_t, 2> counts{};    // u64 [max_local][rank]; deduplicated: [rank]
-    std::array<std::size_t, 2> received{};  // messages [max_local][rank][T_max]; deduplicated: [rank][T_max]
-    std::array<std::size_t, 2> returned{};  // outputs [T_max k], deduplicated [T_max min(k, R)]; zero copy: i32, the row at its owner
-    std::array<std::size_t, 2> outputs{};   // zero copy only, by record: Partial [max_local][C][H]
-  };
   struct Slot {
-    Offsets at;
+    LowLatencyOffsets at;
     std::optional<moe::detail::WindowRounds<Window>> rounds;
     std::array<Record, 2> records;
   };
@@ -244,13 +238,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   void take_memory(ExpertPlacement const& placement, Arena<Space>& arena) {
     moe::detail::check_exchange(placement, ranks_, max_tokens_, 0);
     check_params<Window>(params_);
-    if (on_input_ && topk_ != 1) {
-      throw Error(ErrorCode::argument, "apply_router_weight_on_input requires topk == 1");
-    }
-    if (max_tokens_ * topk_ > moe::detail::WindowRounds<Window>::kMaxRows) {
-      throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", max_tokens_, " tokens x ", topk_, " exceed the count word's ",
-                                            moe::detail::WindowRounds<Window>::kMaxRows));
-    }
+    moe::detail::check_batched<Window>(on_input_, max_tokens_, topk_);
     owner_ = arena.template take<std::int32_t>(num_physical_);
     local_ = arena.template take<std::int32_t>(num_physical_);
     std::copy_n(placement.owners().data(), num_physical_, owner_);
@@ -302,33 +290,46 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     return r;
   }
-  void end_if_abandoned(WindowTicket ticket) {
-    if (slot_at(ticket.slot).rounds->abandoned()) {
-      record(ticket).state = Record::State::idle;
-      order_.set_idle();
+  bool end_if_abandoned(WindowTicket ticket) {
+    bool const over = slot_at(ticket.slot).rounds->abandoned();
+    record(ticket).state = over ? Record::State::idle : record(ticket).state;
+    return over;
+  }
+  // What this rank still owes for a dispatch.
+  void give_up(WindowTicket ticket) noexcept {
+    Slot& s = slot_at(ticket.slot);
+    Record* over = &record(ticket);
+    for (Record& sent : s.records) {
+      try {
+        if (sent.state == Record::State::sent) {
+          receive({ticket.slot, sent.generation});
+          sent.state = Record::State::early;
+        } else if (sent.state == Record::State::combining) {
+          over = &sent;
+          sent.state = Record::State::received;  // and stays it if a peer refuses the combine, which they then repeat
+          s.rounds->receive(WindowCall::combine);
+          sent.state = Record::State::idle;
+        }
+      } catch (Error const&) {  // the peers have got the same error, or the window reports its failure to the next call as well
+        end_if_abandoned({ticket.slot, sent.generation});
+      }
     }
+    if (over->state == Record::State::early || over->state == Record::State::received) {
+      s.rounds->abandon(WindowCall::combine);
+    }
+    over->state = Record::State::idle;
   }
   bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
 
   // Row t quantised into the staging message, weighted first if the router weight goes on the input.
   std::byte* pack(Routed const& in, std::int64_t t) {
-    Act const* row = row_ptr(in.hidden, t);
-    if (on_input_) {
-      float const w = in.topk_weights(t, 0);
-      for (std::int64_t h = 0; h < hidden_; ++h) {
-        scaled_[h] = from_float<Act>(w * to_float(row[h]));
-      }
-      row = scaled_;
-    }
-    message_.pack(quant_, row, message_buffer_);
+    message_.pack(quant_, on_input_ ? moe::detail::weighted_row(in, t, scaled_) : row_ptr(in.hidden, t), message_buffer_);
     return message_buffer_;
   }
   void store(Slot& s, int to, std::int64_t block, std::int64_t i) {
-    if (s.rounds->window().masked(to)) {
-      return;
+    if (Window& w = s.rounds->window(); !w.masked(to)) {
+      std::copy_n(message_buffer_, message_.bytes(), w.template at<std::byte>(to, message_at(s, s.rounds->parity(), block, i)));
     }
-    std::copy_n(message_buffer_, message_.bytes(),
-                s.rounds->window().template at<std::byte>(to, message_at(s, s.rounds->parity(), block, i)));
   }
   void send_to_experts(Slot& s, Record& r, Routed const& in, std::int64_t t) {
     std::byte* message = nullptr;
@@ -390,7 +391,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
       std::int64_t const count = wait_count(s, e, from);
       for (std::int64_t i = 0; i < count; ++i) {
         auto const* const message =
-            s.rounds->window().template own<std::byte const>(message_at(s, s.rounds->parity(), std::int64_t{e} * ranks_ + from, i));
+            window().template own<std::byte const>(message_at(s, s.rounds->parity(), std::int64_t{e} * ranks_ + from, i));
         std::int64_t const row = r.append(e);
         message_.unpack(message, r.payload_row(row), r.scale_row(row));
         r.origins[row] = {from, message_.words(message)[0]};
@@ -443,10 +444,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     for (std::int64_t e = 0; e < num_local_ && !params_.deduplicate; ++e) {
       for (std::int64_t row = e * max_rows(); row < e * max_rows() + r.counts[e]; ++row) {
-        if (w.masked(r.origins[row].rank)) {
-          continue;
+        if (!w.masked(r.origins[row].rank)) {
+          returns_.store(r.output_row(row), row, place(r.origins[row]));
         }
-        returns_.store(r.output_row(row), row, place(r.origins[row]));
       }
     }
     for (int i = 1; i <= ranks_; ++i) {
@@ -457,11 +457,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   /// What came back for a choice (deduplicated: for a rank), or null if it went nowhere or its rank is dead.
   std::byte const* returned_at(Slot& s, Record& r, std::int64_t choice) {
     std::int32_t const place = r.places[choice];
-    Window& w = s.rounds->window();
-    if (place < 0 || w.masked(r.ranks[params_.deduplicate ? choice : place])) {
+    if (place < 0 || window().masked(r.ranks[params_.deduplicate ? choice : place])) {
       return nullptr;
     }
-    return w.template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + place * returns_.bytes();
+    return window().template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + place * returns_.bytes();
   }
   /// Zero copy: that row of the rank that the choice went to.
   Partial const* output_at(Slot& s, Record& r, std::int64_t choice, std::int32_t row) {
@@ -493,6 +492,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   std::optional<Error> refused_;
   moe::detail::WindowGroup<Window> group_;
   moe::detail::CallOrder order_;
+  std::uint64_t dispatches_ = 0;
   WindowTicket last_;
 };
 

@@ -2,7 +2,9 @@
 // backends/low_latency_host_params.hpp: what may be chosen of LowLatency in the host space, and the rank-major layout there.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -51,6 +53,29 @@ std::string contract_name(LowLatencyParams<Window> const& p) {
   bool const coded = p.combine != CombineFormat::plain;
   return text("low_latency", p.deduplicate ? "+dedup" : "", p.zero_copy ? "+zero_copy" : "", p.masks ? "+masks" : "", coded ? "+" : "",
               coded ? name(p.combine) : "");
+}
+
+/// Where the parts of a slot lie in the window.
+struct LowLatencyOffsets {
+  std::size_t rounds = 0;
+  std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
+  std::array<std::size_t, 2> counts{};    // u64 [max_local][rank]; deduplicated: [rank]
+  std::array<std::size_t, 2> received{};  // messages [max_local][rank][T_max]; deduplicated: [rank][T_max]
+  std::array<std::size_t, 2> returned{};  // outputs [T_max k], deduplicated [T_max min(k, R)]; zero copy: i32, the row at its owner
+  std::array<std::size_t, 2> outputs{};   // zero copy only, by record: Partial [max_local][C][H]
+};
+
+/// The latest operation, and the most dispatches, of any slot on any rank. To be read between two barriers.
+template <class Slots>
+std::array<std::uint32_t, 2> latest_of(Slots const& slots) {
+  std::array<std::uint32_t, 2> latest = slots[0].rounds->latest();
+  for (auto const& s : slots) {
+    std::array<std::uint32_t, 2> const theirs = s.rounds->latest();
+    for (std::size_t i = 0; i < 2; ++i) {
+      latest[i] = comm::round_reached(theirs[i], latest[i]) ? theirs[i] : latest[i];
+    }
+  }
+  return latest;
 }
 
 template <class Window>

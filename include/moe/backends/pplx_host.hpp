@@ -54,8 +54,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
         on_input_(shape.weight_on_input()),
         message_(hidden_, 1),
         refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
-        group_(comm, moe::detail::make_contract<Config, Quant, Partial>("pplx", shape, max_tokens, placement, params.dp_size), refused_,
-               arena, params.manager, offsets_.user_bytes(), params.window),
+        group_(comm, moe::detail::make_contract<Config, Quant, Partial>("pplx", shape, max_tokens, placement, {.dp_size = params.dp_size}),
+               refused_, arena, params.manager, offsets_.user_bytes(), params.window),
         rounds_(group_.window(), rounds_at_, group_.tag()) {}
 
   /// Rows of one expert's batch, at most: T_max for each data-parallel group.
@@ -78,7 +78,6 @@ class PplxExchange<Window, Config, Quant, Partial> {
       combine_send([&] { moe::detail::check_output(out, record_.rows, hidden_); });
     } catch (Error const&) {
       if (rounds_.abandoned()) {
-        record_.state = Record::State::idle;
         order_.set_idle();
       }
       throw;
@@ -86,9 +85,24 @@ class PplxExchange<Window, Config, Quant, Partial> {
     receive_outputs(out);
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Instead of prepare() or finalize(), or of a half: this rank gives up the round, its peers get E_PEER, after send() from
+  /// their combine. Once its outputs are sent they lack nothing, and only its own are lost. Never throws.
   void abandon(HostStream) {
-    rounds_.abandon(order_.dispatched() ? moe::detail::WindowCall::combine : moe::detail::WindowCall::dispatch);
+    if (record_.state == Record::State::idle) {
+      rounds_.abandon(moe::detail::WindowCall::dispatch);
+    }
+    try {
+      if (record_.state == Record::State::sent) {
+        receive();
+      }
+      if (record_.state == Record::State::combining) {
+        wait_outputs([](std::int64_t) {});
+      }
+    } catch (Error const&) {  // the peers have got the same error, or the window reports its failure to the next call as well
+    }
+    if (record_.state == Record::State::received) {
+      rounds_.abandon(moe::detail::WindowCall::combine);
+    }
     record_.state = Record::State::idle;
     order_.set_idle();
   }
@@ -112,11 +126,11 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// The receive half. E_STATE without send(); E_MISMATCH if ranks of a data-parallel group brought different numbers of rows; E_CAPACITY,
   /// E_PEER for other ranks' doings; TransportError of the window.
   Tokens receive() {
+    record_.state = record_.state == Record::State::sent ? Record::State::idle : record_.state;
     rounds_.receive(moe::detail::WindowCall::dispatch);
     for (int r = 0; r < ranks_; ++r) {
       int const first = r - r % dp_size_;
       if (rounds_.rows(r) != rounds_.rows(first)) {
-        record_.state = Record::State::idle;
         throw TransportError(ErrorCode::mismatch, rank_, r, "dispatch", rounds_.round(),
                              text("rank ", r, " brings ", rounds_.rows(r), " rows, rank ", first, " of its group ", rounds_.rows(first)));
       }
@@ -148,10 +162,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
       throw Error(ErrorCode::state, "receive_outputs: called without send_outputs");
     }
     moe::detail::check_output(out, record_.rows, hidden_);
-    auto const parity = static_cast<std::size_t>(rounds_.parity());
-    auto const* const returned = window().template own<Partial>(returned_[parity]);
-    for (std::int64_t t = 0; t < record_.rows; ++t) {
-      wait_token(t, arrived_[parity] + 4 * static_cast<std::size_t>(t));
+    auto const* const returned = window().template own<Partial>(returned_[static_cast<std::size_t>(rounds_.parity())]);
+    wait_outputs([&](std::int64_t t) {
       moe::detail::sum_rows(
           topk_,
           [&](std::int64_t j) {
@@ -159,7 +171,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
             return place < 0 ? nullptr : returned + place * hidden_;
           },
           [&](std::int64_t j) { return record_.weights[t * topk_ + j]; }, hidden_, row_ptr(out, t));
-    }
+    });
     record_.state = Record::State::idle;
   }
 
@@ -188,13 +200,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
     if (dp_size_ < 1 || ranks_ % dp_size_ != 0) {
       throw Error(ErrorCode::config, text("dp_size: ", dp_size_, " does not divide ", ranks_, " ranks"));
     }
-    if (on_input_ && topk_ != 1) {
-      throw Error(ErrorCode::argument, "apply_router_weight_on_input requires topk == 1");
-    }
-    if (max_tokens_ * topk_ > moe::detail::WindowRounds<Window>::kMaxRows) {
-      throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", max_tokens_, " tokens x ", topk_, " exceed the count word's ",
-                                            moe::detail::WindowRounds<Window>::kMaxRows));
-    }
+    moe::detail::check_batched<Window>(on_input_, max_tokens_, topk_);
     owner_ = arena.template take<std::int32_t>(num_physical_);
     local_ = arena.template take<std::int32_t>(num_physical_);
     std::copy_n(placement.owners().data(), num_physical_, owner_);
@@ -251,23 +257,20 @@ class PplxExchange<Window, Config, Quant, Partial> {
     }
   }
   void pack(Routed const& in, std::int64_t t) {
-    Act const* row = row_ptr(in.hidden, t);
-    if (on_input_) {
-      float const w = in.topk_weights(t, 0);
-      for (std::int64_t h = 0; h < hidden_; ++h) {
-        scaled_[h] = from_float<Act>(w * to_float(row[h]));
-      }
-      row = scaled_;
-    }
-    message_.pack(quant_, row, staging_);
+    message_.pack(quant_, on_input_ ? moe::detail::weighted_row(in, t, scaled_) : row_ptr(in.hidden, t), staging_);
   }
   template <class Check>
   void combine_send(Check&& check) {
     if (record_.state != Record::State::received) {
       throw Error(ErrorCode::state, "finalize: called without prepare");
     }
-    rounds_.send(moe::detail::WindowCall::combine, 0, check);
-    rounds_.receive(moe::detail::WindowCall::combine);
+    try {
+      rounds_.send(moe::detail::WindowCall::combine, 0, check);
+      rounds_.receive(moe::detail::WindowCall::combine);
+    } catch (Error const&) {
+      record_.state = rounds_.abandoned() ? Record::State::idle : record_.state;
+      throw;
+    }
     record_.state = Record::State::combining;
     auto const parity = static_cast<std::size_t>(rounds_.parity());
     for (std::int64_t e = 0; e < num_local_; ++e) {
@@ -280,6 +283,14 @@ class PplxExchange<Window, Config, Quant, Partial> {
           std::atomic_ref<std::uint32_t>(*window().template at<std::uint32_t>(to, counter)).fetch_add(1, std::memory_order_release);
         }
       }
+    }
+  }
+  // Calls done(t) for each token in turn, once all its rows have come back.
+  template <class Done>
+  void wait_outputs(Done&& done) {
+    for (std::int64_t t = 0; t < record_.rows; ++t) {
+      wait_token(t, arrived_[static_cast<std::size_t>(rounds_.parity())] + 4 * static_cast<std::size_t>(t));
+      done(t);
     }
   }
   // Waits until all rows of token t have come back, and makes its counter ready for the round after the next.

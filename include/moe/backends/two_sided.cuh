@@ -109,20 +109,25 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
   if (tid < R) {  // a rank without rows may be a plan ahead: its words must not fall on those of this one, whatever the call's parity
     store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
                   comm::count_word(round, a.sent_tag, static_cast<std::uint32_t>(total[tid])));
-    from[tid] = max(sum_counts(w, own<std::uint64_t>(w, a.at.counts[round % 2]), 1, tid, tid + 1, round, a.tag), 0);
+    from[tid] = sum_counts(w, own<std::uint64_t>(w, a.at.counts[round % 2]), 1, tid, tid + 1, round, a.tag);
   }
   __syncthreads();
   if (tid == 0) {
     TwoSidedSummary const summary(own<std::int32_t>(w, a.at.summary[a.parity]), R);
     int first_from = 0;
     int first_back = 0;
+    bool over = false;  // then no row moves: the queues of a rank that disagrees may lie elsewhere
 #pragma unroll 1
     for (int r = 0; r < R; ++r) {
-      summary.rows_for[r] = total[r];
-      summary.rows_from[r] = from[r];
+      over = over || from[r] < 0;
+    }
+#pragma unroll 1
+    for (int r = 0; r < R; ++r) {
+      summary.rows_for[r] = over ? 0 : total[r];
+      summary.rows_from[r] = over ? 0 : from[r];
       summary.first_from[r] = first_from;
       summary.first_back[r] = first_back;
-      first_from += from[r];
+      first_from += summary.rows_from[r];
       first_back += total[r];
     }
     *summary.rows = first_from;

@@ -61,6 +61,9 @@ struct TwoSidedLayout {
     WindowPlaces places;
     std::int64_t const pairs = std::int64_t{queues} * s.ranks;
     planned = places.take_rounds();
+    for (std::size_t& c : counts) {  // in front of what the shape and the queues move: ranks that disagree compare words at one place
+      c = places.take(8, s.ranks);
+    }
     tail = places.take(4, pairs);
     head = places.take(4, pairs);
     sent_tail = places.take(4, pairs);
@@ -69,7 +72,6 @@ struct TwoSidedLayout {
     std::int64_t const n = s.rows();
     for (int p = 0; p < 2; ++p) {
       round_of[p] = places.take(4, 1);
-      counts[p] = places.take(8, s.ranks);
       send_tokens[p] = places.take(4, n);
       send_places[p] = places.take(4, n);
       summary[p] = places.take(4, 1 + 4 * s.ranks);

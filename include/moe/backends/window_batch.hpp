@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "moe/backends/exchange_common.hpp"
@@ -33,6 +34,17 @@ void sum_rows(std::int64_t terms, Row&& row, Scale&& scale, std::int64_t n, To* 
     }
     convert_row(sum.data(), width, out + begin);
   }
+}
+
+/// Row t times the token's only weight, rounded into `scaled`.
+template <class Act, int Hidden>
+Act const* weighted_row(RoutedTokens<Act, Hidden> const& in, std::int64_t t, Act* scaled) {
+  Act const* const row = row_ptr(in.hidden, t);
+  float const w = in.topk_weights(t, 0);
+  for (std::int64_t h = 0; h < in.hidden.extent(1); ++h) {
+    scaled[h] = from_float<Act>(w * to_float(row[h]));
+  }
+  return scaled;
 }
 
 /// A quantised row with four words: payload, scales, words, each at a multiple of kAlignment.
@@ -85,7 +97,8 @@ class BatchRecord {
     std::int32_t rank;
     std::int32_t place;
   };
-  enum class State : std::uint8_t { idle, sent, received, combining };
+  /// early: received by this rank's abandon() of an older dispatch, before the caller asked for it.
+  enum class State : std::uint8_t { idle, sent, early, received, combining };
 
   void take(std::int64_t hidden, std::int64_t topk, std::int64_t max_tokens, std::int64_t num_local, std::int64_t capacity,
             std::int64_t received_records, Arena<space::host>& arena, bool own_output = true) {
@@ -107,6 +120,14 @@ class BatchRecord {
     record_origins = arena.take<Origin>(received_records);
   }
 
+  /// Of the own rows; 1 if they went into the input.
+  void take_weights(Rows<float const> given, bool on_input) const {
+    for (std::int64_t t = 0; t < rows; ++t) {
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        weights[t * topk_ + j] = on_input ? 1.0F : given(t, j);
+      }
+    }
+  }
   /// Where the outputs lie if they are not the record's own.
   void set_output(Partial* output) { output_ = output; }
   Tokens tokens() const {
@@ -124,6 +145,7 @@ class BatchRecord {
   State state = State::idle;
   std::uint32_t generation = 0;
   std::uint32_t round = 0;              ///< of the operation under way
+  std::uint64_t number = 0;             ///< of the dispatch, among those of all slots
   std::int64_t rows = 0;                ///< own tokens
   float* weights = nullptr;             ///< [T_max, k]
   std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice takes (the first with the same expert), or -1
@@ -144,5 +166,22 @@ class BatchRecord {
   Scale* scales_ = nullptr;
   Partial* output_ = nullptr;
 };
+
+/// The oldest dispatch of all slots that is not over. A slot has `records` and `rounds`.
+template <class Slots>
+std::optional<WindowTicket> oldest_under_way(Slots const& slots) {
+  std::optional<WindowTicket> oldest;
+  std::uint64_t number = 0;
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    for (auto const& r : slots[s].records) {
+      bool const under_way = r.state != decltype(r.state)::idle && slots[s].rounds->live(r.generation);
+      if (under_way && (!oldest || r.number < number)) {
+        oldest = {static_cast<int>(s), r.generation};
+        number = r.number;
+      }
+    }
+  }
+  return oldest;
+}
 
 }  // namespace moe::detail

@@ -118,11 +118,12 @@ class WindowRounds {
   std::uint32_t generation() const { return own(kDispatches) + 1; }
   /// E_STATE if two dispatches of the slot have followed: their results have taken the place of this one's.
   void expect_live(std::uint32_t generation, char const* what) const {
-    auto const age = static_cast<std::int32_t>(own(kDispatches) - generation);
-    if (age > 1) {
-      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches of its slot have followed, at most 1"));
+    if (!live(generation)) {
+      throw Error(ErrorCode::state,
+                  text(what, ": the handle is stale, ", age(generation), " dispatches of its slot have followed, at most 1"));
     }
   }
+  bool live(std::uint32_t generation) const { return age(generation) <= 1; }
 
   std::uint32_t round() const { return own(kRound); }
   int parity() const { return static_cast<int>(round() & 1U); }
@@ -167,6 +168,7 @@ class WindowRounds {
   static constexpr std::uint32_t kAbandoned = comm::kCountMask;
   enum Own : std::size_t { kRound, kPending, kDispatches };
 
+  std::int32_t age(std::uint32_t generation) const { return static_cast<std::int32_t>(own(kDispatches) - generation); }
   std::uint32_t& own(Own word) const { return window_->template own<std::uint32_t>(offset_)[word]; }
   std::size_t header(int parity, int from) const {
     return offset_ + static_cast<std::size_t>(kOwnBytes + kLine * (static_cast<std::int64_t>(parity) * window_->size() + from));
@@ -203,6 +205,18 @@ class WindowRounds {
   std::uint32_t tag_;
   std::array<std::uint64_t, comm::kMaxWindowRanks> headers_{};
 };
+
+/// What batched exchanges refuse. E_ARG for the router weight on the input with top-k other than 1; E_CAPACITY.
+template <class Window>
+void check_batched(bool on_input, std::int64_t max_tokens, std::int64_t topk) {
+  if (on_input && topk != 1) {
+    throw Error(ErrorCode::argument, "apply_router_weight_on_input requires topk == 1");
+  }
+  if (max_tokens * topk > WindowRounds<Window>::kMaxRows) {
+    throw Error(ErrorCode::capacity,
+                text("max_tokens_per_rank: ", max_tokens, " tokens x ", topk, " exceed the count word's ", WindowRounds<Window>::kMaxRows));
+  }
+}
 
 /// What window exchanges begin with: all ranks agree on the contract, then the window is there. Members in the order of construction.
 template <class Window>

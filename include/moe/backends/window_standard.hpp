@@ -55,8 +55,8 @@ class HostStandardExchange {
         max_rows_(params.max_recv_rows == 0 ? max_tokens * comm.size() : params.max_recv_rows),
         wire_(hidden_, topk_),
         refused_(error_of([&] { take_memory(placement, params, arena); })),
-        group_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement, max_rows_), refused_, arena,
-               params.manager, offsets_.user_bytes(), params.window),
+        group_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement, contract_sizes(params)), refused_,
+               arena, params.manager, offsets_.user_bytes(), params.window),
         rounds_(group_.window(), rounds_at_, group_.tag()) {}
 
   /// Most rows that the experts are given.
@@ -82,16 +82,20 @@ class HostStandardExchange {
       combine(last_, out);
     } catch (Error const&) {
       if (rounds_.abandoned()) {
-        record(last_).state = State::idle;
         order_.set_idle();
       }
       throw;
     }
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles, if a dispatch has no
+  /// combine yet, instead of the combine of the oldest such: it is over on all ranks, a newer one goes on. Never throws.
   void abandon(HostStream) {
-    rounds_.abandon(order_.dispatched() ? WindowCall::combine : WindowCall::dispatch);
+    Record* const given_up = order_.dispatched() ? &record(last_) : oldest_dispatched();
+    rounds_.abandon(given_up != nullptr ? WindowCall::combine : WindowCall::dispatch);
+    if (given_up != nullptr) {
+      given_up->state = State::idle;
+    }
     order_.set_idle();
   }
 
@@ -136,15 +140,20 @@ class HostStandardExchange {
   /// What a dispatch received.
   Tokens tokens(WindowTicket ticket) { return wire_.tokens(received(record(ticket)), record(ticket).total); }
   Rows<Partial> expert_output(WindowTicket ticket) { return make_rows(output(record(ticket)), record(ticket).total, hidden_); }
-  /// Collective. finalize() of one dispatch. E_STATE for a handle that is stale or was combined.
+  /// Collective. finalize() of one dispatch. E_STATE for a handle that is stale, was combined or was abandoned by a rank.
   void combine(WindowTicket ticket, Output out) {
     rounds_.expect_live(ticket.generation, "finalize");
     Record& r = record(ticket);
     if (r.generation != ticket.generation || r.state != State::dispatched) {
       throw Error(ErrorCode::state, "finalize: called out of order for this handle");
     }
-    rounds_.send(WindowCall::combine, 0, [&] { check_output(out, r.rows, hidden_); });
-    rounds_.receive(WindowCall::combine);
+    try {
+      rounds_.send(WindowCall::combine, 0, [&] { check_output(out, r.rows, hidden_); });
+      rounds_.receive(WindowCall::combine);
+    } catch (Error const&) {
+      r.state = rounds_.abandoned() ? State::idle : r.state;
+      throw;
+    }
     if constexpr (Transport == RowTransport::queues) {
       return_rows(r);
     }
@@ -213,6 +222,14 @@ class HostStandardExchange {
   static constexpr bool kQueues = Transport == RowTransport::queues;
   static constexpr bool kWorkspace = Transport == RowTransport::workspace;
 
+  ContractSizes contract_sizes(Params const& params) const {
+    ContractSizes sizes{.max_recv_rows = max_rows_};
+    if constexpr (kQueues) {
+      sizes.queue_depth = params.queue_depth;
+      sizes.queue_entry_bytes = params.queue_entry_bytes;
+    }
+    return sizes;
+  }
   void take_memory(ExpertPlacement const& placement, Params const& params, Arena<Space>& arena) {
     check_exchange(placement, ranks_, max_tokens_, params.max_recv_rows);
     if (max_tokens_ > WindowRounds<Window>::kMaxRows) {
@@ -254,6 +271,16 @@ class HostStandardExchange {
   }
 
   Record& record(WindowTicket ticket) { return records_[ticket.generation & 1U]; }
+  Record* oldest_dispatched() {
+    Record* oldest = nullptr;
+    for (Record& r : records_) {
+      if (r.state == State::dispatched && rounds_.live(r.generation) &&
+          (oldest == nullptr || !comm::round_reached(r.generation, oldest->generation))) {
+        oldest = &r;
+      }
+    }
+    return oldest;
+  }
   bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
   std::byte* received(Record& r) { return kQueues ? r.rows_buffer : window().template own<std::byte>(r.rows_at); }
   Partial* output(Record& r) { return kQueues ? r.output_buffer : window().template own<Partial>(r.output_at); }
