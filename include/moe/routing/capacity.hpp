@@ -67,6 +67,7 @@ class CapacityTopK {
   void select(RouteArgs<L> const& a) const {
     RouterConfig const& c = p_.config;
     check_args(c, a);
+    check_logits(a);
     int const n = c.num_experts + c.num_zero_experts;
     std::int64_t const capacity = expert_capacity(p_.capacity_factor, a.num_valid_rows, c.topk, c.num_experts);
     std::vector<std::int64_t> room(static_cast<std::size_t>(n), capacity);

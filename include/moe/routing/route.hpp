@@ -114,6 +114,7 @@ template <class L>
 void check_fused(RouterConfig const& c, FusedRouting<L> const& f) {
   using detail::require;
   check_args(c, f.args);
+  check_logits(f.args);
   int num_physical = c.num_experts;
   if (f.mapping != nullptr) {
     validate(*f.mapping, nullptr);

@@ -34,6 +34,7 @@ class RowRouter {
   template <class L>
   void select(RouteArgs<L> const& a) const {
     check_args(resolved(), a);
+    check_logits(a);
     std::int64_t const m = a.logits.extent(0);
     std::int64_t degenerate = 0;
 #ifdef _OPENMP
