@@ -7,18 +7,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <random>
 #include <thread>
-#include <utility>
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/job.hpp"
@@ -28,6 +25,7 @@
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/registry.hpp"
+#include "moe/parallel/construction.hpp"
 #include "moe/routing/any_router.hpp"
 
 namespace moe_tool {
@@ -320,45 +318,15 @@ std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_li
   return files;
 }
 
-/// E_MISMATCH, on every rank, naming the first rank that was asked for another run than rank 0. Paths may differ between machines.
+/// E_MISMATCH, on every rank, naming what a rank was asked for that rank 0 was not. Paths may differ between machines.
 void require_same_run(Job const& job) {
-  constexpr std::size_t kShown = 55;  // longer values are told apart by their hash, and not shown
-  struct Value {
-    std::uint64_t hash;
-    std::array<char, kShown + 1> shown;
-  };
   JobOptions const& o = job.options;
-  std::vector<std::pair<char const*, std::string>> const fields{{"--layer", text(o.layer)},
-                                                                {"the description of the layer", io::to_json(job.description).dump()},
-                                                                {"--tensor", o.tensor},
-                                                                {"the number of rows", text(job.first_row.back())},
-                                                                {"--token-ids", o.token_ids},
-                                                                {"--deal", o.deal},
-                                                                {"--seed", text(o.seed)},
-                                                                {"--repeat", text(o.repeat)},
-                                                                {"--placement", o.placement},
-                                                                {"--device", o.device},
-                                                                {"--backend", o.backend},
-                                                                {"--experts", o.experts},
-                                                                {"--quantization", o.quantization}};
-  std::vector<Value> mine(fields.size());
-  for (std::size_t i = 0; i < fields.size(); ++i) {
-    std::string const& value = fields[i].second;
-    mine[i] = {.hash = std::hash<std::string>{}(value), .shown = {}};
-    if (value.size() <= kShown) {
-      std::copy(value.begin(), value.end(), mine[i].shown.begin());
-    }
-  }
-  std::vector<Value> all(mine.size() * static_cast<std::size_t>(job.comm->size()));
-  job.comm->all_gather(mine.data(), static_cast<std::int64_t>(mine.size() * sizeof(Value)), all.data(), {});
-  for (std::size_t at = mine.size(); at < all.size(); ++at) {
-    std::size_t const i = at % mine.size();
-    if (all[at].hash != all[i].hash) {
-      bool const shown = all[at].shown[0] != 0 && all[i].shown[0] != 0;
-      std::string const values = shown ? text(": ", all[at].shown.data(), " and ", all[i].shown.data()) : "";
-      throw Error(ErrorCode::mismatch, io::one_line(fields[i].first, " of rank ", at / mine.size(), " is not that of rank 0", values));
-    }
-  }
+  moe::Fingerprint f;
+  f.add("--layer", o.layer).add("the description of the layer (hash)", moe::fnv1a(io::to_json(job.description).dump()));
+  f.add("--tensor", io::one_line(o.tensor)).add("the number of rows", job.first_row.back()).add("--token-ids", io::one_line(o.token_ids));
+  f.add("--deal", o.deal).add("--seed", o.seed).add("--repeat", o.repeat).add("--placement", o.placement).add("--device", o.device);
+  f.add("--backend", o.backend).add("--experts", o.experts).add("--quantization", o.quantization);
+  moe::detail::agree_on_fingerprint(*job.comm, f);
 }
 
 JobResult dispatch(Job const& job) {

@@ -38,12 +38,16 @@ using moe::io::FileDType;
 using moe::io::SafetensorsFile;
 using moe::io::TensorInfo;
 
-/// The weight of one routed expert: "….experts.7.down_proj.weight", two dimensions, not yet quantised.
-bool is_expert_weight(TensorInfo const& t) {
+/// Of the weight of one routed expert, "….experts.7.down_proj.weight": "….experts" and "down_proj".
+struct ExpertName {
+  std::string_view layer, projection;
+};
+/// Nothing for any other tensor, one that is quantised already among them.
+std::optional<ExpertName> expert_name(TensorInfo const& t) {
   constexpr std::string_view kWeight = ".weight", kDigits = "0123456789";
   constexpr std::string_view kWord = "0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
   std::string_view rest = t.name;
-  if (t.shape.size() != 2 || !rest.ends_with(kWeight)) return false;
+  if (t.shape.size() != 2 || !rest.ends_with(kWeight)) return std::nullopt;
   rest.remove_suffix(kWeight.size());
   // Cuts the part behind the last dot off.
   auto const last_part = [&rest] {
@@ -56,8 +60,9 @@ bool is_expert_weight(TensorInfo const& t) {
   std::string_view const projection = last_part();
   std::string_view number = last_part();
   if (number.starts_with("expert_")) number.remove_prefix(7);
-  return rest.ends_with(".experts") && !number.empty() && number.find_first_not_of(kDigits) == std::string_view::npos &&
-         !projection.empty() && projection.find_first_not_of(kWord) == std::string_view::npos;
+  bool const is_expert = rest.ends_with(".experts") && !number.empty() && number.find_first_not_of(kDigits) == std::string_view::npos &&
+                         !projection.empty() && projection.find_first_not_of(kWord) == std::string_view::npos;
+  return is_expert ? std::optional(ExpertName{rest, projection}) : std::nullopt;
 }
 /// Fused expert weights, and whether they are the down projections. They end in ".weight" where they are modules.
 struct FusedName {
@@ -252,7 +257,7 @@ class Conversion {
 
   /// The tensors that replace t, or nothing: it stays as it is.
   std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
-    if (is_expert_weight(t)) {
+    if (expert_name(t)) {
       return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
                                           auto matrix = file.read<float>(t);
                                           require_finite(matrix, t.shape, file.where(t));
@@ -283,7 +288,8 @@ class Conversion {
 
   void plan(SafetensorsFile const& file, TensorInfo const& t) {
     FusedName const* const fused = fused_name(t);
-    if (!is_expert_weight(t) && fused == nullptr) {
+    std::optional<ExpertName> const expert = expert_name(t);
+    if (!expert && fused == nullptr) {
       if (t.shape.size() == 2 && t.name.ends_with(".weight")) unquantized_.push_back(base_of(t.name));
       return;
     }
@@ -292,7 +298,7 @@ class Conversion {
     }
     if (fused == nullptr) {
       fit_scheme(scheme_, t.shape[1], file.where(t));
-      note_expert(file, t);
+      note_expert(file, t, *expert);
       ++expert_weights_;
       return;
     }
@@ -309,27 +315,23 @@ class Conversion {
     blocks_ = blocks_ || kind == Kind::blocks;
     expert_weights_ += t.shape[0];
   }
-  /// "….experts.7.down_proj.weight": one more of that layer's down projections, which are all of one shape.
-  void note_expert(SafetensorsFile const& file, TensorInfo const& t) {
-    std::string const base = base_of(t.name);
-    std::size_t const projection = base.rfind('.');
-    std::size_t const number = base.rfind('.', projection - 1);
-    auto& like = experts_[base.substr(0, number)][base.substr(projection + 1)];
-    if (like.empty()) like.push_back(&t);
-    if (t.shape != like.front()->shape) {
+  /// One more of a layer's projections of one kind, which are all of one shape.
+  void note_expert(SafetensorsFile const& file, TensorInfo const& t, ExpertName const& name) {
+    Projection& like = projections_[std::string(name.layer)][std::string(name.projection)];
+    if (like.count++ == 0) like.first = &t;
+    if (t.shape != like.first->shape) {
       throw Error(ErrorCode::argument,
-                  moe::text(file.where(t), ": shape ", t.shape_text(), ", of other experts ", like.front()->shape_text()));
+                  moe::text(file.where(t), ": shape ", t.shape_text(), ", of other experts ", like.first->shape_text()));
     }
-    if (like.front() != &t) like.push_back(&t);
   }
   /// E_ARG unless a layer has as many of each projection.
   void check_experts() const {
-    for (auto const& [layer, projections] : experts_) {
+    for (auto const& [layer, projections] : projections_) {
       auto const& [first, all] = *projections.begin();
       for (auto const& [projection, some] : projections) {
-        if (some.size() != all.size()) {
+        if (some.count != all.count) {
           throw Error(ErrorCode::argument,
-                      moe::text("'", layer, "': ", all.size(), " experts have ", first, ", ", some.size(), " have ", projection));
+                      moe::text("'", layer, "': ", all.count, " experts have ", first, ", ", some.count, " have ", projection));
         }
       }
     }
@@ -367,7 +369,11 @@ class Conversion {
   std::map<std::int64_t, std::unique_ptr<FusedLayer>> layers_;
   std::map<std::string, std::pair<FusedName const*, Kind>> fused_;
   std::int64_t expert_weights_ = 0;
-  std::map<std::string, std::map<std::string, std::vector<TensorInfo const*>>> experts_;  // by layer and projection
+  struct Projection {
+    TensorInfo const* first = nullptr;
+    int count = 0;
+  };
+  std::map<std::string, std::map<std::string, Projection>> projections_;  // by layer and name
   bool blocks_ = false;
   std::vector<std::string> unquantized_;  ///< linear modules that stay as they are
 };

@@ -174,9 +174,8 @@ class Layer {
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
     build(comm, [&] {
       check_router();
-      constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // so that sizes of arrays do not overflow
-      if (p.max_tokens_per_rank > kMostTokens) {
-        throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostTokens));
+      if (p.max_tokens_per_rank > kMostSize) {
+        throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostSize));
       }
       check_mapping(p.placement, p.backend);
       check_local_experts(weights, p.placement, comm.rank(), comm.size());
@@ -218,8 +217,8 @@ class Layer {
     expect("output: rows", output.extent(0), m);
     expect("router_logits: rows", logit_rows, m);
     expect("router_logits: width", logit_cols, router_.num_logits());
-    check_rows("hidden_states", hidden.data_handle(), m, hidden.stride(0), hidden.extent(1));
-    check_rows("output", output.data_handle(), m, output.stride(0), output.extent(1));
+    check_layer_rows("hidden_states", hidden);
+    check_layer_rows("output", output);
     if (m > max_tokens_) {
       throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
     }
@@ -309,15 +308,11 @@ class Layer {
   Rows<std::int32_t const> dispatched_ids() const {
     return make_rows(static_cast<std::int32_t const*>(dispatched_ != nullptr ? dispatched_ : ids_), rows_, router_.topk());
   }
-  static void check_rows(char const* what, void const* data, std::int64_t rows, std::int64_t stride, std::int64_t width) {
-    if (rows > 0 && data == nullptr) {
-      throw Error(ErrorCode::argument, text(what, ": null pointer for ", rows, " rows"));
-    }
-    if (stride < width) {
-      throw Error(ErrorCode::argument, text(what, ": row stride ", stride, " is less than the width ", width));
-    }
+  template <class View>
+  static void check_layer_rows(char const* what, View const& rows) {
+    check_rows(what, rows);
     if constexpr (Space::kKind == SpaceKind::cuda) {
-      check_alignment(what, data, rows, stride * static_cast<std::int64_t>(sizeof(Act)));
+      check_alignment(what, rows.data_handle(), rows.extent(0), rows.stride(0) * static_cast<std::int64_t>(sizeof(Act)));
     }
   }
 

@@ -63,7 +63,7 @@ TYPED_TEST(Refusals, ConstructionOfALayer) {
   auto refuses = [&](ErrorCode code, std::string_view part, typename Layer::Params const& p, auto const& weights) {
     this->expect_refusal(code, part, [&] { Layer layer(this->mpi, weights.view(), p); });
   };
-  refuses(ErrorCode::config, "intermediate: 0 must be at least 1", with([](auto& p) { p.shape.intermediate = 0; }), store);
+  refuses(ErrorCode::config, "intermediate: 0 is out of range [1, 16777216]", with([](auto& p) { p.shape.intermediate = 0; }), store);
   refuses(ErrorCode::config, "top_k: 99", with([](auto& p) { p.router.topk = 99; }), store);
   refuses(ErrorCode::config, "the layer has 2", with([](auto& p) { p.router.topk = 1; }), store);
   refuses(ErrorCode::argument, "expert weights: 3 experts", good, this->errs() ? few : store);

@@ -239,11 +239,16 @@ TYPED_TEST(Halves, T8_TwoBatchesOnOneSlot) {
   expect_error(ErrorCode::state, [&] { x.send_outputs(d2); });
 }
 
+template <class Case>
+auto with_two_slots(int experts) {
+  auto params = WindowHarness<Case>::patient();
+  params.num_slots = 2;
+  return typename WindowHarness<Case>::Setup{.hidden = 16, .num_experts = experts, .k = 2, .params = params};
+}
+
 TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
   int const experts = this->experts();
-  auto params = WindowHarness<TypeParam>::patient();
-  params.num_slots = 2;
-  WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2, .params = params});
+  WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
   auto& x = h.exchange();
   for (int round = 0; round < 20; ++round) {
     auto const b0 = random_batch<float>(this->rank(), 2 * round, random_rows(this->rank(), round, 8), 16, 2, experts);
@@ -267,9 +272,7 @@ TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
 // T12, T21: what a rank that gives up owes its peers depends on how far its handles have come.
 TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
   int const experts = this->experts();
-  auto params = WindowHarness<TypeParam>::patient();
-  params.num_slots = 2;
-  WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2, .params = params});
+  WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
   auto& x = h.exchange();
   auto const b0 = random_batch<float>(this->rank(), 20, 5, 16, 2, experts);
   auto const b1 = random_batch<float>(this->rank(), 21, 3, 16, 2, experts);

@@ -214,8 +214,8 @@ def disagreement(folder):
         return ["layer", "--checkpoint", checkpoint, "--layer", number, "--input", QWEN / "moe_io.safetensors", "--tensor", tensor,
                 "--output", folder / "out.safetensors"]
 
-    def differ(name, first, last, *parts):
-        bad(f"ranks_differ_in_{name}", [*first, ":", "-n", 1, TOOL, *last], "E_MISMATCH", "of rank 2 is not that of rank 0", *parts, ranks=(2,))
+    def differ(name, first, last, what, values=(": rank 0 has ", ", rank 2 has ")):
+        bad(f"ranks_differ_in_{name}", [*first, ":", "-n", 1, TOOL, *last], "E_MISMATCH", f"ranks disagree about {what}", *values, ranks=(2,))
 
     other = folder / "other"
     shutil.copytree(QWEN, other)
@@ -230,13 +230,13 @@ def disagreement(folder):
             tensors[name] = (kind, shape, data[len(data) // 2:] + data[:len(data) // 2])  # the second half of the rows first
         write(path, tensors, metadata)
     bad("ranks_read_other_weights", [*layer(), ":", "-n", 1, TOOL, *layer(checkpoint=revised)], "E_MISMATCH",
-        "the router's weights of rank 2 are not those of rank 0", ranks=(2,))
-    differ("layer", layer(), layer(1), "--layer", ": 1 and 0")
+        "ranks disagree about the router's weights (hash): rank 0 has ", ranks=(2,))
+    differ("layer", layer(), layer(1), "--layer", [": rank 0 has 0, rank 2 has 1"])
     differ("config", layer(), layer(checkpoint=other), "the description of the layer")
-    differ("tensor", layer(), layer(tensor="layers.1.moe_in"), "--tensor", ": layers.1.moe_in and layers.0.moe_in")
-    differ("repeat", block("--repeat", 2), block("--repeat", 3), "--repeat", ": 3 and 2")
-    differ("seed", block("--deal", "random"), block("--deal", "random", "--seed", 7), "--seed", ": 7 and 0")
-    differ("backend", block(), block("--backend", "naive"), "--backend", ": naive and all_to_all_v")
+    differ("tensor", layer(), layer(tensor="layers.1.moe_in"), "--tensor", [": rank 0 has layers.0.moe_in, rank 2 has layers.1.moe_in"])
+    differ("repeat", block("--repeat", 2), block("--repeat", 3), "--repeat", [": rank 0 has 2, rank 2 has 3"])
+    differ("seed", block("--deal", "random"), block("--deal", "random", "--seed", 7), "--seed", [": rank 0 has 0, rank 2 has 7"])
+    differ("backend", block(), block("--backend", "naive"), "--backend", [": rank 0 has all_to_all_v, rank 2 has naive"])
 
 
 def outputs(folder):

@@ -117,7 +117,7 @@ struct Dynamic : LayerDefaults {
 TEST(Shape, DynamicDimensionsAreCheckedAtConstruction) {
   Shape<Dynamic> const s({128, 64, 8, 2, false});
   EXPECT_EQ(s.hidden(), 128);
-  expect_error(ErrorCode::config, "intermediate: 0 must be at least 1", [] { Shape<Dynamic>({128, 0, 8, 2, false}); });
+  expect_error(ErrorCode::config, "intermediate: 0 is out of range [1, 16777216]", [] { Shape<Dynamic>({128, 0, 8, 2, false}); });
   expect_error(ErrorCode::config, "top_k: 33 exceeds the bound 32", [] { Shape<Dynamic>({128, 64, 64, 33, false}); });
 }
 

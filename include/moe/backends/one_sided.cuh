@@ -117,9 +117,8 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     __syncthreads();
     if (tid == 0) {
       bool const alive = ((a.active >> source) & 1U) != 0;
-      int const n = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tag) : 0;
+      count = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tag) : 0;
       fence_system();  // acquires what came with the word
-      count = n;
     }
     __syncthreads();
     int const share = block / R;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/buffer.hpp: owning arrays, the arena that a layer takes all its memory from at construction, and what device code wants of rows.
+// core/buffer.hpp: owning arrays, the arena that a layer takes all its memory from at construction, and what is judged of rows that callers
+// bring.
 #pragma once
 
 #include <algorithm>
@@ -121,6 +122,17 @@ class Arena {
 };
 
 namespace detail {
+/// Rows that are there and do not overlap. E_ARG.
+template <class View>
+void check_rows(char const* what, View const& v) {
+  std::int64_t const rows = v.extent(0);
+  if (rows > 0 && v.data_handle() == nullptr) {
+    throw Error(ErrorCode::argument, text(what, ": null pointer for ", rows, " rows"));
+  }
+  if (rows > 1 && v.stride(0) < v.extent(1)) {
+    throw Error(ErrorCode::argument, text(what, ": row stride ", v.stride(0), " is less than the width ", v.extent(1)));
+  }
+}
 /// Rows that device code takes in units of kAlignment bytes. E_ARG.
 inline void check_alignment(char const* what, void const* data, std::int64_t rows, std::int64_t stride_bytes) {
   if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {

@@ -107,7 +107,7 @@ constexpr bool promises_batch_invariance() {
   return requires { requires Experts::kBatchInvariant; };
 }
 
-/// A backend sums over ranks in an order of its own unless it says otherwise.
+/// A backend sums over ranks in rank order unless it says otherwise.
 template <class Backend>
 constexpr bool keeps_rank_order() {
   if constexpr (requires { Backend::kBatchInvariant; }) {

@@ -42,6 +42,9 @@ concept LayerConfig = requires {
   typename C::Activation;
 };
 
+/// Most rows, columns or experts of a layer, so that sizes of arrays do not overflow.
+inline constexpr std::int64_t kMostSize = std::int64_t{1} << 24;
+
 /// The dimensions of one layer at run time; 0 leaves a fixed dimension to the type.
 struct LayerShape {
   std::int64_t hidden = 0;
@@ -56,8 +59,8 @@ struct LayerShape {
 template <LayerConfig Config>
 class Shape {
  public:
-  /// E_CONFIG if a dimension is missing, not positive, or contradicts the type; also if topk exceeds kMaxTopK. Whether there are topk
-  /// experts to choose is for the router to say: its zero experts count, too.
+  /// E_CONFIG if a dimension is missing, not in [1, kMostSize], or contradicts the type; also if topk exceeds kMaxTopK. Whether there are
+  /// topk experts to choose is for the router to say: its zero experts count, too.
   explicit Shape(LayerShape const& s)
       : hidden_(resolve("hidden", Config::hidden, s.hidden)),
         intermediate_(resolve("intermediate", Config::intermediate, s.intermediate)),
@@ -81,9 +84,8 @@ class Shape {
       throw Error(ErrorCode::config, text(what, ": ", given, " was given, but the layer's type fixes it to ", fixed));
     }
     std::int64_t const value = fixed == dynamic ? given : fixed;
-    constexpr std::int64_t kMost = std::int64_t{1} << 24;  // so that sizes of arrays do not overflow
-    if (value < 1 || value > kMost) {
-      throw Error(ErrorCode::config, text(what, ": ", value, " must be at least 1", value > kMost ? text(" and at most ", kMost) : ""));
+    if (value < 1 || value > kMostSize) {
+      throw Error(ErrorCode::config, text(what, ": ", value, " is out of range [1, ", kMostSize, "]"));
     }
     return value;
   }

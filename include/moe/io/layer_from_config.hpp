@@ -234,12 +234,14 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   LayerDescription d;
   d.model_type = c.model_type();
   family.describe(c, d, layer);
-  for (char const* biases : {"mlp_bias", d.model_type.starts_with("ernie") ? "use_bias" : "mlp_bias"}) {
-    if (!d.expert_bias && c.has(biases) && c.flag(biases)) {
+  auto const refuse_biases = [&](char const* field) {
+    if (!d.expert_bias && c.has(field) && c.flag(field)) {
       throw Error(ErrorCode::unsupported,
-                  one_line("'", c.label(), "': ", biases, " is true, and experts of ", d.model_type, " have no biases here"));
+                  one_line("'", c.label(), "': ", field, " is true, and experts of ", d.model_type, " have no biases here"));
     }
-  }
+  };
+  refuse_biases("mlp_bias");
+  if (d.model_type.starts_with("ernie")) refuse_biases("use_bias");
   if (c.has("quantization_config")) {
     d.quantization = checkpoint_quantization(c.section("quantization_config"));
     // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8.

@@ -86,7 +86,7 @@ class Block {
       add(*v);
     }
     add(w.hash_table);
-    moe::detail::agree_on_hash(comm, "the router's weights", hash);
+    moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the router's weights (hash)", hash));
     return frame;
   }
 

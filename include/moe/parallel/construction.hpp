@@ -52,38 +52,24 @@ std::vector<std::int64_t> agree_on_construction(Comm& comm, std::int64_t word = 
   return all;
 }
 
-/// agree_on_construction(), then the first rank whose `hash` is not rank 0's; 0 if there is none. The same on every rank.
-template <class Comm>
-int first_with_other_hash(Comm& comm, std::uint64_t hash) {
-  std::vector<std::int64_t> const all = agree_on_construction(comm, -1 - static_cast<std::int64_t>(hash >> 1));
-  bool const known = std::find(all.begin(), all.end(), 0) == all.end();
-  auto const other = std::find_if(all.begin(), all.end(), [&](std::int64_t word) { return word != all[0]; });
-  return known && other != all.end() ? static_cast<int>(other - all.begin()) : 0;
-}
-
-/// Collective, with agree_on_construction(). E_MISMATCH on every rank, naming the first whose `hash` of `what` is not rank 0's.
-template <class Comm>
-void agree_on_hash(Comm& comm, char const* what, std::uint64_t hash) {
-  if (int const r = first_with_other_hash(comm, hash); r != 0) {
-    throw Error(ErrorCode::mismatch, text(what, " of rank ", r, " are not those of rank 0"));
-  }
-}
-
-/// Collective, with agree_on_construction(). check_identical()'s error on every rank.
+/// Collective, with agree_on_construction(). check_identical()'s error on every rank; nothing is compared over a communicator that cannot
+/// gather host words.
 template <class Comm>
 void agree_on_fingerprint(Comm& comm, Fingerprint const& mine) {
-  if (first_with_other_hash(comm, mine.hash()) == 0) return;
-  constexpr std::size_t kRoom = 4096;  // of one rank's text; few fields of few characters
-  std::string const own = mine.encode().substr(0, kRoom);
-  std::vector<char> in(kRoom, 0);
-  std::copy(own.begin(), own.end(), in.begin());
-  std::vector<char> all(kRoom * static_cast<std::size_t>(comm.size()));
-  gather_host(comm, in.data(), kRoom, all.data());
-  std::vector<Fingerprint> ranks;
-  for (auto at = all.begin(); at != all.end(); at += kRoom) {
-    ranks.push_back(Fingerprint::decode(std::string(at, std::find(at, at + kRoom, 0))));
-  }
-  check_identical(ranks);
+  std::vector<std::int64_t> const hashes = agree_on_construction(comm, -1 - static_cast<std::int64_t>(mine.hash() >> 1));
+  if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t word) { return word == hashes[0] || word == 0 || hashes[0] == 0; }))
+    return;
+  check_identical_over(mine, [&](std::string const& own) {
+    std::vector<std::int64_t> const sizes = gather_construction(comm, -static_cast<std::int64_t>(own.size()));
+    auto const room = static_cast<std::size_t>(-*std::min_element(sizes.begin(), sizes.end()));
+    std::string padded = own;
+    padded.resize(room);
+    std::string all(room * sizes.size(), 0);
+    gather_host(comm, padded.data(), static_cast<std::int64_t>(room), all.data());
+    std::vector<std::string> texts;
+    for (std::size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * room, static_cast<std::size_t>(-sizes[r])));
+    return texts;
+  });
 }
 
 /// make(). What it throws is thrown once the peers, who are at their next agree_on_construction(), know.

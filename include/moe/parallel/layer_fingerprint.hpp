@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/layer_fingerprint.hpp: what all ranks of one layer must have chosen alike, beyond what its exchange compares. Spec 03 §4.
+// parallel/layer_fingerprint.hpp: what all ranks of one layer must have chosen alike. Exchanges compare part of it, on the device only with
+// the first round's words. Spec 03 §4.
 #pragma once
 
 #include <cstdio>

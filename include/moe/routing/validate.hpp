@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moe/core/buffer.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 #include "moe/routing/route_args.hpp"
@@ -133,21 +134,10 @@ inline void check_bias_length(std::int64_t length, int num_experts, int num_zero
                   ", expected ", num_experts + num_zero_experts);
 }
 
-namespace detail {
-/// E_ARG unless the rows are there and do not overlap.
-template <class View>
-void check_row_array(char const* what, View const& v) {
-  std::int64_t const m = v.extent(0);
-  require(m == 0 || v.data_handle() != nullptr, ErrorCode::argument, what, ": null pointer for ", m, " rows");
-  require(m < 2 || v.stride(0) >= v.extent(1), ErrorCode::argument, what, ": row stride ", v.stride(0), " is less than the width ",
-          v.extent(1));
-}
-}  // namespace detail
-
 /// Logits that a router reads; the simulator and a caller's own routing function may leave them out.
 template <class L>
 void check_logits(RouteArgs<L> const& a) {
-  detail::check_row_array("router_logits", a.logits);
+  moe::detail::check_rows("router_logits", a.logits);
 }
 
 /// Refuses arrays that do not fit the router. Throws E_ARG naming the array, its shape and the expected one.
@@ -164,8 +154,8 @@ void check_args(RouterConfig const& c, RouteArgs<L> const& a) {
           a.topk_ids.extent(1), "], expected [", m, ", ", c.num_slots(), "]");
   require(a.topk_weights.extent(0) == m && a.topk_weights.extent(1) == c.num_slots(), e_arg, "topk_weights: shape [",
           a.topk_weights.extent(0), ", ", a.topk_weights.extent(1), "], expected [", m, ", ", c.num_slots(), "]");
-  detail::check_row_array("topk_ids", a.topk_ids);
-  detail::check_row_array("topk_weights", a.topk_weights);
+  moe::detail::check_rows("topk_ids", a.topk_ids);
+  moe::detail::check_rows("topk_weights", a.topk_weights);
   require(
       a.shared_weights.data_handle() == nullptr || (a.shared_weights.extent(0) == m && a.shared_weights.extent(1) == c.num_joint_shared),
       e_arg, "shared_weights: shape [", a.shared_weights.extent(0), ", ", a.shared_weights.extent(1), "], expected [", m, ", ",
