@@ -382,7 +382,8 @@ class LayerLoader {
         return {
             {base + "gate_proj", width, h, false, 0}, {base + "up_proj", width, h, false, width}, {base + "down_proj", h, width, true, 0}};
       }
-      for (auto const& [up, down] : {std::pair{"gate_up_proj", "down_proj"}, std::pair{"input_linear", "output_linear"}}) {
+      std::pair<char const*, char const*> const fused[] = {{"gate_up_proj", "down_proj"}, {"input_linear", "output_linear"}};
+      for (auto const& [up, down] : fused) {
         if (!gated || !has_linear(store_, base + up)) continue;
         return {{base + up, 2 * width, h, false, 0}, {base + down, h, width, true, 0}};
       }

@@ -71,10 +71,12 @@ std::vector<float> compute_router_logits(HostLayerWeights<T> const& w, std::span
         detail::matvec(m.down, m.down_bias, row, m.width, h, s.data());
         detail::rms_normalise(s.data(), m.width, d.rms_norm_eps, r.data());
         for (std::int64_t i = 0; i < m.width; ++i) r[detail::at(i)] *= m.norm[detail::at(i)];
-        for (auto const& [weight, bias] : {std::pair{&m.fc1, &m.fc1_bias}, std::pair{&m.fc2, &m.fc2_bias}}) {
-          detail::matvec(*weight, *bias, r.data(), m.width, m.width, s.data());
+        auto const hidden_layer = [&](auto const& weight, auto const& bias) {
+          detail::matvec(weight, bias, r.data(), m.width, m.width, s.data());
           for (std::int64_t i = 0; i < m.width; ++i) r[detail::at(i)] = activation::detail::gelu(s[detail::at(i)]);
-        }
+        };
+        hidden_layer(m.fc1, m.fc1_bias);
+        hidden_layer(m.fc2, m.fc2_bias);
         detail::matvec(m.out, {}, r.data(), n, m.width, logits);
         break;
       }

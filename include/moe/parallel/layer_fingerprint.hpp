@@ -31,13 +31,8 @@ Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, 
   if constexpr (requires { activation.kind; }) f.add("activation kind", static_cast<int>(activation.kind));
   if constexpr (requires { activation.constants; }) {
     auto const& c = activation.constants;
-    for (auto const& [field, value] : {std::pair{"activation alpha", c.alpha},
-                                       {"activation beta", c.beta},
-                                       {"activation limit", c.limit},
-                                       {"activation situ_gate", c.situ_gate},
-                                       {"activation situ_up", c.situ_up}}) {
-      f.add(field, digits(value));
-    }
+    f.add("activation alpha", digits(c.alpha)).add("activation beta", digits(c.beta)).add("activation limit", digits(c.limit));
+    f.add("activation situ_gate", digits(c.situ_gate)).add("activation situ_up", digits(c.situ_up));
   }
   f.add("router", Router::kName);
   if constexpr (requires { router.resolved(); }) {
