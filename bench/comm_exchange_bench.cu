@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "bench/bench_report.hpp"
-#include "moe/backends/all_to_all_v.cuh"
-#include "moe/backends/gather_exchange.cuh"
+#include "moe/backends/collective/all_to_all_v.cuh"
+#include "moe/backends/collective/gather_exchange.cuh"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
 #include "moe/quantization/fp8_group128.hpp"

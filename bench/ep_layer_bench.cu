@@ -18,15 +18,15 @@
 
 #include "bench/bench_report.hpp"
 #include "moe/activation/activation.hpp"
-#include "moe/backends/all_to_all_v.cuh"
-#include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/low_latency_cuda.hpp"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/all_to_all_v.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/hopper_reference.cuh"
@@ -290,8 +290,7 @@ class Bench {
       } else {
         return self_;
       }
-    }
-    ();
+    }();
     Exchange exchange(comm, shape, tokens, placement, Quant{}, params, arena);
     typename Experts::Params tuning{};
     tuning.expected_rows = std::max(1, (tokens * R * s.topk + s.num_experts - 1) / s.num_experts);

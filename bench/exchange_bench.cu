@@ -363,8 +363,7 @@ class Bench {
       }
     }
     double spread = 0;
-    double const pair = time(
-        10, 20, true, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
+    double const pair = time(10, 20, true, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
     double const d = time(20, 10, true, dispatch);
     double const m = time(20, 10, true, combine);
     double const row = fp8 ? c.hidden + c.hidden / 32.0 : 2.0 * c.hidden;

@@ -72,8 +72,7 @@ bool bench_peer(Bench& bench, PeerCase const& c, bool programmatic) {
   }
   double spread = 0;
   int const n = c.graph ? 10 : 4;
-  double const pair = bench.time(
-      n, c.graph ? 20 : 5, c.graph, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
+  double const pair = bench.time(n, c.graph ? 20 : 5, c.graph, [&](int r, int i) { dispatch(r, i), combine(r, i); }, &spread);
   double const d = bench.time(2 * n, c.graph ? 10 : 5, c.graph, dispatch, nullptr);
   double const m = pair - d;
   double const row = c.fp8 ? c.hidden + c.hidden / 32.0 : 2.0 * c.hidden;

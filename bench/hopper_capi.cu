@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "moe/experts/hopper/launch.cuh"
-#include "moe/experts/hopper_contiguous.cuh"
+#include "moe/experts/hopper/layer/contiguous_layer.cuh"
+#include "moe/experts/hopper/layer/launch.cuh"
 
 using namespace moe::hopper;
 

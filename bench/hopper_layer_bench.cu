@@ -11,7 +11,7 @@
 #include <string>
 
 #include "bench/layer_problem.cuh"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/cuda_reference.cuh"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 

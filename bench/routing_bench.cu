@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "moe/core/buffer.hpp"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/grouped_topk.hpp"
-#include "moe/routing/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/tune.cu: measures the tile candidates of the Hopper experts over rows per expert on the present device and writes
-// experts/hopper/tuning_table.hpp, with the measurements beside the choices.
+// experts/hopper/layer/tuning_table.hpp, with the measurements beside the choices.
 //
 //   tune [path of the header to write]      measurements go to standard output in any case
 //
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 #include "tests/gpu/hopper_reference.cuh"
 
 namespace {
@@ -246,7 +246,7 @@ int main(int argc, char** argv) try {
   long long const narrow = tune_one_token(Scheme::fp8_block, notes);
   std::ostringstream header;
   header << R"(// SPDX-License-Identifier: Apache-2.0
-// experts/hopper/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one )"
+// experts/hopper/layer/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one )"
          << facts.name << R"(. Plain
 // host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in clusters)
 // and microseconds of the whole layer.
@@ -254,7 +254,7 @@ int main(int argc, char** argv) try {
 
 #include <cstdint>
 
-#include "moe/experts/hopper/problem.hpp"
+#include "moe/experts/hopper/common/problem.hpp"
 
 namespace moe::hopper {
 

@@ -6,7 +6,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/modular_kernel.hpp"
-#include "moe/routing/route_args.hpp"
+#include "moe/routing/row/route_args.hpp"
 
 namespace moe_test {
 

@@ -2,8 +2,8 @@
 // tests/routing_batch.hpp: what the routing tests that run in both spaces ask of a space.
 #pragma once
 
-#include "moe/routing/route_args.hpp"
-#include "moe/routing/router_config.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/router_config.hpp"
 
 namespace moe_test {
 

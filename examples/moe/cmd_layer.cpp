@@ -69,8 +69,7 @@ void report_error(char const* what) {
   }
   if (rank == 0) {
     std::string line = what;  // CLI11 words some errors over several lines
-    std::replace_if(
-        line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+    std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
     std::fprintf(stderr, "moe: %s\n", line.c_str());
   }
   if (together) {

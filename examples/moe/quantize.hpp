@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/quantization/scales.hpp"
+#include "moe/quantization/format/scales.hpp"
 
 namespace moe_tool {
 

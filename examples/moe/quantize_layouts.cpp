@@ -14,7 +14,7 @@
 #include "examples/moe/quantize.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/expert_reader.hpp"
-#include "moe/quantization/packed_int.hpp"
+#include "moe/quantization/format/packed_int.hpp"
 #include "moe/quantization/schemes.hpp"
 
 namespace moe_tool {
@@ -56,12 +56,7 @@ std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group) {
   auto const quantized = [=] { return int4(s.read(), rows, cols, group); };
   return {
       // the original [N, K], which the packed shape does not tell
-      {s.base + ".weight_shape",
-       FileDType::i64,
-       {2},
-       [=] {
-         return bytes_of(std::vector<std::int64_t>{rows, cols});
-       }},
+      {s.base + ".weight_shape", FileDType::i64, {2}, [=] { return bytes_of(std::vector<std::int64_t>{rows, cols}); }},
       {s.base + ".weight_packed", FileDType::i32, {rows, cols / 8}, [=] { return bytes_of(moe::quantization::pack_words(quantized())); }},
       {s.base + ".weight_scale", FileDType::f32, {rows, cols / group}, [=] { return bytes_of(quantized().scales); }}};
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "moe/io/element.hpp"
-#include "moe/quantization/scales.hpp"
+#include "moe/quantization/format/scales.hpp"
 
 namespace moe_tool {
 

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "examples/moe/run_block.hpp"
-#include "moe/backends/high_throughput_host.hpp"
-#include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided_host.hpp"
-#include "moe/backends/pplx_host.hpp"
-#include "moe/backends/two_sided_host.hpp"
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/pplx.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 
 namespace moe_tool {
 

@@ -13,8 +13,8 @@
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/route.hpp"
-#include "moe/routing/route_args.hpp"
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/row_router.hpp"
 #include "moe/routing/zero_experts.hpp"
 
 namespace moe {
@@ -41,13 +41,9 @@ struct ForwardOptions {
 namespace detail {
 
 template <class Backend>
-concept RowsStay = requires {
-  requires Backend::kRowsStay;
-};
+concept RowsStay = requires { requires Backend::kRowsStay; };
 template <class Kernel>
-concept QuantizesOnTheWay = requires {
-  typename Kernel::RowsAsTheyAre;
-};
+concept QuantizesOnTheWay = requires { typename Kernel::RowsAsTheyAre; };
 
 /// The quantisation of the rows that the backend hands over: Quant's, or none where the rows stay on their rank and the experts quantise
 /// them on the way.
@@ -149,7 +145,7 @@ class Layer {
   /// To be called where the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay:
   /// experts that keep a form of their own of the weights make it anew, in stream order.
   void weights_changed(Stream<Space> stream = {}) {
-    if constexpr (requires(Kernel & kernel) { kernel.weights_changed(stream); }) kernel_.weights_changed(stream);
+    if constexpr (requires(Kernel& kernel) { kernel.weights_changed(stream); }) kernel_.weights_changed(stream);
   }
 
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.

@@ -2,8 +2,8 @@
 // tests/compile_fail/hopper_shape.cpp: Hopper experts with an intermediate width of 100, rows of 200 bytes.
 // expect: hidden or intermediate is not a multiple of the experts kernel's tile
 #include "../archetypes.hpp"
-#include "moe/backends/no_expert_parallel_cuda.hpp"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
 
 struct Config : moe::LayerDefaults {

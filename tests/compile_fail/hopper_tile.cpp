@@ -2,8 +2,8 @@
 // tests/compile_fail/hopper_tile.cpp: Hopper experts with a ring of seven stages under tiles of 160 rows.
 // expect: the experts kernel's tile needs more shared memory than a thread block can have
 #include "../archetypes.hpp"
-#include "moe/backends/no_expert_parallel_cuda.hpp"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
 
 struct Tiles : moe::hopper::DefaultTiles {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/quantization_formats_test.cpp: value tables and casts, against torch's and ml_dtypes' own.
-#include "moe/quantization/formats.hpp"
+#include "moe/quantization/format/formats.hpp"
 
 #include <gtest/gtest.h>
 

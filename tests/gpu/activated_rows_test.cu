@@ -10,7 +10,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/activated_row.hpp"
-#include "moe/quantization/quantize_row.cuh"
+#include "moe/quantization/rows/quantize_row.cuh"
 #include "moe/quantization/schemes.hpp"
 
 namespace {

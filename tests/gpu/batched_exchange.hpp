@@ -3,7 +3,7 @@
 // batches. Rows past a count, and rows of out that nobody writes, hold NaN.
 #pragma once
 
-#include "moe/backends/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 
 namespace moe_test {
 

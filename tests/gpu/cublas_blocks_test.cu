@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/cublas_blocks_test.cu: the kernels that the blocks of cublas_blocks_test.cpp call.
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/experts/cublas_grouped.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 
 using Wide = moe::models::RuntimeLayer<float, float>;
 using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/core/check.hpp"
 #include "moe/experts/cublas_grouped.cuh"
 #include "moe/experts/cuda_reference.cuh"
@@ -330,9 +330,7 @@ TEST(CublasGrouped, Refusals) {
   using Kernel = experts::CublasGrouped::Kernel<Config<float>, None, ActivationFormat::standard>;
   Shape<Config<float>> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
   Arena<Cuda> arena;
-  EXPECT_EQ(code_of([&] {
-              Kernel(Shape<Config<float>>(LayerShape{s.hidden, 48, 4, 1}), weights.view, 8, {}, {}, {}, arena);
-            }),
+  EXPECT_EQ(code_of([&] { Kernel(Shape<Config<float>>(LayerShape{s.hidden, 48, 4, 1}), weights.view, 8, {}, {}, {}, arena); }),
             ErrorCode::argument);
   EXPECT_EQ(code_of([&] { Kernel(shape, weights.view, 8, {}, activation::Any{activation::Kind::relu2_no_mul}, {}, arena); }),
             ErrorCode::argument);

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/reference.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/rearrange.hpp"
@@ -17,7 +17,7 @@
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "moe/backends/device_window.hpp"
+#include "moe/backends/window/device/common/window.hpp"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/quantization/fp8_group128.hpp"

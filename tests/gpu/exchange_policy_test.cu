@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <set>
 
-#include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
 #include "tests/multigpu/exchange_harness.cuh"

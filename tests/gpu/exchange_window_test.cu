@@ -351,8 +351,7 @@ TEST(OneSidedDevice, T11_DeadRanksAreLeftOut) {
     run.dispatch(r, 0);
     run.experts(r, 0);
     run.combine(r, 0);
-    std::replace_if(
-        ids.begin(), ids.end(), [](int e) { return e / 4 == 2; }, -1);  // what is then expected
+    std::replace_if(ids.begin(), ids.end(), [](int e) { return e / 4 == 2; }, -1);  // what is then expected
   }
   for (int r : {0, 1, 3}) {
     moe::check_cuda(cudaStreamSynchronize(run.group().stream(r)), "cudaStreamSynchronize");

@@ -10,7 +10,7 @@
 #include "batched_exchange.hpp"
 #include "block_file.hpp"
 #include "moe/experts/cuda_reference.hpp"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"

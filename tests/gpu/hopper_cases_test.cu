@@ -6,7 +6,7 @@
 #include "hopper_composition.cuh"
 #include "hopper_reference.cuh"
 #include "moe/core/cuda_space.hpp"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 

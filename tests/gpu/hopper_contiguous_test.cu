@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "hopper_reference.cuh"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 
 namespace {
 

@@ -11,16 +11,16 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/low_latency_cuda.hpp"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/experts/cuda_reference.cuh"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {

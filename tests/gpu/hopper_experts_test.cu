@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "hopper_composition.cuh"
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/none.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 
 namespace {
 

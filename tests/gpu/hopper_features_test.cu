@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "hopper_reference.cuh"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 
 namespace {
 

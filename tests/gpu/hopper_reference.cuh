@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "moe/experts/hopper/enqueue.cuh"
-#include "moe/experts/hopper/problem.hpp"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
 
 namespace moe_test {
 

@@ -10,13 +10,13 @@
 #include <random>
 #include <vector>
 
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/core/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace {

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "moe/quantization/apply.hpp"
-#include "moe/quantization/quantize_rows.cuh"
+#include "moe/quantization/rows/apply.hpp"
+#include "moe/quantization/rows/quantize_rows.cuh"
 #include "moe/quantization/schemes.hpp"
 
 namespace {

@@ -2,7 +2,7 @@
 // tests/gpu/quantization_golden_test.cu: rows in host memory through a scheme on the device, for the tests in quantization_golden_test.cpp.
 #include "device_rows.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/quantization/quantize_rows.cuh"
+#include "moe/quantization/rows/quantize_rows.cuh"
 #include "moe/quantization/schemes.hpp"
 
 namespace {

@@ -13,7 +13,7 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/routing/any_router.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "moe/routing/zero_experts.hpp"
 
 namespace moe_test {

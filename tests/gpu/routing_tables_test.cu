@@ -2,7 +2,7 @@
 // tests/gpu/routing_tables_test.cu: a batch in host memory through the device's routing kernel, for the tests in routing_tables_test.cpp.
 #include "moe/core/buffer.hpp"
 #include "moe/routing/any_router.hpp"
-#include "moe/routing/route.cuh"
+#include "moe/routing/device/route.cuh"
 #include "routing_batch.hpp"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../expect_error.hpp"
-#include "moe/backends/low_latency_host.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
 #include "moe/routing/custom.hpp"
 #include "registry_blocks.hpp"
 #include "registry_layers.hpp"
@@ -96,8 +96,7 @@ TYPED_TEST(Refusals, LayersThatDiffer) {
                  [&] { build(change, other_weights); });
   };
   differs("weight_on_input", "0", "1", [](auto& p) { p.shape.weight_on_input = true; });
-  differs(
-      "intermediate", text(kIntermediate), text(kIntermediate / 2), [](auto& p) { p.shape.intermediate = kIntermediate / 2; }, true);
+  differs("intermediate", text(kIntermediate), text(kIntermediate / 2), [](auto& p) { p.shape.intermediate = kIntermediate / 2; }, true);
   differs("scoring", "softmax", "sigmoid", [](auto& p) { p.router.scoring = routing::Scoring::sigmoid; });
   differs("routed_scaling_factor", "1", "1.00000012", [](auto& p) { p.router.routed_scaling_factor = 1.00000012F; });
   build([](auto&) {});

@@ -5,11 +5,11 @@
 // kind. window_layers_test.cpp has the products on small layers.
 #include <utility>
 
-#include "moe/backends/high_throughput_host.hpp"
-#include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided_host.hpp"
-#include "moe/backends/pplx_host.hpp"
-#include "moe/backends/two_sided_host.hpp"
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/pplx.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 #include "registry_blocks.hpp"
 
 namespace {
@@ -55,8 +55,9 @@ void register_backend(std::vector<Source> const& all) {
 bool register_all() {
   std::vector<Source> const all = sources();
   constexpr std::size_t kBackends = decltype(hana::size(moe::registry::window_backends))::value;
-  [&]<std::size_t... Number>(std::index_sequence<Number...>) { (register_backend<Number>(all), ...); }
-  (std::make_index_sequence<kBackends>{});
+  [&]<std::size_t... Number>(std::index_sequence<Number...>) {
+    (register_backend<Number>(all), ...);
+  }(std::make_index_sequence<kBackends>{});
   return all.size() >= kBackends;
 }
 bool const registered = register_all();

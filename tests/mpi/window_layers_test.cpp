@@ -2,11 +2,11 @@
 // tests/mpi/window_layers_test.cpp: every composition of the registry over windows, as whole layers, against one rank that holds
 // all experts.
 // moe-ranks: 1 2 3 4
-#include "moe/backends/high_throughput_host.hpp"
-#include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided_host.hpp"
-#include "moe/backends/pplx_host.hpp"
-#include "moe/backends/two_sided_host.hpp"
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/pplx.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 #include "registry_layers.hpp"
 
 namespace {

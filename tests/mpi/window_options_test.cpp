@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "moe/backends/expert_major.hpp"
+#include "moe/backends/window/host/expert_major.hpp"
 #include "window_harness.hpp"
 
 namespace {

@@ -292,7 +292,9 @@ TYPED_TEST(Exchange, T10_T24_RankThatDoesNotCome) {
       h.check(b, "before");
       comm.set_timeout_ms(700);
       MeetAtExit const end{r.host};
-      { MeetAtExit const start{r.host}; }
+      {
+        MeetAtExit const start{r.host};
+      }
       if (r.rank() == late) {
         usleep(2'000'000);
       }

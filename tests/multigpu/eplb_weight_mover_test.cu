@@ -108,8 +108,7 @@ TEST(WeightMoverNccl, B7_RandomMaps) {
   EXPECT_EQ(weights.check(maps, mpi.rank()), "");
   for (unsigned round = 2; round < 10; ++round) {
     ExpertMaps const next = random_maps(physical - mpi.size(), physical, round);
-    eplb::rearrange(
-        mover, maps, next, group, [&](int layer) { maps.set_layer(layer, next); }, stream);
+    eplb::rearrange(mover, maps, next, group, [&](int layer) { maps.set_layer(layer, next); }, stream);
     ASSERT_EQ(weights.check(next, mpi.rank()), "") << "round " << round;
   }
   EXPECT_GT(mover.stats().bytes_received, 0);
@@ -149,8 +148,7 @@ TEST(WeightMoverNccl, B13_BesideAWorkerThread) {
   async.begin(maps, [next] { return next; });
   int commits = 0;
   for (int step = 0; step < 10'000 && async.pending(); ++step) {
-    auto const done = async.step(
-        group, [&](int layer, ExpertMaps const& to) { maps.set_layer(layer, to); }, engine);
+    auto const done = async.step(group, [&](int layer, ExpertMaps const& to) { maps.set_layer(layer, to); }, engine);
     if (done.committed_layer >= 0) {
       ++commits;
       ASSERT_EQ(weights.check(maps, mpi.rank()), "") << "step " << step;

@@ -3,8 +3,8 @@
 // by the tests and the benchmark.
 #pragma once
 
-#include "moe/backends/high_throughput_calls.hpp"
-#include "moe/backends/low_latency_calls.hpp"
+#include "moe/backends/window/device/high_throughput/calls.hpp"
+#include "moe/backends/window/device/low_latency/calls.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
 
 namespace moe_test {

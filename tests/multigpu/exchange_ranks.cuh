@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "moe/backends/low_latency_calls.hpp"
+#include "moe/backends/window/device/low_latency/calls.hpp"
 #include "moe/comm/simulated_peers.hpp"
 #include "moe/comm/symmetric_memory.cuh"
 #include "moe/core/buffer.hpp"
-#include "moe/quantization/units.hpp"
+#include "moe/quantization/format/units.hpp"
 
 namespace moe_test {
 

@@ -6,8 +6,8 @@
 
 #include <optional>
 
-#include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/low_latency_cuda.hpp"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/quantization/fp8_group128.hpp"

@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
-#include "moe/backends/all_to_all_v.cuh"
-#include "moe/backends/gather_exchange.cuh"
-#include "moe/backends/high_throughput_cuda.hpp"
-#include "moe/backends/low_latency_cuda.hpp"
-#include "moe/backends/one_sided.cuh"
-#include "moe/backends/pplx.cuh"
-#include "moe/backends/two_sided.cuh"
+#include "moe/backends/collective/all_to_all_v.cuh"
+#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/backends/window/device/one_sided/kernels.cuh"
+#include "moe/backends/window/device/pplx/kernels.cuh"
+#include "moe/backends/window/device/two_sided/kernels.cuh"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/quantization/none.hpp"

@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "moe/backends/high_throughput_layout.hpp"
-#include "moe/backends/low_latency_layout.hpp"
+#include "moe/backends/window/device/high_throughput/layout.hpp"
+#include "moe/backends/window/device/low_latency/layout.hpp"
 
 namespace {
 
@@ -59,28 +59,17 @@ std::string refused(ErrorCode code, Shape s, Change&& change) {
 TEST(ExchangeShapes, T12_T20_WhatLowLatencyRefuses) {
   low().check();
   auto expect = [](ErrorCode code, auto&& change, char const* sentence) { EXPECT_EQ(refused(code, low(), change), sentence); };
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.hidden = 7160; }, "low_latency: hidden 7160 is not a multiple of 16");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.hidden = 0; }, "low_latency: hidden 0 is not a multiple of 16");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.hidden = 32768; }, "low_latency: hidden 32768 exceeds 16384");
-  expect(
-      ErrorCode::config, [](auto& s) { s.topk = 0; }, "low_latency: top_k 0 is out of range [1, 32]");
-  expect(
-      ErrorCode::config, [](auto& s) { s.topk = 33; }, "low_latency: top_k 33 is out of range [1, 32]");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.num_experts = 255; }, "low_latency: 255 experts do not divide by 8 ranks");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.num_experts = 4096; }, "low_latency: 4096 experts, at most 2048");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.ranks = 65; }, "low_latency: 65 ranks, at most 64");
-  expect(
-      ErrorCode::config, [](auto& s) { s.max_tokens = 0; }, "low_latency: max_tokens_per_rank 0 must be at least 1");
-  expect(
-      ErrorCode::config, [](auto& s) { s.blocks = 161; }, "low_latency: 161 blocks, at most 160");
-  expect(
-      ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "low_latency: 200000 tokens x 8 exceed the count word");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 7160; }, "low_latency: hidden 7160 is not a multiple of 16");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 0; }, "low_latency: hidden 0 is not a multiple of 16");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 32768; }, "low_latency: hidden 32768 exceeds 16384");
+  expect(ErrorCode::config, [](auto& s) { s.topk = 0; }, "low_latency: top_k 0 is out of range [1, 32]");
+  expect(ErrorCode::config, [](auto& s) { s.topk = 33; }, "low_latency: top_k 33 is out of range [1, 32]");
+  expect(ErrorCode::unsupported, [](auto& s) { s.num_experts = 255; }, "low_latency: 255 experts do not divide by 8 ranks");
+  expect(ErrorCode::unsupported, [](auto& s) { s.num_experts = 4096; }, "low_latency: 4096 experts, at most 2048");
+  expect(ErrorCode::unsupported, [](auto& s) { s.ranks = 65; }, "low_latency: 65 ranks, at most 64");
+  expect(ErrorCode::config, [](auto& s) { s.max_tokens = 0; }, "low_latency: max_tokens_per_rank 0 must be at least 1");
+  expect(ErrorCode::config, [](auto& s) { s.blocks = 161; }, "low_latency: 161 blocks, at most 160");
+  expect(ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "low_latency: 200000 tokens x 8 exceed the count word");
   expect(
       ErrorCode::config, [](auto& s) { s.masks = s.per_rank = true; },
       "low_latency: masks for dead ranks need a row for each (token, expert)");
@@ -89,24 +78,15 @@ TEST(ExchangeShapes, T12_T20_WhatLowLatencyRefuses) {
 TEST(ExchangeShapes, T12_T20_WhatHighThroughputRefuses) {
   high().check();
   auto expect = [](ErrorCode code, auto&& change, char const* sentence) { EXPECT_EQ(refused(code, high(), change), sentence); };
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.hidden = 100; }, "high_throughput: hidden 100 is not a multiple of 16 up to 16384");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.ranks = 33; }, "high_throughput: 33 ranks, at most 32");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.num_experts = 12; }, "high_throughput: 12 experts do not divide by 8 ranks");
-  expect(
-      ErrorCode::unsupported, [](auto& s) { s.num_experts = 2048; }, "high_throughput: 2048 experts, at most 1024");
-  expect(
-      ErrorCode::config, [](auto& s) { s.topk = 40; }, "high_throughput: top_k 40 is out of range [1, 32]");
-  expect(
-      ErrorCode::config, [](auto& s) { s.blocks = 0; }, "high_throughput: 0 blocks, at most 160");
-  expect(
-      ErrorCode::config, [](auto& s) { s.alignment = 0; }, "high_throughput: expert alignment 0 must be at least 1");
-  expect(
-      ErrorCode::config, [](auto& s) { s.parities = 3; }, "high_throughput: 3 parities, 1 or 2");
-  expect(
-      ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "high_throughput: 200000 tokens x 8 exceed the count word");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 100; }, "high_throughput: hidden 100 is not a multiple of 16 up to 16384");
+  expect(ErrorCode::unsupported, [](auto& s) { s.ranks = 33; }, "high_throughput: 33 ranks, at most 32");
+  expect(ErrorCode::unsupported, [](auto& s) { s.num_experts = 12; }, "high_throughput: 12 experts do not divide by 8 ranks");
+  expect(ErrorCode::unsupported, [](auto& s) { s.num_experts = 2048; }, "high_throughput: 2048 experts, at most 1024");
+  expect(ErrorCode::config, [](auto& s) { s.topk = 40; }, "high_throughput: top_k 40 is out of range [1, 32]");
+  expect(ErrorCode::config, [](auto& s) { s.blocks = 0; }, "high_throughput: 0 blocks, at most 160");
+  expect(ErrorCode::config, [](auto& s) { s.alignment = 0; }, "high_throughput: expert alignment 0 must be at least 1");
+  expect(ErrorCode::config, [](auto& s) { s.parities = 3; }, "high_throughput: 3 parities, 1 or 2");
+  expect(ErrorCode::capacity, [](auto& s) { s.max_tokens = 200'000; }, "high_throughput: 200000 tokens x 8 exceed the count word");
 }
 
 // Every value that ranks must share changes the tag that travels with the counts.

@@ -3,7 +3,7 @@
 #undef NDEBUG
 #include <gtest/gtest.h>
 
-#include "moe/backends/exchange_common.hpp"
+#include "moe/backends/common/exchange_common.hpp"
 
 namespace {
 

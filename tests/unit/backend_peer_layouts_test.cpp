@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "moe/backends/one_sided_cuda.hpp"
-#include "moe/backends/pplx_cuda.hpp"
-#include "moe/backends/two_sided_cuda.hpp"
+#include "moe/backends/window/device/one_sided/exchange.hpp"
+#include "moe/backends/window/device/pplx/exchange.hpp"
+#include "moe/backends/window/device/two_sided/exchange.hpp"
 #include "moe/quantization/none.hpp"
 
 namespace {

@@ -14,11 +14,11 @@
 #include <functional>
 #include <vector>
 
-#include "moe/backends/high_throughput_host.hpp"
-#include "moe/backends/low_latency_host.hpp"
-#include "moe/backends/one_sided_host.hpp"
-#include "moe/backends/pplx_host.hpp"
-#include "moe/backends/two_sided_host.hpp"
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/pplx.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 #include "moe/quantization/none.hpp"
 
 namespace {

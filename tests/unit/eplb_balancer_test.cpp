@@ -248,7 +248,7 @@ TEST(Balancer, DifferentMapsAreAMismatchOnAllRanks) {
     Table<std::int32_t> map(std::vector<std::vector<std::int32_t>>{{0, 1, r, 1}});
     ranks[static_cast<std::size_t>(r)].add_model("main", ExpertMaps(map, 2), 2);
   }
-  for (auto const &error : on_ranks(2, [&](int r, ThreadGroup&group) { ranks[static_cast<std::size_t>(r)].global_load(0, group); })) {
+  for (auto const &error : on_ranks(2, [&](int r, ThreadGroup& group) { ranks[static_cast<std::size_t>(r)].global_load(0, group); })) {
     ASSERT_TRUE(error);
     expect_error(ErrorCode::mismatch, "expert maps differ", [&] { std::rethrow_exception(error); });
   }

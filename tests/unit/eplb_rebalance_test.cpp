@@ -190,21 +190,17 @@ TEST(Rebalance, Errors) {
   expect_error(ErrorCode::argument, "load of expert 1 in layer 0 must be finite and at least 0, is -1", [&] { plan({1, -1}, good); });
   expect_error(ErrorCode::argument, "load of expert 0", [&] { plan({std::numeric_limits<double>::quiet_NaN(), 1}, good); });
   expect_error(ErrorCode::argument, "load of expert 1", [&] { plan({1, std::numeric_limits<double>::infinity()}, good); });
-  expect_error(ErrorCode::argument, "load of expert 1 in layer 0 must be at most 1.70141e+38 (float32, 2 experts), is 1e+308", [&] {
-    plan({1, 1e308}, good);
-  });
+  expect_error(ErrorCode::argument, "load of expert 1 in layer 0 must be at most 1.70141e+38 (float32, 2 experts), is 1e+308",
+               [&] { plan({1, 1e308}, good); });
   double const bound = double{std::numeric_limits<float>::max()} / 2;
   plan({bound, bound}, good);
   rebalance(Table<double>(Loads{{1, 8e307}}), good, moe::eplb::Arithmetic::float64);
-  expect_error(ErrorCode::argument, "(float64, 2 experts)", [&] {
-    rebalance(Table<double>(Loads{{1, 1e308}}), good, moe::eplb::Arithmetic::float64);
-  });
-  expect_error(ErrorCode::argument, "P = 5 slots do not divide over the 2 ranks", [&] {
-    plan({1, 1}, {.num_physical = 5, .num_ranks = 2});
-  });
-  expect_error(ErrorCode::argument, "P = 2 slots are fewer than the 3 logical experts", [&] {
-    plan({1, 1, 1}, {.num_physical = 2, .num_ranks = 2});
-  });
+  expect_error(ErrorCode::argument, "(float64, 2 experts)",
+               [&] { rebalance(Table<double>(Loads{{1, 1e308}}), good, moe::eplb::Arithmetic::float64); });
+  expect_error(ErrorCode::argument, "P = 5 slots do not divide over the 2 ranks",
+               [&] { plan({1, 1}, {.num_physical = 5, .num_ranks = 2}); });
+  expect_error(ErrorCode::argument, "P = 2 slots are fewer than the 3 logical experts",
+               [&] { plan({1, 1, 1}, {.num_physical = 2, .num_ranks = 2}); });
   expect_error(ErrorCode::argument, "num_ranks must be at least 1", [&] { plan({1}, {.num_physical = 2, .num_ranks = 0}); });
   expect_error(ErrorCode::argument, "num_nodes must be at least 1",
                [&] { plan({1}, {.num_physical = 2, .num_nodes = 0, .num_ranks = 1}); });

@@ -45,16 +45,13 @@ TEST(Recovery, B18_ReplicasTakeOver) {
 }
 
 TEST(Recovery, B18_InsufficientRedundancy) {
-  expect_error(ErrorCode::peer, "insufficient redundancy: 2 experts have no slot in layer 0 after losing 1 of 2 ranks", [] {
-    moe::eplb::recover(maps_of({0, 1, 2, 3}, 4), std::vector<int>{1}, 2);
-  });
-  expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts", [] {
-    moe::eplb::recover(maps_of({0, 0, 1, 2}, 3), std::vector<int>{1}, 2);
-  });
+  expect_error(ErrorCode::peer, "insufficient redundancy: 2 experts have no slot in layer 0 after losing 1 of 2 ranks",
+               [] { moe::eplb::recover(maps_of({0, 1, 2, 3}, 4), std::vector<int>{1}, 2); });
+  expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts",
+               [] { moe::eplb::recover(maps_of({0, 0, 1, 2}, 3), std::vector<int>{1}, 2); });
   expect_error(ErrorCode::peer, "insufficient redundancy", [] { moe::eplb::recover(maps_of({0, 1}, 2), std::vector<int>{0, 1}, 2); });
-  expect_error(ErrorCode::argument, "dead rank 2 is out of range [0, 2)", [] {
-    moe::eplb::recover(maps_of({0, 1}, 2), std::vector<int>{2}, 2);
-  });
+  expect_error(ErrorCode::argument, "dead rank 2 is out of range [0, 2)",
+               [] { moe::eplb::recover(maps_of({0, 1}, 2), std::vector<int>{2}, 2); });
 }
 
 TEST(Recovery, DeadDpRankTakesItsEpRanks) {
@@ -153,9 +150,8 @@ TEST(Elastic, B16_ScaleUpAndDown) {
                [&] { moe::eplb::plan_elastic(two, 2, std::vector<int>{1}, 0, Table<double>(1, 8, 1.0)); });
   expect_error(ErrorCode::argument, "leaving rank 2 is out of range",
                [&] { moe::eplb::plan_elastic(two, 2, std::vector<int>{2}, 1, Table<double>(1, 8, 1.0)); });
-  expect_error(ErrorCode::config, "a rank that stays", [&] {
-    moe::eplb::plan_elastic(two, 2, std::vector<int>{0, 1}, 2, Table<double>(1, 8, 1.0));
-  });
+  expect_error(ErrorCode::config, "a rank that stays",
+               [&] { moe::eplb::plan_elastic(two, 2, std::vector<int>{0, 1}, 2, Table<double>(1, 8, 1.0)); });
 }
 
 TEST(Elastic, RankMapsAndParameterSources) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/experts_hopper_test.cpp: what the Hopper experts decide on the host: activations' formulas, tiles, shared memory, workspace,
 // and which device, sizes and compositions they refuse.
-#include "moe/experts/hopper_experts.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "archetypes.hpp"
-#include "moe/backends/no_expert_parallel_cuda.hpp"
-#include "moe/experts/hopper/split_model.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper/common/split_model.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"

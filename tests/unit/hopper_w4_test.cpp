@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-#include "moe/experts/hopper/w4_codes.hpp"
+#include "moe/experts/hopper/w4/codes.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {

@@ -290,10 +290,7 @@ TEST(LayerWeights, M3_MissingExpert) {
   EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "missing expert weights: layer 1, all experts, shard experts.down_proj");
   EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(router()); }),
              "missing expert weights: layer 1, no expert tensors under 'model.layers.1.mlp.'");
-  EXPECT_HAS(message_of(ErrorCode::argument,
-                        [&] {
-                          load({{"x", tensor({1}, gate)}});
-                        }),
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load({{"x", tensor({1}, gate)}}); }),
              "layer 1: no router weight under 'model.layers.1.'");
 }
 

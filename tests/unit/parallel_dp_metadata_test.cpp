@@ -101,9 +101,8 @@ TEST(DpMetadata, P11_ScopesNestAndRestore) {
 
 TEST(DpMetadata, P12_OwnCountMustMatch) {
   DpMetadata metadata(2, 1);
-  expect_error(ErrorCode::argument, "token count mismatch: metadata says 3 for dp_rank 1, the batch has 4", [&] {
-    metadata.set(Counts{5, 3}, 1, 4);
-  });
+  expect_error(ErrorCode::argument, "token count mismatch: metadata says 3 for dp_rank 1, the batch has 4",
+               [&] { metadata.set(Counts{5, 3}, 1, 4); });
   expect_error(ErrorCode::argument, "token count mismatch: a padded step", [&] { metadata.set(Counts{5, 3}, 1, 3, true); });
   expect_error(ErrorCode::argument, "num_tokens[0] must be at least 0, is -1", [&] { metadata.set(Counts{-1, 3}, 1, 3); });
   expect_error(ErrorCode::argument, "num_tokens has 3 entries, dp_size is 2", [&] { metadata.set(Counts{5, 3, 1}, 1, 3); });

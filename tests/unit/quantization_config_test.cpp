@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
+#include "moe/quantization/format/static_scales.hpp"
 #include "moe/quantization/schemes.hpp"
-#include "moe/quantization/static_scales.hpp"
 #include "moe/quantization/support.hpp"
 
 namespace {
@@ -127,17 +127,13 @@ TEST(QuantizationSupport, TableOfSpec) {
 
 TEST(QuantizationStaticScales, Q16_RanksMustAgree) {
   EXPECT_NO_THROW(check_same_static_scale(std::vector<float>{0.5F, 0.5F}));
-  EXPECT_EQ(message_of([] {
-              check_same_static_scale(std::vector<float>{0.5F, 0.5F, 0.25F});
-            }),
+  EXPECT_EQ(message_of([] { check_same_static_scale(std::vector<float>{0.5F, 0.5F, 0.25F}); }),
             "E_MISMATCH: static activation scale is 0.5 on rank 0 but 0.25 on rank 2; it must be equal");
 }
 TEST(QuantizationStaticScales, ExpertsShareTheLargest) {
   EXPECT_EQ(merge_static_scales(std::vector<float>{0.5F, 2.0F, 1.0F}), 2.0F);
   EXPECT_THROW(merge_static_scales({}), moe::Error);
-  EXPECT_EQ(message_of([] {
-              merge_static_scales(std::vector<float>{0.5F, 0.0F});
-            }),
+  EXPECT_EQ(message_of([] { merge_static_scales(std::vector<float>{0.5F, 0.0F}); }),
             "E_ARG: static activation scale is 0, expected finite and > 0");
 }
 TEST(QuantizationStaticScales, CodesMoveToAnotherScale) {

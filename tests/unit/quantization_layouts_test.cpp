@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_layouts_test.cpp: scale layouts, padding and checkpoint packings: spec 02 §13, Q8, Q10, Q11, Q17, Q20.
-#include "moe/quantization/packed_int.hpp"
+#include "moe/quantization/format/packed_int.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "moe/quantization/layouts.hpp"
+#include "moe/quantization/format/layouts.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {

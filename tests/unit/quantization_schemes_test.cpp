@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_schemes_test.cpp: rows and weights through every scheme: spec 02 §13, Q1–Q7, Q14, Q15, Q19, and the invariants.
-#include "moe/quantization/apply.hpp"
+#include "moe/quantization/rows/apply.hpp"
 
 #include <gtest/gtest.h>
 

@@ -16,10 +16,10 @@
 #include "moe/routing/capacity.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/expert_mapping.hpp"
-#include "moe/routing/index_dtype.hpp"
 #include "moe/routing/permutation.hpp"
 #include "moe/routing/route.hpp"
 #include "moe/routing/routers.hpp"
+#include "moe/routing/row/index_dtype.hpp"
 #include "moe/routing/simulator.hpp"
 
 namespace {
@@ -148,8 +148,7 @@ TEST(RoutingErrorRows, Row9_HashRouterWithoutTokenIds) {
     c.hash_table = kTable.data();
     c.vocabulary = 16;
   });
-  call_refused(
-      "token_ids: null, hash routing needs token ids", [](auto&) {}, hash);
+  call_refused("token_ids: null, hash routing needs token ids", [](auto&) {}, hash);
 }
 
 TEST(RoutingErrorRows, Row10_FusedSharedExpertsUnderEplbWithoutReplicaCount) {
@@ -313,8 +312,7 @@ TEST(RoutingErrors, Permutation) {
   refuse(ErrorCode::argument, "num_local_shared: 2 is neither 0 nor num_fused_shared 1", [](auto& p) { p.num_local_shared = 2; });
   refuse(ErrorCode::argument, "row_alignment: 0 is below 1", [](auto& p) { p.row_alignment = 0; });
   refuse(ErrorCode::argument, "sorted_slots and inverse: must be set with expert_offsets", [](auto& p) { p.inverse = nullptr; });
-  refuse(
-      ErrorCode::capacity, "sorted_slots: 2147483648 rows, at most 2^31 - 1", [](auto&) {}, std::int64_t{1} << 30);
+  refuse(ErrorCode::capacity, "sorted_slots: 2147483648 rows, at most 2^31 - 1", [](auto&) {}, std::int64_t{1} << 30);
 }
 
 // ---- Routers beside the table: simulator, capacity, recorder, ids for a transport.

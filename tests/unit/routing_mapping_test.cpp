@@ -14,7 +14,7 @@
 #include "moe/routing/capture.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/expert_mapping.hpp"
-#include "moe/routing/index_dtype.hpp"
+#include "moe/routing/row/index_dtype.hpp"
 #include "moe/routing/zero_experts.hpp"
 
 namespace {

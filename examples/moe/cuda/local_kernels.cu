@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/cuda/local_kernels.cu: the kernels of the device oracle, and those that quantise and round rows on one rank.
-#include "moe/backends/no_expert_parallel.cuh"
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"

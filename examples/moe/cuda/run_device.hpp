@@ -4,7 +4,7 @@
 #pragma once
 
 #include "examples/moe/run_block.hpp"
-#include "moe/backends/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 
 namespace moe_tool {
 

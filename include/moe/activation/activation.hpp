@@ -15,10 +15,10 @@ namespace moe::activation {
 
 /// Every activation by its name in the field. The *_no_mul kinds are ungated: they consume I values and yield I.
 enum class Kind : std::uint8_t {
-  silu,       ///< g σ(g) u
-  gelu,       ///< ½ g (1 + erf(g/√2)) u
-  gelu_tanh,  ///< ½ g (1 + tanh(√(2/π)(g + 0.044715 g³))) u
-  swigluoai,  ///< (clamp(u, ±lim) + β) g' σ(α g'), g' = min(g, lim); α 1.702, β 1, lim 7; gate and up interleaved in the weights
+  silu,              ///< g σ(g) u
+  gelu,              ///< ½ g (1 + erf(g/√2)) u
+  gelu_tanh,         ///< ½ g (1 + tanh(√(2/π)(g + 0.044715 g³))) u
+  swigluoai,         ///< (clamp(u, ±lim) + β) g' σ(α g'), g' = min(g, lim); α 1.702, β 1, lim 7; gate and up interleaved in the weights
   swigluoai_halves,  ///< the same with α, β, lim given and gate rows before up rows
   silu_clamped,      ///< g' σ(g') clamp(u, ±lim), g' = min(g, lim)
   swiglu_step,       ///< min(g σ(g), lim) clamp(u, ±lim)

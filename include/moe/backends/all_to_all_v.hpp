@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "moe/backends/exchange_rounds.hpp"
-#include "moe/backends/wire_row.hpp"
+#include "moe/backends/common/exchange_rounds.hpp"
+#include "moe/backends/common/wire_row.hpp"
 #include "moe/core/concepts.hpp"
 
 namespace moe::backends {

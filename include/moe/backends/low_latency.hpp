@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/low_latency.hpp: rows quantised and stored straight into the owning peer's expert batch, for decode. Spec 04 §8. What the policy
-// promises; the exchange over device windows is in low_latency_cuda.hpp.
+// promises; the exchange over device windows is in window/device/low_latency.cuh, that of the host in window/host/low_latency.hpp.
 #pragma once
 
 #include <type_traits>

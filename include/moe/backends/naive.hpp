@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "moe/backends/gather_exchange.hpp"
+#include "moe/backends/collective/gather_exchange.hpp"
 #include "moe/core/concepts.hpp"
 
 namespace moe::backends {

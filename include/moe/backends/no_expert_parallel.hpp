@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "moe/backends/exchange_common.hpp"
+#include "moe/backends/common/exchange_common.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/buffer.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/two_sided.hpp: bounded queues between every two ranks. Spec 04 §11. What the policy promises; the exchanges are in
-// two_sided_host.hpp and two_sided_cuda.hpp.
+// window/host/two_sided.hpp and window/device/two_sided.cuh.
 #pragma once
 
 #include "moe/backends/low_latency.hpp"

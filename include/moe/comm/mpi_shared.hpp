@@ -69,7 +69,7 @@ class MpiShared : public HostWindow {
     std::int64_t const total = bytes * comm.size();
     std::int64_t room = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
     char const* where = "of memory";
-    struct statvfs shared {};
+    struct statvfs shared{};
     if (access(kSharedFolder, W_OK) == 0 && statvfs(kSharedFolder, &shared) == 0) {
       auto const free_bytes = static_cast<std::int64_t>(shared.f_bavail) * static_cast<std::int64_t>(shared.f_frsize);
       if (free_bytes < room) {

@@ -26,7 +26,7 @@ concept Named = requires {
 template <class P>
 concept HasSpace = std::same_as<typename P::Space, space::host> || std::same_as<typename P::Space, space::cuda>;
 
-// ---- Router: logits → (ids, weights). routing/route_args.hpp declares what select() takes.
+// ---- Router: logits → (ids, weights). routing/row/route_args.hpp declares what select() takes.
 
 template <class R>
 concept RouterHasSizes = requires(R const& r) {

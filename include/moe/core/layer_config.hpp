@@ -27,7 +27,7 @@ struct LayerDefaults {
 template <class Config>
 inline constexpr bool kBatchInvariant = false;
 template <class Config>
-requires requires { Config::batch_invariant; }
+  requires requires { Config::batch_invariant; }
 inline constexpr bool kBatchInvariant<Config> = Config::batch_invariant;
 
 /// A layer configuration: dimensions, element types, and the activation policy between the two GEMMs.

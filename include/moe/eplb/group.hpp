@@ -25,9 +25,7 @@ concept HasRankSize = requires(G& group) {
   { group.size() } -> std::convertible_to<int>;
 };
 template <class G>
-concept HasAllReduceSum = requires(G& group, std::span<std::int64_t> values) {
-  group.all_reduce_sum(values);
-};
+concept HasAllReduceSum = requires(G& group, std::span<std::int64_t> values) { group.all_reduce_sum(values); };
 template <class G>
 concept HasAllGatherWord = requires(G& group, std::uint64_t word) {
   { group.all_gather(word) } -> std::convertible_to<std::vector<std::uint64_t>>;

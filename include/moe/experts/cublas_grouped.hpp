@@ -14,7 +14,7 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"
-#include "moe/quantization/granularity.hpp"
+#include "moe/quantization/format/granularity.hpp"
 
 namespace moe::experts {
 

@@ -1,148 +1,306 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper_contiguous.hpp: the MoE layer's experts on one Hopper GPU (sm_90a), standard and batched formats, at most three launches.
-// Plain host C++; the definitions are in hopper_contiguous.cuh.
+// experts/hopper_contiguous.hpp: the Hopper layer as experts policies of a composition: HopperContiguous (standard format) and HopperMasked
+// (batched). bf16, fp16, and e4m3 with 128 × 128 blocks, a scale per token and channel, or per tensor; every activation; biases. Plain host
+// C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper/layer/contiguous_layer.cuh and
+// experts/hopper/layer/launch.cuh.
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
-#include <memory>
+#include <limits>
+#include <type_traits>
 
-#include "moe/core/error.hpp"
-#include "moe/experts/hopper/launcher.hpp"
-#include "moe/experts/hopper/problem.hpp"
-#include "moe/experts/hopper/tuning_table.hpp"
+#include "moe/activation/activation.hpp"
+#include "moe/core/buffer.hpp"
+#include "moe/core/check.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/core/tokens.hpp"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/none.hpp"
 
-struct CUstream_st;
-
-namespace moe::hopper {
-
-/// Weights of one layer in device memory; borrowed for the layer's lifetime, 16-byte aligned. An ungated layer has I rows of w13, not 2I.
-struct LayerWeights {
-  void const* w13 = nullptr;          ///< [E, 2I, H], gate rows before up rows, or interleaved
-  void const* w2 = nullptr;           ///< [E, H, I]
-  float const* w13_scales = nullptr;  ///< fp8_block: [E, 2I / 128, ⌈H / 128⌉]; fp8_row: [E, 2I], or [E]
-  float const* w2_scales = nullptr;   ///< fp8_block: [E, ⌈H / 128⌉, I / 128]; fp8_row: [E, H], or [E]
-  float const* w13_bias = nullptr;    ///< [E, 2I] or null, in the order of w13's rows
-  float const* w2_bias = nullptr;     ///< [E, H] or null
-  bool interleaved = false;           ///< rows of w13 (and its scales and biases) are gate 0, up 0, gate 1, up 1, …; not fp8_block
-  bool tensor_scales = false;         ///< fp8_row: one scale per expert
-};
-
-/// What a device must be: throws E_UNSUPPORTED, naming it and what to use instead, unless its compute capability is 9.0.
-inline void check_device(int device, char const* device_name, int major, int minor) {
-  if (major != 9 || minor != 0) {
-    throw Error(ErrorCode::unsupported, text("hopper experts: they are built for compute capability 9.0 (sm_90a), device ", device, " (",
-                                             device_name, ") has ", major, ".", minor, ". Use the experts cuda_reference"));
-  }
-}
-
-/// Throws E_CONFIG unless the kernels can run these sizes.
-inline void check_sizes(LayerShape const& s, Scheme scheme) {
-  auto const expect = [](char const* what, int value, int unit, Scheme of) {
-    if (value < unit || value % unit != 0) {
-      throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " must be a multiple of ", unit, " in ", name(of),
-                                          ". Pad it, or use the experts cuda_reference"));
-    }
-  };
-  expect("hidden", s.hidden, hidden_unit(scheme), scheme);
-  expect("intermediate", s.intermediate, intermediate_unit(scheme), scheme);
-  if (s.num_experts < 1 || s.num_experts > 1024) {
-    throw Error(ErrorCode::config, text("hopper experts: ", s.num_experts, " local experts are out of range [1, 1024]"));
-  }
-  if (s.topk < 1) throw Error(ErrorCode::config, text("topk ", s.topk, " must be at least 1"));
-}
-
-/// The tile choice for that many tokens; `rows` is the expected rows of one expert. `quantises`: x comes in 16 bits and its codes are made
-/// on the way, as fp8_block does without x_scales.
-constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens, bool quantises) {
-  Tuning t{};
-  long long const slots = static_cast<long long>(max_tokens) * shape.topk;
-  long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
-  if (max_tokens <= 16) {  // which is the most that an expert can have
-    t.tile_rows = max_tokens <= 8 ? 8 : 16;
-    t.stages = 6;
-  } else {
-    TileChoice const choice = tile_choice(scheme, rows);
-    bool const blocks = choice.tile_rows > most_rows(scheme) && scheme == Scheme::fp8_block;
-    t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
-    t.stages = t.tile_rows <= 80 ? 5 : 4;
-    t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;
-  }
-  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
-  t.one_token = max_tokens == 1 && token_bytes <= one_token_bytes(scheme);
-  t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
-                 (!quantises || t.tile_rows <= kQuantizingRows || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
-  return t;
-}
-constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens) {
-  return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
-}
-
-/// What of a choice keeps each row's sums in one order: no parts of K, and neither of the kernels of their own for one token and for many
-/// rows of fp8.
-constexpr Tuning invariant(Tuning t, Scheme scheme) {
-  if (t.tile_rows > most_rows(scheme)) {
-    t.tile_rows = most_rows(scheme);
-    t.cluster = 1;
-  }
-  t.max_splits = 1;
-  t.one_token = false;
-  return t;
-}
-
-/// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured.
-/// One forward of an object at a time: it owns counters that a forward leaves as it found them.
-class ContiguousLayer {
- public:
-  /// `launcher`: layer_launcher<scheme, an activation that covers options.activation, and biases if there are any>(). E_UNSUPPORTED without
-  /// a Hopper device; E_CONFIG if a size does not fit the tiles or the activation lacks a limit; E_ARG on null or misaligned weights.
-  ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options, LayerLauncher launcher);
-  /// The kernels of every scheme, with one activation (default SwiGLU) of experts/hopper/activation.hpp.
-  template <class Activation = FastSilu>
-  ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options = {});
-  ~ContiguousLayer();
-  ContiguousLayer(ContiguousLayer&&) noexcept;
-  ContiguousLayer& operator=(ContiguousLayer&&) noexcept;
-
-  /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
-  std::int64_t workspace_bytes(int max_tokens) const;
-  /// E_ARG on null or misaligned pointers, before anything is launched.
-  void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
-  /// The same with a tile choice of the caller's.
-  void forward(LayerCall const& call, Tuning const& tuning, void* workspace, CUstream_st* stream) const;
-
-  /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots. x_scales: [E, capacity, …] as in LayerCall.
-  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x and of x_scales, which then have any number of rows.
-  void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
-                       CUstream_st* stream, float const* x_scales = nullptr, std::int32_t const* gather = nullptr) const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
+namespace moe::experts {
 
 namespace detail {
 
-template <class Activation>
-LayerLauncher launcher_of(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::bf16: return layer_launcher<Scheme::bf16, Activation>();
-    case Scheme::f16: return layer_launcher<Scheme::f16, Activation>();
-    case Scheme::fp8_block: return layer_launcher<Scheme::fp8_block, Activation>();
-    case Scheme::fp8_row: return layer_launcher<Scheme::fp8_row, Activation>();
+/// Which of the kernels' schemes a quantisation is, read off its facts; -1 if it is none of them.
+template <class Quant, class Act>
+constexpr int hopper_scheme() {
+  using quantization::ScaleGranularity;
+  constexpr ScaleGranularity rows = Quant::kActGranularity;
+  constexpr ScaleGranularity tiles = Quant::kWeightGranularity;
+  if constexpr (!Quant::kQuantizesActivations) {
+    if (tiles != ScaleGranularity::none) return -1;
+    return static_cast<int>(std::same_as<Act, f16> ? hopper::Scheme::f16 : hopper::Scheme::bf16);
+  } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Unit::kPowerOfTwo ||
+                       !std::same_as<typename Quant::Scale, float> || !std::same_as<typename Quant::WeightScale, float>) {
+    return -1;
+  } else if constexpr (rows == ScaleGranularity::group) {
+    bool const blocks = tiles == ScaleGranularity::block && Quant::kWeightGroupRows == 128 && Quant::kWeightGroupCols == 128;
+    return Quant::kActGroup == 128 && blocks ? static_cast<int>(hopper::Scheme::fp8_block) : -1;
+  } else {
+    bool const whole = tiles == ScaleGranularity::per_channel || tiles == ScaleGranularity::per_tensor;
+    return whole ? static_cast<int>(hopper::Scheme::fp8_row) : -1;
   }
-  return {};
 }
+
+/// Whether the kernels quantise a layer's rows on the way: e4m3 in whole groups of 128 from bf16, by the rule of Fp8Block.
+template <class Config, class Quant, ActivationFormat Format>
+inline constexpr bool hopper_quantizes_rows =
+    std::same_as<Quant, quantization::Fp8Block<>> && std::same_as<typename Config::Act, bf16> && Format == ActivationFormat::standard &&
+    Config::hidden != dynamic && Config::hidden % 128 == 0;
+
+/// What a kernel object says of it: RowsAsTheyAre is the quantisation of the rows that it would rather read, from a backend that leaves
+/// them where they are.
+template <bool Quantizes>
+struct HopperRows {};
+template <>
+struct HopperRows<true> {
+  using RowsAsTheyAre = quantization::None;
+};
+
+/// The facts and the kernel object that both policies share. Tiles: as hopper::DefaultTiles.
+template <ActivationFormat Reads, class Tiles>
+struct HopperPolicy {
+  using Space = space::cuda;
+  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
+  static constexpr bool kBatchInvariant = true;  ///< where the layer's configuration asks for it
+  struct Params {
+    /// Rows to expect of an expert, a hint for the tile; 0: 16 (batched), or as if every slot of the rows given had an expert here.
+    int expected_rows = 0;
+    int workers = 0;  ///< multiprocessors to use at most, so that others can run beside; 0: all
+  };
+
+  static constexpr bool reads(ActivationFormat f) { return f == Reads; }
+  static constexpr TopKReduction reduction(ActivationFormat f) {
+    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
+  }
+  template <class Act, class Weight>
+  static constexpr bool supports_element() {
+    return std::same_as<Act, Weight> && (std::same_as<Act, bf16> || std::same_as<Act, f16>);
+  }
+  template <class A>
+  static constexpr bool supports_activation() {
+    return !std::is_void_v<hopper::DeviceActivationOf<A>>;
+  }
+  template <class Q>
+  static constexpr bool supports_quantization() {
+    return hopper_scheme<Q, bf16>() >= 0;
+  }
+  template <class Config, class Quant>
+  static constexpr bool fits_shape() {
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return true;  // another rule says why not
+    } else {
+      constexpr auto s = static_cast<hopper::Scheme>(scheme);
+      return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
+             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s));
+    }
+  }
+  template <class Config, class Quant>
+  static constexpr int shared_memory_bytes() {
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return 0;
+    } else {
+      return hopper::layer_smem_bytes<static_cast<hopper::Scheme>(scheme), Tiles>();
+    }
+  }
+
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel : public HopperRows<hopper_quantizes_rows<Config, Quant, Format>> {
+   public:
+    using Act = typename Config::Act;
+    static constexpr hopper::Scheme kScheme = static_cast<hopper::Scheme>(hopper_scheme<Quant, Act>());
+    /// fp8 layers round to bf16, and the backend to Act.
+    using Output = std::conditional_t<hopper::is_fp8(kScheme), bf16, Act>;
+    using Weights = WeightsOf<Config, Quant>;
+    static constexpr bool kSkipsForeignIds = true;
+
+    /// `weights` are device views, read in place. E_UNSUPPORTED on a device that is not Hopper; E_CONFIG for sizes that the kernels cannot
+    /// take; E_ARG for weights of another shape or misaligned.
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
+        : hidden_(shape.hidden()),
+          topk_(shape.topk()),
+          max_rows_(max_rows),
+          num_local_(weights.w13.codes.extent(0)),
+          expected_rows_(params.expected_rows),
+          sizes_(layer_shape(shape, weights, activation)),
+          layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params), launcher(shape, weights)) {
+      std::int64_t const tokens = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
+      if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
+        throw Error(ErrorCode::capacity, text("hopper experts: ", tokens, " rows of ", topk_, " slots, at most 2^31 - 1 slots"));
+      }
+      workspace_ = arena.template take<char>(layer_.workspace_bytes(static_cast<int>(tokens)));
+      if constexpr (kQuantizesRows) packed_ = arena.template take<Act>(max_rows * hidden_);
+    }
+
+    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, packed; one rounding of the float32
+    /// sum of rows rounded to Output. Enqueues. E_ARG, E_UNSUPPORTED before anything is launched.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
+      hopper::LayerCall call{};
+      if constexpr (kHasScales) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
+      enqueue(tokens, call, y, stream);
+    }
+    /// The same from rows that the kernels quantise themselves.
+    template <class Tokens>
+      requires(hopper_quantizes_rows<Config, Quant, Format> && std::same_as<Tokens, StandardTokensOf<Config, quantization::None>>)
+    void apply(Tokens const& tokens, Rows<Output> y, cudaStream_t stream) const {
+      Tokens packed = tokens;
+      std::int64_t const rows = tokens.rows.extent(0);
+      if (rows > 0 && rows <= max_rows_ && tokens.rows.stride(0) != hidden_) {
+        std::size_t const width = static_cast<std::size_t>(hidden_) * sizeof(Act);
+        check_cuda(
+            cudaMemcpy2DAsync(packed_, width, tokens.rows.data_handle(), static_cast<std::size_t>(tokens.rows.stride(0)) * sizeof(Act),
+                              width, static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpy2DAsync");
+        packed.rows = make_rows(static_cast<Act const*>(packed_), rows, hidden_);
+      }
+      enqueue(packed, {}, y, stream);
+    }
+    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
+    void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
+      std::int64_t const capacity = tokens.capacity();
+      bool const gathers = tokens.gather.extent(0) > 0;
+      check(capacity, y.extent(1));
+      if (capacity == 0) return;
+      expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
+      expect("columns of x", tokens.rows.extent(2), hidden_);
+      expect("rows of an output block", y.extent(1), capacity);
+      expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
+      float const* scales = nullptr;
+      if constexpr (kHasScales) scales = tokens.scales.data_handle();
+      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity),
+                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales,
+                             gathers ? tokens.gather.data_handle() : nullptr);
+    }
+
+   private:
+    static constexpr bool kQuantizesRows = hopper_quantizes_rows<Config, Quant, Format>;
+
+    template <class Tokens>
+    void enqueue(Tokens const& tokens, hopper::LayerCall call, Rows<Output> y, cudaStream_t stream) const {
+      std::int64_t const rows = tokens.rows.extent(0);
+      check(rows, y.extent(0));
+      if (rows == 0) return;
+      expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
+      expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
+      expect("columns of x", tokens.rows.extent(1), hidden_);
+      expect("columns of the output", y.extent(1), hidden_);
+      expect("row stride of the output", y.stride(0), hidden_);
+      call.x = tokens.rows.data_handle();
+      call.x_stride = tokens.rows.stride(0);
+      call.topk_ids = tokens.topk_ids.data_handle();
+      call.id_stride = tokens.topk_ids.stride(0);
+      call.topk_weights = tokens.topk_weights.data_handle();
+      call.weight_stride = tokens.topk_weights.stride(0);
+      call.num_tokens = tokens.num_rows;
+      call.out = y.data_handle();
+      call.max_tokens = static_cast<int>(rows);
+      if (expected_rows_ == 0) {
+        layer_.forward(call, workspace_, stream);
+      } else {
+        std::int64_t const expected = std::clamp<std::int64_t>(std::int64_t{expected_rows_} * num_local_ / topk_, 1, rows);
+        bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;
+        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(expected), quantises), workspace_, stream);
+      }
+    }
+    static constexpr bool kStatic = Quant::kQuantizesActivations && Quant::kActGranularity == quantization::ScaleGranularity::per_tensor;
+    static constexpr bool kHasScales = Quant::kQuantizesActivations && !kStatic;
+
+    static hopper::LayerShape layer_shape(Shape<Config> const& shape, Weights const& weights,
+                                          typename Config::Activation const& activation) {
+      check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
+              Format == ActivationFormat::standard ? shape.topk() : 1};
+    }
+    static hopper::LayerLauncher launcher(Shape<Config> const& shape, Weights const& weights) {
+      using Activation = hopper::DeviceActivationOf<typename Config::Activation>;
+      if constexpr (hopper::kPlainKernels<Activation>) {
+        if (shape.weight_on_input() || weights.w13.has_bias() || weights.w2.has_bias()) {
+          return hopper::layer_launcher<kScheme, hopper::AnyActivation, Tiles>();
+        }
+      }
+      return hopper::layer_launcher<kScheme, Activation, Tiles>();
+    }
+    static hopper::LayerWeights layer_weights(Weights const& w) {
+      hopper::LayerWeights out{};
+      out.w13 = w.w13.codes.data_handle();
+      out.w2 = w.w2.codes.data_handle();
+      if constexpr (Quant::kQuantizesActivations) {
+        out.w13_scales = w.w13.scales.data_handle();
+        out.w2_scales = w.w2.scales.data_handle();
+      }
+      out.w13_bias = w.w13.has_bias() ? w.w13.bias.data_handle() : nullptr;
+      out.w2_bias = w.w2.has_bias() ? w.w2.bias.data_handle() : nullptr;
+      out.tensor_scales = Quant::kWeightGranularity == quantization::ScaleGranularity::per_tensor;
+      return out;
+    }
+    static hopper::LayerOptions options(Shape<Config> const& shape, Quant const& quant, typename Config::Activation const& activation,
+                                        Params const& params) {
+      hopper::LayerOptions o{};
+      if constexpr (std::same_as<typename Config::Activation, activation::Any>) {
+        o.activation = activation.kind;
+      } else {
+        o.activation = Config::Activation::kKind;
+      }
+      o.constants = activation.constants;
+      o.weight_on_input = shape.weight_on_input();
+      o.workers = params.workers;
+      o.batch_invariant = moe::kBatchInvariant<Config>;
+      if constexpr (kStatic) {
+        o.static_scale = quant.params.scale;
+      } else if constexpr (Quant::kQuantizesActivations) {
+        o.scale_floor = quant.act.scale(0);
+        if constexpr (requires { quant.act.amax_upper_bound; }) o.amax_bound = quant.act.amax_upper_bound;
+      }
+      return o;
+    }
+
+    static void expect(char const* what, std::int64_t value, std::int64_t wanted) {
+      if (value != wanted) throw Error(ErrorCode::argument, text("hopper experts: ", what, ": ", value, ", expected ", wanted));
+    }
+    void check(std::int64_t rows, std::int64_t out_rows) const {
+      if (rows > max_rows_ || out_rows < rows) {
+        throw Error(ErrorCode::argument,
+                    text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
+      }
+    }
+
+    std::int64_t hidden_;
+    std::int64_t topk_;
+    std::int64_t max_rows_;
+    std::int64_t num_local_;
+    int expected_rows_;
+    hopper::LayerShape sizes_;
+    hopper::ContiguousLayer layer_;
+    char* workspace_ = nullptr;
+    Act* packed_ = nullptr;  // rows that the caller has apart, where the kernels quantise them
+  };
+};
 
 }  // namespace detail
 
-template <class Activation>
-ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options)
-    : ContiguousLayer(shape, scheme, weights, options, detail::launcher_of<Activation>(scheme)) {
-  if (kPlainKernels<Activation> && (options.weight_on_input || weights.w13_bias != nullptr || weights.w2_bias != nullptr)) {
-    throw Error(ErrorCode::config, "hopper experts: these kernels leave out biases and weights on the input. Take AnyActivation's");
-  }
-}
+/// Standard format: rows in any order with local ids; the sum over the slots is done here.
+template <class Tiles>
+struct HopperContiguousWith : detail::HopperPolicy<ActivationFormat::standard, Tiles> {
+  static constexpr char const* kName = "hopper_contiguous";
+};
+/// Batched format: a block of rows and a count on the device per local expert.
+template <class Tiles>
+struct HopperMaskedWith : detail::HopperPolicy<ActivationFormat::batched, Tiles> {
+  static constexpr char const* kName = "hopper_masked";
+};
+using HopperContiguous = HopperContiguousWith<hopper::DefaultTiles>;
+using HopperMasked = HopperMaskedWith<hopper::DefaultTiles>;
 
-}  // namespace moe::hopper
+}  // namespace moe::experts

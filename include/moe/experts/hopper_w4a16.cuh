@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper_w4a16.cuh: packs 4-bit weights and launches the aligning and reducing kernels around the layer kernel of
-// experts/hopper/w4_launch.cuh. Include in translation units compiled for sm_90a.
+// experts/hopper/w4/launch.cuh. Include in translation units compiled for sm_90a.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,11 +8,11 @@
 #include <algorithm>
 
 #include "moe/core/error.hpp"
-#include "moe/experts/hopper/enqueue.cuh"
-#include "moe/experts/hopper/reduce.cuh"
-#include "moe/experts/hopper/w4_layout.cuh"
-#include "moe/experts/hopper/w4_pack.cuh"
-#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/w4/layout.cuh"
+#include "moe/experts/hopper/w4/pack.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
 
 namespace moe::hopper {

@@ -14,7 +14,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/experts/hopper/w4_problem.hpp"
+#include "moe/experts/hopper/w4/problem.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"

@@ -6,14 +6,14 @@
 #include <type_traits>
 
 #include "moe/core/tokens.hpp"
-#include "moe/quantization/granularity.hpp"
+#include "moe/quantization/format/granularity.hpp"
 
 namespace moe::experts::detail {
 
 /// True if the matrix is stored as plain float32, so that a row is readable where it lies.
 template <class Quant, class Weight>
 inline constexpr bool kPlainFloat =
-    std::is_same_v<typename Quant::template WeightCode<Weight>, float>&& Quant::kWeightGranularity == quantization::ScaleGranularity::none;
+    std::is_same_v<typename Quant::template WeightCode<Weight>, float> && Quant::kWeightGranularity == quantization::ScaleGranularity::none;
 
 /// Rows [first, first + count) of expert e as float32 [count, cols]: a pointer into the weights, or dequantised into `scratch`.
 template <class Weight, class Quant, class Matrix>
@@ -31,12 +31,11 @@ float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, st
 
 /// Whether the scheme quantises activations from any row; a user's scheme may know arrays only.
 template <class Quant, class Row>
-inline constexpr bool kQuantizesComputedRows = Quant::kActGranularity !=
-                                               quantization::ScaleGranularity::none&& requires(Quant const& quant, Row const& row,
-                                                                                               typename Quant::template Payload<float>* q,
-                                                                                               typename Quant::Scale* s) {
-  quant.template quantize_row<float>(row, std::int64_t{1}, q, s);
-};
+inline constexpr bool kQuantizesComputedRows =
+    Quant::kActGranularity != quantization::ScaleGranularity::none &&
+    requires(Quant const& quant, Row const& row, typename Quant::template Payload<float>* q, typename Quant::Scale* s) {
+      quant.template quantize_row<float>(row, std::int64_t{1}, q, s);
+    };
 
 /// The activation scheme rounds what enters the second GEMM too (a2): quantise and dequantise one row in place.
 template <class Quant, class Act>

@@ -15,7 +15,7 @@
 #include "moe/core/error.hpp"
 #include "moe/io/hf_config.hpp"
 #include "moe/io/one_line.hpp"
-#include "moe/quantization/packed_int.hpp"
+#include "moe/quantization/format/packed_int.hpp"
 
 namespace moe::io {
 

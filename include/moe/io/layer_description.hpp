@@ -10,7 +10,7 @@
 #include "moe/core/error.hpp"
 #include "moe/io/checkpoint_quantization.hpp"
 #include "moe/io/one_line.hpp"
-#include "moe/routing/router_config.hpp"
+#include "moe/routing/row/router_config.hpp"
 
 namespace moe::io {
 

@@ -26,7 +26,7 @@ class MappedFile {
   explicit MappedFile(std::filesystem::path const& path) {
     int const file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) throw Error(ErrorCode::argument, one_line("cannot open '", path.string(), "': ", std::strerror(errno)));
-    struct stat status {};
+    struct stat status{};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(file);
       throw Error(ErrorCode::argument, one_line("'", path.string(), "' is not a regular file"));

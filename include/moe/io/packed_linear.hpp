@@ -15,7 +15,7 @@
 #include "moe/io/one_line.hpp"
 #include "moe/io/scaled_matrix.hpp"
 #include "moe/io/tensor_store.hpp"
-#include "moe/quantization/packed_int.hpp"
+#include "moe/quantization/format/packed_int.hpp"
 
 namespace moe::io::detail {
 
@@ -223,8 +223,7 @@ void read_packed_floats(TensorStore const& store, StoredTensor const& w, std::st
     float const global = read_scale(multiplies ? *multiplies : *divides);
     std::vector<float> scales = read_scales(s);
     for (float& scale : scales) scale = multiplies ? scale * global : scale / global;
-    read_e2m1(
-        w, 0, n, k, 16, [&](std::int64_t i, std::int64_t g) { return scales[at(i * (k / 16) + g)]; }, wide.data());
+    read_e2m1(w, 0, n, k, 16, [&](std::int64_t i, std::int64_t g) { return scales[at(i * (k / 16) + g)]; }, wide.data());
   } else {
     read_mxfp4_rows(w, s, 0, n, k, wide.data());
   }

@@ -140,8 +140,8 @@ inline std::optional<StoredTensor> find_any(TensorStore const& store, std::strin
   return std::nullopt;
 }
 
-/// Reads an e4m3 or int8 matrix with the scales that belong to `base`: base + ".weight_scale_inv", ".weight_scale" or ".scale", of a fused tensor
-/// also base + "_scale_inv" or "_scale". `transposed`: the matrix is stored [in, out]. False for another dtype.
+/// Reads an e4m3 or int8 matrix with the scales that belong to `base`: base + ".weight_scale_inv", ".weight_scale" or ".scale", of a fused
+/// tensor also base + "_scale_inv" or "_scale". `transposed`: the matrix is stored [in, out]. False for another dtype.
 template <class T>
 bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string const& base, MatrixPlace const& m,
                  CheckpointQuantization const& q, bool transposed, T* out) {

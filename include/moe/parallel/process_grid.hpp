@@ -121,7 +121,7 @@ class ProcessGrid {
   std::vector<int> group(GroupKind kind, int global_rank) const {
     GridCoordinates const me = coordinates(global_rank);
     std::vector<int> members;
-    auto const along = [&](int GridCoordinates::*axis, int size) {
+    auto const along = [&](int GridCoordinates::* axis, int size) {
       GridCoordinates at = me;
       for (at.*axis = 0; at.*axis < size; ++(at.*axis)) members.push_back(rank(at));
     };

@@ -11,9 +11,9 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
-#include "moe/quantization/granularity.hpp"
-#include "moe/quantization/packed_int.hpp"
-#include "moe/quantization/scales.hpp"
+#include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/format/packed_int.hpp"
+#include "moe/quantization/format/scales.hpp"
 
 namespace moe::quantization {
 

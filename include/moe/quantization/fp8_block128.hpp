@@ -2,9 +2,9 @@
 // quantization/fp8_block128.hpp: e4m3 with a scale for a 128 x 128 block of weights and for 128 elements of an activation row.
 #pragma once
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

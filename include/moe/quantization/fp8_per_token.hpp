@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

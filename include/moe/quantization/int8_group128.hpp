@@ -2,9 +2,9 @@
 // quantization/int8_group128.hpp: int8 with a scale for 128 consecutive elements of a row, activations and weights alike.
 #pragma once
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

@@ -2,9 +2,9 @@
 // quantization/mxfp4.hpp: e2m1 with a shared power of two for 32 consecutive elements, with 4-, 8- or 16-bit activations.
 #pragma once
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

@@ -2,9 +2,9 @@
 // quantization/mxfp8.hpp: e4m3 with a shared power of two for 32 consecutive elements.
 #pragma once
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

@@ -2,9 +2,9 @@
 // quantization/none.hpp: no quantisation: activations and weights in the activation dtype.
 #pragma once
 
-#include "moe/quantization/rows.hpp"
-#include "moe/quantization/shape.hpp"
-#include "moe/quantization/tiles.hpp"
+#include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::routing {
 

@@ -3,7 +3,7 @@
 // DeepSeek-V4).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "moe/core/error.hpp"
-#include "moe/routing/route_args.hpp"
-#include "moe/routing/route_row.hpp"
-#include "moe/routing/validate.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/route_row.hpp"
+#include "moe/routing/row/validate.hpp"
 
 namespace moe::routing {
 

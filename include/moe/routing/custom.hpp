@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "moe/routing/route_args.hpp"
-#include "moe/routing/route_row.hpp"
-#include "moe/routing/validate.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/route_row.hpp"
+#include "moe/routing/row/validate.hpp"
 
 namespace moe::routing {
 

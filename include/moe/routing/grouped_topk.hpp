@@ -2,7 +2,7 @@
 // routing/grouped_topk.hpp: the k largest scores within the best groups of experts (DeepSeek-V2/V3, GLM-4, Mistral-4).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {

@@ -2,7 +2,7 @@
 // routing/hash_topk.hpp: a table by token id chooses the experts, their scores weigh them (the first layers of DeepSeek-V4).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {

@@ -2,7 +2,7 @@
 // routing/llama4.hpp: the largest logit's expert, whose sigmoid multiplies the expert's input (Llama-4).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::routing {
 

@@ -9,8 +9,8 @@
 #include "moe/core/space.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/permutation.hpp"
-#include "moe/routing/route_args.hpp"
-#include "moe/routing/validate.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/validate.hpp"
 
 namespace moe::routing {
 
@@ -130,7 +130,7 @@ void check_fused(RouterConfig const& c, FusedRouting<L> const& f) {
 }
 
 /// Routes, maps, records and permutes a batch on the device in one launch: capturable, no host synchronisation, deterministic. Ids are
-/// those of route_row() bit for bit. Defined in routing/route.cuh. Throws as check_fused(), E_CUDA if the launch is refused.
+/// those of route_row() bit for bit. Defined in routing/device/route.cuh. Throws as check_fused(), E_CUDA if the launch is refused.
 template <class Router, class L>
 void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::cuda> stream);
 

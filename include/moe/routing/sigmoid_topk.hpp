@@ -2,7 +2,7 @@
 // routing/sigmoid_topk.hpp: sigmoid of each logit, then the k largest (Cohere2 with sigmoid, LFM2 without bias).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {

@@ -2,7 +2,7 @@
 // routing/softmax_topk.hpp: softmax over all experts, then the k largest (Mixtral, Qwen2/3-MoE, OLMoE, Jamba, DBRX).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::routing {
 

@@ -2,7 +2,7 @@
 // routing/sparsemixer.hpp: two argmax picks, each weighed by a softmax over the logits near its maximum (Phi-3.5-MoE).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::routing {
 

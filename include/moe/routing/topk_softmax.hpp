@@ -2,7 +2,7 @@
 // routing/topk_softmax.hpp: the k largest logits, then softmax over those k (gpt-oss, Granite, JetMoE, Aria).
 #pragma once
 
-#include "moe/routing/row_router.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::routing {
 

@@ -6,8 +6,8 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/types.hpp"
-#include "moe/routing/router_config.hpp"
-#include "moe/routing/score.hpp"
+#include "moe/routing/row/router_config.hpp"
+#include "moe/routing/row/score.hpp"
 
 namespace moe::routing {
 

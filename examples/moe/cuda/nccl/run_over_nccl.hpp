@@ -3,8 +3,8 @@
 #pragma once
 
 #include "examples/moe/cuda/run_device.hpp"
-#include "moe/backends/all_to_all_v_cuda.hpp"
-#include "moe/backends/gather_exchange_cuda.hpp"
+#include "moe/backends/collective/all_to_all_v_cuda.hpp"
+#include "moe/backends/collective/gather_exchange_cuda.hpp"
 #include "moe/comm/nccl.hpp"
 
 namespace moe_tool {

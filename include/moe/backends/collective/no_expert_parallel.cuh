@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/collective/no_expert_parallel.cuh: the kernels of NoExpertParallel: ids into range, rows quantised, partial sums rounded.
+#pragma once
+
+#include <algorithm>
+
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/quantization/rows/quantize_rows.cuh"
+
+namespace moe::backends::detail {
+
+inline constexpr int kThreads = 256;
+inline unsigned blocks_for(std::int64_t n) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>((n + kThreads - 1) / kThreads, 1, 65535));
+}
+
+/// A grid-stride loop over n items.
+template <class F>
+__device__ void for_each_item(std::int64_t n, F const& f) {
+  std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+    f(i);
+  }
+}
+
+template <class Id>
+__global__ void localize_ids(Id const* ids, std::int64_t stride, std::int64_t rows, std::int64_t topk, int num_physical, Id* out) {
+  for_each_item(rows * topk, [&](std::int64_t i) {
+    std::int32_t const id = ids[i / topk * stride + i % topk];
+    out[i] = id >= 0 && id < num_physical ? id : kNoExpert;
+  });
+}
+
+template <class Partial, class Act>
+__global__ void convert_rows(Partial const* y, std::int64_t rows, std::int64_t hidden, Act* out, std::int64_t stride) {
+  for_each_item(rows * hidden, [&](std::int64_t i) { out[i / hidden * stride + i % hidden] = from_float<Act>(to_float(y[i])); });
+}
+
+template <class Config, class Quant, class Partial>
+void LocalExchange<space::cuda, Config, Quant, Partial>::launch_localize(Rows<std::int32_t const> ids, cudaStream_t stream) {
+  if (rows_ == 0) {
+    return;
+  }
+  localize_ids<<<blocks_for(rows_ * topk_), kThreads, 0, stream>>>(ids.data_handle(), ids.stride(0), rows_, topk_, num_physical_, ids_);
+  check_launch("localize_ids");
+}
+
+template <class Config, class Quant, class Partial>
+void LocalExchange<space::cuda, Config, Quant, Partial>::launch_quantize(Rows<Act const, Config::hidden> hidden, cudaStream_t stream) {
+  if (rows_ == 0) {
+    return;
+  }
+  quantization::quantize_rows_on_device<Quant, Act>(quant_, make_rows(hidden.data_handle(), rows_, hidden_, hidden.stride(0)),
+                                                    make_rows(payload_, rows_, Quant::payload_cols(hidden_)),
+                                                    make_rows(scales_, rows_, Quant::scale_cols(hidden_)), stream);
+}
+
+template <class Config, class Quant, class Partial>
+void LocalExchange<space::cuda, Config, Quant, Partial>::launch_convert(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+  if (rows_ == 0) {
+    return;
+  }
+  convert_rows<<<blocks_for(rows_ * hidden_), kThreads, 0, stream>>>(partial_, rows_, hidden_, out.data_handle(), out.stride(0));
+  check_launch("convert_rows");
+}
+
+}  // namespace moe::backends::detail

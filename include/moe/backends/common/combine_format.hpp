@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/common/combine_format.hpp: how expert outputs travel back: as they are, as e4m3, or as LogFMT-10. One row at a time. Spec 04
+// §8.2.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "moe/core/types.hpp"
+#include "moe/quantization/format/units.hpp"
+
+namespace moe::backends {
+
+/// How expert outputs travel back. What is not `plain` costs accuracy (docs/performance-exchange.md) and a pass over the outputs.
+enum class CombineFormat : std::uint8_t {
+  plain,   ///< as the experts wrote them (device: bf16)
+  fp8,     ///< e4m3 with a float scale for 128 values: at most 2^-4 of a value off, or 2^-10 of the scale
+  logfmt,  ///< a sign and 9 bits of logarithm between the least and the largest magnitude of 128; bf16 where the largest is 1 or more
+};
+constexpr char const* name(CombineFormat f) { return f == CombineFormat::plain ? "plain" : f == CombineFormat::fp8 ? "fp8" : "logfmt"; }
+
+}  // namespace moe::backends
+
+namespace moe::detail {
+
+using backends::CombineFormat;
+
+inline constexpr int kCombineGroup = 128;
+inline constexpr int kLogFmtSlot = 256;       ///< bytes between groups of a row
+inline constexpr int kLogFmtCodes = 511;      ///< codes of magnitudes; 0 is zero
+inline constexpr float kLogFmtRange = 32.0F;  ///< binary orders of magnitude below the largest that are kept
+using CombineUnit = quantization::Fp8Unit<quantization::ScaleFloor::amax_1e4>;
+
+/// Bytes of a row's codes, and words of its headers (a float scale, or bf16 amax below bf16 amin), one for each 128 values.
+MOE_HD constexpr std::int64_t combine_groups(std::int64_t hidden) { return (hidden + kCombineGroup - 1) / kCombineGroup; }
+MOE_HD constexpr std::int64_t combine_row_bytes(CombineFormat f, std::int64_t hidden) {
+  return f == CombineFormat::fp8 ? hidden : f == CombineFormat::logfmt ? combine_groups(hidden) * kLogFmtSlot : 2 * hidden;
+}
+
+MOE_HD inline float bits_to_float(std::uint32_t bits) {
+  float f;
+  memcpy(&f, &bits, sizeof f);
+  return f;
+}
+
+/// The code of one group, from the largest and the least nonzero magnitude in it, both bf16 bits (magnitudes: 15 bits).
+/// code c stands for 2^(lmin + (c - 1) step), and a magnitude takes the code whose value is nearest.
+class LogFmt {
+ public:
+  MOE_HD explicit LogFmt(std::uint32_t header) {
+    std::uint32_t const amax = header & 0x7fffU;
+    float const lmax = log2f(bits_to_float(amax << 16));
+    lmin_ = fmaxf(log2f(bits_to_float(header & 0x7fff0000U)), lmax - kLogFmtRange);
+    step_ = (lmax - lmin_) / static_cast<float>(kLogFmtCodes - 1);
+    used_ = amax != 0 && amax < 0x3f80U && lmin_ < lmax;
+    inverse_ = used_ ? 1.0F / step_ : 0.0F;
+    offset_ = used_ ? 2.0F - log2f((1.0F + exp2f(step_)) / 2.0F) * inverse_ - lmin_ * inverse_ : 0.0F;
+  }
+  /// False: the group travels as bf16.
+  MOE_HD bool used() const { return used_; }
+  MOE_HD float step() const { return step_; }
+  MOE_HD std::uint32_t encode(float magnitude) const {
+    if (magnitude == 0.0F) {
+      return 0;
+    }
+    float const c = floorf(log2f(magnitude) * inverse_ + offset_);
+    return static_cast<std::uint32_t>(fminf(fmaxf(c, 0.0F), static_cast<float>(kLogFmtCodes)));
+  }
+  MOE_HD float decode(std::uint32_t code) const { return code == 0 ? 0.0F : exp2f(lmin_ + (static_cast<float>(code) - 1.0F) * step_); }
+
+ private:
+  float lmin_, step_, inverse_, offset_;
+  bool used_;
+};
+
+// Where the parts of a LogFMT group lie in its slot: the low 8 bits of the codes of 16 values at 16 u, their ninth bits and signs (2 bits a
+// value) at 128 + 4 u. As bf16: the first 8 of 16 values at 16 u, the others at 128 + 16 u. So the first 16 bytes may be read before it is
+// known which of the two it is.
+
+/// One row on the host: `x` to `codes` and `headers`. LogFMT rounds to bf16 first.
+template <class T>
+void encode_row(CombineFormat format, T const* x, std::int64_t hidden, std::byte* codes, std::uint32_t* headers) {
+  for (std::int64_t g = 0; g < combine_groups(hidden); ++g) {
+    std::int64_t const begin = g * kCombineGroup;
+    std::int64_t const n = std::min<std::int64_t>(kCombineGroup, hidden - begin);
+    if (format == CombineFormat::fp8) {
+      std::uint32_t amax = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        amax = std::max(amax, CombineUnit::magnitude(to_float(x[begin + i])));
+      }
+      float const scale = CombineUnit::scale(amax);
+      std::memcpy(headers + g, &scale, sizeof scale);
+      for (std::int64_t i = 0; i < n; ++i) {
+        codes[begin + i] = static_cast<std::byte>(CombineUnit::encode(to_float(x[begin + i]), scale));
+      }
+      continue;
+    }
+    std::uint16_t bits[kCombineGroup] = {};
+    std::uint32_t amax = 0;
+    std::uint32_t amin = 0x7fff;
+    for (std::int64_t i = 0; i < n; ++i) {
+      bf16 const v = from_float<bf16>(to_float(x[begin + i]));
+      std::memcpy(&bits[i], &v, sizeof v);
+      std::uint32_t const m = bits[i] & 0x7fffU;
+      amax = std::max(amax, m);
+      amin = m == 0 ? amin : std::min(amin, m);
+    }
+    headers[g] = amax | (amin << 16);
+    LogFmt const code(headers[g]);
+    std::byte* const slot = codes + g * kLogFmtSlot;
+    for (int i = 0; i < kCombineGroup; ++i) {
+      int const u = i / 16;
+      if (code.used()) {
+        std::uint32_t const c = code.encode(bits_to_float((bits[i] & 0x7fffU) << 16));
+        slot[i] = static_cast<std::byte>(c & 0xffU);
+        std::uint32_t word = 0;
+        std::memcpy(&word, slot + 128 + 4 * u, sizeof word);
+        int const shift = 2 * (i % 16);
+        word = (word & ~(3U << shift)) | (((c >> 8) | (static_cast<std::uint32_t>(bits[i] >> 15) << 1)) << shift);
+        std::memcpy(slot + 128 + 4 * u, &word, sizeof word);
+      } else {
+        std::memcpy(slot + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), &bits[i], sizeof bits[i]);
+      }
+    }
+  }
+}
+
+/// The row that encode_row() wrote, in float.
+inline void decode_row(CombineFormat format, std::byte const* codes, std::uint32_t const* headers, std::int64_t hidden, float* out) {
+  for (std::int64_t g = 0; g < combine_groups(hidden); ++g) {
+    std::int64_t const begin = g * kCombineGroup;
+    std::int64_t const n = std::min<std::int64_t>(kCombineGroup, hidden - begin);
+    if (format == CombineFormat::fp8) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        out[begin + i] = CombineUnit::decode(static_cast<std::uint32_t>(codes[begin + i]), bits_to_float(headers[g]));
+      }
+      continue;
+    }
+    LogFmt const code(headers[g]);
+    std::byte const* const slot = codes + g * kLogFmtSlot;
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::int64_t const u = i / 16;
+      if (code.used()) {
+        std::uint32_t word = 0;
+        std::memcpy(&word, slot + 128 + 4 * u, sizeof word);
+        std::uint32_t const top = word >> (2 * (i % 16));
+        float const m = code.decode(static_cast<std::uint32_t>(slot[i]) | ((top & 1U) << 8));
+        out[begin + i] = (top & 2U) != 0 ? -m : m;
+      } else {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, slot + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), sizeof bits);
+        out[begin + i] = bits_to_float(static_cast<std::uint32_t>(bits) << 16);
+      }
+    }
+  }
+}
+
+}  // namespace moe::detail

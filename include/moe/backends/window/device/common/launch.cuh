@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/common/launch.cuh: how the kernels of all exchanges over device windows are started.
+#pragma once
+
+#include "moe/comm/symmetric_memory.cuh"
+#include "moe/core/cuda_space.hpp"
+
+namespace moe::detail {
+
+/// Launches with or without programmatic dependent launch; E_CUDA if refused.
+template <class Args>
+void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int threads, std::size_t shared, bool programmatic,
+                     cudaStream_t stream, Args const& args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = programmatic ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
+}
+
+/// E_UNSUPPORTED unless all `blocks` of the kernel run at once on the current device: they wait for their counterparts on other ranks.
+template <class Kernel>
+void expect_resident(Kernel* kernel, char const* name, int blocks, int threads, std::size_t shared) {
+  int device = 0;
+  int processors = 0;
+  int each = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  if (blocks > processors * each) {
+    throw Error(ErrorCode::unsupported, text(name, ": ", blocks, " blocks do not run at once, the device holds ", processors * each));
+  }
+}
+
+/// One warp: the group is over, and the rank that says so is the missing one.
+static __global__ void abandon_exchange(comm::WindowView const __grid_constant__ w) {
+  if (threadIdx.x == 0) {
+    comm::detail::fail(w, ErrorCode::peer, comm::ExchangePhase::dispatch_counts, w.rank, 0, 0);
+  }
+}
+
+}  // namespace moe::detail

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/common/peer_exchange.hpp: what the exchanges OneSided, TwoSided and Pplx between GPUs do alike before they enqueue
+// kernels.
+#pragma once
+
+#include <initializer_list>
+
+#include "moe/backends/window/device/common/peer_rows.hpp"
+#include "moe/backends/window/device/common/window.hpp"
+
+namespace moe::backends::detail {
+
+/// What the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape.
+template <class Quant, class Config>
+moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> const& shape, std::int64_t max_tokens,
+                                  ExpertPlacement const& placement, int blocks) {
+  expect_group(placement, ranks);
+  moe::detail::PeerShape s;
+  s.name = name;
+  s.ranks = ranks;
+  s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
+  s.hidden = static_cast<int>(shape.hidden());
+  s.topk = shape.topk();
+  s.num_experts = placement.max_num_local() * ranks;
+  s.fp8 = Quant::kQuantizesActivations;
+  s.blocks = blocks;
+  comm::HeaderTag where;
+  for (int p = 0; p < placement.num_physical(); ++p) {
+    where.add(static_cast<std::uint64_t>(placement.owner(p))).add(static_cast<std::uint64_t>(placement.local(p)));
+  }
+  s.placement = where.value();
+  s.check();
+  return s;
+}
+
+/// What a rank chooses for itself.
+template <class Quant>
+moe::detail::PeerOptions peer_options(bool programmatic, ExpertPlaces const& places, ExpertPlacement const& placement) {
+  return {programmatic, scale_rule<Quant>(), places.data(), placement.num_physical()};
+}
+
+/// The arguments of a window that layers of one shape may share. `more`: what besides the shape decides where things lie in it.
+inline comm::WindowArguments peer_window(moe::detail::PeerShape const& s, std::initializer_list<std::int64_t> more, std::size_t bytes) {
+  comm::WindowArguments a{s.name,
+                          {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.blocks},
+                          static_cast<std::int64_t>(bytes - comm::kWindowControlBytes)};
+  a.values.insert(a.values.end(), more);
+  return a;
+}
+/// The shape with the number of the exchange among those of the window: layers that are mixed up get E_MISMATCH.
+inline moe::detail::PeerShape numbered(moe::detail::PeerShape shape, int number) {
+  shape.layer = number;
+  return shape;
+}
+
+template <int Hidden>
+moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in) {
+  moe::detail::ExchangeTokens tokens;
+  tokens.tokens = static_cast<int>(in.hidden.extent(0));
+  tokens.x = in.hidden.data_handle();
+  tokens.x_stride = in.hidden.stride(0);
+  tokens.ids = in.topk_ids.data_handle();
+  tokens.weights = in.topk_weights.data_handle();
+  return tokens;
+}
+
+/// The arguments of a prepare. Throws what ended the group earlier; what is wrong with them it throws after refuse(code) has enqueued what
+/// this rank owes its peers in the round: a dispatch and a combine of nothing that say so.
+template <class Window, int Hidden, class Refuse>
+moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf16, Hidden> const& in, moe::detail::PeerShape const& shape,
+                                          int max_tokens, Refuse&& refuse) {
+  comm::throw_if_over(*window.view().failure);
+  try {
+    moe::detail::check_routed_tokens(in, shape.hidden, shape.topk, max_tokens);
+    expect_device_tokens(in);
+    return exchange_tokens(in);
+  } catch (Error const& e) {
+    refuse(comm::refusal_code(e.code()));
+    throw;
+  }
+}
+
+/// The order of the calls of one exchange, and of all that share its window: one dispatch at a time has no combine yet (spec 04 §10).
+class PeerOrder {
+ public:
+  explicit PeerOrder(comm::WindowUse& use) : use_(&use) {}
+  /// E_STATE unless the last round of this exchange, and of the window, was finalized or abandoned.
+  void expect_idle() const {
+    order_.expect_idle();
+    if (use_->dispatched) {
+      throw Error(ErrorCode::state, "prepare: another exchange of this window has a dispatch without its combine");
+    }
+  }
+  void expect_dispatched(char const* what) const { order_.expect_dispatched(what); }
+  bool dispatched() const { return order_.dispatched(); }
+  /// Another exchange of the window has a dispatch under way: no rank can begin one of this exchange.
+  bool others_dispatched() const { return use_->dispatched && !order_.dispatched(); }
+  /// Counts a dispatch of the window's exchanges; which half of its buffers that one has.
+  int next_parity() { return static_cast<int>(++use_->dispatches[0] & 1U); }
+  void set_dispatched() {
+    order_.set_dispatched();
+    use_->dispatched = true;
+  }
+  void set_idle() {
+    order_.set_idle();
+    use_->dispatched = false;
+  }
+
+ private:
+  moe::detail::CallOrder order_;
+  comm::WindowUse* use_;
+};
+
+}  // namespace moe::backends::detail

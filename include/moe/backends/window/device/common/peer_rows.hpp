@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/common/peer_rows.hpp: what OneSided, TwoSided and Pplx between GPUs have in common: what all ranks agree on, and
+// how a window is laid out. Spec 04 §9-11.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/backends/window/device/low_latency/calls.hpp"
+
+namespace moe::detail {
+
+/// What all ranks of such an exchange agree on.
+struct PeerShape {
+  char const* name = "";  ///< of the backend, for messages
+  int ranks = 1;
+  int max_tokens = 0;  ///< T: tokens that one rank may bring
+  int hidden = 0;      ///< H, a multiple of 128
+  int topk = 0;
+  int num_experts = 0;          ///< L for each rank, L being the most physical experts of a rank
+  bool fp8 = true;              ///< rows travel as e4m3 with one float scale for 128 values; else bf16
+  int blocks = 64;              ///< thread blocks of every kernel, all resident at once
+  int layer = 0;                ///< number of the exchange among those that share a window
+  std::uint32_t placement = 0;  ///< a hash of where the experts are; 0: that of id e is e % L of rank e / L
+
+  int local_experts() const { return num_experts / ranks; }
+  int groups() const { return hidden / 128; }
+  /// Bytes of the values of one row.
+  int row_bytes() const { return fp8 ? hidden : 2 * hidden; }
+  /// Floats from one row's scales to the next's: whole lines of 128 bytes, which travel better than parts of them.
+  int scale_stride() const { return (groups() + 31) / 32 * 32; }
+  /// Rows that one rank can receive.
+  int rows() const { return ranks * max_tokens; }
+
+  comm::HeaderTag tag() const {
+    comm::HeaderTag tag;
+    for (char const* c = name; *c != '\0'; ++c) {
+      tag.add(static_cast<std::uint64_t>(*c));
+    }
+    return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer).add(placement);
+  }
+  /// E_CONFIG or E_UNSUPPORTED, naming the value.
+  void check() const {
+    auto require = [&](bool ok, ErrorCode code, auto const&... what) {
+      if (!ok) {
+        throw Error(code, text(name, ": ", what...));
+      }
+    };
+    require(ranks >= 1 && ranks <= 32, ErrorCode::unsupported, ranks, " ranks, at most 32");
+    require(max_tokens >= 1, ErrorCode::config, "max_tokens_per_rank ", max_tokens, " must be at least 1");
+    require(hidden >= 128 && hidden % 128 == 0 && hidden <= 16384, ErrorCode::unsupported, "hidden ", hidden,
+            " is not a multiple of 128 up to 16384");
+    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
+    require(num_experts >= 1 && num_experts % ranks == 0, ErrorCode::unsupported, num_experts, " experts do not divide by ", ranks,
+            " ranks");
+    require(num_experts <= 2048, ErrorCode::unsupported, num_experts, " experts, at most 2048");
+    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, blocks, " blocks, at most ", kMaxExchangeBlocks);
+    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
+            " tokens x ", topk, " exceed the count word");
+  }
+};
+
+/// What a rank may choose for itself.
+struct PeerOptions {
+  bool programmatic = true;  ///< each kernel's blocks are placed while the kernel before it ends; not for ranks that share a GPU
+  ScaleRule rule{1e-10F, false};
+  std::int32_t const* expert_place = nullptr;  ///< device [num_ids]: rank * L + local of every id; null: that is the id
+  int num_ids = 0;                             ///< ids that have an expert; 0: the shape's num_experts
+};
+
+/// Hands out places in a window, each a multiple of 256 bytes.
+class WindowPlaces {
+ public:
+  /// `count` of `each` bytes.
+  std::size_t take(std::size_t each, std::int64_t count) {
+    std::size_t const at = end_;
+    end_ += (each * static_cast<std::size_t>(count) + 255) / 256 * 256;
+    return at;
+  }
+  /// A round word for each block, so that a block may advance its own while others still read theirs.
+  std::size_t take_rounds() { return take(4, kMaxExchangeBlocks); }
+  std::size_t bytes() const { return end_; }
+
+ private:
+  std::size_t end_ = comm::kWindowControlBytes;
+};
+
+/// One rank's part of a window, with the layout of a backend. Holds no memory.
+template <class Layout>
+class PeerCalls {
+ public:
+  PeerShape const& shape() const { return shape_; }
+  Layout const& layout() const { return at_; }
+  /// The own part at an offset of the layout.
+  template <class T>
+  T* own(std::size_t offset) const {
+    return reinterpret_cast<T*>(window_.peer[window_.rank] + offset);
+  }
+
+ protected:
+  PeerCalls(comm::WindowView const& window, PeerShape const& shape, Layout const& at, PeerOptions const& options)
+      : window_(window), shape_(shape), at_(at), options_(options) {
+    options_.num_ids = options.num_ids == 0 ? shape.num_experts : options.num_ids;
+  }
+
+  comm::WindowView window_;
+  PeerShape shape_;
+  Layout at_;
+  PeerOptions options_;
+};
+
+}  // namespace moe::detail

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/common/window.hpp: what the low-latency and the high-throughput exchange share on the host side of the device:
+// where experts are, how scales follow from values, failures that end a group and failures that do not.
+#pragma once
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "moe/backends/common/exchange_common.hpp"
+#include "moe/backends/window/device/low_latency/calls.hpp"
+#include "moe/comm/window_manager.hpp"
+#include "moe/core/buffer.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/parallel/placement.hpp"
+
+namespace moe::backends::detail {
+
+/// The rule of a scheme's scales, read off the scheme.
+template <class Quant>
+moe::detail::ScaleRule scale_rule() {
+  moe::detail::ScaleRule rule;
+  if constexpr (Quant::kQuantizesActivations) {
+    float const three = Quant::Unit::scale(0x40400000U);  // amax 3: its scale is a power of two only if scales are rounded to them
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &three, sizeof(bits));
+    rule.pow2 = (bits & 0x7fffffU) == 0;
+    rule.amax_floor = Quant::Unit::scale(0) > 1e-8F ? 1e-4F : 1e-10F;
+  }
+  return rule;
+}
+
+/// Where the device exchanges look for the expert of an id: rank * L + local, L the most experts of a rank. No table if that is the id.
+class ExpertPlaces {
+ public:
+  ExpertPlaces(ExpertPlacement const& placement, Arena<space::cuda>& arena) {
+    int const per_rank = placement.max_num_local();
+    std::vector<std::int32_t> table;
+    bool same = true;
+    for (int p = 0; p < placement.num_physical(); ++p) {
+      table.push_back(placement.owner(p) * per_rank + placement.local(p));
+      same = same && table.back() == p;
+    }
+    if (!same) {
+      device_ = arena.take<std::int32_t>(placement.num_physical());
+      Memory<space::cuda>::copy_from_host(device_, table.data(), 4 * table.size());
+    }
+  }
+  std::int32_t const* data() const { return device_; }
+
+ private:
+  std::int32_t* device_ = nullptr;
+};
+
+/// E_CONFIG unless the placement is for as many ranks as there are.
+inline void expect_group(ExpertPlacement const& placement, int ranks) {
+  if (placement.ep_size() != ranks) {
+    throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", the window has ", ranks, " ranks"));
+  }
+}
+inline int checked_int(char const* what, std::int64_t value) {
+  if (value < 1 || value > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(ErrorCode::config, text(what, ": ", value, " is out of range [1, 2^31)"));
+  }
+  return static_cast<int>(value);
+}
+/// Rows without gaps. E_ARG.
+template <class View>
+void expect_dense(char const* what, View const& rows) {
+  if (rows.extent(0) > 1 && rows.stride(0) != rows.extent(1)) {
+    throw Error(ErrorCode::argument, text(what, ": row stride ", rows.stride(0), ", expected ", rows.extent(1)));
+  }
+}
+/// Rows that kernels and the copy engine take in units of 16 bytes. E_ARG.
+template <class View>
+void expect_units(char const* what, View const& rows) {
+  moe::detail::check_alignment(what, rows.data_handle(), rows.extent(0),
+                               rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle())));
+}
+/// What the kernels want of a prepare's arguments besides what every exchange wants. E_ARG.
+template <class Routed>
+void expect_device_tokens(Routed const& in) {
+  expect_dense("topk_ids", in.topk_ids);
+  expect_dense("topk_weights", in.topk_weights);
+  expect_units("hidden", in.hidden);
+}
+/// The same of a finalize's output.
+template <class View>
+void expect_device_output(View const& out, std::int64_t rows, std::int64_t hidden) {
+  moe::detail::check_output(out, rows, hidden);
+  expect_units("output", out);
+}
+
+/// Throws what the kernels reported. What all ranks have seen alike is cleared, so that the group goes on. The stream must be idle.
+template <class Window>
+void check_window(Window const& window) {
+  comm::FailureRecord& f = *window.view().failure;
+  comm::FailureRecord const seen = f;
+  if (seen.code != 0 && seen.recoverable != 0) {
+    f = {};
+    Memory<space::cuda>::fill(window.peer(window.rank(), comm::WindowControl::claimed), 0, 4);
+  }
+  comm::throw_if_failed(seen);
+}
+
+/// The words of every rank in this rank's control part.
+template <class T, class Window>
+std::vector<T> read_control(Window const& window, std::size_t offset) {
+  std::vector<T> words(static_cast<std::size_t>(window.size()));
+  Memory<space::cuda>::copy_to_host(words.data(), window.peer(window.rank(), static_cast<std::int64_t>(offset)), sizeof(T) * words.size());
+  return words;
+}
+
+}  // namespace moe::backends::detail

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/high_throughput/exchange.hpp: HighThroughput between GPUs: the exchange that a layer owns. Plain host C++; its
+// kernels are in high_throughput.cuh.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <optional>
+
+#include "moe/backends/high_throughput.hpp"
+#include "moe/backends/window/device/common/window.hpp"
+#include "moe/backends/window/device/high_throughput/calls.hpp"
+
+namespace moe::backends::detail {
+
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct HighThroughputParams<Window> {
+  int blocks = 16;           ///< thread blocks of dispatch and combine; equal on all ranks
+  int capacity = 0;          ///< rows that one rank can receive; 0: ranks * max_tokens_per_rank. Less saves memory: see prepare()
+  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  int expert_alignment = 0;  ///< over 0: expert_major() lists rows by expert, each expert's part a multiple of it. The same on all ranks
+  bool statistics = false;   ///< counts waited_ns()
+  bool fenced = true;        ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+/// The rows of a dispatch by expert (spec 04 §12, expert-major): device memory.
+struct ExpertMajor {
+  std::int32_t const* rows = nullptr;         ///< [list] row of the dispatch; -1 in the gaps that the alignment leaves
+  std::int32_t const* num_entries = nullptr;  ///< [1] entries of `rows`
+  std::int32_t const* counts = nullptr;       ///< [L] rows of each expert
+  std::int32_t const* first = nullptr;        ///< [L] its first entry
+  std::int64_t max_entries = 0;
+};
+
+template <class Window, class Config, class Quant, class Partial>
+  requires std::same_as<typename Window::Space, space::cuda>
+class HighThroughputExchange<Window, Config, Quant, Partial> {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  using Tokens = StandardTokensOf<Config, Quant>;
+  using Params = HighThroughputParams<Window>;
+  using Routed = RoutedTokens<Act, Config::hidden>;
+  using Ticket = moe::detail::WindowTicket;
+  static_assert(std::is_same_v<Act, bf16>, "moe: high_throughput carries bf16 activations. Fix: set Act = bf16 in the layer configuration");
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: high_throughput takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Collective. E_CAPACITY if the window cannot be had. Any placement.
+  HighThroughputExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+                         Quant const&, Params const& params, Arena<Space>& arena)
+      : shape_(make_shape(comm, shape, max_tokens, placement, params)),
+        window_(comm, params.manager, arguments(shape_), params.window),
+        place_(placement, arena),
+        calls_(view(params), numbered(), options(placement, params)) {
+    std::int64_t const rows = shape_.rows();
+    for (Record& r : records_) {
+      if constexpr (std::is_same_v<Partial, float>) {
+        r.output = arena.template take<float>(rows * shape_.hidden);
+      }
+    }
+  }
+
+  /// Most rows that the experts are given.
+  std::int64_t max_rows() const { return shape_.rows(); }
+
+  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws what ended the group earlier; an error of this rank's
+  /// arguments, which peers hear of from check(), leaves the group sound. If some rank would receive more than `capacity` rows, no row
+  /// moves on any rank: check() throws E_CAPACITY on all of them, naming that rank, the outputs are 0, and the next call works.
+  Tokens prepare(Routed const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    last_ = dispatch(in, stream);
+    order_.set_dispatched();
+    return tokens(last_);
+  }
+  /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write into the window itself.
+  Rows<Partial> expert_output() { return expert_output(last_); }
+  /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
+  void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    combine(last_, out, stream);
+    order_.set_idle();
+  }
+
+  /// prepare() for callers with two batches under way: at most two dispatches may be without their combine. With `like`, the same routing
+  /// again as that dispatch: no layout and no counts. Ids and weights must stay until combine(). E_STATE if `like` is stale, or if its
+  /// layout or one that is still needed would be overwritten; E_ARG if it had another number of rows.
+  Ticket dispatch(Routed const& in, cudaStream_t stream, std::optional<Ticket> like = std::nullopt) {
+    comm::throw_if_over(*window_->view().failure);
+    auto& use = window_.use();
+    std::uint32_t const generation = use.dispatches[0] + 1;
+    auto const parity = static_cast<int>(generation & 1U);
+    Record const& other = records_[(generation + 1) & 1U];
+    Record const* const from = like ? &expect_layout(*like) : nullptr;
+    if (from == nullptr && other.dispatched && other.routing == parity) {
+      throw Error(ErrorCode::state, "prepare: a dispatch without its combine still needs the layout that this one would overwrite");
+    }
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+      expect_device_tokens(in);
+      if (from != nullptr && from->tokens.tokens != in.hidden.extent(0)) {
+        throw Error(ErrorCode::argument, text("cached layout: ", in.hidden.extent(0), " rows, the layout is of ", from->tokens.tokens));
+      }
+    } catch (Error const& e) {
+      refuse(1U + static_cast<std::uint32_t>(e.code()), stream, from != nullptr ? from->routing : -1);
+      throw;
+    }
+    use.dispatches[0] = generation;
+    Record& r = records_[generation & 1U];
+    int const routing = from != nullptr ? from->routing : parity;
+    std::uint32_t const root = from != nullptr ? from->root : generation;
+    use.layouts[static_cast<std::size_t>(routing)] = root;
+    r.generation = generation;
+    r.routing = routing;
+    r.root = root;
+    r.dispatched = true;
+    r.reduced = false;
+    r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
+    r.tokens.x = in.hidden.data_handle();
+    r.tokens.x_stride = in.hidden.stride(0);
+    r.tokens.ids = in.topk_ids.data_handle();
+    r.tokens.weights = in.topk_weights.data_handle();
+    calls_.dispatch(r.tokens, parity, stream, from != nullptr ? routing : -1);
+    return {0, generation};
+  }
+  /// What a dispatch received.
+  Tokens tokens(Ticket ticket) {
+    Record& r = expect(ticket, "tokens");
+    auto const& at = calls_.layout();
+    auto const p = static_cast<std::size_t>(ticket.generation & 1U);
+    std::int64_t const n = shape_.rows();
+    auto const scale_cols = Quant::scale_cols(shape_.hidden);
+    std::int32_t const* const records = calls_.template own<std::int32_t>(at.records[p]);
+    return {make_rows(static_cast<Payload const*>(calls_.template own<Payload>(at.rows[p])), n, Quant::payload_cols(shape_.hidden)),
+            make_rows(static_cast<Scale const*>(calls_.template own<Scale>(at.scales[p])), n, scale_cols,
+                      scale_cols == 0 ? 0 : at.scale_stride),
+            make_rows(records, n, shape_.topk, at.record_words),
+            make_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words), summary(r)};
+  }
+  Rows<Partial> expert_output(Ticket ticket) {
+    Record& r = expect(ticket, "expert_output");
+    if constexpr (std::is_same_v<Partial, bf16>) {
+      return make_rows(calls_.outputs(static_cast<int>(ticket.generation & 1U)), shape_.rows(), shape_.hidden);
+    } else {
+      return make_rows(r.output, shape_.rows(), shape_.hidden);
+    }
+  }
+  /// finalize() of one dispatch. E_STATE for a handle that is stale or was combined; E_ARG for `out`.
+  void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    Record& r = expect(ticket, "finalize");
+    expect_device_output(out, r.tokens.tokens, shape_.hidden);
+    auto const parity = static_cast<int>(ticket.generation & 1U);
+    if constexpr (std::is_same_v<Partial, float>) {
+      if (!r.reduced) {
+        calls_.round(r.output, parity, stream, r.routing);
+      }
+    }
+    calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
+    r.dispatched = false;
+    finish_refusal(stream);
+  }
+  Ticket last() const { return last_; }
+
+  /// With expert_alignment: the rows of a dispatch by expert. E_STATE without it.
+  ExpertMajor expert_major(Ticket ticket) {
+    if (!shape_.lists) {
+      throw Error(ErrorCode::state, "expert_major: the exchange was built without expert_alignment");
+    }
+    Record& r = expect(ticket, "expert_major");
+    std::int32_t const* const s = summary(r);
+    int const L = shape_.local_experts();
+    return {calls_.template own<std::int32_t>(calls_.layout().list[ticket.generation & 1U]), s + 1, s + 2, s + 2 + L, shape_.list_size()};
+  }
+  /// Instead of writing expert_output(): weighs and sums expert-major outputs y [entries][H] into the rows of the dispatch.
+  void reduce_expert_major(Ticket ticket, bf16 const* y, cudaStream_t stream) {
+    expert_major(ticket);
+    Record& r = expect(ticket, "reduce_expert_major");
+    calls_.reduce(y, static_cast<int>(ticket.generation & 1U), 8 * shape_.blocks, stream, r.routing);
+    r.reduced = true;
+  }
+
+  /// Thread blocks of the following calls; equal on all ranks, else they get E_MISMATCH. E_CONFIG, E_UNSUPPORTED if so many cannot be.
+  void set_blocks(int blocks) { calls_.set_blocks(blocks); }
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
+    Record* const r = order_.dispatched() ? &records_[last_.generation & 1U] : oldest_dispatched();
+    if (r == nullptr) {
+      refuse(kPeer, stream);
+      return;
+    }
+    combine_nothing(static_cast<int>(r->generation & 1U), r->routing, kPeer, stream);
+    r->dispatched = false;
+    order_.set_idle();
+    finish_refusal(stream);
+  }
+  /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (an overflow, a
+  /// rank that refused its arguments) is thrown once, and the group goes on.
+  void check() const { check_window(*window_); }
+  /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
+  std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
+  Window& window() const { return *window_; }
+
+ private:
+  struct Record {
+    bool dispatched = false;
+    bool reduced = false;
+    std::uint32_t generation = 0;
+    int routing = 0;         // parity of the layout that it uses
+    std::uint32_t root = 0;  // dispatch that filled it
+    moe::detail::ExchangeTokens tokens;
+    Partial* output = nullptr;
+  };
+  static moe::detail::HighThroughputShape make_shape(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,
+                                                     ExpertPlacement const& placement, Params const& params) {
+    expect_group(placement, comm.size());
+    moe::detail::HighThroughputShape s;
+    s.ranks = comm.size();
+    s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
+    s.hidden = static_cast<int>(shape.hidden());
+    s.topk = shape.topk();
+    s.num_experts = placement.max_num_local() * comm.size();
+    s.fp8 = Quant::kQuantizesActivations;
+    s.lists = params.expert_alignment > 0;
+    s.alignment = params.expert_alignment > 0 ? params.expert_alignment : 1;
+    s.capacity = params.capacity;
+    s.blocks = params.blocks;
+    s.check();
+    return s;
+  }
+  static comm::WindowArguments arguments(moe::detail::HighThroughputShape const& s) {
+    return {"high_throughput",
+            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.lists, s.alignment, s.rows(), s.blocks},
+            static_cast<std::int64_t>(moe::detail::HighThroughputCalls::window_bytes(s) - comm::kWindowControlBytes)};
+  }
+  comm::WindowView view(Params const& params) const {
+    comm::WindowView v = window_->view();
+    v.statistics = params.statistics;
+    return v;
+  }
+  moe::detail::HighThroughputShape const& numbered() {
+    shape_.layer = window_.number();
+    return shape_;
+  }
+  moe::detail::ExchangeOptions options(ExpertPlacement const& placement, Params const& params) const {
+    return {.programmatic = params.programmatic,
+            .scales = scale_rule<Quant>(),
+            .fenced = params.fenced,
+            .expert_place = place_.data(),
+            .num_ids = placement.num_physical()};
+  }
+  std::int32_t const* summary(Record const& r) const {
+    return calls_.template own<std::int32_t>(calls_.layout().summary[static_cast<std::size_t>(r.routing)]);
+  }
+  Record& expect_live(Ticket ticket, char const* what) {
+    std::uint32_t const age = window_.use().dispatches[0] - ticket.generation;
+    Record& r = records_[ticket.generation & 1U];
+    if (age > 1 || r.generation != ticket.generation) {
+      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches have followed, at most 1"));
+    }
+    return r;
+  }
+  Record* oldest_dispatched() {
+    std::uint32_t const latest = window_.use().dispatches[0];
+    for (std::uint32_t age : {1U, 0U}) {
+      Record& r = records_[(latest - age) & 1U];
+      if (r.dispatched && r.generation == latest - age) {
+        return &r;
+      }
+    }
+    return nullptr;
+  }
+  Record& expect(Ticket ticket, char const* what) {
+    comm::throw_if_over(*window_->view().failure);
+    Record& r = expect_live(ticket, what);
+    if (!r.dispatched) {
+      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
+    }
+    return r;
+  }
+  Record& expect_layout(Ticket like) {
+    Record& r = expect_live(like, "prepare");
+    if (window_.use().layouts[static_cast<std::size_t>(r.routing)] != r.root) {
+      throw Error(ErrorCode::state, "prepare: the layout of this handle has been overwritten");
+    }
+    return r;
+  }
+  // A dispatch and a combine that only say no, so that the peers' rounds end. The combine of an earlier dispatch comes first on all ranks.
+  // `cached`: the layout that the peers use again, else -1.
+  void refuse(std::uint32_t code, cudaStream_t stream, int cached = -1) {
+    std::uint32_t const generation = ++window_.use().dispatches[0];
+    auto const parity = static_cast<int>(generation & 1U);
+    if (cached < 0) {
+      window_.use().layouts[static_cast<std::size_t>(parity)] = generation;
+    }
+    records_[generation & 1U].dispatched = false;
+    moe::detail::ExchangeTokens const nothing;
+    calls_.dispatch(nothing, parity, stream, cached, code);
+    refusal_ = {parity, code};
+    if (!records_[(generation + 1) & 1U].dispatched) {
+      finish_refusal(stream);
+    }
+  }
+  void finish_refusal(cudaStream_t stream) {
+    if (refusal_) {
+      combine_nothing(refusal_->first, refusal_->first, refusal_->second, stream);
+      refusal_.reset();
+    }
+  }
+  void combine_nothing(int parity, int routing, std::uint32_t code, cudaStream_t stream) {
+    moe::detail::ExchangeTokens const nothing;
+    calls_.combine(nothing, nullptr, 0, parity, stream, routing, code);
+  }
+
+  moe::detail::HighThroughputShape shape_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  moe::detail::HighThroughputCalls calls_;
+  std::array<Record, 2> records_;
+  std::optional<std::pair<int, std::uint32_t>> refusal_;  // parity and code of a refused dispatch whose combine is still due
+  moe::detail::CallOrder order_;
+  Ticket last_;
+};
+
+}  // namespace moe::backends::detail

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/high_throughput/layout.hpp: where everything lies in the window of the high-throughput exchange. Equal on all
+// ranks. Spec 04 §7.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/backends/window/device/low_latency/layout.hpp"
+
+namespace moe::detail {
+
+/// What all ranks of a high-throughput exchange agree on.
+struct HighThroughputShape {
+  int ranks = 1;
+  int max_tokens = 0;  ///< tokens that one rank may bring
+  int hidden = 0;      ///< a multiple of 16
+  int topk = 0;
+  int num_experts = 0;  ///< places of experts, ranks * local_experts(): rank e / L owns place e
+  bool fp8 = true;
+  bool lists = true;  ///< also build expert-major lists of rows
+  int alignment = 1;  ///< every expert's part of the list starts and ends at a multiple of it
+  int capacity = 0;   ///< rows that one rank can receive; 0: the worst case, ranks * max_tokens
+  int blocks = 16;
+  int parities = 2;  ///< 1: dispatch and combine strictly alternate
+  int layer = 0;     ///< number of the exchange among those that share a window
+
+  int local_experts() const { return num_experts / ranks; }
+  int groups() const { return (hidden + 127) / 128; }
+  int rows() const { return capacity > 0 ? capacity : ranks * max_tokens; }
+  /// Entries of the expert-major list in the worst case.
+  std::int64_t list_size() const {
+    return static_cast<std::int64_t>(rows()) * topk + static_cast<std::int64_t>(local_experts()) * (alignment - 1);
+  }
+  std::uint32_t tag() const {
+    return comm::HeaderTag{}
+        .add(2)
+        .add(ranks)
+        .add(max_tokens)
+        .add(hidden)
+        .add(topk)
+        .add(num_experts)
+        .add(fp8)
+        .add(lists)
+        .add(alignment)
+        .add(rows())
+        .add(blocks)
+        .add(parities)
+        .add(static_cast<std::uint64_t>(layer))
+        .value();
+  }
+  void check() const {
+    auto require = [](bool ok, ErrorCode code, auto const&... what) {
+      if (!ok) {
+        throw Error(code, text(what...));
+      }
+    };
+    require(ranks >= 1 && ranks <= 32, ErrorCode::unsupported, "high_throughput: ", ranks, " ranks, at most 32");
+    require(max_tokens >= 1, ErrorCode::config, "high_throughput: max_tokens_per_rank ", max_tokens, " must be at least 1");
+    require(hidden >= 16 && hidden % 16 == 0 && hidden <= 16384, ErrorCode::unsupported, "high_throughput: hidden ", hidden,
+            " is not a multiple of 16 up to 16384");
+    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "high_throughput: top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
+    require(num_experts >= 1 && num_experts % ranks == 0, ErrorCode::unsupported, "high_throughput: ", num_experts,
+            " experts do not divide by ", ranks, " ranks");
+    require(num_experts <= 1024, ErrorCode::unsupported, "high_throughput: ", num_experts, " experts, at most 1024");
+    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, "high_throughput: ", blocks, " blocks, at most ",
+            kMaxExchangeBlocks);
+    require(alignment >= 1, ErrorCode::config, "high_throughput: expert alignment ", alignment, " must be at least 1");
+    require(parities == 1 || parities == 2, ErrorCode::config, "high_throughput: ", parities, " parities, 1 or 2");
+    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity,
+            "high_throughput: ", max_tokens, " tokens x ", topk, " exceed the count word");
+  }
+};
+
+/// Warps of a block that work out places while the others make their first rows ready: one thread for each of `n` counts, and at most
+/// three quarters of the warps.
+MOE_HD inline int high_throughput_planners(int n, int warps) {
+  int const wanted = (n + 31) / 32;
+  int const most = warps < 2 ? 1 : 3 * warps / 4;
+  return wanted < most ? wanted : most;
+}
+
+/// First token of the range of `block`.
+MOE_HD inline int first_token(int tokens, int block, int blocks) {
+  return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
+}
+
+/// Byte offsets in the window.
+struct HighThroughputLayout {
+  std::size_t sent = 0;            ///< own: u32 [blocks]
+  std::size_t combined = 0;        ///< own: u32 [blocks]
+  std::size_t counted = 0;         ///< own: u32 [blocks] this block's histogram is there
+  std::size_t tickets = 0;         ///< own: u64 [blocks] round and next token of this block's range
+  std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
+  std::size_t arrive = 0;          ///< u32 [rank][blocks]
+  std::size_t ready = 0;           ///< u32 [rank]
+  std::size_t counts[2] = {};      ///< u64 [rank][E + R]: rows from that rank for every expert, then for every rank
+  std::size_t rows[2] = {};        ///< [rows][row_bytes]
+  std::size_t scales[2] = {};      ///< float [rows][scale_stride]
+  std::size_t records[2] = {};     ///< [rows][record_words]: i32 [k] local ids or -1; float [k] weights, 0 where the id is -1; with lists
+                                   ///< i32 [k] place in the expert-major list or -1; i32 source rank * max_tokens + token
+  std::size_t list[2] = {};        ///< i32 [list_size] rows by expert; -1 in the gaps
+  std::size_t outputs[2] = {};     ///< bf16 [rows][H]: weighted and summed over this rank's experts, for combine
+  std::size_t sent_rows[2] = {};   ///< own: i32 [T][R] row of a token at each rank, or -1
+  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] place of each choice in its expert's list
+  std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
+  std::size_t bytes = 0;
+  int row_bytes = 0;
+  int scale_stride = 0;  ///< floats from row to row: whole lines of 128 bytes, which travel better than parts of them
+  int record_words = 0;  ///< words from row to row, a multiple of 8
+
+  HighThroughputLayout() = default;
+  explicit HighThroughputLayout(HighThroughputShape const& s) {
+    std::size_t end = comm::kWindowControlBytes;
+    auto take = [&](std::size_t bytes) {
+      std::size_t const at = end;
+      end += (bytes + 255) / 256 * 256;
+      return at;
+    };
+    auto const R = static_cast<std::size_t>(s.ranks);
+    auto const T = static_cast<std::size_t>(s.max_tokens);
+    auto const K = static_cast<std::size_t>(s.topk);
+    auto const E = static_cast<std::size_t>(s.num_experts);
+    auto const n = static_cast<std::size_t>(s.rows());
+    row_bytes = s.fp8 ? s.hidden : 2 * s.hidden;
+    scale_stride = (s.groups() + 31) / 32 * 32;
+    record_words = ((s.lists ? 3 : 2) * s.topk + 1 + 7) / 8 * 8;
+    sent = take(4 * kMaxExchangeBlocks);
+    combined = take(4 * kMaxExchangeBlocks);
+    counted = take(4 * kMaxExchangeBlocks);
+    tickets = take(8 * kMaxExchangeBlocks);
+    histogram = take(4 * kMaxExchangeBlocks * (E + R));
+    arrive = take(4 * R * kMaxExchangeBlocks);
+    ready = take(4 * comm::kMaxWindowRanks);
+    for (int p = 0; p < s.parities; ++p) {
+      counts[p] = take(8 * R * (E + R));
+      sent_rows[p] = take(4 * T * R);
+      sent_slots[p] = take(4 * T * K);
+      summary[p] = take(4 * (2 + 2 * static_cast<std::size_t>(s.local_experts())));
+      records[p] = take(4 * n * static_cast<std::size_t>(record_words));
+      if (s.lists) {
+        list[p] = take(4 * static_cast<std::size_t>(s.list_size()));
+      }
+      rows[p] = take(n * static_cast<std::size_t>(row_bytes));
+      if (s.fp8) {
+        scales[p] = take(n * static_cast<std::size_t>(scale_stride) * 4);
+      }
+      outputs[p] = take(n * static_cast<std::size_t>(s.hidden) * 2);
+    }
+    bytes = end;
+  }
+};
+
+}  // namespace moe::detail

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/low_latency/exchange.hpp: LowLatency between GPUs: the exchange that a layer owns. Plain host C++; its kernels are
+// in low_latency.cuh.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "moe/backends/low_latency.hpp"
+#include "moe/backends/window/device/common/window.hpp"
+#include "moe/backends/window/device/low_latency/calls.hpp"
+
+namespace moe::backends::detail {
+
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct LowLatencyParams<Window> {
+  int blocks = 128;          ///< thread blocks of every kernel; equal on all ranks
+  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  /// One row travels for each (token, rank) and the experts gather it by index (BatchedTokens::gather); their outputs are weighted and
+  /// summed before the way back: a third fewer bytes, one more rounding to bf16. The same on all ranks.
+  bool deduplicate = false;
+  CombineFormat combine = CombineFormat::plain;  ///< what outputs travel as; the same on all ranks
+  /// Experts write where their peers read. Unset: if they can (outputs in bf16 that travel plain, one row for each (token, expert), or rank
+  /// major). true: E_ARG with another CombineFormat, E_UNSUPPORTED otherwise, if they cannot. false: outputs are copied.
+  std::optional<bool> zero_copy = std::nullopt;
+  /// A rank that does not come within the deadline is masked instead of ending the group: neither waited for nor sent to, its experts'
+  /// terms left out. Costs two small kernels. Not with deduplicate. The same on all ranks.
+  bool masks = false;
+  bool statistics = false;           ///< counts waited_ns() and expert_totals()
+  bool fenced = true;                ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
+  int num_slots = 1;                 ///< dispatches whose receive half may be outstanding at once; the same on all ranks
+  typename Window::Params window{};  ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+/// The same; deduplicate says nothing.
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct LowLatencyRankMajorParams<Window> {
+  using type = LowLatencyParams<Window>;
+};
+
+template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
+  requires std::same_as<typename Window::Space, space::cuda>
+class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  static constexpr bool kRankMajor = Format == ActivationFormat::standard;
+  using Tokens = std::conditional_t<kRankMajor, StandardTokensOf<Config, Quant>, BatchedTokensOf<Config, Quant>>;
+  using Outputs = std::conditional_t<kRankMajor, Rows<Partial>, Blocks<Partial>>;
+  using Params = LowLatencyParams<Window>;
+  using Routed = RoutedTokens<Act, Config::hidden>;
+  using Ticket = moe::detail::WindowTicket;
+  static_assert(std::is_same_v<Act, bf16>, "moe: low_latency carries bf16 activations. Fix: set Act = bf16 in the layer configuration");
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Collective. Two windows' worth of batches for `max_tokens` rows a rank and slot; E_CAPACITY if they do not fit. Any placement.
+  LowLatencyExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+                     Quant const&, Params const& params, Arena<Space>& arena)
+      : params_(checked(params)),
+        shape_(make_shape(comm, shape, max_tokens, placement, params)),
+        num_local_(placement.num_local(comm.rank())),
+        window_(comm, params.manager, arguments(shape_, params), params.window),
+        place_(placement, arena) {
+    shape_.layer = window_.number();
+    auto view = window_->view();
+    view.statistics = params.statistics;
+    moe::detail::ExchangeOptions options{.programmatic = params.programmatic,
+                                         .scales = scale_rule<Quant>(),
+                                         .fenced = params.fenced,
+                                         .expert_place = place_.data(),
+                                         .num_ids = placement.num_physical(),
+                                         .weight_on_input = !kRankMajor && shape.weight_on_input()};
+    if (params.statistics) {
+      totals_ = arena.template take_filled<std::int64_t>(shape_.local_experts(), 0);
+      options.expert_totals = totals_;
+    }
+    slots_.reserve(static_cast<std::size_t>(params.num_slots));
+    for (int s = 0; s < params.num_slots; ++s) {
+      slots_.push_back({moe::detail::LowLatencyCalls(view, shape_, options), {}, false});
+      options.begin = slots_.back().calls.layout().bytes;
+      for (Record& r : slots_.back().records) {
+        take_memory(r, arena);
+      }
+    }
+  }
+
+  /// Rows of one expert's batch, at most; rank major: rows.
+  std::int64_t max_rows() const { return shape_.capacity(); }
+
+  /// Enqueues. Batched: rows lie packed in each block, by source rank and then by token. Throws what ended the group earlier; an error of
+  /// this rank's arguments, which peers hear of from check(), leaves the group sound.
+  Tokens prepare(Routed const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    last_ = begin(in, stream, 0, true);
+    order_.set_dispatched();
+    return tokens(last_, stream);
+  }
+  /// Of the last prepare(). Batched [L, C, H], rank major [R T, H].
+  Outputs expert_output() { return expert_output(last_); }
+  /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order (deduplicated or rank major: the sum over ranks), in
+  /// float32, one rounding.
+  void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    combine(last_, out, stream);
+    order_.set_idle();
+  }
+
+  /// The send half of a dispatch: waits for no rows (without masks: for the counts of lower ranks), so that other work fits behind it. Ids
+  /// and weights must stay until combine(). E_STATE if the slot's last send was not received; E_ARG for the slot.
+  Ticket send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
+  /// The receive half. The batches are valid until two dispatches of the slot have followed. E_STATE for a ticket that was received or is
+  /// stale.
+  Tokens receive(Ticket ticket, cudaStream_t stream) {
+    Record& r = expect(ticket, State::sent, "receive");
+    Slot& s = slot_at(ticket.slot);
+    s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, false, true);
+    s.pending = false;
+    r.state = State::received;
+    return tokens(ticket, stream);
+  }
+  Outputs expert_output(Ticket ticket) {
+    Record& r = record(ticket);
+    Partial* data = r.output;
+    if constexpr (std::is_same_v<Partial, bf16>) {
+      data = writes_window() ? slot_at(ticket.slot).calls.outputs(parity(ticket)) : data;
+    }
+    if constexpr (kRankMajor) {
+      return make_rows(data, shape_.capacity(), shape_.hidden);
+    } else {
+      return make_blocks(data, num_local_, shape_.capacity(), shape_.hidden);
+    }
+  }
+  /// finalize() of one dispatch. E_STATE for a ticket that was not received or is stale; E_ARG for `out`.
+  void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    Record& r = expect(ticket, State::received, "finalize");
+    expect_device_output(out, r.tokens.tokens, shape_.hidden);
+    auto const& calls = slot_at(ticket.slot).calls;
+    if (!writes_window()) {
+      if constexpr (kRankMajor) {
+        calls.code(r.output, all_rows_, parity(ticket), stream, 1);
+      } else if (params_.deduplicate) {
+        calls.reduce(r.output, parity(ticket), 4 * params_.blocks, stream);
+      } else {
+        calls.code(r.output, r.num_tokens, parity(ticket), stream);
+      }
+    }
+    calls.combine(r.tokens, out.data_handle(), out.stride(0), parity(ticket), stream);
+    r.state = State::idle;
+    finish_refusals(ticket.slot, stream);
+  }
+
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such, and of its receive half if that is due.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
+    std::optional<Ticket> const given_up = order_.dispatched() ? last_ : oldest_under_way();
+    if (!given_up) {
+      refuse(0, kPeer, stream);
+      return;
+    }
+    if (record(*given_up).state == State::sent) {
+      receive(*given_up, stream);
+    }
+    combine_nothing(slot_at(given_up->slot), parity(*given_up), kPeer, stream);
+    record(*given_up).state = State::idle;
+    order_.set_idle();
+    finish_refusals(given_up->slot, stream);
+  }
+  /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (a rank refused
+  /// its arguments) is thrown once, and the group goes on.
+  void check() const { check_window(*window_); }
+
+  /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
+  std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
+  /// With masks: which ranks this one takes for dead. Synchronises the device. It says nothing of membership, which is the engine's.
+  std::vector<bool> query_mask() const {
+    auto const words = read_control<std::uint32_t>(*window_, comm::WindowControl::masked);
+    return {words.begin(), words.end()};
+  }
+  /// Masks a rank on this rank only, in stream order. E_STATE without Params::masks; E_ARG for the own rank.
+  void mask_rank(int rank, cudaStream_t stream) {
+    expect_masks();
+    if (rank < 0 || rank >= shape_.ranks || rank == window_->rank()) {
+      throw Error(ErrorCode::argument, text("mask: rank ", rank, " is not a peer of rank ", window_->rank()));
+    }
+    auto* const word = static_cast<char*>(window_->peer(window_->rank(), comm::WindowControl::masked)) + 4 * rank;
+    check_cuda(cudaMemsetAsync(word, 1, 1, stream), "cudaMemsetAsync");
+  }
+  /// Collective over all ranks, the masked ones too, between rounds: nobody is masked any more. Enqueues.
+  void clear_mask(cudaStream_t stream) {
+    expect_masks();
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      slots_[i].calls.rejoin(stream);
+      slots_[i].pending = false;
+      window_.use().dispatches[i] = 0;
+      slots_[i].records = {slots_[i].records[0].fresh(), slots_[i].records[1].fresh()};
+    }
+    order_.set_idle();
+  }
+  /// With statistics: rows that every local expert has received so far. [L] on the host. Synchronises the device.
+  std::vector<std::int64_t> expert_totals() const {
+    std::vector<std::int64_t> host(totals_ == nullptr ? 0 : static_cast<std::size_t>(num_local_));
+    if (!host.empty()) {
+      Memory<Space>::copy_to_host(host.data(), totals_, 8 * host.size());
+    }
+    return host;
+  }
+  Window& window() const { return *window_; }
+
+ private:
+  enum class State : std::uint8_t { idle, sent, received };
+  struct Record {
+    State state = State::idle;
+    std::uint32_t generation = 0;
+    std::uint64_t number = 0;  // of the dispatch, among those of all slots
+    moe::detail::ExchangeTokens tokens;
+    std::int32_t* num_tokens = nullptr;  // [L]
+    Partial* output = nullptr;           // unless the experts write into the window
+    std::int32_t* ids = nullptr;         // rank major: [R T, k]
+    float* weights = nullptr;
+    Record fresh() const {
+      Record r = *this;
+      r.state = State::idle;
+      r.generation = 0;
+      return r;
+    }
+  };
+  struct Slot {
+    moe::detail::LowLatencyCalls calls;
+    std::array<Record, 2> records;
+    bool pending;
+    std::optional<std::pair<int, std::uint32_t>> refusal{};  // parity and code of a refused dispatch whose combine is still due
+  };
+
+  static Params const& checked(Params const& p) {
+    if (p.num_slots < 1 || p.num_slots > comm::WindowUse::kMaxSlots) {
+      throw Error(ErrorCode::config, text("num_slots: ", p.num_slots, " is out of range [1, ", comm::WindowUse::kMaxSlots, "]"));
+    }
+    if (p.zero_copy == true && p.combine != CombineFormat::plain) {
+      throw Error(ErrorCode::argument, text("zero_copy: outputs that travel as ", name(p.combine), " must be coded first"));
+    }
+    if (p.zero_copy == true && ((p.deduplicate && !kRankMajor) || !std::is_same_v<Partial, bf16>)) {
+      throw Error(ErrorCode::unsupported, "zero_copy: needs outputs in bf16 and one row for each (token, expert)");
+    }
+    return p;
+  }
+  static moe::detail::LowLatencyShape make_shape(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,
+                                                 ExpertPlacement const& placement, Params const& params) {
+    expect_group(placement, comm.size());
+    moe::detail::LowLatencyShape s;
+    s.ranks = comm.size();
+    s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
+    s.hidden = static_cast<int>(shape.hidden());
+    s.topk = shape.topk();
+    s.num_experts = placement.max_num_local() * comm.size();
+    s.fp8 = Quant::kQuantizesActivations;
+    s.per_rank = kRankMajor || params.deduplicate;
+    s.masks = params.masks;
+    s.combine = params.combine;
+    s.blocks = params.blocks;
+    s.check();
+    return s;
+  }
+  static comm::WindowArguments arguments(moe::detail::LowLatencyShape const& s, Params const& params) {
+    std::size_t end = comm::kWindowControlBytes;
+    for (int i = 0; i < params.num_slots; ++i) {
+      end = moe::detail::LowLatencyCalls::window_bytes(s, end);
+    }
+    return {kRankMajor ? "low_latency_rank_major" : "low_latency",
+            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.per_rank, s.blocks, s.masks, static_cast<int>(s.combine),
+             params.num_slots},
+            static_cast<std::int64_t>(end - comm::kWindowControlBytes)};
+  }
+  bool writes_window() const {
+    return std::is_same_v<Partial, bf16> && params_.combine == CombineFormat::plain && (kRankMajor || !params_.deduplicate) &&
+           params_.zero_copy.value_or(true);
+  }
+  void take_memory(Record& r, Arena<Space>& arena) {
+    std::int64_t const rows = shape_.capacity();
+    r.num_tokens = arena.template take_filled<std::int32_t>(shape_.local_experts(), 0);
+    if (!writes_window()) {
+      r.output = arena.template take<Partial>((kRankMajor ? 1 : num_local_) * rows * shape_.hidden);
+    }
+    if constexpr (kRankMajor) {
+      r.ids = arena.template take<std::int32_t>(rows * shape_.topk);
+      r.weights = arena.template take<float>(rows * shape_.topk);
+      if (all_rows_ == nullptr) {
+        std::int32_t const n = shape_.capacity();
+        all_rows_ = arena.template take<std::int32_t>(1);
+        Memory<Space>::copy_from_host(all_rows_, &n, sizeof n);
+      }
+    }
+  }
+  Slot& slot_at(int slot) {
+    if (slot < 0 || slot >= params_.num_slots) {
+      throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", params_.num_slots, ")"));
+    }
+    return slots_[static_cast<std::size_t>(slot)];
+  }
+  static int parity(Ticket ticket) { return static_cast<int>(ticket.generation & 1U); }
+  Record& record(Ticket ticket) { return slot_at(ticket.slot).records[ticket.generation & 1U]; }
+  Record& expect(Ticket ticket, State state, char const* what) {
+    comm::throw_if_over(*window_->view().failure);
+    Record& r = record(ticket);
+    std::uint32_t const age = window_.use().dispatches[static_cast<std::size_t>(ticket.slot)] - ticket.generation;
+    if (age > 1) {
+      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches of its slot have followed, at most 1"));
+    }
+    if (r.generation != ticket.generation || r.state != state) {
+      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
+    }
+    return r;
+  }
+  std::optional<Ticket> oldest_under_way() {
+    std::optional<Ticket> oldest;
+    for (int slot = 0; slot < params_.num_slots; ++slot) {
+      std::uint32_t const latest = window_.use().dispatches[static_cast<std::size_t>(slot)];
+      for (Record const& r : slot_at(slot).records) {
+        if (r.state != State::idle && latest - r.generation <= 1 && (!oldest || r.number < record(*oldest).number)) {
+          oldest = Ticket{slot, r.generation};
+        }
+      }
+    }
+    return oldest;
+  }
+  void expect_masks() const {
+    if (!params_.masks) {
+      throw Error(ErrorCode::state, "mask: the exchange was built without masks");
+    }
+  }
+
+  // Both halves in one kernel, or the first.
+  Ticket begin(Routed const& in, cudaStream_t stream, int slot, bool receive) {
+    Slot& s = slot_at(slot);
+    comm::throw_if_over(*window_->view().failure);
+    if (s.pending) {
+      throw Error(ErrorCode::state, "prepare: the last send of this slot has not been received");
+    }
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
+      expect_device_tokens(in);
+    } catch (Error const& e) {
+      refuse(slot, 1U + static_cast<std::uint32_t>(e.code()), stream);
+      throw;
+    }
+    Ticket const ticket{slot, ++window_.use().dispatches[static_cast<std::size_t>(slot)]};
+    Record& r = record(ticket);
+    r.generation = ticket.generation;
+    r.number = ++dispatches_;
+    r.state = receive ? State::received : State::sent;
+    r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
+    r.tokens.x = in.hidden.data_handle();
+    r.tokens.x_stride = in.hidden.stride(0);
+    r.tokens.ids = in.topk_ids.data_handle();
+    r.tokens.weights = in.topk_weights.data_handle();
+    s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, true, receive);
+    s.pending = !receive;
+    return ticket;
+  }
+  // A dispatch and a combine that only say no, so that the peers' rounds end. The combine of an earlier dispatch comes first on all ranks.
+  void refuse(int slot, std::uint32_t code, cudaStream_t stream) {
+    Slot& s = slot_at(slot);
+    Ticket const ticket{slot, ++window_.use().dispatches[static_cast<std::size_t>(slot)]};
+    moe::detail::ExchangeTokens const nothing;
+    s.calls.dispatch(nothing, record(ticket).num_tokens, parity(ticket), stream, true, true, code);
+    record(ticket).state = State::idle;
+    s.refusal = {parity(ticket), code};
+    if (s.records[(ticket.generation + 1) & 1U].state == State::idle) {
+      finish_refusals(slot, stream);
+    }
+  }
+  void finish_refusals(int slot, cudaStream_t stream) {
+    Slot& s = slot_at(slot);
+    if (s.refusal) {
+      combine_nothing(s, s.refusal->first, s.refusal->second, stream);
+      s.refusal.reset();
+    }
+  }
+  void combine_nothing(Slot& s, int parity, std::uint32_t code, cudaStream_t stream) {
+    moe::detail::ExchangeTokens const nothing;
+    s.calls.combine(nothing, nullptr, 0, parity, stream, code);
+  }
+  Tokens tokens(Ticket ticket, cudaStream_t stream) {
+    Record& r = record(ticket);
+    auto const& calls = slot_at(ticket.slot).calls;
+    auto const& at = calls.layout();
+    int const p = parity(ticket);
+    std::int64_t const C = shape_.capacity();
+    auto const* const rows = calls.template own<Payload>(at.rows[p]);
+    auto const* const scales = calls.template own<Scale>(at.scales[p]);
+    std::int64_t const cols = Quant::payload_cols(shape_.hidden);
+    std::int64_t const scale_cols = Quant::scale_cols(shape_.hidden);
+    if constexpr (kRankMajor) {
+      calls.rank_major(r.ids, r.weights, p, stream);
+      return {make_rows(rows, C, cols), make_rows(scales, C, scale_cols),
+              make_rows(static_cast<std::int32_t const*>(r.ids), C, shape_.topk),
+              make_rows(static_cast<float const*>(r.weights), C, shape_.topk)};
+    } else {
+      std::int64_t const blocks = params_.deduplicate ? 1 : num_local_;
+      Tokens t{make_blocks(rows, blocks, C, cols), make_blocks(scales, blocks, C, scale_cols),
+               make_vector(static_cast<std::int32_t const*>(r.num_tokens), num_local_)};
+      if (params_.deduplicate || params_.masks) {
+        auto const list = params_.deduplicate ? at.sources[p] : at.gather[p];
+        t.gather = make_rows(static_cast<std::int32_t const*>(calls.template own<std::int32_t>(list)), num_local_, C);
+      }
+      return t;
+    }
+  }
+
+  Params params_;
+  moe::detail::LowLatencyShape shape_;
+  std::int64_t num_local_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  std::vector<Slot> slots_;
+  std::int64_t* totals_ = nullptr;    // [L]
+  std::int32_t* all_rows_ = nullptr;  // rank major: the number of rows
+  moe::detail::CallOrder order_;
+  std::uint64_t dispatches_ = 0;
+  Ticket last_;
+};
+
+}  // namespace moe::backends::detail

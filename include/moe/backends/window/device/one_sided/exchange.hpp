@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/one_sided/exchange.hpp: OneSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
+// host C++; its kernels are in kernels.cuh. Spec 04 §10.
+#pragma once
+
+#include "moe/backends/one_sided.hpp"
+#include "moe/backends/window/device/common/peer_exchange.hpp"
+
+namespace moe::detail {
+
+/// Byte offsets in the window of the one-sided exchange. Two of each region: two dispatches may be without their combine.
+struct OneSidedLayout {
+  std::size_t sent = 0;               ///< own: round words of dispatch
+  std::size_t combined = 0;           ///< own: round words of combine
+  std::size_t arrived = 0;            ///< own: u32 blocks that have sent their rows
+  std::size_t ready = 0;              ///< u32 [rank]: that rank's outputs of the round may be read
+  std::size_t send_counters[2] = {};  ///< own: u32 [R] rows sent to each rank; zero between dispatches
+  std::size_t counts[2] = {};         ///< u64 [rank]: rows from that rank, with the round
+  std::size_t rows[2] = {};           ///< [R][runtime maximum] rows of row_bytes()
+  std::size_t scales[2] = {};         ///< float [R][runtime maximum][scale_stride()]
+  std::size_t ids[2] = {};            ///< i32 [R][runtime maximum][k] local ids or -1
+  std::size_t weights[2] = {};        ///< float [R][runtime maximum][k]
+  std::size_t outputs[2] = {};        ///< bf16 [R][runtime maximum][H]: weighted and summed over this rank's experts
+  std::size_t send_index[2] = {};     ///< own: i32 [T][k] row in its rank's part of the first choice that names the rank; else -1
+  std::size_t bytes = 0;
+
+  OneSidedLayout() = default;
+  explicit OneSidedLayout(PeerShape const& s) {
+    WindowPlaces places;
+    sent = places.take_rounds();
+    combined = places.take_rounds();
+    arrived = places.take(4, 1);
+    ready = places.take(4, s.ranks);
+    std::int64_t const n = s.rows();
+    for (int p = 0; p < 2; ++p) {
+      send_counters[p] = places.take(4, s.ranks);
+      counts[p] = places.take(8, s.ranks);
+      ids[p] = places.take(4, n * s.topk);
+      weights[p] = places.take(4, n * s.topk);
+      send_index[p] = places.take(4, std::int64_t{s.max_tokens} * s.topk);
+      rows[p] = places.take(1, n * s.row_bytes());
+      scales[p] = places.take(4, s.fp8 ? n * s.scale_stride() : 0);
+      outputs[p] = places.take(2, n * s.hidden);
+    }
+    bytes = places.bytes();
+  }
+};
+
+/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+class OneSidedCalls : public PeerCalls<OneSidedLayout> {
+ public:
+  /// E_CONFIG, E_UNSUPPORTED for the shape, or if the kernels' blocks do not run at once.
+  OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, PeerOptions const& options = {});
+  static std::size_t window_bytes(PeerShape const& shape) { return OneSidedLayout(shape).bytes; }
+
+  /// Bit r: rank r takes part; the choices of the others are dropped, nothing is sent to them and nothing waited for. E_ARG unless the own
+  /// bit is set.
+  void set_active_ranks(std::uint64_t mask);
+  /// Every rank's part of the workspace has `runtime_max` rows in this call, at least in.tokens and at most max_tokens; ranks that do not
+  /// agree get E_MISMATCH. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty.
+  void dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
+  /// Reads the rows that outputs(parity) hold on the ranks that each token went to, and sums them in choice order. `refused`: tells the
+  /// peers that this rank's outputs are not there; `in` must be empty.
+  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int runtime_max, int parity, cudaStream_t stream,
+               std::uint32_t refused = 0) const;
+  /// Rounds float32 rows [R * runtime_max][H] into outputs(parity), before combine().
+  void round(float const* y, int runtime_max, int parity, cudaStream_t stream) const;
+  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  void abandon(cudaStream_t stream) const;
+
+  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
+
+ private:
+  std::uint64_t active_;
+};
+
+}  // namespace moe::detail
+
+namespace moe::backends::detail {
+
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct OneSidedParams<Window> {
+  int blocks = 64;                   ///< thread blocks of every kernel; equal on all ranks
+  bool programmatic = true;          ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  typename Window::Params window{};  ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+template <class Window, class Config, class Quant, class Partial>
+  requires std::same_as<typename Window::Space, space::cuda>
+class OneSidedExchange<Window, Config, Quant, Partial> {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  using Tokens = StandardTokensOf<Config, Quant>;
+  static_assert(std::is_same_v<Act, bf16>, "moe: one_sided carries bf16 activations. Fix: set Act = bf16 in the layer configuration");
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: one_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
+  OneSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+                   Quant const&, OneSidedParams<Window> const& params, Arena<Space>& arena)
+      : shape_(peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
+        runtime_max_(shape_.max_tokens),
+        window_(comm, params.manager, peer_window(shape_, {}, moe::detail::OneSidedCalls::window_bytes(shape_)), params.window),
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement)) {
+    if constexpr (std::is_same_v<Partial, float>) {
+      partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
+    }
+  }
+
+  /// Most rows that the experts are given.
+  std::int64_t max_rows() const { return shape_.rows(); }
+  /// From the next prepare() on no rank brings more rows than `rows`, so that the experts see fewer. The same on all ranks, else
+  /// E_MISMATCH. Initially max_tokens_per_rank. E_ARG outside [1, max_tokens_per_rank], E_STATE between prepare and finalize.
+  void set_runtime_max(std::int64_t rows) {
+    order_.expect_idle();
+    if (rows < 1 || rows > shape_.max_tokens) {
+      throw Error(ErrorCode::argument, text("runtime_max: ", rows, " is out of range [1, ", shape_.max_tokens, "]"));
+    }
+    runtime_max_ = static_cast<int>(rows);
+  }
+  /// Bit r: rank r takes part. E_ARG unless the own bit is set, E_STATE between prepare and finalize.
+  void set_active_ranks(std::uint64_t mask) {
+    order_.expect_idle();
+    calls_.set_active_ranks(mask);
+  }
+
+  /// Enqueues. Rows of source r begin at r times the runtime maximum; rows that are not used have no expert. Throws what ended the group
+  /// earlier; an error of this rank's arguments, which peers hear of from check(), leaves the group sound.
+  Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = order_.next_parity();
+    calls_.dispatch(tokens_, runtime_max_, parity_, stream);
+    order_.set_dispatched();
+    auto const& at = calls_.layout();
+    auto const scale_cols = Quant::scale_cols(shape_.hidden);
+    return {make_rows(static_cast<Payload const*>(calls_.own<Payload>(at.rows[parity_])), rows(), Quant::payload_cols(shape_.hidden)),
+            make_rows(static_cast<Scale const*>(calls_.own<Scale>(at.scales[parity_])), rows(), scale_cols,
+                      scale_cols == 0 ? 0 : shape_.scale_stride()),
+            make_rows(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.ids[parity_])), rows(), shape_.topk),
+            make_rows(static_cast<float const*>(calls_.own<float>(at.weights[parity_])), rows(), shape_.topk)};
+  }
+
+  /// [rows, H], weighted and summed over this rank's experts. Experts that write bf16 write into the window itself.
+  Rows<Partial> expert_output() {
+    if constexpr (std::is_same_v<Partial, bf16>) {
+      return make_rows(calls_.outputs(parity_), rows(), shape_.hidden);
+    } else {
+      return make_rows(partial_, rows(), shape_.hidden);
+    }
+  }
+
+  /// Enqueues out[t] = the sum over the token's ranks, in the order in which its choices name them, in float32, one rounding; 0 for a
+  /// token that went nowhere.
+  void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
+    if constexpr (std::is_same_v<Partial, float>) {
+      calls_.round(partial_, runtime_max_, parity_, stream);
+    }
+    calls_.combine(tokens_, out.data_handle(), out.stride(0), runtime_max_, parity_, stream);
+    order_.set_idle();
+  }
+
+  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (order_.dispatched()) {
+      calls_.combine({}, nullptr, 0, runtime_max_, parity_, stream, kPeer);
+      order_.set_idle();
+    } else if (!order_.others_dispatched()) {
+      refuse(kPeer, stream);
+    }
+  }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
+
+ private:
+  std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = order_.next_parity();
+    calls_.dispatch({}, runtime_max_, parity, stream, code);
+    calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
+  }
+
+  moe::detail::PeerShape shape_;
+  int runtime_max_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  moe::detail::OneSidedCalls calls_;
+  Partial* partial_ = nullptr;
+  moe::detail::ExchangeTokens tokens_;
+  int parity_ = 0;
+  PeerOrder order_{window_.use()};
+};
+
+}  // namespace moe::backends::detail

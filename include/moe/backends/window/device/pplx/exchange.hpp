@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/pplx/exchange.hpp: Pplx between GPUs: the layout of its window and the exchange that a layer owns. Plain host C++;
+// its kernels are in kernels.cuh. Spec 04 §9.
+#pragma once
+
+#include "moe/backends/pplx.hpp"
+#include "moe/backends/window/device/common/peer_exchange.hpp"
+
+namespace moe::detail {
+
+/// What may be chosen besides the common shape.
+struct PplxGroup {
+  int dp_size = 1;            ///< consecutive ranks that hold the same tokens and all receive their results
+  bool weight_first = false;  ///< rows are multiplied by their router weight before they are sent, the sum has weight one; top-1 only
+};
+
+/// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine. Counts go by the round
+/// instead, in rings of four: a rank that no row comes back to waits for nobody in its combine, so that, with two dispatches under way, it
+/// may send the third after the round whose counts a peer still waits to read.
+struct PplxLayout {
+  static constexpr std::uint32_t kCountRounds = 4;
+  std::size_t sent = 0;              ///< own: round words of dispatch sends
+  std::size_t received = 0;          ///< own: round words of dispatch receives
+  std::size_t arrived = 0;           ///< own: u32 blocks that have sent their rows
+  std::size_t counts = 0;            ///< u64 [round % 4][rank][L + 1]: rows from that rank for each expert, then its tokens, with the round
+  std::size_t counts_bytes = 0;      ///< of one round's
+  std::size_t round_of[2] = {};      ///< own: u32 last dispatch of each parity
+  std::size_t incomplete[2] = {};    ///< own: u32 last dispatch in which a rank of this one's group did not send its share
+  std::size_t counters[2] = {};      ///< own: u32 [E] rows sent to each expert; zero between dispatches
+  std::size_t rows[2] = {};          ///< [rank][L][S] rows of row_bytes(), as that rank stored them
+  std::size_t scales[2] = {};        ///< float [rank][L][S][scale_stride()]
+  std::size_t places[2] = {};        ///< i32 [rank][L][S]: token * k + choice
+  std::size_t returned[2] = {};      ///< bf16 [T][k][H]: what the experts of each choice made of it
+  std::size_t back[2] = {};          ///< u32 [T][k]: round in which that row came back
+  std::size_t batch[2] = {};         ///< own: [L][C] rows, packed by source rank
+  std::size_t batch_scales[2] = {};  ///< own: float [L][C][groups()]
+  std::size_t origins[2] = {};       ///< own: i32 [L][C]: source rank * T * k + token * k + choice
+  std::size_t num_tokens[2] = {};    ///< own: i32 [L]
+  std::size_t outputs[2] = {};       ///< own: bf16 [L][C][H]
+  std::size_t bytes = 0;
+  int per_source = 0;  ///< S: tokens that one rank of a group sends, at most
+  int capacity = 0;    ///< C: rows of one expert's batch, T for each group
+
+  PplxLayout() = default;
+  PplxLayout(PeerShape const& s, PplxGroup const& group) {
+    per_source = (s.max_tokens + group.dp_size - 1) / group.dp_size;
+    capacity = per_source * s.ranks;
+    WindowPlaces take;
+    sent = take.take_rounds();
+    received = take.take_rounds();
+    arrived = take.take(4, 1);
+    counts_bytes = sizeof(std::uint64_t) * static_cast<std::size_t>(s.ranks * (s.local_experts() + 1));
+    counts = take.take(counts_bytes, kCountRounds);
+    std::int64_t const n = std::int64_t{s.ranks} * s.local_experts() * per_source;
+    std::int64_t const slots = std::int64_t{s.max_tokens} * s.topk;
+    for (int p = 0; p < 2; ++p) {
+      round_of[p] = take.take(4, 1);
+      incomplete[p] = take.take(4, 1);
+      counters[p] = take.take(4, s.num_experts);
+      places[p] = take.take(4, n);
+      back[p] = take.take(4, slots);
+      origins[p] = take.take(4, n);
+      num_tokens[p] = take.take(4, s.local_experts());
+      rows[p] = take.take(1, n * s.row_bytes());
+      scales[p] = take.take(4, s.fp8 ? n * s.scale_stride() : 0);
+      returned[p] = take.take(2, slots * s.hidden);
+      batch[p] = take.take(1, n * s.row_bytes());
+      batch_scales[p] = take.take(4, s.fp8 ? n * s.groups() : 0);
+      outputs[p] = take.take(2, n * s.hidden);
+    }
+    bytes = take.bytes();
+  }
+  MOE_HD std::size_t counts_of(std::uint32_t round) const { return counts + round % kCountRounds * counts_bytes; }
+};
+
+/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+class PplxCalls : public PeerCalls<PplxLayout> {
+ public:
+  /// E_CONFIG, E_UNSUPPORTED for the shape or the group, or if the kernels' blocks do not run at once.
+  PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, PeerOptions const& options = {});
+  static std::size_t window_bytes(PeerShape const& shape, PplxGroup const& group) { return PplxLayout(shape, group).bytes; }
+
+  /// Sends the rows, then packs what arrived into batches; either half alone if asked.
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) const {
+    dispatch(in, parity, stream, send, receive, 0);
+  }
+  /// Both halves, of nothing: tells the peers that this rank cannot take part. `code`: 1 + ErrorCode.
+  void refuse_dispatch(int parity, cudaStream_t stream, std::uint32_t code) const { dispatch({}, parity, stream, true, true, code); }
+  /// Sends the outputs back, then sums each token as soon as its rows have come; either half alone if asked.
+  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream, bool send = true,
+               bool receive = true) const;
+  /// Tells the peers that this rank's outputs are not there. Ranks that have no rows here do not wait for it, and see it with the next
+  /// combine.
+  void refuse_combine(int parity, cudaStream_t stream, std::uint32_t code) const;
+  /// Rounds float32 expert outputs [L][C][H] into outputs(parity), before combine().
+  void round(float const* y, int parity, cudaStream_t stream) const;
+  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  void abandon(cudaStream_t stream) const;
+
+  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
+  PplxGroup const& group() const { return group_; }
+
+ private:
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send, bool receive, std::uint32_t refused) const;
+  PplxGroup group_;
+};
+
+}  // namespace moe::detail
+
+namespace moe::backends::detail {
+
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct PplxParams<Window> {
+  int dp_size = 1;           ///< consecutive ranks that hold the same tokens and all receive their results; divides the number of ranks
+  int blocks = 64;           ///< thread blocks of every kernel; equal on all ranks
+  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+template <class Window, class Config, class Quant, class Partial>
+  requires std::same_as<typename Window::Space, space::cuda>
+class PplxExchange<Window, Config, Quant, Partial> {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  using Tokens = BatchedTokensOf<Config, Quant>;
+  static_assert(std::is_same_v<Act, bf16>, "moe: pplx carries bf16 activations. Fix: set Act = bf16 in the layer configuration");
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: pplx takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Collective. E_UNSUPPORTED unless the experts divide by the ranks, wherever they are; E_ARG for the router weight on the input with
+  /// top-k other than 1, E_CAPACITY if the window cannot be had.
+  PplxExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+               Quant const&, PplxParams<Window> const& params, Arena<Space>& arena)
+      : shape_(peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks)),
+        group_{params.dp_size, shape.weight_on_input()},
+        window_(comm, params.manager,
+                peer_window(checked(), {group_.dp_size, group_.weight_first}, moe::detail::PplxCalls::window_bytes(checked(), group_)),
+                params.window),
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), group_, peer_options<Quant>(params.programmatic, place_, placement)) {
+    if constexpr (std::is_same_v<Partial, float>) {
+      partial_ = arena.take<float>(std::int64_t{shape_.local_experts()} * calls_.layout().capacity * shape_.hidden);
+    }
+  }
+
+  /// Rows of one expert's batch, at most.
+  std::int64_t max_rows() const { return calls_.layout().capacity; }
+
+  /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws what ended the group earlier; an error of this rank's
+  /// arguments, which peers hear of from check(), leaves the group sound.
+  Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    begin(in, stream);
+    calls_.dispatch(tokens_, parity_, stream);
+    return received();
+  }
+  /// The halves of prepare(): the first enqueues the sending and occupies the GPU no longer, so that other work fits in between; the second
+  /// enqueues the waiting. E_STATE if the second is called without the first.
+  void prepare_send(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    begin(in, stream);
+    calls_.dispatch(tokens_, parity_, stream, true, false);
+    half_ = Half::dispatch;
+  }
+  Tokens prepare_receive(cudaStream_t stream) {
+    expect(Half::dispatch, "prepare_receive: called without prepare_send");
+    half_ = Half::none;
+    calls_.dispatch(tokens_, parity_, stream, false, true);
+    return received();
+  }
+
+  /// [L, C, H].
+  Blocks<Partial> expert_output() {
+    Partial* const data = [&] {
+      if constexpr (std::is_same_v<Partial, bf16>) {
+        return calls_.outputs(parity_);
+      } else {
+        return partial_;
+      }
+    }();
+    return make_blocks(data, shape_.local_experts(), max_rows(), shape_.hidden);
+  }
+
+  /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order, in float32, one rounding.
+  void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
+    begin_finalize(stream);
+    calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream);
+    order_.set_idle();
+  }
+  /// The halves of finalize().
+  void finalize_send(cudaStream_t stream) {
+    begin_finalize(stream);
+    calls_.combine(tokens_, nullptr, 0, parity_, stream, true, false);
+    half_ = Half::combine;
+  }
+  void finalize_receive(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    expect(Half::combine, "finalize_receive: called without finalize_send");
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
+    calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream, false, true);
+    half_ = Half::none;
+    order_.set_idle();
+  }
+
+  /// Instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers get E_PEER
+  /// from check(): after prepare() those whose rows are missing in this round, the others in the next.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (!order_.dispatched()) {
+      if (!order_.others_dispatched()) {
+        refuse(kPeer, stream);
+      }
+      return;
+    }
+    if (half_ == Half::dispatch) {
+      calls_.dispatch(tokens_, parity_, stream, false, true);
+    }
+    if (half_ != Half::combine) {  // else its outputs are on their way: the peers lack nothing
+      calls_.refuse_combine(parity_, stream, kPeer);
+    }
+    order_.set_idle();
+    half_ = Half::none;
+  }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
+
+ private:
+  enum class Half : std::uint8_t { none, dispatch, combine };
+
+  void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = order_.next_parity();
+    order_.set_dispatched();
+  }
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = order_.next_parity();
+    calls_.refuse_dispatch(parity, stream, code);
+    calls_.combine({}, nullptr, 0, parity, stream);
+  }
+  static ExpertPlacement const& even(ExpertPlacement const& placement) {
+    if (!placement.is_even()) {
+      throw Error(ErrorCode::unsupported, text("pplx: ", placement.num_physical(), " experts do not divide by ", placement.ep_size(),
+                                               " ranks, which its batches need (spec 04 §9); one_sided and two_sided take them"));
+    }
+    return placement;
+  }
+  void begin_finalize(cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    expect(Half::none, "finalize: called between the halves of another call");
+    if constexpr (std::is_same_v<Partial, float>) {
+      calls_.round(partial_, parity_, stream);
+    }
+  }
+  void expect(Half half, char const* message) const {
+    if (half_ != half) {
+      throw Error(ErrorCode::state, message);
+    }
+  }
+  Tokens received() const {
+    auto const L = shape_.local_experts();
+    auto const C = calls_.layout().capacity;
+    auto const& at = calls_.layout();
+    return {make_blocks(static_cast<Payload const*>(calls_.own<Payload>(at.batch[parity_])), L, C, Quant::payload_cols(shape_.hidden)),
+            make_blocks(static_cast<Scale const*>(calls_.own<Scale>(at.batch_scales[parity_])), L, C, Quant::scale_cols(shape_.hidden)),
+            make_vector(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.num_tokens[parity_])), L)};
+  }
+  /// The shape, once the group fits it.
+  moe::detail::PeerShape const& checked() const {
+    if (group_.dp_size < 1 || shape_.ranks % group_.dp_size != 0) {
+      throw Error(ErrorCode::config, text("dp_size: ", group_.dp_size, " does not divide ", shape_.ranks, " ranks"));
+    }
+    if (group_.weight_first && shape_.topk != 1) {
+      throw Error(ErrorCode::argument, text("apply_router_weight_on_input requires topk == 1: topk is ", shape_.topk));
+    }
+    return shape_;
+  }
+
+  moe::detail::PeerShape shape_;
+  moe::detail::PplxGroup group_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  moe::detail::PplxCalls calls_;
+  Partial* partial_ = nullptr;
+  moe::detail::ExchangeTokens tokens_;
+  int parity_ = 0;
+  Half half_ = Half::none;
+  PeerOrder order_{window_.use()};
+};
+
+}  // namespace moe::backends::detail

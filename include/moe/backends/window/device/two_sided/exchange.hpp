@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/device/two_sided/exchange.hpp: TwoSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
+// host C++; its kernels are in kernels.cuh. Spec 04 §11.
+#pragma once
+
+#include <algorithm>
+
+#include "moe/backends/two_sided.hpp"
+#include "moe/backends/window/device/common/peer_exchange.hpp"
+
+namespace moe::detail {
+
+/// The queues between each two ranks. Equal on all ranks.
+struct TwoSidedQueues {
+  int depth = 8;                ///< entries of each queue, a power of two
+  int entry_bytes = 64 * 1024;  ///< a multiple of 128, at least one record
+};
+
+/// Byte offsets in the window of the two-sided exchange. What peers write are counts and queues; all else is this rank's own. Two of each
+/// region that a later operation may overwrite while an earlier one is still read.
+struct TwoSidedLayout {
+  std::size_t planned = 0;          ///< round words of the plan
+  std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
+  std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round; by parity of the round, not of the call
+  std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, for ever
+  std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, for ever; it lies at the
+                                    ///< sender, which polls it
+  std::size_t entries = 0;          ///< [queue][source][depth][entry_bytes]
+  std::size_t sent_tail = 0;        ///< own: u32 [queue][destination]
+  std::size_t read_head = 0;        ///< own: u32 [queue][source]
+  std::size_t send_tokens[2] = {};  ///< own: i32 [R][T] tokens for each rank, in their order
+  std::size_t send_places[2] = {};  ///< own: i32 [T][R] place of a token in a rank's list, or -1
+  std::size_t summary[2] = {};      ///< own: i32 {rows, [R] rows for, [R] rows from, [R] first row from, [R] first row back}
+  std::size_t rows[2] = {};         ///< own: [R T] rows of row_bytes(), by source rank, then by token
+  std::size_t scales[2] = {};       ///< own: float [R T][scale_stride()]
+  std::size_t ids[2] = {};          ///< own: i32 [R T][k] local ids or -1
+  std::size_t weights[2] = {};      ///< own: float [R T][k]
+  std::size_t outputs[2] = {};      ///< own: bf16 [R T][H]: weighted and summed over this rank's experts
+  std::size_t returned = 0;         ///< own: bf16 [T min(k, R)][H] what came back, by rank, then by token
+  std::size_t bytes = 0;
+  int send_blocks = 0;     ///< half of the blocks send, half receive
+  int warps = 0;           ///< of one block
+  int queues = 0;          ///< between each two ranks
+  int record_bytes = 0;    ///< a row as it travels: values, scales, ids, weights
+  int record_scales = 0;   ///< offset of the scales in it
+  int record_ids = 0;      ///< offset of the ids; the weights follow
+  int returned_bytes = 0;  ///< a row on its way back
+
+  TwoSidedLayout() = default;
+  TwoSidedLayout(PeerShape const& s, TwoSidedQueues const& q) {
+    constexpr int kShared = 220 * 1024;  // of a block
+    auto line = [](int bytes) { return (bytes + 127) / 128 * 128; };
+    record_scales = s.row_bytes();
+    record_ids = record_scales + (s.fp8 ? (s.groups() + 3) / 4 * 16 : 0);
+    record_bytes = line(record_ids + 8 * s.topk);
+    returned_bytes = 2 * s.hidden;
+    send_blocks = std::max(1, s.blocks / 2);
+    warps = std::clamp(kShared / stage_bytes(), 1, 16);
+    queues = std::max(1, send_blocks * warps / s.ranks);
+
+    WindowPlaces places;
+    std::int64_t const pairs = std::int64_t{queues} * s.ranks;
+    planned = places.take_rounds();
+    for (std::size_t& c : counts) {  // in front of what the shape and the queues move: ranks that disagree compare words at one place
+      c = places.take(8, s.ranks);
+    }
+    tail = places.take(4, pairs);
+    head = places.take(4, pairs);
+    sent_tail = places.take(4, pairs);
+    read_head = places.take(4, pairs);
+    entries = places.take(static_cast<std::size_t>(q.entry_bytes), pairs * q.depth);
+    std::int64_t const n = s.rows();
+    for (int p = 0; p < 2; ++p) {
+      round_of[p] = places.take(4, 1);
+      send_tokens[p] = places.take(4, n);
+      send_places[p] = places.take(4, n);
+      summary[p] = places.take(4, 1 + 4 * s.ranks);
+      ids[p] = places.take(4, n * s.topk);
+      weights[p] = places.take(4, n * s.topk);
+      rows[p] = places.take(1, n * s.row_bytes());
+      scales[p] = places.take(4, s.fp8 ? n * s.scale_stride() : 0);
+      outputs[p] = places.take(2, n * s.hidden);
+    }
+    returned = places.take(2, std::int64_t{s.max_tokens} * std::min(s.topk, s.ranks) * s.hidden);
+    bytes = places.bytes();
+  }
+  /// Shared memory of one warp: a record, or a row on its way back.
+  MOE_HD int stage_bytes() const { return ((record_bytes > returned_bytes ? record_bytes : returned_bytes) + 127) / 128 * 128; }
+};
+
+/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+class TwoSidedCalls : public PeerCalls<TwoSidedLayout> {
+ public:
+  /// E_CONFIG, E_UNSUPPORTED for the shape or the queues, or if the kernels' blocks do not run at once.
+  TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues, PeerOptions const& options = {});
+  static std::size_t window_bytes(PeerShape const& shape, TwoSidedQueues const& queues) { return TwoSidedLayout(shape, queues).bytes; }
+
+  /// Lists and counts, then rows through the queues. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in`
+  /// must be empty.
+  void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
+  /// Sends outputs(parity) back through the queues and sums what returns in rank order. `refused`: tells the peers that this rank's outputs
+  /// are not there; `in` must be empty. Ranks that have no rows here do not wait for it, and see it with the next combine.
+  void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
+               std::uint32_t refused = 0) const;
+  /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
+  void round(float const* y, int parity, cudaStream_t stream) const;
+  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  void abandon(cudaStream_t stream) const;
+
+  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
+
+ private:
+  void move(ExchangeTokens const& in, bool back, int parity, cudaStream_t stream) const;
+  TwoSidedQueues queues_;
+};
+
+}  // namespace moe::detail
+
+namespace moe::backends::detail {
+
+template <class Window>
+  requires std::same_as<typename Window::Space, space::cuda>
+struct TwoSidedParams<Window> {
+  int blocks = 32;                    ///< thread blocks of the kernels that move rows, half of them send; equal on all ranks
+  int queue_depth = 8;                ///< entries of each queue, a power of two; equal on all ranks
+  int queue_entry_bytes = 64 * 1024;  ///< a multiple of 128, at least one record; equal on all ranks
+  bool programmatic = true;           ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  typename Window::Params window{};   ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+};
+
+template <class Window, class Config, class Quant, class Partial>
+  requires std::same_as<typename Window::Space, space::cuda>
+class TwoSidedExchange<Window, Config, Quant, Partial> {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  using Tokens = StandardTokensOf<Config, Quant>;
+  static_assert(std::is_same_v<Act, bf16>, "moe: two_sided carries bf16 activations. Fix: set Act = bf16 in the layer configuration");
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: two_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
+  TwoSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+                   Quant const&, TwoSidedParams<Window> const& params, Arena<Space>& arena)
+      : shape_(peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
+        queues_{params.queue_depth, params.queue_entry_bytes},
+        window_(comm, params.manager,
+                peer_window(shape_, {queues_.depth, queues_.entry_bytes}, moe::detail::TwoSidedCalls::window_bytes(shape_, queues_)),
+                params.window),
+        place_(placement, arena),
+        calls_(window_->view(), numbered(shape_, window_.number()), queues_, peer_options<Quant>(params.programmatic, place_, placement)) {
+    if constexpr (std::is_same_v<Partial, float>) {
+      partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
+    }
+  }
+
+  /// Most rows that the experts are given.
+  std::int64_t max_rows() const { return shape_.rows(); }
+
+  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws what ended the group earlier; an error of this rank's
+  /// arguments, which peers hear of from check(), leaves the group sound.
+  Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
+    parity_ = order_.next_parity();
+    calls_.dispatch(tokens_, parity_, stream);
+    order_.set_dispatched();
+    auto const& at = calls_.layout();
+    auto const n = shape_.rows();
+    auto const scale_cols = Quant::scale_cols(shape_.hidden);
+    return {make_rows(static_cast<Payload const*>(calls_.own<Payload>(at.rows[parity_])), n, Quant::payload_cols(shape_.hidden)),
+            make_rows(static_cast<Scale const*>(calls_.own<Scale>(at.scales[parity_])), n, scale_cols,
+                      scale_cols == 0 ? 0 : shape_.scale_stride()),
+            make_rows(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.ids[parity_])), n, shape_.topk),
+            make_rows(static_cast<float const*>(calls_.own<float>(at.weights[parity_])), n, shape_.topk),
+            calls_.own<std::int32_t>(at.summary[parity_])};
+  }
+
+  /// [rows, H], weighted and summed over this rank's experts.
+  Rows<Partial> expert_output() {
+    if constexpr (std::is_same_v<Partial, bf16>) {
+      return make_rows(calls_.outputs(parity_), shape_.rows(), shape_.hidden);
+    } else {
+      return make_rows(partial_, shape_.rows(), shape_.hidden);
+    }
+  }
+
+  /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
+  void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    order_.expect_dispatched("finalize");
+    expect_device_output(out, tokens_.tokens, shape_.hidden);
+    if constexpr (std::is_same_v<Partial, float>) {
+      calls_.round(partial_, parity_, stream);
+    }
+    calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream);
+    order_.set_idle();
+  }
+
+  /// Instead of prepare() or finalize(): this rank gives up the round, and the next call works. Peers get E_PEER from check(): after
+  /// prepare() those whose rows are missing in this round, the others in the next.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (order_.dispatched()) {
+      calls_.combine({}, nullptr, 0, parity_, stream, kPeer);
+      order_.set_idle();
+    } else if (!order_.others_dispatched()) {
+      refuse(kPeer, stream);
+    }
+  }
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
+
+ private:
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = order_.next_parity();
+    calls_.dispatch({}, parity, stream, code);
+    calls_.combine({}, nullptr, 0, parity, stream);
+  }
+
+  moe::detail::PeerShape shape_;
+  moe::detail::TwoSidedQueues queues_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  moe::detail::TwoSidedCalls calls_;
+  Partial* partial_ = nullptr;
+  moe::detail::ExchangeTokens tokens_;
+  int parity_ = 0;
+  PeerOrder order_{window_.use()};
+};
+
+}  // namespace moe::backends::detail

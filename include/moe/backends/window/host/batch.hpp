@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/window/host/batch.hpp: what batched host exchanges over a window share: where rows were sent, the packed batches of the experts,
+// the weighted sums.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "moe/backends/common/exchange_common.hpp"
+#include "moe/core/buffer.hpp"
+
+namespace moe::detail {
+
+/// out[0, n) = Σ_i scale(i) · row(i)[0, n) over i in [0, terms), float32 in this order, one rounding; row(i) may be null.
+template <class To, class Row, class Scale>
+void sum_rows(std::int64_t terms, Row&& row, Scale&& scale, std::int64_t n, To* out) {
+  std::array<float, 512> sum;
+  for (std::int64_t begin = 0; begin < n; begin += static_cast<std::int64_t>(sum.size())) {
+    std::int64_t const width = std::min(n - begin, static_cast<std::int64_t>(sum.size()));
+    sum.fill(0.0F);
+    for (std::int64_t i = 0; i < terms; ++i) {
+      auto const* const from = row(i);
+      if (from == nullptr) {
+        continue;
+      }
+      float const factor = scale(i);
+      for (std::int64_t h = 0; h < width; ++h) {
+        sum[static_cast<std::size_t>(h)] += factor * to_float(from[begin + h]);
+      }
+    }
+    convert_row(sum.data(), width, out + begin);
+  }
+}
+
+/// Row t times the token's only weight, rounded into `scaled`.
+template <class Act, int Hidden>
+Act const* weighted_row(RoutedTokens<Act, Hidden> const& in, std::int64_t t, Act* scaled) {
+  Act const* const row = row_ptr(in.hidden, t);
+  float const w = in.topk_weights(t, 0);
+  for (std::int64_t h = 0; h < in.hidden.extent(1); ++h) {
+    scaled[h] = from_float<Act>(w * to_float(row[h]));
+  }
+  return scaled;
+}
+
+/// A quantised row with four words: payload, scales, words, each at a multiple of kAlignment.
+template <class Config, class Quant>
+class BatchMessage {
+ public:
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  static_assert(kAlignment % sizeof(Payload) == 0 && kAlignment % sizeof(Scale) == 0);
+
+  /// `words`: 32-bit words behind the row.
+  BatchMessage(std::int64_t hidden, std::int64_t words)
+      : hidden_(hidden),
+        scales_at_(aligned(Quant::payload_cols(hidden) * static_cast<std::int64_t>(sizeof(Payload)))),
+        words_at_(scales_at_ + aligned(Quant::scale_cols(hidden) * static_cast<std::int64_t>(sizeof(Scale)))),
+        bytes_(words_at_ + aligned(words * 4)) {}
+  std::int64_t bytes() const { return bytes_; }
+  /// Bytes of payload and scales, which copies of one token have in common.
+  std::int64_t row_bytes() const { return words_at_; }
+  std::int32_t* words(std::byte* message) const { return reinterpret_cast<std::int32_t*>(message + words_at_); }
+  std::int32_t const* words(std::byte const* message) const { return reinterpret_cast<std::int32_t const*>(message + words_at_); }
+  void pack(Quant const& quant, Act const* row, std::byte* message) const {
+    quant.template quantize_row<Act>(row, hidden_, reinterpret_cast<Payload*>(message), reinterpret_cast<Scale*>(message + scales_at_));
+  }
+  void unpack(std::byte const* message, Payload* payload, Scale* scales) const {
+    std::copy_n(reinterpret_cast<Payload const*>(message), Quant::payload_cols(hidden_), payload);
+    std::copy_n(reinterpret_cast<Scale const*>(message + scales_at_), Quant::scale_cols(hidden_), scales);
+  }
+
+ private:
+  static std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+  std::int64_t hidden_;
+  std::int64_t scales_at_;
+  std::int64_t words_at_;
+  std::int64_t bytes_;
+};
+
+/// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per slot, used in turn.
+template <class Config, class Quant, class Partial>
+class BatchRecord {
+ public:
+  using Act = typename Config::Act;
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+  using Tokens = BatchedTokensOf<Config, Quant>;
+
+  /// Where the output of a row of a batch is wanted.
+  struct Origin {
+    std::int32_t rank;
+    std::int32_t place;
+  };
+  /// early: received by this rank's abandon() of an older dispatch, before the caller asked for it.
+  enum class State : std::uint8_t { idle, sent, early, received, combining };
+
+  void take(std::int64_t hidden, std::int64_t topk, std::int64_t max_tokens, std::int64_t num_local, std::int64_t capacity,
+            std::int64_t received_records, Arena<space::host>& arena, bool own_output = true) {
+    hidden_ = hidden;
+    topk_ = topk;
+    num_local_ = num_local;
+    capacity_ = capacity;
+    weights = arena.take<float>(max_tokens * topk);
+    places = arena.take<std::int32_t>(max_tokens * topk);
+    ranks = arena.take<std::int32_t>(max_tokens * topk);
+    std::int64_t const rows = num_local * capacity;
+    payload_ = arena.take<Payload>(rows * Quant::payload_cols(hidden));
+    scales_ = arena.take<Scale>(rows * Quant::scale_cols(hidden));
+    output_ = own_output ? arena.take<Partial>(rows * hidden) : nullptr;
+    origins = arena.take<Origin>(rows);
+    counts = arena.take_filled<std::int32_t>(num_local, 0);
+    record_rows = arena.take<std::int32_t>(received_records * topk);
+    record_weights = arena.take<float>(received_records * topk);
+    record_origins = arena.take<Origin>(received_records);
+  }
+
+  /// Of the own rows; 1 if they went into the input.
+  void take_weights(Rows<float const> given, bool on_input) const {
+    for (std::int64_t t = 0; t < rows; ++t) {
+      for (std::int64_t j = 0; j < topk_; ++j) {
+        weights[t * topk_ + j] = on_input ? 1.0F : given(t, j);
+      }
+    }
+  }
+  /// Where the outputs lie if they are not the record's own.
+  void set_output(Partial* output) { output_ = output; }
+  Tokens tokens() const {
+    return {make_blocks(static_cast<Payload const*>(payload_), num_local_, capacity_, Quant::payload_cols(hidden_)),
+            make_blocks(static_cast<Scale const*>(scales_), num_local_, capacity_, Quant::scale_cols(hidden_)),
+            make_vector(static_cast<std::int32_t const*>(counts), num_local_)};
+  }
+  Blocks<Partial> output() const { return make_blocks(output_, num_local_, capacity_, hidden_); }
+  Partial* output_row(std::int64_t row) const { return output_ + row * hidden_; }
+  Payload* payload_row(std::int64_t row) const { return payload_ + row * Quant::payload_cols(hidden_); }
+  Scale* scale_row(std::int64_t row) const { return scales_ + row * Quant::scale_cols(hidden_); }
+  /// The next free row of expert `e`'s batch, among all rows of all batches.
+  std::int64_t append(std::int32_t e) const { return e * capacity_ + counts[e]++; }
+
+  State state = State::idle;
+  std::uint32_t generation = 0;
+  std::uint32_t round = 0;              ///< of the operation under way
+  std::uint64_t number = 0;             ///< of the dispatch, among those of all slots
+  std::int64_t rows = 0;                ///< own tokens
+  float* weights = nullptr;             ///< [T_max, k]
+  std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice takes (the first with the same expert), or -1
+  std::int32_t* ranks = nullptr;        ///< [T_max, k] where the row of that place went
+  Origin* origins = nullptr;            ///< [L C]
+  std::int32_t* counts = nullptr;       ///< [L]
+  std::int64_t num_records = 0;         ///< deduplicated: rows received
+  std::int32_t* record_rows = nullptr;  ///< [records, k] rows among all batches, or -1
+  float* record_weights = nullptr;      ///< [records, k]
+  Origin* record_origins = nullptr;     ///< [records]
+
+ private:
+  std::int64_t hidden_ = 0;
+  std::int64_t topk_ = 0;
+  std::int64_t num_local_ = 0;
+  std::int64_t capacity_ = 0;
+  Payload* payload_ = nullptr;
+  Scale* scales_ = nullptr;
+  Partial* output_ = nullptr;
+};
+
+/// The oldest dispatch of all slots that is not over. A slot has `records` and `rounds`.
+template <class Slots>
+std::optional<WindowTicket> oldest_under_way(Slots const& slots) {
+  std::optional<WindowTicket> oldest;
+  std::uint64_t number = 0;
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    for (auto const& r : slots[s].records) {
+      bool const under_way = r.state != decltype(r.state)::idle && slots[s].rounds->live(r.generation);
+      if (under_way && (!oldest || r.number < number)) {
+        oldest = {static_cast<int>(s), r.generation};
+        number = r.number;
+      }
+    }
+  }
+  return oldest;
+}
+
+}  // namespace moe::detail

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/enqueue.cuh: checked launches in a chain of kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+
+namespace moe::hopper {
+
+/// Throws E_CUDA with the call's name unless `status` is success.
+inline void check_cuda(cudaError_t status, char const* what) {
+  if (status != cudaSuccess) throw Error(ErrorCode::cuda, text(what, ": ", cudaGetErrorString(status)));
+}
+
+namespace detail {
+
+/// The devices on which something was done, for a static of each place that does it. Devices from 64 on are never noted.
+class OncePerDevice {
+ public:
+  /// Calls `act` unless it was called on the present device before; it throws if it fails.
+  template <class Act>
+  void operator()(Act act) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    std::uint64_t const bit = device < 64 ? std::uint64_t{1} << device : 0;
+    if ((done_.load(std::memory_order_acquire) & bit) != 0) return;
+    act();
+    done_.fetch_or(bit, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<std::uint64_t> done_{0};
+};
+
+/// Lets a kernel take up to `bytes` of dynamic shared memory, on each device once; `once` is the kernel's own.
+template <class... Params>
+inline void allow_shared_memory(void (*kernel)(Params...), int bytes, OncePerDevice& once) {
+  once([&] { check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"); });
+}
+
+/// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the one before it in the stream.
+template <class... Params, class... Args>
+inline void launch(void (*kernel)(Params...), int grid, int block, int smem, int cluster, cudaStream_t stream, Args const&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(block));
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
+}
+
+}  // namespace detail
+
+}  // namespace moe::hopper

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/launcher.hpp: the kernels of one scheme and activation as a function pointer, so that a layer is plain host C++ and
+// compiles only the kernels that its composition names.
+#pragma once
+
+#include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/common/smem_layout.hpp"
+
+struct CUstream_st;
+
+namespace moe::hopper {
+
+struct LayerParams;
+
+/// The kernels of one scheme and activation.
+struct LayerLauncher {
+  /// Enqueues the layer kernel that `tuning` asks for on `workers` multiprocessors.
+  void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
+  int max_cluster;    ///< largest Tuning::cluster that there is a kernel for
+  bool block_kernel;  ///< tiles of kBlockRows rows in fp8_block
+};
+
+/// The launcher of one scheme, one activation of experts/hopper/common/activation.hpp and one set of tiles. Defined in launch.cuh.
+template <Scheme S, class Activation, class Tiles = DefaultTiles>
+LayerLauncher layer_launcher();
+
+}  // namespace moe::hopper

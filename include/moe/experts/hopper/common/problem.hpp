@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/problem.hpp: what the Hopper expert kernels are asked to do: sizes, device pointers, tile choices. Plain host C++.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <ostream>
+
+#include "moe/activation/activation.hpp"
+#include "moe/core/error.hpp"
+
+namespace moe::hopper {
+
+/// Number format of weights and activations.
+enum class Scheme : std::uint8_t {
+  bf16,       ///< bf16 × bf16
+  f16,        ///< fp16 × fp16
+  fp8_block,  ///< e4m3 × e4m3, activations scaled per 1×128, weights per 128×128, promoted to float32 every 128 of K
+  fp8_row     ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each); promoted likewise
+};
+
+constexpr bool is_fp8(Scheme s) { return s == Scheme::fp8_block || s == Scheme::fp8_row; }
+constexpr char const* name(Scheme s) {
+  switch (s) {
+    case Scheme::bf16: return "bf16";
+    case Scheme::f16: return "f16";
+    case Scheme::fp8_block: return "fp8_block";
+    case Scheme::fp8_row: return "fp8_row";
+  }
+  return "?";
+}
+
+/// Most rows of one tile: what the registers hold. Sums of fp8 products, which the tensor cores add with some 14 bits, are promoted to
+/// float32 and need half as many again.
+constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 160; }
+template <Scheme S>
+inline constexpr int kMostRows = most_rows(S);
+
+/// fp8_block: in tiles of at most so many rows a kernel that plans for itself quantises x as it loads it; in others every CTA quantises
+/// all of x first.
+inline constexpr int kQuantizingRows = 16;
+inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
+
+/// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is
+/// left of a tile is zero: the copy engine and the gathering loader fill it, and nothing past the end is stored.
+constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
+constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : is_fp8(s) ? 16 : 8; }
+
+/// Sizes of one layer on this rank.
+struct LayerShape {
+  int num_experts;   ///< local experts, E
+  int hidden;        ///< H, a multiple of hidden_unit(scheme)
+  int intermediate;  ///< I, a multiple of intermediate_unit(scheme)
+  int topk;          ///< slots per token; 1 for rows that are already token-expert pairs
+  friend bool operator==(LayerShape const&, LayerShape const&) = default;
+};
+
+/// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
+struct Tuning {
+  int stages = 4;       ///< shared-memory ring stages of 128 bytes of K
+  int tile_rows = 160;  ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
+  int max_splits = 16;  ///< most parts that K is cut into where there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
+  int raster = 16;      ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
+  int cluster = 1;      ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
+  bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
+  bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
+  friend bool operator==(Tuning const&, Tuning const&) = default;
+  friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
+    return out << "Tuning{stages " << t.stages << ", tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster "
+               << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
+  }
+};
+
+/// Whether every kernel has exactly so many columns, as tiles must have whose K is cut: the parts of their sums lie one behind the other.
+constexpr bool is_column_count(int tile_rows) { return tile_rows <= 16 ? tile_rows % 8 == 0 : tile_rows % 32 == 0; }
+
+/// What the layer does besides its two products.
+struct LayerOptions {
+  activation::Kind activation = activation::Kind::silu;
+  activation::Constants constants{};
+  bool weight_on_input = false;         ///< the router weight multiplies the expert's input instead of its output (Llama-4)
+  float static_scale = 0.0F;            ///< fp8_row: over 0, the one scale of x and of the intermediate; else each row has its own
+  float scale_floor = 1e-10F / 448.0F;  ///< fp8: least scale of a group or row of the intermediate
+  float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
+  int workers = 0;                                       ///< multiprocessors to use at most; 0: all
+  bool batch_invariant = false;  ///< a row's bits do not depend on the others: one kernel for any number of rows, K is never cut
+};
+
+/// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
+struct LayerCall {
+  void const* x = nullptr;                   ///< [M, H] bf16 or fp16; fp8: e4m3 codes, or bf16 (fp8_block without x_scales)
+  std::int64_t x_stride = 0;                 ///< elements between rows of x; 0: H
+  float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
+  std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
+  std::int32_t const* gather = nullptr;      ///< batched: [M] the row of x that each row computes with, or null: its own
+  std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
+  std::int64_t id_stride = 0;                ///< elements between rows of topk_ids; 0: k
+  float const* topk_weights = nullptr;       ///< [M, k]
+  std::int64_t weight_stride = 0;            ///< between rows of topk_weights; 0: k
+  std::int32_t const* num_tokens = nullptr;  ///< [1] tokens really there, at most M, or null for all M
+  void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
+  int max_tokens = 0;                        ///< M
+};
+
+/// Elements between rows of k; E_ARG if there cannot be that many.
+inline int slot_gap(std::int64_t stride, int topk) {
+  if (stride != 0 && (stride < topk || stride - topk > std::numeric_limits<std::int32_t>::max())) {
+    throw Error(ErrorCode::argument, text("hopper experts: row stride ", stride, " of topk_ids or topk_weights, k is ", topk));
+  }
+  return stride == 0 ? 0 : static_cast<int>(stride - topk);
+}
+
+/// Row limits of the buffers for at most `max_tokens` tokens.
+struct Workspace {
+  static constexpr int kMaxSplitUnits = 8192;
+  std::int64_t slots;      ///< M·k
+  std::int64_t max_tiles;  ///< token tiles
+  std::int64_t control;    ///< byte offsets of the parts
+  std::int64_t tiles;
+  std::int64_t counters;
+  std::int64_t sorted_rows;
+  std::int64_t x_codes;
+  std::int64_t x_scales;
+  std::int64_t positions;
+  std::int64_t inter;
+  std::int64_t inter_wide;
+  std::int64_t inter_scales;
+  std::int64_t slot_rows;
+  std::int64_t partials;
+  std::int64_t bytes;  ///< in all
+  static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
+};
+
+/// From the scales of one block of columns to those of the next, where rows are the inner dimension: whole 16 bytes for tensor maps.
+constexpr std::int64_t scale_stride(std::int64_t rows) { return (rows + 3) / 4 * 4; }
+
+constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
+  auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
+  Workspace w{};
+  w.slots = std::int64_t{max_tokens} * s.topk;
+  w.max_tiles = w.slots / tile_rows + 2 * s.num_experts + 2;
+  std::int64_t const element = is_fp8(scheme) ? 1 : 2;
+  std::int64_t at = 0;
+  auto const take = [&](std::int64_t bytes) {
+    std::int64_t const here = at;
+    at = align(at + bytes);
+    return here;
+  };
+  w.control = take(1024);
+  w.tiles = take(w.max_tiles * 32);
+  w.counters = take((w.max_tiles + 2 * Workspace::kMaxSplitUnits) * 4);
+  w.sorted_rows = take((w.slots + 128) * 8);
+  bool const block = scheme == Scheme::fp8_block;
+  w.x_codes = take(block ? w.slots * s.hidden : 0);  // of tokens, or of slots in the sorted order
+  w.x_scales = take(block ? scale_stride(w.slots) * (s.hidden / 128) * 4 : 0);
+  w.positions = take(block ? w.slots * 4 : 0);
+  w.inter = take(w.slots * s.intermediate * element);
+  w.inter_wide = take(scheme == Scheme::fp8_row ? w.slots * s.intermediate * 2 : 0);
+  w.inter_scales = take(is_fp8(scheme) ? scale_stride(w.slots) * (block ? s.intermediate / 128 : 1) * 4 : 0);
+  w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
+  w.partials = take(Workspace::kPartialBytes);
+  w.bytes = at;
+  return w;
+}
+
+}  // namespace moe::hopper

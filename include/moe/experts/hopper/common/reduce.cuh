@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/reduce.cuh: the sum over the slots of each token, in slot order, in float32, one rounding.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "moe/core/ptx/convert.cuh"
+#include "moe/core/ptx/sm90.cuh"
+
+namespace moe::hopper {
+
+/// Where the ids of a token's slots are: rows of k elements with `gap` elements between them.
+struct SlotIds {
+  std::int32_t const* ids;
+  int gap;
+  __host__ __device__ SlotIds(std::int32_t const* ids_, int gap_ = 0) : ids(ids_), gap(gap_) {}
+  __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
+};
+
+namespace detail {
+
+/// Adds eight columns of the rows of a token's slots that were computed, in order.
+template <class Output>
+__device__ inline void add_slots(Output const* rows, SlotIds ids, long long token, int topk, int num_experts, int hidden, int column,
+                                 float (&sum)[8]) {
+  auto const slot_ids = ids.row(token, topk);
+  auto const slot_rows = reinterpret_cast<uint4 const*>(rows + token * topk * hidden + column);
+  for (int j0 = 0; j0 < topk; j0 += 4) {
+    uint4 value[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      bool const there = j0 + j < topk && static_cast<unsigned>(slot_ids[j0 + j < topk ? j0 + j : 0]) < static_cast<unsigned>(num_experts);
+      value[j] = there ? __ldcg(slot_rows + static_cast<long long>(j0 + j) * (hidden / 8)) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      std::uint32_t const word[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (std::is_same_v<Output, __half>) {
+          float2 const f = __half22float2(*reinterpret_cast<__half2 const*>(&word[w]));
+          sum[2 * w] += f.x;
+          sum[2 * w + 1] += f.y;
+        } else {
+          sum[2 * w] += __uint_as_float(word[w] << 16);
+          sum[2 * w + 1] += __uint_as_float(word[w] & 0xFFFF0000u);
+        }
+      }
+    }
+  }
+}
+
+template <class Output>
+__device__ inline void store_sum(Output* to, float const (&sum)[8]) {
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack<Output>(sum[0], sum[1]), pack<Output>(sum[2], sum[3]), pack<Output>(sum[4], sum[5]), pack<Output>(sum[6], sum[7]));
+}
+
+}  // namespace detail
+
+/// out[t] = sum over j, in order, of the rows of the slots that were computed; topk > 1. One thread sums 8 columns.
+template <class Output>
+__global__ void __launch_bounds__(256) reduce_kernel(Output const* rows, SlotIds ids, std::int32_t const* num_tokens, int max_tokens,
+                                                     int topk, int num_experts, int hidden, Output* out) {
+  launch_dependents();
+  wait_for_dependencies();
+  int const tokens = num_tokens != nullptr ? min(*num_tokens, max_tokens) : max_tokens;
+  int const chunks = hidden / 8;
+  long long const total = static_cast<long long>(tokens) * chunks;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
+       i += static_cast<long long>(gridDim.x) * blockDim.x) {
+    long long const token = i / chunks;
+    int const chunk = static_cast<int>(i - token * chunks);
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    detail::add_slots<Output>(rows, ids, token, topk, num_experts, hidden, 8 * chunk, sum);
+    detail::store_sum<Output>(out + token * hidden + 8 * chunk, sum);
+  }
+}
+
+}  // namespace moe::hopper

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/layer/block_kernel.cuh: both products of one layer in block-scaled fp8 for many rows per expert, persistent and
+// specialised as layer_kernel.cuh. The quantiser leaves the codes of x sorted by expert, so that one thread feeds everything through the
+// copy engine: gathering rows with cp.async cost a third of shared memory's bandwidth, which bounds this kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/layer/block_consumer.cuh"
+#include "moe/experts/hopper/layer/layer_kernel.cuh"
+
+namespace moe::hopper {
+
+/// Sizes that a cluster decodes units with. Clusters of two draw pairs: two token tiles that share a weight tile or, for the last of an odd
+/// number of token tiles of an expert, two weight tiles that share the rows. space.weight_tiles counts pairs of weight tiles there, so that
+/// an expert has as many entries of so many units as it has token tiles.
+template <int Cluster>
+__device__ inline Unit decode_block_unit(UnitSpace const& space, Control const& control, TokenTile const* tiles,
+                                         int const (&weight_tiles)[2], int number, int rank) {
+  if constexpr (Cluster == 1) return decode_unit(space, control, tiles, number, 1, 0);
+  Unit unit{};
+  int const phase = number < control.units[0] ? 0 : 1;
+  int const local = phase == 0 ? number : number - control.units[0];
+  if (phase == 1 && local >= control.units[1]) {
+    unit.phase = -1;
+    return unit;
+  }
+  int const half = phase == 0 ? space.weight_tiles[0] : space.weight_tiles[1];
+  TokenTile const entry = tiles[local / half];
+  int const rest = local - entry.first_tile * half;
+  int const pairs = entry.tiles / 2;
+  int weight_tile = 0;
+  int index = entry.tiles - 1;
+  if (rest < 2 * half * pairs) {
+    int const per_group = 2 * half * space.raster;
+    int const group = pairs <= space.raster ? 0 : rest / per_group;
+    int const in_group = min(space.raster, pairs - group * space.raster);
+    int const inside = rest - group * per_group;
+    weight_tile = inside / in_group;
+    index = 2 * (group * space.raster + inside - weight_tile * in_group) + rank;
+  } else {
+    weight_tile = 2 * (rest - 2 * half * pairs) + rank;
+    unit.rows_shared = 1;
+  }
+  unit.phase = phase;
+  unit.splits = 1;
+  unit.expert = entry.expert;
+  int const before = index * entry.rows_per_tile;
+  unit.token_tile = entry.first_tile + index;
+  unit.first_row = entry.expert_row + before;
+  unit.loaded_rows = max(0, min(entry.rows_per_tile, entry.expert_rows - before));
+  unit.rows = weight_tile < (phase == 0 ? weight_tiles[0] : weight_tiles[1]) ? unit.loaded_rows : 0;
+  unit.shared = entry.tiles > 1 ? 1 : 0;
+  unit.feature = weight_tile * (phase == 0 ? kGateFeatures : kOutputFeatures);
+  unit.k_count = phase == 0 ? space.k_steps[0] : space.k_steps[1];
+  return unit;
+}
+
+/// Draws units and loads weights, rows and row scales. Where GEMM2's rows are not there yet, weights go ahead as far as the ring holds.
+template <int Stages, int Cluster, class Memory>
+__device__ void load_blocks(BlockParams const& params, Memory const& memory, int rank) {
+  using Layout = BlockLayout<Stages>;
+  auto const& p = params.layer;
+  Control const control = *memory.control();
+  std::uint64_t const once = policy_evict_first();
+  std::uint64_t const again = policy_evict_normal();
+  int const weight_tiles[2] = {(p.intermediate + kGateFeatures - 1) / kGateFeatures, (p.hidden + kOutputFeatures - 1) / kOutputFeatures};
+  RingState<Stages> ring;
+  RingState<kUnitSlots> slot;
+  RingState<kUnitSlots> drawn;
+  int number = static_cast<int>(blockIdx.x) / Cluster;
+  while (true) {
+    Unit const unit = decode_block_unit<Cluster>(p.space, control, p.tiles, weight_tiles, number, rank);
+    if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = atomicAdd(p.next_unit, 1);
+    wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
+    *memory.unit(slot.stage) = unit;
+    arrive(memory.unit_full(slot.stage));
+    slot.advance();
+    if (unit.phase < 0) return;
+    bool const first = unit.phase == 0;
+    CUtensorMap const* const map = first ? &p.w13 : &p.w2;
+    CUtensorMap const* const rows_map = &params.rows[unit.phase];
+    CUtensorMap const* const scales_map = &params.scales[unit.phase];
+    int const z0 = first ? 2 * unit.expert : unit.expert;
+    int const z1 = first ? z0 + 1 : z0;
+    int const y1 = first ? unit.feature : unit.feature + 128;
+    std::uint64_t const policy = unit.shared != 0 ? again : once;
+    int const rows = Cluster == 1 ? unit.rows : unit.loaded_rows;
+    bool const rows_shared = Cluster > 1 && unit.rows_shared != 0;
+    std::uint32_t const row_bytes = rows > 64 ? 16384u : rows > 0 ? 8192u : 0u;
+    std::uint32_t const bytes = kWeightBytes + row_bytes + (row_bytes > 0 ? 4u * kRowScaleCount : 0u);
+    auto const load_weights = [&](int k, int stage) {
+      std::uint64_t* const full = memory.full(stage);
+      char* const to = memory.stage(stage);
+      ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, full, bytes);
+      if (Cluster == 1 || rows_shared) {
+        tma_load(to, map, full, 128 * k, unit.feature, z0, policy);
+        tma_load(to + kWeightBytes / 2, map, full, 128 * k, y1, z1, policy);
+      } else if (rank == 0) {
+        tma_load_multicast(to, map, full, 128 * k, unit.feature, z0, 3, policy);
+      } else {
+        tma_load_multicast(to + kWeightBytes / 2, map, full, 128 * k, y1, z1, 3, policy);
+      }
+    };
+    auto const load_rows = [&](int k, int stage) {
+      if (row_bytes == 0) return;
+      std::uint64_t* const full = memory.full(stage);
+      char* const to = memory.stage(stage) + kWeightBytes;
+      if (!rows_shared) {
+        tma_load(to, rows_map, full, 128 * k, unit.first_row, 0, again);
+        if (row_bytes > 8192) tma_load(to + 8192, rows_map, full, 128 * k, unit.first_row + 64, 0, again);
+      } else if (64 * rank < rows) {
+        tma_load_multicast(to + 8192 * rank, rows_map, full, 128 * k, unit.first_row + 64 * rank, 0, 3, again);
+      }
+      tma_load(memory.stage(stage) + Layout::kRowScales, scales_map, full, unit.first_row & ~3, k, 0, again);
+    };
+    auto const send_number = [&](int k) {
+      if constexpr (Cluster > 1) {
+        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
+          store_cluster(memory.number(drawn.stage), 1, number);
+          ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
+          arrive_cluster(memory.number_full(drawn.stage), 1);
+        }
+      }
+    };
+    int k = 0;
+    if (!first && rows > 0) {
+      int const* const ready = p.counters + unit.token_tile;
+      int const target = weight_tiles[0];
+      if (load_acquire(ready) < target) {
+        RingState<Stages> const begin = ring;
+        for (; k < min(Stages, unit.k_count); ++k) {
+          wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
+          load_weights(k, ring.stage);
+          ring.advance();
+          send_number(k);
+        }
+        wait_counter(ready, target);
+        ptx::fence_proxy_async();
+        RingState<Stages> behind = begin;
+        for (int i = 0; i < k; ++i) {
+          load_rows(i, behind.stage);
+          behind.advance();
+        }
+      } else {
+        ptx::fence_proxy_async();
+      }
+    }
+    for (; k < unit.k_count; ++k) {
+      wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
+      load_weights(k, ring.stage);
+      load_rows(k, ring.stage);
+      ring.advance();
+      send_number(k);
+    }
+    if constexpr (Cluster > 1) {
+      if (rank == 1) {
+        wait_parity_cluster(memory.number_full(drawn.stage), drawn.parity);
+        number = *static_cast<int volatile*>(memory.number(drawn.stage));
+      }
+      drawn.advance();
+    }
+  }
+}
+
+/// Two threads load the scales of the two weight boxes: of four bytes each, which is below what the copy engine moves.
+template <int Stages, class Memory>
+__device__ void load_block_scales(LayerParams const& p, Memory const& memory, int which) {
+  RingState<Stages> ring;
+  RingState<kUnitSlots> slot;
+  while (true) {
+    Unit const unit = next_unit(memory, slot);
+    if (unit.phase < 0) return;
+    bool const first = unit.phase == 0;
+    int const blocks = (first ? p.hidden : p.intermediate) / 128;
+    int const out_blocks = (first ? 2 * p.intermediate : p.hidden) / 128;
+    int const block = min(unit.feature / 128 + (which == 0 ? 0 : first ? p.intermediate / 128 : 1), out_blocks - 1);  // past H: zeros
+    float const* from = (first ? p.w13_scales : p.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks;
+    for (int k = 0; k < unit.k_count; ++k) {
+      wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
+      cp_async_4(smem_address(memory.stage(ring.stage)) + BlockLayout<Stages>::kBlockScales + static_cast<std::uint32_t>(4 * which),
+                 from + k);
+      cp_async_arrive(memory.full(ring.stage));
+      ring.advance();
+    }
+  }
+}
+
+/// Whether a scheme and activation have this kernel.
+template <Scheme S, class Activation>
+inline constexpr bool kHasBlockKernel = S == Scheme::fp8_block && Activation::kFineTiles && Activation::kGating == 1;
+
+template <int Stages, int Cluster, class Activation>
+__global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant__ BlockParams const params) {
+  using Layout = BlockLayout<Stages>;
+  auto const& p = params.layer;
+  extern __shared__ char block_smem[];
+  Shared<Layout, Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
+  int const warp = static_cast<int>(threadIdx.x) >> 5;
+  int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&p.w13);
+    prefetch_tensor_map(&p.w2);
+    for (int s = 0; s < Stages; ++s) {
+      ptx::mbarrier_init(memory.full(s), 3);  // the loading thread and two that load block scales
+      ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, false>);
+    }
+    for (int s = 0; s < kUnitSlots; ++s) {
+      ptx::mbarrier_init(memory.unit_full(s), 1);
+      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 3);
+      ptx::mbarrier_init(memory.stored(s), 8);
+      ptx::mbarrier_init(memory.number_full(s), 1);
+    }
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+    ptx::fence_proxy_async(ptx::space_shared);
+  }
+  launch_dependents();
+  if constexpr (Cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  wait_for_dependencies();
+  if (threadIdx.x == 0) *memory.control() = *p.control;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // as the next call's sort expects it
+  ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
+  __syncthreads();
+
+  if (warp >= kConsumerThreads / 32) {
+    give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
+    if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
+    if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
+    if ((threadIdx.x - kConsumerThreads) / 2 == 16) load_block_scales<Stages>(p, memory, static_cast<int>(threadIdx.x) & 1);
+  } else {
+    take_registers<232>();
+    int const group = warp >> 2;
+    if (p.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16>(p, false);
+    RingState<Stages> ring;
+    RingState<kUnitSlots> slot;
+    while (true) {
+      int const place = slot.stage;
+      Unit const unit = next_unit(memory, slot);
+      __syncwarp();
+      if (unit.phase < 0) break;
+      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, place, group);
+    }
+  }
+  if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
+}  // namespace moe::hopper

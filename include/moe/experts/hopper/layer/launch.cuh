@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/layer/launch.cuh: launches of the layer kernel. A program may instantiate layer_launcher once per scheme and activation in
+// files of their own and declare the instances extern, to compile them in parallel and the rest without nvcc.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/common/launcher.hpp"
+#include "moe/experts/hopper/common/tensor_map.cuh"
+#include "moe/experts/hopper/layer/block_kernel.cuh"
+#include "moe/experts/hopper/layer/layer_kernel.cuh"
+
+namespace moe::hopper::detail {
+
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
+inline void launch_layer(LayerParams const& p, int workers, cudaStream_t stream) {
+  constexpr int kSmem = SmemLayout<S, Stages, MaxRows>::kBytes;
+  auto* const kernel = layer_kernel<S, Stages, MaxRows, Cluster, Activation>;
+  static OncePerDevice once;
+  allow_shared_memory(kernel, kSmem, once);
+  launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
+}
+
+template <int Cluster, class Activation>
+inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream) {
+  constexpr int kSmem = BlockLayout<4>::kBytes;
+  auto* const kernel = block_kernel<4, Cluster, Activation>;
+  static OncePerDevice once;
+  allow_shared_memory(kernel, kSmem, once);
+  launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
+}
+
+/// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales lie in the sorted order, which tensor maps describe.
+template <class Activation>
+void launch_blocks_tuned(LayerParams const& layer, int workers, int cluster, cudaStream_t stream) {
+  std::int64_t const slots = std::int64_t{layer.max_tokens} * layer.topk;
+  BlockParams p{};
+  p.layer = layer;
+  p.scale_stride = static_cast<int>(scale_stride(slots));
+  p.rows[0] = make_tensor_map(layer.x, 1, 1, slots, layer.hidden, 64);
+  p.rows[1] = make_tensor_map(layer.inter, 1, 1, slots, layer.intermediate, 64);
+  p.scales[0] = make_scale_map(layer.x_scales, layer.hidden / 128, slots, p.scale_stride, kRowScaleCount);
+  p.scales[1] = make_scale_map(layer.inter_scales, layer.intermediate / 128, slots, p.scale_stride, kRowScaleCount);
+  if (cluster == 1) {
+    launch_blocks<1, Activation>(p, workers, stream);
+  } else {
+    launch_blocks<2, Activation>(p, workers, stream);
+  }
+}
+
+/// Whether tiles of the scheme's most rows have a kernel for clusters of two.
+template <Scheme S, class Activation>
+inline constexpr bool kHasClusters = !is_fp8(S) && Activation::kFineTiles;
+
+/// `t.cluster` is 2 only in tiles of kBlockRows, or of the most rows with kHasClusters.
+template <Scheme S, class Activation, class Tiles>
+void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cudaStream_t stream) {
+  constexpr int kStages = Tiles::large_stages(S);
+  if (t.tile_rows <= 16) {
+    launch_layer<S, Tiles::kSmallStages, 16, 1, Activation>(p, workers, stream);
+  } else if (t.tile_rows <= 64) {
+    launch_layer<S, Tiles::kMediumStages, 64, 1, Activation>(p, workers, stream);
+  } else if (t.tile_rows > kMostRows<S>) {
+    if constexpr (kHasBlockKernel<S, Activation>) launch_blocks_tuned<Activation>(p, workers, t.cluster, stream);
+  } else if (t.cluster == 1) {
+    launch_layer<S, kStages, kMostRows<S>, 1, Activation>(p, workers, stream);
+  } else if constexpr (kHasClusters<S, Activation>) {
+    launch_layer<S, kStages, kMostRows<S>, 2, Activation>(p, workers, stream);
+  }
+}
+
+}  // namespace moe::hopper::detail
+
+namespace moe::hopper {
+
+template <Scheme S, class Activation, class Tiles>
+LayerLauncher layer_launcher() {
+  static_assert(layer_smem_bytes<S, Tiles>() <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor");
+  constexpr bool kClusters = detail::kHasClusters<S, Activation> || kHasBlockKernel<S, Activation>;
+  return {&detail::launch_layer_tuned<S, Activation, Tiles>, kClusters ? 2 : 1, kHasBlockKernel<S, Activation>};
+}
+
+}  // namespace moe::hopper

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/layer/layer_kernel.cuh: both products of one MoE layer in one persistent, warp-specialised kernel.
+//
+// Warps 0-7 are two consumer warpgroups, warp 8 draws units and streams weights, warps 9-11 gather rows. Each warpgroup has half of
+// a 256-row weight tile. GEMM1 leaves activated rows in `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when
+// they are whole. Nothing waits for a grid-wide barrier, so the tail of GEMM1 is filled with GEMM2.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/layer/epilogue.cuh"
+#include "moe/experts/hopper/layer/loaders.cuh"
+#include "moe/experts/hopper/layer/mainloop.cuh"
+#include "moe/experts/hopper/layer/row_quantizer.cuh"
+
+namespace moe::hopper {
+
+namespace detail {
+
+/// Where the kernel plans for itself and topk is over 1: the warpgroup that finishes the last unit of its 128 columns adds the rows of
+/// each token's slots, in order. `finished` counts units per weight tile and warpgroup.
+template <class Output, class Params>
+__device__ inline void reduce_columns(Params const& p, Unit const& unit, int group, int token_tiles, int* flags) {
+  int const thread = thread_index() & 127;
+  group_barrier(group);
+  if (thread == 0) {
+    fence_device();
+    flags[group] = atomicAdd(p.finished + 2 * (unit.feature / kOutputFeatures) + group, 1) + 1;
+    fence_device();
+  }
+  group_barrier(group);
+  if (flags[group] != token_tiles) return;
+  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+  int const chunk = thread & 15;  // of 8 columns: 8 in each half of the tile
+  int const column = unit.feature + 64 * group + 128 * (chunk >> 3) + 8 * (chunk & 7);
+  if (column >= p.hidden) return;
+  for (int token = thread >> 4; token < tokens; token += 8) {
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    add_slots<Output>(static_cast<Output const*>(p.rows_out), SlotIds(p.ids, p.id_gap), token, p.topk, p.num_experts, p.hidden, column,
+                      sum);
+    store_sum<Output>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden + column, sum);
+  }
+}
+
+/// One unit of this warpgroup. False if another CTA finishes it, because K is split and this part was not the last.
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation, int N, class Memory>
+__device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, RingState<Stages>& ring, Unit const& unit, int group) {
+  using Traits = SchemeTraits<S>;
+  using Layout = SmemLayout<S, Stages, MaxRows>;
+  char* const staging = memory.base + Layout::kStaging + group * Layout::kStagingBytes;
+  int* const targets = reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows;
+  float* const weights = reinterpret_cast<float*>(memory.base + Layout::kWeights) + group * MaxRows;
+  int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
+
+  ThreadRows<N> sorted{};
+  if (unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) {
+    for_thread_rows<N>(unit.rows, [&](int i, int row) { sorted.row[i] = p.sorted_rows[unit.first_row + row]; });
+  }
+  float total[2][N / 2];
+  multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
+  if constexpr (Cluster == 1 && N <= most_split_rows(S)) {
+    if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return false;
+  }
+  if (unit.phase == 0) {
+    finish_gate_up<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging,
+                                                           unit.k_count <= Stages);
+  } else {
+    finish_down<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, targets, sorted, staging);
+  }
+  return true;
+}
+
+/// After a unit that this warpgroup finished: tells GEMM2's loaders, or sums what is whole.
+template <Scheme S, int Stages, int MaxRows, class Memory>
+__device__ inline void report_unit(LayerParams const& p, Memory const& memory, Unit const& unit, int group) {
+  using Layout = SmemLayout<S, Stages, MaxRows>;
+  int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
+  if (unit.phase == 0) {
+    if constexpr (S == Scheme::fp8_row) {
+      quantize_whole_rows(p, unit, group, flags);
+    } else if ((thread_index() & 127) == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
+      fence_device();
+      atomicAdd(p.counters + unit.token_tile, 1);
+    }
+  } else if constexpr (MaxRows <= kSelfAlignRows) {
+    if (p.self_align && p.topk > 1) {
+      reduce_columns<typename SchemeTraits<S>::Output>(
+          p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
+    }
+  }
+}
+
+/// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
+template <class Output, class Params>
+__device__ inline void zero_rows(Params const& p, bool all) {
+  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+  int const warp = thread_index() >> 5;
+  int const lane = thread_index() & 31;
+  for (int token = static_cast<int>(blockIdx.x) * 8 + warp; token < tokens; token += static_cast<int>(gridDim.x) * 8) {
+    if (!all && static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
+    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
+    for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+}  // namespace detail
+
+template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
+__global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant__ LayerParams const p) {
+  using Layout = SmemLayout<S, Stages, MaxRows>;
+  extern __shared__ char layer_smem[];
+  Shared<Layout, Stages> const memory{layer_smem + ((1024u - (smem_address(layer_smem) & 1023u)) & 1023u)};
+  int const warp = static_cast<int>(threadIdx.x) >> 5;
+  int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&p.w13);
+    prefetch_tensor_map(&p.w2);
+    for (int s = 0; s < Stages; ++s) {
+      ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
+      ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, SchemeTraits<S>::kBlock>);
+    }
+    for (int s = 0; s < kUnitSlots; ++s) {
+      ptx::mbarrier_init(memory.unit_full(s), 1);
+      ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + kConsumerThreads);
+      ptx::mbarrier_init(memory.number_full(s), 1);
+    }
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+    ptx::fence_proxy_async(ptx::space_shared);
+  }
+  launch_dependents();
+  if constexpr (Cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  wait_for_dependencies();
+  if (MaxRows <= kSelfAlignRows && p.self_align) {
+    if (p.max_tokens * p.topk <= 32) {
+      if (warp == 0) {
+        Control const control = self_align_warp(p.align);
+        if (threadIdx.x == 0) *memory.control() = control;
+      }
+    } else {
+      int* const scratch = reinterpret_cast<int*>(memory.base);
+      Control const control = self_align<kLayerThreads>(p.align, scratch + 32 + kLayerThreads, scratch + 32, scratch);
+      if (threadIdx.x == 0) *memory.control() = control;
+    }
+    if constexpr (SchemeTraits<S>::kBlock && !kQuantizesRows<S, MaxRows>) {
+      if (p.align.x != nullptr) detail::quantize_groups<kLayerThreads>(p.align, 0, 1);
+    }
+    ptx::fence_proxy_async(ptx::space_shared);
+  } else if (threadIdx.x == 0) {
+    *memory.control() = *p.control;
+  }
+  __syncthreads();
+
+  if (warp >= kConsumerThreads / 32) {
+    give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
+    if (warp == kConsumerThreads / 32) {
+      if (threadIdx.x == kConsumerThreads) load_weights<S, Stages, Cluster>(p, memory, rank);
+    } else {
+      load_rows<S, Stages, MaxRows>(p, memory, warp - kConsumerThreads / 32 - 1);
+    }
+  } else {
+    take_registers<208>();
+    int const group = warp >> 2;
+    bool const nothing = p.self_align && memory.control()->token_tiles == 0;
+    if (p.standard && (nothing || (p.topk == 1 && memory.control()->missing > 0))) {
+      detail::zero_rows<typename SchemeTraits<S>::Output>(p, nothing);
+    }
+    RingState<Stages> ring;
+    RingState<kUnitSlots> slot;
+    while (true) {
+      Unit const unit = next_unit(memory, slot);
+      __syncwarp();
+      if (unit.phase < 0) break;
+      bool finished = false;
+      auto const run = [&]<int N>() {
+        if constexpr (N <= MaxRows && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))
+          finished = detail::consume_unit<S, Stages, MaxRows, Cluster, Activation, N>(p, memory, ring, unit, group);
+      };
+      constexpr bool kFine = MaxRows > 64;  // tiles of 64 rows and more in steps of 8
+      int eights = (unit.rows + 7) / 8;
+      if (!Activation::kFineTiles && eights > 2) eights = min((eights + 3) / 4 * 4, MaxRows / 8);
+      switch (eights) {
+        case 0: skip<Stages, Cluster, SchemeTraits<S>::kBlock>(memory, ring, unit.k_count); break;
+        case 1: run.template operator()<8>(); break;
+        case 2: run.template operator()<16>(); break;
+        case 3:
+        case 4: run.template operator()<32>(); break;
+        case 5:
+        case 6: run.template operator()<48>(); break;
+        case 7:
+        case 8: run.template operator()<64>(); break;
+        case 9: run.template operator()<kFine ? 72 : 80>(); break;
+        case 10: run.template operator()<80>(); break;
+        case 11: run.template operator()<kFine ? 88 : 96>(); break;
+        case 12: run.template operator()<96>(); break;
+        case 13: run.template operator()<kFine ? 104 : 112>(); break;
+        case 14: run.template operator()<112>(); break;
+        case 15: run.template operator()<kFine ? 120 : 128>(); break;
+        case 16: run.template operator()<128>(); break;
+        case 17: run.template operator()<136>(); break;
+        case 18: run.template operator()<144>(); break;
+        case 19: run.template operator()<152>(); break;
+        default: run.template operator()<160>(); break;
+      }
+      if (finished) detail::report_unit<S, Stages, MaxRows>(p, memory, unit, group);
+    }
+  }
+
+  if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
+  if (MaxRows <= kSelfAlignRows && p.self_align) {
+    __syncwarp();  // one lane alone streamed the weights
+    __syncthreads();
+    bool last = false;
+    if (threadIdx.x == 0) {
+      fence_device();
+      last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x);
+    }
+    if (__syncthreads_or(last ? 1 : 0) != 0) {  // every other CTA is done with the counters: leave them as they were found
+      fence_device();
+      Control const control = *memory.control();
+      for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.counters[i] = 0;
+      for (int phase = 0; phase < 2; ++phase) {
+        if (control.splits[phase] == 1) continue;
+        int const used = 2 * control.units[phase] / control.splits[phase];
+        for (int i = static_cast<int>(threadIdx.x); i < used; i += kLayerThreads) p.counters[p.max_tiles + phase * p.max_units + i] = 0;
+      }
+      for (int i = static_cast<int>(threadIdx.x); i < 2 * p.space.weight_tiles[1]; i += kLayerThreads) p.finished[i] = 0;
+      if (threadIdx.x == 0) {
+        *p.next_unit = static_cast<int>(gridDim.x);
+        *p.exits = 0;
+      }
+    }
+  }
+}
+
+}  // namespace moe::hopper

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/layer/layer_params.cuh: what the layer kernel is given, and where its roles find what in shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "moe/core/ptx/wgmma.cuh"
+#include "moe/experts/hopper/common/activation.cuh"
+#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/common/schedule.cuh"
+#include "moe/experts/hopper/common/smem_layout.hpp"
+
+namespace moe::hopper {
+
+/// Compile-time facts of a scheme on the device.
+template <Scheme S>
+struct SchemeTraits {
+  static constexpr bool kFp8 = is_fp8(S);
+  static constexpr bool kBlock = S == Scheme::fp8_block;
+  static constexpr MmaType kMma = kFp8 ? MmaType::e4m3 : S == Scheme::bf16 ? MmaType::bf16 : MmaType::f16;
+  static constexpr int kElementBytes = kFp8 ? 1 : 2;
+  static constexpr int kStepElements = 128 / kElementBytes;  ///< of K in one stage
+  using Output = std::conditional_t<S == Scheme::f16, __half, __nv_bfloat16>;
+};
+
+/// Where a weight matrix lies in its tensor map and in the arrays of one value per feature (biases, scales of rows). Index 0 of a pair is
+/// the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
+struct MatrixLayout {
+  int depth;          ///< map slices per expert
+  int dx, dy, dz;     ///< the second box's place in the map, from the first's: column, row, slice
+  int rows;           ///< of one expert
+  int row_step;       ///< from a feature's row to the next feature's
+  int half_step;      ///< from a feature's row in the first box to that in the second
+  int half_features;  ///< features that the second box lies behind the first: 0 for gate and up, 128 else
+  int limit;          ///< features
+};
+
+/// Kernel parameter block. Weights are three-dimensional tensor maps with boxes of 128 bytes of K by 128 rows: w13 as [2E, I, H] (gate
+/// of expert e at 2e, up at 2e + 1), interleaved as [E, I, 2H], ungated as [E, I, H]; w2 as [E, H, I].
+struct LayerParams {
+  CUtensorMap w13;
+  CUtensorMap w2;
+  UnitSpace space;
+  MatrixLayout matrix[2];  ///< of w13 and of w2
+  int hidden;
+  int intermediate;
+  int topk;
+  int num_experts;
+  int max_tokens;
+  int tile_rows;
+  int max_tiles;
+  int max_units;
+  bool standard;             ///< ids given: rows of x are tokens; else the batched format
+  bool weight_on_input;      ///< the router weight multiplies GEMM1's sums, not GEMM2's
+  bool tensor_scales;        ///< fp8_row: w13_scales and w2_scales are [E]
+  void const* x;             ///< rows of codes
+  long long x_row_bytes;     ///< from a row of x to the next
+  int const* gather;         ///< batched: row of x of a slot, or null: the slot's own
+  float const* x_scales;     ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
+  long long x_scale_stride;  ///< from a row of x_scales to the next
+  float const* w13_scales;   ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
+  float const* w2_scales;    ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
+  float const* w13_bias;     ///< [E, rows] or null
+  float const* w2_bias;      ///< [E, H] or null
+  float static_scale;        ///< fp8_row: over 0, of x and of the intermediate
+  float scale_floor;         ///< fp8: of the intermediate
+  float amax_bound;
+  std::int32_t const* ids;
+  int id_gap;  ///< elements between the rows of ids, beyond k
+  std::int32_t const* num_tokens;
+  Control* control;
+  int* next_unit;
+  int* exits;       ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
+  int* finished;    ///< there also: units done per weight tile of phase 1 and warpgroup
+  void* out;        ///< [M, H]; there also the sums over the slots go, if topk is over 1
+  bool self_align;  ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
+  AlignArgs align;
+  TokenTile const* tiles;
+  int* counters;
+  SortedRow const* sorted_rows;
+  void* inter;          ///< [slots, I] codes
+  void* inter_wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `inter` where a tile's rows are whole
+  float* inter_scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
+  void* rows_out;       ///< rows addressed by slot: out itself if topk is 1
+  float* partials;
+  ActivationParams activation;
+};
+
+/// The row of x that a slot computes with.
+__device__ inline long long input_row(LayerParams const& p, int slot) { return p.gather != nullptr ? p.gather[slot] : slot / p.topk; }
+
+inline constexpr int kConsumerThreads = 256;
+inline constexpr int kLayerThreads = 384;
+inline constexpr int kGatherWarps = 3;     ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
+inline constexpr int kSelfAlignRows = 64;  ///< only kernels of at most so many rows per tile plan for themselves
+/// K is split only in tiles of at most so many rows: in larger ones the sums of the parts cost what they even out.
+constexpr int most_split_rows(Scheme s) { return is_fp8(s) ? 64 : 96; }
+static_assert(sizeof(Unit) == kUnitBytes && sizeof(Control) == kControlBytes);
+
+/// The ring position of one role: all roles walk the same sequence of stages.
+template <int Stages>
+struct RingState {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1u;
+    }
+  }
+  __device__ void advance(int steps) {
+    unsigned const to = static_cast<unsigned>(stage + steps);
+    stage = static_cast<int>(to % Stages);
+    parity ^= to / Stages & 1u;
+  }
+};
+
+/// Pointers into shared memory.
+template <class Layout, int Stages>
+struct Shared {
+  char* base;
+  __device__ char* stage(int s) const { return base + s * Layout::kStageBytes; }
+  __device__ std::uint64_t* full(int s) const { return reinterpret_cast<std::uint64_t*>(base + Layout::kBarriers) + s; }
+  __device__ std::uint64_t* empty(int s) const { return full(Stages + s); }
+  __device__ std::uint64_t* unit_full(int s) const { return full(2 * Stages + s); }
+  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * Stages + kUnitSlots + s); }
+  __device__ std::uint64_t* number_full(int s) const { return full(2 * Stages + 2 * kUnitSlots + s); }
+  __device__ std::uint64_t* stored(int s) const { return full(2 * Stages + 3 * kUnitSlots + s); }  ///< block kernel only
+  __device__ int* number(int s) const { return reinterpret_cast<int*>(base + Layout::kNumbers) + s; }
+  __device__ Control* control() const { return reinterpret_cast<Control*>(base + Layout::kControl); }
+  __device__ Unit* unit(int s) const { return reinterpret_cast<Unit*>(base + Layout::kUnits) + s; }
+};
+
+}  // namespace moe::hopper

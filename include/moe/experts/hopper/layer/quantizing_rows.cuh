@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/layer/quantizing_rows.cuh: what the gathering warps do where x comes in bf16 and no kernel ran before this one: they make
+// the e4m3 codes and scales of GEMM1's rows on the way into the ring.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/layer/layer_params.cuh"
+
+namespace moe::hopper {
+
+/// Whether a kernel's gathering warps can quantise: their registers hold four parts of a step on the way, of four rows each.
+template <Scheme S, int MaxRows>
+inline constexpr bool kQuantizesRows = (S == Scheme::fp8_block) && (MaxRows <= kQuantizingRows);
+
+/// Rows, their scales and the weights' scales of a unit of phase 0. `own` is the step of the unit that is this warp's first.
+///
+/// The warps take steps in turn, and the lanes of a step's warp arrive for all three: each has three steps' time for its own, loads
+/// included. Of up to four rows, which units mostly have, the first twelve steps are on their way at once, of more than eight the first
+/// three. A warp looks at the ring at least every third step, so that it cannot take one round of it for another. Eight lanes convert a
+/// row, four rows at a time.
+template <int Stages, int MaxRows, class Memory, class Params>
+__device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit const& unit, RingState<Stages>& ring, int& own) {
+  constexpr int kParts = 4;  // in registers; of one step 1, 2 or 4
+  static_assert(MaxRows <= 4 * kParts && Stages >= kGatherWarps);
+  int const lane = thread_index() & 31;
+  int const chunk = lane & 7;
+  int const parts = unit.rows <= 4 ? 1 : unit.rows <= 8 ? 2 : 4;
+  int const round = kGatherWarps * (kParts / parts);  // steps from what a register holds to what it holds next
+  auto const row_of = [&](int part) { return 4 * (part & (parts - 1)) + (lane >> 3); };
+  auto const step_of = [&](int part) { return kGatherWarps * (parts == 1 ? part : parts == 2 ? part >> 1 : 0); };
+
+  int const weight_part = lane >> 1;  // for which this lane has the weights' scale of one of the two boxes
+  float const* weight_scales = nullptr;
+  if (weight_part < kParts) {
+    int const out_blocks = (p.matrix[0].rows + 127) / 128;
+    int const block = min(unit.feature / 128 + ((lane & 1) == 0 ? 0 : p.matrix[0].half_step / 128), out_blocks - 1);
+    weight_scales = p.w13_scales + (static_cast<long long>(unit.expert) * out_blocks + block) * (p.hidden / 128) + unit.k_begin;
+  }
+  int const token = lane < unit.rows ? p.sorted_rows[unit.first_row + lane].slot / p.topk : 0;  // of row `lane`
+  int row[kParts];  // where this lane's first 16 bytes of it lie in x in step 0 of the unit, the others 128 bytes on; or -1
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    int const from = __shfl_sync(0xFFFFFFFFu, token, row_of(i)) * (p.hidden / 8) + unit.k_begin * 16 + chunk;
+    row[i] = row_of(i) < unit.rows ? from : -1;
+  }
+  uint4 words[kParts][2];
+  float weight_scale = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) words[i][0] = words[i][1] = make_uint4(0, 0, 0, 0);
+  auto const load = [&](int first) {
+    int const weight_step = first + step_of(weight_part);
+    if (weight_scales != nullptr && weight_step < unit.k_count) weight_scale = __ldg(weight_scales + weight_step);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      int const k = first + step_of(i);
+      if (k >= unit.k_count) return;
+      if (row[i] >= 0) {
+        uint4 const* const from = static_cast<uint4 const*>(p.align.x) + row[i] + k * 16;
+        words[i][0] = __ldcg(from);
+        words[i][1] = __ldcg(from + 8);
+      }
+    }
+  };
+  load(own);
+  for (int first = own; first < unit.k_count; first += round) {
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      int const k = first + step_of(i);
+      if (k >= unit.k_count) break;
+      std::uint32_t const word[8] = {words[i][0].x, words[i][0].y, words[i][0].z, words[i][0].w,
+                                     words[i][1].x, words[i][1].y, words[i][1].z, words[i][1].w};
+      std::uint32_t code[4];
+      float const scale = detail::quantize_group(word, code);
+      RingState<Stages> at = ring;
+      at.advance(k);
+      wait_parity(memory.empty(at.stage), at.parity ^ 1u);
+      std::uint32_t const target = smem_address(memory.stage(at.stage) + kWeightBytes);
+      std::uint32_t const scales = target + MaxRows * 128;
+      if (row[i] >= 0) {
+        int const r = row_of(i);
+        std::uint32_t const to = target + static_cast<std::uint32_t>(r * 128 + (((chunk >> 1) ^ (r & 7)) << 4) + (chunk & 1) * 8);
+        store_shared_8(to, code[0], code[1]);
+        store_shared_8(to ^ 64u, code[2], code[3]);
+        if (chunk == 0) store_shared(scales + static_cast<std::uint32_t>(r) * 4, scale);
+      }
+      if (weight_part == i && (i & (parts - 1)) == 0) store_shared(scales + 512 + static_cast<std::uint32_t>(lane & 1) * 4, weight_scale);
+      if ((i & (parts - 1)) == parts - 1) {
+        ptx::fence_proxy_async(ptx::space_shared);  // a memory barrier: no loads are on their way here, for which it might wait
+        arrive(memory.full(at.stage), kGatherWarps);
+      }
+    }
+    load(first + round);
+  }
+  ring.advance(unit.k_count);
+  own = (own + (kGatherWarps - 1) * unit.k_count) % kGatherWarps;
+}
+
+}  // namespace moe::hopper

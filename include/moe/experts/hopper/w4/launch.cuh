@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/launch.cuh: launches of the layer kernel with 4-bit weights. A program may instantiate w4_launcher once per scheme in
+// files of their own and declare the instances extern, to compile them in parallel and the rest without nvcc.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/w4/kernel.cuh"
+
+namespace moe::hopper {
+
+namespace w4 {
+
+template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
+inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
+  using L = Layout<S, Groups, Depth, Stages, MaxRows>;
+  auto* const kernel = layer_kernel<S, Groups, Depth, Stages, MaxRows>;
+  static hopper::detail::OncePerDevice once;
+  hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
+  hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, p);
+}
+
+template <W4Scheme S>
+void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
+  constexpr int kMedium = medium_rows(S);
+  if (p.tile_rows <= 16) {
+    launch_layer<S, 4, 4, 4, 16>(p, workers, stream);
+  } else if (p.tile_rows <= kMedium) {
+    launch_layer<S, 4, 2, S == W4Scheme::mxfp4 ? 5 : 7, kMedium>(p, workers, stream);
+  } else {
+    launch_layer<S, 2, 2, S == W4Scheme::mxfp4 ? 4 : 5, most_rows(S)>(p, workers, stream);
+  }
+}
+
+}  // namespace w4
+
+template <W4Scheme S>
+W4Launcher w4_launcher() {
+  return &w4::launch_layer_tuned<S>;
+}
+
+}  // namespace moe::hopper

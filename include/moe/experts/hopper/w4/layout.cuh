@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/layout.cuh: what the 4-bit layer kernel is given, and how its shared memory lies.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/w4/problem.hpp"
+
+namespace moe::hopper::w4 {
+
+static_assert(kGateFeatures == 32 * kTileBricks && kOutputFeatures == kBrickRows * kTileBricks, "a weight tile is four bricks");
+
+inline constexpr int kProducerThreads = 128;  ///< one warp draws units and copies weights, three gather rows
+inline constexpr int kGatherWarps = 3;
+inline constexpr int kUnitSlots = 8;
+inline constexpr int kMostSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
+inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the plan, which counts in steps of 32 KiB of weights
+
+/// Kernel parameter block. Index 0: w13, phase 0; 1: w2, phase 1.
+struct Params {
+  std::uint8_t const* weights[2];
+  float const* bias[2];    ///< [E, 2I] and [E, H], or null
+  float const* factor[2];  ///< [E]
+  int bricks[2];           ///< along the rows of one expert's matrix
+  int steps[2];            ///< bricks along K
+  UnitSpace space;         ///< k_steps in units of kCoarse bricks
+  int hidden;
+  int intermediate;  ///< a multiple of 64
+  int bias_width;    ///< features that have a bias: the layer's own intermediate width
+  int topk;
+  int num_experts;
+  int max_tokens;
+  int tile_rows;
+  int max_tiles;
+  int max_units;  ///< for which there is room among the parts of K
+  int max_splits;
+  int workers;
+  bool standard;       ///< ids given: rows of x are tokens; else the batched format
+  void const* x;       ///< [M, H] bf16
+  long long x_stride;  ///< elements between rows of x
+  std::int32_t const* ids;
+  int id_gap;                  ///< elements between the rows of ids, beyond k
+  std::int32_t const* gather;  ///< batched format: rows of x by slot, or null
+  std::int32_t const* num_tokens;
+  Control const* control;
+  int* next_unit;
+  TokenTile const* tiles;
+  int* counters;        ///< of each token tile: groups of phase 0 that are done
+  int* split_counters;  ///< of each tile whose K is split: parts that are done; zero before and after
+  SortedRow const* sorted_rows;
+  void* inter;     ///< [slots, I] bf16, rows sorted by expert
+  void* rows_out;  ///< rows addressed by slot: out itself if topk is 1
+  void* out;
+  float* partials;
+  W4Activation activation;
+};
+
+/// Shared memory of a kernel with `Groups` consumer warpgroups and ring stages of `Depth` bricks along K, from a 1024-byte aligned base.
+template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
+struct Layout {
+  static constexpr int kStages = Stages;
+  static constexpr int kGroups = Groups;
+  static constexpr int kDepth = Depth;
+  static constexpr int kBricks = kTileBricks / Groups;  ///< of one warpgroup, side by side
+  static constexpr int kConsumers = Groups * 128;
+  static constexpr int kThreads = kConsumers + kProducerThreads;
+  static constexpr int kRowBytes = MaxRows * 128;  ///< 64 columns of a tile's rows
+  static constexpr int kBrickBytes = brick_bytes(S);
+  static constexpr int kPassRows = MaxRows < 32 ? MaxRows : Groups == 4 ? 32 : 64;  ///< rows that are staged at a time
+  static constexpr int kStagingBytes = kPassRows * 128;
+  static constexpr int kStaging = Stages * Depth * kRowBytes;  ///< one buffer per warpgroup
+  static constexpr int kWeights = kStaging + Groups * kStagingBytes;
+  static constexpr int kTargets = kWeights + Stages * Depth * kTileBricks * kBrickBytes;  ///< per warpgroup: slots of the tile's rows
+  static constexpr int kFactors = kTargets + Groups * MaxRows * 4;                        ///< their router weights
+  static constexpr int kUnits = kFactors + Groups * MaxRows * 4;
+  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
+  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;
+  static constexpr int kControl = kFlag + 16;
+  static constexpr int kBytes = kControl + static_cast<int>(sizeof(Control)) + 1024;  ///< with room to align the base
+  static_assert(kBytes <= 232448, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
+};
+
+template <class L>
+struct Memory {
+  char* base;
+  __device__ char* rows(int stage) const { return base + stage * (L::kDepth * L::kRowBytes); }
+  __device__ char* bricks(int stage) const { return base + L::kWeights + stage * (L::kDepth * kTileBricks * L::kBrickBytes); }
+  __device__ char* staging(int group) const { return base + L::kStaging + group * L::kStagingBytes; }
+  __device__ int* targets(int group, int max_rows) const { return reinterpret_cast<int*>(base + L::kTargets) + group * max_rows; }
+  __device__ float* factors(int group, int max_rows) const { return reinterpret_cast<float*>(base + L::kFactors) + group * max_rows; }
+  __device__ Unit* unit(int s) const { return reinterpret_cast<Unit*>(base + L::kUnits) + s; }
+  __device__ std::uint64_t* full(int s) const { return reinterpret_cast<std::uint64_t*>(base + L::kBarriers) + s; }
+  __device__ std::uint64_t* empty(int s) const { return full(L::kStages + s); }
+  __device__ std::uint64_t* unit_full(int s) const { return full(2 * L::kStages + s); }
+  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * L::kStages + kUnitSlots + s); }
+  __device__ Control* control() const { return reinterpret_cast<Control*>(base + L::kControl); }
+  __device__ int* flag() const { return reinterpret_cast<int*>(base + L::kFlag); }
+};
+
+/// The ring position of one role: all roles walk the same sequence of stages.
+template <int Stages>
+struct Ring {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+/// Parts of K for `tiles` tiles of `steps` steps of the plan, tried by the 32 lanes of one warp; all lanes return the choice. A CTA alone
+/// takes as long for a step as one of many, because converting codes is its work, so whole rounds of units are what counts; a part costs
+/// `kPartSteps` more for its sum.
+__device__ inline int choose_parts(int tiles, int steps, int workers, int max_splits, int max_units) {
+  constexpr float kPartSteps = 1.5F;
+  int const splits = (thread_index() & 31) + 1;
+  unsigned cost = 0xFFFFFFFFu;
+  if (splits == 1 || (splits <= max_splits && splits <= steps && tiles < 2 * workers && tiles * splits <= max_units)) {
+    float const rounds = static_cast<float>((tiles * splits + workers - 1) / workers);
+    float const length = static_cast<float>((steps + splits - 1) / splits) + (splits > 1 ? kPartSteps : 0.0F);
+    cost = (static_cast<unsigned>(rounds * length * 256.0F) << 5) | static_cast<unsigned>(splits - 1);
+  }
+  return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
+}
+
+/// The plan with this kernel's parts of K, for one whole warp.
+__device__ inline Control split_plan(Params const& p) {
+  Control control = *p.control;
+#pragma unroll
+  for (int phase = 0; phase < 2; ++phase) {
+    int const tiles = control.token_tiles * p.space.weight_tiles[phase];
+    control.splits[phase] = choose_parts(tiles, p.space.k_steps[phase], p.workers, p.max_splits, p.max_units);
+    control.units[phase] = tiles * control.splits[phase];
+  }
+  return control;
+}
+
+/// A unit's bricks: the part of K, and how many lie side by side from the first.
+struct Span {
+  int k_begin;
+  int k_count;
+  int first;
+  int side;
+};
+__device__ inline Span span_of(Params const& p, Unit const& unit) {
+  Span s{};
+  int const phase = unit.phase;
+  s.k_begin = unit.k_begin * kCoarse;
+  s.k_count = min((unit.k_begin + unit.k_count) * kCoarse, phase == 0 ? p.steps[0] : p.steps[1]) - s.k_begin;
+  s.first = unit.feature / (phase == 0 ? 32 : kBrickRows);
+  s.side = min(kTileBricks, (phase == 0 ? p.bricks[0] : p.bricks[1]) - s.first);
+  return s;
+}
+
+}  // namespace moe::hopper::w4

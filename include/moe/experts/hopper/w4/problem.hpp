@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/problem.hpp: how the weight-only 4-bit layer stores its weights, and what it is asked to do. Plain host C++.
+//
+// A brick is 64 weight rows by 64 of K: the codes as the threads of a warpgroup want them (thread t of it reads 16 bytes at 16 t: its A
+// fragments of four wgmma steps of 16), then the scales of each thread's rows r and r + 8, one 32-bit word per (warp, r):
+//   int4       fp16 scale of row r, of row r + 8, over a power of two of the expert, so that scales of 11 bits are exact
+//   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
+//   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
+// The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8 up rows of the same features, so
+// that one thread holds both. Four bricks that lie side by side are a weight tile's step of K: one copy fetches them.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
+#include "moe/experts/hopper/common/problem.hpp"
+
+struct CUstream_st;
+
+namespace moe::hopper {
+
+/// Storage of the weights. Activations are bf16.
+enum class W4Scheme : std::uint8_t {
+  int4,       ///< codes 0 … 15 with zero point 8, one scale per group of 64, 128, … along K
+  int4_zero,  ///< the same with an integer zero point per group
+  mxfp4       ///< e2m1 with a power of two (ue8m0) per 32 along K
+};
+
+constexpr char const* name(W4Scheme s) {
+  switch (s) {
+    case W4Scheme::int4: return "int4";
+    case W4Scheme::int4_zero: return "int4_zero";
+    case W4Scheme::mxfp4: return "mxfp4";
+  }
+  return "?";
+}
+
+inline constexpr int kBrickRows = 64;
+inline constexpr int kBrickDepth = 64;  ///< of K
+inline constexpr int kBrickCodeBytes = 2048;
+inline constexpr int kTileBricks = 4;  ///< of a weight tile: 256 rows
+
+MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + (s == W4Scheme::int4_zero ? 256 : 128); }
+
+/// Most rows of one tile: the scaled sums of int4 need half as many registers again.
+constexpr int most_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 128 : 80; }
+
+/// The intermediate width that the layer computes with: what is added has zero weights.
+constexpr int padded_intermediate(int intermediate) { return (intermediate + kBrickDepth - 1) / kBrickDepth * kBrickDepth; }
+
+/// Packed bytes of one matrix of `rows` (2I or H) by `cols`, both multiples of 64.
+MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+  return rows / kBrickRows * (cols / kBrickDepth) * brick_bytes(s);
+}
+
+/// y = (clamp(up, ±limit) + beta) · g σ(alpha g), g = min(gate, limit). alpha 1, beta 0, no limit: SwiGLU. gpt-oss: 1.702, 1, 7.
+struct W4Activation {
+  float alpha = 1.0F;
+  float beta = 0.0F;
+  float limit = std::numeric_limits<float>::infinity();
+};
+
+/// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K; gate rows before up
+/// rows. int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of float32; mxfp4: exponent bytes
+/// [E, rows, cols / 32]. Read by the constructor only, but for the biases.
+struct W4Weights {
+  std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]
+  std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2]
+  void const* w13_scales = nullptr;
+  void const* w2_scales = nullptr;
+  int w13_group = 32;          ///< elements of K that share a scale: 32 (mxfp4) or a multiple of 64
+  int w2_group = 32;           ///< the same of w2
+  float const* b13 = nullptr;  ///< [E, 2I], or null
+  float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
+};
+
+/// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
+inline void check_w4(LayerShape const& s, W4Scheme scheme, W4Weights const& w) {
+  bool const mx = scheme == W4Scheme::mxfp4;
+  auto const multiple = [&](char const* what, int value, int unit) {
+    if (value < unit || value % unit != 0) {
+      throw Error(ErrorCode::config, text("hopper_w4a16: ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
+                                          ". Pad it, or use the experts cuda_reference"));
+    }
+  };
+  multiple("hidden", s.hidden, kBrickDepth);
+  multiple("intermediate", s.intermediate, mx ? kBrickDepth / 2 : kBrickDepth);
+  if (s.num_experts < 1 || s.num_experts > 1024) {
+    throw Error(ErrorCode::config, text("hopper_w4a16: ", s.num_experts, " local experts are out of range [1, 1024]"));
+  }
+  if (s.topk < 1) throw Error(ErrorCode::config, text("hopper_w4a16: topk ", s.topk, " must be at least 1"));
+  auto const group = [&](char const* what, int size, int cols) {
+    if (mx ? size != 32 : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
+      throw Error(ErrorCode::config,
+                  text("hopper_w4a16: ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme),
+                       mx ? " needs 32" : " needs a multiple of 64 that divides them", ". Use the experts cuda_reference"));
+    }
+  };
+  group("w13", w.w13_group, s.hidden);
+  group("w2", w.w2_group, s.intermediate);
+  for (auto const& [what, pointer] :
+       {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
+    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+      throw Error(ErrorCode::argument, text("hopper_w4a16: address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
+    }
+  }
+}
+
+/// Byte offsets in the workspace of at most `max_tokens` tokens. Tiles are counted for the smallest tile, so any tile size fits.
+struct W4Workspace {
+  static constexpr int kMaxSplitUnits = 8192;
+  static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
+  std::int64_t slots = 0;
+  std::int64_t max_tiles = 0;
+  std::int64_t control = 0;
+  std::int64_t tiles = 0;
+  std::int64_t counters = 0;
+  std::int64_t sorted_rows = 0;
+  std::int64_t inter = 0;
+  std::int64_t slot_rows = 0;
+  std::int64_t partials = 0;
+  std::int64_t bytes = 0;  ///< in all
+};
+
+constexpr W4Workspace plan_w4_workspace(LayerShape const& s, int max_tokens) {
+  W4Workspace w{};
+  w.slots = std::int64_t{max_tokens} * s.topk;
+  w.max_tiles = w.slots / 8 + 2 * s.num_experts + 2;
+  std::int64_t at = 0;
+  auto const take = [&at](std::int64_t bytes) {
+    std::int64_t const here = at;
+    at = (at + bytes + 1023) / 1024 * 1024;
+    return here;
+  };
+  w.control = take(1024);
+  w.tiles = take(w.max_tiles * 32);
+  w.counters = take((w.max_tiles + 2 * W4Workspace::kMaxSplitUnits) * 4);
+  w.sorted_rows = take((w.slots + 128) * 8);
+  w.inter = take(w.slots * padded_intermediate(s.intermediate) * 2);
+  w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
+  w.partials = take(W4Workspace::kPartialBytes);
+  w.bytes = at;
+  return w;
+}
+
+/// Rows of a tile that the middle one of the three kernels takes at most; the largest does not cut K.
+constexpr int medium_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 64 : 32; }
+
+/// Tile choices of the layer: rows of one expert in one tile, and the most parts of K.
+struct W4Tuning {
+  int tile_rows = 16;   ///< 8 to most_rows(scheme), a multiple of 8
+  int max_splits = 16;  ///< used with tiles of 8, 16, 32 and, in mxfp4, 64 rows
+  int raster = 16;      ///< row tiles that are walked before the next weight tile
+  friend bool operator==(W4Tuning const&, W4Tuning const&) = default;
+};
+
+constexpr W4Tuning choose_w4_tuning(LayerShape const& shape, W4Scheme scheme, int max_tokens) {
+  W4Tuning t{};
+  std::int64_t const slots = std::int64_t{max_tokens} * shape.topk;
+  std::int64_t const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
+  int const medium = medium_rows(scheme);
+  // gpt-oss-120b, mxfp4, 8 rows an expert: tiles of 16 take 547 us, of 64 614 us; kimi-k2, int4, 5 rows: 16 2732 us, 32 2928 us, 80 3962
+  // us, 21 rows: 16 5257 us, 32 4174 us, 80 4316 us.
+  t.tile_rows = rows <= 9 ? 16 : rows <= medium * 5 / 8 ? medium : most_rows(scheme);
+  return t;
+}
+
+namespace w4 {
+struct Params;
+}  // namespace w4
+
+/// Enqueues the layer kernel of one scheme on so many multiprocessors.
+using W4Launcher = void (*)(w4::Params const& params, int workers, CUstream_st* stream);
+/// The launcher of a scheme; defined in experts/hopper/w4/launch.cuh, from which a program instantiates it or links it
+/// (moe_add_hopper_kernels).
+template <W4Scheme S>
+W4Launcher w4_launcher();
+
+}  // namespace moe::hopper

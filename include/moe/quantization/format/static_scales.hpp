@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/format/static_scales.hpp: scales that come with a checkpoint: merged over experts, checked between ranks, codes moved to
+// another scale. Spec 02 §2, §4, §6.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "moe/core/error.hpp"
+#include "moe/quantization/format/units.hpp"
+
+namespace moe::quantization {
+
+/// E_ARG unless a scale of a checkpoint is finite and > 0.
+inline void check_scale(char const* what, float scale) {
+  if (!(scale > 0.0F) || !std::isfinite(scale)) throw Error(ErrorCode::argument, text(what, " is ", scale, ", expected finite and > 0"));
+}
+
+/// One activation scale that serves all experts: the largest of theirs, so that one quantised row can go to any of them.
+inline float merge_static_scales(std::span<float const> per_expert) {
+  if (per_expert.empty()) throw Error(ErrorCode::argument, "no activation scales to merge: expected at least 1");
+  for (float const s : per_expert) check_scale("static activation scale", s);
+  return *std::max_element(per_expert.begin(), per_expert.end());
+}
+
+/// E_MISMATCH unless all ranks have the same static activation scale; per_rank[r] is rank r's.
+inline void check_same_static_scale(std::span<float const> per_rank) {
+  for (std::size_t r = 1; r < per_rank.size(); ++r) {
+    if (float_bits(per_rank[r]) != float_bits(per_rank[0])) {
+      throw Error(ErrorCode::mismatch,
+                  text("static activation scale is ", per_rank[0], " on rank 0 but ", per_rank[r], " on rank ", r, "; it must be equal"));
+    }
+  }
+}
+
+/// Codes under scale `from` rounded again to codes under scale `to`, in place: gate and up with scales of their own become one matrix
+/// with the larger scale.
+inline void requantize_e4m3(std::span<std::uint8_t> codes, float from, float to) {
+  if (from == to) return;
+  for (std::uint8_t& code : codes) code = Fp8Unit<>::encode(Fp8Unit<>::decode(code, from), to);
+}
+
+/// nvfp4 block scales (e4m3) under global scale `from` rounded again under the larger global scale `to`, in place.
+inline void rescale_nvfp4_blocks(std::span<std::uint8_t> block_scales, float from, float to) {
+  if (from == to) return;
+  for (std::uint8_t& s : block_scales) s = encode_e4m3(divide(decode_e4m3(s) * from, to));
+}
+
+/// Multiplier of the nvfp4 GEMM's result: input_scale · weight_scale_2. Kernels that ask for the quantiser's side take 1 / input_scale.
+inline float nvfp4_alpha(float input_scale, float weight_scale_2) {
+  check_scale("input_scale", input_scale);
+  check_scale("weight_scale_2", weight_scale_2);
+  return input_scale * weight_scale_2;
+}
+
+}  // namespace moe::quantization

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// quantization/rows/quantize_rows.cuh: kernels over all rows, a warp a row, for where no other kernel can inline the quantisation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "moe/core/array.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/quantization/format/layouts.hpp"
+#include "moe/quantization/rows/quantize_row.cuh"
+
+namespace moe::quantization {
+
+namespace detail {
+
+inline constexpr int kRowsPerBlock = 4;
+
+/// Row r of block e = r / capacity; with counts only the first counts[e] rows of a block are defined.
+template <class Scheme, class Act>
+__global__ void quantize_rows_kernel(Scheme scheme, Act const* x, std::int64_t x_stride, std::int64_t rows, std::int64_t capacity,
+                                     std::int32_t const* counts, std::int64_t hidden, typename Scheme::template Payload<Act>* q,
+                                     std::int64_t q_stride, typename Scheme::Scale* s, std::int64_t s_stride) {
+  int const lane = static_cast<int>(threadIdx.x) % kWarp;
+  std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * kRowsPerBlock;
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp; r < rows; r += step) {
+    if (counts != nullptr && r % capacity >= counts[r / capacity]) continue;
+    quantize_row_warp<Scheme, Act>(scheme, x + r * x_stride, hidden, q + r * q_stride, s == nullptr ? nullptr : s + r * s_stride, lane);
+  }
+}
+
+template <class Layout>
+__global__ void swizzle_kernel(Layout layout, std::uint8_t const* linear, std::int64_t linear_stride, std::uint8_t* swizzled) {
+  std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  std::int64_t const cols = layout.padded_cols();
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < layout.size(); i += step) {
+    std::int64_t const r = i / cols, c = i % cols;
+    swizzled[layout.offset(r, c)] = r < layout.rows && c < layout.cols ? linear[r * linear_stride + c] : std::uint8_t{0};
+  }
+}
+
+inline int quantize_blocks(std::int64_t rows) {
+  return static_cast<int>(std::min<std::int64_t>((rows + kRowsPerBlock - 1) / kRowsPerBlock, 1 << 16));
+}
+
+}  // namespace detail
+
+/// x [rows, H] → q [rows, payload_cols(H)], s [rows, scale_cols(H)], all in device memory, asynchronous on `stream`. No rows: no launch.
+template <class Scheme, class Act>
+void quantize_rows_on_device(Scheme const& scheme, Rows<Act const> x, Rows<typename Scheme::template Payload<Act>> q,
+                             Rows<typename Scheme::Scale> s, cudaStream_t stream) {
+  if (x.extent(0) == 0) return;
+  bool const scales = Scheme::scale_cols(x.extent(1)) != 0;
+  detail::quantize_rows_kernel<Scheme, Act><<<detail::quantize_blocks(x.extent(0)), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(
+      scheme, x.data_handle(), x.stride(0), x.extent(0), x.extent(0), nullptr, x.extent(1), q.data_handle(), q.stride(0),
+      scales ? s.data_handle() : nullptr, scales ? s.stride(0) : 0);
+  check_launch("quantize_rows");
+}
+
+/// Batched rows x [L, C, H]: only the first counts[e] rows of expert e, counts [L] in device memory, so that nothing waits for the host.
+template <class Scheme, class Act>
+void quantize_batched_on_device(Scheme const& scheme, Blocks<Act const> x, std::int32_t const* counts,
+                                Blocks<typename Scheme::template Payload<Act>> q, Blocks<typename Scheme::Scale> s, cudaStream_t stream) {
+  std::int64_t const rows = x.extent(0) * x.extent(1);
+  if (rows == 0) return;
+  bool const scales = Scheme::scale_cols(x.extent(2)) != 0;
+  detail::quantize_rows_kernel<Scheme, Act><<<detail::quantize_blocks(rows), detail::kRowsPerBlock * detail::kWarp, 0, stream>>>(
+      scheme, x.data_handle(), x.extent(2), rows, x.extent(1), counts, x.extent(2), q.data_handle(), q.extent(2),
+      scales ? s.data_handle() : nullptr, scales ? s.extent(2) : 0);
+  check_launch("quantize_batched");
+}
+
+/// Linear block scales [rows, cols], linear_stride bytes apart, → swizzled, padding zero; device memory, asynchronous on `stream`.
+inline void swizzle_on_device(SwizzledScales layout, std::uint8_t const* linear, std::int64_t linear_stride, std::uint8_t* swizzled,
+                              cudaStream_t stream) {
+  if (layout.size() == 0) return;
+  auto const blocks = static_cast<int>(std::min<std::int64_t>((layout.size() + 255) / 256, 1 << 16));
+  detail::swizzle_kernel<<<blocks, 256, 0, stream>>>(layout, linear, linear_stride, swizzled);
+  check_launch("swizzle");
+}
+
+}  // namespace moe::quantization

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// routing/row/route_args.hpp: what every router's select() takes.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/array.hpp"
+
+namespace moe::routing {
+
+/// What a router counts while it selects. Owned by the caller; null where nobody wants to know.
+struct RouteCounters {
+  std::int64_t degenerate_rows = 0;  ///< rows of which no expert could be chosen
+};
+
+/// One batch to route. L: element of the logits (float, bf16 or f16). All arrays lie in the space that the router runs in.
+template <class L>
+struct RouteArgs {
+  Rows<L const> logits;                     ///< [M, num_logits]
+  std::int64_t num_valid_rows = 0;          ///< rows at or past it are padding: id -1, weight 0, not counted
+  std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing; null otherwise
+  Rows<std::int32_t> topk_ids;              ///< [M, num_slots] out, logical ids in selection order
+  Rows<float> topk_weights;                 ///< [M, num_slots] out
+  RouteCounters* counters = nullptr;        ///< or null
+  Rows<float> shared_weights = {};          ///< [M, num_joint_shared] out: weights of jointly normalised shared experts; or no rows
+};
+
+}  // namespace moe::routing

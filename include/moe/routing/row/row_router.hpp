@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// routing/row/row_router.hpp: what all routers that choose row by row share: route_row() over a batch, on the host or on the device.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/space.hpp"
+#include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/route_row.hpp"
+#include "moe/routing/row/validate.hpp"
+
+namespace moe::routing {
+
+/// A router whose choices are those of Config: RouterConfig, or a type derived from it that hides fixed choices by static constexpr
+/// members.
+template <class ConfigType>
+class RowRouter {
+ public:
+  using Config = ConfigType;
+  static constexpr bool kWeightOnInput = false;
+
+  int num_experts() const { return config_.num_experts; }
+  int topk() const { return config_.topk; }
+  /// Width of router_logits.
+  int num_logits() const { return config_.num_logits(); }
+  /// Width of topk_ids and topk_weights: k and the fused shared experts.
+  int num_slots() const { return config_.num_slots(); }
+  Config const& config() const { return config_; }
+  /// The same with every choice as a run-time value.
+  RouterConfig resolved() const { return resolve(config_); }
+
+  /// Routes a batch on the host. Rows are independent: the result of a row does not depend on the others, nor on the threads.
+  /// Throws E_ARG if the arrays do not fit.
+  template <class L>
+  void select(RouteArgs<L> const& a) const {
+    check_args(resolved(), a);
+    check_logits(a);
+    std::int64_t const m = a.logits.extent(0);
+    std::int64_t degenerate = 0;
+#ifdef _OPENMP
+    bool const parallel = m * num_logits() >= kParallelLogits;
+#pragma omp parallel for schedule(static) reduction(+ : degenerate) if (parallel)
+#endif
+    for (std::int64_t t = 0; t < m; ++t) {
+      float* const shared = a.shared_weights.data_handle() == nullptr ? nullptr : row_ptr(a.shared_weights, t);
+      if (t >= a.num_valid_rows) {
+        pad_row(config_, row_ptr(a.topk_ids, t), row_ptr(a.topk_weights, t), shared);
+        continue;
+      }
+      RowResult const row = route_row(config_, row_ptr(a.logits, t), a.token_ids == nullptr ? 0 : a.token_ids[t], row_ptr(a.topk_ids, t),
+                                      row_ptr(a.topk_weights, t), shared);
+      degenerate += row.degenerate ? 1 : 0;
+    }
+    if (a.counters != nullptr) a.counters->degenerate_rows += degenerate;
+  }
+
+  /// Routes a batch on the device: one launch, capturable. Defined in routing/device/route.cuh, which a .cu that uses it includes.
+  template <class L>
+  void select(RouteArgs<L> const& a, Stream<space::cuda> stream) const;
+
+ protected:
+  explicit RowRouter(Config const& config) : config_(config) { validate(resolved()); }
+
+ private:
+  static constexpr std::int64_t kParallelLogits = 1 << 14;  ///< below it waking the threads costs more than the rows
+  Config config_;
+};
+
+}  // namespace moe::routing
