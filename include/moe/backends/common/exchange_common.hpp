@@ -7,6 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "moe/backends/common/handle_table.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/space.hpp"
 #include "moe/core/tokens.hpp"
@@ -106,11 +107,7 @@ void convert_row(From const* in, std::int64_t n, To* out) {
   }
 }
 
-/// Which dispatch a result belongs to.
-struct WindowTicket {
-  int slot = 0;
-  std::uint32_t generation = 0;  ///< dispatches of the slot so far, this one included
-};
+using WindowTicket = Handle;
 
 /// Where an exchange stands: finalize() needs a prepare() before it, prepare() a finalized one.
 class CallOrder {

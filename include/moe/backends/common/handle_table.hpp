@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// backends/common/handle_table.hpp: which dispatches of an exchange are under way, and which calls a handle to one of them allows.
+//
+// A slot numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records are used in turn, so a handle is live until
+// two dispatches of its slot have followed. The number of dispatches so far lies outside the table, because exchanges of several layers may
+// share a window: in the window (host) or in comm::WindowUse (device).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "moe/core/error.hpp"
+
+namespace moe::detail {
+
+/// Names a dispatch.
+struct Handle {
+  int slot = 0;
+  std::uint32_t generation = 0;  ///< dispatches of the slot so far, this one included
+  /// Which half of the slot's buffers the dispatch uses.
+  int parity() const { return static_cast<int>(generation & 1U); }
+};
+
+/// What a dispatch is waiting for.
+enum class DispatchState : std::uint8_t {
+  idle,            ///< nothing: it is over, or never was
+  sent,            ///< its receive half
+  received_early,  ///< its receive half was done by abandon() of an older dispatch; the caller's receive is still due
+  received,        ///< its combine
+  combining,       ///< the receive half of its combine
+};
+
+/// What the table keeps of a dispatch. The records of an exchange derive from it.
+struct DispatchRecord {
+  DispatchState state = DispatchState::idle;
+  std::uint32_t generation = 0;
+  std::uint64_t number = 0;  ///< of the dispatch, among those of all slots of this exchange
+};
+
+/// The records of one exchange, `Record` derived from DispatchRecord. One thread at a time.
+template <class Record>
+class HandleTable {
+ public:
+  /// A dispatch that this rank refused, and that it still owes a combine of nothing, so that the peers' round ends.
+  struct Refusal {
+    Handle handle;
+    std::uint32_t code;
+  };
+
+  explicit HandleTable(int num_slots = 1) : slots_(static_cast<std::size_t>(num_slots)) {}
+
+  int num_slots() const { return static_cast<int>(slots_.size()); }
+  /// Before anything else: where the slot's dispatches are counted. Must outlive the table.
+  void set_counter(int slot, std::uint32_t* dispatches) { at(slot).dispatches = dispatches; }
+  /// E_ARG unless the slot exists.
+  void expect_slot(int slot) const {
+    if (slot < 0 || slot >= num_slots()) {
+      throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", num_slots(), ")"));
+    }
+  }
+
+  /// The record that a handle's dispatch has or had. E_ARG for its slot.
+  Record& record(Handle handle) {
+    expect_slot(handle.slot);
+    return at(handle.slot).records[handle.generation & 1U];
+  }
+  std::array<Record, 2>& records(int slot) { return at(slot).records; }
+  /// The handle of the next dispatch: counted so far + 1.
+  Handle next(int slot) const {
+    expect_slot(slot);
+    return {slot, *at(slot).dispatches + 1};
+  }
+  /// Begins next(slot) in the place of the dispatch before the last. The caller counts it: at once if only this rank counts (device), when
+  /// all ranks have read the same headers if the count lies in the window (host).
+  Handle open(int slot, DispatchState state) {
+    Handle const handle = next(slot);
+    DispatchRecord& r = record(handle);
+    r.state = state;
+    r.generation = handle.generation;
+    r.number = ++dispatches_;
+    return handle;
+  }
+  /// open(), counted.
+  Handle open_counted(int slot, DispatchState state) {
+    Handle const handle = open(slot, state);
+    *at(slot).dispatches = handle.generation;
+    return handle;
+  }
+
+  /// Whether fewer than two dispatches of the slot have followed.
+  bool live(Handle handle) const { return age(handle) <= 1; }
+  /// E_STATE if two dispatches of the slot have followed: their results have taken the place of this one's. E_ARG for the slot.
+  Record& expect_live(Handle handle, char const* what) {
+    Record& r = record(handle);
+    if (!live(handle)) {
+      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age(handle), " dispatches of its slot have followed, at most 1"));
+    }
+    return r;
+  }
+  /// expect_live(), and E_STATE unless the dispatch is in `state`.
+  Record& expect(Handle handle, DispatchState state, char const* what) {
+    Record& r = expect_live(handle, what);
+    if (r.generation != handle.generation || r.state != state) {
+      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
+    }
+    return r;
+  }
+  /// The oldest live dispatch of all slots that is not over.
+  std::optional<Handle> oldest() const {
+    std::optional<Handle> oldest;
+    std::uint64_t number = 0;
+    for (int s = 0; s < num_slots(); ++s) {
+      for (Record const& r : at(s).records) {
+        if (r.state != DispatchState::idle && live({s, r.generation}) && (!oldest || r.number < number)) {
+          oldest = Handle{s, r.generation};
+          number = r.number;
+        }
+      }
+    }
+    return oldest;
+  }
+  /// Whether a dispatch of the slot waits for its receive half.
+  bool sent(int slot) const {
+    auto const& records = at(slot).records;
+    return records[0].state == DispatchState::sent || records[1].state == DispatchState::sent;
+  }
+
+  /// This rank refused the dispatch `handle`, open() as idle: remembers that its combine is due. One at a time for each slot.
+  void refuse(Handle handle, std::uint32_t code) { at(handle.slot).refusal = Refusal{handle, code}; }
+  /// The refused dispatch whose combine can be enqueued now, once: all ranks combine the dispatch before it first. To be asked for after
+  /// refuse() and after each combine of the slot.
+  std::optional<Refusal> take_refusal(int slot) {
+    std::optional<Refusal>& refusal = at(slot).refusal;
+    if (!refusal || at(slot).records[(refusal->handle.generation + 1) & 1U].state != DispatchState::idle) {
+      return std::nullopt;
+    }
+    Refusal const due = *refusal;
+    refusal.reset();
+    return due;
+  }
+
+  /// Goes on as if the slots had had no dispatch: no handle is live, no refusal is due. The counters are the caller's.
+  void reset() {
+    for (Slot& s : slots_) {
+      for (Record& r : s.records) {
+        static_cast<DispatchRecord&>(r) = {};
+      }
+      s.refusal.reset();
+    }
+  }
+
+ private:
+  struct Slot {
+    std::array<Record, 2> records;
+    std::uint32_t* dispatches = nullptr;
+    std::optional<Refusal> refusal;
+  };
+  Slot& at(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
+  Slot const& at(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  /// Dispatches that have followed; -1: not counted yet.
+  std::int32_t age(Handle handle) const { return static_cast<std::int32_t>(*at(handle.slot).dispatches - handle.generation); }
+
+  std::vector<Slot> slots_;
+  std::uint64_t dispatches_ = 0;
+};
+
+}  // namespace moe::detail
