@@ -154,6 +154,7 @@ class Layer {
   Shape<Config> const& shape() const { return shape_; }
   Router const& router() const { return router_; }
   Exchange& exchange() { return exchange_; }
+  Kernel& kernel() { return kernel_; }
   /// Bytes that the layer holds besides its weights.
   std::size_t bytes() const { return arena_.bytes(); }
 
