@@ -29,6 +29,9 @@ constexpr bool device_exchange_carries() {
     return false;
   }
 }
+/// The elements that rows of a window exchange may have: any on the host, bf16 on the device, which quantises from bf16 too.
+template <class Space, class Act>
+inline constexpr bool window_exchange_carries_element = Space::kKind == SpaceKind::host || std::is_same_v<Act, bf16>;
 }  // namespace detail
 
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host
@@ -46,6 +49,10 @@ struct LowLatency {
   template <class Quant>
   static constexpr bool carries() {
     return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
+  }
+  template <class Act>
+  static constexpr bool carries_element() {
+    return detail::window_exchange_carries_element<Space, Act>;
   }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
@@ -67,6 +74,10 @@ struct LowLatencyRankMajor {
   template <class Quant>
   static constexpr bool carries() {
     return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
+  }
+  template <class Act>
+  static constexpr bool carries_element() {
+    return detail::window_exchange_carries_element<Space, Act>;
   }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;

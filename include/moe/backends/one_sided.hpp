@@ -32,6 +32,10 @@ struct OneSided {
   static constexpr bool carries() {
     return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
   }
+  template <class Act>
+  static constexpr bool carries_element() {
+    return detail::window_exchange_carries_element<Space, Act>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::OneSidedExchange<Window, Config, Quant, Partial>;
 };

@@ -35,6 +35,10 @@ struct Pplx {
   static constexpr bool carries() {
     return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
   }
+  template <class Act>
+  static constexpr bool carries_element() {
+    return detail::window_exchange_carries_element<Space, Act>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::PplxExchange<Window, Config, Quant, Partial>;
 };

@@ -44,6 +44,10 @@ MOE_RULE(BackendCarriesQuantization,
 MOE_RULE(ExpertsSupportQuantization,
          "moe: the experts kernel has no path for this quantisation. "
          "Fix: choose experts that support it; reference experts support every scheme (docs/errors.md#experts-quantization)");
+MOE_RULE(
+    BackendCarriesElement,
+    "moe: the backend cannot carry rows of this element type. "
+    "Fix: set Act of the layer configuration to bf16, or choose a backend that carries every element (docs/errors.md#backend-element)");
 MOE_RULE(ExpertsSupportActivation,
          "moe: the experts kernel has no path for this activation. "
          "Fix: choose experts that support it; reference experts support every activation (docs/errors.md#experts-activation)");
@@ -117,6 +121,16 @@ constexpr bool keeps_rank_order() {
   }
 }
 
+/// A backend carries activations of every element type unless it says otherwise.
+template <class Backend, class Act>
+constexpr bool carries_element() {
+  if constexpr (requires { Backend::template carries_element<Act>(); }) {
+    return Backend::template carries_element<Act>();
+  } else {
+    return true;
+  }
+}
+
 /// All rules over one composition, in the order in which they are reported.
 template <class Config, class Router, class Quant, class Backend, class Experts>
 struct Verdicts {
@@ -132,6 +146,7 @@ struct Verdicts {
       Verdict<rules::TopKInBounds, topk_in_bounds<Config>(), Value<Config::topk>, Value<Config::num_experts>>,
       Verdict<rules::ExpertsSupportElement, Experts::template supports_element<Act, typename Config::Weight>(), Experts, Act,
               typename Config::Weight>,
+      Verdict<rules::BackendCarriesElement, carries_element<Backend, Act>(), Backend, Act>,
       Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(), Experts,
               typename Config::Activation>,
       Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>,
