@@ -4,7 +4,7 @@
 //   hopper_w4a16_bench <int4|int4_zero|mxfp4> <shape|all> <tokens,tokens,…> [tile_rows]
 //
 // The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
-// once, plus input and output) over the stream rate; both rates are those of docs/performance-hopper.md.
+// once, plus input and output) over the stream rate; both rates are those of docs/results.md.
 #include <cstdio>
 #include <cstdlib>
 #include <map>

@@ -48,7 +48,7 @@ def main() -> int:
                 tested.add(slug)
     problems += [f"docs/errors.md: no test in tests/compile_fail breaks the rule {slug}" for slug in sorted(rules - tested)]
 
-    for document in [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md")), root / "tests/data/README.md"]:
+    for document in [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md")), root / "tests/data/README.md"]:
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if re.match(r"[a-z]+:", target):

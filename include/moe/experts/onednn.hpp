@@ -64,7 +64,7 @@ inline float dot(float const* a, float const* b, std::int64_t n) {
 }
 
 /// Up to this many rows a product only streams the weights, and oneDNN's packing of them costs more than the arithmetic
-/// (docs/performance.md).
+/// (docs/log/host.md).
 inline constexpr std::int64_t kDotRows = 8;
 
 /// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN; sequential inside a parallel region. A failure lands in

@@ -14,7 +14,7 @@
 
 namespace moe::backends {
 
-/// How expert outputs travel back. What is not `plain` costs accuracy (docs/performance-exchange.md) and a pass over the outputs.
+/// How expert outputs travel back. What is not `plain` costs accuracy (docs/log/exchange.md) and a pass over the outputs.
 enum class CombineFormat : std::uint8_t {
   plain,   ///< as the experts wrote them (device: bf16)
   fp8,     ///< e4m3 with a float scale for 128 values: at most 2^-4 of a value off, or 2^-10 of the scale

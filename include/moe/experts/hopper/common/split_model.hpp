@@ -22,7 +22,7 @@ constexpr bool may_split(SplitProblem const& p, int splits) {
   return splits == 1 || (splits <= p.max_splits && splits <= p.k_steps && p.tiles < 2 * p.workers && p.tiles * splits <= p.max_units);
 }
 
-/// Steps that the phase takes in so many parts, by a model (docs/performance-hopper.md, log 28). Two neighbouring multiprocessors share
+/// Steps that the phase takes in so many parts, by a model (docs/log/hopper.md, log 28). Two neighbouring multiprocessors share
 /// what one of them can load, so a wave of up to half of the CTAs takes half of a unit's time, a larger one all of it. Where there are more
 /// units than CTAs, which draw them one by one, the last costs a part of a unit. A part costs its sum, which at the end of the layer
 /// nothing hides, and CTAs begin the second phase as far apart as the units of the first are long.

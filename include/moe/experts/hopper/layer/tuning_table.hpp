@@ -2,7 +2,7 @@
 // experts/hopper/layer/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one NVIDIA H200.
 // Plain host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in
 // clusters) and microseconds of the whole layer. Clusters and tiles of 96 rows are chosen by hand, from runs of one candidate alone,
-// sustained (docs/performance-hopper.md): in turns with smaller tiles, which draw less power, the candidate that follows them looks up to 6
+// sustained (docs/log/hopper.md): in turns with smaller tiles, which draw less power, the candidate that follows them looks up to 6
 // % faster than it stays.
 #pragma once
 
@@ -47,7 +47,7 @@ inline constexpr TileChoice kTileChoices[] = {
     {Scheme::bf16, 440, 160, 1},
     // 512 rows: 160 1246 160x2 1208; 160 5903 160x2 5773; 160 4371 160x2 4216; 160 2416 160x2 2348; 160 2434 160x2 2312
     // 720 rows: 160 1679 160x2 1694; -; -; 160 3216 160x2 3237; 160 3400 160x2 3409
-    // 1024 rows and more: docs/performance-hopper.md, log 32
+    // 1024 rows and more: docs/log/hopper.md, log 32
     {Scheme::bf16, kAnyRows, 160, 2},
     // 16 rows, us: 64 163 80 162 128 186 128x2 193; 64 344 80 342 128 371 128x2 365
     {Scheme::fp8_block, 20, 64, 1},
