@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the documents: README's example is examples/readme.cpp, every link has a target, and docs/errors.md has exactly the codes of
+"""Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, and docs/errors.md has exactly the codes of
 core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it."""
 import argparse
 import pathlib
@@ -31,6 +31,12 @@ def main() -> int:
     example = (root / "examples" / "readme.cpp").read_text()
     if blocks[:1] != [example]:
         problems.append("README.md: its first C++ block differs from examples/readme.cpp")
+
+    # A block of a document that names its file, "<!-- path -->" on the line before, is that file.
+    for document in sorted((root / "docs").rglob("*.md")):
+        for name, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", document.read_text(), re.S):
+            if not (root / name).is_file() or block != (root / name).read_text():
+                problems.append(f"{document.relative_to(root)}: the block of {name} differs from that file")
 
     errors = (root / "docs" / "errors.md").read_text()
     codes = re.findall(r"^\s+\w+,\s+///< (E_\w+)", (root / "include/moe/core/error.hpp").read_text(), re.M)
