@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs: dispatch, experts, combine; routing is given.
+// bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel.
 //
-//   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...] [--json FILE]
+//   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
+//                                   [--backends window,all_to_all_v] [--routing given|softmax] [--json FILE]
 //
-// One process a GPU. Up to 256 tokens a rank: LowLatency + HopperMasked, above: HighThroughput + HopperContiguous; beside each, AllToAllV +
-// HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after
-// the other; slowest rank, median. Each composition is first compared with the layer's definition in float32. --like-ranks 8: as many
-// experts a rank as on eight ranks, so that a rank computes what it would there.
+// One process a GPU. window: LowLatency + HopperMasked up to 256 tokens a rank, HighThroughput + HopperContiguous above; all_to_all_v:
+// AllToAllV + HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls
+// one after the other; slowest rank, median. Each composition is first compared with the layer's definition in float32; a wrong result
+// makes the exit code 1. --routing given: ids and weights stand in the layer before it runs, as engines that route themselves bring them;
+// softmax: the layer routes from logits. --like-ranks 8: as many experts a rank as on eight ranks, so that a rank computes what it would
+// there.
 #include <mpi.h>
 
 #include <cmath>
@@ -27,8 +30,11 @@
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/hopper_reference.cuh"
 
 namespace {
@@ -50,6 +56,24 @@ struct Config : LayerDefaults {
 using Fp8 = quantization::Fp8Block<>;
 using None = quantization::None;
 
+/// Softmax and the k largest, or nothing: then the layer's topk_ids() and topk_weights() keep what the caller wrote there.
+class Routing : public routing::SoftmaxTopK<routing::Renormalize::yes> {
+  using Base = routing::SoftmaxTopK<routing::Renormalize::yes>;
+
+ public:
+  struct Params {
+    Base::Params softmax{};
+    bool given = true;
+  };
+  explicit Routing(Params const& p) : Base(p.softmax), given_(p.given) {}
+  void select(routing::RouteArgs<float> const& args, cudaStream_t stream) const {
+    if (!given_) Base::select(args, stream);
+  }
+
+ private:
+  bool given_;
+};
+
 struct Model {
   char const* name;
   LayerShape shape;
@@ -60,6 +84,8 @@ struct Options {
   std::string shapes = "flash,pro";
   std::string schemes = "fp8,bf16";
   std::string tokens = "8,16,32,64,128,256,512,1024,2048,4096,8192";
+  std::string backends = "window,all_to_all_v";
+  std::string routing = "given";
   int like_ranks = 0;
   std::string json;
 };
@@ -160,16 +186,15 @@ class Weights {
   DeviceArray<float> s13_, s2_;
 };
 
-/// What one rank brings to every call.
+/// What one rank brings to every call. With `softmax`, ids and weights are what the host's router makes of the logits.
 struct Batch {
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;
   std::vector<float> weights;
   DeviceArray<bf16> dx, out;
-  DeviceArray<std::int32_t> dids;
-  DeviceArray<float> dweights;
+  DeviceArray<float> logits;
 
-  Batch(LayerShape const& s, int tokens, int rank) {
+  Batch(LayerShape const& s, int tokens, int rank, bool softmax) {
     std::mt19937 random(static_cast<unsigned>(31 + rank));
     std::normal_distribution<float> normal;
     std::vector<float> some(65536);
@@ -184,13 +209,18 @@ struct Batch {
       ids.push_back(pool[j]);
       weights.push_back(static_cast<float>(random() % 1000 + 1) / 1000.0F);
     }
+    std::vector<float> z(static_cast<std::size_t>(tokens * s.num_experts));
+    if (softmax) {
+      for (float& v : z) v = normal(random);
+      routing::SoftmaxTopK<routing::Renormalize::yes> const router({s.num_experts, s.topk});
+      router.select(routing::RouteArgs<float>{make_rows(static_cast<float const*>(z.data()), tokens, s.num_experts), tokens, nullptr,
+                                              make_rows(ids.data(), tokens, s.topk), make_rows(weights.data(), tokens, s.topk)});
+    }
     dx = DeviceArray<bf16>(x.size());
     out = DeviceArray<bf16>(x.size());
-    dids = DeviceArray<std::int32_t>(ids.size());
-    dweights = DeviceArray<float>(weights.size());
+    logits = DeviceArray<float>(z.size());
     dx.upload(x);
-    dids.upload(ids);
-    dweights.upload(weights);
+    logits.upload(z);
     out.fill_bytes(0xff);
   }
 };
@@ -224,12 +254,12 @@ class Bench {
     Weights<Quant> const weights(s, local, host_.rank());
     for (std::string const& number : split(options_.tokens)) {
       int const tokens = std::stoi(number);
-      Batch batch(s, tokens, host_.rank());
+      Batch batch(s, tokens, host_.rank(), !given());
       std::vector<float> const want = expected(weights, s, batch, tokens);
       auto const measure_one = [&](auto backend, auto experts, char const* name, auto const& params) {
         try {
-          measure<Quant, typename decltype(backend)::type, typename decltype(experts)::type>(weights, s, batch, want, tokens, params,
-                                                                                             text(model.name, "/", scheme, "/", name));
+          measure<Quant, typename decltype(backend)::type, typename decltype(experts)::type>(
+              weights, s, batch, want, tokens, params, text(model.name, "/", scheme, "/", name, given() ? "" : "_softmax"));
         } catch (TransportError const&) {
           throw;
         } catch (Error const& e) {
@@ -244,16 +274,20 @@ class Bench {
         measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
         continue;
       }
-      if (tokens <= 256) {
+      if (wanted("window") && tokens <= 256) {
         measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
-      } else {
+      } else if (wanted("window")) {
         measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput",
                     HighThroughput::Params{});
       }
-      measure_one(std::type_identity<backends::AllToAllV<Nccl>>{}, std::type_identity<experts::HopperContiguous>{}, "all_to_all_v",
-                  backends::AllToAllV<Nccl>::Params{});
+      if (wanted("all_to_all_v")) {
+        measure_one(std::type_identity<backends::AllToAllV<Nccl>>{}, std::type_identity<experts::HopperContiguous>{}, "all_to_all_v",
+                    backends::AllToAllV<Nccl>::Params{});
+      }
     }
   }
+  bool given() const { return options_.routing == "given"; }
+  bool wanted(std::string const& backend) const { return ("," + options_.backends + ",").find("," + backend + ",") != std::string::npos; }
 
   /// The first rows of this rank's output, in float32: every rank computes what its experts add to the samples of all.
   template <class Quant>
@@ -278,12 +312,8 @@ class Bench {
   template <class Quant, class Backend, class Experts>
   void measure(Weights<Quant> const& weights, LayerShape const& s, Batch& b, std::vector<float> const& want, int tokens,
                typename Backend::Params const& params, std::string const& name) {
-    using Kernel = typename Experts::template Kernel<Config, Quant, Backend::kFormat>;
-    using Exchange = typename Backend::template Exchange<Config, Quant, typename Kernel::Output>;
+    using Layer = ModularKernel<Config, Routing, Quant, Backend, Experts>;
     int const R = host_.size();
-    Shape<Config> const shape(s);
-    Arena<space::cuda> arena;
-    ExpertPlacement const placement(s.num_experts, R, PlacementStrategy::linear);
     auto& comm = [&]() -> auto& {
       if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
         return comm_;
@@ -291,21 +321,24 @@ class Bench {
         return self_;
       }
     }();
-    Exchange exchange(comm, shape, tokens, placement, Quant{}, params, arena);
-    typename Experts::Params tuning{};
-    tuning.expected_rows = std::max(1, (tokens * R * s.topk + s.num_experts - 1) / s.num_experts);
-    Kernel kernel(shape, weights.view(), exchange.max_rows(), Quant{}, {}, tuning, arena);
-    arena.seal();
+    typename Layer::Params layer_params{.shape = s,
+                                        .max_tokens_per_rank = tokens,
+                                        .placement = ExpertPlacement(s.num_experts, R, PlacementStrategy::linear),
+                                        .router = {.softmax = {s.num_experts, s.topk}, .given = given()},
+                                        .backend = params};
+    layer_params.experts.expected_rows = std::max(1, (tokens * R * s.topk + s.num_experts - 1) / s.num_experts);
+    Layer layer(comm, weights.view(), layer_params);
+    if (given()) {
+      check_cuda(cudaMemcpy(layer.topk_ids().data_handle(), b.ids.data(), b.ids.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+      check_cuda(cudaMemcpy(layer.topk_weights().data_handle(), b.weights.data(), b.weights.size() * 4, cudaMemcpyHostToDevice),
+                 "cudaMemcpy");
+    }
 
-    RoutedTokens<bf16> const in{make_rows(static_cast<bf16 const*>(b.dx.data()), tokens, s.hidden),
-                                make_rows(static_cast<std::int32_t const*>(b.dids.data()), tokens, s.topk),
-                                make_rows(static_cast<float const*>(b.dweights.data()), tokens, s.topk)};
+    auto const hidden = make_rows(static_cast<bf16 const*>(b.dx.data()), tokens, s.hidden);
+    auto const logits = make_rows(static_cast<float const*>(b.logits.data()), tokens, s.num_experts);
     auto const out = make_rows(b.out.data(), tokens, s.hidden);
-    std::function<void()> const layer = [&] {
-      auto const given = exchange.prepare(in, stream_);
-      kernel.apply(given, exchange.expert_output(), stream_);
-      exchange.finalize(out, stream_);
-    };
+    std::function<void()> const forward = [&] { layer.forward(hidden, logits, out, {}, stream_); };
+    auto& exchange = layer.exchange();
     auto const finish = [&] {
       if constexpr (requires { exchange.wait(stream_); }) {
         exchange.wait(stream_);
@@ -316,7 +349,7 @@ class Bench {
     };
     b.out.fill_bytes(0xff);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    layer();
+    forward();
     finish();
     double const error = worst_of(difference(b, want));
     double const bound = Weights<Quant>::kFp8 ? 1e-2 : 6e-3;
@@ -325,10 +358,17 @@ class Bench {
 
     bool captures = true;
     if constexpr (requires { exchange.capturable(); }) captures = exchange.capturable();
-    auto const [us, spread] = time(layer, captures, finish);
-    // The experts alone, on what this rank was sent.
-    auto const received = exchange.prepare(in, stream_);
-    std::function<void()> const experts = [&] { kernel.apply(received, exchange.expert_output(), stream_); };
+    auto const [us, spread] = time(forward, captures, finish);
+    // The layer's experts alone, on what this rank was sent.
+    constexpr bool kSkips = requires { requires Layer::Kernel::kSkipsForeignIds; };
+    auto const received = exchange.prepare({hidden, layer.topk_ids(), layer.topk_weights(), nullptr, kSkips}, stream_);
+    std::function<void()> const experts = [&] {
+      if constexpr (requires { exchange.expert_output(out); }) {
+        layer.kernel().apply(received, exchange.expert_output(out), stream_);
+      } else {
+        layer.kernel().apply(received, exchange.expert_output(), stream_);
+      }
+    };
     auto const [experts_us, experts_spread] = time(experts, true, [&] { stream_.synchronize(); });
     exchange.finalize(out, stream_);
     finish();
@@ -437,18 +477,31 @@ int run(Options const& options) {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  int result = 0;
+  for (int i = 1; i < argc && result == 0; i += 2) {
     std::string const key = argv[i];
-    std::string const value = argv[i + 1];
-    if (key == "--shapes") options.shapes = value;
-    if (key == "--schemes") options.schemes = value;
-    if (key == "--tokens") options.tokens = value;
-    if (key == "--like-ranks") options.like_ranks = std::stoi(value);
-    if (key == "--json") options.json = value;
+    std::string const value = i + 1 < argc ? argv[i + 1] : "";
+    if (key == "--shapes") {
+      options.shapes = value;
+    } else if (key == "--schemes") {
+      options.schemes = value;
+    } else if (key == "--tokens") {
+      options.tokens = value;
+    } else if (key == "--backends") {
+      options.backends = value;
+    } else if (key == "--routing" && (value == "given" || value == "softmax")) {
+      options.routing = value;
+    } else if (key == "--like-ranks") {
+      options.like_ranks = std::atoi(value.c_str());
+    } else if (key == "--json") {
+      options.json = value;
+    } else {
+      std::fprintf(stderr, "ep_layer_bench: %s %s is no option\n", key.c_str(), value.c_str());
+      result = 2;
+    }
   }
-  int result = 1;
   try {
-    result = run(options);
+    if (result == 0) result = run(options);
   } catch (std::exception const& e) {
     std::printf("error: %s\n", e.what());
     MPI_Abort(MPI_COMM_WORLD, 1);
