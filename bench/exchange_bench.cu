@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(512, 1) ceiling(moe::comm::WindowView const __
       int const warp = tid / 32;
       if (warp < kBulkWarps && tid % 32 == 0) {
         if (q == 1) {
-          barrier_init(&bar[warp], 1);
-          fence_shared_to_bulk();
+          moe::ptx::barrier_init(&bar[warp], 1);
+          moe::ptx::fence_shared_to_bulk();
         }
         static_assert(kBulkBytes % 16 == 0);
         unsigned char* const stage = shared + warp * kBulkBytes;
@@ -104,20 +104,20 @@ __global__ void __launch_bounds__(512, 1) ceiling(moe::comm::WindowView const __
         std::uint32_t phase = first < pieces ? static_cast<std::uint32_t>((q - 1) * ((pieces - first + stride - 1) / stride)) & 1U : 0;
         for (std::size_t i = first; i < pieces; i += stride) {
           int const n = static_cast<int>(min(static_cast<std::size_t>(kBulkBytes), bytes - i * kBulkBytes));
-          bulk_wait_read();
-          barrier_expect(&bar[warp], n);
-          bulk_load(stage, from + i * kBulkBytes, n, &bar[warp]);
-          barrier_wait(&bar[warp], phase);
+          moe::ptx::bulk_wait_read();
+          moe::ptx::barrier_expect(&bar[warp], n);
+          moe::ptx::bulk_load(stage, from + i * kBulkBytes, n, &bar[warp]);
+          moe::ptx::barrier_wait(&bar[warp], phase);
           phase ^= 1;
-          bulk_store(to + i * kBulkBytes, stage, n);
-          bulk_commit();
+          moe::ptx::bulk_store(to + i * kBulkBytes, stage, n);
+          moe::ptx::bulk_commit();
         }
       }
     }
   }
   if constexpr (kMove == Move::put_bulk || kMove == Move::get_bulk) {
-    bulk_wait();
-    fence_bulk();
+    moe::ptx::bulk_wait();
+    moe::ptx::fence_bulk();
   }
   meet(2 * round + 1);
   if (tid == 0) {

@@ -266,8 +266,8 @@ static __global__ void identity_listed(char const* rows, float const* scales, in
 }
 /// Keeps a stream busy for about `ns`, to make ranks arrive at different times.
 static __global__ void delay(std::uint64_t ns) {
-  std::uint64_t const start = moe::comm::detail::now_ns();
-  while (moe::comm::detail::now_ns() - start < ns) {
+  std::uint64_t const start = moe::ptx::now_ns();
+  while (moe::ptx::now_ns() - start < ns) {
   }
 }
 

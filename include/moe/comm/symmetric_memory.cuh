@@ -5,56 +5,31 @@
 #include <cuda_runtime.h>
 
 #include "moe/comm/symmetric_memory.hpp"
+#include "moe/core/ptx/clock.cuh"
+#include "moe/core/ptx/dependent_launch.cuh"
+#include "moe/core/ptx/memory.cuh"
 
 namespace moe::comm::detail {
 
-__device__ inline std::uint32_t load_acquire(std::uint32_t const* p) {
-  std::uint32_t v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline std::uint32_t load_relaxed(std::uint32_t const* p) {
-  std::uint32_t v;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline std::uint64_t load_relaxed(std::uint64_t const* p) {
-  std::uint64_t v;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline void store_relaxed(std::uint32_t* p, std::uint32_t v) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ inline void store_relaxed(std::uint64_t* p, std::uint64_t v) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 /// Publishes `round`: everything that this thread, and those that it met at a block barrier, wrote before is visible with it. The fence
 /// makes the plain store a release; a release store after it would fence twice.
 __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
-  fence_system();
-  store_relaxed(flag, round);
+  ptx::fence_system();
+  ptx::store_relaxed_system(flag, round);
 }
 /// publish() without the fence, for data that earlier kernels of this stream wrote to this rank's own memory. The PTX memory model does not
 /// cover it: a relaxed store is no release pattern, so a peer's acquire does not synchronise with it, whatever stream order says on this
 /// GPU. What it relies on is how NVLink works: a kernel that has ended has its stores in the L2 of the GPU that owns the memory, and peers
 /// read through that L2. For those who have measured that they want the fence's time (about 1.5 us a combine); off unless asked for.
-__device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { store_relaxed(flag, round); }
-__device__ inline std::uint64_t now_ns() {
-  std::uint64_t v;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v)::"memory");
-  return v;
+__device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { ptx::store_relaxed_system(flag, round); }
+/// Words and units of 16 bytes in memory that peers read or write.
+template <class T>
+__device__ inline T load_peer(T const* p) {
+  return ptx::load_past_l1(p);
 }
-
-/// Sixteen bytes from memory that a peer writes: never through the read-only path, not kept in L1.
-__device__ inline uint4 load_peer(uint4 const* p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline void store_peer(uint4* p, uint4 v) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+template <class T>
+__device__ inline void store_peer(T* p, T v) {
+  ptx::store_past_l1(p, v);
 }
 
 template <class T>
@@ -80,10 +55,10 @@ static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, 
   } else if (std::uint32_t const before = atomicExch(claimed, 1U); before == 1U) {
     return false;
   } else if (before == 2U) {
-    for (int i = 0; i < 100000 && load_relaxed(&f->code) == 0; ++i) {  // whoever took it is still writing
+    for (int i = 0; i < 100000 && ptx::load_relaxed_system(&f->code) == 0; ++i) {  // whoever took it is still writing
     }
-    store_relaxed(&f->code, 0U);
-    fence_system();
+    ptx::store_relaxed_system(&f->code, 0U);
+    ptx::fence_system();
   }
   f->phase = static_cast<std::uint32_t>(phase);
   f->rank = w.rank;
@@ -93,8 +68,8 @@ static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, 
   f->value = value;
   f->bound = bound;
   f->recoverable = recoverable ? 1 : 0;
-  fence_system();
-  store_relaxed(&f->code, 1U + static_cast<std::uint32_t>(code));
+  ptx::fence_system();
+  ptx::store_relaxed_system(&f->code, 1U + static_cast<std::uint32_t>(code));
   return true;
 }
 
@@ -104,7 +79,7 @@ static __device__ __noinline__ void fail(WindowView const& w, ErrorCode code, Ex
   if (report(w, code, phase, peer, round, observed, value)) {
     std::uint32_t const word = (1U + static_cast<std::uint32_t>(code)) | (static_cast<std::uint32_t>(peer + 1) << 8);
     for (int r = 0; r < w.size; ++r) {
-      store_relaxed(at<std::uint32_t>(w, r, WindowControl::abort_word), word);
+      ptx::store_relaxed_system(at<std::uint32_t>(w, r, WindowControl::abort_word), word);
     }
   }
 }
@@ -112,12 +87,12 @@ static __device__ __noinline__ void fail(WindowView const& w, ErrorCode code, Ex
 /// Called now and then by a waiting thread. True: give up (the failure is recorded).
 static __device__ __noinline__ bool should_give_up(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round,
                                                    std::uint32_t observed, std::uint64_t start) {
-  std::uint32_t const aborted = load_relaxed(own<std::uint32_t>(w, WindowControl::abort_word));
+  std::uint32_t const aborted = ptx::load_relaxed_system(own<std::uint32_t>(w, WindowControl::abort_word));
   if (aborted != 0) {
     fail(w, ErrorCode::peer, phase, static_cast<int>(aborted >> 8) - 1, round, observed);
     return true;
   }
-  if (w.timeout_ns != 0 && now_ns() - start > w.timeout_ns) {
+  if (w.timeout_ns != 0 && ptx::now_ns() - start > w.timeout_ns) {
     fail(w, ErrorCode::timeout, phase, peer, round, observed);
     return true;
   }
@@ -127,7 +102,7 @@ static __device__ __noinline__ bool should_give_up(WindowView const& w, Exchange
 /// Adds to the statistics how long this rank has waited for `peer` since `start`.
 static __device__ __noinline__ void note_wait(WindowView const& w, int peer, std::uint64_t start) {
   if (peer != w.rank) {
-    atomicAdd(own<unsigned long long>(w, WindowControl::waited) + peer, static_cast<unsigned long long>(now_ns() - start));
+    atomicAdd(own<unsigned long long>(w, WindowControl::waited) + peer, static_cast<unsigned long long>(ptx::now_ns() - start));
   }
 }
 
@@ -137,7 +112,7 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
                                                int peer) {
   std::uint64_t start = 0;
   for (unsigned i = 0;; ++i) {
-    std::uint32_t const seen = load_acquire(p);
+    std::uint32_t const seen = ptx::load_acquire_system(p);
     if (round_reached(seen, round)) {
       if (w.statistics && i > 0 && blockIdx.x == 0) {
         note_wait(w, peer, start);
@@ -145,7 +120,7 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
       return true;
     }
     if (i == 0) {
-      start = now_ns();  // most words come within a few looks: nothing else is looked at before
+      start = ptx::now_ns();  // most words come within a few looks: nothing else is looked at before
     } else if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
       return false;
     }
@@ -155,7 +130,7 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
 /// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). To be loaded once `peer` was waited for in that
 /// operation; looking at it can wait until the thread has nothing better to do, so that the load costs no time.
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
-  return load_relaxed(own<std::uint32_t>(w, refusal_place(round, peer)));
+  return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_place(round, peer)));
 }
 /// Reports a word that refuses `round`, as all ranks do, and takes it back: it is seen once, and no later round can be mistaken for this
 /// one.
@@ -191,7 +166,7 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
       std::uint64_t seen[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        seen[k] = s0 + k < last ? load_relaxed(p + static_cast<std::int64_t>(s0 + k) * stride) : expected << kCountBits;
+        seen[k] = s0 + k < last ? ptx::load_relaxed_system(p + static_cast<std::int64_t>(s0 + k) * stride) : expected << kCountBits;
       }
       bool ready = true;
       int part = 0;
@@ -205,13 +180,13 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
         break;
       }
       if (i == 0) {
-        start = now_ns();
+        start = ptx::now_ns();
       } else if (i % 64 == 0) {
         int arrived = 0;
         int counted = 0;
 #pragma unroll 1
         for (int k = s0; k < min(s0 + 8, last); ++k) {
-          std::uint64_t const word = load_relaxed(p + static_cast<std::int64_t>(k) * stride);
+          std::uint64_t const word = ptx::load_relaxed_system(p + static_cast<std::int64_t>(k) * stride);
           if ((word >> kCountBits) == expected) {
             ++arrived;
             counted += static_cast<int>(word_count(word));
@@ -219,7 +194,7 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
           }
           if ((word >> kCountBits) == refused) {
             ++arrived;
-            fence_system();
+            ptx::fence_system();
             check_refusal(w, ExchangePhase::dispatch_counts, k, round);
             continue;
           }
@@ -249,7 +224,7 @@ __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const
     return false;
   }
   if (int const r = static_cast<int>(threadIdx.x); r < w.size) {
-    std::uint64_t const start = now_ns();
+    std::uint64_t const start = ptx::now_ns();
     sum_counts(w, p, stride, r, r + 1, round, tag);
     note_wait(w, r, start);
   }
@@ -258,16 +233,14 @@ __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const
 
 /// Thread r, before it publishes the flag of the operation to rank r.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
-  store_relaxed(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
+  ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
 }
 
 /// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which
 /// hides the launch. Without it both are no-ops.
 __device__ inline void begin_dependent_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  ptx::wait_for_dependencies();
+  ptx::launch_dependents();
 }
 
 /// One block, at least `size` threads: every rank has entered before any leaves.

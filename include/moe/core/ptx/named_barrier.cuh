@@ -2,9 +2,11 @@
 // core/ptx/named_barrier.cuh: the barriers of a thread block that some of its warps meet at.
 #pragma once
 
-namespace moe {
+#include <cuda_runtime.h>
+
+namespace moe::ptx {
 
 /// Barrier over `threads` threads (whole warps) with hardware barrier number `id` (1 to 15; 0 is that of __syncthreads()).
 __device__ inline void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-}  // namespace moe
+}  // namespace moe::ptx

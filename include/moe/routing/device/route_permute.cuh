@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "moe/core/ptx/cluster.cuh"
+#include "moe/core/ptx/mbarrier.cuh"
+#include "moe/core/ptx/memory.cuh"
 #include "moe/routing/device/route_warp.cuh"
 #include "moe/routing/permutation.hpp"
 #include "moe/routing/route.hpp"
@@ -66,77 +69,15 @@ MOE_HD inline RoutingShared routing_shared(int num_physical, int local_experts, 
 
 // Barriers of clusters would wait for this block's earlier stores to global memory. Instead every block has a barrier in shared memory that
 // counts the bytes that the others store.
-#if __CUDA_ARCH__ >= 900
-__device__ inline unsigned shared_address(void const* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-__device__ inline unsigned remote_address(unsigned address, int rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-#endif
+
 /// Opens this block's barrier for so many bytes, by one thread.
-__device__ inline void expect_bytes([[maybe_unused]] unsigned long long* barrier, [[maybe_unused]] int bytes) {
+__device__ inline void expect_bytes([[maybe_unused]] std::uint64_t* barrier, [[maybe_unused]] int bytes) {
 #if __CUDA_ARCH__ >= 900
-  auto* const word = reinterpret_cast<std::uint64_t*>(barrier);
-  cuda::ptx::mbarrier_init(word, 1);
-  cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, word,
+  cuda::ptx::mbarrier_init(barrier, 1);
+  cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta, cuda::ptx::space_shared, barrier,
                                        static_cast<std::uint32_t>(bytes));
   cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
 #endif
-}
-/// Says that this thread has started, and waits until all of the cluster have.
-__device__ inline void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-/// Stores 16 bytes at the place that `here` has in this block, in block `rank` of the cluster, whose barrier counts them.
-__device__ inline void store_in_block([[maybe_unused]] void* here, [[maybe_unused]] unsigned long long* barrier, [[maybe_unused]] int rank,
-                                      [[maybe_unused]] uint4 v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   remote_address(shared_address(here), rank)),
-               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote_address(shared_address(barrier), rank))
-               : "memory");
-#endif
-}
-/// Waits for the bytes of this block's barrier.
-__device__ inline void await_bytes([[maybe_unused]] unsigned long long* barrier) {
-#if __CUDA_ARCH__ >= 900
-  unsigned done = 0;
-  while (done == 0) {
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier))
-                 : "memory");
-  }
-#endif
-}
-__device__ inline unsigned load_relaxed(unsigned const* p) {
-  unsigned v;
-  asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline void store_relaxed(unsigned* p, unsigned v) { asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-/// Place of this block in its cluster, and of its cluster in the grid.
-__device__ inline int rank_in_cluster() {
-#if __CUDA_ARCH__ >= 900
-  return static_cast<int>(cuda::ptx::get_sreg_cluster_ctarank());
-#else
-  return 0;
-#endif
-}
-__device__ inline int cluster_in_grid() {
-  int cluster = static_cast<int>(blockIdx.x);
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
-#endif
-  return cluster;
 }
 
 /// Slots of an expert in all blocks, and in those before this one.
@@ -187,7 +128,7 @@ class SlotCounter {
         gathered_(shared + at.gathered),
         parts_(shared + at.parts),
         header_(reinterpret_cast<WorkspaceHeader*>(shared + at.header)),
-        barrier_(reinterpret_cast<unsigned long long*>(shared + at.header + 2)),
+        barrier_(reinterpret_cast<std::uint64_t*>(shared + at.header + 2)),
         bins_(histogram_bins(num_physical)) {}
 
   /// First of all; needs __syncthreads() before add().
@@ -199,7 +140,7 @@ class SlotCounter {
     if (thread() == 0)
       expect_bytes(barrier_,
                    (grid_.cluster - 1) * bins_ * static_cast<int>(grid_.large ? sizeof(LargeCounts::Count) : sizeof(SmallCounts::Count)));
-    cluster_arrive();  // others may write here
+    ptx::cluster_arrive_relaxed();  // others may write here
   }
   /// Lane `lane` of warp `warp` chose this expert, or none if it is negative.
   __device__ void add(int physical, int warp) {
@@ -248,23 +189,24 @@ class SlotCounter {
   template <class Count>
   __device__ void push() {
     constexpr int kPerStore = 16 / static_cast<int>(sizeof(Count));
-    auto* const mine = reinterpret_cast<Count*>(gathered_) + rank_in_cluster() * bins_;
+    auto* const mine = reinterpret_cast<Count*>(gathered_) + ptx::rank_in_cluster() * bins_;
 #pragma unroll 1
     for (int e = thread(); e < bins_; e += threads()) mine[e] = static_cast<Count>(in_block(e));
     __syncthreads();
-    cluster_wait();
+    ptx::cluster_wait();
 #pragma unroll 1
     for (int to = thread() / kWarp; to < grid_.cluster; to += threads() / kWarp) {
 #pragma unroll 1
       for (int e = thread() % kWarp * kPerStore; e < bins_; e += kWarp * kPerStore) {
-        if (to != rank_in_cluster()) store_in_block(mine + e, barrier_, to, *reinterpret_cast<uint4 const*>(mine + e));
+        if (to != ptx::rank_in_cluster())
+          ptx::store_remote_16(mine + e, barrier_, static_cast<std::uint32_t>(to), *reinterpret_cast<uint4 const*>(mine + e));
       }
     }
-    await_bytes(barrier_);
+    ptx::barrier_wait_cluster(barrier_);
   }
   template <class Count>
   __device__ BinSum in_cluster(int e) const {
-    int const rank = rank_in_cluster();
+    int const rank = ptx::rank_in_cluster();
     if (grid_.cluster == 1) return {in_block(e), 0};
     auto const* const counts = reinterpret_cast<Count const*>(gathered_) + e;
     constexpr int kAhead = 8;
@@ -306,9 +248,9 @@ class SlotCounter {
     constexpr int kPer = Counts::kPer;
     using Sum = WordSum<Counts>;
     int const words = bins_ / kPer;
-    int const mine = cluster_in_grid();
-    int const first_word = (words * rank_in_cluster()) / grid_.cluster;
-    int const end_word = (words * (rank_in_cluster() + 1)) / grid_.cluster;
+    int const mine = ptx::cluster_in_grid();
+    int const first_word = (words * ptx::rank_in_cluster()) / grid_.cluster;
+    int const end_word = (words * (ptx::rank_in_cluster() + 1)) / grid_.cluster;
     WorkspaceHeader const header = *header_;
 #pragma unroll 1
     for (int w = thread(); w < words; w += threads()) {
@@ -319,7 +261,7 @@ class SlotCounter {
         before_[w * kPer + i] = sum.before;
         counts += sum.total << (8 * i);
       }
-      if (w >= first_word && w < end_word) store_relaxed(word(header.turn, mine, words, w), counts);
+      if (w >= first_word && w < end_word) ptx::store_relaxed_gpu(word(header.turn, mine, words, w), counts);
     }
     auto const all = static_cast<unsigned>(blockIdx.x * blockDim.x + threadIdx.x);
 #pragma unroll 1
@@ -365,11 +307,11 @@ class SlotCounter {
       unsigned counts[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        counts[i] = row + i * step < clusters ? load_relaxed(word(turn, row + i * step, words, w)) : Counts::kOnes;
+        counts[i] = row + i * step < clusters ? ptx::load_relaxed_gpu(word(turn, row + i * step, words, w)) : Counts::kOnes;
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        while (!Counts::there(counts[i])) counts[i] = load_relaxed(word(turn, row + i * step, words, w));
+        while (!Counts::there(counts[i])) counts[i] = ptx::load_relaxed_gpu(word(turn, row + i * step, words, w));
         sum.add(counts[i], row + i * step < mine);
       }
     }
@@ -389,7 +331,7 @@ class SlotCounter {
   unsigned* gathered_;
   unsigned* parts_;
   WorkspaceHeader* header_;
-  unsigned long long* barrier_;
+  std::uint64_t* barrier_;
   int bins_;
 };
 

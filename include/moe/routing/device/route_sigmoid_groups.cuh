@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "moe/core/ptx/approximate.cuh"
 #include "moe/core/types.hpp"
 #include "moe/routing/device/route_warp.cuh"
 #include "moe/routing/grouped_topk.hpp"
@@ -74,8 +75,7 @@ __device__ inline float usual_sigmoid(float z) {
   p = fma_rn(p, r, 1.0F);
   float const e = __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
   float const y = add_rn(1.0F, e);
-  float near;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(y));
+  float const near = ptx::approximate_reciprocal(y);
   return fma_rn(near, fma_rn(-y, near, 1.0F), near);
 }
 

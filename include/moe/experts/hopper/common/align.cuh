@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
       totals[thread] = rows;
     }
   }
-  cluster_arrive();
+  cluster_arrive_release();
   cluster_wait();
   int before = 0;
   if (thread < experts && a.counts == nullptr) {
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
       rows += count;
     }
   }
-  cluster_arrive();  // every CTA has read the others' totals when the last thread waits at the end
+  cluster_arrive_release();  // every CTA has read the others' totals when the last thread waits at the end
 
   int first_row = 0;
   Control const control = detail::plan_tiles<kAlignThreads>(a.plan, rows, slots, rank == 0, scratch, first_row);

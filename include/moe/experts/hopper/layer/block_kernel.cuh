@@ -127,7 +127,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
     if (!first && rows > 0) {
       int const* const ready = p.counters + unit.token_tile;
       int const target = weight_tiles[0];
-      if (load_acquire(ready) < target) {
+      if (load_acquire_gpu(ready) < target) {
         RingState<Stages> const begin = ring;
         for (; k < min(Stages, unit.k_count); ++k) {
           wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   }
   launch_dependents();
   if constexpr (Cluster > 1) {
-    cluster_arrive();
+    cluster_arrive_release();
     cluster_wait();
   }
   wait_for_dependencies();
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   }
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_release();
     cluster_wait();
   }
 }

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   }
   launch_dependents();
   if constexpr (Cluster > 1) {
-    cluster_arrive();
+    cluster_arrive_release();
     cluster_wait();
   }
   wait_for_dependencies();
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
 
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_release();
     cluster_wait();
   }
   if (MaxRows <= kSelfAlignRows && p.self_align) {

@@ -364,8 +364,8 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
     }
     __syncthreads();
     if (thread == 0 && slots > 0) {
-      add_release(p.arrived, 1);
-      for (std::uint32_t spin = 0; load_acquire(p.arrived) < workers; ++spin) {
+      add_release_gpu(p.arrived, 1);
+      for (std::uint32_t spin = 0; load_acquire_gpu(p.arrived) < workers; ++spin) {
         if (spin > 400'000'000u) stop_program();
       }
       order = atomicInc(reinterpret_cast<unsigned*>(p.passed), static_cast<unsigned>(workers - 1));  // zero again after the last

@@ -105,7 +105,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
       if (lane == 0) {
         int const target = L::kGroups * p.space.weight_tiles[0];
         std::uint32_t spin = 0;
-        while (load_acquire(p.counters + unit.token_tile) < target) {
+        while (load_acquire_gpu(p.counters + unit.token_tile) < target) {
           __nanosleep(64);
           if (++spin > 40'000'000u) __trap();
         }

@@ -8,7 +8,9 @@
 #include "moe/backends/window/device/common/launch.cuh"
 #include "moe/backends/window/device/common/peer_rows.hpp"
 #include "moe/backends/window/device/low_latency/combine.cuh"
-#include "moe/comm/bulk_copy.cuh"
+#include "moe/core/ptx/bulk_copy.cuh"
+#include "moe/core/ptx/mbarrier.cuh"
+#include "moe/core/ptx/named_barrier.cuh"
 
 namespace moe::detail {
 
@@ -49,7 +51,7 @@ __device__ inline bool is_last_block(std::uint32_t* arrived) {
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    comm::detail::fence_system();
+    ptx::fence_system();
     last = atomicAdd(arrived, 1U) == gridDim.x - 1;
     if (last) {
       *arrived = 0;
@@ -60,7 +62,7 @@ __device__ inline bool is_last_block(std::uint32_t* arrived) {
 }
 
 /// Meets the other warps of the quad.
-__device__ inline void sync_quad(int quad) { asm volatile("bar.sync %0, %1;" ::"r"(quad + 1), "n"(kQuadThreads) : "memory"); }
+__device__ inline void sync_quad(int quad) { ptx::named_barrier(quad + 1, kQuadThreads); }
 
 /// Eight bf16 values times `factor`, one rounding each.
 __device__ inline uint4 scale_eight(uint4 v, float factor) {
@@ -86,7 +88,7 @@ __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, Scale
       v[i][1] = u < units ? x[2 * u + 1] : uint4{};
     }
     if (u0 == 0) {
-      comm::detail::bulk_wait_read();  // the loads above did not wait for it
+      ptx::bulk_wait_read();  // the loads above did not wait for it
       __syncwarp();
     }
 #pragma unroll
@@ -106,7 +108,7 @@ __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, Scale
       }
     }
   }
-  comm::detail::fence_shared_to_bulk();
+  ptx::fence_shared_to_bulk();
   __syncwarp();
 }
 
@@ -117,8 +119,8 @@ class WarpStage {
   /// `shared`: staged_bytes(kFp8, most values), 128-byte aligned; `loaded`: a barrier in shared memory.
   __device__ WarpStage(unsigned char* shared, std::uint64_t* loaded, int lane) : row_(shared), loaded_(loaded), lane_(lane) {
     if (!kFp8 && lane == 0) {
-      comm::detail::barrier_init(loaded, 1);
-      comm::detail::fence_shared_to_bulk();
+      ptx::barrier_init(loaded, 1);
+      ptx::fence_shared_to_bulk();
     }
     __syncwarp();
   }
@@ -130,33 +132,33 @@ class WarpStage {
       quantize_row(x, values, rule, lane_, row_, reinterpret_cast<float*>(row_ + values), scaled, factor);
       return;
     }
-    bulk_wait_read();
+    ptx::bulk_wait_read();
     __syncwarp();
     if (scaled) {
 #pragma unroll 1
       for (int u = lane_; u < values / 8; u += 32) {
         reinterpret_cast<uint4*>(row_)[u] = scale_eight(reinterpret_cast<uint4 const*>(x)[u], factor);
       }
-      fence_shared_to_bulk();
+      ptx::fence_shared_to_bulk();
       __syncwarp();
     } else if (values > 0) {
       if (lane_ == 0) {
-        barrier_expect(loaded_, 2 * values);
-        bulk_load(row_, x, 2 * values, loaded_);
+        ptx::barrier_expect(loaded_, 2 * values);
+        ptx::bulk_load(row_, x, 2 * values, loaded_);
       }
       __syncwarp();
-      barrier_wait(loaded_, phase_);
+      ptx::barrier_wait(loaded_, phase_);
       phase_ ^= 1;
     }
   }
   /// This lane stores the values, and their scales in whole 16-byte units, to where they are wanted; null: nowhere. Not waited for.
   __device__ void store(char* values_to, char* scales_to) const {
     if (values_to != nullptr && values_ > 0) {
-      comm::detail::bulk_store(values_to, row_, kFp8 ? values_ : 2 * values_);
+      ptx::bulk_store(values_to, row_, kFp8 ? values_ : 2 * values_);
       if constexpr (kFp8) {
-        comm::detail::bulk_store(scales_to, row_ + values_, (values_ / 128 + 3) / 4 * 16);
+        ptx::bulk_store(scales_to, row_ + values_, (values_ / 128 + 3) / 4 * 16);
       }
-      comm::detail::bulk_commit();
+      ptx::bulk_commit();
     }
   }
 
@@ -170,8 +172,8 @@ class WarpStage {
 
 /// What this thread stored, whichever way, is complete before what follows.
 __device__ inline void finish_stores() {
-  comm::detail::bulk_wait();
-  comm::detail::fence_bulk();
+  ptx::bulk_wait();
+  ptx::fence_bulk();
 }
 
 /// The rows that are added into one output row; one for each quad, in shared memory.
@@ -250,7 +252,7 @@ static __global__ void refuse_operation(comm::WindowView const __grid_constant__
   std::uint32_t const round = *comm::detail::own<std::uint32_t>(w, rounds) + ahead;
   if (int const r = static_cast<int>(threadIdx.x); r < w.size && ((ranks >> r) & 1U) != 0) {
     comm::detail::refuse(w, r, round, code);
-    comm::detail::fence_system();
+    ptx::fence_system();
   }
 }
 /// Enqueues it. `rounds`: offset of the word that counts the operation, which then is at its round less `ahead`; `ranks`: whom to tell.

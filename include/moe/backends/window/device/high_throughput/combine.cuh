@@ -79,8 +79,8 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
     failed = 0;
   }
   if (lane < a.stages) {
-    barrier_init(&full[warp][lane], 1);
-    fence_shared_to_bulk();
+    ptx::barrier_init(&full[warp][lane], 1);
+    ptx::fence_shared_to_bulk();
   }
   __syncthreads();
   if (tid < R) {
@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
       check_refusal(w, comm::ExchangePhase::combine_rows, tid, round);
     }
   }
-  fence_bulk();
+  ptx::fence_bulk();
   __syncthreads();
 
   int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
@@ -118,13 +118,14 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
     unsigned const with = __ballot_sync(0xffffffffU, fetch_row >= 0);
     std::uint64_t* const bar = &full[warp][fetch_stage];
     if (lane == 0) {
-      barrier_expect(bar, bytes * __popc(with));
+      ptx::barrier_expect(bar, bytes * __popc(with));
     }
     __syncwarp();
     if (fetch_row >= 0) {
       int const i = __popc(with & ((1U << lane) - 1U));
-      bulk_load(ring + (fetch_stage * max_rows + i) * a.piece_bytes,
-                rows + static_cast<std::size_t>(fetch_row) * row_bytes + static_cast<std::size_t>(fetch_piece) * a.piece_bytes, bytes, bar);
+      ptx::bulk_load(ring + (fetch_stage * max_rows + i) * a.piece_bytes,
+                     rows + static_cast<std::size_t>(fetch_row) * row_bytes + static_cast<std::size_t>(fetch_piece) * a.piece_bytes, bytes,
+                     bar);
     }
     fetch_stage = fetch_stage + 1 == S ? 0 : fetch_stage + 1;
     if (++fetch_piece == pieces) {
@@ -147,7 +148,7 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
       for (int piece = 0; piece < pieces; ++piece) {
         int const units = min(a.piece_bytes, row_bytes - piece * a.piece_bytes) / 16;
         std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2);
-        barrier_wait(&full[warp][stage], phase);
+        ptx::barrier_wait(&full[warp][stage], phase);
         uint4 const* const in = reinterpret_cast<uint4 const*>(ring + stage * max_rows * a.piece_bytes);
         uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + column);
         for (int u = lane; u < units; u += 32) {

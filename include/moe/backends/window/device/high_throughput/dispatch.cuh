@@ -9,7 +9,8 @@
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/places.cuh"
-#include "moe/comm/bulk_copy.cuh"
+#include "moe/core/ptx/bulk_copy.cuh"
+#include "moe/core/ptx/mbarrier.cuh"
 
 namespace moe::detail {
 
@@ -63,11 +64,11 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int const planners = high_throughput_planners(N, warps);
   if (tid == 0) {
     state = {};
-    barrier_init(&places_known, 32 * planners);
+    ptx::barrier_init(&places_known, 32 * planners);
   }
   if (lane == 0) {
-    barrier_init(&loaded[warp], 1);
-    fence_shared_to_bulk();
+    ptx::barrier_init(&loaded[warp], 1);
+    ptx::fence_shared_to_bulk();
   }
 #pragma unroll 1
   for (int i = tid; i < planners * N; i += threads) {
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     high_throughput_places(a, state, shared, round, M, planners);
   }
   if (warp < planners) {
-    barrier_arrive(&places_known);
+    ptx::arrive(&places_known);
   }
 
   // The first token of a warp is fixed; if some block has more tokens than warps, the others go by ticket.
@@ -111,11 +112,11 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int t = t_first + warp;
   bool placed = a.cached || warp < planners || t >= t_last;
   if (placed) {
-    barrier_wait(&places_known, 0);
+    ptx::barrier_wait(&places_known, 0);
     if (tid == 0 && shares) {
       tickets.open_range(t_first + warps);
     }
-    fence_shared_to_bulk();  // the rows take the place of the tables
+    ptx::fence_shared_to_bulk();  // the rows take the place of the tables
   }
   bool sends = !placed || (state.failed == 0 && state.overflown == 0);
   if (sends) {
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
             v[i][1] = u < units ? x[2 * u + 1] : uint4{};
           }
           if (u0 == 0) {
-            bulk_wait_read();  // the row that this warp sent before has left shared memory; the loads above did not wait for it
+            ptx::bulk_wait_read();  // the row that this warp sent before has left shared memory; the loads above did not wait for it
             __syncwarp();
           }
 #pragma unroll
@@ -180,21 +181,21 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
             }
           }
         }
-        fence_shared_to_bulk();
+        ptx::fence_shared_to_bulk();
         __syncwarp();
       } else {
-        bulk_wait_read();
+        ptx::bulk_wait_read();
         __syncwarp();
         if (lane == 0) {
-          barrier_expect(&loaded[warp], 2 * a.hidden);
-          bulk_load(row, x, 2 * a.hidden, &loaded[warp]);
+          ptx::barrier_expect(&loaded[warp], 2 * a.hidden);
+          ptx::bulk_load(row, x, 2 * a.hidden, &loaded[warp]);
         }
         __syncwarp();
-        barrier_wait(&loaded[warp], phase);
+        ptx::barrier_wait(&loaded[warp], phase);
         phase ^= 1;
       }
       if (!placed) {
-        barrier_wait(&places_known, 0);
+        ptx::barrier_wait(&places_known, 0);
         placed = true;
         if (state.failed != 0 || state.overflown != 0) {
           break;
@@ -205,16 +206,16 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 #pragma unroll 1
       for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
         if (to_row >= 0) {
-          bulk_store(to + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
+          ptx::bulk_store(to + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
         }
         __syncwarp();
       }
       if (to_row >= 0) {
         if (kFp8 && wide) {
-          bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4, row + a.hidden,
-                     groups * 4);
+          ptx::bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4,
+                          row + a.hidden, groups * 4);
         }
-        bulk_commit();
+        ptx::bulk_commit();
       }
       ticket = shares ? tickets.ask() : 0;
       int const dst = e >= 0 ? e / L : -1;
@@ -254,8 +255,8 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     sends = state.failed == 0 && state.overflown == 0;
   }
   if (sends) {
-    bulk_wait();
-    fence_bulk();
+    ptx::bulk_wait();
+    ptx::fence_bulk();
     __syncthreads();
     if (tid < R) {
       if (a.refused != 0 && block == 0) {

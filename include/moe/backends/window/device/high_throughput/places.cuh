@@ -70,7 +70,7 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
   int const L = a.local_experts;
   int const N = E + R;
   std::int32_t* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-  auto meet = [&] { named_barrier(kPlannersMeet, threads); };
+  auto meet = [&] { ptx::named_barrier(kPlannersMeet, threads); };
   int* const counts = reinterpret_cast<int*>(shared);  // [warps][N]: rows of the block before each warp's tokens, later before its next
   int* const base = counts + warps * N;                // [N] first place of this block's rows
   int* const all = base + N;                           // [N] rows of all ranks
@@ -125,12 +125,12 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
       counts[v * N + e] = sum;
       sum += c;
     }
-    store_relaxed(&histogram[block * N + e], static_cast<std::uint32_t>(sum));
+    ptx::store_relaxed_system(&histogram[block * N + e], static_cast<std::uint32_t>(sum));
   }
   meet();
   if (tid == 0) {
     __threadfence();  // the readers are blocks of this GPU
-    store_relaxed(own<std::uint32_t>(w, a.at.counted) + block, round);
+    ptx::store_relaxed_system(own<std::uint32_t>(w, a.at.counted) + block, round);
   }
 #pragma unroll 1
   for (int b = tid; b < blocks; b += threads) {
@@ -145,7 +145,7 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
     int total = 0;
 #pragma unroll 8
     for (int b = 0; b < blocks; ++b) {
-      int const c = static_cast<int>(load_relaxed(&histogram[b * N + e]));
+      int const c = static_cast<int>(ptx::load_relaxed_system(&histogram[b * N + e]));
       before += b < block ? c : 0;
       total += c;
     }
@@ -154,8 +154,8 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
 #pragma unroll 1
       for (int i = 0; i < R; ++i) {
         int const r = (me + i) % R;
-        store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * N + e,
-                      comm::count_word(round, a.tag, static_cast<std::uint32_t>(total)));
+        ptx::store_relaxed_system(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * N + e,
+                                  comm::count_word(round, a.tag, static_cast<std::uint32_t>(total)));
       }
     }
   }
@@ -286,7 +286,7 @@ class HighThroughputTickets {
   /// One thread, when the places of the range's tokens are written and its block has met: other blocks may take from it now.
   __device__ void open_range(int first) const {
     __threadfence();
-    comm::detail::store_relaxed(next_ + from_, key() | static_cast<std::uint32_t>(first));
+    ptx::store_relaxed_system(next_ + from_, key() | static_cast<std::uint32_t>(first));
   }
   /// Asks for a token; the answer, which counts in lane 0, is for take(). Apart so that a warp can work on meanwhile.
   __device__ std::uint64_t ask() const {
@@ -307,7 +307,7 @@ class HighThroughputTickets {
       std::uint32_t most = 0;  // tokens left, block
 #pragma unroll 1
       for (int b = static_cast<int>(threadIdx.x) % 32; b < blocks_; b += 32) {
-        std::uint64_t const seen = comm::detail::load_relaxed(next_ + b);
+        std::uint64_t const seen = ptx::load_relaxed_system(next_ + b);
         int const left = first_token(tokens_, b + 1, blocks_) - token(seen);
         if (is_open(seen) && left > 0) {
           most = max(most, (static_cast<std::uint32_t>(left) << 8) | static_cast<std::uint32_t>(b));

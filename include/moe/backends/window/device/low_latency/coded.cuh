@@ -63,16 +63,10 @@ __device__ inline void code_sixteen(uint4 const (&v)[2], char* row, std::uint32_
   }
 }
 
-__device__ inline std::uint32_t load_peer(std::uint32_t const* p) {
-  std::uint32_t v;
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
 /// acc += weight * the sixteen values at 16 u of a coded row.
 template <CombineFormat kFormat>
 __device__ inline void accumulate_coded(float (&acc)[16], char const* row, std::uint32_t const* headers, int u, float weight) {
-  std::uint32_t const header = load_peer(headers + u / 8);
+  std::uint32_t const header = comm::detail::load_peer(headers + u / 8);
   if constexpr (kFormat == CombineFormat::fp8) {
     uint4 const codes = comm::detail::load_peer(reinterpret_cast<uint4 const*>(row) + u);
     std::uint32_t const words[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -87,7 +81,7 @@ __device__ inline void accumulate_coded(float (&acc)[16], char const* row, std::
     std::uint32_t const words[4] = {front.x, front.y, front.z, front.w};
     LogFmt const code(header);
     if (code.used()) {
-      std::uint32_t const high = load_peer(reinterpret_cast<std::uint32_t const*>(slot + 128) + u % 8);
+      std::uint32_t const high = comm::detail::load_peer(reinterpret_cast<std::uint32_t const*>(slot + 128) + u % 8);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         std::uint32_t const top = high >> (2 * i);

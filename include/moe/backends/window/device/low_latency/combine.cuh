@@ -127,7 +127,7 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
       int row = place;
       if (a.met) {  // rows were packed by who received them: how many lower sources had, it alone knows
         std::uint32_t const* const bases = at<std::uint32_t>(w, dst, a.at.bases[a.parity]);
-        row += static_cast<int>(load_relaxed(bases + (e - dst * L) * w.size + me)) - me * a.max_tokens;
+        row += static_cast<int>(ptx::load_relaxed_system(bases + (e - dst * L) * w.size + me)) - me * a.max_tokens;
       }
       set(__popc(used & ((1U << lane) - 1U)), dst, static_cast<std::size_t>(e - dst * L) * a.capacity + row, weight);
     }

@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
         if ((masked >> r) & 1U) {
           continue;
         }
-        store_relaxed(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
-                      comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
+        ptx::store_relaxed_system(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * a.at.count_stride + e,
+                                  comm::count_word(round, a.tag, static_cast<std::uint32_t>(count)));
       }
     }
     // One lane per own choice: the rows of all lower ranks come first. False if they could not be learned.

@@ -19,19 +19,19 @@ static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std:
   using namespace comm::detail;
   for (;;) {
     for (int i = 0; i < 64; ++i) {
-      if (comm::round_reached(load_acquire(p), round)) {
+      if (comm::round_reached(ptx::load_acquire_system(p), round)) {
         return true;
       }
     }
     if (atomicOr(dead, 0) != 0) {
       return false;
     }
-    std::uint32_t const aborted = load_relaxed(own<std::uint32_t>(w, comm::WindowControl::abort_word));
+    std::uint32_t const aborted = ptx::load_relaxed_system(own<std::uint32_t>(w, comm::WindowControl::abort_word));
     if (aborted != 0) {
       fail(w, ErrorCode::peer, phase, static_cast<int>(aborted >> 8) - 1, round, 0);
       return false;
     }
-    if (w.timeout_ns != 0 && now_ns() - start > w.timeout_ns) {
+    if (w.timeout_ns != 0 && ptx::now_ns() - start > w.timeout_ns) {
       atomicExch(dead, 1);
       return false;
     }
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLa
   int const L = a.local_experts;
   std::uint32_t* const masked = own<std::uint32_t>(w, comm::WindowControl::masked);
   std::uint32_t const round = own<std::uint32_t>(w, a.at.received)[0] + 1;
-  std::uint64_t const start = now_ns();
+  std::uint64_t const start = ptx::now_ns();
   if (tid < R) {
     dead[tid] = masked[tid] != 0 ? 1 : 0;
   }
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLa
     int end = 0;
     for (int from = 0; from < R; ++from) {
       std::uint64_t const word =
-          dead[from] != 0 ? 0 : load_relaxed(counts + static_cast<std::size_t>(from) * a.at.count_stride + w.rank * L + le);
+          dead[from] != 0 ? 0 : ptx::load_relaxed_system(counts + static_cast<std::size_t>(from) * a.at.count_stride + w.rank * L + le);
       if (dead[from] == 0 && comm::word_tag(word) != a.tag && lane == 0) {
         fail(w, ErrorCode::mismatch, comm::ExchangePhase::dispatch_counts, from, round, comm::word_tag(word), a.tag);
       }
@@ -132,7 +132,7 @@ static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet
   std::uint32_t* const masked = own<std::uint32_t>(w, comm::WindowControl::masked);
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[0] + 1;
   if (r < w.size && masked[r] == 0) {
-    std::uint64_t const start = now_ns();
+    std::uint64_t const start = ptx::now_ns();
     dead[r] = 0;
     if (a.refused != 0) {
       refuse(w, r, round, a.refused);
@@ -163,14 +163,14 @@ static __global__ void low_latency_rejoin(comm::WindowView const __grid_constant
     if (r < w.size) {
       std::uint32_t const own_round = own<std::uint32_t>(w, at.sent)[0];
       std::uint32_t const combined = own<std::uint32_t>(w, at.combined)[0];
-      store_relaxed(comm::detail::at<std::uint32_t>(w, r, comm::WindowControl::rejoin) + w.rank,
-                    comm::round_reached(combined, own_round) ? combined : own_round);
+      ptx::store_relaxed_system(comm::detail::at<std::uint32_t>(w, r, comm::WindowControl::rejoin) + w.rank,
+                                comm::round_reached(combined, own_round) ? combined : own_round);
     }
     return;
   }
-  std::uint32_t latest = load_relaxed(own<std::uint32_t>(w, comm::WindowControl::rejoin));
+  std::uint32_t latest = ptx::load_relaxed_system(own<std::uint32_t>(w, comm::WindowControl::rejoin));
   for (int p = 1; p < w.size; ++p) {
-    std::uint32_t const other = load_relaxed(own<std::uint32_t>(w, comm::WindowControl::rejoin) + p);
+    std::uint32_t const other = ptx::load_relaxed_system(own<std::uint32_t>(w, comm::WindowControl::rejoin) + p);
     latest = comm::round_reached(other, latest) ? other : latest;
   }
   for (int b = r; b < kMaxExchangeBlocks; b += static_cast<int>(blockDim.x)) {

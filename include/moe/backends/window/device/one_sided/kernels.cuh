@@ -103,11 +103,11 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
   finish_stores();
   if (is_last_block(own<std::uint32_t>(w, a.at.arrived))) {
     if (tid < R) {
-      std::uint32_t const n = load_relaxed(&counters[tid]);
+      std::uint32_t const n = ptx::load_relaxed_system(&counters[tid]);
       counters[tid] = 0;
       if ((a.active >> tid) & 1U) {
-        fence_system();
-        store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + me, comm::count_word(round, a.sent_tag, n));
+        ptx::fence_system();
+        ptx::store_relaxed_system(at<std::uint64_t>(w, tid, a.at.counts[a.parity]) + me, comm::count_word(round, a.sent_tag, n));
       }
     }
   }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     if (tid == 0) {
       bool const alive = ((a.active >> source) & 1U) != 0;
       count = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tag) : 0;
-      fence_system();  // acquires what came with the word
+      ptx::fence_system();  // acquires what came with the word
     }
     __syncthreads();
     int const share = block / R;

@@ -119,17 +119,17 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
     }
     finish_stores();
     if (is_last_block(own<std::uint32_t>(w, a.at.arrived))) {
-      fence_system();
+      ptx::fence_system();
 #pragma unroll 1
       for (int e = tid; e < a.num_experts + R; e += kPeerThreads) {
         bool const expert = e < a.num_experts;
         int const owner = expert ? e / L : e - a.num_experts;
-        std::uint32_t const n = expert ? load_relaxed(&counters[e]) : static_cast<std::uint32_t>(M);
+        std::uint32_t const n = expert ? ptx::load_relaxed_system(&counters[e]) : static_cast<std::uint32_t>(M);
         if (expert) {
           counters[e] = 0;
         }
-        store_relaxed(at<std::uint64_t>(w, owner, a.at.counts_of(round)) + me * (L + 1) + (expert ? e % L : L),
-                      comm::count_word(round, a.sent_tag, n));
+        ptx::store_relaxed_system(at<std::uint64_t>(w, owner, a.at.counts_of(round)) + me * (L + 1) + (expert ? e % L : L),
+                                  comm::count_word(round, a.sent_tag, n));
       }
     }
   }
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
         int const begin = sum_counts(w, counts + le, L + 1, 0, source, round, a.tag);
         int const n = sum_counts(w, counts + le, L + 1, source, source + 1, round, a.tag);
         bool const good = begin >= 0 && n >= 0;
-        fence_system();  // acquires what came with the words
+        ptx::fence_system();  // acquires what came with the words
         begin_of[quad] = begin;
         count_of[quad] = good ? n : 0;
         if (source == R - 1) {
@@ -162,12 +162,13 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
           std::uint32_t* const scales = own<std::uint32_t>(w, a.at.batch_scales[a.parity]) + (to + i) * (a.hidden / 128);
 #pragma unroll 1
           for (int g = lane; g < a.hidden / 128; g += 32) {
-            scales[g] = load_relaxed(own<std::uint32_t>(w, a.at.scales[a.parity]) + (from + i) * a.scale_stride + g);
+            scales[g] = ptx::load_relaxed_system(own<std::uint32_t>(w, a.at.scales[a.parity]) + (from + i) * a.scale_stride + g);
           }
         }
         if (lane == 0) {
           own<std::int32_t>(w, a.at.origins[a.parity])[to + i] =
-              source * a.max_tokens * K + static_cast<std::int32_t>(load_relaxed(own<std::uint32_t>(w, a.at.places[a.parity]) + from + i));
+              source * a.max_tokens * K +
+              static_cast<std::int32_t>(ptx::load_relaxed_system(own<std::uint32_t>(w, a.at.places[a.parity]) + from + i));
         }
       }
       sync_quad(quad);
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
     if (D > 1 && block == 0 && tid < D && a.sent_tag == a.tag) {  // ranks that hold the same tokens bring the same number of them
       int const r = me - me % D + tid;
       int const n = sum_counts(w, counts + L, L + 1, r, r + 1, round, a.tag);
-      if (n >= 0 && n != M && comm::word_tag(load_relaxed(counts + L + r * (L + 1))) == comm::refused_tag(a.tag)) {
+      if (n >= 0 && n != M && comm::word_tag(ptx::load_relaxed_system(counts + L + r * (L + 1))) == comm::refused_tag(a.tag)) {
         *own<std::uint32_t>(w, a.at.incomplete[a.parity]) = round;
       } else if (n >= 0 && n != M) {
         fail(w, ErrorCode::mismatch, comm::ExchangePhase::dispatch_counts, r, round, static_cast<std::uint32_t>(n),
@@ -201,12 +202,12 @@ __global__ void __launch_bounds__(kPeerThreads, 1) pplx_dispatch(PplxArguments c
 static __device__ __noinline__ bool wait_exactly(comm::WindowView const& w, std::uint32_t const* p, std::uint32_t round, int peer) {
   std::uint64_t start = 0;
   for (unsigned i = 0;; ++i) {
-    std::uint32_t const seen = comm::detail::load_acquire(p);
+    std::uint32_t const seen = ptx::load_acquire_system(p);
     if (seen == round) {
       return true;
     }
     if (i % 256 == 0) {
-      start = i == 0 ? comm::detail::now_ns() : start;
+      start = i == 0 ? ptx::now_ns() : start;
       if (comm::detail::should_give_up(w, comm::ExchangePhase::combine_rows, peer, round, seen, start)) {
         return false;
       }

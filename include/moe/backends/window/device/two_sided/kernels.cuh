@@ -107,8 +107,8 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     __syncthreads();
   }
   if (tid < R) {  // a rank without rows may be a plan ahead: its words must not fall on those of this one, whatever the call's parity
-    store_relaxed(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
-                  comm::count_word(round, a.sent_tag, static_cast<std::uint32_t>(total[tid])));
+    ptx::store_relaxed_system(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
+                              comm::count_word(round, a.sent_tag, static_cast<std::uint32_t>(total[tid])));
     from[tid] = sum_counts(w, own<std::uint64_t>(w, a.at.counts[round % 2]), 1, tid, tid + 1, round, a.tag);
   }
   __syncthreads();
@@ -177,20 +177,20 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
   std::int32_t const* const outgoing = a.back ? summary.rows_from : summary.rows_for;
   std::int32_t const* const incoming = a.back ? summary.rows_for : summary.rows_from;
   if (lane == 0) {
-    barrier_init(&loaded[warp], 1);
-    fence_shared_to_bulk();
+    ptx::barrier_init(&loaded[warp], 1);
+    ptx::fence_shared_to_bulk();
   }
   __syncwarp();
   std::uint32_t load_phase = 0;
   auto load = [&](void const* from, int bytes) {  // of one record, after the last one has left
-    bulk_wait_read();
+    ptx::bulk_wait_read();
     __syncwarp();
     if (lane == 0) {
-      barrier_expect(&loaded[warp], bytes);
-      bulk_load(record, from, bytes, &loaded[warp]);
+      ptx::barrier_expect(&loaded[warp], bytes);
+      ptx::bulk_load(record, from, bytes, &loaded[warp]);
     }
     __syncwarp();
-    barrier_wait(&loaded[warp], load_phase);
+    ptx::barrier_wait(&loaded[warp], load_phase);
     load_phase ^= 1;
   };
   auto entry = [&](int rank, int queue, int source, std::uint32_t n) {
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
       if (lane == 0) {
         std::uint32_t const* const word = own<std::uint32_t>(w, sends ? a.at.head : a.at.tail) + queue * R + peer;
         good = wait_round(w, word, sends ? number + 1 - depth : number + 1, phase, peer);
-        fence_bulk();
+        ptx::fence_bulk();
       }
       good = __shfl_sync(0xffffffffU, static_cast<int>(good), 0) != 0;
       if (!good) {
@@ -242,12 +242,12 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
               reinterpret_cast<std::int32_t*>(record + a.at.record_ids)[lane] = there ? e - peer * a.local_experts : -1;
               reinterpret_cast<float*>(record + a.at.record_ids)[K + lane] = there ? a.tokens.weights[t * K + lane] : 0.0F;
             }
-            fence_shared_to_bulk();
+            ptx::fence_shared_to_bulk();
             __syncwarp();
           }
           if (lane == 0) {
-            bulk_store(to + static_cast<std::size_t>(i - i0) * record_bytes, record, record_bytes);
-            bulk_commit();
+            ptx::bulk_store(to + static_cast<std::size_t>(i - i0) * record_bytes, record, record_bytes);
+            ptx::bulk_commit();
           }
         }
         if (lane == 0) {
@@ -261,19 +261,19 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
           load(from + static_cast<std::size_t>(i - i0) * record_bytes, record_bytes);
           if (a.back) {
             if (lane == 0) {
-              bulk_store(own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[peer] + i) * record_bytes, record,
-                         record_bytes);
-              bulk_commit();
+              ptx::bulk_store(own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[peer] + i) * record_bytes, record,
+                              record_bytes);
+              ptx::bulk_commit();
             }
           } else {
             auto const row = static_cast<std::size_t>(summary.first_from[peer] + i);
             if (lane == 0) {
-              bulk_store(own<char>(w, a.at.rows[a.parity]) + row * a.at.record_scales, record, a.at.record_scales);
+              ptx::bulk_store(own<char>(w, a.at.rows[a.parity]) + row * a.at.record_scales, record, a.at.record_scales);
               if constexpr (kFp8) {
-                bulk_store(own<char>(w, a.at.scales[a.parity]) + row * a.scale_stride * 4, record + a.at.record_scales,
-                           a.at.record_ids - a.at.record_scales);
+                ptx::bulk_store(own<char>(w, a.at.scales[a.parity]) + row * a.scale_stride * 4, record + a.at.record_scales,
+                                a.at.record_ids - a.at.record_scales);
               }
-              bulk_commit();
+              ptx::bulk_commit();
             }
             if (lane < K) {
               own<std::int32_t>(w, a.at.ids[a.parity])[row * K + lane] =
