@@ -30,23 +30,18 @@ message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, C
 
 include(MoeCudaArchitectures)  # moe_cuda_architectures
 
-# What only has to compile is not optimised, which takes a third of the time. (ptxas then says that wgmma would be slow: it never runs.)
+# How this project's own .cu files are compiled with RelWithDebInfo. Everything is compiled by both of nvcc's passes and linked, with and
+# without a GPU. Where nothing of it will run on one (MOE_RUN_CUDA is OFF), the device code of a target is not optimised, which saves half
+# of its time; except with moe_cuda_optimised(target): what ptxas says of the kernels there is tested (tests/gpu/kernel_registers.txt).
 if(NOT MOE_RUN_CUDA AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
-  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O0 --Ofast-compile=max")
+  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")
+  set(MOE_CUDA_FLAGS "$<IF:$<BOOL:$<TARGET_PROPERTY:MOE_CUDA_OPTIMISED>>,-O1,-O0;--Ofast-compile=max>")
+else()
+  set(MOE_CUDA_FLAGS "-lineinfo")
 endif()
-
-# moe_cuda_programs_only_compile(): for a directory of programs that need a GPU. Where they only have to compile, nvcc stops when the device code
-# is machine code and its front end has checked the host code; the host compiler, the longest part, and the linker are left out.
-macro(moe_cuda_programs_only_compile)
-  if(NOT MOE_RUN_CUDA)
-    string(REPLACE "<CUDA_COMPILE_MODE>" "--cuda" CMAKE_CUDA_COMPILE_OBJECT "${CMAKE_CUDA_COMPILE_OBJECT}")
-  endif()
-endmacro()
-# moe_add_cuda_program(target source...): an executable, or in such a directory no more than its objects.
-function(moe_add_cuda_program target)
-  if(MOE_RUN_CUDA)
-    add_executable(${target} ${ARGN})
-  else()
-    add_library(${target} OBJECT ${ARGN})
-  endif()
+function(moe_cuda_optimised)
+  foreach(target IN LISTS ARGN)
+    set_target_properties(${target} PROPERTIES MOE_CUDA_OPTIMISED ON RULE_LAUNCH_COMPILE "${PROJECT_SOURCE_DIR}/cmake/ptxas_log.sh <OBJECT>")
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>")
+  endforeach()
 endfunction()

@@ -67,7 +67,7 @@ endif()
 list(JOIN MOE_WARNINGS "," MOE_WARNINGS_COMMAS)
 target_compile_options(moe_build_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${MOE_WARNINGS};-Wpedantic>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-Xcompiler=${MOE_WARNINGS_COMMAS};--Werror=all-warnings>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:${MOE_CUDA_FLAGS};-Xcompiler=${MOE_WARNINGS_COMMAS};--Werror=all-warnings>")
 if(MOE_NATIVE)
   target_compile_options(moe_build_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-march=native>")
 endif()
