@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compares what ptxas reported of the optimised kernels with tests/gpu/kernel_registers.txt.
+
+Fails if wgmma is serialised anywhere, if a function spills that the file gives no reason for, or if the file does not list exactly these
+kernels with these registers, spilled bytes and static shared memory. Another release of nvcc allocates registers differently: with it the
+numbers are printed and not compared. After a change that is meant:
+    ninja -C build/cuda update_kernel_registers
+which builds what is measured and rewrites the file; the lines with reasons stay.
+"""
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+SERIALISED = re.compile(r"C7510|wgmma.*serializ", re.IGNORECASE)
+ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+FUNCTION = re.compile(r"Function properties for (\w+)")
+SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def read_logs(logs):
+    """(mangled kernel -> [registers, stores, loads, shared], mangled function that is called and spills -> (stores, loads), problems)"""
+    kernels, functions, problems = {}, {}, []
+    for log in logs:
+        if not log.exists():
+            problems.append(f"{log}: not there; build it first")
+            continue
+        entry = function = None
+        for line in log.read_text().splitlines():
+            if SERIALISED.search(line):
+                problems.append(f"{log.name}: {line.strip()}")
+            if found := ENTRY.search(line):
+                entry = found.group(1)
+                kernels[entry] = [0, 0, 0, 0]
+            elif found := FUNCTION.search(line):
+                function = found.group(1)
+            elif found := SPILL.search(line):
+                spilled = (int(found.group(1)), int(found.group(2)))
+                if function == entry:
+                    kernels[entry][1:3] = spilled
+                elif any(spilled):
+                    functions[function] = spilled
+            elif found := USED.search(line):
+                kernels[entry][0] = int(found.group(1))
+                shared = SHARED.search(line)
+                kernels[entry][3] = int(shared.group(1)) if shared else 0
+    return kernels, functions, problems
+
+
+def demangle(names):
+    """Readable names without return type and parameters: the template arguments tell instances apart."""
+    names = list(names)
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.splitlines()
+    readable = {}
+    for name, plain in zip(names, text):
+        plain = re.sub(r"\(anonymous namespace\)|_INTERNAL_\w+?::", "", plain)
+        depth = 0  # the parameter list opens at the first parenthesis outside of <>
+        for at, letter in enumerate(plain):
+            depth += (letter == "<") - (letter == ">")
+            if letter == "(" and depth == 0:
+                plain = plain[:at]
+                break
+        readable[name] = plain.removeprefix("void ").replace("unsigned long", "size_t")
+    return readable
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--objects", required=True, type=pathlib.Path, help="file with one object a line; each has OBJECT.ptxas beside it")
+    parser.add_argument("--nvcc", required=True, help="nvcc's version, as 13.0.88")
+    parser.add_argument("--list", type=pathlib.Path, default=pathlib.Path(__file__).with_name("kernel_registers.txt"))
+    parser.add_argument("--update", action="store_true", help="rewrite the list")
+    options = parser.parse_args()
+    objects = [line for line in options.objects.read_text().splitlines() if line.endswith(".cu.o")]
+    kernels, functions, problems = read_logs([pathlib.Path(line + ".ptxas") for line in objects])
+    if not kernels:
+        problems.append(f"no kernel in the logs of {len(objects)} objects")
+
+    head, reasons, listed, listed_nvcc = [], [], {}, ""
+    for line in options.list.read_text().splitlines() if options.list.exists() else []:
+        if line.startswith("#") or not line.strip():
+            head.append(line)
+        elif line.startswith("nvcc "):
+            listed_nvcc = line.split()[1]
+        elif line.startswith("spill "):
+            pattern, _, reason = line.removeprefix("spill ").partition(" : ")
+            reasons.append((pattern.strip(), reason.strip(), line))
+            if not reason.strip():
+                problems.append(f"{options.list.name}: no reason: {line}")
+        else:
+            *numbers, name = line.split(None, 4)
+            listed[name] = [int(number) for number in numbers]
+
+    readable = demangle([*kernels, *functions])
+    found = {}
+    for kernel, numbers in kernels.items():  # the same kernel in two objects is one line, the larger numbers
+        name = readable[kernel]
+        found[name] = [max(pair) for pair in zip(numbers, found.get(name, numbers))]
+    spilling = {name: tuple(numbers[1:3]) for name, numbers in found.items() if any(numbers[1:3])}
+    spilling |= {readable[name]: spilled for name, spilled in functions.items()}
+    for name, (stores, loads) in sorted(spilling.items()):
+        if not any(re.search(pattern, name) for pattern, _, _ in reasons):
+            problems.append(f"{name} spills {stores} bytes of stores, {loads} bytes of loads, and {options.list.name} gives no reason")
+    for pattern, _, _ in reasons:
+        if not any(re.search(pattern, name) for name in spilling):
+            print(f"note: nothing that matches '{pattern}' spills any more; its line in {options.list.name} can go")
+
+    if options.update:
+        rows = [f"{registers:9} {stores:12} {loads:11} {shared:6}  {name}" for name, (registers, stores, loads, shared) in sorted(found.items())]
+        text = [*head, *(line for _, _, line in reasons), f"nvcc {options.nvcc}", *rows]
+        if not problems or all("spills" in problem for problem in problems):
+            options.list.write_text("\n".join(text) + "\n")
+            print(f"{options.list}: {len(rows)} kernels written")
+    elif listed_nvcc != options.nvcc:
+        print(f"nvcc {options.nvcc}, the list is of {listed_nvcc}: registers are not compared")
+        for name, numbers in sorted(found.items()):
+            if listed.get(name) != numbers:
+                print(f"  {numbers} {name}; listed {listed.get(name)}")
+    else:
+        for name in sorted(found.keys() | listed.keys()):
+            if found.get(name) != listed.get(name):
+                problems.append(f"{name}: [registers, spill stores, spill loads, shared] {found.get(name)}, listed {listed.get(name)}")
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    if problems:
+        print("If the change is meant: ninja -C build/cuda update_kernel_registers")
+    print(f"{len(found)} kernels of {len(objects)} objects, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
