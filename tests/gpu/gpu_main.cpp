@@ -5,12 +5,14 @@
 
 #include <cstdio>
 
+#include "exit_code.hpp"
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   int devices = 0;
   if (cudaError_t const status = cudaGetDeviceCount(&devices); status != cudaSuccess || devices == 0) {
     std::printf("skipped: no GPU (%s)\n", cudaGetErrorString(status));
-    return 77;
+    return moe_test::kSkipped;
   }
-  return RUN_ALL_TESTS();
+  return moe_test::exit_code(RUN_ALL_TESTS());
 }

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <string>
 
+#include "mpi_exit_code.hpp"
+
 namespace {
 
 /// What a rank other than 0 prints: its number before each failure.
@@ -48,8 +50,7 @@ int main(int argc, char** argv) {
     delete listeners.Release(listeners.default_result_printer());
     listeners.Append(new FailuresOfRank(rank));
   }
-  int failed = RUN_ALL_TESTS() == 0 ? 0 : 1;
-  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  int const result = moe_test::exit_code_of_all_ranks(moe_test::exit_code(RUN_ALL_TESTS()));
   MPI_Finalize();
-  return failed;
+  return result;
 }

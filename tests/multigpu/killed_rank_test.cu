@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "exit_code.hpp"
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/gather_exchange.cuh"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
@@ -294,5 +295,5 @@ int main(int argc, char** argv) {
     std::printf("skipped: needs 2 GPUs, found %d\n", devices);
     return 77;
   }
-  return RUN_ALL_TESTS();
+  return moe_test::exit_code(RUN_ALL_TESTS());
 }

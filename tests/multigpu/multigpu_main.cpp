@@ -6,6 +6,8 @@
 
 #include <cstdio>
 
+#include "mpi/mpi_exit_code.hpp"
+
 namespace {
 
 /// What the ranks besides 0 print: their failures.
@@ -38,7 +40,7 @@ int main(int argc, char** argv) {
   int result = 0;
   if (devices < size) {
     if (rank == 0) std::printf("skipped: %d ranks need %d GPUs, found %d\n", size, size, devices);
-    result = 77;
+    result = moe_test::kSkipped;
   } else {
     if (rank != 0) {  // one report, and the failures of the others
       auto& listeners = testing::UnitTest::GetInstance()->listeners();
@@ -46,9 +48,9 @@ int main(int argc, char** argv) {
       listeners.Append(new Failures(rank));
     }
     cudaSetDevice(rank);
-    int const mine = RUN_ALL_TESTS();
-    if (mine != 0) std::printf("rank %d failed\n", rank);
-    MPI_Allreduce(&mine, &result, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    int const mine = moe_test::exit_code(RUN_ALL_TESTS());
+    if (mine != 0 && mine != moe_test::kSkipped) std::printf("rank %d failed\n", rank);
+    result = moe_test::exit_code_of_all_ranks(mine);
   }
   MPI_Comm_free(&node);
   MPI_Finalize();
