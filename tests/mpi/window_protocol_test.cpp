@@ -180,12 +180,12 @@ struct Halves : WindowProtocol<Case> {};
 using BatchedCases = testing::Types<LowLatencyCase, DeduplicatedCase>;
 TYPED_TEST_SUITE(Halves, BatchedCases, CaseNames);
 
-template <class H, class Ticket>
-std::vector<float> finish(H& h, Ticket ticket, Batch<float> const& b) {
+template <class H, class Handle>
+std::vector<float> finish(H& h, Handle handle, Batch<float> const& b) {
   std::vector<float> out(b.x.size());
-  h.exchange().send_outputs(ticket);
+  h.exchange().send_outputs(handle);
   usleep(200);
-  h.exchange().receive_outputs(ticket, h.view(out, b));
+  h.exchange().receive_outputs(handle, h.view(out, b));
   return out;
 }
 
@@ -195,14 +195,14 @@ TYPED_TEST(Halves, T17_WorkBetweenSendAndReceive) {
   for (int round = 0; round < 20; ++round) {
     auto b = random_batch<float>(this->rank(), round, random_rows(this->rank(), round, 8), 16, 2, experts);
     auto const original = b;
-    auto const ticket = h.exchange().send(b.tokens());
+    auto const handle = h.exchange().send(b.tokens());
     std::fill(b.x.begin(), b.x.end(), -1.0F);  // the inputs may be reused
     std::fill(b.ids.begin(), b.ids.end(), -1);
     std::fill(b.weights.begin(), b.weights.end(), -1.0F);
     usleep(1000);
-    auto const tokens = h.exchange().receive(ticket);
-    h.run_experts(tokens, h.exchange().expert_output(ticket));
-    h.compare(finish(h, ticket, original), original, moe::text("round ", round));
+    auto const tokens = h.exchange().receive(handle);
+    h.run_experts(tokens, h.exchange().expert_output(handle));
+    h.compare(finish(h, handle, original), original, moe::text("round ", round));
   }
 }
 
@@ -276,14 +276,14 @@ TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
   auto& x = h.exchange();
   auto const b0 = random_batch<float>(this->rank(), 20, 5, 16, 2, experts);
   auto const b1 = random_batch<float>(this->rank(), 21, 3, 16, 2, experts);
-  auto receive = [&](auto ticket) { h.run_experts(x.receive(ticket), x.expert_output(ticket)); };
-  auto expect_given_up = [&](auto ticket, Batch<float> const& b, std::string const& what) {
+  auto receive = [&](auto handle) { h.run_experts(x.receive(handle), x.expert_output(handle)); };
+  auto expect_given_up = [&](auto handle, Batch<float> const& b, std::string const& what) {
     if (this->errs()) {
-      expect_error(ErrorCode::state, [&] { x.send_outputs(ticket); });
+      expect_error(ErrorCode::state, [&] { x.send_outputs(handle); });
     } else {
-      std::string const message = expect_error(ErrorCode::peer, [&] { finish(h, ticket, b); });
+      std::string const message = expect_error(ErrorCode::peer, [&] { finish(h, handle, b); });
       EXPECT_EQ(message.find(moe::text("rank ", this->comm.size() - 1, " abandoned the call")), 0U) << what << ": " << message;
-      expect_error(ErrorCode::state, [&] { x.send_outputs(ticket); });
+      expect_error(ErrorCode::state, [&] { x.send_outputs(handle); });
     }
   };
   for (int slot : {0, 1}) {
@@ -363,7 +363,7 @@ TYPED_TEST(Packed, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
   int const experts = this->experts();
   WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2});
   auto& x = h.exchange();
-  auto combine = [&](moe::detail::WindowTicket d, Batch<float> const& b, char const* what) {
+  auto combine = [&](moe::detail::Handle d, Batch<float> const& b, char const* what) {
     std::vector<float> out(b.x.size());
     x.combine(d, h.view(out, b));
     h.compare(out, b, what);
@@ -402,12 +402,12 @@ TYPED_TEST(Packed, T12_T21_AbandonWithHandles) {
     h.run_experts(x.tokens(d), x.expert_output(d));
     return d;
   };
-  auto combine = [&](moe::detail::WindowTicket d, Batch<float> const& b) {
+  auto combine = [&](moe::detail::Handle d, Batch<float> const& b) {
     std::vector<float> out(b.x.size());
     x.combine(d, h.view(out, b));
     h.compare(out, b);
   };
-  auto expect_given_up = [&](moe::detail::WindowTicket d, Batch<float> const& b) {
+  auto expect_given_up = [&](moe::detail::Handle d, Batch<float> const& b) {
     if (this->errs()) {
       x.abandon({});
     } else {

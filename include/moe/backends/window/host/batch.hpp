@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <type_traits>
 
 #include "moe/backends/common/exchange_common.hpp"
@@ -85,7 +84,7 @@ class BatchMessage {
 
 /// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per slot, used in turn.
 template <class Config, class Quant, class Partial>
-class BatchRecord {
+class BatchRecord : public DispatchRecord {
  public:
   using Act = typename Config::Act;
   using Payload = typename Quant::template Payload<Act>;
@@ -97,8 +96,6 @@ class BatchRecord {
     std::int32_t rank;
     std::int32_t place;
   };
-  /// early: received by this rank's abandon() of an older dispatch, before the caller asked for it.
-  enum class State : std::uint8_t { idle, sent, early, received, combining };
 
   void take(std::int64_t hidden, std::int64_t topk, std::int64_t max_tokens, std::int64_t num_local, std::int64_t capacity,
             std::int64_t received_records, Arena<space::host>& arena, bool own_output = true) {
@@ -142,10 +139,7 @@ class BatchRecord {
   /// The next free row of expert `e`'s batch, among all rows of all batches.
   std::int64_t append(std::int32_t e) const { return e * capacity_ + counts[e]++; }
 
-  State state = State::idle;
-  std::uint32_t generation = 0;
   std::uint32_t round = 0;              ///< of the operation under way
-  std::uint64_t number = 0;             ///< of the dispatch, among those of all slots
   std::int64_t rows = 0;                ///< own tokens
   float* weights = nullptr;             ///< [T_max, k]
   std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice takes (the first with the same expert), or -1
@@ -166,22 +160,5 @@ class BatchRecord {
   Scale* scales_ = nullptr;
   Partial* output_ = nullptr;
 };
-
-/// The oldest dispatch of all slots that is not over. A slot has `records` and `rounds`.
-template <class Slots>
-std::optional<WindowTicket> oldest_under_way(Slots const& slots) {
-  std::optional<WindowTicket> oldest;
-  std::uint64_t number = 0;
-  for (std::size_t s = 0; s < slots.size(); ++s) {
-    for (auto const& r : slots[s].records) {
-      bool const under_way = r.state != decltype(r.state)::idle && slots[s].rounds->live(r.generation);
-      if (under_way && (!oldest || r.number < number)) {
-        oldest = {static_cast<int>(s), r.generation};
-        number = r.number;
-      }
-    }
-  }
-  return oldest;
-}
 
 }  // namespace moe::detail

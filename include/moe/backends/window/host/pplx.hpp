@@ -16,6 +16,8 @@
 
 namespace moe::backends::detail {
 
+using moe::detail::DispatchState;
+
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct PplxParams<Window> {
@@ -88,22 +90,22 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// Collective. Instead of prepare() or finalize(), or of a half: this rank gives up the round, its peers get E_PEER, after send() from
   /// their combine. Once its outputs are sent they lack nothing, and only its own are lost. Never throws.
   void abandon(HostStream) {
-    if (record_.state == Record::State::idle) {
+    if (record_.state == DispatchState::idle) {
       rounds_.abandon(moe::detail::WindowCall::dispatch);
     }
     try {
-      if (record_.state == Record::State::sent) {
+      if (record_.state == DispatchState::sent) {
         receive();
       }
-      if (record_.state == Record::State::combining) {
+      if (record_.state == DispatchState::combining) {
         wait_outputs([](std::int64_t) {});
       }
     } catch (Error const&) {  // the peers have got the same error, or the window reports its failure to the next call as well
     }
-    if (record_.state == Record::State::received) {
+    if (record_.state == DispatchState::received) {
       rounds_.abandon(moe::detail::WindowCall::combine);
     }
-    record_.state = Record::State::idle;
+    record_.state = DispatchState::idle;
     order_.set_idle();
   }
 
@@ -114,7 +116,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
       moe::detail::check_ids(in.topk_ids, num_physical_);
     });
     record_.rows = in.hidden.extent(0);
-    record_.state = Record::State::sent;
+    record_.state = DispatchState::sent;
     std::fill_n(counts_, num_physical_, 0);
     for (std::int64_t t = 0; t < record_.rows; ++t) {
       send_token(in, t);
@@ -126,7 +128,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   /// The receive half. E_STATE without send(); E_MISMATCH if ranks of a data-parallel group brought different numbers of rows; E_CAPACITY,
   /// E_PEER for other ranks' doings; TransportError of the window.
   Tokens receive() {
-    record_.state = record_.state == Record::State::sent ? Record::State::idle : record_.state;
+    record_.state = record_.state == DispatchState::sent ? DispatchState::idle : record_.state;
     rounds_.receive(moe::detail::WindowCall::dispatch);
     for (int r = 0; r < ranks_; ++r) {
       int const first = r - r % dp_size_;
@@ -149,7 +151,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
         }
       }
     }
-    record_.state = Record::State::received;
+    record_.state = DispatchState::received;
     return record_.tokens();
   }
   /// The send half of a combine. Waits for the peers' headers: no row moves unless all ranks take part.
@@ -158,7 +160,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   }
   /// The receive half: out[M, H] = Σ_j w_j y_j in float32 in j order, one rounding. E_ARG if `out` has another shape.
   void receive_outputs(Output out) {
-    if (record_.state != Record::State::combining) {
+    if (record_.state != DispatchState::combining) {
       throw Error(ErrorCode::state, "receive_outputs: called without send_outputs");
     }
     moe::detail::check_output(out, record_.rows, hidden_);
@@ -172,7 +174,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
           },
           [&](std::int64_t j) { return record_.weights[t * topk_ + j]; }, hidden_, row_ptr(out, t));
     });
-    record_.state = Record::State::idle;
+    record_.state = DispatchState::idle;
   }
 
   Window& window() { return group_.window(); }
@@ -261,17 +263,17 @@ class PplxExchange<Window, Config, Quant, Partial> {
   }
   template <class Check>
   void combine_send(Check&& check) {
-    if (record_.state != Record::State::received) {
+    if (record_.state != DispatchState::received) {
       throw Error(ErrorCode::state, "finalize: called without prepare");
     }
     try {
       rounds_.send(moe::detail::WindowCall::combine, 0, check);
       rounds_.receive(moe::detail::WindowCall::combine);
     } catch (Error const&) {
-      record_.state = rounds_.abandoned() ? Record::State::idle : record_.state;
+      record_.state = rounds_.abandoned() ? DispatchState::idle : record_.state;
       throw;
     }
-    record_.state = Record::State::combining;
+    record_.state = DispatchState::combining;
     auto const parity = static_cast<std::size_t>(rounds_.parity());
     for (std::int64_t e = 0; e < num_local_; ++e) {
       for (std::int64_t row = e * max_rows(); row < e * max_rows() + record_.counts[e]; ++row) {

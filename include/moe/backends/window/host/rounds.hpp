@@ -114,16 +114,8 @@ class WindowRounds {
   /// Rows that rank r brought, after receive().
   std::int64_t rows(int r) const { return comm::word_count(headers_[static_cast<std::size_t>(r)]); }
 
-  /// The generation of a dispatch that was sent and not yet received. Equal on all ranks.
-  std::uint32_t generation() const { return own(kDispatches) + 1; }
-  /// E_STATE if two dispatches of the slot have followed: their results have taken the place of this one's.
-  void expect_live(std::uint32_t generation, char const* what) const {
-    if (!live(generation)) {
-      throw Error(ErrorCode::state,
-                  text(what, ": the handle is stale, ", age(generation), " dispatches of its slot have followed, at most 1"));
-    }
-  }
-  bool live(std::uint32_t generation) const { return age(generation) <= 1; }
+  /// Where the slot's dispatches that all ranks have come to are counted, equal on all ranks.
+  std::uint32_t* dispatches() const { return &own(kDispatches); }
 
   std::uint32_t round() const { return own(kRound); }
   int parity() const { return static_cast<int>(round() & 1U); }
@@ -168,7 +160,6 @@ class WindowRounds {
   static constexpr std::uint32_t kAbandoned = comm::kCountMask;
   enum Own : std::size_t { kRound, kPending, kDispatches };
 
-  std::int32_t age(std::uint32_t generation) const { return static_cast<std::int32_t>(own(kDispatches) - generation); }
   std::uint32_t& own(Own word) const { return window_->template own<std::uint32_t>(offset_)[word]; }
   std::size_t header(int parity, int from) const {
     return offset_ + static_cast<std::size_t>(kOwnBytes + kLine * (static_cast<std::int64_t>(parity) * window_->size() + from));
