@@ -75,16 +75,6 @@ void finish(Block& block) {
   }
 }
 
-/// The deadline of the command line, for backends that wait on a window; a communicator has its own.
-template <class Backend>
-typename Backend::Params backend_params([[maybe_unused]] Job const& job) {
-  typename Backend::Params params{};
-  if constexpr (requires { params.window.timeout_ms; }) {
-    params.window.timeout_ms = job.options.timeout_ms;
-  }
-  return params;
-}
-
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Experts>;
@@ -95,7 +85,7 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
     weights = load_weights(job);
   });
-  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows, Quant{}, backend_params<Backend>(job)); });
+  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows, Quant{}, typename Backend::Params{}); });
 
   JobResult result;
   result.output.resize(job.hidden.size());

@@ -73,11 +73,7 @@ class WindowHarness {
     Params params = patient();
     std::optional<moe::ExpertPlacement> placement{};
   };
-  static Params patient() {
-    Params p = Case::params();
-    p.window.timeout_ms = 20'000;
-    return p;
-  }
+  static Params patient() { return Case::params(); }
 
   template <class AnyComm>
   WindowHarness(AnyComm& comm, Setup const& s)

@@ -84,10 +84,6 @@ class ForkWindow : public moe::comm::HostWindow {
     comm.meet();
     meet();
   }
-  ~ForkWindow() { left_ = leave_together(); }
-
- private:
-  bool left_ = false;
 };
 
 struct AnyActivation {};

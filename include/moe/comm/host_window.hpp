@@ -24,10 +24,8 @@ namespace moe::comm {
 
 /// Words in the control part of a host window, behind those of WindowControl.
 struct HostWindowControl {
-  static constexpr std::size_t leaving = 1024;     ///< on rank 0: how many ranks destroy the window, or kAbandoned
   static constexpr std::size_t process = 1088;     ///< own: u64 process id
   static constexpr std::size_t start_time = 1096;  ///< own: u64 when that process started, in ticks; 0: unknown
-  static constexpr std::uint32_t kAbandoned = 1U << 31U;
 };
 
 namespace detail {
@@ -203,32 +201,6 @@ class HostWindow {
   bool ended(int r) const {
     return visible_[static_cast<std::size_t>(r)] &&
            detail::process_start(process(r)) != *at<std::uint64_t>(r, HostWindowControl::start_time);
-  }
-  /// Ranks that destroy the window meet here, so that a collective release waits for none that will not come. False on every rank if
-  /// one has failed, has ended, or does not come within two seconds: then the memory must be left to the end of the processes.
-  bool leave_together() noexcept {
-    std::atomic_ref<std::uint32_t> leaving(*at<std::uint32_t>(0, HostWindowControl::leaving));
-    auto const all = static_cast<std::uint32_t>(size());
-    std::uint32_t seen = failed() ? leaving.load() : leaving.fetch_add(1) + 1;
-    auto const start = Clock::now();
-    bool give_up = failed();
-    for (std::int64_t polls = 0; seen < all; ++polls) {  // kAbandoned is larger than any count
-      if (give_up) {
-        if (leaving.compare_exchange_strong(seen, seen | HostWindowControl::kAbandoned)) {
-          return false;
-        }
-      } else {
-        back_off(polls);
-        seen = leaving.load();
-        if (polls % 64 == 63) {
-          give_up = Clock::now() - start > std::chrono::seconds(2);
-          for (int r = 0; r < size() && !give_up; ++r) {
-            give_up = ended(r);
-          }
-        }
-      }
-    }
-    return seen == all;
   }
 
  private:

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/space.hpp"
 
@@ -31,7 +32,7 @@ class Mpi {
   using Space = space::host;
   static constexpr char const* kName = "mpi";
   struct Params {
-    std::int64_t timeout_ms = 100'000;  ///< of each collective; 0 waits for ever
+    std::int64_t timeout_ms = kDefaultTimeoutMs;  ///< of each collective, and of each wait of a window over it; 0 waits for ever
     /// Longer messages are counted in blocks, because MPI counts are int: at most 2^31 - 1.
     std::int64_t large_message_bytes = std::int64_t{1} << 30U;
   };
@@ -92,6 +93,7 @@ class Mpi {
   }
   /// MPI's own communicator: a duplicate that nothing else sends messages in.
   MPI_Comm handle() const { return comm_; }
+  std::int64_t timeout_ms() const { return params_.timeout_ms; }
   /// Deadline of each collective from now on, in milliseconds; 0 waits for ever.
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
   /// What the caller is doing, for error messages; a string that stays.

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/comm/nccl_status.hpp"
 #include "moe/core/cuda_space.hpp"
 
@@ -42,7 +43,7 @@ class Nccl {
   using StreamType = Stream<Space>;
   static constexpr char const* kName = "nccl";
   struct Params {
-    std::int64_t timeout_ms = 100'000;  ///< of every wait for other ranks; 0 waits for ever
+    std::int64_t timeout_ms = kDefaultTimeoutMs;  ///< of every wait for other ranks, those of its windows too; 0 waits for ever
   };
 
   /// Collective over `size` ranks that hold the same id. E_UNSUPPORTED if the loaded NCCL is not the one compiled against.

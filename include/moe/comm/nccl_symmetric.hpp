@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "moe/comm/nccl.hpp"
@@ -31,7 +32,7 @@ class NcclSymmetric {
   using Comm = Nccl;
   static constexpr char const* kName = "nccl_symmetric";
   struct Params {
-    std::uint64_t timeout_ns = kDefaultTimeoutNs;  ///< deadline of every wait of a kernel on a peer; 0: none
+    std::optional<std::uint64_t> timeout_ns{};  ///< deadline of every wait of a kernel on a peer, for tests; unset: the communicator's
   };
 
   /// `user_bytes` behind the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory
@@ -42,7 +43,7 @@ class NcclSymmetric {
     }
     bytes_ = (static_cast<std::size_t>(user_bytes) + kWindowControlBytes + kGranularity - 1) / kGranularity * kGranularity;
     try {
-      construct(params.timeout_ns);
+      construct(params.timeout_ns.value_or(static_cast<std::uint64_t>(comm.timeout_ms()) * 1'000'000));
     } catch (...) {
       release();
       throw;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 
@@ -16,8 +17,8 @@ namespace moe::comm {
 inline constexpr int kMaxWindowRanks = 64;
 /// Bytes at the start of every window that belong to the window itself; users begin behind them.
 inline constexpr std::size_t kWindowControlBytes = 4096;
-/// Default deadline of every wait on a peer, in nanoseconds (100 s). 0: wait for ever.
-inline constexpr std::uint64_t kDefaultTimeoutNs = 100'000'000'000ULL;
+/// Default deadline of every wait on a peer, in nanoseconds. 0: wait for ever.
+inline constexpr std::uint64_t kDefaultTimeoutNs = std::uint64_t{kDefaultTimeoutMs} * 1'000'000;
 
 /// Which wait failed.
 enum class ExchangePhase : std::uint32_t { barrier, dispatch_counts, dispatch_rows, combine_rows };

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/core/error.hpp"
@@ -63,7 +64,7 @@ class CommGroup {
  public:
   using Space = typename Comm::Space;
 
-  explicit CommGroup(Comm& comm, Stream<Space> stream = {}, std::int64_t timeout_ms = 100'000)
+  explicit CommGroup(Comm& comm, Stream<Space> stream = {}, std::int64_t timeout_ms = comm::kDefaultTimeoutMs)
       : comm_(comm), stream_(stream), timeout_ms_(timeout_ms) {}
 
   int size() const { return comm_.size(); }
