@@ -5,24 +5,17 @@
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
-#include "moe/comm/nccl_status.hpp"
+#include "moe/comm/nccl_connect.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm {
@@ -82,63 +75,28 @@ class Nccl {
   }
 
   /// A new id, for one rank to make and hand to the others.
-  static ncclUniqueId unique_id() {
-    ncclUniqueId id;
-    detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    return id;
-  }
+  static ncclUniqueId unique_id() { return detail::unique_id(); }
   /// Collective bootstrap over a file that all ranks see, for jobs without MPI: rank 0 writes the id, the others wait for it. `path` must
   /// be new to this job: E_CONFIG on rank 0 if it exists. The caller removes it. E_TIMEOUT if it or a rank does not appear in time.
   static Nccl over_file(std::string const& path, int rank, int size, Params const& params) {
-    auto const start = Clock::now();
-    ncclUniqueId id{};
-    if (rank == 0) {
-      detail::write_id(path, id = unique_id());
-    } else {
-      while (!detail::read_id(path, id)) {
-        if (params.timeout_ms > 0 && Clock::now() - start > std::chrono::milliseconds(params.timeout_ms)) {
-          throw TransportError(ErrorCode::timeout, rank, 0, "construction", 0,
-                               text("nccl: no id in the file ", path, " within ", params.timeout_ms, " ms"));
-        }
-        usleep(5000);
-      }
-    }
-    return Nccl(rank, size, id, params);
+    return Nccl(rank, size, detail::id_over_file(path, rank, params.timeout_ms), params);
   }
   static Nccl over_file(std::string const& path, int rank, int size) { return over_file(path, rank, size, Params{}); }
   /// Collective bootstrap over anything that broadcasts bytes from rank 0 in host memory: `broadcast(void* data, std::size_t bytes)`.
   /// E_PEER if rank 0 has no NCCL to make an id with.
   template <class Broadcast>
   static Nccl over(int rank, int size, Broadcast&& broadcast, Params const& params) {
-    struct Ticket {
-      ncclUniqueId id;
-      bool valid;
-    } ticket{};
-    std::string why;
-    if (rank == 0) {
-      try {
-        detail::check_nccl_version();
-        ticket = {unique_id(), true};
-      } catch (Error const& e) {
-        why = e.what();
-      }
-    }
-    broadcast(static_cast<void*>(&ticket), sizeof(ticket));
-    if (!ticket.valid) {
-      throw TransportError(ErrorCode::peer, rank, 0, "construction", 0, text("nccl: rank 0 made no id", why.empty() ? "" : ": ", why));
-    }
-    return Nccl(rank, size, ticket.id, params);
+    return Nccl(rank, size, detail::id_over(rank, broadcast), params);
   }
   template <class Broadcast>
   static Nccl over(int rank, int size, Broadcast&& broadcast) {
-    return over(rank, size, std::forward<Broadcast>(broadcast), Params{});
+    return over(rank, size, broadcast, Params{});
   }
   /// The same over a communicator of the host space, for example comm::Mpi: its ranks become those of NCCL.
   template <class HostCommunicator>
   static Nccl over_communicator(HostCommunicator& host, Params const& params) {
-    return over(
-        host.rank(), host.size(), [&](void* data, std::size_t bytes) { host.broadcast(data, static_cast<std::int64_t>(bytes), 0, {}); },
-        params);
+    auto const broadcast = [&](void* data, std::size_t bytes) { host.broadcast(data, static_cast<std::int64_t>(bytes), 0, {}); };
+    return over(host.rank(), host.size(), broadcast, params);
   }
 
   int rank() const { return rank_; }
@@ -151,11 +109,24 @@ class Nccl {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     check(ncclCommSplit(live(), 0, rank_, &direct_, &config), "ncclCommSplit");
-    meet_peers();
-    std::array<char, 64> host{};
-    gethostname(host.data(), host.size() - 1);
-    std::vector<std::array<char, 64>> hosts(static_cast<std::size_t>(size_));
-    all_gather_host(host.data(), static_cast<std::int64_t>(host.size()), hosts.data());
+
+    // NCCL connects to all peers.
+    auto const meeting = detail::meet_peers(direct_, rank_, size_);
+    detail::Backoff backoff(params_.timeout_ms);
+    while (meeting->result < 0) {
+      if (backoff.expired()) {
+        direct_ = nullptr;  // still in use there
+        begin_abort();
+        fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
+      }
+      backoff.pause();
+    }
+    finish(static_cast<ncclResult_t>(meeting->result.load()), "connect");
+    synchronize(meeting->stream);
+
+    detail::HostName const host = detail::host_name();
+    std::vector<detail::HostName> hosts(static_cast<std::size_t>(size_));
+    all_gather_host(host.data(), sizeof host, hosts.data());
     one_node_ = std::count(hosts.begin(), hosts.end(), host) == size_;
   }
   /// Null after a failure.
@@ -284,7 +255,7 @@ class Nccl {
   /// `missing()` returns (-1: not known); it may throw a better reason. NCCL's kernels still run while it is called.
   template <class Missing>
   void wait(cudaEvent_t event, char const* what, Missing&& missing) {
-    Backoff backoff(params_.timeout_ms);
+    detail::Backoff backoff(params_.timeout_ms);
     for (;;) {
       cudaError_t const status = cudaEventQuery(event);
       if (status != cudaErrorNotReady) {
@@ -310,14 +281,14 @@ class Nccl {
   }
   /// cudaStreamSynchronize with the deadline.
   void synchronize(StreamType stream) {
-    Event event;
+    detail::Event const event;
     check_cuda(cudaEventRecord(event.data, stream), "cudaEventRecord");
     wait(event.data, "synchronize");
   }
   /// `n` bytes of host memory of every rank into host memory out[0, n · size). Waits; for construction, not for rounds.
   void all_gather_host(void const* in, std::int64_t n, void* out) {
-    Buffer own(bytes(n));
-    Buffer all(bytes(n) * static_cast<std::size_t>(size_));
+    detail::DeviceBytes const own(bytes(n));
+    detail::DeviceBytes const all(bytes(n) * static_cast<std::size_t>(size_));
     CudaStream stream;
     Memory<Space>::copy_from_host(own.data, in, bytes(n));
     all_gather(own.data, n, all.data, stream);
@@ -335,45 +306,10 @@ class Nccl {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Buffer {
-    explicit Buffer(std::size_t n) : data(Memory<Space>::allocate(n)) {}
-    Buffer(Buffer const&) = delete;
-    Buffer& operator=(Buffer const&) = delete;
-    ~Buffer() { Memory<Space>::release(data); }
-    void* data;
-  };
   struct AbortAtExit {
     Nccl& owner;
     ~AbortAtExit() { owner.begin_abort(); }
   };
-  struct Event {
-    Event() { check_cuda(cudaEventCreateWithFlags(&data, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
-    Event(Event const&) = delete;
-    Event& operator=(Event const&) = delete;
-    ~Event() { cudaEventDestroy(data); }
-    cudaEvent_t data = nullptr;
-  };
-  /// Polls hard for a while, then leaves the core to others.
-  class Backoff {
-   public:
-    explicit Backoff(std::int64_t timeout_ms) : timeout_(timeout_ms) {}
-    bool expired() const { return timeout_.count() > 0 && Clock::now() - start_ > timeout_; }
-    void pause() {
-      if (++polls_ > kSpins) {
-        usleep(20);
-      } else if (polls_ > kSpins / 4) {
-        sched_yield();
-      }
-    }
-
-   private:
-    static constexpr int kSpins = 4000;
-    std::chrono::milliseconds timeout_;
-    Clock::time_point start_ = Clock::now();
-    std::int64_t polls_ = 0;
-  };
-
   /// The part of abort() that an error waits for. What NCCL gives back takes seconds where several processes of a host do so at a time,
   /// and memory of one communicator waits for the device, so for kernels of the other: hence a thread each.
   void begin_abort() noexcept {
@@ -424,47 +360,9 @@ class Nccl {
     ncclResult_t const ended = ncclGroupEnd();
     check(worst == ncclSuccess ? ended : worst, "a group of collectives");
   }
-  /// A few bytes to and from every rank: NCCL connects here, in a thread that is left behind if a peer does not come.
-  void meet_peers() {
-    struct Meeting {
-      ncclComm_t comm;
-      int device = 0;
-      int rank;
-      int size;
-      Buffer words;
-      CudaStream stream{};
-      std::atomic<int> result{-1};
-    };
-    auto const meeting = std::shared_ptr<Meeting>(new Meeting{direct_, 0, rank_, size_, Buffer(bytes(2 * 16 * size_))});
-    check_cuda(cudaGetDevice(&meeting->device), "cudaGetDevice");
-    std::thread([meeting] {
-      Meeting& m = *meeting;
-      cudaSetDevice(m.device);
-      auto* const at = static_cast<std::byte*>(m.words.data);
-      ncclGroupStart();
-      for (int i = 1; i < m.size; ++i) {
-        int const to = (m.rank + i) % m.size;
-        int const from = (m.rank + m.size - i) % m.size;
-        ncclSend(at + 16 * to, 16, ncclInt8, to, m.comm, m.stream);
-        ncclRecv(at + 16 * (m.size + from), 16, ncclInt8, from, m.comm, m.stream);
-      }
-      m.result = static_cast<int>(ncclGroupEnd());
-    }).detach();
-    Backoff backoff(params_.timeout_ms);
-    while (meeting->result < 0) {
-      if (backoff.expired()) {
-        direct_ = nullptr;  // still in use there
-        begin_abort();
-        fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
-      }
-      backoff.pause();
-    }
-    finish(static_cast<ncclResult_t>(meeting->result.load()), "connect");
-    synchronize(meeting->stream);
-  }
   /// The state of the communicator once it is no longer in progress.
   ncclResult_t settled(char const* call) {
-    Backoff backoff(params_.timeout_ms);
+    detail::Backoff backoff(params_.timeout_ms);
     for (;;) {
       ncclResult_t state = ncclInProgress;
       detail::check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
@@ -486,6 +384,7 @@ class Nccl {
     }
     return scratch_;
   }
+
   Params params_;
   ncclComm_t comm_ = nullptr;    // does not block: collectives
   ncclComm_t direct_ = nullptr;  // blocks, and has nothing to wait for: sends and receives

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// comm/nccl_connect.hpp: what an NCCL communicator needs to come up: how ranks get one id, how peers connect, how the host waits for it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "moe/comm/nccl_status.hpp"
+#include "moe/core/cuda_space.hpp"
+
+namespace moe::comm::detail {
+
+/// A deadline, and a wait that polls hard for a while and then leaves the core to others.
+class Backoff {
+ public:
+  /// 0: never expires.
+  explicit Backoff(std::int64_t timeout_ms) : timeout_(timeout_ms) {}
+  bool expired() const { return timeout_.count() > 0 && Clock::now() - start_ > timeout_; }
+  void pause() {
+    if (++polls_ > kSpins) {
+      usleep(20);
+    } else if (polls_ > kSpins / 4) {
+      sched_yield();
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kSpins = 4000;
+  std::chrono::milliseconds timeout_;
+  Clock::time_point start_ = Clock::now();
+  std::int64_t polls_ = 0;
+};
+
+/// Device memory of a call that is no part of a round.
+struct DeviceBytes {
+  explicit DeviceBytes(std::size_t n) : data(Memory<space::cuda>::allocate(n)) {}
+  DeviceBytes(DeviceBytes const&) = delete;
+  DeviceBytes& operator=(DeviceBytes const&) = delete;
+  ~DeviceBytes() { Memory<space::cuda>::release(data); }
+  void* data;
+};
+
+struct Event {
+  Event() { check_cuda(cudaEventCreateWithFlags(&data, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  Event(Event const&) = delete;
+  Event& operator=(Event const&) = delete;
+  ~Event() { cudaEventDestroy(data); }
+  cudaEvent_t data = nullptr;
+};
+
+using HostName = std::array<char, 64>;
+inline HostName host_name() {
+  HostName name{};
+  gethostname(name.data(), name.size() - 1);
+  return name;
+}
+
+/// A new id, for one rank to make and hand to the others.
+inline ncclUniqueId unique_id() {
+  ncclUniqueId id;
+  check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return id;
+}
+/// Rank 0 writes a new id to the file, the others wait for it. E_CONFIG on rank 0 if the file exists, E_TIMEOUT if it does not appear.
+inline ncclUniqueId id_over_file(std::string const& path, int rank, std::int64_t timeout_ms) {
+  ncclUniqueId id{};
+  if (rank == 0) {
+    write_id(path, id = unique_id());
+    return id;
+  }
+  for (Backoff const backoff(timeout_ms); !read_id(path, id); usleep(5000)) {
+    if (backoff.expired()) {
+      throw TransportError(ErrorCode::timeout, rank, 0, "construction", 0,
+                           text("nccl: no id in the file ", path, " within ", timeout_ms, " ms"));
+    }
+  }
+  return id;
+}
+/// The id of rank 0 over `broadcast(void* data, std::size_t bytes)` of host memory. E_PEER if rank 0 has no NCCL to make one with.
+template <class Broadcast>
+ncclUniqueId id_over(int rank, Broadcast&& broadcast) {
+  struct Offer {
+    ncclUniqueId id;
+    bool valid;
+  } offer{};
+  std::string why;
+  if (rank == 0) {
+    try {
+      check_nccl_version();
+      offer = {unique_id(), true};
+    } catch (Error const& e) {
+      why = e.what();
+    }
+  }
+  broadcast(static_cast<void*>(&offer), sizeof(offer));
+  if (!offer.valid) {
+    throw TransportError(ErrorCode::peer, rank, 0, "construction", 0, text("nccl: rank 0 made no id", why.empty() ? "" : ": ", why));
+  }
+  return offer.id;
+}
+
+/// A few bytes to and from every rank, posted by a thread of its own, which is left behind if a peer does not come.
+struct Meeting {
+  ncclComm_t comm;
+  int rank;
+  int size;
+  DeviceBytes words;
+  int device = 0;
+  CudaStream stream{};
+  std::atomic<int> result{-1};  ///< ncclResult_t once NCCL has connected; what it posted ends with the stream
+
+  Meeting(ncclComm_t c, int r, int n) : comm(c), rank(r), size(n), words(std::size_t{2} * 16 * static_cast<std::size_t>(n)) {}
+};
+inline std::shared_ptr<Meeting> meet_peers(ncclComm_t comm, int rank, int size) {
+  auto const meeting = std::make_shared<Meeting>(comm, rank, size);
+  check_cuda(cudaGetDevice(&meeting->device), "cudaGetDevice");
+  std::thread([meeting] {
+    Meeting& m = *meeting;
+    cudaSetDevice(m.device);
+    auto* const at = static_cast<std::byte*>(m.words.data);
+    ncclGroupStart();
+    for (int i = 1; i < m.size; ++i) {
+      int const to = (m.rank + i) % m.size;
+      int const from = (m.rank + m.size - i) % m.size;
+      ncclSend(at + 16 * to, 16, ncclInt8, to, m.comm, m.stream);
+      ncclRecv(at + 16 * (m.size + from), 16, ncclInt8, from, m.comm, m.stream);
+    }
+    m.result = static_cast<int>(ncclGroupEnd());
+  }).detach();
+  return meeting;
+}
+
+}  // namespace moe::comm::detail
