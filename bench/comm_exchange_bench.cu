@@ -5,11 +5,14 @@
 //   mpirun -n <GPUs> comm_exchange_bench [--json FILE]
 //
 // One process a GPU. Hidden 7168, top-8 of 256 experts, uniform random routing. "rows": the records (dispatch) or the outputs (combine)
-// alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts what leaves one GPU.
+// alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts what leaves one GPU. Bytes and outputs are compared with what
+// they must be before anything is timed; a wrong result is printed, not timed, and makes the exit code 1.
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -24,6 +27,7 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
+#include "tests/factor_experts.cuh"
 
 namespace {
 
@@ -162,11 +166,16 @@ class Bench {
       }
       return out;
     };
+    std::normal_distribution<float> normal;
+    std::vector<bf16> host_x(static_cast<std::size_t>(tokens) * kHidden);
+    std::vector<float> host_weights(ids.size());
+    for (bf16& v : host_x) v = from_float<bf16>(normal(random));
+    for (float& v : host_weights) v = static_cast<float>(random() % 1000 + 1) / 1000.0F;
     Device<bf16> x(std::int64_t{tokens} * kHidden), out(std::int64_t{tokens} * kHidden);
     Device<std::int32_t> device_ids(std::int64_t{tokens} * kTopK);
     Device<float> weights(std::int64_t{tokens} * kTopK);
-    check_cuda(cudaMemset(x.data(), 0, x.bytes()), "cudaMemset");
-    check_cuda(cudaMemset(weights.data(), 0, weights.bytes()), "cudaMemset");
+    x.copy_from_host(host_x.data());
+    weights.copy_from_host(host_weights.data());
     device_ids.copy_from_host(ids.data());
     RoutedTokens<bf16> const in{make_rows(static_cast<bf16 const*>(x.data()), tokens, kHidden),
                                 make_rows(static_cast<std::int32_t const*>(device_ids.data()), tokens, kTopK),
@@ -182,6 +191,22 @@ class Bench {
       typename Backend::Params params{};
       params.sizes = sizes;
       typename Backend::template Exchange<Config, Quant, bf16> exchange(comm_, layer, tokens, placement, Quant{}, params, arena);
+      auto const owned = placement.local_to_physical(me);
+      Device<std::int32_t> physical(static_cast<std::int64_t>(owned.size()));
+      physical.copy_from_host(owned.data());
+      auto const tokens_here = exchange.prepare(in, stream_);
+      auto const y = exchange.expert_output();
+      if (y.extent(0) > 0) {
+        moe_test::factor_experts<bf16><<<static_cast<unsigned>(y.extent(0)), 32, kHidden * sizeof(float), stream_>>>(
+            Quant{}, tokens_here, physical.data(), static_cast<int>(owned.size()), kHidden, y.data_handle());
+        check_launch("factor_experts");
+      }
+      exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
+      exchange.wait(stream_);
+      std::vector<bf16> host_out(host_x.size());
+      out.copy_to_host(host_out.data());
+      if (!expect_at_most(name + "/" + shape, output_error<Quant>(host_x, ids, host_weights, host_out, tokens), 5e-3)) return;
+
       double dispatch = 0, combine = 0;
       // The halves need each other, so they are timed together and dispatch alone as the difference of a pair and its second half.
       std::vector<CudaEvent> marks(3);
@@ -223,12 +248,32 @@ class Bench {
       auto const sent_at = first(sent);
       auto const received_at = first(received);
       (combine ? combine_bytes_ : dispatch_bytes_) = static_cast<double>(total(sent));
-      Device<std::byte> from(total(sent)), to(total(received));
-      auto const t = time(
-          calls,
-          {[&] { plain_exchange(from.data(), to.data(), sent, received); },
-           [&] { comm_.all_to_all_v(from.data(), sent.data(), sent_at.data(), to.data(), received.data(), received_at.data(), stream_); }});
       std::string const what = combine ? "combine_rows/" : "dispatch_rows/";
+      Device<std::byte> from(total(sent)), to(total(received));
+      std::vector<std::byte> host_from, want;
+      for (int r = 0; r < R; ++r) {
+        append_pattern(host_from, sent[static_cast<std::size_t>(r)], me, r);
+        append_pattern(want, received[static_cast<std::size_t>(r)], r, me);
+      }
+      from.copy_from_host(host_from.data());
+      auto const arrives = [&](std::string const& who, auto const& call) {
+        check_cuda(cudaMemset(to.data(), 0xff, to.bytes()), "cudaMemset");
+        call();
+        stream_.synchronize();
+        std::vector<std::byte> got(want.size());
+        to.copy_to_host(got.data());
+        auto const at = std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin();
+        bool const good = at == std::ssize(got);
+        if (!good) std::printf("rank %d: %s differs from byte %td of %zu on\n", me, who.c_str(), at, got.size());
+        return expect_at_most(who, good ? 0.0 : 1.0, 0.5);
+      };
+      std::function<void()> const plain = [&] { plain_exchange(from.data(), to.data(), sent, received); };
+      std::function<void()> const ours = [&] {
+        comm_.all_to_all_v(from.data(), sent.data(), sent_at.data(), to.data(), received.data(), received_at.data(), stream_);
+      };
+      bool const right = arrives("nccl/" + what + shape, plain);
+      if (!arrives("all_to_all_v/" + what + shape, ours) || !right) continue;
+      auto const t = time(calls, {plain, ours});
       print("nccl/" + what + shape, t[0], static_cast<double>(total(sent)));
       print("all_to_all_v/" + what + shape, t[1], static_cast<double>(total(sent)));
     }
@@ -236,8 +281,49 @@ class Bench {
     exchange_of(std::type_identity<backends::AllGatherReduceScatter<Nccl>>{}, "allgather_reduce_scatter");
   }
   moe_bench::Report const& report() const { return report_; }
+  bool good() const { return good_; }
 
  private:
+  /// Bytes that rank `from` sends to rank `to`.
+  static void append_pattern(std::vector<std::byte>& out, std::int64_t bytes, int from, int to) {
+    for (std::int64_t i = 0; i < bytes; ++i) out.push_back(static_cast<std::byte>((31 * from + 17 * to + 7 * i + i / 251) & 0xff));
+  }
+  /// ‖out − want‖ / ‖want‖ of some tokens: row x of the scheme times the weighted sum of the factors of its experts.
+  template <class Quant>
+  static double output_error(std::vector<bf16> const& x, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
+                             std::vector<bf16> const& out, int tokens) {
+    double error = 0, norm = 0;
+    std::vector<typename Quant::template Payload<bf16>> codes(kHidden);
+    std::vector<typename Quant::Scale> scales(static_cast<std::size_t>(Quant::scale_cols(kHidden)));
+    std::vector<float> row(kHidden);
+    for (int t = 0; t < tokens; t += std::max(1, tokens / 64)) {
+      auto const first = static_cast<std::size_t>(t) * kHidden;
+      Quant{}.template quantize_row<bf16>(x.data() + first, kHidden, codes.data(), scales.data());
+      Quant{}.template dequantize_row<bf16>(codes.data(), scales.data(), kHidden, row.data());
+      double sum = 0;
+      for (int j = 0; j < kTopK; ++j) {
+        auto const slot = static_cast<std::size_t>(t * kTopK + j);
+        sum += static_cast<double>(weights[slot]) * static_cast<double>(moe_test::factor(ids[slot]));
+      }
+      for (std::size_t h = 0; h < kHidden; ++h) {
+        double const want = sum * static_cast<double>(row[h]);
+        error += std::pow(static_cast<double>(to_float(out[first + h])) - want, 2);
+        norm += want * want;
+      }
+    }
+    return std::sqrt(error / norm);
+  }
+  /// Collective. Whether no rank's error exceeds the bound; if one does, says so and remembers it.
+  bool expect_at_most(std::string const& name, double error, double most) {
+    if (!std::isfinite(error)) error = 1e9;
+    double worst = 0;
+    MPI_Allreduce(&error, &worst, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
+    if (worst < most) return true;
+    good_ = false;
+    if (host_.rank() == 0) std::printf("%-52s WRONG: differs by %.3e, at most %.0e: not timed\n", name.c_str(), worst, most);
+    return false;
+  }
+
   comm::Mpi& host_;
   Nccl comm_;
   ncclComm_t plain_ = nullptr;
@@ -245,6 +331,7 @@ class Bench {
   CudaEvent begin_, end_;
   double dispatch_bytes_ = 0;
   double combine_bytes_ = 0;
+  bool good_ = true;
   moe_bench::Report report_;
 };
 
@@ -265,7 +352,8 @@ int run(std::string const& json) {
   bench.run<quantization::None>(128, backends::Sizes::exact);
   bench.run<quantization::None>(4096, backends::Sizes::exact);
   bench.run<Fp8>(4096, backends::Sizes::exact);
-  return host.rank() != 0 || json.empty() || bench.report().write(json) ? 0 : 1;
+  bool const written = host.rank() != 0 || json.empty() || bench.report().write(json);
+  return written && bench.good() ? 0 : 1;
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/hopper_w4a16_bench.cu: times whole layers with 4-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
+// bench/hopper_w4a16_bench.cu: checks and times whole layers with 4-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
 //   hopper_w4a16_bench <int4|int4_zero|mxfp4> <shape|all> <tokens,tokens,…> [tile_rows]
 //
+// A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
 // The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
 // once, plus input and output) over the stream rate; both rates are those of docs/results.md.
 #include <cstdio>
@@ -10,8 +11,10 @@
 #include <map>
 #include <string>
 
+#include "bench/bench_report.hpp"
+#include "bench/layer_problem.cuh"
+#include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
-#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
@@ -23,8 +26,7 @@ std::map<std::string, LayerShape> const kShapes{{"gpt-oss-20b", {32, 2880, 2880,
                                                 {"kimi-k2", {384, 7168, 2048, 8}},
                                                 {"qwen3-30b-a3b", {128, 2048, 768, 8}}};
 
-constexpr double kStreamCeiling = 4472e9;
-constexpr double kBf16Ceiling = 679.8e12;
+int failures = 0;
 
 __global__ void fill_bytes(std::uint8_t* data, long long count, std::uint64_t seed, std::uint8_t low, unsigned range) {
   for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < count;
@@ -40,9 +42,10 @@ __global__ void fill_pairs(float2* data, long long count, std::uint64_t seed, fl
   }
 }
 
-/// A layer with random weights and biases; the unpacked codes are freed.
+/// A layer with random weights and biases. The unpacked codes stay for the check.
 struct Layer {
   DeviceArray<char> packed;
+  DeviceArray<std::uint8_t> c13, c2, s13, s2;
   DeviceArray<float> b13, b2;
   std::unique_ptr<W4A16Layer> layer;
 
@@ -69,10 +72,10 @@ struct Layer {
     W4Weights w{};
     w.w13_group = group(s.hidden);
     w.w2_group = group(s.intermediate);
-    auto const c13 = codes(2LL * s.intermediate, s.hidden);
-    auto const c2 = codes(s.hidden, s.intermediate);
-    auto const s13 = scales(2LL * s.intermediate, s.hidden, w.w13_group);
-    auto const s2 = scales(s.hidden, s.intermediate, w.w2_group);
+    c13 = codes(2LL * s.intermediate, s.hidden);
+    c2 = codes(s.hidden, s.intermediate);
+    s13 = scales(2LL * s.intermediate, s.hidden, w.w13_group);
+    s2 = scales(s.hidden, s.intermediate, w.w2_group);
     b13 = DeviceArray<float>(static_cast<std::size_t>(2) * s.num_experts * s.intermediate);
     b2 = DeviceArray<float>(static_cast<std::size_t>(s.num_experts) * s.hidden);
     fill_normal<<<256, 256>>>(b13.data(), static_cast<long long>(b13.size()), ++seed, 1.0F);
@@ -114,6 +117,81 @@ struct Batch {
   }
 };
 
+struct Config : moe::LayerDefaults {
+  using Act = moe::bf16;
+  using Weight = moe::bf16;
+  using Activation = moe::activation::Any;
+};
+
+/// ‖out − want‖ / ‖want‖ of up to four tokens of the batch. want: experts::CudaReference on the experts that these tokens choose.
+template <class Quant>
+double error_of(Layer const& layer, LayerShape const& s, Batch const& batch, int tokens, DeviceArray<__nv_bfloat16> const& out) {
+  using Kernel = moe::experts::CudaReference::Kernel<Config, Quant, moe::ActivationFormat::standard>;
+  using Scale = typename Quant::WeightScale;
+  int const samples = std::min(tokens, 4);
+  auto const k = static_cast<std::size_t>(s.topk);
+  auto const hidden = static_cast<std::size_t>(s.hidden);
+  auto const copy = [](void* to, void const* from, std::size_t bytes) {
+    check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  };
+  std::vector<std::int32_t> const all_ids = batch.ids.download();
+  std::vector<std::int32_t> ids, chosen;  // ids: places in chosen
+  DeviceArray<moe::bf16> x(static_cast<std::size_t>(samples) * hidden);
+  DeviceArray<float> weights(static_cast<std::size_t>(samples) * k), want(x.size());
+  std::vector<__nv_bfloat16> got(x.size());
+  for (std::size_t i = 0; i < static_cast<std::size_t>(samples); ++i) {
+    auto const token = samples == 1 ? 0 : i * static_cast<std::size_t>(tokens - 1) / static_cast<std::size_t>(samples - 1);
+    copy(x.data() + i * hidden, batch.x.data() + token * hidden, hidden * 2);
+    copy(weights.data() + i * k, batch.weights.data() + token * k, k * 4);
+    copy(got.data() + i * hidden, out.data() + token * hidden, hidden * 2);
+    for (std::size_t j = 0; j < k; ++j) {
+      auto const at = std::find(chosen.begin(), chosen.end(), all_ids[token * k + j]);
+      ids.push_back(static_cast<std::int32_t>(at - chosen.begin()));
+      if (at == chosen.end()) chosen.push_back(all_ids[token * k + j]);
+    }
+  }
+  DeviceArray<std::int32_t> device_ids(ids.size());
+  device_ids.upload(ids);
+
+  auto const experts = static_cast<std::int64_t>(chosen.size());
+  auto const part = [&](auto const& all) {  // the chosen experts' parts of an array of all experts
+    std::remove_cvref_t<decltype(all)> few(all.size() / static_cast<std::size_t>(s.num_experts) * chosen.size());
+    std::size_t const bytes = few.bytes() / chosen.size();
+    for (std::size_t e = 0; e < chosen.size(); ++e) {
+      copy(reinterpret_cast<char*>(few.data()) + e * bytes,
+           reinterpret_cast<char const*>(all.data()) + static_cast<std::size_t>(chosen[e]) * bytes, bytes);
+    }
+    return few;
+  };
+  auto const c13 = part(layer.c13), c2 = part(layer.c2), s13 = part(layer.s13), s2 = part(layer.s2);
+  auto const b13 = part(layer.b13), b2 = part(layer.b2);
+  auto const matrix = [&](auto const& codes, auto const& scales, auto const& bias, std::int64_t rows, std::int64_t cols) {
+    return moe::ExpertMatrix<std::uint8_t, Scale>{
+        moe::make_blocks(static_cast<std::uint8_t const*>(codes.data()), experts, rows, cols / 2),
+        moe::make_rows(reinterpret_cast<Scale const*>(scales.data()), experts, Quant::weight_scale_count(rows, cols)),
+        moe::make_rows(static_cast<float const*>(bias.data()), experts, rows), rows, cols};
+  };
+  moe::Arena<moe::space::cuda> arena;
+  moe::activation::Any const activation{moe::activation::Kind::swigluoai_halves, {1.702F, 1.0F, 7.0F, 4.0F, 25.0F}};
+  Kernel const reference(moe::Shape<Config>(moe::LayerShape{s.hidden, s.intermediate, static_cast<int>(experts), s.topk}),
+                         {matrix(c13, s13, b13, 2 * s.intermediate, s.hidden), matrix(c2, s2, b2, s.hidden, s.intermediate)}, samples,
+                         Quant{}, activation, {}, arena);
+  moe::StandardTokensOf<Config, Quant> rows{};
+  rows.rows = moe::make_rows(static_cast<moe::bf16 const*>(x.data()), samples, s.hidden);
+  rows.topk_ids = moe::make_rows(static_cast<std::int32_t const*>(device_ids.data()), samples, s.topk);
+  rows.topk_weights = moe::make_rows(static_cast<float const*>(weights.data()), samples, s.topk);
+  reference.apply(rows, moe::make_rows(want.data(), samples, s.hidden), nullptr);
+  check_cuda(cudaDeviceSynchronize(), "reference");
+  std::vector<float> const wanted = want.download();
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    auto const w = static_cast<double>(wanted[i]);
+    error += std::pow(static_cast<double>(__bfloat162float(got[i])) - w, 2);
+    norm += w * w;
+  }
+  return std::sqrt(error / norm);
+}
+
 /// Microseconds of one layer: all batches in one graph, repeated until it lasts at least 1.5 ms; median of 25 replays after warming up.
 void time_one(std::string const& label, LayerShape const& s, W4Scheme scheme, Layer const& layer, int tokens, int tile_rows) {
   int const sets = tokens <= 64 ? 8 : tokens <= 256 ? 4 : 2;
@@ -128,60 +206,45 @@ void time_one(std::string const& label, LayerShape const& s, W4Scheme scheme, La
   DeviceArray<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
   W4Tuning tuning = choose_w4_tuning(s, scheme, tokens);
   if (tile_rows > 0) tuning.tile_rows = tile_rows;
-  cudaStream_t stream = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
-  check_cuda(cudaEventCreate(&begin), "cudaEventCreate");
-  check_cuda(cudaEventCreate(&end), "cudaEventCreate");
-  auto const round = [&] {
-    for (Batch const& b : batches) {
-      LayerCall call{};
-      call.x = b.x.data();
-      call.topk_ids = b.ids.data();
-      call.topk_weights = b.weights.data();
-      call.out = out.data();
-      call.max_tokens = tokens;
-      layer.layer->forward(call, tuning, workspace.data(), stream);
-    }
+  auto const forward = [&](Batch const& b, cudaStream_t stream) {
+    LayerCall call{};
+    call.x = b.x.data();
+    call.topk_ids = b.ids.data();
+    call.topk_weights = b.weights.data();
+    call.out = out.data();
+    call.max_tokens = tokens;
+    layer.layer->forward(call, tuning, workspace.data(), stream);
   };
-  float ms = 0;
-  auto const timed = [&](auto const& work) {
-    check_cuda(cudaEventRecord(begin, stream), "event");
-    work();
-    check_cuda(cudaEventRecord(end, stream), "event");
-    check_cuda(cudaStreamSynchronize(stream), label.c_str());
-    check_cuda(cudaEventElapsedTime(&ms, begin, end), "event");
-    return ms;
+  out.fill_bytes(0xFF);
+  forward(batches[0], nullptr);
+  check_cuda(cudaDeviceSynchronize(), label.c_str());
+  double const error = scheme == W4Scheme::mxfp4  ? error_of<moe::quantization::Mxfp4W4A16<>>(layer, s, batches[0], tokens, out)
+                       : scheme == W4Scheme::int4 ? error_of<moe::quantization::Int4Group128>(layer, s, batches[0], tokens, out)
+                                                  : error_of<moe::quantization::Int4Group128Zero>(layer, s, batches[0], tokens, out);
+  if (!(error < tolerance(Scheme::bf16, tokens))) {
+    ++failures;
+    std::printf("%-20s %-9s M%-6d WRONG: differs from cuda_reference by %.3e, at most %.0e, tile %d: not timed\n", label.c_str(),
+                name(scheme), tokens, error, tolerance(Scheme::bf16, tokens), tuning.tile_rows);
+    return;
+  }
+  auto const round = [&](cudaStream_t stream) {
+    for (Batch const& b : batches) forward(b, stream);
   };
-  timed(round);
-  int const repeats = std::max(1, std::min(200, static_cast<int>(1.5F / std::max(timed(round), 0.01F)) + 1));
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int r = 0; r < repeats; ++r) round();
-  check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
-  auto const replay = [&] { check_cuda(cudaGraphLaunch(exec, stream), "launch"); };
-  for (float warm = 0; warm < (tokens >= 1024 ? 250.0F : 60.0F);) warm += timed(replay);
-  std::vector<float> times;
-  for (int i = 0; i < 25; ++i) times.push_back(timed(replay) * 1000.0F / static_cast<float>(repeats * sets));
+  moe_bench::Replay replay(moe_bench::rounds_of(sets, round), sets, round);
+  replay.warm_up(tokens >= 1024 ? 250 : 60);
+  std::vector<double> times(25);
+  for (double& t : times) t = replay.us();
   std::sort(times.begin(), times.end());
   double const us = times[times.size() / 2];
   double const flops = 6.0 * tokens * s.topk * s.hidden * s.intermediate;
   double const bytes =
       hit * static_cast<double>(packed_bytes(scheme, 2LL * s.intermediate, s.hidden) + packed_bytes(scheme, s.hidden, s.intermediate)) +
       4.0 * tokens * s.hidden;
-  double const floor_us = 1e6 * std::max(flops / kBf16Ceiling, bytes / kStreamCeiling);
+  double const floor_us = 1e6 * std::max(flops / moe_bench::kBf16Ceiling, bytes / moe_bench::kStreamCeiling);
   std::printf("%-20s %-9s M%-6d %8.1f us (min %.1f max %.1f) %6.1f TFLOP/s %5.0f GB/s floor %7.1f ratio %.2f tile %d\n", label.c_str(),
               name(scheme), tokens, us, times.front(), times.back(), flops / us * 1e-6, bytes / us * 1e-3, floor_us, us / floor_us,
               tuning.tile_rows);
   std::fflush(stdout);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
 }
 
 }  // namespace
@@ -203,7 +266,7 @@ int main(int argc, char** argv) try {
       at = comma + 1;
     }
   }
-  return 0;
+  return failures == 0 ? 0 : 1;
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

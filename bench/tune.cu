@@ -11,12 +11,15 @@
 #include <cstdio>
 #include <fstream>
 #include <iomanip>
+#include <list>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "bench/bench_report.hpp"
+#include "bench/layer_problem.cuh"
 #include "moe/experts/hopper/layer/contiguous_layer.hpp"
-#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
@@ -44,69 +47,6 @@ std::vector<Candidate> candidates(Scheme scheme, int rows) {
   return all;
 }
 
-/// One captured candidate.
-class Graph {
- public:
-  Graph(std::vector<Problem> const& problems, std::vector<ContiguousLayer> const& layers, int tokens, Tuning const& tuning, void* out,
-        void* workspace, cudaStream_t stream)
-      : stream_(stream) {
-    auto const round = [&] {
-      for (std::size_t s = 0; s < layers.size(); ++s) {
-        LayerCall call = problems[s].call(out);
-        call.max_tokens = tokens;
-        layers[s].forward(call, tuning, workspace, stream);
-      }
-    };
-    round();
-    check_cuda(cudaStreamSynchronize(stream), "first calls");
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int r = 0; r < 4; ++r) round();
-    check_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
-    cudaGraphDestroy(graph);
-    calls_ = 4 * static_cast<int>(layers.size());
-    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
-    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
-  }
-  Graph(Graph&& other) noexcept { *this = std::move(other); }
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(exec_, other.exec_);
-    std::swap(begin_, other.begin_);
-    std::swap(end_, other.end_);
-    std::swap(stream_, other.stream_);
-    std::swap(calls_, other.calls_);
-    std::swap(times_, other.times_);
-    return *this;
-  }
-  ~Graph() {
-    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
-    if (begin_ != nullptr) cudaEventDestroy(begin_);
-    if (end_ != nullptr) cudaEventDestroy(end_);
-  }
-  void replay(bool count) {
-    check_cuda(cudaEventRecord(begin_, stream_), "event");
-    check_cuda(cudaGraphLaunch(exec_, stream_), "launch");
-    check_cuda(cudaEventRecord(end_, stream_), "event");
-    check_cuda(cudaStreamSynchronize(stream_), "replay");
-    float ms = 0;
-    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
-    if (count) times_.push_back(ms * 1000.0F / static_cast<float>(calls_));
-  }
-  float median() {
-    std::sort(times_.begin(), times_.end());
-    return times_[times_.size() / 2];
-  }
-
- private:
-  cudaGraphExec_t exec_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  int calls_ = 0;
-  std::vector<float> times_;
-};
-
 /// Two sets of weights and inputs of one shape, measured at any number of tokens up to a maximum.
 class Bench {
  public:
@@ -117,32 +57,54 @@ class Bench {
     }
     workspace_ = DeviceArray<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(max_tokens)));
     out_ = DeviceArray<char>(static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(shape.hidden) * 2);
-    check_cuda(cudaStreamCreate(&stream_), "cudaStreamCreate");
   }
-  ~Bench() { cudaStreamDestroy(stream_); }
-  Bench(Bench const&) = delete;
-  Bench& operator=(Bench const&) = delete;
 
+  /// Microseconds of each tuning. Throws if one computes something wrong.
   std::vector<float> measure(int tokens, std::vector<Tuning> const& tunings) {
-    std::vector<Graph> graphs;
-    for (Tuning const& t : tunings) graphs.emplace_back(problems_, layers_, tokens, t, out_.data(), workspace_.data(), stream_);
+    for (Tuning const& t : tunings) check(tokens, t);
+    std::list<moe_bench::Replay> replays;
+    for (Tuning const& t : tunings) {
+      replays.emplace_back(4, static_cast<int>(layers_.size()), [&](cudaStream_t stream) {
+        for (std::size_t s = 0; s < layers_.size(); ++s) layers_[s].forward(call(s, tokens), t, workspace_.data(), stream);
+      });
+    }
+    std::vector<std::vector<double>> times(tunings.size());
     for (int turn = 0; turn < kTurns; ++turn) {
-      for (Graph& g : graphs) {
-        g.replay(false);
-        g.replay(true);
+      auto replay = replays.begin();
+      for (auto& of_one : times) {
+        replay->us();
+        of_one.push_back((replay++)->us());
       }
     }
     std::vector<float> us;
-    for (Graph& g : graphs) us.push_back(g.median());
+    for (auto& of_one : times) us.push_back(static_cast<float>(moe_bench::median_and_spread(of_one).first));
     return us;
   }
 
  private:
+  LayerCall call(std::size_t set, int tokens) {
+    LayerCall c = problems_[set].call(out_.data());
+    c.max_tokens = tokens;
+    return c;
+  }
+  void check(int tokens, Tuning const& tuning) {
+    out_.fill_bytes(0xFF);
+    layers_[0].forward(call(0, tokens), tuning, workspace_.data(), nullptr);
+    check_cuda(cudaDeviceSynchronize(), "check");
+    double const error = compare(problems_[0], out_.data(), 16, tokens).relative;
+    double const most = tolerance(problems_[0].scheme, tokens);
+    if (!(error < most)) {
+      std::ostringstream what;
+      what << "tune: " << name(problems_[0].scheme) << ", " << tokens << " tokens, " << tuning << ": differs from float32 by " << error
+           << ", at most " << most << ". Nothing is written";
+      throw std::runtime_error(what.str());
+    }
+  }
+
   std::vector<Problem> problems_;
   std::vector<ContiguousLayer> layers_;
   DeviceArray<char> workspace_;
   DeviceArray<char> out_;
-  cudaStream_t stream_ = nullptr;
 };
 
 char const* code_name(Scheme s) { return s == Scheme::bf16 ? "Scheme::bf16" : "Scheme::fp8_block"; }

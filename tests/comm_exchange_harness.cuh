@@ -13,31 +13,12 @@
 #include "moe/core/buffer.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/exchange_batch.hpp"
+#include "tests/factor_experts.cuh"
 
 namespace moe_test {
 
 using moe::backends::Sizes;
 
-/// One warp a row: y[r] = row r times the sum of its experts' weighted factors.
-template <class Act, class Quant, class Tokens, class Partial>
-__global__ void factor_experts(Quant const quant, Tokens const tokens, std::int32_t const* physical, int num_local, int hidden,
-                               Partial* y) {
-  extern __shared__ float row[];
-  int const lane = static_cast<int>(threadIdx.x);
-  auto const r = static_cast<std::int64_t>(blockIdx.x);
-  float sum = 0.0F;
-  for (int j = 0; j < static_cast<int>(tokens.topk_ids.extent(1)); ++j) {
-    std::int32_t const id = tokens.topk_ids(r, j);
-    float const f = id >= 0 && id < num_local ? 1.0F + 0.25F * static_cast<float>(physical[id] % 16) : 0.0F;
-    sum += id == moe::kNoExpert ? 0.0F : id < num_local ? tokens.topk_weights(r, j) * f : NAN;
-  }
-  moe::quantization::dequantize_row_warp<Quant, Act>(quant, moe::row_ptr(tokens.rows, r), moe::row_ptr(tokens.scales, r), hidden, row,
-                                                     lane);
-  __syncwarp();
-  for (int h = lane; h < hidden; h += 32) {
-    y[r * hidden + h] = moe::from_float<Partial>(sum * row[h]);
-  }
-}
 static __global__ void occupy(long long clocks) {
   long long const start = clock64();
   while (clock64() - start < clocks) {

@@ -12,6 +12,7 @@
 
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "tests/expert_factor.hpp"
 
 namespace moe_test {
 
@@ -22,9 +23,6 @@ struct Config : moe::LayerDefaults {
   using Act = T;
   using Activation = AnyActivation;
 };
-
-/// What expert p does to a row.
-inline float factor(int p) { return 1.0F + 0.25F * static_cast<float>(p % 16); }
 
 /// The tokens of one rank.
 template <class Act>

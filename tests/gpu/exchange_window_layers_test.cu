@@ -352,7 +352,7 @@ void layer_equals_host(int ranks, double tolerance) {
   }
   for (unsigned seed = 0; seed < 3; ++seed) {
     std::vector<std::vector<float>> want(static_cast<std::size_t>(ranks));
-    std::vector<DeviceArray<bf16>> x, y;
+    std::vector<DeviceArray<bf16>> x, y, later_y;
     std::vector<DeviceArray<float>> logits;
     for (int r = 0; r < ranks; ++r) {
       int const rows = (r + static_cast<int>(seed)) % 3 == 0 ? 0 : kMaxTokens - 5 * r;
@@ -368,20 +368,24 @@ void layer_equals_host(int ranks, double tolerance) {
       x.emplace_back(hx);
       logits.emplace_back(hz);
       y.emplace_back(hx.size());
+      later_y.emplace_back(hx.size());
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int r = 0; r < ranks; ++r) {
       auto const i = static_cast<std::size_t>(r);
       auto const rows = static_cast<std::int64_t>(want[i].size()) / kHidden;
-      for (Layer* layer : {layers[i].get(), later_layers[i].get()}) {
-        layer->forward(moe::make_rows(static_cast<bf16 const*>(x[i].data()), rows, kHidden),
-                       moe::make_rows(static_cast<float const*>(logits[i].data()), rows, kExperts),
-                       moe::make_rows(y[i].data(), rows, kHidden), {}, static_cast<cudaStream_t>(*streams[i]));
-      }
+      auto const forward = [&](Layer& layer, bf16* out) {
+        layer.forward(moe::make_rows(static_cast<bf16 const*>(x[i].data()), rows, kHidden),
+                      moe::make_rows(static_cast<float const*>(logits[i].data()), rows, kExperts), moe::make_rows(out, rows, kHidden), {},
+                      static_cast<cudaStream_t>(*streams[i]));
+      };
+      forward(*layers[i], y[i].data());
+      forward(*later_layers[i], later_y[i].data());
     }
     for (int r = 0; r < ranks; ++r) {
       auto const i = static_cast<std::size_t>(r);
       streams[i]->synchronize();
+      layers[i]->exchange().check();
       later_layers[i]->exchange().check();
       auto const got = y[i].host();
       double error = 0, norm = 0;
@@ -391,6 +395,11 @@ void layer_equals_host(int ranks, double tolerance) {
         norm += std::pow(static_cast<double>(want[i][h]), 2);
       }
       EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm)) << "rank " << r << " of " << ranks;
+      // The same layer once more: the same bits.
+      auto const later = later_y[i].host();
+      for (std::size_t h = 0; h < got.size(); ++h) {
+        ASSERT_EQ(moe::to_float(later[h]), moe::to_float(got[h])) << "the second layer, rank " << r << ", element " << h;
+      }
     }
   }
   EXPECT_THROW(layers[0]->exchange().finalize(moe::make_rows(static_cast<bf16*>(nullptr), 0, kHidden), nullptr), moe::Error);

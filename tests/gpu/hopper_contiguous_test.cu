@@ -25,7 +25,6 @@ constexpr LayerShape kGptOss{128, 2880, 2880, 4};
 
 /// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; of few
 /// values, one e4m3 code of the intermediate that rounds the other way is a large part.
-double tolerance(Scheme scheme, int tokens) { return !is_fp8(scheme) ? 5e-3 : tokens < 8 ? 4e-2 : 1e-2; }
 
 bool on_hopper() {
   int major = 0;

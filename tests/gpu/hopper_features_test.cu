@@ -14,8 +14,6 @@ using namespace moe::hopper;
 using namespace moe_test;
 using moe::activation::Kind;
 
-double tolerance(Scheme scheme, int tokens) { return !is_fp8(scheme) ? 5e-3 : tokens < 8 ? 4e-2 : 1e-2; }
-
 moe::activation::Constants constants_of(Kind kind) {
   bool const limited = kind == Kind::swigluoai || kind == Kind::swigluoai_halves || kind == Kind::silu_clamped || kind == Kind::swiglu_step;
   moe::activation::Constants c;
