@@ -30,6 +30,7 @@
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"

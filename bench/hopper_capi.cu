@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "moe/experts/hopper/layer/contiguous_layer.cuh"
+#include "moe/experts/hopper/contiguous_layer.cuh"
 #include "moe/experts/hopper/layer/launch.cuh"
 
 using namespace moe::hopper;
@@ -15,7 +15,7 @@ extern "C" {
 /// A layer, or null after printing why not. `scheme`: 0 bf16, 1 fp16, 2 fp8 blocks.
 void* moe_hopper_create(int scheme, int num_experts, int hidden, int intermediate, int topk, void const* w13, void const* w2,
                         float const* w13_scales, float const* w2_scales) try {
-  return new ContiguousLayer(LayerShape{num_experts, hidden, intermediate, topk}, static_cast<Scheme>(scheme),
+  return new ContiguousLayer(LocalShape{num_experts, hidden, intermediate, topk}, static_cast<Scheme>(scheme),
                              LayerWeights{w13, w2, w13_scales, w2_scales});
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());

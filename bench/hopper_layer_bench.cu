@@ -11,7 +11,7 @@
 #include <string>
 
 #include "bench/layer_problem.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 namespace {
 
@@ -21,7 +21,7 @@ using namespace moe_test;
 
 int failures = 0;
 
-void check_one(char const* label, LayerShape shape, Scheme scheme, int tokens, Pattern pattern, std::uint64_t seed,
+void check_one(char const* label, LocalShape shape, Scheme scheme, int tokens, Pattern pattern, std::uint64_t seed,
                Tuning const* tuning = nullptr) {
   Problem problem(shape, scheme, tokens, pattern, seed);
   ContiguousLayer layer(shape, scheme, problem.layer_weights());
@@ -55,13 +55,13 @@ void check_one(char const* label, LayerShape shape, Scheme scheme, int tokens, P
 }
 
 void check_all(Scheme scheme, std::uint64_t seed) {
-  LayerShape const tiny{8, 256, is_fp8(scheme) ? 256 : 192, 2};
-  LayerShape const odd{16, is_fp8(scheme) ? 384 : 320, is_fp8(scheme) ? 128 : 320, 4};
+  LocalShape const tiny{8, 256, is_fp8(scheme) ? 256 : 192, 2};
+  LocalShape const odd{16, is_fp8(scheme) ? 384 : 320, is_fp8(scheme) ? 128 : 320, 4};
   for (int tokens : {1, 2, 7, 8, 9, 33, 64, 129, 222, 1024}) check_one("tiny", tiny, scheme, tokens, Pattern::random, ++seed);
   for (Pattern pattern : {Pattern::one_expert, Pattern::some_missing, Pattern::all_missing, Pattern::few_experts}) {
     for (int tokens : {1, 40, 700}) check_one("odd", odd, scheme, tokens, pattern, ++seed);
   }
-  LayerShape const one{4, 512, 256, 1};
+  LocalShape const one{4, 512, 256, 1};
   for (Pattern pattern : {Pattern::random, Pattern::some_missing, Pattern::one_expert, Pattern::all_missing})
     check_one("k1", one, scheme, 300, pattern, ++seed);
   for (int rows : {8, 16, 32, 48, 64, 80, 96, 112, 128}) {
@@ -78,7 +78,7 @@ void check_all(Scheme scheme, std::uint64_t seed) {
 }
 
 /// Microseconds of one layer: median of 25 replays after warming up.
-void time_one(std::string const& label, LayerShape shape, Scheme scheme, Features const& features, int tokens, int tile_rows,
+void time_one(std::string const& label, LocalShape shape, Scheme scheme, Features const& features, int tokens, int tile_rows,
               int max_splits, int cluster) {
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;

@@ -21,7 +21,7 @@ namespace {
 using namespace moe::hopper;
 using namespace moe_test;
 
-std::map<std::string, LayerShape> const kShapes{{"gpt-oss-20b", {32, 2880, 2880, 4}},
+std::map<std::string, LocalShape> const kShapes{{"gpt-oss-20b", {32, 2880, 2880, 4}},
                                                 {"gpt-oss-120b", {128, 2880, 2880, 4}},
                                                 {"kimi-k2", {384, 7168, 2048, 8}},
                                                 {"qwen3-30b-a3b", {128, 2048, 768, 8}}};
@@ -49,7 +49,7 @@ struct Layer {
   DeviceArray<float> b13, b2;
   std::unique_ptr<W4A16Layer> layer;
 
-  Layer(LayerShape const& s, W4Scheme scheme, std::uint64_t seed) {
+  Layer(LocalShape const& s, W4Scheme scheme, std::uint64_t seed) {
     auto const codes = [&](long long rows, long long cols) {
       DeviceArray<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols / 2));
       fill_bytes<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()), ++seed, 0, 256);
@@ -102,7 +102,7 @@ struct Batch {
   DeviceArray<std::int32_t> ids;
   int hit = 0;
 
-  Batch(LayerShape const& s, int tokens, int set)
+  Batch(LocalShape const& s, int tokens, int set)
       : x(std::size_t(tokens) * s.hidden), weights(std::size_t(tokens) * s.topk), ids(weights.size()) {
     fill_normal<<<1024, 256>>>(x.data(), static_cast<long long>(x.size()), 900 + static_cast<unsigned>(set), 1.0F);
     fill_positive<<<256, 256>>>(weights.data(), static_cast<long long>(weights.size()), 800 + static_cast<unsigned>(set), 0.05F, 1.0F);
@@ -193,7 +193,7 @@ double error_of(Layer const& layer, LayerShape const& s, Batch const& batch, int
 }
 
 /// Microseconds of one layer: all batches in one graph, repeated until it lasts at least 1.5 ms; median of 25 replays after warming up.
-void time_one(std::string const& label, LayerShape const& s, W4Scheme scheme, Layer const& layer, int tokens, int tile_rows) {
+void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, Layer const& layer, int tokens, int tile_rows) {
   int const sets = tokens <= 64 ? 8 : tokens <= 256 ? 4 : 2;
   std::vector<Batch> batches;
   double hit = 0;

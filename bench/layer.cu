@@ -18,7 +18,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/cuda_reference.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 
@@ -85,7 +85,7 @@ class Reference {
   using Kernel = moe::experts::CudaReference::Kernel<Config, Quant, moe::ActivationFormat::standard>;
   using Weights = moe::WeightsOf<Config, Quant>;
 
-  static Weights weights(LayerShape const& shape, Problem const& p) {
+  static Weights weights(LocalShape const& shape, Problem const& p) {
     auto const matrix = [&](DeviceArray<char> const& codes, DeviceArray<float> const& scales, std::int64_t rows, std::int64_t cols) {
       using Code = typename Quant::template WeightCode<moe::bf16>;
       return moe::ExpertMatrix<Code, typename Quant::WeightScale>{
@@ -128,7 +128,7 @@ double error_of(Candidate const& candidate, Rotation const& r, DeviceArray<typen
 int wrong_results = 0;
 
 template <class Candidate>
-void layer(benchmark::State& state, LayerShape shape, Scheme scheme, int tokens) {
+void layer(benchmark::State& state, LocalShape shape, Scheme scheme, int tokens) {
   try {
     moe_test::Features features{};
     features.quantized_x = moe::hopper::is_fp8(scheme) && !Candidate::kQuantizesX;

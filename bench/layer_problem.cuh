@@ -13,13 +13,13 @@
 
 namespace moe_bench {
 
-using moe::hopper::LayerShape;
+using moe::hopper::LocalShape;
 using moe::hopper::Scheme;
 using moe_test::DeviceArray;
 using moe_test::Pattern;
 using moe_test::Problem;
 
-inline std::map<std::string, LayerShape> const kShapes{{"mixtral-8x7b", {8, 4096, 14336, 2}},
+inline std::map<std::string, LocalShape> const kShapes{{"mixtral-8x7b", {8, 4096, 14336, 2}},
                                                        {"qwen3-30b-a3b", {128, 2048, 768, 8}},
                                                        {"qwen3-235b-a22b", {128, 4096, 1536, 8}},
                                                        {"deepseek-v3-ep8rank", {32, 7168, 2048, 1}},
@@ -36,7 +36,7 @@ struct LayerWork {
   double bytes = 0;
   double ceiling = kBf16Ceiling;
   LayerWork() = default;
-  LayerWork(LayerShape const& s, Scheme scheme, int tokens, double experts_hit)
+  LayerWork(LocalShape const& s, Scheme scheme, int tokens, double experts_hit)
       : flops(6.0 * tokens * s.topk * s.hidden * s.intermediate),
         bytes(experts_hit * 3.0 * s.hidden * s.intermediate * (moe::hopper::is_fp8(scheme) ? 1 : 2) + 4.0 * tokens * s.hidden),
         ceiling(moe::hopper::is_fp8(scheme) ? kFp8Ceiling : kBf16Ceiling) {}
@@ -45,7 +45,7 @@ struct LayerWork {
 
 /// Input sets that take turns: several batches over one or two sets of weights, each many times the L2.
 struct Rotation {
-  LayerShape shape;
+  LocalShape shape;
   Scheme scheme;
   int tokens;
   int sets;
@@ -53,7 +53,7 @@ struct Rotation {
   std::vector<Problem> problems;
   LayerWork work;
 
-  Rotation(LayerShape shape_, Scheme scheme_, int tokens_, moe_test::Features const& features = {})
+  Rotation(LocalShape shape_, Scheme scheme_, int tokens_, moe_test::Features const& features = {})
       : shape(shape_),
         scheme(scheme_),
         tokens(tokens_),

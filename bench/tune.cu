@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/tune.cu: measures the tile candidates of the Hopper experts over rows per expert on the present device and writes
-// experts/hopper/layer/tuning_table.hpp, with the measurements beside the choices.
+// experts/hopper/tuning_table.hpp, with the measurements beside the choices.
 //
 //   tune [path of the header to write]      measurements go to standard output in any case
 //
@@ -19,15 +19,15 @@
 
 #include "bench/bench_report.hpp"
 #include "bench/layer_problem.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 namespace {
 
 using namespace moe::hopper;
 using namespace moe_test;
 
-constexpr LayerShape kShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}};  // qwen3-30b-a3b, deepseek-v3-ep8rank
-constexpr LayerShape kTokenShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}, {128, 4096, 1536, 8}, {128, 2880, 2880, 4}};
+constexpr LocalShape kShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}};  // qwen3-30b-a3b, deepseek-v3-ep8rank
+constexpr LocalShape kTokenShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}, {128, 4096, 1536, 8}, {128, 2880, 2880, 4}};
 constexpr int kRows[] = {16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 128, 192, 256, 512, 1024};
 constexpr int kTurns = 9;
 
@@ -50,7 +50,7 @@ std::vector<Candidate> candidates(Scheme scheme, int rows) {
 /// Two sets of weights and inputs of one shape, measured at any number of tokens up to a maximum.
 class Bench {
  public:
-  Bench(LayerShape shape, Scheme scheme, int max_tokens) {
+  Bench(LocalShape shape, Scheme scheme, int max_tokens) {
     for (int s = 0; s < 2; ++s) {
       problems_.emplace_back(shape, scheme, max_tokens, Pattern::random, 100 + 10 * static_cast<std::uint64_t>(s));
       layers_.emplace_back(shape, scheme, problems_.back().layer_weights());
@@ -113,7 +113,7 @@ char const* code_name(Scheme s) { return s == Scheme::bf16 ? "Scheme::bf16" : "S
 void tune_tiles(Scheme scheme, std::ostream& table) {
   std::vector<std::vector<double>> log_us(std::size(kRows));
   std::vector<std::string> notes(std::size(kRows));
-  for (LayerShape const& shape : kShapes) {
+  for (LocalShape const& shape : kShapes) {
     int const most = kRows[std::size(kRows) - 1] * shape.num_experts / shape.topk;
     Bench bench(shape, scheme, most);
     for (std::size_t r = 0; r < std::size(kRows); ++r) {
@@ -167,7 +167,7 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
 long long tune_one_token(Scheme scheme, std::ostream& notes) {
   long long wins = 0;
   long long loses = 0;
-  for (LayerShape const& shape : kTokenShapes) {
+  for (LocalShape const& shape : kTokenShapes) {
     if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
     Bench bench(shape, scheme, 1);
     Tuning layer{};
@@ -208,10 +208,10 @@ int main(int argc, char** argv) try {
   long long const narrow = tune_one_token(Scheme::fp8_block, notes);
   std::ostringstream header;
   header << R"(// SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one )"
-         << facts.name << R"(. Plain
-// host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in clusters)
-// and microseconds of the whole layer.
+// experts/hopper/tuning_table.hpp: what bench/tune measured on one )"
+         << facts.name << R"(. bench/tune writes this file; choices made by hand stand in
+// tuning.hpp. Plain host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows
+// (x2: in clusters) and microseconds of the whole layer.
 #pragma once
 
 #include <cstdint>
@@ -231,7 +231,7 @@ struct TileChoice {
 inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 62;
 
 // clang-format off
-inline constexpr TileChoice kTileChoices[] = {
+inline constexpr TileChoice kMeasuredTiles[] = {
 )" << table.str()
          << "};\n"
          << notes.str()
@@ -239,15 +239,6 @@ inline constexpr TileChoice kTileChoices[] = {
 constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? )"
          << narrow << "'000'000 : " << wide << R"('000'000; }
 // clang-format on
-
-/// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
-constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
-  Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
-  for (TileChoice const& c : kTileChoices) {
-    if (c.scheme == measured && rows <= c.rows) return c;
-  }
-  return {measured, kAnyRows, most_rows(scheme), 1};
-}
 
 }  // namespace moe::hopper
 )";

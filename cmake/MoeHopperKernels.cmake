@@ -6,11 +6,11 @@
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row) with each activation of
 # experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. "w4a16 <storage>", with
 # int4, int4_zero or mxfp4, is the layer kernel with 4-bit weights; the definitions of moe::hopper::W4A16Layer come with the first.
-# A program that links <name> includes experts/hopper_contiguous.hpp, experts/hopper/layer/contiguous_layer.hpp or experts/hopper_w4a16.hpp and no .cuh.
+# A program that links <name> includes experts/hopper_{contiguous,masked,w4a16}.hpp or experts/hopper/{contiguous,w4a16}_layer.hpp and no .cuh.
 function(moe_add_hopper_kernels name)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
   set(sources ${folder}/hopper_contiguous.cu)
-  file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/layer/contiguous_layer.cuh>\n" @ONLY)
+  file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/contiguous_layer.cuh>\n" @ONLY)
   foreach(instance IN LISTS ARGN)
     separate_arguments(parts UNIX_COMMAND "${instance}")
     list(GET parts 0 scheme)
@@ -20,7 +20,7 @@ function(moe_add_hopper_kernels name)
       file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/w4/launch.cuh>
 template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>();
 " @ONLY)
-      file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper_w4a16.cuh>\n" @ONLY)
+      file(CONFIGURE OUTPUT ${folder}/hopper_w4a16.cu CONTENT "#include <moe/experts/hopper/w4a16_layer.cuh>\n" @ONLY)
       list(APPEND sources ${folder}/hopper_w4a16.cu)
     else()
       file(CONFIGURE OUTPUT ${source} CONTENT "#include <moe/experts/hopper/layer/launch.cuh>

@@ -7,6 +7,7 @@
 #include "hopper_reference.cuh"
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 
@@ -14,7 +15,7 @@ namespace {
 
 using namespace moe::hopper;
 using namespace moe_test;
-using Sizes = moe::hopper::LayerShape;
+using Sizes = moe::hopper::LocalShape;
 
 class HopperCases : public testing::Test {
  protected:

@@ -9,19 +9,19 @@
 #include <tuple>
 
 #include "hopper_reference.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 namespace {
 
 using namespace moe::hopper;
 using namespace moe_test;
 
-constexpr LayerShape kTiny{8, 256, 256, 2};
-constexpr LayerShape kOdd{16, 384, 128, 4};
-constexpr LayerShape kOneSlot{4, 512, 256, 1};
-constexpr LayerShape kQwen3_30b{128, 2048, 768, 8};
-constexpr LayerShape kDeepseekRank{32, 7168, 2048, 1};
-constexpr LayerShape kGptOss{128, 2880, 2880, 4};
+constexpr LocalShape kTiny{8, 256, 256, 2};
+constexpr LocalShape kOdd{16, 384, 128, 4};
+constexpr LocalShape kOneSlot{4, 512, 256, 1};
+constexpr LocalShape kQwen3_30b{128, 2048, 768, 8};
+constexpr LocalShape kDeepseekRank{32, 7168, 2048, 1};
+constexpr LocalShape kGptOss{128, 2880, 2880, 4};
 
 /// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; of few
 /// values, one e4m3 code of the intermediate that rounds the other way is a large part.
@@ -38,7 +38,7 @@ class Hopper : public testing::TestWithParam<Scheme> {
   }
 
   /// Twice with poisoned workspace and output: right, and the same bits.
-  void check(LayerShape shape, int tokens, Pattern pattern, Tuning const* tuning = nullptr) {
+  void check(LocalShape shape, int tokens, Pattern pattern, Tuning const* tuning = nullptr) {
     Scheme const scheme = GetParam();
     Problem const problem(shape, scheme, tokens, pattern, seed_ += 17);
     ContiguousLayer const layer(shape, scheme, problem.layer_weights());
@@ -91,7 +91,7 @@ TEST_P(Hopper, TilesOfEverySize) {
 }
 
 TEST_P(Hopper, TilesFilledToEveryWidth) {
-  constexpr LayerShape kLongRows{2, 512, 1024, 1};
+  constexpr LocalShape kLongRows{2, 512, 1024, 1};
   for (int tokens = 4; tokens <= 164; tokens += 8) {
     Tuning tuning{};
     tuning.tile_rows = 160;
@@ -101,7 +101,7 @@ TEST_P(Hopper, TilesFilledToEveryWidth) {
 
 // Eight steps of K and several units a thread block: what racecheck must see is a ring that comes round.
 TEST_P(Hopper, RingsThatComeRound) {
-  constexpr LayerShape kDeep{8, 1024, 256, 2};
+  constexpr LocalShape kDeep{8, 1024, 256, 2};
   for (int rows : {8, 64, most_rows(GetParam()), kBlockRows}) {
     for (int cluster : {1, 2}) {
       Tuning tuning{};
@@ -169,7 +169,7 @@ TEST_P(Hopper, X19_GraphReplayFollowsDeviceTokenCount) {
 
 TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
   constexpr int kCapacity = 96;
-  LayerShape const shape{8, 512, 256, 1};
+  LocalShape const shape{8, 512, 256, 1};
   int const tokens = shape.num_experts * kCapacity;
   Problem const problem(shape, GetParam(), tokens, Pattern::random, 91);
   std::vector<std::int32_t> const counts{0, 1, 7, 8, 33, 64, 95, 96};
@@ -209,7 +209,7 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
 TEST_P(Hopper, BatchesGatherTheirRows) {
   constexpr int kCapacity = 40, kRows = 64;
   if (GetParam() == Scheme::fp8_block) GTEST_SKIP() << "gathers rows that are quantised already: hopper_masked_test";
-  LayerShape const shape{4, 256, 128, 1};
+  LocalShape const shape{4, 256, 128, 1};
   int const places = shape.num_experts * kCapacity;
   Problem const packed(shape, GetParam(), places, Pattern::random, 17);
   ContiguousLayer const layer(shape, GetParam(), packed.layer_weights());
@@ -250,7 +250,7 @@ TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   constexpr std::size_t kGap = 64, kScaleGap = 3;
   struct Case {
-    LayerShape shape;
+    LocalShape shape;
     int tokens;
     int count;  ///< of the tokens that are there
     Pattern pattern;
@@ -258,7 +258,7 @@ TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
   for (Case const& c : {Case{kTiny, 2000, 2000, Pattern::random}, Case{kTiny, 2000, 1501, Pattern::some_missing},
                         Case{kOdd, 900, 900, Pattern::all_missing}, Case{kOneSlot, 700, 0, Pattern::random},
                         Case{{64, 256, 128, 40}, 300, 299, Pattern::random}, Case{kDeepseekRank, 3000, 2999, Pattern::some_missing}}) {
-    LayerShape const& s = c.shape;
+    LocalShape const& s = c.shape;
     Features given;
     given.quantized_x = true;
     Problem const wide(s, Scheme::fp8_block, c.tokens, c.pattern, 31);
@@ -304,17 +304,17 @@ TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
 TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   struct Case {
-    LayerShape shape;
+    LocalShape shape;
     std::vector<int> tokens;
     Pattern pattern;
   };
-  constexpr LayerShape kLongRows{16, 7168, 256, 8}, kShortRows{16, 256, 128, 8}, kOneGroup{8, 128, 128, 8}, kSevenGroups{4, 896, 384, 1};
+  constexpr LocalShape kLongRows{16, 7168, 256, 8}, kShortRows{16, 256, 128, 8}, kOneGroup{8, 128, 128, 8}, kSevenGroups{4, 896, 384, 1};
   for (Case const& c : {Case{kLongRows, {1, 2, 3, 4, 5, 6, 7, 8}, Pattern::random}, Case{kLongRows, {5, 16}, Pattern::one_expert},
                         Case{kLongRows, {2, 16}, Pattern::some_missing}, Case{kShortRows, {1, 2, 3, 4, 5, 6, 7, 8, 16}, Pattern::random},
                         Case{kShortRows, {7, 16}, Pattern::some_missing}, Case{kShortRows, {8}, Pattern::all_missing},
                         Case{kOneGroup, {1, 8, 16}, Pattern::one_expert}, Case{kSevenGroups, {1, 12, 13, 100, 128}, Pattern::one_expert},
                         Case{kSevenGroups, {33, 128}, Pattern::some_missing}, Case{kDeepseekRank, {1, 8, 16}, Pattern::random}}) {
-    LayerShape const& s = c.shape;
+    LocalShape const& s = c.shape;
     int const most = c.tokens.back();
     Problem const problem(s, Scheme::fp8_block, most, c.pattern, 51);
     ASSERT_EQ(cudaMemset(problem.x.data(), 0, 256), cudaSuccess);  // one group of zeros
@@ -388,8 +388,8 @@ TEST(HopperBlocks, RowsBeyondWholeTiles) {
   std::vector<std::int32_t> slots(101, -1);
   for (int e = 0; e < kExperts; ++e) slots.insert(slots.end(), static_cast<std::size_t>(kCounts[e]), e);
   std::shuffle(slots.begin(), slots.end(), std::mt19937_64(5));
-  for (LayerShape shape :
-       {LayerShape{kExperts, 384, 128, 1}, {kExperts, 384, 384, 2}, {kExperts, 1152, 128, 2}, {kExperts, 1152, 640, 1}}) {
+  for (LocalShape shape :
+       {LocalShape{kExperts, 384, 128, 1}, {kExperts, 384, 384, 2}, {kExperts, 1152, 128, 2}, {kExperts, 1152, 640, 1}}) {
     int const tokens = static_cast<int>(slots.size()) / shape.topk;
     Problem const problem(shape, Scheme::fp8_block, tokens, Pattern::random, 41);
     problem.ids.upload(slots);
@@ -430,7 +430,7 @@ TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   odd.tile_rows = 12;
   EXPECT_THROW(layer.forward(problem.call(memory.data()), odd, memory.data(), nullptr), moe::Error);
   EXPECT_THROW(layer.forward_batched(problem.x.data(), nullptr, 4, 4, memory.data(), memory.data(), nullptr), moe::Error);
-  EXPECT_THROW(ContiguousLayer(LayerShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
+  EXPECT_THROW(ContiguousLayer(LocalShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block, Scheme::fp8_row),

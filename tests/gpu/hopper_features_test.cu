@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "hopper_reference.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 namespace {
 
@@ -41,7 +41,7 @@ class HopperFeatures : public testing::TestWithParam<Scheme> {
   static std::vector<char> run(Problem const& problem, ContiguousLayer const& layer, Tuning const* tuning = nullptr, int first = 0,
                                int count = -1) {
     int const tokens = count < 0 ? problem.tokens : count;
-    LayerShape const& s = problem.shape;
+    LocalShape const& s = problem.shape;
     DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
     DeviceArray<char> const out(static_cast<std::size_t>(tokens) * s.hidden * 2);
     workspace.fill_bytes(0xFF);
@@ -69,7 +69,7 @@ class HopperFeatures : public testing::TestWithParam<Scheme> {
     return compare(problem, device.data(), 64).relative;
   }
 
-  void check(LayerShape shape, int tokens, Features const& features, Pattern pattern = Pattern::random, char const* what = "") {
+  void check(LocalShape shape, int tokens, Features const& features, Pattern pattern = Pattern::random, char const* what = "") {
     Problem const problem(shape, GetParam(), tokens, pattern, seed_ += 13, features);
     ContiguousLayer const layer(shape, GetParam(), problem.layer_weights(), features.options, any_launcher(GetParam()));
     EXPECT_LT(error(problem, run(problem, layer)), tolerance(GetParam(), tokens))
@@ -157,7 +157,7 @@ TEST_P(HopperFeatures, QuantizedRowsAndTensorScales) {
 }
 
 TEST_P(HopperFeatures, X4_WeightsOfExpertsWithoutRowsAreNotRead) {
-  LayerShape const shape{8, 256, 256, 2};
+  LocalShape const shape{8, 256, 256, 2};
   Problem const problem(shape, GetParam(), 60, Pattern::random, 71);
   std::vector<std::int32_t> ids = make_ids(shape, 60, Pattern::random, 72);
   for (std::int32_t& id : ids) id = id < 4 ? id : -1;  // the upper half is on another rank
@@ -170,7 +170,7 @@ TEST_P(HopperFeatures, X4_WeightsOfExpertsWithoutRowsAreNotRead) {
 }
 
 TEST_P(HopperFeatures, X7_X20_RowsAloneAndInChunksAreBitwiseEqualInBatchInvariantLayers) {
-  LayerShape const shape{8, 384, 256, 2};
+  LocalShape const shape{8, 384, 256, 2};
   for (bool quantized : {true, false}) {
     if (!quantized && GetParam() != Scheme::fp8_block) continue;  // rows are quantised by the kernels in fp8_block alone
     Features f;
@@ -192,7 +192,7 @@ TEST_P(HopperFeatures, X7_X20_RowsAloneAndInChunksAreBitwiseEqualInBatchInvarian
 }
 
 TEST_P(HopperFeatures, X14_AlternatingLargeTermsAreSummedInFloat32) {
-  LayerShape const shape{8, 256, 128, 8};
+  LocalShape const shape{8, 256, 128, 8};
   Problem const problem(shape, GetParam(), 16, Pattern::random, 91);
   std::size_t const matrix13 = problem.w13.size() / 8, matrix2 = problem.w2.size() / 8;
   for (int e = 1; e < 8; ++e) {  // all experts alike
@@ -216,7 +216,7 @@ TEST_P(HopperFeatures, X18_MoreThanTwoToThe31Elements) {
 }
 
 TEST_P(HopperFeatures, RowsOfXMayBeApart) {
-  LayerShape const shape{8, 256, 128, 2};
+  LocalShape const shape{8, 256, 128, 2};
   Features f;
   f.quantized_x = true;
   Problem const problem(shape, GetParam(), 50, Pattern::random, 93, f);
@@ -256,7 +256,7 @@ TEST_P(HopperFeatures, FewMultiprocessors) {
 }
 
 TEST_P(HopperFeatures, X24_BadOptionsAreRefused) {
-  LayerShape const shape{8, 256, 256, 2};
+  LocalShape const shape{8, 256, 256, 2};
   Problem const problem(shape, GetParam(), 4, Pattern::random, 3);
   LayerOptions options;
   options.activation = Kind::swiglu_step;  // without a limit

@@ -17,11 +17,11 @@
 
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/common/problem.hpp"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 namespace moe_test {
 
-using moe::hopper::LayerShape;
+using moe::hopper::LocalShape;
 using moe::hopper::Scheme;
 
 /// Device memory of one type.
@@ -102,7 +102,7 @@ struct Features {
 };
 
 struct ReferenceArgs {
-  LayerShape shape;
+  LocalShape shape;
   Scheme scheme;
   Features features;
   float const* x_scales;
@@ -265,7 +265,7 @@ __global__ void quantize_x(__nv_bfloat16 const* x, int tokens, int hidden, int g
 /// How slots choose experts.
 enum class Pattern { random, one_expert, some_missing, all_missing, few_experts };
 
-inline std::vector<std::int32_t> make_ids(LayerShape const& s, int tokens, Pattern pattern, std::uint64_t seed) {
+inline std::vector<std::int32_t> make_ids(LocalShape const& s, int tokens, Pattern pattern, std::uint64_t seed) {
   std::mt19937_64 engine(seed);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens) * s.topk);
   std::vector<std::int32_t> pool(s.num_experts);
@@ -287,7 +287,7 @@ inline std::vector<std::int32_t> make_ids(LayerShape const& s, int tokens, Patte
 
 /// One layer's weights and one batch, random.
 struct Problem {
-  LayerShape shape;
+  LocalShape shape;
   Scheme scheme;
   int tokens;
   Features features;
@@ -295,7 +295,7 @@ struct Problem {
   DeviceArray<float> x_scales, w13_scales, w2_scales, w13_bias, w2_bias, weights;
   DeviceArray<std::int32_t> ids;
 
-  Problem(LayerShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed, Features const& features_ = {})
+  Problem(LocalShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed, Features const& features_ = {})
       : shape(s), scheme(scheme_), tokens(tokens_), features(features_) {
     bool const fp8 = moe::hopper::is_fp8(scheme);
     std::size_t const rows13 = std::size_t(moe::activation::gated(features.options.activation) ? 2 : 1) * s.intermediate;

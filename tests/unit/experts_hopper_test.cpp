@@ -2,6 +2,7 @@
 // tests/unit/experts_hopper_test.cpp: what the Hopper experts decide on the host: activations' formulas, tiles, shared memory, workspace,
 // and which device, sizes and compositions they refuse.
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +26,7 @@ using namespace moe;
 using namespace moe::hopper;
 using activation::Constants;
 using activation::Kind;
-using Sizes = moe::hopper::LayerShape;
+using Sizes = moe::hopper::LocalShape;
 
 Constants limited(float limit) { return {1.702F, 1.0F, limit, 4.0F, 25.0F}; }
 
@@ -116,25 +117,49 @@ TEST(HopperTiles, KIsCutInTilesOfWholeColumnCounts) {
   }
 }
 
-TEST(HopperTiles, TableIsInOrderAndEveryRowIsTaken) {
+TEST(HopperTiles, MeasuredTableIsInOrder) {
   for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block}) {
     std::int64_t rows = -1;
     int tile = 0;
-    for (TileChoice const& c : kTileChoices) {
+    for (TileChoice const& c : kMeasuredTiles) {
       if (c.scheme != scheme) continue;
       EXPECT_GT(c.rows, rows);
       EXPECT_GE(c.tile_rows, tile) << "more rows take no smaller tile";
       EXPECT_EQ(c.tile_rows % 8, 0);
       EXPECT_LE(c.tile_rows, std::max(most_rows(scheme), scheme == Scheme::fp8_block ? kBlockRows : 0));
       EXPECT_TRUE(c.cluster == 1 || c.cluster == 2);
-      EXPECT_EQ(tile_choice(scheme, c.rows).tile_rows, c.tile_rows);
-      EXPECT_EQ(tile_choice(scheme, rows + 1).rows, c.rows);
       rows = c.rows;
       tile = c.tile_rows;
     }
     EXPECT_EQ(rows, kAnyRows);
   }
-  EXPECT_EQ(tile_choice(Scheme::f16, 64).tile_rows, tile_choice(Scheme::bf16, 64).tile_rows);
+}
+
+// Choices made by hand come before measured ones, at every border of either.
+TEST(HopperTiles, HandChoicesComeFirst) {
+  struct Range {
+    Scheme scheme;
+    std::int64_t first, last;
+    int tile_rows, cluster;
+  };
+  for (Range const& r : {Range{Scheme::bf16, 0, 52, 64, 1},
+                         {Scheme::bf16, 53, 82, 96, 1},
+                         {Scheme::bf16, 83, 160, 160, 1},
+                         {Scheme::bf16, 161, 310, 160, 2},
+                         {Scheme::bf16, 311, 440, 160, 1},
+                         {Scheme::bf16, 441, kAnyRows, 160, 2},
+                         {Scheme::fp8_block, 0, 20, 64, 1},
+                         {Scheme::fp8_block, 21, 76, 80, 1},
+                         {Scheme::fp8_block, 77, 400, 128, 1},
+                         {Scheme::fp8_block, 401, kAnyRows, 128, 2}}) {
+    for (std::int64_t rows : {r.first, r.last}) {
+      for (Scheme scheme : {r.scheme, r.scheme == Scheme::bf16 ? Scheme::f16 : Scheme::fp8_row}) {
+        TileChoice const c = tile_choice(scheme, rows);
+        EXPECT_EQ(c.tile_rows, r.tile_rows) << name(scheme) << " " << rows;
+        EXPECT_EQ(c.cluster, r.cluster) << name(scheme) << " " << rows;
+      }
+    }
+  }
 }
 
 TEST(HopperTiles, ManyRowsTakeBlockTilesInBlockScaledFp8Alone) {

@@ -52,14 +52,14 @@ TEST(HopperW4, EveryBitOfAPairIsUsedOnce) {
 TEST(HopperW4, BytesOfTheWeights) {
   EXPECT_EQ(packed_bytes(W4Scheme::mxfp4, 64, 64), 2048 + 128) << "4.25 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256));
-  hopper::LayerShape const s{2, 128, 96, 1};
+  hopper::LocalShape const s{2, 128, 96, 1};
   EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4), 2 * 12 * 2176)
       << "an intermediate of 96 takes the room of 128";
 }
 
 TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
-  for (hopper::LayerShape const& s :
-       {hopper::LayerShape{32, 2880, 2880, 4}, hopper::LayerShape{384, 7168, 2048, 8}, hopper::LayerShape{1, 64, 64, 1}}) {
+  for (hopper::LocalShape const& s :
+       {hopper::LocalShape{32, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8}, hopper::LocalShape{1, 64, 64, 1}}) {
     std::int64_t before = 0;
     for (int tokens : {1, 7, 64, 1000, 16384}) {
       for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4}) {
@@ -76,7 +76,7 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
   }
 }
 
-ErrorCode refusal(hopper::LayerShape shape, W4Scheme scheme, int group, W4Weights w = {}) {
+ErrorCode refusal(hopper::LocalShape shape, W4Scheme scheme, int group, W4Weights w = {}) {
   w.w13_group = group;
   w.w2_group = group;
   try {

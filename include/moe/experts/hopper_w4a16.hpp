@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper_w4a16.hpp: the experts with 4-bit weights (int4 in groups, mxfp4) and bf16 activations on one Hopper GPU (sm_90a),
-// standard and batched formats, at most three launches. Include experts/hopper_w4a16.cuh where a layer is instantiated.
+// experts/hopper_w4a16.hpp: experts with 4-bit weights (int4 in groups, mxfp4) and bf16 activations on one Hopper GPU, standard and batched
+// formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_w4a16.cuh.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
-#include <limits>
-#include <memory>
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
@@ -14,54 +12,11 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/experts/hopper/w4/problem.hpp"
+#include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/w4a16_layer.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
-
-namespace moe::hopper {
-
-/// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured; the row
-/// count may be in device memory.
-class W4A16Layer {
- public:
-  /// One forward of an object at a time: it owns counters that a forward leaves as it found them.
-  /// Packs the weights into `packed` (device memory of packed_bytes(), 16-byte aligned, of the layer's lifetime) and waits for that; only
-  /// the biases are read afterwards, and all of it by weights_changed(). E_UNSUPPORTED without a Hopper device or for a zero point that is
-  /// no integer of 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned memory.
-  W4A16Layer(LayerShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
-             W4Launcher launcher);
-  ~W4A16Layer();
-  W4A16Layer(W4A16Layer&&) noexcept;
-  W4A16Layer& operator=(W4A16Layer&&) noexcept;
-
-  /// Bytes of the packed weights and what belongs to them.
-  static constexpr std::int64_t packed_bytes(LayerShape const& s, W4Scheme scheme) {
-    int const width = padded_intermediate(s.intermediate);
-    std::int64_t const matrices = hopper::packed_bytes(scheme, 2LL * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
-    return s.num_experts * matrices + kHeadBytes;
-  }
-  /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
-  std::int64_t workspace_bytes(int max_tokens) const;
-  /// Packs again, in stream order, what the weights' memory holds now. Zero points are not checked again.
-  void weights_changed(CUstream_st* stream);
-  /// x and out of the call are bf16. E_ARG on null or misaligned pointers.
-  void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
-  /// The same with a tile choice of the caller's.
-  void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
-  /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots.
-  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x, which then has any number of rows; or null.
-  void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
-                       CUstream_st* stream, std::int32_t const* gather = nullptr) const;
-
- private:
-  static constexpr std::int64_t kHeadBytes = (4 * 1024 + W4Workspace::kMaxSplitUnits) * 4;  ///< factors, flags, counters
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-}  // namespace moe::hopper
 
 namespace moe::experts {
 
@@ -112,7 +67,7 @@ inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Con
 struct HopperW4A16 {
   static constexpr char const* kName = "hopper_w4a16";
   using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = 232448;  ///< of one multiprocessor of sm_90
+  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
     int expected_rows = 16;  ///< batched: rows to expect of an expert; a hint for the tile
   };
@@ -149,7 +104,7 @@ struct HopperW4A16 {
   }
 
   template <class Config, class Quant, ActivationFormat Format>
-  class Kernel {
+  class Kernel : detail::HopperCalls {
    public:
     using Act = typename Config::Act;
     using Output = Act;
@@ -160,17 +115,10 @@ struct HopperW4A16 {
     /// on the input, an activation that is not built in, or a device that is not Hopper.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
-        : hidden_(shape.hidden()),
-          topk_(shape.topk()),
-          max_rows_(max_rows),
-          num_local_(weights.w13.codes.extent(0)),
+        : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
           layer_(make_layer(shape, weights, activation, arena)) {
-      std::int64_t const tokens = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
-      if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
-        throw Error(ErrorCode::capacity, text("hopper_w4a16: ", tokens, " rows of ", topk_, " slots, at most 2^31 - 1 slots"));
-      }
-      workspace_ = arena.template take<char>(layer_.workspace_bytes(static_cast<int>(tokens)));
+      workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
     }
 
     /// Packs the weights anew after they were replaced in place. Enqueues.
@@ -179,38 +127,15 @@ struct HopperW4A16 {
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of
     /// rows rounded to bf16. Enqueues.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
-      std::int64_t const rows = tokens.rows.extent(0);
-      check(rows, y.extent(0));
-      if (rows == 0) return;
-      expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
-      expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
-      expect("columns of x", tokens.rows.extent(1), hidden_);
-      expect("columns of the output", y.extent(1), hidden_);
-      expect("row stride of the output", y.stride(0), hidden_);
       hopper::LayerCall call{};
-      call.x = tokens.rows.data_handle();
-      call.x_stride = tokens.rows.stride(0);
-      call.topk_ids = tokens.topk_ids.data_handle();
-      call.id_stride = tokens.topk_ids.stride(0);
-      call.topk_weights = tokens.topk_weights.data_handle();
-      call.weight_stride = tokens.topk_weights.stride(0);
-      call.num_tokens = tokens.num_rows;
-      call.out = y.data_handle();
-      call.max_tokens = static_cast<int>(rows);
-      layer_.forward(call, workspace_, stream);
+      if (standard_call(tokens, y, call)) layer_.forward(call, workspace_, stream);
     }
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      std::int64_t const capacity = tokens.capacity();
-      check(capacity, y.extent(1));
+      int const capacity = checked_capacity(tokens, y);
       if (capacity == 0) return;
-      bool const gathers = tokens.gather.extent(0) > 0;
-      expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
-      expect("columns of x", tokens.rows.extent(2), hidden_);
-      expect("rows of an output block", y.extent(1), capacity);
-      expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
-      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), static_cast<int>(capacity), expected_rows_,
-                             y.data_handle(), workspace_, stream, gathers ? tokens.gather.data_handle() : nullptr);
+      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity, expected_rows_, y.data_handle(),
+                             workspace_, stream, gather_of(tokens));
     }
 
    private:
@@ -227,7 +152,7 @@ struct HopperW4A16 {
         act = detail::w4_activation(activation.kind, activation.constants);
       }
       check_weights(weights, shape.hidden(), shape.intermediate(), true);
-      hopper::LayerShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
+      hopper::LocalShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
                                      static_cast<int>(shape.intermediate()), Format == ActivationFormat::standard ? shape.topk() : 1};
       hopper::W4Weights w{};
       w.w13 = weights.w13.codes.data_handle();
@@ -241,20 +166,7 @@ struct HopperW4A16 {
       char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme));
       return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
     }
-    static void expect(char const* what, std::int64_t value, std::int64_t wanted) {
-      if (value != wanted) throw Error(ErrorCode::argument, text("hopper_w4a16: ", what, ": ", value, ", expected ", wanted));
-    }
-    void check(std::int64_t rows, std::int64_t out_rows) const {
-      if (rows > max_rows_ || out_rows < rows) {
-        throw Error(ErrorCode::argument,
-                    text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-      }
-    }
 
-    std::int64_t hidden_;
-    std::int64_t topk_;
-    std::int64_t max_rows_;
-    std::int64_t num_local_;
     int expected_rows_;
     hopper::W4A16Layer layer_;
     char* workspace_ = nullptr;

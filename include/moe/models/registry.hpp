@@ -24,6 +24,7 @@
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"

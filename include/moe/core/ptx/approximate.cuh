@@ -13,4 +13,11 @@ __device__ inline float approximate_reciprocal(float x) {
   return y;
 }
 
+/// About 2^x, relative error 2^-22; a subnormal operand or result counts as 0.
+__device__ inline float approximate_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace moe::ptx

@@ -18,6 +18,11 @@ __device__ inline void cp_async_16(std::uint32_t smem, void const* global, std::
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
 }
 
+/// The same of all 16 bytes.
+__device__ inline void cp_async_16(std::uint32_t smem, void const* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
+}
+
 /// Asynchronous 4-byte copy, global to shared.
 __device__ inline void cp_async_4(std::uint32_t smem, void const* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");

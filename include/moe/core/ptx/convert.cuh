@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace moe::hopper {
+namespace moe::ptx {
 
 /// Two floats to two bf16 or fp16 numbers, to nearest even; `low` in the low half.
 template <class T>
@@ -39,4 +39,4 @@ __device__ inline float quotient(float x, float divisor, float reciprocal) {
 /// amax / 448; infinity stays what it is.
 __device__ inline float e4m3_scale(float amax) { return amax <= 3.4e38F ? quotient(amax, 448.0F, 1.0F / 448.0F) : amax; }
 
-}  // namespace moe::hopper
+}  // namespace moe::ptx

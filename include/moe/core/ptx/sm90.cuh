@@ -65,32 +65,4 @@ __device__ inline void wait_counter(int const* counter, int target) {
   }
 }
 
-__device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Pending>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-}
-
-/// Keeps the compiler from moving accumulator registers across an asynchronous product.
-template <int N>
-__device__ inline void pin(float (&d)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-/// Matrix descriptor of a K-major operand in 128-byte swizzled rows: 8 rows of 128 bytes are one 1024-byte atom (PTX ISA, "matrix
-/// descriptor": start address, stride offset 1024 >> 4 at bit 32, swizzle mode 1 at bit 62). `smem` is 1024-byte aligned up to the
-/// offset along K, which is added to the start address.
-__device__ inline std::uint64_t matrix_descriptor(std::uint32_t smem) {
-  return static_cast<std::uint64_t>((smem & 0x3FFFFu) >> 4) | (1ULL << 16) | (64ULL << 32) | (1ULL << 62);
-}
-/// The same in two steps: the low word, to which offsets in 16 bytes may be added, and the whole.
-__device__ inline std::uint32_t descriptor_low(std::uint32_t smem) { return (smem >> 4) | (1u << 16); }
-__device__ inline std::uint64_t descriptor(std::uint32_t low) {
-  std::uint64_t whole = 0;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(low), "r"(0x40000040u));
-  return whole;
-}
-
 }  // namespace moe::hopper

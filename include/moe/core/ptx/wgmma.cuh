@@ -1,10 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/wgmma.cuh: wgmma for 64 rows of A by N rows of B, both in shared memory, one specialisation per N.
+// core/ptx/wgmma.cuh: products of a warpgroup: 64 rows of A by N rows of B, both in shared memory, one specialisation per N; their order
+// and operand descriptors.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
-namespace moe::hopper {
+namespace moe::ptx {
+
+__device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+/// Keeps the compiler from moving accumulator registers across an asynchronous product.
+template <int N>
+__device__ inline void pin(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// The low word of the matrix descriptor of a K-major operand in 128-byte swizzled rows, of which 8 are one 1024-byte atom (PTX ISA,
+/// "matrix descriptor": start address in 16 bytes; stride offset 1024 >> 4 at bit 32, swizzle mode 1 at bit 62). `smem` is 1024-byte
+/// aligned up to the offset along K; offsets in 16 bytes may be added.
+__device__ inline std::uint32_t descriptor_low(std::uint32_t smem) { return (smem >> 4) | (1u << 16); }
+/// The whole of it.
+__device__ inline std::uint64_t descriptor(std::uint32_t low) {
+  std::uint64_t whole = 0;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(low), "r"(0x40000040u));
+  return whole;
+}
 
 /// Operand types of a product; a K step is 32 bytes of each operand's row.
 enum class MmaType : std::uint8_t { bf16, f16, e4m3 };
@@ -158,4 +186,4 @@ MOE_WGMMA(160,
 #undef MOE_D4
 #undef MOE_WGMMA
 
-}  // namespace moe::hopper
+}  // namespace moe::ptx

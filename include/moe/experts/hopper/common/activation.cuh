@@ -2,6 +2,7 @@
 // experts/hopper/common/activation.cuh: the activations over the registers of a thread: what GEMM1's epilogue inlines.
 #pragma once
 
+#include "moe/core/ptx/approximate.cuh"
 #include "moe/experts/hopper/common/activation.hpp"
 
 namespace moe::hopper {
@@ -19,17 +20,6 @@ __device__ inline void multiply_ups(ActivationParams const& p, float (&gate)[N],
   for (int i = 0; i < N; ++i) gate[i] *= shape_up<TanhUp>(p, up[i]);
 }
 
-__device__ inline float exp2_approx(float x) {
-  float y = 0.0F;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ inline float reciprocal_approx(float x) {
-  float y = 0.0F;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace detail
 
 // What the kernels are templates on. kGating: 1 gated, 0 ungated, -1 known at run time. apply() works on the whole register array of a
@@ -45,9 +35,9 @@ struct FastSilu {
   __device__ float operator()(float gate, float up) const { return detail::fast_divide(gate * up, 1.0F + detail::fast_exp(-gate)); }
   /// Two of one row, which share a division: three special functions instead of four. Below a gate of -41 the result is gate · up · 2^-60.
   __device__ static void pair(float& gate0, float& gate1, float up0, float up1) {
-    float const a = 1.0F + detail::exp2_approx(fminf(gate0 * -1.44269504F, 60.0F));
-    float const b = 1.0F + detail::exp2_approx(fminf(gate1 * -1.44269504F, 60.0F));
-    float const both = detail::reciprocal_approx(a * b);
+    float const a = 1.0F + ptx::approximate_exp2(fminf(gate0 * -1.44269504F, 60.0F));
+    float const b = 1.0F + ptx::approximate_exp2(fminf(gate1 * -1.44269504F, 60.0F));
+    float const both = ptx::approximate_reciprocal(a * b);
     gate0 = gate0 * up0 * (both * b);
     gate1 = gate1 * up1 * (both * a);
   }

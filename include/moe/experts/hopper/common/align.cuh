@@ -9,6 +9,7 @@
 
 #include "moe/core/ptx/convert.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
+#include "moe/experts/hopper/common/slots.cuh"
 
 namespace moe::hopper {
 
@@ -45,12 +46,6 @@ struct AlignArgs {
   int* sorted;              ///< sorting CTAs that are done; zero on entry
   int scale_stride;
 };
-
-/// The id or weight of a slot, in rows of k elements with `gap` elements between them.
-template <class T>
-__device__ inline T slot_value(T const* values, int slot, int topk, int gap) {
-  return values[gap == 0 ? slot : slot + static_cast<long long>(slot / topk) * gap];
-}
 
 inline constexpr int kAlignThreads = 1024;
 inline constexpr int kAlignWarps = kAlignThreads / 32;

@@ -41,23 +41,33 @@ inline constexpr int kMostRows = most_rows(S);
 inline constexpr int kQuantizingRows = 16;
 inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
 
+inline constexpr int kSharedMemoryLimit = 232448;  ///< of one thread block on sm_90
+inline constexpr int kUnitSlots = 8;  ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
+
+/// What a device must be: throws E_UNSUPPORTED, naming it and what to use instead, unless its compute capability is 9.0.
+inline void check_device(int device, char const* device_name, int major, int minor) {
+  if (major != 9 || minor != 0) {
+    throw Error(ErrorCode::unsupported, text("hopper experts: they are built for compute capability 9.0 (sm_90a), device ", device, " (",
+                                             device_name, ") has ", major, ".", minor, ". Use the experts cuda_reference"));
+  }
+}
+
 /// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is
 /// left of a tile is zero: the copy engine and the gathering loader fill it, and nothing past the end is stored.
 constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
 constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : is_fp8(s) ? 16 : 8; }
 
 /// Sizes of one layer on this rank.
-struct LayerShape {
+struct LocalShape {
   int num_experts;   ///< local experts, E
   int hidden;        ///< H, a multiple of hidden_unit(scheme)
   int intermediate;  ///< I, a multiple of intermediate_unit(scheme)
   int topk;          ///< slots per token; 1 for rows that are already token-expert pairs
-  friend bool operator==(LayerShape const&, LayerShape const&) = default;
+  friend bool operator==(LocalShape const&, LocalShape const&) = default;
 };
 
 /// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
-  int stages = 4;       ///< shared-memory ring stages of 128 bytes of K
   int tile_rows = 160;  ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
   int max_splits = 16;  ///< most parts that K is cut into where there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
   int raster = 16;      ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
@@ -66,8 +76,8 @@ struct Tuning {
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
   friend bool operator==(Tuning const&, Tuning const&) = default;
   friend std::ostream& operator<<(std::ostream& out, Tuning const& t) {
-    return out << "Tuning{stages " << t.stages << ", tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster "
-               << t.raster << ", cluster " << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
+    return out << "Tuning{tile_rows " << t.tile_rows << ", max_splits " << t.max_splits << ", raster " << t.raster << ", cluster "
+               << t.cluster << ", self_align " << t.self_align << ", one_token " << t.one_token << "}";
   }
 };
 
@@ -134,7 +144,7 @@ struct Workspace {
 /// From the scales of one block of columns to those of the next, where rows are the inner dimension: whole 16 bytes for tensor maps.
 constexpr std::int64_t scale_stride(std::int64_t rows) { return (rows + 3) / 4 * 4; }
 
-constexpr Workspace plan_workspace(LayerShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
+constexpr Workspace plan_workspace(LocalShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
   auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
   Workspace w{};
   w.slots = std::int64_t{max_tokens} * s.topk;

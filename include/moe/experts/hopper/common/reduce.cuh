@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/reduce.cuh: the sum over the slots of each token, in slot order, in float32, one rounding.
+// experts/hopper/common/reduce.cuh: rows of the output that no product writes: the sum over the slots of each token, in slot order, in
+// float32, one rounding; zeros for tokens without a local expert.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +8,9 @@
 
 #include "moe/core/ptx/convert.cuh"
 #include "moe/core/ptx/sm90.cuh"
+#include "moe/experts/hopper/common/slots.cuh"
 
 namespace moe::hopper {
-
-/// Where the ids of a token's slots are: rows of k elements with `gap` elements between them.
-struct SlotIds {
-  std::int32_t const* ids;
-  int gap;
-  __host__ __device__ SlotIds(std::int32_t const* ids_, int gap_ = 0) : ids(ids_), gap(gap_) {}
-  __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
-};
 
 namespace detail {
 
@@ -55,6 +49,20 @@ template <class Output>
 __device__ inline void store_sum(Output* to, float const (&sum)[8]) {
   *reinterpret_cast<uint4*>(to) =
       make_uint4(pack<Output>(sum[0], sum[1]), pack<Output>(sum[2], sum[3]), pack<Output>(sum[4], sum[5]), pack<Output>(sum[6], sum[7]));
+}
+
+/// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
+/// Of each thread block its first `Warps` warps.
+template <class Output, int Warps, class Params>
+__device__ inline void zero_rows(Params const& p, bool all) {
+  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+  int const warp = thread_index() >> 5;
+  int const lane = thread_index() & 31;
+  for (int token = static_cast<int>(blockIdx.x) * Warps + warp; token < tokens; token += static_cast<int>(gridDim.x) * Warps) {
+    if (!all && static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
+    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
+    for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+  }
 }
 
 }  // namespace detail

@@ -62,16 +62,6 @@ struct alignas(16) Unit {
 };
 static_assert(sizeof(Unit) == 64);
 
-/// The next unit that the loading thread announces. Every reading thread releases the place it read; lanes may come back one by one.
-template <class Memory, class Slot>
-__device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
-  wait_parity(memory.unit_full(slot.stage), slot.parity);
-  Unit const unit = *memory.unit(slot.stage);
-  arrive(memory.unit_empty(slot.stage));
-  slot.advance();
-  return unit;
-}
-
 /// Sizes that turn a unit number into a unit; index 0 for phase 0, 1 for phase 1.
 struct UnitSpace {
   int weight_tiles[2];

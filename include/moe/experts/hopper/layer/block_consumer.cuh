@@ -35,7 +35,7 @@ struct BlockLayout {
   static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitSlots) * 8;
   static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));
   static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;
-  static_assert(kBytes <= 232448 && kControl % 16 == 0);
+  static_assert(kBytes <= kSharedMemoryLimit && kControl % 16 == 0);
 };
 
 /// total[c] = rows 64 group + [0, 64) of the tile times weight box c, over the unit's part of K. While one warpgroup adds its products,

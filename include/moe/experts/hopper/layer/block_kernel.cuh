@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   } else {
     take_registers<232>();
     int const group = warp >> 2;
-    if (p.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16>(p, false);
+    if (p.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p, false);
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {

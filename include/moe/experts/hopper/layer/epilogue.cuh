@@ -5,13 +5,10 @@
 
 #include <cstdint>
 
+#include "moe/core/ptx/convert.cuh"
 #include "moe/experts/hopper/layer/layer_params.cuh"
 
 namespace moe::hopper {
-
-inline constexpr int kGroupBarrier = 1;  ///< named barriers 1 and 2: one per consumer warpgroup; 3: both
-
-__device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
 
 /// Calls f(i, row) for row 128 i + thread of a tile of `rows` rows: what one thread of a warpgroup has of an array with one value a row.
 template <int N, class F>
@@ -30,9 +27,7 @@ struct ThreadRows {
 
 /// Row weights of columns 8 j + 2 (lane % 4) and the next, which are rows of the tile.
 __device__ inline float2 column_weights(float const* weights, int j) {
-  float2 w;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(w.x), "=f"(w.y) : "r"(smem_address(weights + 8 * j + 2 * (thread_index() & 3))));
-  return w;
+  return load_shared_2(smem_address(weights + 8 * j + 2 * (thread_index() & 3)));
 }
 /// The four accumulators of these columns times their router weights.
 __device__ inline float4 scale_columns(float const* weights, int j, float const* v) {
@@ -142,7 +137,7 @@ __device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int gr
   }
   auto const barrier = [group] {
     if constexpr (Joint) {
-      named_barrier(3, kConsumerThreads);
+      joint_barrier<2>();
     } else {
       group_barrier(group);
     }
@@ -231,7 +226,7 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
   int const lane = thread & 31;
   int const warp = thread >> 5;
   float* const partial = reinterpret_cast<float*>(staging_of_both);  // [8 warps][N]
-  if (meet) named_barrier(3, kConsumerThreads);
+  if (meet) joint_barrier<2>();
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     float low = fmaxf(fabsf(v[4 * j]), fabsf(v[4 * j + 2]));
@@ -243,7 +238,7 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
     }
     if (lane < 4) *reinterpret_cast<float2*>(partial + (4 * group + warp) * N + 8 * j + 2 * lane) = make_float2(low, high);
   }
-  named_barrier(3, kConsumerThreads);
+  joint_barrier<2>();
   float* const scales = partial + 8 * N + group * N;  // each warpgroup makes its own copy
   if (thread < N) {
     float amax = 0.0F;
@@ -266,7 +261,7 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
     v[4 * j + 1] *= high;
     v[4 * j + 3] *= high;
   }
-  named_barrier(3, kConsumerThreads);  // the staging buffers are free again
+  joint_barrier<2>();  // the staging buffers are free again
   // One 16-bit element holds the codes of features f and f + 8 of one row, so a transposed 8x8 matrix gives 8 such pairs of a row.
   std::uint32_t const base = smem_address(staging);
   constexpr int kPart = N < PassRows ? N : PassRows;

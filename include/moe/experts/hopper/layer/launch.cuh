@@ -6,9 +6,9 @@
 #include <cuda_runtime_api.h>
 
 #include "moe/experts/hopper/common/enqueue.cuh"
-#include "moe/experts/hopper/common/launcher.hpp"
 #include "moe/experts/hopper/common/tensor_map.cuh"
 #include "moe/experts/hopper/layer/block_kernel.cuh"
+#include "moe/experts/hopper/layer/launcher.hpp"
 #include "moe/experts/hopper/layer/layer_kernel.cuh"
 
 namespace moe::hopper::detail {

@@ -91,19 +91,6 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
   }
 }
 
-/// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
-template <class Output, class Params>
-__device__ inline void zero_rows(Params const& p, bool all) {
-  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
-  int const warp = thread_index() >> 5;
-  int const lane = thread_index() & 31;
-  for (int token = static_cast<int>(blockIdx.x) * 8 + warp; token < tokens; token += static_cast<int>(gridDim.x) * 8) {
-    if (!all && static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
-    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
-    for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
-  }
-}
-
 }  // namespace detail
 
 template <Scheme S, int Stages, int MaxRows, int Cluster, class Activation>
@@ -166,7 +153,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
     if (p.standard && (nothing || (p.topk == 1 && memory.control()->missing > 0))) {
-      detail::zero_rows<typename SchemeTraits<S>::Output>(p, nothing);
+      detail::zero_rows<typename SchemeTraits<S>::Output, kConsumerThreads / 32>(p, nothing);
     }
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;

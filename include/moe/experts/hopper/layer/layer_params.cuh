@@ -12,9 +12,11 @@
 #include "moe/core/ptx/wgmma.cuh"
 #include "moe/experts/hopper/common/activation.cuh"
 #include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/matrix_layout.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
-#include "moe/experts/hopper/common/smem_layout.hpp"
+#include "moe/experts/hopper/layer/smem_layout.hpp"
 
 namespace moe::hopper {
 
@@ -27,18 +29,6 @@ struct SchemeTraits {
   static constexpr int kElementBytes = kFp8 ? 1 : 2;
   static constexpr int kStepElements = 128 / kElementBytes;  ///< of K in one stage
   using Output = std::conditional_t<S == Scheme::f16, __half, __nv_bfloat16>;
-};
-
-/// Where a weight matrix lies in its tensor map and in the arrays of one value per feature (biases, scales of rows). Index 0 of a pair is
-/// the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
-struct MatrixLayout {
-  int depth;          ///< map slices per expert
-  int dx, dy, dz;     ///< the second box's place in the map, from the first's: column, row, slice
-  int rows;           ///< of one expert
-  int row_step;       ///< from a feature's row to the next feature's
-  int half_step;      ///< from a feature's row in the first box to that in the second
-  int half_features;  ///< features that the second box lies behind the first: 0 for gate and up, 128 else
-  int limit;          ///< features
 };
 
 /// Kernel parameter block. Weights are three-dimensional tensor maps with boxes of 128 bytes of K by 128 rows: w13 as [2E, I, H] (gate
@@ -92,8 +82,12 @@ struct LayerParams {
   ActivationParams activation;
 };
 
-/// The row of x that a slot computes with.
-__device__ inline long long input_row(LayerParams const& p, int slot) { return p.gather != nullptr ? p.gather[slot] : slot / p.topk; }
+/// fp8_block: the scales along K of weight box `box` (0 or 1) of a unit, `blocks` of them in a row of blocks.
+__device__ inline float const* box_scales(float const* scales, MatrixLayout const& matrix, Unit const& unit, int box, int blocks) {
+  int const out_blocks = (matrix.rows + 127) / 128;
+  int const block = min(unit.feature / 128 + (box == 0 ? 0 : matrix.half_step / 128), out_blocks - 1);  // past the last feature: zeros
+  return scales + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks + unit.k_begin;
+}
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
@@ -102,24 +96,6 @@ inline constexpr int kSelfAlignRows = 64;  ///< only kernels of at most so many 
 /// K is split only in tiles of at most so many rows: in larger ones the sums of the parts cost what they even out.
 constexpr int most_split_rows(Scheme s) { return is_fp8(s) ? 64 : 96; }
 static_assert(sizeof(Unit) == kUnitBytes && sizeof(Control) == kControlBytes);
-
-/// The ring position of one role: all roles walk the same sequence of stages.
-template <int Stages>
-struct RingState {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == Stages) {
-      stage = 0;
-      parity ^= 1u;
-    }
-  }
-  __device__ void advance(int steps) {
-    unsigned const to = static_cast<unsigned>(stage + steps);
-    stage = static_cast<int>(to % Stages);
-    parity ^= to / Stages & 1u;
-  }
-};
 
 /// Pointers into shared memory.
 template <class Layout, int Stages>

@@ -129,11 +129,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
         }
       }
       if (gather_warp == 0 && lane < 2) {
-        int const out_blocks = (p.matrix[unit.phase].rows + 127) / 128;
-        int block = unit.feature / 128 + (lane == 0 ? 0 : p.matrix[unit.phase].half_step / 128);
-        block = min(block, out_blocks - 1);  // a tile that ends past the last feature multiplies zeros
-        weight_scale =
-            (first ? p.w13_scales : p.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks + unit.k_begin;
+        weight_scale = box_scales(first ? p.w13_scales : p.w2_scales, p.matrix[unit.phase], unit, lane, blocks);
       }
     }
     if (!first && unit.rows > 0) {

@@ -92,15 +92,13 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       std::uint32_t const low = uniform(base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16)));
       // Scales first: once the products run, they take most of shared memory's bandwidth.
       [[maybe_unused]] float2 row_scale[N / 8];
-      [[maybe_unused]] float weight_scale[2];
+      [[maybe_unused]] float2 weight_scale;  // of the first box, of the second
       if constexpr (Traits::kBlock) {
         std::uint32_t const scales = stage + kWeightBytes + MaxRows * 128;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(weight_scale[0]), "=f"(weight_scale[1]) : "r"(scales + 512));
+        weight_scale = load_shared_2(scales + 512);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(row_scale[j].x), "=f"(row_scale[j].y)
-                       : "r"(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j)));
+          row_scale[j] = load_shared_2(scales + static_cast<std::uint32_t>(8 * (thread_index() & 3) + 32 * j));
         }
       }
       std::uint32_t const b = low + kWeightBytes / 16;
@@ -118,8 +116,8 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
           if constexpr (Traits::kBlock) {
-            float const s0 = row_scale[j].x * weight_scale[half];
-            float const s1 = row_scale[j].y * weight_scale[half];
+            float const s0 = row_scale[j].x * (half == 0 ? weight_scale.x : weight_scale.y);
+            float const s1 = row_scale[j].y * (half == 0 ? weight_scale.x : weight_scale.y);
             total[half][4 * j + 0] = fmaf(part[4 * j + 0], s0, total[half][4 * j + 0]);
             total[half][4 * j + 1] = fmaf(part[4 * j + 1], s1, total[half][4 * j + 1]);
             total[half][4 * j + 2] = fmaf(part[4 * j + 2], s0, total[half][4 * j + 2]);

@@ -32,11 +32,7 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
 
   int const weight_part = lane >> 1;  // for which this lane has the weights' scale of one of the two boxes
   float const* weight_scales = nullptr;
-  if (weight_part < kParts) {
-    int const out_blocks = (p.matrix[0].rows + 127) / 128;
-    int const block = min(unit.feature / 128 + ((lane & 1) == 0 ? 0 : p.matrix[0].half_step / 128), out_blocks - 1);
-    weight_scales = p.w13_scales + (static_cast<long long>(unit.expert) * out_blocks + block) * (p.hidden / 128) + unit.k_begin;
-  }
+  if (weight_part < kParts) weight_scales = box_scales(p.w13_scales, p.matrix[0], unit, lane & 1, p.hidden / 128);
   int const token = lane < unit.rows ? p.sorted_rows[unit.first_row + lane].slot / p.topk : 0;  // of row `lane`
   int row[kParts];  // where this lane's first 16 bytes of it lie in x in step 0 of the unit, the others 128 bytes on; or -1
 #pragma unroll

@@ -10,8 +10,11 @@
 #include <cstdint>
 
 #include "moe/core/ptx/convert.cuh"
+#include "moe/core/ptx/mma.cuh"
+#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/activation.hpp"
-#include "moe/experts/hopper/layer/layer_params.cuh"
+#include "moe/experts/hopper/common/matrix_layout.hpp"
+#include "moe/experts/hopper/common/problem.hpp"
 
 namespace moe::hopper {
 
@@ -38,7 +41,7 @@ struct TokenPlan {
   int bytes;  ///< dynamic shared memory
 };
 
-constexpr TokenPlan plan_token(LayerShape const& s, Scheme scheme, int workers) {
+constexpr TokenPlan plan_token(LocalShape const& s, Scheme scheme, int workers) {
   bool const fp8 = is_fp8(scheme);
   TokenPlan p{};
   long long const products = static_cast<long long>(s.hidden) * s.topk * s.intermediate;
@@ -79,7 +82,7 @@ constexpr TokenPlan plan_token(LayerShape const& s, Scheme scheme, int workers) 
 }
 
 struct TokenParams {
-  LayerShape shape;
+  LocalShape shape;
   TokenPlan plan;
   MatrixLayout matrix;  ///< of w13
   void const* w13;
@@ -105,15 +108,13 @@ __device__ inline int divide(int n, float reciprocal) { return __float2int_rz((s
 
 /// One product of the tensor cores: 16 rows of 32 bytes times 8 columns.
 template <bool kFp8>
-__device__ inline void token_mma(float (&c)[4], uint4 const& a, std::uint32_t b0, std::uint32_t b1) {
+__device__ inline void multiply(float (&c)[4], char const* rows, std::uint32_t const* columns) {
+  uint4 const words = *reinterpret_cast<uint4 const*>(rows);
+  std::uint32_t const a[4] = {words.x, words.y, words.z, words.w};
   if constexpr (kFp8) {
-    asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    mma_e4m3(c, a, columns[0], columns[2]);
   } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    mma_bf16(c, a, columns[0], columns[2]);
   }
 }
 
@@ -123,7 +124,7 @@ __device__ inline void token_mma(float (&c)[4], uint4 const& a, std::uint32_t b0
 /// the first product, a grid-wide step follows, then some columns of the output with all their slots.
 template <Scheme S>
 __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_constant__ TokenParams const p) {
-  constexpr bool kFp8 = SchemeTraits<S>::kFp8;
+  constexpr bool kFp8 = is_fp8(S);
   // Copies to addresses that are no multiples of 128 bytes take 30 % longer.
   extern __shared__ __align__(1024) uint4 token_smem[];
   __shared__ std::uint64_t full[kTokenWarps][kTokenDepth];
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
         for (int i = 0; i < task.bytes; i += 128) {
           std::uint32_t const* const v = reinterpret_cast<std::uint32_t const*>(b + i);
           float c[4]{};
-          detail::token_mma<true>(c, *reinterpret_cast<uint4 const*>(from + i), v[0], v[2]);
+          detail::multiply<true>(c, from + i, v);
           sum = fmaf(c[0] + c[3], __shfl_sync(0xFFFFFFFFu, task.scale, half + i / 128), sum);
         }
       } else {
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
           for (int h = 0; h < 4; ++h) {
             if (i + 128 * h < task.bytes) {
               std::uint32_t const* const v = reinterpret_cast<std::uint32_t const*>(b + i + 128 * h);
-              detail::token_mma<false>(c[h], *reinterpret_cast<uint4 const*>(from + i + 128 * h), v[0], v[2]);
+              detail::multiply<false>(c[h], from + i + 128 * h, v);
             }
           }
         }

@@ -12,22 +12,12 @@
 
 namespace moe::hopper::w4 {
 
-inline constexpr int kGroupBarrier = 1;  ///< named barriers 1 to 4: one per warpgroup; 5: all of them
-inline constexpr int kJointBarrier = 5;
-
-__device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
-
 /// (clamp(up, ±limit) + beta) · g σ(alpha g), g = min(gate, limit), with the hardware's exponential and division: relative error about
 /// 2^-21, far below the rounding that follows.
 __device__ inline float activate(W4Activation const& a, float gate, float up) {
   float const g = fminf(gate, a.limit);
   float const u = fminf(fmaxf(up, -a.limit), a.limit) + a.beta;
   return __fdividef(g * u, 1.0F + __expf(-a.alpha * g));
-}
-
-/// Transposing store of one 8x8 matrix of 16-bit elements.
-__device__ inline void store_matrix_transposed_x1(std::uint32_t smem, std::uint32_t a) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(smem), "r"(a) : "memory");
 }
 
 /// Writes 8 · Chunks features (a warp has 8 · Chunks / 4 of them) of `rows` rows through the warpgroup's staging buffer as 16-byte chunks.
@@ -104,7 +94,7 @@ __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit
       }
     }
   }
-  named_barrier(kJointBarrier, L::kConsumers);
+  joint_barrier<L::kGroups>();
   if (thread == 0 && group == 0) {
     fence_device();
     int* const counter = p.split_counters + unit.phase * (W4Workspace::kMaxSplitUnits / 2) + unit.tile;
@@ -113,9 +103,9 @@ __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit
     fence_device();
     *memory.flag() = before;
   }
-  named_barrier(kJointBarrier, L::kConsumers);
+  joint_barrier<L::kGroups>();
   int const before = *memory.flag();
-  named_barrier(kJointBarrier, L::kConsumers);
+  joint_barrier<L::kGroups>();
   if (before + 1 != unit.splits) return false;
   if (!any) return true;
 #pragma unroll
@@ -208,20 +198,6 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
     __nv_bfloat16* const out = static_cast<__nv_bfloat16*>(p.rows_out) + feature;
     store_rows<N, L::kPassRows, 8>(values, memory.staging(group), group, unit.rows,
                                    [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden; });
-  }
-}
-
-/// topk 1: zeroes the output rows of tokens whose slot no local expert computes.
-template <class L>
-__device__ inline void zero_missing_rows(Params const& p) {
-  constexpr int kWarps = L::kConsumers / 32;
-  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
-  int const lane = thread_index() & 31;
-  for (int token = static_cast<int>(blockIdx.x) * kWarps + (thread_index() >> 5); token < tokens;
-       token += static_cast<int>(gridDim.x) * kWarps) {
-    if (static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
-    uint4* const row = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + static_cast<long long>(token) * p.hidden);
-    for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }
 }
 

@@ -9,25 +9,14 @@
 
 #include <cstdint>
 
-#include "moe/core/ptx/convert.cuh"
+#include "moe/core/ptx/mma.cuh"
+#include "moe/core/ptx/wgmma_registers.cuh"
+#include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/w4/brick_registers.cuh"
 #include "moe/experts/hopper/w4/epilogue.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
-#include "moe/experts/hopper/w4/mma.cuh"
 
 namespace moe::hopper::w4 {
-
-/// Contiguous copy of `bytes` (a multiple of 16) into this CTA, completing on `barrier`.
-__device__ inline void copy_bulk(void* smem, void const* global, int bytes, std::uint64_t* barrier, std::uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   smem_address(smem)),
-               "l"(global), "r"(bytes), "r"(smem_address(barrier)), "l"(policy)
-               : "memory");
-}
-
-/// Asynchronous 16-byte copy, global to shared, past L1.
-__device__ inline void copy_16(std::uint32_t smem, void const* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
-}
 
 /// One thread: draws units, announces each, and copies its bricks. Weights depend on nothing, so it runs ahead of the rows.
 template <class L>
@@ -35,8 +24,8 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
   Control const control = *memory.control();
   std::uint64_t const once = policy_evict_first();
   std::uint64_t const again = policy_evict_normal();
-  Ring<L::kStages> ring;
-  Ring<kUnitSlots> slot;
+  RingState<L::kStages> ring;
+  RingState<kUnitSlots> slot;
   int number = static_cast<int>(blockIdx.x);
   while (true) {
     Unit const unit = decode_unit(p.space, control, p.tiles, number, 1, 0);
@@ -60,17 +49,11 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
       wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
       ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, memory.full(ring.stage),
                                      static_cast<std::uint32_t>(bytes));
-      copy_bulk(memory.bricks(ring.stage), from, bytes, memory.full(ring.stage), policy);
+      bulk_load(memory.bricks(ring.stage), from, static_cast<std::uint32_t>(bytes), memory.full(ring.stage), policy);
       from += bytes;
       ring.advance();
     }
   }
-}
-
-/// The row of x of a sorted row.
-__device__ inline long long source_row(Params const& p, int row) {
-  int const slot = p.sorted_rows[row].slot;
-  return p.gather != nullptr ? p.gather[slot] : slot / p.topk;
 }
 
 /// Three warps: rows of x by token in phase 0, rows of the intermediate in phase 1 once all their columns are there. Eight lanes fetch
@@ -84,8 +67,8 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
   std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
   std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
-  Ring<L::kStages> ring;
-  Ring<kUnitSlots> slot;
+  RingState<L::kStages> ring;
+  RingState<kUnitSlots> slot;
   while (true) {
     Unit const unit = next_unit(memory, slot);
     __syncwarp();
@@ -99,7 +82,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
 #pragma unroll
     for (int g = 0; g < kFetches; ++g) {
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
-      source[g] = g < mine ? base + (first ? source_row(p, row) : row) * width : nullptr;
+      source[g] = g < mine ? base + (first ? input_row(p, p.sorted_rows[row].slot) : row) * width : nullptr;
     }
     if (!first) {
       if (lane == 0) {
@@ -120,7 +103,8 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
         std::uint32_t const target = smem_address(memory.rows(ring.stage) + d * L::kRowBytes);
 #pragma unroll
         for (int g = 0; g < kFetches; ++g) {
-          if (g < mine) copy_16(target + ((g & 1) != 0 ? odd : even) + static_cast<std::uint32_t>(g * 4 * kGatherWarps * 128), source[g]);
+          if (g < mine)
+            cp_async_16(target + ((g & 1) != 0 ? odd : even) + static_cast<std::uint32_t>(g * 4 * kGatherWarps * 128), source[g]);
           source[g] += 128;
         }
       }
@@ -139,7 +123,7 @@ __device__ inline void release(Memory<L> const& memory, int stage) {
 
 /// Passes over a unit in which this warpgroup has no weight rows.
 template <class L>
-__device__ inline void skip(Memory<L> const& memory, Ring<L::kStages>& ring, int k_count) {
+__device__ inline void skip(Memory<L> const& memory, RingState<L::kStages>& ring, int k_count) {
   for (int k = 0; k < k_count; k += L::kDepth) {
     wait_parity(memory.full(ring.stage), ring.parity);
     release(memory, ring.stage);
@@ -150,7 +134,8 @@ __device__ inline void skip(Memory<L> const& memory, Ring<L::kStages>& ring, int
 /// total += the warpgroup's brick rows times 8 or 16 activation rows, over the unit's part of K, by the warps' own products: they take
 /// fewer cycles and instructions than a warpgroup's do for so few rows.
 template <W4Scheme S, class L, int N>
-__device__ inline void multiply_few(Memory<L> const& memory, Ring<L::kStages>& ring, int group, Span const& span, float (&total)[N / 2]) {
+__device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
+                                    float (&total)[N / 2]) {
   static_assert(N == 8 || N == 16);
   constexpr bool kScaled = S != W4Scheme::mxfp4;
   constexpr int kLoads = N / 4;  // of four matrices, for a brick: with 8 rows two steps at a time, else one
@@ -173,7 +158,7 @@ __device__ inline void multiply_few(Memory<L> const& memory, Ring<L::kStages>& r
         std::uint32_t const(&from)[4] = b[N == 8 ? q / 2 : q];
         int const at = N == 8 ? 2 * (q & 1) : 2 * j;
         std::uint32_t const values[4] = {a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]};
-        multiply_16x8((kScaled ? part : total) + 4 * j, values, from[at], from[at + 1]);
+        mma_bf16((kScaled ? part : total) + 4 * j, values, from[at], from[at + 1]);
       }
     }
     if constexpr (kScaled) {
@@ -216,7 +201,7 @@ __device__ inline void multiply_few(Memory<L> const& memory, Ring<L::kStages>& r
 /// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. Of few rows, a brick is converted while
 /// the products of the brick before run; else the registers are needed for sums, and one warpgroup converts while another multiplies.
 template <W4Scheme S, class L, int N>
-__device__ inline void multiply(Memory<L> const& memory, Ring<L::kStages>& ring, int group, Span const& span,
+__device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                 float (&total)[L::kBricks][N / 2]) {
   constexpr bool kScaled = S != W4Scheme::mxfp4;
   constexpr bool kOverlap = N <= (kScaled ? 16 : 32) && L::kBricks == 1;
@@ -254,7 +239,7 @@ __device__ inline void multiply(Memory<L> const& memory, Ring<L::kStages>& ring,
     wait_parity(memory.full(ring.stage), ring.parity);
     ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
     // Broadcast, so that the compiler knows it for the same in all lanes and keeps descriptors in uniform registers.
-    std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, low_descriptor(smem_address(memory.rows(ring.stage))), 0);
+    std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage))), 0);
     std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBricks * L::kBrickBytes);
     std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
     int const deep = min(L::kDepth, span.k_count - k);
@@ -320,7 +305,7 @@ __device__ inline void multiply(Memory<L> const& memory, Ring<L::kStages>& ring,
 }
 
 template <W4Scheme S, class L, int MaxRows, int N>
-__device__ inline void consume_unit(Params const& p, Memory<L> const& memory, Ring<L::kStages>& ring, Unit const& unit, int group) {
+__device__ inline void consume_unit(Params const& p, Memory<L> const& memory, RingState<L::kStages>& ring, Unit const& unit, int group) {
   Span const span = span_of(p, unit);
   int const mine = span.side - group * L::kBricks;  // bricks of this warpgroup, or fewer than one
   float total[L::kBricks][N / 2];
@@ -386,9 +371,9 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   } else {
     take_registers<Groups == 2 ? 208 : 104>();
     int const group = warp >> 2;
-    if (p.standard && p.topk == 1 && memory.control()->missing > 0) zero_missing_rows<L>(p);
-    Ring<Stages> ring;
-    Ring<kUnitSlots> slot;
+    if (p.standard && p.topk == 1 && memory.control()->missing > 0) hopper::detail::zero_rows<__nv_bfloat16, L::kConsumers / 32>(p, false);
+    RingState<Stages> ring;
+    RingState<kUnitSlots> slot;
     while (true) {
       Unit const unit = next_unit(memory, slot);
       __syncwarp();

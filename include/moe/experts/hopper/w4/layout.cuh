@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/w4/problem.hpp"
 
 namespace moe::hopper::w4 {
@@ -13,7 +14,6 @@ static_assert(kGateFeatures == 32 * kTileBricks && kOutputFeatures == kBrickRows
 
 inline constexpr int kProducerThreads = 128;  ///< one warp draws units and copies weights, three gather rows
 inline constexpr int kGatherWarps = 3;
-inline constexpr int kUnitSlots = 8;
 inline constexpr int kMostSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
 inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the plan, which counts in steps of 32 KiB of weights
 
@@ -78,7 +78,7 @@ struct Layout {
   static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;
   static constexpr int kControl = kFlag + 16;
   static constexpr int kBytes = kControl + static_cast<int>(sizeof(Control)) + 1024;  ///< with room to align the base
-  static_assert(kBytes <= 232448, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
+  static_assert(kBytes <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
 };
 
 template <class L>
@@ -96,19 +96,6 @@ struct Memory {
   __device__ std::uint64_t* unit_empty(int s) const { return full(2 * L::kStages + kUnitSlots + s); }
   __device__ Control* control() const { return reinterpret_cast<Control*>(base + L::kControl); }
   __device__ int* flag() const { return reinterpret_cast<int*>(base + L::kFlag); }
-};
-
-/// The ring position of one role: all roles walk the same sequence of stages.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == Stages) {
-      stage = 0;
-      parity ^= 1u;
-    }
-  }
 };
 
 /// Parts of K for `tiles` tiles of `steps` steps of the plan, tried by the 32 lanes of one warp; all lanes return the choice. A CTA alone

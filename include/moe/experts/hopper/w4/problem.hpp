@@ -78,7 +78,7 @@ struct W4Weights {
 };
 
 /// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
-inline void check_w4(LayerShape const& s, W4Scheme scheme, W4Weights const& w) {
+inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
   bool const mx = scheme == W4Scheme::mxfp4;
   auto const multiple = [&](char const* what, int value, int unit) {
     if (value < unit || value % unit != 0) {
@@ -125,7 +125,7 @@ struct W4Workspace {
   std::int64_t bytes = 0;  ///< in all
 };
 
-constexpr W4Workspace plan_w4_workspace(LayerShape const& s, int max_tokens) {
+constexpr W4Workspace plan_w4_workspace(LocalShape const& s, int max_tokens) {
   W4Workspace w{};
   w.slots = std::int64_t{max_tokens} * s.topk;
   w.max_tiles = w.slots / 8 + 2 * s.num_experts + 2;
@@ -157,7 +157,7 @@ struct W4Tuning {
   friend bool operator==(W4Tuning const&, W4Tuning const&) = default;
 };
 
-constexpr W4Tuning choose_w4_tuning(LayerShape const& shape, W4Scheme scheme, int max_tokens) {
+constexpr W4Tuning choose_w4_tuning(LocalShape const& shape, W4Scheme scheme, int max_tokens) {
   W4Tuning t{};
   std::int64_t const slots = std::int64_t{max_tokens} * shape.topk;
   std::int64_t const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/contiguous_layer.hpp: the MoE layer's experts on one Hopper GPU (sm_90a), standard and batched formats, at most
+// experts/hopper/contiguous_layer.hpp: the MoE layer's experts on one Hopper GPU (sm_90a), standard and batched formats, at most
 // three launches. Plain host C++; the definitions are in contiguous_layer.cuh.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 
 #include "moe/core/error.hpp"
-#include "moe/experts/hopper/common/launcher.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
-#include "moe/experts/hopper/layer/tuning_table.hpp"
+#include "moe/experts/hopper/layer/launcher.hpp"
+#include "moe/experts/hopper/tuning.hpp"
 
 struct CUstream_st;
 
@@ -28,16 +27,8 @@ struct LayerWeights {
   bool tensor_scales = false;         ///< fp8_row: one scale per expert
 };
 
-/// What a device must be: throws E_UNSUPPORTED, naming it and what to use instead, unless its compute capability is 9.0.
-inline void check_device(int device, char const* device_name, int major, int minor) {
-  if (major != 9 || minor != 0) {
-    throw Error(ErrorCode::unsupported, text("hopper experts: they are built for compute capability 9.0 (sm_90a), device ", device, " (",
-                                             device_name, ") has ", major, ".", minor, ". Use the experts cuda_reference"));
-  }
-}
-
 /// Throws E_CONFIG unless the kernels can run these sizes.
-inline void check_sizes(LayerShape const& s, Scheme scheme) {
+inline void check_sizes(LocalShape const& s, Scheme scheme) {
   auto const expect = [](char const* what, int value, int unit, Scheme of) {
     if (value < unit || value % unit != 0) {
       throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " must be a multiple of ", unit, " in ", name(of),
@@ -52,54 +43,16 @@ inline void check_sizes(LayerShape const& s, Scheme scheme) {
   if (s.topk < 1) throw Error(ErrorCode::config, text("topk ", s.topk, " must be at least 1"));
 }
 
-/// The tile choice for that many tokens; `rows` is the expected rows of one expert. `quantises`: x comes in 16 bits and its codes are made
-/// on the way, as fp8_block does without x_scales.
-constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens, bool quantises) {
-  Tuning t{};
-  long long const slots = static_cast<long long>(max_tokens) * shape.topk;
-  long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
-  if (max_tokens <= 16) {  // which is the most that an expert can have
-    t.tile_rows = max_tokens <= 8 ? 8 : 16;
-    t.stages = 6;
-  } else {
-    TileChoice const choice = tile_choice(scheme, rows);
-    bool const blocks = choice.tile_rows > most_rows(scheme) && scheme == Scheme::fp8_block;
-    t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
-    t.stages = t.tile_rows <= 80 ? 5 : 4;
-    t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;
-  }
-  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
-  t.one_token = max_tokens == 1 && token_bytes <= one_token_bytes(scheme);
-  t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
-                 (!quantises || t.tile_rows <= kQuantizingRows || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
-  return t;
-}
-constexpr Tuning choose_tuning(LayerShape const& shape, Scheme scheme, int max_tokens) {
-  return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
-}
-
-/// What of a choice keeps each row's sums in one order: no parts of K, and neither of the kernels of their own for one token and for many
-/// rows of fp8.
-constexpr Tuning invariant(Tuning t, Scheme scheme) {
-  if (t.tile_rows > most_rows(scheme)) {
-    t.tile_rows = most_rows(scheme);
-    t.cluster = 1;
-  }
-  t.max_splits = 1;
-  t.one_token = false;
-  return t;
-}
-
 /// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured.
 /// One forward of an object at a time: it owns counters that a forward leaves as it found them.
 class ContiguousLayer {
  public:
   /// `launcher`: layer_launcher<scheme, an activation that covers options.activation, and biases if there are any>(). E_UNSUPPORTED without
   /// a Hopper device; E_CONFIG if a size does not fit the tiles or the activation lacks a limit; E_ARG on null or misaligned weights.
-  ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options, LayerLauncher launcher);
+  ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options, LayerLauncher launcher);
   /// The kernels of every scheme, with one activation (default SwiGLU) of experts/hopper/common/activation.hpp.
   template <class Activation = FastSilu>
-  ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options = {});
+  ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options = {});
   ~ContiguousLayer();
   ContiguousLayer(ContiguousLayer&&) noexcept;
   ContiguousLayer& operator=(ContiguousLayer&&) noexcept;
@@ -138,7 +91,7 @@ LayerLauncher launcher_of(Scheme scheme) {
 }  // namespace detail
 
 template <class Activation>
-ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options)
+ContiguousLayer::ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options)
     : ContiguousLayer(shape, scheme, weights, options, detail::launcher_of<Activation>(scheme)) {
   if (kPlainKernels<Activation> && (options.weight_on_input || weights.w13_bias != nullptr || weights.w2_bias != nullptr)) {
     throw Error(ErrorCode::config, "hopper experts: these kernels leave out biases and weights on the input. Take AnyActivation's");

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/tuning_table.hpp: the tiles that choose_tuning takes, as bench/tune wrote them after measuring on one NVIDIA H200.
-// Plain host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows (x2: in
-// clusters) and microseconds of the whole layer. Clusters and tiles of 96 rows are chosen by hand, from runs of one candidate alone,
-// sustained (docs/log/hopper.md): in turns with smaller tiles, which draw less power, the candidate that follows them looks up to 6
-// % faster than it stays.
+// experts/hopper/tuning_table.hpp: what bench/tune measured on one NVIDIA H200. bench/tune writes this file; choices made by hand stand in
+// tuning.hpp. Plain host C++. Beside a choice: rows per expert and, for the shapes {128, 2048, 768, 8} and {32, 7168, 2048, 1}, tile rows
+// (x2: in clusters) and microseconds of the whole layer.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +21,7 @@ struct TileChoice {
 inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 62;
 
 // clang-format off
-inline constexpr TileChoice kTileChoices[] = {
+inline constexpr TileChoice kMeasuredTiles[] = {
     // 16 rows, us: 64 296 160 297; 64 660 160 661
     // 24 rows, us: 64 306 160 307; 64 669 160 677
     // 32 rows, us: 64 317 160 320; 64 682 160 711
@@ -34,21 +32,9 @@ inline constexpr TileChoice kTileChoices[] = {
     // 64 rows, us: 64 399 160 351 96 350; 64 888 160 765 96 766
     // 72 rows, us: 64 513 160 413 96 415; 64 980 160 775 96 773
     // 80 rows, us: 64 448 160 367 96 373; 64 953 160 781 96 784
-    // Few tiles are cut along K in tiles of 96 rows only: mixtral-8x7b, alone: 64 rows, us: 96 739 160 757; 80 rows: 96 772 160 816
-    {Scheme::bf16, 82, 96, 1},
     // 96 rows, us: 64 461 160 380 96 437; 64 1015 160 834 96 954
     // 128 rows, us: 64 558 160 420 160x2 495; 64 1152 160 855 160x2 977
-    {Scheme::bf16, 160, 160, 1},
-    // In clusters the tiles of an expert are even in number. Alone, sustained, us, qwen3-30b; gpt-oss; qwen3-235b; mixtral; deepseek:
-    // 192 rows: 160 571 160x2 536; 160 2673 160x2 2466; -; 160 1063 160x2 1016; 160 1087 160x2 1021
-    // 256 rows: 160 668 160x2 640; 160 3059 160x2 2928; 160 2316 160x2 2192; 160 1286 160x2 1227; 160 1260 160x2 1225
-    {Scheme::bf16, 310, 160, 2},
-    // 360 rows: 160 1042 160x2 1067; 160 4237 160x2 4402; -; 160 1767 160x2 1794; 160 1807 160x2 1871
-    {Scheme::bf16, 440, 160, 1},
-    // 512 rows: 160 1246 160x2 1208; 160 5903 160x2 5773; 160 4371 160x2 4216; 160 2416 160x2 2348; 160 2434 160x2 2312
-    // 720 rows: 160 1679 160x2 1694; -; -; 160 3216 160x2 3237; 160 3400 160x2 3409
-    // 1024 rows and more: docs/log/hopper.md, log 32
-    {Scheme::bf16, kAnyRows, 160, 2},
+    {Scheme::bf16, kAnyRows, 160, 1},
     // 16 rows, us: 64 163 80 162 128 186 128x2 193; 64 344 80 342 128 371 128x2 365
     {Scheme::fp8_block, 20, 64, 1},
     // 24 rows, us: 64 169 80 166 128 188 128x2 191; 64 358 80 354 128 383 128x2 383
@@ -64,11 +50,9 @@ inline constexpr TileChoice kTileChoices[] = {
     // 128 rows, us: 64 366 80 332 128 313 128x2 345; 64 728 80 659 128 588 128x2 619
     // 192 rows, us: 64 524 80 479 128 406 128x2 443; 64 1062 80 949 128 777 128x2 822
     // 256 rows, us: 64 685 80 628 128 514 128x2 533; 64 1337 80 1221 128 944 128x2 965
-    // Alone, sustained, since log 29: 256 rows, us: 128 490 128x2 497
-    {Scheme::fp8_block, 400, 128, 1},
     // 512 rows, us: 64 1218 80 1132 128 894 128x2 929; 64 2418 80 2197 128 1607 128x2 1658
     // 1024 rows, us: 64 2375 80 2169 128 1672 128x2 1746; 64 4748 80 4096 128 2926 128x2 3213
-    {Scheme::fp8_block, kAnyRows, 128, 2},
+    {Scheme::fp8_block, kAnyRows, 128, 1},
 };
 // One token, alone and sustained (hopper_layer_bench), beside the layer kernel: its times up to 199 MB in bf16 and 44 MB in fp8 are those
 // of a tuner run before.
@@ -85,14 +69,5 @@ inline constexpr TileChoice kTileChoices[] = {
 /// the largest shape measured, where they still were.
 constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 528'000'000 : 1056'000'000; }
 // clang-format on
-
-/// The table's choice for a scheme: those without rows of their own take those of the scheme with elements of the same size.
-constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
-  Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
-  for (TileChoice const& c : kTileChoices) {
-    if (c.scheme == measured && rows <= c.rows) return c;
-  }
-  return {measured, kAnyRows, most_rows(scheme), 1};
-}
 
 }  // namespace moe::hopper

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/launcher.hpp: the kernels of one scheme and activation as a function pointer, so that a layer is plain host C++ and
+// experts/hopper/layer/launcher.hpp: the kernels of one scheme and activation as a function pointer, so that a layer is plain host C++ and
 // compiles only the kernels that its composition names.
 #pragma once
 
 #include "moe/experts/hopper/common/activation.hpp"
-#include "moe/experts/hopper/common/smem_layout.hpp"
+#include "moe/experts/hopper/layer/smem_layout.hpp"
 
 struct CUstream_st;
 

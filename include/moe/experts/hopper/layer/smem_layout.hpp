@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/smem_layout.hpp: how the layer kernel's shared memory lies, and which tiles a set of kernels has. Plain host C++,
+// experts/hopper/layer/smem_layout.hpp: how the layer kernel's shared memory lies, and which tiles a set of kernels has. Plain host C++,
 // so that the composition rules can say before any kernel is compiled that a tile does not fit.
 #pragma once
 
@@ -9,8 +9,6 @@
 
 namespace moe::hopper {
 
-inline constexpr int kSharedMemoryLimit = 232448;  ///< of one thread block on sm_90
-inline constexpr int kUnitSlots = 8;        ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
 inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
 inline constexpr int kUnitBytes = 64;
 inline constexpr int kControlBytes = 32;

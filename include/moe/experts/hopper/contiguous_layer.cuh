@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/contiguous_layer.cuh: the definitions of ContiguousLayer: enqueues the aligning, layer and reducing kernels. Include
+// experts/hopper/contiguous_layer.cuh: the definitions of ContiguousLayer: enqueues the aligning, layer and reducing kernels. Include
 // it in one translation unit compiled for sm_90a, and experts/hopper/layer/launch.cuh where the layer kernels themselves are to be
 // compiled. Its functions are emitted there even if nothing in that file calls them, so that other files of the program need no nvcc.
 #pragma once
@@ -10,17 +10,18 @@
 #include <cmath>
 
 #include "moe/core/error.hpp"
+#include "moe/experts/hopper/common/align.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/common/reduce.cuh"
 #include "moe/experts/hopper/common/tensor_map.cuh"
-#include "moe/experts/hopper/layer/contiguous_layer.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/layer/layer_params.cuh"
 #include "moe/experts/hopper/token/token_kernel.cuh"
 
 namespace moe::hopper {
 
 struct ContiguousLayer::State {
-  LayerShape shape;
+  LocalShape shape;
   Scheme scheme;
   LayerWeights weights;
   LayerOptions options;
@@ -60,7 +61,7 @@ inline T* at(void* workspace, std::int64_t offset) {
 
 }  // namespace detail
 
-[[gnu::used]] inline ContiguousLayer::ContiguousLayer(LayerShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options,
+[[gnu::used]] inline ContiguousLayer::ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options,
                                                       LayerLauncher launcher)
     : state_(std::make_unique<State>()) {
   int device = 0;
@@ -92,19 +93,13 @@ inline T* at(void* workspace, std::int64_t offset) {
   state_->activation = activation_params(options.activation, options.constants);
   state_->launcher = launcher;
   state_->workers = options.workers > 0 ? std::min(options.workers, facts.multiProcessorCount) : facts.multiProcessorCount;
-  MatrixLayout& w13 = state_->matrix[0];
-  if (!gated) {
-    state_->w13 = make_tensor_map(weights.w13, bytes, experts, shape.intermediate, shape.hidden, 128);
-    w13 = {1, 0, 128, 0, shape.intermediate, 1, 128, 128, shape.intermediate};
-  } else if (interleaved) {
-    state_->w13 = make_tensor_map(weights.w13, bytes, experts, shape.intermediate, 2LL * shape.hidden, 128);
-    w13 = {1, shape.hidden, 0, 0, 2 * shape.intermediate, 2, 1, 0, shape.intermediate};
-  } else {
-    state_->w13 = make_tensor_map(weights.w13, bytes, 2 * experts, shape.intermediate, shape.hidden, 128);
-    w13 = {2, 0, 0, 1, 2 * shape.intermediate, 1, shape.intermediate, 0, shape.intermediate};
-  }
+  GateUp const order = !gated ? GateUp::ungated : interleaved ? GateUp::interleaved : GateUp::halves;
+  state_->matrix[0] = w13_layout(shape, order);
+  state_->matrix[1] = w2_layout(shape);
+  std::int64_t const slices = order == GateUp::halves ? 2 * experts : experts;
+  std::int64_t const columns = order == GateUp::interleaved ? 2LL * shape.hidden : shape.hidden;
+  state_->w13 = make_tensor_map(weights.w13, bytes, slices, shape.intermediate, columns, 128);
   state_->w2 = make_tensor_map(weights.w2, bytes, experts, shape.hidden, shape.intermediate, 128);
-  state_->matrix[1] = {1, 0, 128, 0, shape.hidden, 1, 128, 128, shape.hidden};
   check_cuda(cudaMalloc(&state_->counters, detail::kStateInts * sizeof(int)), "cudaMalloc");
   check_cuda(cudaMemset(state_->counters, 0, detail::kStateInts * sizeof(int)), "cudaMemset");
   check_cuda(cudaMemcpy(state_->counters, &state_->workers, sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -206,7 +201,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
                 "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
   }
   if (tuning.one_token && call.max_tokens == 1 && !batched && enqueue_token(call, workspace, stream)) return;
-  LayerShape rows_shape = shape;
+  LocalShape rows_shape = shape;
   if (batched) rows_shape.topk = 1;
   Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);
   if (w.slots >= std::int64_t{1} << 31) {
@@ -349,7 +344,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
 [[gnu::used]] inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows,
                                                            void* out, void* workspace, CUstream_st* stream, float const* x_scales,
                                                            std::int32_t const* gather) const {
-  LayerShape shape = state_->shape;
+  LocalShape shape = state_->shape;
   shape.topk = 1;
   LayerCall call{};
   call.x = x;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/roles.cuh: what the roles of warps of a layer kernel share: their place in the ring, the announced units, their
+// barriers.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/ptx/sm90.cuh"
+#include "moe/experts/hopper/common/schedule.cuh"
+
+namespace moe::hopper {
+
+/// The ring position of one role: all roles walk the same sequence of stages.
+template <int Stages>
+struct RingState {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == Stages) {
+      stage = 0;
+      parity ^= 1u;
+    }
+  }
+  __device__ void advance(int steps) {
+    unsigned const to = static_cast<unsigned>(stage + steps);
+    stage = static_cast<int>(to % Stages);
+    parity ^= to / Stages & 1u;
+  }
+};
+
+/// The next unit that the loading thread announces. Every reading thread releases the place it read; lanes may come back one by one.
+template <class Memory, class Slot>
+__device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
+  wait_parity(memory.unit_full(slot.stage), slot.parity);
+  Unit const unit = *memory.unit(slot.stage);
+  arrive(memory.unit_empty(slot.stage));
+  slot.advance();
+  return unit;
+}
+
+inline constexpr int kGroupBarrier = 1;  ///< named barriers from here on: one per consumer warpgroup, then one of all of them
+
+/// Barrier of the 128 threads of a consumer warpgroup.
+__device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
+/// Barrier of all of them.
+template <int Groups>
+__device__ inline void joint_barrier() {
+  named_barrier(kGroupBarrier + Groups, 128 * Groups);
+}
+
+}  // namespace moe::hopper

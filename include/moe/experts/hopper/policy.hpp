@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/policy.hpp: what HopperContiguous and HopperMasked share: their facts, and the kernel object over hopper::ContiguousLayer.
+// Plain host C++.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include "moe/activation/activation.hpp"
+#include "moe/core/buffer.hpp"
+#include "moe/core/check.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/core/tokens.hpp"
+#include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/contiguous_layer.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/none.hpp"
+
+namespace moe::experts {
+
+namespace detail {
+
+/// Which of the kernels' schemes a quantisation is, read off its facts; -1 if it is none of them.
+template <class Quant, class Act>
+constexpr int hopper_scheme() {
+  using quantization::ScaleGranularity;
+  constexpr ScaleGranularity rows = Quant::kActGranularity;
+  constexpr ScaleGranularity tiles = Quant::kWeightGranularity;
+  if constexpr (!Quant::kQuantizesActivations) {
+    if (tiles != ScaleGranularity::none) return -1;
+    return static_cast<int>(std::same_as<Act, f16> ? hopper::Scheme::f16 : hopper::Scheme::bf16);
+  } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Unit::kPowerOfTwo ||
+                       !std::same_as<typename Quant::Scale, float> || !std::same_as<typename Quant::WeightScale, float>) {
+    return -1;
+  } else if constexpr (rows == ScaleGranularity::group) {
+    bool const blocks = tiles == ScaleGranularity::block && Quant::kWeightGroupRows == 128 && Quant::kWeightGroupCols == 128;
+    return Quant::kActGroup == 128 && blocks ? static_cast<int>(hopper::Scheme::fp8_block) : -1;
+  } else {
+    bool const whole = tiles == ScaleGranularity::per_channel || tiles == ScaleGranularity::per_tensor;
+    return whole ? static_cast<int>(hopper::Scheme::fp8_row) : -1;
+  }
+}
+
+/// Whether the kernels quantise a layer's rows on the way: e4m3 in whole groups of 128 from bf16, by the rule of Fp8Block.
+template <class Config, class Quant, ActivationFormat Format>
+inline constexpr bool hopper_quantizes_rows =
+    std::same_as<Quant, quantization::Fp8Block<>> && std::same_as<typename Config::Act, bf16> && Format == ActivationFormat::standard &&
+    Config::hidden != dynamic && Config::hidden % 128 == 0;
+
+/// What a kernel object says of it: RowsAsTheyAre is the quantisation of the rows that it would rather read, from a backend that leaves
+/// them where they are.
+template <bool Quantizes>
+struct HopperRows {};
+template <>
+struct HopperRows<true> {
+  using RowsAsTheyAre = quantization::None;
+};
+
+/// The facts and the kernel object that both policies share. Tiles: as hopper::DefaultTiles.
+template <ActivationFormat Reads, class Tiles>
+struct HopperPolicy {
+  using Space = space::cuda;
+  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
+  static constexpr bool kBatchInvariant = true;  ///< where the layer's configuration asks for it
+  struct Params {
+    /// Rows to expect of an expert, a hint for the tile; 0: 16 (batched), or as if every slot of the rows given had an expert here.
+    int expected_rows = 0;
+    int workers = 0;  ///< multiprocessors to use at most, so that others can run beside; 0: all
+  };
+
+  static constexpr bool reads(ActivationFormat f) { return f == Reads; }
+  static constexpr TopKReduction reduction(ActivationFormat f) {
+    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
+  }
+  template <class Act, class Weight>
+  static constexpr bool supports_element() {
+    return std::same_as<Act, Weight> && (std::same_as<Act, bf16> || std::same_as<Act, f16>);
+  }
+  template <class A>
+  static constexpr bool supports_activation() {
+    return !std::is_void_v<hopper::DeviceActivationOf<A>>;
+  }
+  template <class Q>
+  static constexpr bool supports_quantization() {
+    return hopper_scheme<Q, bf16>() >= 0;
+  }
+  template <class Config, class Quant>
+  static constexpr bool fits_shape() {
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return true;  // another rule says why not
+    } else {
+      constexpr auto s = static_cast<hopper::Scheme>(scheme);
+      return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
+             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s));
+    }
+  }
+  template <class Config, class Quant>
+  static constexpr int shared_memory_bytes() {
+    constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
+    if constexpr (scheme < 0) {
+      return 0;
+    } else {
+      return hopper::layer_smem_bytes<static_cast<hopper::Scheme>(scheme), Tiles>();
+    }
+  }
+
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel : HopperCalls, public HopperRows<hopper_quantizes_rows<Config, Quant, Format>> {
+   public:
+    using Act = typename Config::Act;
+    static constexpr hopper::Scheme kScheme = static_cast<hopper::Scheme>(hopper_scheme<Quant, Act>());
+    /// fp8 layers round to bf16, and the backend to Act.
+    using Output = std::conditional_t<hopper::is_fp8(kScheme), bf16, Act>;
+    using Weights = WeightsOf<Config, Quant>;
+    static constexpr bool kSkipsForeignIds = true;
+
+    /// `weights` are device views, read in place. E_UNSUPPORTED on a device that is not Hopper; E_CONFIG for sizes that the kernels cannot
+    /// take; E_ARG for weights of another shape or misaligned.
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
+           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
+        : HopperCalls("hopper experts", shape, max_rows, weights.w13.codes.extent(0)),
+          expected_rows_(params.expected_rows),
+          sizes_(local_shape(shape, weights, activation)),
+          layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params), launcher(shape, weights)) {
+      workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
+      if constexpr (kQuantizesRows) packed_ = arena.template take<Act>(max_rows * hidden());
+    }
+
+    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, packed; one rounding of the float32
+    /// sum of rows rounded to Output. Enqueues. E_ARG, E_UNSUPPORTED before anything is launched.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
+      hopper::LayerCall call{};
+      if constexpr (kHasScales) {
+        call.x_scales = tokens.scales.data_handle();
+        call.x_scale_stride = tokens.scales.stride(0);
+      }
+      enqueue(tokens, call, y, stream);
+    }
+    /// The same from rows that the kernels quantise themselves.
+    template <class Tokens>
+      requires(hopper_quantizes_rows<Config, Quant, Format> && std::same_as<Tokens, StandardTokensOf<Config, quantization::None>>)
+    void apply(Tokens const& tokens, Rows<Output> y, cudaStream_t stream) const {
+      Tokens packed = tokens;
+      std::int64_t const rows = tokens.rows.extent(0);
+      if (rows > 0 && rows <= max_rows() && tokens.rows.stride(0) != hidden()) {
+        std::size_t const width = static_cast<std::size_t>(hidden()) * sizeof(Act);
+        check_cuda(
+            cudaMemcpy2DAsync(packed_, width, tokens.rows.data_handle(), static_cast<std::size_t>(tokens.rows.stride(0)) * sizeof(Act),
+                              width, static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpy2DAsync");
+        packed.rows = make_rows(static_cast<Act const*>(packed_), rows, hidden());
+      }
+      enqueue(packed, {}, y, stream);
+    }
+    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
+    void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
+      int const capacity = checked_capacity(tokens, y);
+      if (capacity == 0) return;
+      float const* scales = nullptr;
+      if constexpr (kHasScales) scales = tokens.scales.data_handle();
+      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity,
+                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales, gather_of(tokens));
+    }
+
+   private:
+    static constexpr bool kQuantizesRows = hopper_quantizes_rows<Config, Quant, Format>;
+
+    template <class Tokens>
+    void enqueue(Tokens const& tokens, hopper::LayerCall call, Rows<Output> y, cudaStream_t stream) const {
+      if (!standard_call(tokens, y, call)) return;
+      if (expected_rows_ == 0) {
+        layer_.forward(call, workspace_, stream);
+      } else {
+        std::int64_t const expected = std::clamp<std::int64_t>(expected_rows_ * num_local() / topk(), 1, call.max_tokens);
+        bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;
+        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(expected), quantises), workspace_, stream);
+      }
+    }
+    static constexpr bool kStatic = Quant::kQuantizesActivations && Quant::kActGranularity == quantization::ScaleGranularity::per_tensor;
+    static constexpr bool kHasScales = Quant::kQuantizesActivations && !kStatic;
+
+    static hopper::LocalShape local_shape(Shape<Config> const& shape, Weights const& weights,
+                                          typename Config::Activation const& activation) {
+      check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
+              Format == ActivationFormat::standard ? shape.topk() : 1};
+    }
+    static hopper::LayerLauncher launcher(Shape<Config> const& shape, Weights const& weights) {
+      using Activation = hopper::DeviceActivationOf<typename Config::Activation>;
+      if constexpr (hopper::kPlainKernels<Activation>) {
+        if (shape.weight_on_input() || weights.w13.has_bias() || weights.w2.has_bias()) {
+          return hopper::layer_launcher<kScheme, hopper::AnyActivation, Tiles>();
+        }
+      }
+      return hopper::layer_launcher<kScheme, Activation, Tiles>();
+    }
+    static hopper::LayerWeights layer_weights(Weights const& w) {
+      hopper::LayerWeights out{};
+      out.w13 = w.w13.codes.data_handle();
+      out.w2 = w.w2.codes.data_handle();
+      if constexpr (Quant::kQuantizesActivations) {
+        out.w13_scales = w.w13.scales.data_handle();
+        out.w2_scales = w.w2.scales.data_handle();
+      }
+      out.w13_bias = w.w13.has_bias() ? w.w13.bias.data_handle() : nullptr;
+      out.w2_bias = w.w2.has_bias() ? w.w2.bias.data_handle() : nullptr;
+      out.tensor_scales = Quant::kWeightGranularity == quantization::ScaleGranularity::per_tensor;
+      return out;
+    }
+    static hopper::LayerOptions options(Shape<Config> const& shape, Quant const& quant, typename Config::Activation const& activation,
+                                        Params const& params) {
+      hopper::LayerOptions o{};
+      if constexpr (std::same_as<typename Config::Activation, activation::Any>) {
+        o.activation = activation.kind;
+      } else {
+        o.activation = Config::Activation::kKind;
+      }
+      o.constants = activation.constants;
+      o.weight_on_input = shape.weight_on_input();
+      o.workers = params.workers;
+      o.batch_invariant = moe::kBatchInvariant<Config>;
+      if constexpr (kStatic) {
+        o.static_scale = quant.params.scale;
+      } else if constexpr (Quant::kQuantizesActivations) {
+        o.scale_floor = quant.act.scale(0);
+        if constexpr (requires { quant.act.amax_upper_bound; }) o.amax_bound = quant.act.amax_upper_bound;
+      }
+      return o;
+    }
+
+    int expected_rows_;
+    hopper::LocalShape sizes_;
+    hopper::ContiguousLayer layer_;
+    char* workspace_ = nullptr;
+    Act* packed_ = nullptr;  // rows that the caller has apart, where the kernels quantise them
+  };
+};
+
+}  // namespace detail
+
+}  // namespace moe::experts

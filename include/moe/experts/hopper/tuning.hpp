@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/tuning.hpp: which tiles and which kernel a layer takes for a number of tokens. Plain host C++.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/tuning_table.hpp"
+
+namespace moe::hopper {
+
+/// A choice made by hand, for over `above` to `rows` expected rows per expert; it comes before the measured one.
+struct HandChoice {
+  std::int64_t above;
+  TileChoice tile;
+};
+
+// Clusters and tiles of 96 rows, from runs of one candidate alone, sustained (docs/log/hopper.md): in turns with smaller tiles,
+// which draw less power, the candidate that follows them looks up to 6 % faster than it stays. Microseconds: qwen3-30b; gpt-oss;
+// qwen3-235b; mixtral; deepseek.
+inline constexpr HandChoice kHandChoices[] = {
+    // Few tiles are cut along K in tiles of 96 rows only: mixtral-8x7b: 64 rows: 96 739 160 757; 80 rows: 96 772 160 816
+    {52, {Scheme::bf16, 82, 96, 1}},
+    // In clusters the tiles of an expert are even in number.
+    // 192 rows: 160 571 160x2 536; 160 2673 160x2 2466; -; 160 1063 160x2 1016; 160 1087 160x2 1021
+    // 256 rows: 160 668 160x2 640; 160 3059 160x2 2928; 160 2316 160x2 2192; 160 1286 160x2 1227; 160 1260 160x2 1225
+    // 360 rows: 160 1042 160x2 1067; 160 4237 160x2 4402; -; 160 1767 160x2 1794; 160 1807 160x2 1871
+    {160, {Scheme::bf16, 310, 160, 2}},
+    // 512 rows: 160 1246 160x2 1208; 160 5903 160x2 5773; 160 4371 160x2 4216; 160 2416 160x2 2348; 160 2434 160x2 2312
+    // 720 rows: 160 1679 160x2 1694; -; -; 160 3216 160x2 3237; 160 3400 160x2 3409
+    // 1024 rows and more: docs/log/hopper.md, log 32
+    {440, {Scheme::bf16, kAnyRows, 160, 2}},
+    // 256 rows: 128 490 128x2 497
+    {400, {Scheme::fp8_block, kAnyRows, 128, 2}},
+};
+
+/// The tile for that many expected rows per expert. A scheme without rows of its own takes those of the scheme with elements of the same
+/// size.
+constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
+  Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
+  for (HandChoice const& hand : kHandChoices) {
+    if (hand.tile.scheme == measured && rows > hand.above && rows <= hand.tile.rows) return hand.tile;
+  }
+  for (TileChoice const& c : kMeasuredTiles) {
+    if (c.scheme == measured && rows <= c.rows) return c;
+  }
+  return {measured, kAnyRows, most_rows(scheme), 1};
+}
+
+/// The tile choice for that many tokens; `rows` is the expected rows of one expert. `quantises`: x comes in 16 bits and its codes are made
+/// on the way, as fp8_block does without x_scales.
+constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_tokens, bool quantises) {
+  Tuning t{};
+  long long const slots = static_cast<long long>(max_tokens) * shape.topk;
+  long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
+  if (max_tokens <= 16) {  // which is the most that an expert can have
+    t.tile_rows = max_tokens <= 8 ? 8 : 16;
+  } else {
+    TileChoice const choice = tile_choice(scheme, rows);
+    bool const blocks = choice.tile_rows > most_rows(scheme) && scheme == Scheme::fp8_block;
+    t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
+    t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;
+  }
+  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
+  t.one_token = max_tokens == 1 && token_bytes <= one_token_bytes(scheme);
+  t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
+                 (!quantises || t.tile_rows <= kQuantizingRows || static_cast<long long>(max_tokens) * shape.hidden <= 32768);
+  return t;
+}
+constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_tokens) {
+  return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
+}
+
+/// What of a choice keeps each row's sums in one order: no parts of K, and neither of the kernels of their own for one token and for many
+/// rows of fp8.
+constexpr Tuning invariant(Tuning t, Scheme scheme) {
+  if (t.tile_rows > most_rows(scheme)) {
+    t.tile_rows = most_rows(scheme);
+    t.cluster = 1;
+  }
+  t.max_splits = 1;
+  t.one_token = false;
+  return t;
+}
+
+}  // namespace moe::hopper
