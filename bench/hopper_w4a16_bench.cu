@@ -125,7 +125,7 @@ struct Config : moe::LayerDefaults {
 
 /// ‖out − want‖ / ‖want‖ of up to four tokens of the batch. want: experts::CudaReference on the experts that these tokens choose.
 template <class Quant>
-double error_of(Layer const& layer, LayerShape const& s, Batch const& batch, int tokens, DeviceArray<__nv_bfloat16> const& out) {
+double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int tokens, DeviceArray<__nv_bfloat16> const& out) {
   using Kernel = moe::experts::CudaReference::Kernel<Config, Quant, moe::ActivationFormat::standard>;
   using Scale = typename Quant::WeightScale;
   int const samples = std::min(tokens, 4);

@@ -9,6 +9,7 @@
 #include <moe/comm/nccl_symmetric.cuh>
 #include <moe/comm/nccl_symmetric.hpp>
 #include <moe/experts/hopper_contiguous.hpp>
+#include <moe/experts/hopper_masked.hpp>
 #include <moe/moe.hpp>
 #include <moe/routing/device/route.cuh>
 
