@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/activation_format.cpp: batched backend, standard experts.
 // expect: the backend delivers an activation format that the experts cannot read
+// prints: Value<moe::ActivationFormat::batched>
+// prints: ArchetypeExperts
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/backend_element.cpp: rows of float32 over an exchange between device windows, which carries bf16.
 // expect: the backend cannot carry rows of this element type
+// prints: Backend
+// prints: float | LayerDefaults::Act
 #include "../archetypes.hpp"
 
 struct Backend : moe_test::ArchetypeBackend<> {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/backend_quantization.cpp: a scheme that the backend does not list.
 // expect: the backend cannot carry this quantisation's payload
+// prints: ArchetypeBackend | Backend
+// prints: ArchetypeQuantization
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/batch_invariant.cpp: a layer that must be batch-invariant over experts that do not say they are.
 // expect: the layer must be batch-invariant, and the experts kernel sums in an order that depends on the number of rows
+// prints: ArchetypeExperts
 #include "../archetypes.hpp"
 
 struct Config : moe_test::Tiny {

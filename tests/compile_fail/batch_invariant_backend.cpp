@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/batch_invariant_backend.cpp: a layer that must be batch-invariant over a backend that says it is not.
 // expect: the layer must be batch-invariant, and the backend sums over ranks in an order that depends on the number of rows
+// prints: Backend
 #include "../archetypes.hpp"
 
 struct Config : moe_test::Tiny {

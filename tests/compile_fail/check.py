@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks one program that must not compile.
+"""Checks one program that must not compile, under g++, clang++ or nvcc.
 
 The file states its demands in comment lines:
     // expect: <text>     the first error's line must contain this text (several lines: all of them)
+    // prints: <text>     the rule prints this value (several lines: these, in order); "a | b" where the compilers name one type differently
     // errors: any        more than one error is allowed; without it exactly one "error:" line is demanded
-With -DMOE_FIXED the file must compile: what fails is the mistake and nothing else.
+    // errors: each       as many errors as expect lines, the text of each in its own, in order: one mistake after the other
+With -DMOE_FIXED the file must compile: what fails is the mistake and nothing else. nvcc, the slowest, is not asked that: its first error has
+to be the right one, and all that the fixed forms use is compiled by it elsewhere.
 """
 import argparse
 import pathlib
@@ -13,48 +16,92 @@ import re
 import subprocess
 import sys
 
+ERROR = re.compile(r"\berror(?: #[-\w]+)?: ")
+
+
+def flags_for(front: str, flags: list[str]) -> list[str]:
+    """Of the arguments of a user's translation unit for g++, those that the front end knows."""
+    if front == "clang":
+        return [*flags, "-fno-openmp", "-Wno-unknown-pragmas", "-Wno-unknown-warning-option"]
+    if front == "nvcc":
+        kept = [f"-isystem={flag.removeprefix('-isystem')}" if flag.startswith("-isystem") else flag for flag in flags
+                if flag.startswith(("-std", "-I", "-D", "-isystem"))]
+        return [*kept, "-DMOE_HAS_CUDA=1", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a", "-x", "cu"]
+    return flags
+
+
+def compared(output: str) -> list[str]:
+    """What the first broken rule printed: the arguments of Broken<...>, which nvcc calls Found."""
+    found = re.search(r"Broken<Found\.\.\.>.*?Found=<", output) or re.search(r"::Broken<", output)
+    values, depth = [""] if found else [], 1
+    for letter in output[found.end():] if found else "":
+        depth += (letter in "<(") - (letter in ">)")
+        if depth == 0:
+            break
+        if letter == "," and depth == 1:
+            values.append("")
+        else:
+            values[-1] += letter
+    return values
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", required=True)
+    parser.add_argument("--front", choices=("g++", "clang", "nvcc"), default="g++")
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
-    parser.add_argument("--archetypes", help="beside it its precompiled form, .gch, for files whose first include is archetypes.hpp")
+    parser.add_argument("--archetypes", help="beside it its precompiled form, .gch or .pch, for files whose first include is archetypes.hpp")
     parser.add_argument("file", type=pathlib.Path)
     options = parser.parse_args()
 
     source = options.file.read_text()
-    expected = [text.strip() for text in re.findall(r"//\s*expect:\s*(.+)", source)]
+    expected, printed = ([text.strip() for text in re.findall(rf"//\s*{word}:\s*(.+)", source)] for word in ("expect", "prints"))
     if not expected:
         print(f"{options.file}: no line '// expect: <text>'")
         return 1
-    any_count = re.search(r"//\s*errors:\s*any", source) is not None
+    counts = re.search(r"//\s*errors:\s*(any|each)", source)
+    counts = counts.group(1) if counts else "one"
 
-    flags = [line for line in pathlib.Path(options.flags).read_text().splitlines() if line]
+    flags = flags_for(options.front, [line for line in pathlib.Path(options.flags).read_text().splitlines() if line])
     first = re.search(r'^#include ["<](.+)[">]', source, re.MULTILINE)
-    if options.archetypes and first and first.group(1) == "../archetypes.hpp":
-        flags += ["-include", options.archetypes]
-    command = [options.compiler, *flags, "-fsyntax-only", "-fdiagnostics-color=never", str(options.file)]
+    if options.front == "nvcc":
+        command = [options.compiler, *flags, "-cuda", "-fdevice-syntax-only", "-o", "/dev/null", str(options.file)]
+    else:
+        if options.archetypes and first and first.group(1) == "../archetypes.hpp":
+            flags += ["-include", options.archetypes] if options.front == "g++" else ["-include-pch", f"{options.archetypes}.pch"]
+        command = [options.compiler, *flags, "-fsyntax-only", "-fdiagnostics-color=never", str(options.file)]
 
     broken = subprocess.run(command, capture_output=True, text=True)
-    errors = [line for line in broken.stderr.splitlines() if re.search(r"\berror: ", line)]
+    output = broken.stdout + broken.stderr
+    errors = [line for line in output.splitlines() if ERROR.search(line)]
     problems = []
     if broken.returncode == 0:
         problems.append("it compiles, and must not")
+    elif counts == "each":
+        problems += [f"error {i + 1} does not contain: {text}" for i, (text, line) in enumerate(zip(expected, errors)) if text not in line]
+        if len(errors) != len(expected):
+            problems.append(f"{len(errors)} errors, expected {len(expected)}")
     else:
         reported = errors[0] if errors else ""
         problems += [f"the first error does not contain: {text}" for text in expected if text not in reported]
-        if len(errors) != 1 and not any_count:
+        if len(errors) != 1 and counts == "one":
             problems.append(f"{len(errors)} errors, expected 1")
+        values = compared(output)
+        if len(values) != len(printed):
+            problems.append(f"the rule prints {values}, the file has {len(printed)} lines '// prints: <value>'")
+        problems += [f"the rule prints {value}, expected {text}" for value, text in zip(values, printed)
+                     if not any(one.strip() in value for one in text.split(" | "))]
 
-    fixed = subprocess.run([*command, "-DMOE_FIXED"], capture_output=True, text=True)
-    if fixed.returncode != 0:
-        problems.append("with -DMOE_FIXED it must compile, and does not:\n" + fixed.stderr[:4000])
+    if options.front != "nvcc":
+        fixed = subprocess.run([*command, "-DMOE_FIXED"], capture_output=True, text=True)
+        if fixed.returncode != 0:
+            problems.append("with -DMOE_FIXED it must compile, and does not:\n" + fixed.stderr[:4000])
 
     print(f"{options.file.name}: {len(errors)} error(s); first: {errors[0] if errors else '-'}")
     for problem in problems:
         print(f"FAILED: {problem}")
     if problems and broken.returncode != 0:
-        print("--- the compiler's output\n" + broken.stderr[:8000])
+        print("--- the compiler's output\n" + output[:8000])
     return 1 if problems else 0
 
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/experts_activation.cpp: kActivation = false.
 // expect: the experts kernel has no path for this activation
+// prints: ArchetypeExperts
+// prints: activation::Fixed | Tiny::Activation
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

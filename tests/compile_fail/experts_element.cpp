@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/experts_element.cpp: kElement = false.
 // expect: the experts kernel has no path for this element type of activations and weights
+// prints: ArchetypeExperts
+// prints: float | LayerDefaults::Act
+// prints: float | LayerDefaults::Weight
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/experts_quantization.cpp: kQuantization = false.
 // expect: the experts kernel has no path for this quantisation
+// prints: ArchetypeExperts
+// prints: ArchetypeQuantization
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

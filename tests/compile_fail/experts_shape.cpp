@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/experts_shape.cpp: kTile = 48.
 // expect: hidden or intermediate is not a multiple of the experts kernel's tile
+// prints: ArchetypeExperts
+// prints: Value<64>
+// prints: Value<32>
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/hopper_shape.cpp: Hopper experts with an intermediate width of 100, rows of 200 bytes.
 // expect: hidden or intermediate is not a multiple of the experts kernel's tile
+// prints: experts::HopperContiguousWith | experts::HopperContiguous
+// prints: Value<128>
+// prints: Value<100>
 #include "../archetypes.hpp"
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/hopper_contiguous.hpp"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/hopper_tile.cpp: Hopper experts with a ring of seven stages under tiles of 160 rows.
 // expect: the experts kernel's tile needs more shared memory than a thread block can have
+// prints: Value<391552>
+// prints: Value<232448>
 #include "../archetypes.hpp"
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/hopper_contiguous.hpp"

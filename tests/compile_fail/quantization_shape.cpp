@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/quantization_shape.cpp: a group of 64 over 32 columns.
 // expect: hidden or intermediate is not a multiple of the quantisation's group
+// prints: ArchetypeQuantization | Quantization
+// prints: Value<64>
+// prints: Value<32>
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

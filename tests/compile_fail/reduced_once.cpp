@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/reduced_once.cpp: experts and backend both reduce.
 // expect: the weighted sum over the top-k would be done twice or never
+// prints: Value<moe::TopKReduction::backend>
+// prints: Value<moe::TopKReduction::experts>
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

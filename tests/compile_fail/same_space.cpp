@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/same_space.cpp: host backend, device experts.
 // expect: backend and experts live in different memory spaces
+// prints: space::host
+// prints: space::cuda
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/shared_memory.cpp: kSharedMemory = 228 * 1024.
 // expect: the experts kernel's tile needs more shared memory than a thread block can have
+// prints: Value<233472>
+// prints: Value<232448>
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/topk_bounds.cpp: more experts per token than experts.
 // expect: topk must be at least 1, at most num_experts and at most 32
+// prints: Value<5>
+// prints: Value<4>
 #include "../archetypes.hpp"
 
 struct Config : moe_test::Tiny {
