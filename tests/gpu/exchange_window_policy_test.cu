@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <functional>
 
-#include "moe/backends/window/device/one_sided/kernels.cuh"
-#include "moe/backends/window/device/pplx/kernels.cuh"
-#include "moe/backends/window/device/two_sided/kernels.cuh"
+#include "moe/backends/window/device/one_sided/launch.cuh"
+#include "moe/backends/window/device/pplx/launch.cuh"
+#include "moe/backends/window/device/two_sided/launch.cuh"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
 

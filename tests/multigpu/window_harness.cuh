@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "moe/backends/window/device/one_sided/kernels.cuh"
-#include "moe/backends/window/device/pplx/kernels.cuh"
-#include "moe/backends/window/device/two_sided/kernels.cuh"
+#include "moe/backends/window/device/one_sided/launch.cuh"
+#include "moe/backends/window/device/pplx/launch.cuh"
+#include "moe/backends/window/device/two_sided/launch.cuh"
 #include "tests/multigpu/exchange_ranks.cuh"
 
 namespace moe_test {

@@ -3,7 +3,8 @@
 // windows is in window/device/high_throughput.cuh, that of the host in window/host/high_throughput.hpp.
 #pragma once
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/common/carries.hpp"
+#include "moe/core/concepts.hpp"
 
 namespace moe::backends {
 

@@ -3,8 +3,7 @@
 // promises; the exchange over device windows is in window/device/low_latency.cuh, that of the host in window/host/low_latency.hpp.
 #pragma once
 
-#include <type_traits>
-
+#include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
 
 namespace moe::backends {
@@ -17,21 +16,6 @@ template <class Window>
 struct LowLatencyParams;
 template <class Window>
 struct LowLatencyRankMajorParams;
-
-/// What the device exchanges can carry: bf16 rows as they are, or e4m3 with a float scale for 128 values.
-template <class Quant>
-constexpr bool device_exchange_carries() {
-  if constexpr (!Quant::kQuantizesActivations) {
-    return true;
-  } else if constexpr (Quant::kPayloadDType == DType::e4m3) {
-    return Quant::kActGroup == 128 && std::is_same_v<typename Quant::Scale, float>;
-  } else {
-    return false;
-  }
-}
-/// The elements that rows of a window exchange may have: any on the host, bf16 on the device, which quantises from bf16 too.
-template <class Space, class Act>
-inline constexpr bool window_exchange_carries_element = Space::kKind == SpaceKind::host || std::is_same_v<Act, bf16>;
 }  // namespace detail
 
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host

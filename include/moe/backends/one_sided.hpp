@@ -3,7 +3,8 @@
 // the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
 #pragma once
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/common/carries.hpp"
+#include "moe/core/concepts.hpp"
 
 namespace moe::backends {
 

@@ -7,7 +7,8 @@
 // choice on every rank of the source's group; a token is summed as soon as all its rows have come.
 #pragma once
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/common/carries.hpp"
+#include "moe/core/concepts.hpp"
 
 namespace moe::backends {
 

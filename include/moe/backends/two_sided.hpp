@@ -3,7 +3,8 @@
 // window/host/two_sided.hpp and window/device/two_sided.cuh.
 #pragma once
 
-#include "moe/backends/low_latency.hpp"
+#include "moe/backends/common/carries.hpp"
+#include "moe/core/concepts.hpp"
 
 namespace moe::backends {
 

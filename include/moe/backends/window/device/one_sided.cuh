@@ -3,6 +3,6 @@
 #pragma once
 
 #include "moe/backends/window/device/one_sided/exchange.hpp"
-#include "moe/backends/window/device/one_sided/kernels.cuh"
+#include "moe/backends/window/device/one_sided/launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"

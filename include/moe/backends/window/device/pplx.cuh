@@ -3,6 +3,6 @@
 #pragma once
 
 #include "moe/backends/window/device/pplx/exchange.hpp"
-#include "moe/backends/window/device/pplx/kernels.cuh"
+#include "moe/backends/window/device/pplx/launch.cuh"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"

@@ -46,4 +46,9 @@ static __global__ void abandon_exchange(comm::WindowView const __grid_constant__
   }
 }
 
+inline void enqueue_abandon(comm::WindowView const& window, cudaStream_t stream) {
+  abandon_exchange<<<1, 32, 0, stream>>>(window);
+  check_launch("abandon_exchange");
+}
+
 }  // namespace moe::detail

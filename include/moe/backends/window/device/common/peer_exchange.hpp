@@ -53,17 +53,6 @@ inline moe::detail::PeerShape numbered(moe::detail::PeerShape shape, int number)
   return shape;
 }
 
-template <int Hidden>
-moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in) {
-  moe::detail::ExchangeTokens tokens;
-  tokens.tokens = static_cast<int>(in.hidden.extent(0));
-  tokens.x = in.hidden.data_handle();
-  tokens.x_stride = in.hidden.stride(0);
-  tokens.ids = in.topk_ids.data_handle();
-  tokens.weights = in.topk_weights.data_handle();
-  return tokens;
-}
-
 /// The arguments of a prepare. Throws what ended the group earlier; what is wrong with them it throws after refuse(code) has enqueued what
 /// this rank owes its peers in the round: a dispatch and a combine of nothing that say so.
 template <class Window, int Hidden, class Refuse>

@@ -7,7 +7,8 @@
 
 #include "moe/backends/window/device/common/launch.cuh"
 #include "moe/backends/window/device/common/peer_rows.hpp"
-#include "moe/backends/window/device/low_latency/combine.cuh"
+#include "moe/backends/window/device/common/rows.cuh"
+#include "moe/backends/window/device/common/sums.cuh"
 #include "moe/core/ptx/bulk_copy.cuh"
 #include "moe/core/ptx/mbarrier.cuh"
 #include "moe/core/ptx/named_barrier.cuh"
@@ -226,8 +227,41 @@ struct PeerTokens {
     return known ? id : -1;
   }
 };
-inline PeerTokens peer_tokens(ExchangeTokens const& in, PeerOptions const& o) {
-  return {in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights, o.expert_place, o.num_ids};
+
+/// The part of every kernel's parameters that is the same: made by PeerCalls::params() from what the ranks agree on and from one call's
+/// tokens.
+template <class Layout>
+struct PeerParams {
+  comm::WindowView window;
+  Layout at;
+  PeerTokens tokens;
+  ScaleRule rule;
+  int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, scale_stride = 0;
+  int parity = 0;
+};
+template <class Layout>
+PeerParams<Layout> PeerCalls<Layout>::params(ExchangeTokens const& in, int parity) const {
+  PeerTokens const tokens{in.tokens, in.tokens_device, in.x, in.x_stride, in.ids, in.weights, options_.expert_place, options_.num_ids};
+  return {window_,
+          at_,
+          tokens,
+          options_.rule,
+          shape_.max_tokens,
+          shape_.hidden,
+          shape_.topk,
+          shape_.num_experts,
+          shape_.local_experts(),
+          shape_.scale_stride(),
+          parity};
+}
+
+/// The tag of the count words of a call.
+struct PeerTags {
+  std::uint32_t expected = 0;  ///< of every rank that takes part
+  std::uint32_t sent = 0;      ///< by this rank: expected, or refused_tag(expected)
+};
+inline PeerTags peer_tags(comm::HeaderTag const& tag, std::uint32_t refused) {
+  return {tag.value(), refused != 0 ? comm::refused_tag(tag.value()) : tag.value()};
 }
 
 /// The words with which one peer may have refused a combine that does not wait for everyone. Loaded at the start of the next one, or of the

@@ -6,7 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "moe/backends/window/device/low_latency/calls.hpp"
+#include "moe/backends/window/device/common/calls.hpp"
+#include "moe/backends/window/device/common/layout.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
 
 namespace moe::detail {
 
@@ -68,22 +71,8 @@ struct PeerOptions {
   int num_ids = 0;                             ///< ids that have an expert; 0: the shape's num_experts
 };
 
-/// Hands out places in a window, each a multiple of 256 bytes.
-class WindowPlaces {
- public:
-  /// `count` of `each` bytes.
-  std::size_t take(std::size_t each, std::int64_t count) {
-    std::size_t const at = end_;
-    end_ += (each * static_cast<std::size_t>(count) + 255) / 256 * 256;
-    return at;
-  }
-  /// A round word for each block, so that a block may advance its own while others still read theirs.
-  std::size_t take_rounds() { return take(4, kMaxExchangeBlocks); }
-  std::size_t bytes() const { return end_; }
-
- private:
-  std::size_t end_ = comm::kWindowControlBytes;
-};
+template <class Layout>
+struct PeerParams;  // peer_rows.cuh
 
 /// One rank's part of a window, with the layout of a backend. Holds no memory.
 template <class Layout>
@@ -98,10 +87,14 @@ class PeerCalls {
   }
 
  protected:
+  /// E_CONFIG, E_UNSUPPORTED for the shape.
   PeerCalls(comm::WindowView const& window, PeerShape const& shape, Layout const& at, PeerOptions const& options)
       : window_(window), shape_(shape), at_(at), options_(options) {
+    shape.check();
     options_.num_ids = options.num_ids == 0 ? shape.num_experts : options.num_ids;
   }
+  /// What all kernels of one call are given.
+  PeerParams<Layout> params(ExchangeTokens const& in, int parity) const;
 
   comm::WindowView window_;
   PeerShape shape_;

@@ -6,16 +6,17 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include "moe/backends/window/device/common/calls.hpp"
 #include "moe/comm/symmetric_memory.cuh"
 
 namespace moe::detail {
 
 /// Where the expert of an id is, rank * L + local, or -1.
-__device__ inline int expert_of(int id, std::int32_t const* expert_place, int num_ids) {
-  if (id < 0 || id >= num_ids) {
+__device__ inline int expert_of(int id, ExpertTable const& experts) {
+  if (id < 0 || id >= experts.num_ids) {
     return -1;
   }
-  return expert_place == nullptr ? id : expert_place[id];
+  return experts.place == nullptr ? id : experts.place[id];
 }
 
 /// How far back the first choice of the same expert in the token of slot i lies: an expert gets one row of a token, however often it is

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/window.hpp: what the low-latency and the high-throughput exchange share on the host side of the device:
+// backends/window/device/common/window.hpp: what all exchanges over device windows share on the host side of the device:
 // where experts are, how scales follow from values, failures that end a group and failures that do not.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "moe/backends/common/exchange_common.hpp"
-#include "moe/backends/window/device/low_latency/calls.hpp"
+#include "moe/backends/window/device/common/calls.hpp"
 #include "moe/comm/window_manager.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
@@ -89,6 +89,18 @@ template <class View>
 void expect_device_output(View const& out, std::int64_t rows, std::int64_t hidden) {
   moe::detail::check_output(out, rows, hidden);
   expect_units("output", out);
+}
+
+/// The arguments of a prepare as the kernels take them.
+template <int Hidden>
+moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in) {
+  moe::detail::ExchangeTokens tokens;
+  tokens.tokens = static_cast<int>(in.hidden.extent(0));
+  tokens.x = in.hidden.data_handle();
+  tokens.x_stride = in.hidden.stride(0);
+  tokens.ids = in.topk_ids.data_handle();
+  tokens.weights = in.topk_weights.data_handle();
+  return tokens;
 }
 
 /// Throws what the kernels reported. What all ranks have seen alike is cleared, so that the group goes on. The stream must be idle.

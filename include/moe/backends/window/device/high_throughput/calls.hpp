@@ -3,8 +3,7 @@
 // launch.cuh.
 #pragma once
 
-#include "moe/backends/window/device/high_throughput/layout.hpp"
-#include "moe/backends/window/device/low_latency/calls.hpp"
+#include "moe/backends/window/device/high_throughput/params.hpp"
 
 namespace moe::detail {
 
@@ -44,17 +43,15 @@ class HighThroughputCalls {
   /// Blocks of the following calls. E_CONFIG, E_UNSUPPORTED if so many cannot be.
   void set_blocks(int blocks);
   HighThroughputShape const& shape() const { return shape_; }
-  HighThroughputLayout const& layout() const { return at_; }
+  HighThroughputLayout const& layout() const { return params_.at; }
   template <class T>
   T* own(std::size_t offset) const {
-    return reinterpret_cast<T*>(window_.peer[window_.rank] + offset);
+    return reinterpret_cast<T*>(params_.window.peer[params_.window.rank] + offset);
   }
-  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
+  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(params_.at.outputs[parity]); }
 
  private:
-  comm::WindowView window_;
   HighThroughputShape shape_;
-  HighThroughputLayout at_;
   std::size_t dispatch_shared_ = 0;
   std::size_t combine_shared_ = 0;
   int dispatch_warps_ = 1;
@@ -62,6 +59,7 @@ class HighThroughputCalls {
   int combine_stages_ = 1;
   HighThroughputTuning tuning_;
   ExchangeOptions options_;
+  HighThroughputKernelParams params_;
 };
 
 }  // namespace moe::detail

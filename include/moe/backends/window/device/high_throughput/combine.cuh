@@ -8,28 +8,23 @@
 
 #include <cuda_bf16.h>
 
+#include "moe/backends/window/device/common/sums.cuh"
 #include "moe/backends/window/device/high_throughput/dispatch.cuh"
-#include "moe/backends/window/device/low_latency/combine.cuh"
 
 namespace moe::detail {
 
 inline constexpr int kHighThroughputStages = 4;  ///< at most
 
-struct HighThroughputCombine {
-  comm::WindowView window;
-  HighThroughputLayout at;
-  int tokens_bound = 0;
-  std::int32_t const* tokens_device = nullptr;
-  int hidden = 0, topk = 0;
-  int parity = 0;
-  int routing_parity = 0;
-  int piece_bytes = 2048;             ///< of each row and stage, a multiple of 512
-  int stages = 2;                     ///< up to kHighThroughputStages
-  bool fenced = true;                 ///< publish() the ready flag, else announce() it
-  std::uint32_t refused = 0;          ///< 1 + ErrorCode: this rank's outputs are not there
-  __nv_bfloat16 const* bias[2] = {};  ///< optional [M][out_stride], added first
-  __nv_bfloat16* out = nullptr;       ///< [M][out_stride]
+struct HighThroughputCombine : HighThroughputKernelParams {
+  ExchangeTokens in;
+  HighThroughputParity parity;
+  int piece_bytes = 2048;        ///< of each row and stage, a multiple of 512
+  int stages = 2;                ///< up to kHighThroughputStages
+  bool fenced = true;            ///< publish() the ready flag, else announce() it
+  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank's outputs are not there
+  __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
+  __nv_bfloat16 const* bias[2] = {};  ///< optional [M][out_stride], added first
 };
 
 /// Stages of `piece_bytes` that `warps` warps can have at once.
@@ -93,8 +88,8 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   ptx::fence_bulk();
   __syncthreads();
 
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
-  std::int32_t const* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
+  int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
+  std::int32_t const* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.parity.routing]);
   int const row_bytes = 2 * a.hidden;
   int const max_rows = min(a.topk, R);
   int const pieces = (row_bytes + a.piece_bytes - 1) / a.piece_bytes;
@@ -102,7 +97,7 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   int const t_first = block + blocks * warp;  // neighbouring tokens on different blocks
   int const S = a.stages;
   unsigned char* const ring = shared + static_cast<std::size_t>(warp) * S * max_rows * a.piece_bytes;
-  char const* const rows = lane < R ? w.peer[lane] + a.at.outputs[a.parity] : nullptr;
+  char const* const rows = lane < R ? w.peer[lane] + a.at.outputs[a.parity.rows] : nullptr;
 
   // The piece to fetch next.
   int fetch_t = t_first;
@@ -182,12 +177,8 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
 
 /// Weighted sum over this rank's experts of what they computed for each received row, from expert-major outputs into the row that its
 /// source reads. Rows as counted by dispatch.
-struct HighThroughputReduce {
-  comm::WindowView window;
-  HighThroughputLayout at;
-  int hidden = 0, topk = 0;
-  int parity = 0;
-  int routing_parity = 0;
+struct HighThroughputReduce : HighThroughputKernelParams {
+  HighThroughputParity parity;
   bool weights_are_one = false;
   __nv_bfloat16 const* y = nullptr;  ///< [list entries][H]
 };
@@ -197,11 +188,11 @@ static __global__ void __launch_bounds__(256) high_throughput_reduce(HighThrough
   comm::WindowView const& w = a.window;
   begin_dependent_kernel();
   int const K = a.topk;
-  int const n = *own<std::int32_t>(w, a.at.summary[a.routing_parity]);
+  int const n = *own<std::int32_t>(w, a.at.summary[a.parity.routing]);
   for (std::int64_t row = blockIdx.x; row < n; row += gridDim.x) {
-    std::int32_t const* const record = own<std::int32_t>(w, a.at.records[a.parity]) + row * a.at.record_words;
+    std::int32_t const* const record = own<std::int32_t>(w, a.at.records[a.parity.rows]) + row * a.at.record_words;
     float const* const weights = reinterpret_cast<float const*>(record + K);
-    uint4* const out = reinterpret_cast<uint4*>(own<char>(w, a.at.outputs[a.parity]) + row * a.hidden * 2);
+    uint4* const out = reinterpret_cast<uint4*>(own<char>(w, a.at.outputs[a.parity.rows]) + row * a.hidden * 2);
     for (int u = static_cast<int>(threadIdx.x); u < a.hidden / 8; u += static_cast<int>(blockDim.x)) {
       float acc[8] = {};
       for (int j = 0; j < K; ++j) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/places.cuh"
+#include "moe/backends/window/device/high_throughput/tickets.cuh"
 #include "moe/core/ptx/bulk_copy.cuh"
 #include "moe/core/ptx/mbarrier.cuh"
 
@@ -38,6 +39,258 @@ inline std::size_t high_throughput_dispatch_shared(HighThroughputShape const& s)
   return static_cast<std::size_t>(high_throughput_planned_shared(n, planners, row) + (warps - planners) * row);
 }
 
+/// Where one token goes. Each lane serves a rank, and which one comes first changes from rank to rank and from token to token.
+struct HighThroughputTargets {
+  int rank;            ///< of this lane
+  int row = -1;        ///< of the token there, or -1
+  int slot = -1;       ///< of this lane's choice in its expert's list, or -1
+  unsigned lanes = 0;  ///< whose rank gets the token
+
+  __device__ HighThroughputTargets(comm::WindowView const& w, int t) {
+    rank = static_cast<int>(threadIdx.x) % 32 + (w.rank + t) % w.size;
+    rank = rank >= w.size ? rank - w.size : rank;
+  }
+  /// Once the places are known.
+  __device__ void look_up(HighThroughputDispatch const& a, int t) {
+    comm::WindowView const& w = a.window;
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+    row = lane < w.size ? comm::detail::own<std::int32_t>(w, a.at.sent_rows[a.parity.routing])[t * w.size + rank] : -1;
+    slot = a.lists && lane < a.topk ? comm::detail::own<std::int32_t>(w, a.at.sent_slots[a.parity.routing])[t * a.topk + lane] : -1;
+    lanes = __ballot_sync(0xffffffffU, row >= 0);
+  }
+};
+
+/// One warp: a token's row as it travels into shared memory, once the row that this warp sent before has left. `loaded` is the warp's
+/// barrier, `phase` its parity.
+template <bool kFp8>
+__device__ inline void stage_row(HighThroughputDispatch const& a, int t, unsigned char* row, std::uint64_t* loaded, std::uint32_t& phase) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  uint4 const* const x = reinterpret_cast<uint4 const*>(a.in.x + t * a.in.x_stride);
+  if constexpr (kFp8) {
+    constexpr int kBatch = 7;
+    float* const scales = reinterpret_cast<float*>(row + a.hidden);
+    int const units = a.hidden / 16;
+#pragma unroll 1
+    for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
+      uint4 v[kBatch][2];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        int const u = u0 + 32 * i + lane;
+        v[i][0] = u < units ? x[2 * u] : uint4{};
+        v[i][1] = u < units ? x[2 * u + 1] : uint4{};
+      }
+      if (u0 == 0) {
+        ptx::bulk_wait_read();  // the loads above did not wait for it
+        __syncwarp();
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        int const u = u0 + 32 * i + lane;
+        float scale;
+        uint4 const codes = quantize_sixteen(v[i], a.scales.amax_floor, a.scales.pow2, scale);
+        if (u < units) {
+          reinterpret_cast<uint4*>(row)[u] = codes;
+          if (u % 8 == 0) {
+            scales[u / 8] = scale;
+          }
+        }
+      }
+    }
+    ptx::fence_shared_to_bulk();
+    __syncwarp();
+  } else {
+    ptx::bulk_wait_read();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::barrier_expect(loaded, 2 * a.hidden);
+      ptx::bulk_load(row, x, 2 * a.hidden, loaded);
+    }
+    __syncwarp();
+    ptx::barrier_wait(loaded, phase);
+    phase ^= 1;
+  }
+}
+
+/// One warp: the staged row to all its ranks, piece by piece, and its scales if they are whole 16-byte units. Not waited for.
+template <bool kFp8>
+__device__ inline void store_row(HighThroughputDispatch const& a, HighThroughputTargets const& to, unsigned char const* row) {
+  comm::WindowView const& w = a.window;
+  int const groups = (a.hidden + 127) / 128;
+  char* const target =
+      to.row < 0 ? nullptr : w.peer[to.rank] + a.at.rows[a.parity.rows] + static_cast<std::size_t>(to.row) * a.at.row_bytes;
+#pragma unroll 1
+  for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
+    if (to.row >= 0) {
+      ptx::bulk_store(target + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
+    }
+    __syncwarp();
+  }
+  if (to.row >= 0) {
+    if (kFp8 && groups % 4 == 0) {
+      ptx::bulk_store(w.peer[to.rank] + a.at.scales[a.parity.rows] + static_cast<std::size_t>(to.row) * a.at.scale_stride * 4,
+                      row + a.hidden, groups * 4);
+    }
+    ptx::bulk_commit();
+  }
+}
+
+/// One warp: what a rank learns of a row: local ids, weights and places in lists of its choices, then its source. `expert`, `weight`: of
+/// this lane's choice.
+template <bool kFp8>
+__device__ inline void write_records(HighThroughputDispatch const& a, HighThroughputTargets const& to, int t, int expert, float weight,
+                                     unsigned char const* row) {
+  using comm::detail::at;
+  comm::WindowView const& w = a.window;
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const K = a.topk;
+  int const groups = (a.hidden + 127) / 128;
+  int const dst = expert >= 0 ? expert / a.local_experts : -1;
+#pragma unroll 1
+  for (unsigned left = to.lanes; left != 0; left &= left - 1) {
+    int const from = __ffs(left) - 1;
+    int const r = __shfl_sync(0xffffffffU, to.rank, from);
+    auto const index = static_cast<std::size_t>(__shfl_sync(0xffffffffU, to.row, from));
+    bool const mine = dst == r;
+    // One store of the warp per record of up to 128 bytes: word i is choice i % K of part i / K.
+    std::uint32_t const parts[3] = {static_cast<std::uint32_t>(mine ? expert - r * a.local_experts : -1),
+                                    mine ? __float_as_uint(weight) : 0U, static_cast<std::uint32_t>(mine ? to.slot : -1)};
+    std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity.rows]) + index * a.at.record_words;
+    int const used = (a.lists ? 3 : 2) * K;
+#pragma unroll 1
+    for (int c = 0; c < a.at.record_words; c += 32) {
+      int const i = c + lane;
+      int const j = i < K ? i : i < 2 * K ? i - K : i - 2 * K;
+      std::uint32_t const id = __shfl_sync(0xffffffffU, parts[0], j & 31);
+      std::uint32_t const bits = __shfl_sync(0xffffffffU, parts[1], j & 31);
+      std::uint32_t const place = __shfl_sync(0xffffffffU, parts[2], j & 31);
+      if (i < a.at.record_words) {
+        record[i] = i >= used ? static_cast<std::uint32_t>(w.rank * a.max_tokens + t) : i < K ? id : i < 2 * K ? bits : place;
+      }
+    }
+
+    if (a.lists && mine) {
+      at<std::int32_t>(w, r, a.at.list[a.parity.rows])[to.slot] = static_cast<std::int32_t>(index);
+    }
+    if (kFp8 && groups % 4 != 0) {
+#pragma unroll 1
+      for (int g = lane; g < groups; g += 32) {
+        at<float>(w, r, a.at.scales[a.parity.rows])[index * a.at.scale_stride + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
+      }
+    }
+  }
+}
+
+/// The tokens that one warp moves: the first is fixed; if some block has more tokens than warps, the others go by ticket.
+struct HighThroughputMover {
+  unsigned char* row;     ///< in shared memory
+  std::uint64_t* loaded;  ///< barrier of the row
+  std::uint64_t* places_known;
+  int t, t_last;
+  bool shares;  ///< tokens go by ticket
+  bool placed;  ///< the places are known
+};
+
+/// One warp takes tokens, stages each once and sends it. A warp that is no planner stages its first row before the places are known and
+/// then waits for its block's planners. False if no row may move.
+template <bool kFp8>
+__device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughputBlock const& state, HighThroughputTickets& tickets,
+                                   HighThroughputMover m) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint64_t ticket = 0;
+  std::uint32_t phase = 0;
+#pragma unroll 1
+  for (bool first = m.t < m.t_last;; first = false) {
+    if (!first) {
+      m.t = m.shares ? tickets.take(ticket) : -1;
+      if (m.t < 0) {
+        break;
+      }
+    }
+    HighThroughputTargets to(a.window, m.t);
+    if (m.placed) {
+      to.look_up(a, m.t);
+    }
+    int const e = lane < a.topk ? expert_of(a.in.ids[m.t * a.topk + lane], a.experts) : -1;
+    float const weight = lane < a.topk ? a.in.weights[m.t * a.topk + lane] : 0.0F;
+    if (m.placed && to.lanes == 0) {
+      ticket = m.shares ? tickets.ask() : 0;
+      continue;
+    }
+
+    stage_row<kFp8>(a, m.t, m.row, m.loaded, phase);
+    if (!m.placed) {
+      ptx::barrier_wait(m.places_known, 0);
+      m.placed = true;
+      if (state.failed != 0 || state.overflown != 0) {
+        break;
+      }
+      to.look_up(a, m.t);
+    }
+
+    store_row<kFp8>(a, to, m.row);
+    ticket = m.shares ? tickets.ask() : 0;
+    write_records<kFp8>(a, to, m.t, e, weight, m.row);
+  }
+  return state.failed == 0 && state.overflown == 0;
+}
+
+/// All warps: ids of the rows from `first` on, which no sender writes.
+__device__ inline void clear_ids(HighThroughputDispatch const& a, int first) {
+  int const warp = static_cast<int>(threadIdx.x) / 32;
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const warps = static_cast<int>(blockDim.x) / 32;
+  int const block = static_cast<int>(blockIdx.x);
+  int const blocks = static_cast<int>(gridDim.x);
+#pragma unroll 1
+  for (int r = first + block * warps + warp; r < a.capacity; r += blocks * warps) {
+    if (lane < a.topk) {
+      comm::detail::own<std::int32_t>(a.window, a.at.records[a.parity.rows])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
+    }
+  }
+}
+
+/// All warps, once their rows are on their way: when the block's are complete, a thread for each rank publishes them; then it waits for
+/// those of the same block of that rank.
+__device__ inline void publish_and_receive(HighThroughputDispatch const& a, HighThroughputBlock const& state, std::uint32_t round) {
+  using namespace comm::detail;
+  comm::WindowView const& w = a.window;
+  int const tid = static_cast<int>(threadIdx.x);
+  int const block = static_cast<int>(blockIdx.x);
+  ptx::bulk_wait();
+  ptx::fence_bulk();
+  __syncthreads();
+
+  if (tid < w.size) {
+    if (a.refused != 0 && block == 0) {
+      refuse(w, tid, round, a.refused);
+    }
+    publish(at<std::uint32_t>(w, tid, a.at.arrive) + w.rank * kMaxExchangeBlocks + block, round);
+  }
+  clear_ids(a, state.num_rows);
+  if (tid < w.size &&
+      wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows,
+                 tid) &&
+      block == 0) {
+    check_refusal(w, comm::ExchangePhase::dispatch_rows, tid, round);
+  }
+}
+
+/// Cached: what this rank receives, as the call said that filled the places, and the gaps of its lists.
+__device__ inline void reuse_places(HighThroughputDispatch const& a, HighThroughputBlock& state) {
+  int const L = a.local_experts;
+  int const blocks = static_cast<int>(gridDim.x);
+  int const warp = static_cast<int>(threadIdx.x) / 32;
+  std::int32_t const* const summary = comm::detail::own<std::int32_t>(a.window, a.at.summary[a.parity.routing]);
+  if (threadIdx.x == 0) {
+    state.num_rows = summary[0];
+  }
+#pragma unroll 1
+  for (int le = static_cast<int>(blockIdx.x) + blocks * warp; le < L; le += blocks * (static_cast<int>(blockDim.x) / 32)) {
+    int const end = summary[2 + L + le] + summary[2 + le];
+    fill_gap(a, end, (end + a.alignment - 1) / a.alignment * a.alignment);
+  }
+}
+
 template <bool kFp8>
 __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_dispatch(HighThroughputDispatch const __grid_constant__ a) {
   using namespace comm::detail;
@@ -48,25 +301,19 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
-  int const lane = tid % 32;
   int const warp = tid / 32;
   int const warps = threads / 32;
   int const block = static_cast<int>(blockIdx.x);
   int const blocks = static_cast<int>(gridDim.x);
-  int const R = w.size;
-  int const me = w.rank;
-  int const K = a.topk;
-  int const E = a.num_experts;
-  int const L = a.local_experts;
-  int const N = E + R;
+  int const N = a.num_experts + w.size;
 
-  // Until the previous kernel is over, only what it cannot touch: the shared memory of this block.
+  // Before the dependency wait, touch shared memory only.
   int const planners = high_throughput_planners(N, warps);
   if (tid == 0) {
     state = {};
     ptx::barrier_init(&places_known, 32 * planners);
   }
-  if (lane == 0) {
+  if (tid % 32 == 0) {
     ptx::barrier_init(&loaded[warp], 1);
     ptx::fence_shared_to_bulk();
   }
@@ -77,40 +324,27 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   __syncthreads();
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.sent)[block] + 1;
-  int const M = a.tokens_device != nullptr ? min(*a.tokens_device, a.tokens_bound) : a.tokens_bound;
+  int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
   int const t_first = first_token(M, block, blocks);
   int const t_last = first_token(M, block + 1, blocks);
-  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
-  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
-  int const groups = (a.hidden + 127) / 128;
   int const row_shared = high_throughput_row_shared(a.hidden, kFp8);
   unsigned char* const row =
       shared +
       (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
 
+  // Planners: the places of all tokens. The other warps go on to their first rows.
   if (a.cached) {
-    std::int32_t const* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-    if (tid == 0) {
-      state.num_rows = summary[0];
-    }
-#pragma unroll 1
-    for (int le = block + blocks * warp; le < L; le += blocks * warps) {
-      int const end = summary[2 + L + le] + summary[2 + le];
-      fill_gap(a, end, (end + a.alignment - 1) / a.alignment * a.alignment);
-    }
+    reuse_places(a, state);
   } else if (warp < planners) {
-    high_throughput_places(a, state, shared, round, M, planners);
+    high_throughput_places(a, state, HighThroughputPlan(a, shared, round, M, planners));
   }
   if (warp < planners) {
     ptx::arrive(&places_known);
   }
 
-  // The first token of a warp is fixed; if some block has more tokens than warps, the others go by ticket.
   HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
-  std::uint64_t ticket = 0;
   bool const shares = M > blocks * warps;
-  int t = t_first + warp;
-  bool placed = a.cached || warp < planners || t >= t_last;
+  bool const placed = a.cached || warp < planners || t_first + warp >= t_last;
   if (placed) {
     ptx::barrier_wait(&places_known, 0);
     if (tid == 0 && shares) {
@@ -120,170 +354,13 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
   bool sends = !placed || (state.failed == 0 && state.overflown == 0);
   if (sends) {
-    bool const wide = groups % 4 == 0;
-    std::uint32_t phase = 0;
-#pragma unroll 1
-    for (bool first = t < t_last;; first = false) {
-      if (!first) {
-        t = shares ? tickets.take(ticket) : -1;
-        if (t < 0) {
-          break;
-        }
-      }
-      // Each lane serves a rank, and which one comes first changes from rank to rank and from token to token.
-      int to_rank = lane + (me + t) % R;
-      to_rank = to_rank >= R ? to_rank - R : to_rank;
-      int to_row = -1;
-      int slot = -1;
-      unsigned ranks = 0;
-      auto look_up = [&] {
-        to_row = lane < R ? sent_rows[t * R + to_rank] : -1;
-        slot = a.lists && lane < K ? sent_slots[t * K + lane] : -1;
-        ranks = __ballot_sync(0xffffffffU, to_row >= 0);
-      };
-      if (placed) {
-        look_up();
-      }
-      int const e = lane < K ? expert_of(a.ids[t * K + lane], a.expert_place, a.num_ids) : -1;
-      float const weight = lane < K ? a.weights[t * K + lane] : 0.0F;
-      if (placed && ranks == 0) {
-        ticket = shares ? tickets.ask() : 0;
-        continue;
-      }
-      uint4 const* const x = reinterpret_cast<uint4 const*>(a.x + t * a.x_stride);
-      if constexpr (kFp8) {
-        constexpr int kBatch = 7;
-        float* const scales = reinterpret_cast<float*>(row + a.hidden);
-        int const units = a.hidden / 16;
-#pragma unroll 1
-        for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
-          uint4 v[kBatch][2];
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            int const u = u0 + 32 * i + lane;
-            v[i][0] = u < units ? x[2 * u] : uint4{};
-            v[i][1] = u < units ? x[2 * u + 1] : uint4{};
-          }
-          if (u0 == 0) {
-            ptx::bulk_wait_read();  // the row that this warp sent before has left shared memory; the loads above did not wait for it
-            __syncwarp();
-          }
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            int const u = u0 + 32 * i + lane;
-            float scale;
-            uint4 const codes = quantize_sixteen(v[i], a.amax_floor, a.pow2_scales, scale);
-            if (u < units) {
-              reinterpret_cast<uint4*>(row)[u] = codes;
-              if (u % 8 == 0) {
-                scales[u / 8] = scale;
-              }
-            }
-          }
-        }
-        ptx::fence_shared_to_bulk();
-        __syncwarp();
-      } else {
-        ptx::bulk_wait_read();
-        __syncwarp();
-        if (lane == 0) {
-          ptx::barrier_expect(&loaded[warp], 2 * a.hidden);
-          ptx::bulk_load(row, x, 2 * a.hidden, &loaded[warp]);
-        }
-        __syncwarp();
-        ptx::barrier_wait(&loaded[warp], phase);
-        phase ^= 1;
-      }
-      if (!placed) {
-        ptx::barrier_wait(&places_known, 0);
-        placed = true;
-        if (state.failed != 0 || state.overflown != 0) {
-          break;
-        }
-        look_up();
-      }
-      char* const to = to_row < 0 ? nullptr : w.peer[to_rank] + a.at.rows[a.parity] + static_cast<std::size_t>(to_row) * a.at.row_bytes;
-#pragma unroll 1
-      for (int offset = 0; offset < a.at.row_bytes; offset += a.piece_bytes) {
-        if (to_row >= 0) {
-          ptx::bulk_store(to + offset, row + offset, min(a.piece_bytes, a.at.row_bytes - offset));
-        }
-        __syncwarp();
-      }
-      if (to_row >= 0) {
-        if (kFp8 && wide) {
-          ptx::bulk_store(w.peer[to_rank] + a.at.scales[a.parity] + static_cast<std::size_t>(to_row) * a.at.scale_stride * 4,
-                          row + a.hidden, groups * 4);
-        }
-        ptx::bulk_commit();
-      }
-      ticket = shares ? tickets.ask() : 0;
-      int const dst = e >= 0 ? e / L : -1;
-#pragma unroll 1
-      for (unsigned left = ranks; left != 0; left &= left - 1) {
-        int const from = __ffs(left) - 1;
-        int const r = __shfl_sync(0xffffffffU, to_rank, from);
-        auto const index = static_cast<std::size_t>(__shfl_sync(0xffffffffU, to_row, from));
-        bool const mine = dst == r;
-        // One store of the warp per record of up to 128 bytes: word i is choice i % K of part i / K.
-        std::uint32_t const parts[3] = {static_cast<std::uint32_t>(mine ? e - r * L : -1), mine ? __float_as_uint(weight) : 0U,
-                                        static_cast<std::uint32_t>(mine ? slot : -1)};
-        std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity]) + index * a.at.record_words;
-        int const used = (a.lists ? 3 : 2) * K;
-#pragma unroll 1
-        for (int c = 0; c < a.at.record_words; c += 32) {
-          int const i = c + lane;
-          int const j = i < K ? i : i < 2 * K ? i - K : i - 2 * K;
-          std::uint32_t const id = __shfl_sync(0xffffffffU, parts[0], j & 31);
-          std::uint32_t const bits = __shfl_sync(0xffffffffU, parts[1], j & 31);
-          std::uint32_t const place = __shfl_sync(0xffffffffU, parts[2], j & 31);
-          if (i < a.at.record_words) {
-            record[i] = i >= used ? static_cast<std::uint32_t>(me * a.max_tokens + t) : i < K ? id : i < 2 * K ? bits : place;
-          }
-        }
-        if (a.lists && mine) {
-          at<std::int32_t>(w, r, a.at.list[a.parity])[slot] = static_cast<std::int32_t>(index);
-        }
-        if (kFp8 && !wide) {
-#pragma unroll 1
-          for (int g = lane; g < groups; g += 32) {
-            at<float>(w, r, a.at.scales[a.parity])[index * a.at.scale_stride + g] = reinterpret_cast<float const*>(row + a.hidden)[g];
-          }
-        }
-      }
-    }
-    sends = state.failed == 0 && state.overflown == 0;
+    sends = send_tokens<kFp8>(a, state, tickets, {row, &loaded[warp], &places_known, t_first + warp, t_last, shares, placed});
   }
+
   if (sends) {
-    ptx::bulk_wait();
-    ptx::fence_bulk();
-    __syncthreads();
-    if (tid < R) {
-      if (a.refused != 0 && block == 0) {
-        refuse(w, tid, round, a.refused);
-      }
-      publish(at<std::uint32_t>(w, tid, a.at.arrive) + me * kMaxExchangeBlocks + block, round);
-    }
-    // What no sender writes: ids of the rows past the last one.
-#pragma unroll 1
-    for (int r = state.num_rows + block * warps + warp; r < a.capacity; r += blocks * warps) {
-      if (lane < K) {
-        own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
-      }
-    }
-    if (tid < R &&
-        wait_round(w, own<std::uint32_t>(w, a.at.arrive) + tid * kMaxExchangeBlocks + block, round, comm::ExchangePhase::dispatch_rows,
-                   tid) &&
-        block == 0) {
-      check_refusal(w, comm::ExchangePhase::dispatch_rows, tid, round);
-    }
+    publish_and_receive(a, state, round);
   } else if (state.overflown != 0) {
-#pragma unroll 1
-    for (int r = block * warps + warp; r < a.capacity; r += blocks * warps) {
-      if (lane < K) {
-        own<std::int32_t>(w, a.at.records[a.parity])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
-      }
-    }
+    clear_ids(a, 0);
   }
   __syncthreads();
   if (tid == 0) {

@@ -119,11 +119,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     r.root = root;
     r.dispatched = true;
     r.reduced = false;
-    r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
-    r.tokens.x = in.hidden.data_handle();
-    r.tokens.x_stride = in.hidden.stride(0);
-    r.tokens.ids = in.topk_ids.data_handle();
-    r.tokens.weights = in.topk_weights.data_handle();
+    r.tokens = exchange_tokens(in);
     calls_.dispatch(r.tokens, parity, stream, from != nullptr ? routing : -1);
     return {0, generation};
   }

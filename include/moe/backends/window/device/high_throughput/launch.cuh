@@ -4,9 +4,9 @@
 // nvcc.
 #pragma once
 
+#include "moe/backends/window/device/common/launch.cuh"
 #include "moe/backends/window/device/high_throughput/calls.hpp"
 #include "moe/backends/window/device/high_throughput/combine.cuh"
-#include "moe/backends/window/device/low_latency/launch.cuh"
 
 namespace moe::detail {
 
@@ -24,11 +24,7 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
 
 [[gnu::used]] inline HighThroughputCalls::HighThroughputCalls(comm::WindowView const& window, HighThroughputShape const& shape,
                                                               ExchangeOptions const& options, HighThroughputTuning const& tuning)
-    : window_(window), shape_(shape), at_(shape), tuning_(tuning), options_(options) {
-  shape.check();
-  if (options_.num_ids == 0) {
-    options_.num_ids = shape.num_experts;
-  }
+    : shape_(shape), tuning_(tuning), options_(options), params_(window, shape, options) {
   if (int const sm = device_architecture(); sm < 90) {
     throw Error(ErrorCode::unsupported, text("high_throughput: the device is sm_", sm, ", sm_90 or newer is needed for its copy engine"));
   }
@@ -52,84 +48,37 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   expect_resident(&high_throughput_dispatch<true>, "high_throughput", blocks, 32 * dispatch_warps_, dispatch_shared_);
   expect_resident(&high_throughput_combine, "high_throughput", blocks, 32 * combine_warps_, combine_shared_);
   shape_ = changed;
+  params_.set_shape(changed);
 }
 
 [[gnu::used]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
                                                         std::uint32_t refused) const {
-  HighThroughputDispatch a;
-  a.window = window_;
-  a.at = at_;
-  a.tokens_bound = in.tokens;
-  a.tokens_device = in.tokens_device;
-  a.max_tokens = shape_.max_tokens;
-  a.hidden = shape_.hidden;
-  a.topk = shape_.topk;
-  a.num_experts = shape_.num_experts;
-  a.local_experts = shape_.local_experts();
-  a.capacity = shape_.rows();
-  a.alignment = shape_.alignment;
-  a.amax_floor = options_.scales.amax_floor;
-  a.pow2_scales = options_.scales.pow2;
-  a.expert_place = options_.expert_place;
-  a.num_ids = options_.num_ids;
-  a.refused = refused;
-  a.lists = shape_.lists;
-  a.piece_bytes = tuning_.dispatch_piece;
-  a.tag = shape_.tag();
-  a.parity = parity;
-  a.cached = routing_parity >= 0;
-  a.routing_parity = a.cached ? routing_parity : parity;
-  a.x = in.x;
-  a.x_stride = in.x_stride;
-  a.ids = in.ids;
-  a.weights = in.weights;
+  auto const half = HighThroughputParity::of(parity, routing_parity);
+  HighThroughputDispatch const a{params_, in, options_.scales, half, tuning_.dispatch_piece, routing_parity >= 0, refused};
   launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
                   shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
 }
 
 [[gnu::used]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
                                                        cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
-  HighThroughputCombine a;
-  a.window = window_;
-  a.at = at_;
-  a.tokens_bound = in.tokens;
-  a.tokens_device = in.tokens_device;
-  a.hidden = shape_.hidden;
-  a.topk = shape_.topk;
-  a.parity = parity;
-  a.routing_parity = routing_parity >= 0 ? routing_parity : parity;
-  a.piece_bytes = tuning_.combine_piece;
-  a.stages = combine_stages_;
-  a.fenced = options_.fenced;
-  a.refused = refused;
-  a.out = out;
-  a.out_stride = out_stride;
+  auto const half = HighThroughputParity::of(parity, routing_parity);
+  HighThroughputCombine const a{params_, in, half, tuning_.combine_piece, combine_stages_, options_.fenced, refused, out, out_stride};
   launch_exchange(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
                   options_.programmatic, stream, a);
 }
 
 [[gnu::used]] inline void HighThroughputCalls::reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream,
                                                       int routing_parity) const {
-  HighThroughputReduce a;
-  a.window = window_;
-  a.at = at_;
-  a.hidden = shape_.hidden;
-  a.topk = shape_.topk;
-  a.parity = parity;
-  a.routing_parity = routing_parity >= 0 ? routing_parity : parity;
-  a.y = y;
+  HighThroughputReduce const a{params_, HighThroughputParity::of(parity, routing_parity), false, y};
   launch_exchange(&high_throughput_reduce, "high_throughput_reduce", blocks, 256, 0, options_.programmatic, stream, a);
 }
 
 [[gnu::used]] inline void HighThroughputCalls::round(float const* y, int parity, cudaStream_t stream, int routing_parity) const {
-  int const routing = routing_parity >= 0 ? routing_parity : parity;
-  round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(at_.summary[routing]), shape_.hidden, outputs(parity));
+  int const routing = HighThroughputParity::of(parity, routing_parity).routing;
+  round_rows<<<1024, 256, 0, stream>>>(y, own<std::int32_t>(params_.at.summary[routing]), shape_.hidden, outputs(parity));
   check_launch("round_rows");
 }
 
-[[gnu::used]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const {
-  abandon_exchange<<<1, 32, 0, stream>>>(window_);
-  check_launch("abandon_exchange");
-}
+[[gnu::used]] inline void HighThroughputCalls::abandon(cudaStream_t stream) const { enqueue_abandon(params_.window, stream); }
 
 }  // namespace moe::detail

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "moe/backends/window/device/low_latency/layout.hpp"
+#include "moe/backends/window/device/common/layout.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
 
 namespace moe::detail {
 
@@ -112,12 +114,8 @@ struct HighThroughputLayout {
 
   HighThroughputLayout() = default;
   explicit HighThroughputLayout(HighThroughputShape const& s) {
-    std::size_t end = comm::kWindowControlBytes;
-    auto take = [&](std::size_t bytes) {
-      std::size_t const at = end;
-      end += (bytes + 255) / 256 * 256;
-      return at;
-    };
+    WindowPlaces places;
+    auto take = [&](std::size_t bytes) { return places.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);
     auto const K = static_cast<std::size_t>(s.topk);
@@ -148,7 +146,7 @@ struct HighThroughputLayout {
       }
       outputs[p] = take(n * static_cast<std::size_t>(s.hidden) * 2);
     }
-    bytes = end;
+    bytes = places.bytes();
   }
 };
 

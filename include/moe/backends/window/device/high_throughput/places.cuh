@@ -1,37 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/places.cuh: which row of which rank each token gets, from counts that blocks and ranks exchange;
-// and who moves which token. Spec 04 §7.1, §7.2.
+// backends/window/device/high_throughput/places.cuh: which row of which rank each token gets, from counts that blocks and ranks exchange.
+// A function for each step of the planners, the first warps of every block. Spec 04 §7.1, §7.2.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include "moe/backends/window/device/high_throughput/layout.hpp"
-#include "moe/backends/window/device/low_latency/dispatch.cuh"
+#include "moe/backends/window/device/common/rows.cuh"
+#include "moe/backends/window/device/high_throughput/params.hpp"
 #include "moe/core/ptx/named_barrier.cuh"
 
 namespace moe::detail {
 
-struct HighThroughputDispatch {
-  comm::WindowView window;
-  HighThroughputLayout at;
-  int tokens_bound = 0;
-  std::int32_t const* tokens_device = nullptr;
-  int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0, alignment = 1;
-  int piece_bytes = 1024;  ///< of a row, stored to all its ranks before the next piece; a multiple of 16
-  bool lists = true;
-  std::uint32_t tag = 0;
-  int parity = 0;          ///< where the rows go
-  int routing_parity = 0;  ///< whose places are used; equal to parity unless cached
-  bool cached = false;     ///< same routing as the call that filled routing_parity: no layout, no counts
-  bool pow2_scales = false;
-  float amax_floor = 1e-10F;
-  __nv_bfloat16 const* x = nullptr;  ///< [M][x_stride]
-  std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;           ///< [M][k]
-  std::int32_t const* expert_place = nullptr;  ///< [num_ids] where an id's expert is, rank * L + local; null: the id itself
-  int num_ids = 0;
-  std::uint32_t refused = 0;       ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
-  float const* weights = nullptr;  ///< [M][k]
+struct HighThroughputDispatch : HighThroughputKernelParams {
+  ExchangeTokens in;
+  ScaleRule scales;
+  HighThroughputParity parity;
+  int piece_bytes = 1024;     ///< of a row, stored to all its ranks before the next piece; a multiple of 16
+  bool cached = false;        ///< same routing as the call that filled parity.routing: no layout, no counts
+  std::uint32_t refused = 0;  ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
 };
 
 /// What the threads of a block tell each other.
@@ -43,151 +29,190 @@ struct HighThroughputBlock {
 
 inline constexpr int kPlannersMeet = 1;  ///< named barrier of the warps that work out places
 
+/// The work of one planner thread, and the tables of its block.
+struct HighThroughputPlan {
+  int warps;  ///< planners of each block
+  std::uint32_t round;
+  int N;                ///< counts of a rank: E experts, then R ranks
+  int* counts;          ///< [warps][N]: rows of the block before each warp's tokens, later before its next
+  int* base;            ///< [N] first place of this block's rows
+  int* all;             ///< [N] rows of all ranks
+  int w_first, w_last;  ///< tokens of this warp
+
+  /// `shared`: (warps + 2) * N words, zero.
+  __device__ HighThroughputPlan(HighThroughputDispatch const& a, unsigned char* shared, std::uint32_t round, int tokens, int warps)
+      : warps(warps), round(round), N(a.num_experts + a.window.size), counts(reinterpret_cast<int*>(shared)) {
+    base = counts + warps * N;
+    all = base + N;
+    int const block = static_cast<int>(blockIdx.x);
+    int const blocks = static_cast<int>(gridDim.x);
+    int const t_first = first_token(tokens, block, blocks);
+    int const n = first_token(tokens, block + 1, blocks) - t_first;
+    w_first = t_first + n * warp() / warps;
+    w_last = t_first + n * (warp() + 1) / warps;
+  }
+  __device__ static int tid() { return static_cast<int>(threadIdx.x); }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ int threads() const { return 32 * warps; }
+  __device__ void meet() const { ptx::named_barrier(kPlannersMeet, threads()); }
+};
+
 /// A gap that the alignment leaves in the own list. By a whole warp.
 __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int to) {
 #pragma unroll 1
   for (int i = from + static_cast<int>(threadIdx.x) % 32; a.lists && i < to; i += 32) {
-    comm::detail::own<std::int32_t>(a.window, a.at.list[a.parity])[i] = -1;
+    comm::detail::own<std::int32_t>(a.window, a.at.list[a.parity.rows])[i] = -1;
   }
 }
 
-/// Places of the `tokens` tokens of this rank, and what it receives, by the first `warps` warps of each block; `shared` holds their
-/// tables: (warps + 2) * (E + R) words, zero.
-__device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, unsigned char* shared,
-                                              std::uint32_t round, int tokens, int warps) {
-  using namespace comm::detail;
-  comm::WindowView const& w = a.window;
-  int const tid = static_cast<int>(threadIdx.x);
-  int const threads = 32 * warps;
-  int const lane = tid % 32;
-  int const warp = tid / 32;
-  int const block = static_cast<int>(blockIdx.x);
-  int const blocks = static_cast<int>(gridDim.x);
-  int const R = w.size;
-  int const me = w.rank;
-  int const K = a.topk;
-  int const E = a.num_experts;
-  int const L = a.local_experts;
-  int const N = E + R;
-  std::int32_t* const summary = own<std::int32_t>(w, a.at.summary[a.routing_parity]);
-  auto meet = [&] { ptx::named_barrier(kPlannersMeet, threads); };
-  int* const counts = reinterpret_cast<int*>(shared);  // [warps][N]: rows of the block before each warp's tokens, later before its next
-  int* const base = counts + warps * N;                // [N] first place of this block's rows
-  int* const all = base + N;                           // [N] rows of all ranks
-  int const t_first = first_token(tokens, block, blocks);
-  int const n = first_token(tokens, block + 1, blocks) - t_first;
-  int const w_first = t_first + n * warp / warps;
-  int const w_last = t_first + n * (warp + 1) / warps;
-  auto ranks_of = [&](int t) {
-    std::uint32_t mask = 0;
+/// The ranks that token t goes to, a bit each.
+__device__ inline std::uint32_t ranks_of(HighThroughputDispatch const& a, int t) {
+  std::uint32_t mask = 0;
 #pragma unroll 8
-    for (int j = 0; j < K; ++j) {
-      int const e = expert_of(a.ids[t * K + j], a.expert_place, a.num_ids);
-      if (e >= 0) {
-        mask |= 1U << (e / L);
-      }
+  for (int j = 0; j < a.topk; ++j) {
+    int const e = expert_of(a.in.ids[t * a.topk + j], a.experts);
+    if (e >= 0) {
+      mask |= 1U << (e / a.local_experts);
     }
-    return mask;
-  };
-  std::uint32_t first_ranks = 0;  // of this lane's first token
+  }
+  return mask;
+}
+
+/// Counts the warp's tokens by expert and by rank. Returns the ranks of this lane's first token.
+__device__ inline std::uint32_t count_tokens(HighThroughputDispatch const& a, HighThroughputPlan const& p) {
+  int* const counts = p.counts + p.warp() * p.N;
+  int const K = a.topk;
+  std::uint32_t first_ranks = 0;
 #pragma unroll 1
-  for (int t = w_first + lane; t < w_last; t += 32) {
+  for (int t = p.w_first + p.lane(); t < p.w_last; t += 32) {
     std::uint32_t mask = 0;
 #pragma unroll 1
     for (int j0 = 0; j0 < K; j0 += 8) {
       int chosen[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        chosen[j] = j0 + j < K ? a.ids[t * K + j0 + j] : -1;
+        chosen[j] = j0 + j < K ? a.in.ids[t * K + j0 + j] : -1;
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (int const e = expert_of(chosen[j], a.expert_place, a.num_ids); e >= 0) {
-          atomicAdd(&counts[warp * N + e], 1);
-          mask |= 1U << (e / L);
+        if (int const e = expert_of(chosen[j], a.experts); e >= 0) {
+          atomicAdd(&counts[e], 1);
+          mask |= 1U << (e / a.local_experts);
         }
       }
     }
-    first_ranks = t == w_first + lane ? mask : first_ranks;
+    first_ranks = t == p.w_first + p.lane() ? mask : first_ranks;
 #pragma unroll 1
     for (; mask != 0; mask &= mask - 1) {
-      atomicAdd(&counts[warp * N + E + __ffs(mask) - 1], 1);
+      atomicAdd(&counts[a.num_experts + __ffs(mask) - 1], 1);
     }
   }
-  meet();
+  return first_ranks;
+}
+
+/// The block's histogram for the other blocks of the rank, then waits for theirs.
+__device__ inline void exchange_histograms(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
+  using namespace comm::detail;
+  comm::WindowView const& w = a.window;
+  int const block = static_cast<int>(blockIdx.x);
   std::uint32_t* const histogram = own<std::uint32_t>(w, a.at.histogram);
 #pragma unroll 1
-  for (int e = tid; e < N; e += threads) {
+  for (int e = p.tid(); e < p.N; e += p.threads()) {
     int sum = 0;
 #pragma unroll 1
-    for (int v = 0; v < warps; ++v) {
-      int const c = counts[v * N + e];
-      counts[v * N + e] = sum;
+    for (int v = 0; v < p.warps; ++v) {
+      int const c = p.counts[v * p.N + e];
+      p.counts[v * p.N + e] = sum;
       sum += c;
     }
-    ptx::store_relaxed_system(&histogram[block * N + e], static_cast<std::uint32_t>(sum));
+    ptx::store_relaxed_system(&histogram[block * p.N + e], static_cast<std::uint32_t>(sum));
   }
-  meet();
-  if (tid == 0) {
+  p.meet();
+
+  if (p.tid() == 0) {
     __threadfence();  // the readers are blocks of this GPU
-    ptx::store_relaxed_system(own<std::uint32_t>(w, a.at.counted) + block, round);
+    ptx::store_relaxed_system(own<std::uint32_t>(w, a.at.counted) + block, p.round);
   }
 #pragma unroll 1
-  for (int b = tid; b < blocks; b += threads) {
-    if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, round, comm::ExchangePhase::dispatch_counts, me)) {
+  for (int b = p.tid(); b < static_cast<int>(gridDim.x); b += p.threads()) {
+    if (!wait_round(w, own<std::uint32_t>(w, a.at.counted) + b, p.round, comm::ExchangePhase::dispatch_counts, w.rank)) {
       state.failed = 1;
     }
   }
-  meet();
+  p.meet();
+}
+
+/// Adds up the histograms; this block's share of the counts goes to every rank.
+__device__ inline void send_counts(HighThroughputDispatch const& a, HighThroughputPlan const& p) {
+  comm::WindowView const& w = a.window;
+  int const block = static_cast<int>(blockIdx.x);
+  int const blocks = static_cast<int>(gridDim.x);
+  std::uint32_t* const histogram = comm::detail::own<std::uint32_t>(w, a.at.histogram);
 #pragma unroll 1
-  for (int e = tid; e < N; e += threads) {
+  for (int e = p.tid(); e < p.N; e += p.threads()) {
     int before = 0;
     int total = 0;
 #pragma unroll 8
     for (int b = 0; b < blocks; ++b) {
-      int const c = static_cast<int>(ptx::load_relaxed_system(&histogram[b * N + e]));
+      int const c = static_cast<int>(ptx::load_relaxed_system(&histogram[b * p.N + e]));
       before += b < block ? c : 0;
       total += c;
     }
-    base[e] = before;
+    p.base[e] = before;
     if (e % blocks == block) {
 #pragma unroll 1
-      for (int i = 0; i < R; ++i) {
-        int const r = (me + i) % R;
-        ptx::store_relaxed_system(at<std::uint64_t>(w, r, a.at.counts[a.parity]) + static_cast<std::size_t>(me) * N + e,
-                                  comm::count_word(round, a.tag, static_cast<std::uint32_t>(total)));
+      for (int i = 0; i < w.size; ++i) {
+        int const r = (w.rank + i) % w.size;
+        ptx::store_relaxed_system(
+            comm::detail::at<std::uint64_t>(w, r, a.at.counts[a.parity.rows]) + static_cast<std::size_t>(w.rank) * p.N + e,
+            comm::count_word(p.round, a.tag, static_cast<std::uint32_t>(total)));
       }
     }
   }
-  // What every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
-  std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity]);
-  note_count_waits(w, words, N, round, a.tag);
+}
+
+/// Waits for what every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
+__device__ inline void receive_counts(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
+  using namespace comm::detail;
+  comm::WindowView const& w = a.window;
+  std::uint64_t const* const words = own<std::uint64_t>(w, a.at.counts[a.parity.rows]);
+  note_count_waits(w, words, p.N, p.round, a.tag);
 #pragma unroll 1
-  for (int e = tid; e < N; e += threads) {
-    int const lower = sum_counts(w, words + e, N, 0, me, round, a.tag);
-    int const upper = sum_counts(w, words + e, N, me, R, round, a.tag);
+  for (int e = p.tid(); e < p.N; e += p.threads()) {
+    int const lower = sum_counts(w, words + e, p.N, 0, w.rank, p.round, a.tag);
+    int const upper = sum_counts(w, words + e, p.N, w.rank, w.size, p.round, a.tag);
     int const total = lower + upper;
     if (lower < 0 || upper < 0) {
       state.failed = 1;
     }
-    base[e] += lower;
-    all[e] = total;
-    if (e >= E && total > a.capacity) {
+    p.base[e] += lower;
+    p.all[e] = total;
+    if (e >= a.num_experts && total > a.capacity) {
       state.overflown = 1;
-      report(w, ErrorCode::capacity, comm::ExchangePhase::dispatch_counts, e - E, round, 0, static_cast<std::uint32_t>(total),
+      report(w, ErrorCode::capacity, comm::ExchangePhase::dispatch_counts, e - a.num_experts, p.round, 0, static_cast<std::uint32_t>(total),
              static_cast<std::uint32_t>(a.capacity), true);
     }
   }
-  meet();
+  p.meet();
+}
+
+/// First list entry of every expert on its rank: aligned counts, summed. A warp a rank; for the own rank it writes the summary too.
+__device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
+  comm::WindowView const& w = a.window;
+  int const block = static_cast<int>(blockIdx.x);
+  int const blocks = static_cast<int>(gridDim.x);
+  int const lane = p.lane();
+  int const L = a.local_experts;
   bool const overflown = state.overflown != 0;
-  // First list entry of every expert on its rank: aligned counts, summed.
+  std::int32_t* const summary = comm::detail::own<std::int32_t>(w, a.at.summary[a.parity.routing]);
 #pragma unroll 1
-  for (int r = warp; r < R; r += warps) {
+  for (int r = p.warp(); r < w.size; r += p.warps) {
     int start = 0;
 #pragma unroll 1
     for (int c = 0; c < L; c += 32) {
       int const le = c + lane;
-      int const count = le < L ? all[r * L + le] : 0;
+      int const count = le < L ? p.all[r * L + le] : 0;
       int const padded = (count + a.alignment - 1) / a.alignment * a.alignment;
       int sum = padded;
 #pragma unroll
@@ -197,13 +222,13 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
       }
       int const first = start + sum - padded;
       if (le < L) {
-        base[r * L + le] += first;
-        if (r == me && block == 0) {
+        p.base[r * L + le] += first;
+        if (r == w.rank && block == 0) {
           summary[2 + le] = overflown ? 0 : count;
           summary[2 + L + le] = overflown ? 0 : first;
         }
       }
-      bool const gap = r == me && le < L && le % blocks == block && padded > count && !overflown;
+      bool const gap = r == w.rank && le < L && le % blocks == block && padded > count && !overflown;
 #pragma unroll 1
       for (unsigned left = __ballot_sync(0xffffffffU, gap); left != 0; left &= left - 1) {
         int const from = __ffs(left) - 1;
@@ -211,8 +236,8 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
       }
       start += __shfl_sync(0xffffffffU, sum, 31);
     }
-    if (r == me && lane == 0) {
-      int const rows = state.failed != 0 || overflown ? 0 : all[E + me];
+    if (r == w.rank && lane == 0) {
+      int const rows = state.failed != 0 || overflown ? 0 : p.all[a.num_experts + w.rank];
       state.num_rows = rows;
       if (block == 0) {
         summary[0] = rows;
@@ -220,53 +245,63 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
       }
     }
   }
-  meet();
-  int* const place = counts + warp * N;
-  std::int32_t* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.routing_parity]);
-  std::int32_t* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.routing_parity]);
-  if (a.lists) {
-    constexpr int kAtOnce = 4;
+  p.meet();
+}
+
+/// The place of every choice of the warp's tokens in its expert's list.
+__device__ inline void place_choices(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown) {
+  constexpr int kAtOnce = 4;
+  int* const place = p.counts + p.warp() * p.N;
+  std::int32_t* const sent_slots = comm::detail::own<std::int32_t>(a.window, a.at.sent_slots[a.parity.routing]);
+  int const end = p.w_last * a.topk;
 #pragma unroll 1
-    for (int c = w_first * K; c < w_last * K; c += 32 * kAtOnce) {
-      int chosen[kAtOnce];
+  for (int c = p.w_first * a.topk; c < end; c += 32 * kAtOnce) {
+    int chosen[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        int const i = c + 32 * k + lane;
-        chosen[k] = i < w_last * K ? expert_of(a.ids[i], a.expert_place, a.num_ids) : -1;
+    for (int k = 0; k < kAtOnce; ++k) {
+      int const i = c + 32 * k + p.lane();
+      chosen[k] = i < end ? expert_of(a.in.ids[i], a.experts) : -1;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      int const i = c + 32 * k + p.lane();
+      int const e = chosen[k];
+      unsigned const same = __match_any_sync(0xffffffffU, e);
+      int const earlier = __popc(same & ((1U << p.lane()) - 1U));
+      int const start = e >= 0 ? place[e] : 0;
+      __syncwarp();
+      if (e >= 0 && earlier == 0) {
+        place[e] = start + __popc(same);
       }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        int const i = c + 32 * k + lane;
-        int const e = chosen[k];
-        unsigned const same = __match_any_sync(0xffffffffU, e);
-        int const earlier = __popc(same & ((1U << lane) - 1U));
-        int const start = e >= 0 ? place[e] : 0;
-        __syncwarp();
-        if (e >= 0 && earlier == 0) {
-          place[e] = start + __popc(same);
-        }
-        __syncwarp();
-        if (i < w_last * K) {
-          sent_slots[i] = e >= 0 && !overflown ? base[e] + start + earlier : -1;
-        }
+      __syncwarp();
+      if (i < end) {
+        sent_slots[i] = e >= 0 && !overflown ? p.base[e] + start + earlier : -1;
       }
     }
   }
+}
+
+/// The row of every token of the warp at each rank. An overflow sends nothing anywhere.
+__device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown, std::uint32_t first_ranks) {
+  int const R = a.window.size;
+  int const E = a.num_experts;
+  int* const place = p.counts + p.warp() * p.N;
+  std::int32_t* const sent_rows = comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing]);
 #pragma unroll 1
-  for (int c = w_first; c < w_last; c += 32) {
-    int const t = c + lane;
-    std::uint32_t const wanted = c == w_first ? first_ranks : t < w_last ? ranks_of(t) : 0;
-    std::uint32_t const mask = overflown ? 0 : wanted;  // an overflow sends nothing anywhere
+  for (int c = p.w_first; c < p.w_last; c += 32) {
+    int const t = c + p.lane();
+    std::uint32_t const wanted = c == p.w_first ? first_ranks : t < p.w_last ? ranks_of(a, t) : 0;
+    std::uint32_t const mask = overflown ? 0 : wanted;
 #pragma unroll 1
     for (int r = 0; r < R; ++r) {
       bool const there = ((mask >> r) & 1U) != 0;
       unsigned const with = __ballot_sync(0xffffffffU, there);
       int const start = place[E + r];
-      if (t < w_last) {
-        sent_rows[t * R + r] = there ? base[E + r] + start + __popc(with & ((1U << lane) - 1U)) : -1;
+      if (t < p.w_last) {
+        sent_rows[t * R + r] = there ? p.base[E + r] + start + __popc(with & ((1U << p.lane()) - 1U)) : -1;
       }
       __syncwarp();
-      if (lane == 0) {
+      if (p.lane() == 0) {
         place[E + r] = start + __popc(with);
       }
       __syncwarp();
@@ -274,70 +309,22 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
   }
 }
 
-/// The tokens of a rank, handed out one at a time: each block has a range and a ticket, and a warp whose range is used up goes on with the
-/// range that has most left. The place of a row does not depend on who moves it.
-class HighThroughputTickets {
- public:
-  /// `next`: [blocks] key() | next token, or what an earlier round left.
-  __device__ HighThroughputTickets(std::uint64_t* next, std::uint32_t round, int tokens)
-      : next_(next), round_(round), tokens_(tokens), blocks_(static_cast<int>(gridDim.x)) {
-    take_from(static_cast<int>(blockIdx.x));
-  }
-  /// One thread, when the places of the range's tokens are written and its block has met: other blocks may take from it now.
-  __device__ void open_range(int first) const {
-    __threadfence();
-    ptx::store_relaxed_system(next_ + from_, key() | static_cast<std::uint32_t>(first));
-  }
-  /// Asks for a token; the answer, which counts in lane 0, is for take(). Apart so that a warp can work on meanwhile.
-  __device__ std::uint64_t ask() const {
-    bool const asks = threadIdx.x % 32 == 0;
-    return asks ? atomicAdd(reinterpret_cast<unsigned long long*>(next_ + from_), 1ULL) : 0;
-  }
-  /// The token that was asked for, or that of another range; -1: none is left. By a whole warp.
-  __device__ int take(std::uint64_t ticket) {
-#pragma unroll 1
-    for (;; ticket = ask()) {
-      ticket = __shfl_sync(0xffffffffU, ticket, 0);
-      if (!is_open(ticket)) {
-        continue;  // the own range, which the first thread opens right now
-      }
-      if (int const t = token(ticket); t < last_) {
-        return t;
-      }
-      std::uint32_t most = 0;  // tokens left, block
-#pragma unroll 1
-      for (int b = static_cast<int>(threadIdx.x) % 32; b < blocks_; b += 32) {
-        std::uint64_t const seen = ptx::load_relaxed_system(next_ + b);
-        int const left = first_token(tokens_, b + 1, blocks_) - token(seen);
-        if (is_open(seen) && left > 0) {
-          most = max(most, (static_cast<std::uint32_t>(left) << 8) | static_cast<std::uint32_t>(b));
-        }
-      }
-      most = __reduce_max_sync(0xffffffffU, most);
-      if (most == 0) {
-        return -1;
-      }
-      take_from(static_cast<int>(most & 0xffU));
-      __threadfence();  // before the places of that range are read
-    }
-  }
+/// Places of the tokens of this rank, and what it receives, by the planners of each block. They wait for the histograms of the rank's other
+/// blocks, then for the counts of the other ranks.
+__device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, HighThroughputPlan const& p) {
+  std::uint32_t const first_ranks = count_tokens(a, p);
+  p.meet();
 
- private:
-  /// No word that another round or nobody has written begins with it.
-  __device__ std::uint64_t key() const { return static_cast<std::uint64_t>(round_) << 32 | 0x80000000U; }
-  __device__ bool is_open(std::uint64_t ticket) const { return ticket >> 31 == key() >> 31; }
-  __device__ static int token(std::uint64_t ticket) { return static_cast<int>(ticket & 0x7fffffffU); }
-  __device__ void take_from(int block) {
-    from_ = block;
-    last_ = first_token(tokens_, block + 1, blocks_);
-  }
+  exchange_histograms(a, p, state);
+  send_counts(a, p);
+  receive_counts(a, p, state);
+  bool const overflown = state.overflown != 0;
 
-  std::uint64_t* next_;
-  std::uint32_t round_;
-  int tokens_, blocks_;
-  int from_ = 0;  ///< range that this warp takes from
-  int last_ = 0;  ///< its end
-};
-static_assert(kMaxExchangeBlocks <= 256);
+  lay_out_lists(a, p, state);
+  if (a.lists) {
+    place_choices(a, p, overflown);
+  }
+  place_rows(a, p, overflown, first_ranks);
+}
 
 }  // namespace moe::detail

@@ -3,40 +3,9 @@
 // launch.cuh.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include "moe/backends/window/device/low_latency/layout.hpp"
+#include "moe/backends/window/device/low_latency/params.hpp"
 
 namespace moe::detail {
-
-/// What one call of the exchange works on. Device pointers; rows of 16-byte multiples.
-struct ExchangeTokens {
-  int tokens = 0;                               ///< M, or its bound
-  std::int32_t const* tokens_device = nullptr;  ///< optional: M on the device, at most `tokens`
-  __nv_bfloat16 const* x = nullptr;
-  std::int64_t x_stride = 0;
-  std::int32_t const* ids = nullptr;
-  float const* weights = nullptr;
-};
-
-/// How the scale of 128 values follows from the largest of them.
-struct ScaleRule {
-  float amax_floor = 1e-4F;  ///< amax is at least this: 1e-4 in the transport's own cast, 1e-10 in group quantisation
-  bool pow2 = false;         ///< scales are rounded up to powers of two
-};
-
-/// What a rank may choose for itself.
-struct ExchangeOptions {
-  bool programmatic = true;  ///< each kernel's blocks are placed while the kernel before it ends; not for ranks that share a GPU
-  ScaleRule scales{};
-  bool fenced = true;                             ///< combine publishes its ready flag with a fence (comm::detail::announce says why)
-  std::int32_t const* expert_place = nullptr;     ///< device [num_ids]: rank * L + local of every id; null: that is the id
-  int num_ids = 0;                                ///< ids that have an expert; 0: the shape's num_experts
-  bool weight_on_input = false;                   ///< rows are multiplied with their weight before they are quantised; k = 1
-  std::int64_t* expert_totals = nullptr;          ///< device [L]: rows received in all calls
-  std::size_t begin = comm::kWindowControlBytes;  ///< first byte of the window that is the exchange's
-};
 
 /// The kernels of one rank over one part of a window. Holds no memory of its own.
 class LowLatencyCalls {
@@ -71,20 +40,19 @@ class LowLatencyCalls {
   void rejoin(cudaStream_t stream) const;
 
   LowLatencyShape const& shape() const { return shape_; }
-  LowLatencyLayout const& layout() const { return at_; }
+  LowLatencyLayout const& layout() const { return params_.at; }
   template <class T>
   T* own(std::size_t offset) const {
-    return reinterpret_cast<T*>(window_.peer[window_.rank] + offset);
+    return reinterpret_cast<T*>(params_.window.peer[params_.window.rank] + offset);
   }
   /// Where experts may write what combine() reads, if outputs travel plain.
-  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
+  __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(params_.at.outputs[parity]); }
 
  private:
-  comm::WindowView window_;
   LowLatencyShape shape_;
-  LowLatencyLayout at_;
-  std::size_t shared_ = 0;
   ExchangeOptions options_;
+  LowLatencyKernelParams params_;
+  std::size_t shared_ = 0;
 };
 
 }  // namespace moe::detail

@@ -129,13 +129,11 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine_cod
 }
 
 /// The valid rows of every expert's batch into outputs(parity), coded, or rounded to bf16. Experts take blocks in turn.
-struct LowLatencyOutputs {
-  comm::WindowView window;
-  LowLatencyLayout at;
-  int hidden = 0, local_experts = 1, capacity = 0;
+struct LowLatencyOutputs : LowLatencyKernelParams {
+  int batches = 1;  ///< of `capacity` rows: one for each local expert, or one
   int parity = 0;
-  void const* y = nullptr;            ///< [L][C][H] bf16, or float
-  std::int32_t const* num = nullptr;  ///< [L]
+  void const* y = nullptr;            ///< [batches][C][H] bf16, or float
+  std::int32_t const* num = nullptr;  ///< [batches]
 };
 
 /// Sixteen values at 16 u of a row, as bf16.
@@ -159,11 +157,11 @@ template <CombineFormat kFormat, class T>
 __global__ void __launch_bounds__(256) low_latency_outputs(LowLatencyOutputs const __grid_constant__ a) {
   using namespace comm::detail;
   begin_dependent_kernel();
-  int const le = static_cast<int>(blockIdx.x) % a.local_experts;
-  int const step = static_cast<int>(gridDim.x) / a.local_experts;
+  int const le = static_cast<int>(blockIdx.x) % a.batches;
+  int const step = static_cast<int>(gridDim.x) / a.batches;
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const units = a.hidden / 16;
-  for (int i = static_cast<int>(blockIdx.x) / a.local_experts; i < a.num[le]; i += step) {
+  for (int i = static_cast<int>(blockIdx.x) / a.batches; i < a.num[le]; i += step) {
     std::size_t const row = static_cast<std::size_t>(le) * a.capacity + i;
     char* const to = own<char>(a.window, a.at.outputs[a.parity]) + row * a.at.output_bytes;
     for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < units; u0 += static_cast<int>(blockDim.x)) {
@@ -187,12 +185,8 @@ __global__ void __launch_bounds__(256) low_latency_outputs(LowLatencyOutputs con
 
 /// Per-rank layout: what the experts computed for one received row, weighted and summed over this rank's choices in their order, into the
 /// row that its source will read. Blocks take rows in turn.
-struct LowLatencyReduce {
-  comm::WindowView window;
-  LowLatencyLayout at;
-  int max_tokens = 0, hidden = 0, topk = 0;
+struct LowLatencyReduce : LowLatencyKernelParams {
   int parity = 0;
-  bool weights_are_one = false;
   void const* y = nullptr;  ///< [L*C][H] expert outputs, bf16 or float
 };
 
@@ -219,7 +213,7 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
       for (int j = 0; j < K && u < units; ++j) {
         if (int const s = slot[j]; s >= 0) {
           T const* const y = static_cast<T const*>(a.y) + static_cast<std::size_t>(s) * a.hidden;
-          float const by = a.weights_are_one ? 1.0F : weight[j];
+          float const by = a.weight_on_input ? 1.0F : weight[j];
           if constexpr (sizeof(T) == 2) {
             accumulate_eight(acc[0], reinterpret_cast<uint4 const*>(y)[2 * u], by);
             accumulate_eight(acc[1], reinterpret_cast<uint4 const*>(y)[2 * u + 1], by);
@@ -247,10 +241,7 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
 }
 
 /// Per-rank layout in standard format: local ids and weights of every row [R*T][k]; rows that did not come have no expert.
-struct LowLatencyRankMajor {
-  comm::WindowView window;
-  LowLatencyLayout at;
-  int max_tokens = 0, topk = 0, capacity = 0;
+struct LowLatencyRankMajor : LowLatencyKernelParams {
   int parity = 0;
   std::int32_t* ids = nullptr;
   float* weights = nullptr;

@@ -356,11 +356,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     r.generation = ticket.generation;
     r.number = ++dispatches_;
     r.state = receive ? State::received : State::sent;
-    r.tokens.tokens = static_cast<int>(in.hidden.extent(0));
-    r.tokens.x = in.hidden.data_handle();
-    r.tokens.x_stride = in.hidden.stride(0);
-    r.tokens.ids = in.topk_ids.data_handle();
-    r.tokens.weights = in.topk_weights.data_handle();
+    r.tokens = exchange_tokens(in);
     s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, true, receive);
     s.pending = !receive;
     return ticket;

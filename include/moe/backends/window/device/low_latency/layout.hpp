@@ -8,14 +8,12 @@
 #include <cstdint>
 
 #include "moe/backends/common/combine_format.hpp"
+#include "moe/backends/window/device/common/layout.hpp"
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe::detail {
-
-/// Most thread blocks of one exchange kernel: flags and round words are laid out for so many.
-inline constexpr int kMaxExchangeBlocks = 160;
 
 /// What all ranks of a low-latency exchange agree on.
 struct LowLatencyShape {
@@ -102,12 +100,8 @@ struct LowLatencyLayout {
   LowLatencyLayout() = default;
   /// `begin`: the first byte that is free, a multiple of 256.
   explicit LowLatencyLayout(LowLatencyShape const& s, std::size_t begin = comm::kWindowControlBytes) {
-    std::size_t end = begin;
-    auto take = [&](std::size_t bytes) {
-      std::size_t const at = end;
-      end += (bytes + 255) / 256 * 256;
-      return at;
-    };
+    WindowPlaces places(begin);
+    auto take = [&](std::size_t bytes) { return places.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);
     auto const K = static_cast<std::size_t>(s.topk);
@@ -143,7 +137,7 @@ struct LowLatencyLayout {
         headers[p] = take(4 * n * static_cast<std::size_t>(s.groups()));
       }
     }
-    bytes = end;
+    bytes = places.bytes();
   }
 };
 

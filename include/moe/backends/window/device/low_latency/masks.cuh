@@ -3,10 +3,11 @@
 //
 // Who is dead is decided at two points of a call, each by one block, so that a whole rank sees it alike: after the rows have been sent
 // (low_latency_collect) and before outputs are read (low_latency_meet). Rows lie where no other source's count decides, so ranks need
-// not agree about the dead; each receiver packs its batches by index from what it has itself seen of the living.
+// not agree about the dead; each receiver packs its batches by index from what it has itself seen of live ranks.
 #pragma once
 
-#include "moe/backends/window/device/low_latency/combine.cuh"
+#include "moe/backends/window/device/common/rows.cuh"
+#include "moe/backends/window/device/low_latency/params.hpp"
 
 namespace moe::detail {
 
@@ -38,18 +39,13 @@ static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std:
   }
 }
 
-struct LowLatencyCollect {
-  comm::WindowView window;
-  LowLatencyLayout at;
-  int blocks = 0;  ///< of the dispatch kernel
-  int max_tokens = 0, num_experts = 0, local_experts = 0, capacity = 0;
-  std::uint32_t tag = 0;
+struct LowLatencyCollect : LowLatencyKernelParams {
   int parity = 0;
   std::int32_t* expert_num_tokens = nullptr;  ///< out [L]
   std::int64_t* expert_totals = nullptr;      ///< optional [L]
 };
 
-/// One block: waits for the rows of the living, masks those that do not come, packs the batches by index.
+/// One block: waits for the rows of live ranks, masks those that do not come, packs the batches by index.
 static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLatencyCollect const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
@@ -116,13 +112,11 @@ static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLa
   }
 }
 
-struct LowLatencyMeet {
-  comm::WindowView window;
-  LowLatencyLayout at;
+struct LowLatencyMeet : LowLatencyKernelParams {
   std::uint32_t refused = 0;
 };
 
-/// One block: tells the living that this rank's outputs are there, waits for theirs, masks those that do not come.
+/// One block: tells live ranks that this rank's outputs are there, waits for theirs, masks those that do not come.
 static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet(LowLatencyMeet const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];

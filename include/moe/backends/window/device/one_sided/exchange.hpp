@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/one_sided/exchange.hpp: OneSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are in kernels.cuh. Spec 04 §10.
+// host C++; its kernels are started in launch.cuh. Spec 04 §10.
 #pragma once
 
 #include "moe/backends/one_sided.hpp"
@@ -46,7 +46,7 @@ struct OneSidedLayout {
   }
 };
 
-/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+/// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class OneSidedCalls : public PeerCalls<OneSidedLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape, or if the kernels' blocks do not run at once.

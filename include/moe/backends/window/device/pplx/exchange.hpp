@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/pplx/exchange.hpp: Pplx between GPUs: the layout of its window and the exchange that a layer owns. Plain host C++;
-// its kernels are in kernels.cuh. Spec 04 §9.
+// its kernels are started in launch.cuh. Spec 04 §9.
 #pragma once
 
 #include "moe/backends/pplx.hpp"
@@ -73,7 +73,7 @@ struct PplxLayout {
   MOE_HD std::size_t counts_of(std::uint32_t round) const { return counts + round % kCountRounds * counts_bytes; }
 };
 
-/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+/// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class PplxCalls : public PeerCalls<PplxLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape or the group, or if the kernels' blocks do not run at once.
@@ -102,6 +102,7 @@ class PplxCalls : public PeerCalls<PplxLayout> {
 
  private:
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send, bool receive, std::uint32_t refused) const;
+  comm::HeaderTag tag() const { return shape_.tag().add(static_cast<std::uint64_t>(group_.dp_size)).add(group_.weight_first); }
   PplxGroup group_;
 };
 

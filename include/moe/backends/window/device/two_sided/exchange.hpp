@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/two_sided/exchange.hpp: TwoSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are in kernels.cuh. Spec 04 §11.
+// host C++; its kernels are started in launch.cuh. Spec 04 §11.
 #pragma once
 
 #include <algorithm>
@@ -88,7 +88,7 @@ struct TwoSidedLayout {
   MOE_HD int stage_bytes() const { return ((record_bytes > returned_bytes ? record_bytes : returned_bytes) + 127) / 128 * 128; }
 };
 
-/// The kernels of one rank over one part of a window. Defined in kernels.cuh.
+/// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class TwoSidedCalls : public PeerCalls<TwoSidedLayout> {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape or the queues, or if the kernels' blocks do not run at once.
