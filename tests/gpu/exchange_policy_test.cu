@@ -203,7 +203,7 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndSlots) {
     Ranks<Low> run(Sizes{}, {.num_slots = slots, .window = {kTimeout}});
     run.bring(5, Routing::uniform, 8);
     for (int i = 0; i < 4; ++i) {
-      std::vector<moe::detail::WindowTicket> d0, d1;
+      std::vector<moe::detail::Handle> d0, d1;
       for (int r = 0; r < 4; ++r) {
         auto& x = run.at(r);
         auto const s = run.stream(r);
@@ -491,7 +491,7 @@ TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
   Ranks<High> run(Sizes{.max_tokens = 24}, {.expert_alignment = 8, .window = {kTimeout}});
   for (unsigned i = 0; i < 6; ++i) {
     run.bring(i, i % 2 == 0 ? Routing::uniform : Routing::with_gaps);
-    std::vector<moe::detail::WindowTicket> d0, d1;
+    std::vector<moe::detail::Handle> d0, d1;
     for (int r = 0; r < 4; ++r) {
       auto& x = run.at(r);
       auto const s = run.stream(r);
@@ -514,7 +514,7 @@ TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
   auto& x = run.at(0);
   if (run.brought(0).tokens > 0) {
     auto const old = x.last();
-    expect_error(ErrorCode::state, [&] { x.dispatch(run.in(0), run.stream(0), moe::detail::WindowTicket{0, old.generation + 40}); });
+    expect_error(ErrorCode::state, [&] { x.dispatch(run.in(0), run.stream(0), moe::detail::Handle{0, old.generation + 40}); });
   }
 }
 

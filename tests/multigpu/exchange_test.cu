@@ -120,7 +120,7 @@ void low_latency_round_trip() {
     auto const mine = make_tokens(me, tokens, kHidden, kTopK, experts, R, seed % 2 == 0 ? Routing::uniform : Routing::with_gaps, seed);
     auto b = make_buffers(mine, kHidden, 8, 0);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    std::optional<moe::detail::WindowTicket> ticket;
+    std::optional<moe::detail::Handle> ticket;
     auto const t = [&] {
       if (seed % 3 != 2) {
         return exchange.prepare(routed(b), stream);

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <optional>
 
+#include "moe/backends/common/handle_table.hpp"
 #include "moe/backends/high_throughput.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 #include "moe/backends/window/device/high_throughput/calls.hpp"
@@ -46,7 +47,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   using Tokens = StandardTokensOf<Config, Quant>;
   using Params = HighThroughputParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
-  using Ticket = moe::detail::WindowTicket;
+  using Handle = moe::detail::Handle;
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: high_throughput takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
@@ -57,8 +58,9 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
         window_(comm, params.manager, arguments(shape_), params.window),
         place_(placement, arena),
         calls_(view(params), numbered(), options(placement, params)) {
+    handles_.set_counter(0, &window_.use().dispatches[0]);
     std::int64_t const rows = shape_.rows();
-    for (Record& r : records_) {
+    for (Record& r : handles_.records(0)) {
       if constexpr (std::is_same_v<Partial, float>) {
         r.output = arena.template take<float>(rows * shape_.hidden);
       }
@@ -89,16 +91,10 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   /// prepare() for callers with two batches under way: at most two dispatches may be without their combine. With `like`, the same routing
   /// again as that dispatch: no layout and no counts. Ids and weights must stay until combine(). E_STATE if `like` is stale, or if its
   /// layout or one that is still needed would be overwritten; E_ARG if it had another number of rows.
-  Ticket dispatch(Routed const& in, cudaStream_t stream, std::optional<Ticket> like = std::nullopt) {
+  Handle dispatch(Routed const& in, cudaStream_t stream, std::optional<Handle> like = std::nullopt) {
     comm::throw_if_over(*window_->view().failure);
-    auto& use = window_.use();
-    std::uint32_t const generation = use.dispatches[0] + 1;
-    auto const parity = static_cast<int>(generation & 1U);
-    Record const& other = records_[(generation + 1) & 1U];
     Record const* const from = like ? &expect_layout(*like) : nullptr;
-    if (from == nullptr && other.dispatched && other.routing == parity) {
-      throw Error(ErrorCode::state, "prepare: a dispatch without its combine still needs the layout that this one would overwrite");
-    }
+    expect_free_layout(from);
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
       expect_device_tokens(in);
@@ -106,28 +102,26 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
         throw Error(ErrorCode::argument, text("cached layout: ", in.hidden.extent(0), " rows, the layout is of ", from->tokens.tokens));
       }
     } catch (Error const& e) {
-      refuse(1U + static_cast<std::uint32_t>(e.code()), stream, from != nullptr ? from->routing : -1);
+      refuse(comm::refusal_code(e.code()), stream, from != nullptr ? from->routing : -1);
       throw;
     }
-    use.dispatches[0] = generation;
-    Record& r = records_[generation & 1U];
-    int const routing = from != nullptr ? from->routing : parity;
-    std::uint32_t const root = from != nullptr ? from->root : generation;
-    use.layouts[static_cast<std::size_t>(routing)] = root;
-    r.generation = generation;
+    int const routing = from != nullptr ? from->routing : handles_.next(0).parity();
+    std::uint32_t const root = from != nullptr ? from->root : handles_.next(0).generation;
+    Handle const handle = handles_.open_counted(0, DispatchState::received);
+    window_.use().layouts[static_cast<std::size_t>(routing)] = root;
+    Record& r = handles_.record(handle);
     r.routing = routing;
     r.root = root;
-    r.dispatched = true;
     r.reduced = false;
     r.tokens = exchange_tokens(in);
-    calls_.dispatch(r.tokens, parity, stream, from != nullptr ? routing : -1);
-    return {0, generation};
+    calls_.dispatch(r.tokens, handle.parity(), stream, from != nullptr ? routing : -1);
+    return handle;
   }
   /// What a dispatch received.
-  Tokens tokens(Ticket ticket) {
-    Record& r = expect(ticket, "tokens");
+  Tokens tokens(Handle handle) {
+    Record& r = expect(handle, "tokens");
     auto const& at = calls_.layout();
-    auto const p = static_cast<std::size_t>(ticket.generation & 1U);
+    auto const p = static_cast<std::size_t>(handle.parity());
     std::int64_t const n = shape_.rows();
     auto const scale_cols = Quant::scale_cols(shape_.hidden);
     std::int32_t const* const records = calls_.template own<std::int32_t>(at.records[p]);
@@ -137,45 +131,45 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
             make_rows(records, n, shape_.topk, at.record_words),
             make_rows(reinterpret_cast<float const*>(records + shape_.topk), n, shape_.topk, at.record_words), summary(r)};
   }
-  Rows<Partial> expert_output(Ticket ticket) {
-    Record& r = expect(ticket, "expert_output");
+  Rows<Partial> expert_output(Handle handle) {
+    Record& r = expect(handle, "expert_output");
     if constexpr (std::is_same_v<Partial, bf16>) {
-      return make_rows(calls_.outputs(static_cast<int>(ticket.generation & 1U)), shape_.rows(), shape_.hidden);
+      return make_rows(calls_.outputs(handle.parity()), shape_.rows(), shape_.hidden);
     } else {
       return make_rows(r.output, shape_.rows(), shape_.hidden);
     }
   }
   /// finalize() of one dispatch. E_STATE for a handle that is stale or was combined; E_ARG for `out`.
-  void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
-    Record& r = expect(ticket, "finalize");
+  void combine(Handle handle, Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    Record& r = expect(handle, "finalize");
     expect_device_output(out, r.tokens.tokens, shape_.hidden);
-    auto const parity = static_cast<int>(ticket.generation & 1U);
+    int const parity = handle.parity();
     if constexpr (std::is_same_v<Partial, float>) {
       if (!r.reduced) {
         calls_.round(r.output, parity, stream, r.routing);
       }
     }
     calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
-    r.dispatched = false;
+    r.state = DispatchState::idle;
     finish_refusal(stream);
   }
-  Ticket last() const { return last_; }
+  Handle last() const { return last_; }
 
   /// With expert_alignment: the rows of a dispatch by expert. E_STATE without it.
-  ExpertMajor expert_major(Ticket ticket) {
+  ExpertMajor expert_major(Handle handle) {
     if (!shape_.lists) {
       throw Error(ErrorCode::state, "expert_major: the exchange was built without expert_alignment");
     }
-    Record& r = expect(ticket, "expert_major");
+    Record& r = expect(handle, "expert_major");
     std::int32_t const* const s = summary(r);
     int const L = shape_.local_experts();
-    return {calls_.template own<std::int32_t>(calls_.layout().list[ticket.generation & 1U]), s + 1, s + 2, s + 2 + L, shape_.list_size()};
+    return {calls_.template own<std::int32_t>(calls_.layout().list[handle.parity()]), s + 1, s + 2, s + 2 + L, shape_.list_size()};
   }
   /// Instead of writing expert_output(): weighs and sums expert-major outputs y [entries][H] into the rows of the dispatch.
-  void reduce_expert_major(Ticket ticket, bf16 const* y, cudaStream_t stream) {
-    expert_major(ticket);
-    Record& r = expect(ticket, "reduce_expert_major");
-    calls_.reduce(y, static_cast<int>(ticket.generation & 1U), 8 * shape_.blocks, stream, r.routing);
+  void reduce_expert_major(Handle handle, bf16 const* y, cudaStream_t stream) {
+    expert_major(handle);
+    Record& r = expect(handle, "reduce_expert_major");
+    calls_.reduce(y, handle.parity(), 8 * shape_.blocks, stream, r.routing);
     r.reduced = true;
   }
 
@@ -184,14 +178,15 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
   /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such.
   void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
-    Record* const r = order_.dispatched() ? &records_[last_.generation & 1U] : oldest_dispatched();
-    if (r == nullptr) {
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
+    if (!given_up) {
       refuse(kPeer, stream);
       return;
     }
-    combine_nothing(static_cast<int>(r->generation & 1U), r->routing, kPeer, stream);
-    r->dispatched = false;
+    Record& r = handles_.record(*given_up);
+    combine_nothing(given_up->parity(), r.routing, kPeer, stream);
+    r.state = DispatchState::idle;
     order_.set_idle();
     finish_refusal(stream);
   }
@@ -203,10 +198,9 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   Window& window() const { return *window_; }
 
  private:
-  struct Record {
-    bool dispatched = false;
+  using DispatchState = moe::detail::DispatchState;
+  struct Record : moe::detail::DispatchRecord {
     bool reduced = false;
-    std::uint32_t generation = 0;
     int routing = 0;         // parity of the layout that it uses
     std::uint32_t root = 0;  // dispatch that filled it
     moe::detail::ExchangeTokens tokens;
@@ -253,74 +247,52 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   std::int32_t const* summary(Record const& r) const {
     return calls_.template own<std::int32_t>(calls_.layout().summary[static_cast<std::size_t>(r.routing)]);
   }
-  Record& expect_live(Ticket ticket, char const* what) {
-    std::uint32_t const age = window_.use().dispatches[0] - ticket.generation;
-    Record& r = records_[ticket.generation & 1U];
-    if (age > 1 || r.generation != ticket.generation) {
-      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches have followed, at most 1"));
-    }
-    return r;
-  }
-  Record* oldest_dispatched() {
-    std::uint32_t const latest = window_.use().dispatches[0];
-    for (std::uint32_t age : {1U, 0U}) {
-      Record& r = records_[(latest - age) & 1U];
-      if (r.dispatched && r.generation == latest - age) {
-        return &r;
-      }
-    }
-    return nullptr;
-  }
-  Record& expect(Ticket ticket, char const* what) {
+  Record& expect(Handle handle, char const* what) {
     comm::throw_if_over(*window_->view().failure);
-    Record& r = expect_live(ticket, what);
-    if (!r.dispatched) {
-      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
-    }
-    return r;
+    return handles_.expect(handle, DispatchState::received, what);
   }
-  Record& expect_layout(Ticket like) {
-    Record& r = expect_live(like, "prepare");
-    if (window_.use().layouts[static_cast<std::size_t>(r.routing)] != r.root) {
+  Record& expect_layout(Handle like) {
+    Record& r = handles_.expect_live(like, "prepare");
+    if (r.generation != like.generation || window_.use().layouts[static_cast<std::size_t>(r.routing)] != r.root) {
       throw Error(ErrorCode::state, "prepare: the layout of this handle has been overwritten");
     }
     return r;
   }
-  // A dispatch and a combine that only say no, so that the peers' rounds end. The combine of an earlier dispatch comes first on all ranks.
-  // `cached`: the layout that the peers use again, else -1.
-  void refuse(std::uint32_t code, cudaStream_t stream, int cached = -1) {
-    std::uint32_t const generation = ++window_.use().dispatches[0];
-    auto const parity = static_cast<int>(generation & 1U);
-    if (cached < 0) {
-      window_.use().layouts[static_cast<std::size_t>(parity)] = generation;
-    }
-    records_[generation & 1U].dispatched = false;
-    moe::detail::ExchangeTokens const nothing;
-    calls_.dispatch(nothing, parity, stream, cached, code);
-    refusal_ = {parity, code};
-    if (!records_[(generation + 1) & 1U].dispatched) {
-      finish_refusal(stream);
+  // A dispatch with a layout of its own (`from` null) overwrites the one that the dispatch before the last filled.
+  void expect_free_layout(Record const* from) {
+    int const parity = handles_.next(0).parity();
+    Record const& other = handles_.records(0)[static_cast<std::size_t>(1 - parity)];
+    if (from == nullptr && other.state != DispatchState::idle && other.routing == parity) {
+      throw Error(ErrorCode::state, "prepare: a dispatch without its combine still needs the layout that this one would overwrite");
     }
   }
+  // A dispatch and a combine that only say no, so that the peers' rounds end. `cached`: the layout that the peers use again, else -1.
+  void refuse(std::uint32_t code, cudaStream_t stream, int cached = -1) {
+    Handle const handle = handles_.open_counted(0, DispatchState::idle);
+    if (cached < 0) {
+      window_.use().layouts[static_cast<std::size_t>(handle.parity())] = handle.generation;
+    }
+    calls_.dispatch({}, handle.parity(), stream, cached, code);
+    handles_.refuse(handle, code);
+    finish_refusal(stream);
+  }
+  // The combine of a refused dispatch, if it is due.
   void finish_refusal(cudaStream_t stream) {
-    if (refusal_) {
-      combine_nothing(refusal_->first, refusal_->first, refusal_->second, stream);
-      refusal_.reset();
+    if (auto const due = handles_.take_refusal(0)) {
+      combine_nothing(due->handle.parity(), due->handle.parity(), due->code, stream);
     }
   }
   void combine_nothing(int parity, int routing, std::uint32_t code, cudaStream_t stream) {
-    moe::detail::ExchangeTokens const nothing;
-    calls_.combine(nothing, nullptr, 0, parity, stream, routing, code);
+    calls_.combine({}, nullptr, 0, parity, stream, routing, code);
   }
 
   moe::detail::HighThroughputShape shape_;
   comm::WindowHandle<Window> window_;
   ExpertPlaces place_;
   moe::detail::HighThroughputCalls calls_;
-  std::array<Record, 2> records_;
-  std::optional<std::pair<int, std::uint32_t>> refusal_;  // parity and code of a refused dispatch whose combine is still due
+  moe::detail::HandleTable<Record> handles_;
   moe::detail::CallOrder order_;
-  Ticket last_;
+  Handle last_;
 };
 
 }  // namespace moe::backends::detail

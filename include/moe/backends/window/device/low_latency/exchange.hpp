@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "moe/backends/common/handle_table.hpp"
 #include "moe/backends/low_latency.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 #include "moe/backends/window/device/low_latency/calls.hpp"
@@ -37,7 +38,7 @@ struct LowLatencyParams<Window> {
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// The same; deduplicate says nothing.
+/// The same; `deduplicate` is ignored.
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct LowLatencyRankMajorParams<Window> {
@@ -57,7 +58,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   using Outputs = std::conditional_t<kRankMajor, Rows<Partial>, Blocks<Partial>>;
   using Params = LowLatencyParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
-  using Ticket = moe::detail::WindowTicket;
+  using Handle = moe::detail::Handle;
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
@@ -68,7 +69,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
         shape_(make_shape(comm, shape, max_tokens, placement, params)),
         num_local_(placement.num_local(comm.rank())),
         window_(comm, params.manager, arguments(shape_, params), params.window),
-        place_(placement, arena) {
+        place_(placement, arena),
+        handles_(params.num_slots) {
     shape_.layer = window_.number();
     auto view = window_->view();
     view.statistics = params.statistics;
@@ -84,9 +86,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
     slots_.reserve(static_cast<std::size_t>(params.num_slots));
     for (int s = 0; s < params.num_slots; ++s) {
-      slots_.push_back({moe::detail::LowLatencyCalls(view, shape_, options), {}, false});
-      options.begin = slots_.back().calls.layout().bytes;
-      for (Record& r : slots_.back().records) {
+      slots_.emplace_back(view, shape_, options);
+      options.begin = slots_.back().layout().bytes;
+      handles_.set_counter(s, &window_.use().dispatches[static_cast<std::size_t>(s)]);
+      for (Record& r : handles_.records(s)) {
         take_memory(r, arena);
       }
     }
@@ -115,22 +118,20 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
 
   /// The send half of a dispatch: waits for no rows (without masks: for the counts of lower ranks), so that other work fits behind it. Ids
   /// and weights must stay until combine(). E_STATE if the slot's last send was not received; E_ARG for the slot.
-  Ticket send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
-  /// The receive half. The batches are valid until two dispatches of the slot have followed. E_STATE for a ticket that was received or is
+  Handle send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
+  /// The receive half. The batches are valid until two dispatches of the slot have followed. E_STATE for a handle that was received or is
   /// stale.
-  Tokens receive(Ticket ticket, cudaStream_t stream) {
-    Record& r = expect(ticket, State::sent, "receive");
-    Slot& s = slot_at(ticket.slot);
-    s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, false, true);
-    s.pending = false;
-    r.state = State::received;
-    return tokens(ticket, stream);
+  Tokens receive(Handle handle, cudaStream_t stream) {
+    Record& r = expect(handle, DispatchState::sent, "receive");
+    calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, false, true);
+    r.state = DispatchState::received;
+    return tokens(handle, stream);
   }
-  Outputs expert_output(Ticket ticket) {
-    Record& r = record(ticket);
+  Outputs expert_output(Handle handle) {
+    Record& r = handles_.record(handle);
     Partial* data = r.output;
     if constexpr (std::is_same_v<Partial, bf16>) {
-      data = writes_window() ? slot_at(ticket.slot).calls.outputs(parity(ticket)) : data;
+      data = writes_window() ? calls(handle).outputs(handle.parity()) : data;
     }
     if constexpr (kRankMajor) {
       return make_rows(data, shape_.capacity(), shape_.hidden);
@@ -138,41 +139,42 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
       return make_blocks(data, num_local_, shape_.capacity(), shape_.hidden);
     }
   }
-  /// finalize() of one dispatch. E_STATE for a ticket that was not received or is stale; E_ARG for `out`.
-  void combine(Ticket ticket, Rows<Act, Config::hidden> out, cudaStream_t stream) {
-    Record& r = expect(ticket, State::received, "finalize");
+  /// finalize() of one dispatch. E_STATE for a handle that was not received or is stale; E_ARG for `out`.
+  void combine(Handle handle, Rows<Act, Config::hidden> out, cudaStream_t stream) {
+    Record& r = expect(handle, DispatchState::received, "finalize");
     expect_device_output(out, r.tokens.tokens, shape_.hidden);
-    auto const& calls = slot_at(ticket.slot).calls;
+    auto const& on = calls(handle);
+    int const parity = handle.parity();
     if (!writes_window()) {
       if constexpr (kRankMajor) {
-        calls.code(r.output, all_rows_, parity(ticket), stream, 1);
+        on.code(r.output, all_rows_, parity, stream, 1);
       } else if (params_.deduplicate) {
-        calls.reduce(r.output, parity(ticket), 4 * params_.blocks, stream);
+        on.reduce(r.output, parity, 4 * params_.blocks, stream);
       } else {
-        calls.code(r.output, r.num_tokens, parity(ticket), stream);
+        on.code(r.output, r.num_tokens, parity, stream);
       }
     }
-    calls.combine(r.tokens, out.data_handle(), out.stride(0), parity(ticket), stream);
-    r.state = State::idle;
-    finish_refusals(ticket.slot, stream);
+    on.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream);
+    r.state = DispatchState::idle;
+    finish_refusal(handle.slot, stream);
   }
 
   /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
   /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such, and of its receive half if that is due.
   void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = 1U + static_cast<std::uint32_t>(ErrorCode::peer);
-    std::optional<Ticket> const given_up = order_.dispatched() ? last_ : oldest_under_way();
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
     if (!given_up) {
       refuse(0, kPeer, stream);
       return;
     }
-    if (record(*given_up).state == State::sent) {
+    if (handles_.record(*given_up).state == DispatchState::sent) {
       receive(*given_up, stream);
     }
-    combine_nothing(slot_at(given_up->slot), parity(*given_up), kPeer, stream);
-    record(*given_up).state = State::idle;
+    combine_nothing(*given_up, kPeer, stream);
+    handles_.record(*given_up).state = DispatchState::idle;
     order_.set_idle();
-    finish_refusals(given_up->slot, stream);
+    finish_refusal(given_up->slot, stream);
   }
   /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (a rank refused
   /// its arguments) is thrown once, and the group goes on.
@@ -198,11 +200,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   void clear_mask(cudaStream_t stream) {
     expect_masks();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      slots_[i].calls.rejoin(stream);
-      slots_[i].pending = false;
+      slots_[i].rejoin(stream);
       window_.use().dispatches[i] = 0;
-      slots_[i].records = {slots_[i].records[0].fresh(), slots_[i].records[1].fresh()};
     }
+    handles_.reset();
     order_.set_idle();
   }
   /// With statistics: rows that every local expert has received so far. [L] on the host. Synchronises the device.
@@ -216,28 +217,13 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   Window& window() const { return *window_; }
 
  private:
-  enum class State : std::uint8_t { idle, sent, received };
-  struct Record {
-    State state = State::idle;
-    std::uint32_t generation = 0;
-    std::uint64_t number = 0;  // of the dispatch, among those of all slots
+  using DispatchState = moe::detail::DispatchState;
+  struct Record : moe::detail::DispatchRecord {
     moe::detail::ExchangeTokens tokens;
     std::int32_t* num_tokens = nullptr;  // [L]
     Partial* output = nullptr;           // unless the experts write into the window
     std::int32_t* ids = nullptr;         // rank major: [R T, k]
     float* weights = nullptr;
-    Record fresh() const {
-      Record r = *this;
-      r.state = State::idle;
-      r.generation = 0;
-      return r;
-    }
-  };
-  struct Slot {
-    moe::detail::LowLatencyCalls calls;
-    std::array<Record, 2> records;
-    bool pending;
-    std::optional<std::pair<int, std::uint32_t>> refusal{};  // parity and code of a refused dispatch whose combine is still due
   };
 
   static Params const& checked(Params const& p) {
@@ -299,37 +285,10 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
       }
     }
   }
-  Slot& slot_at(int slot) {
-    if (slot < 0 || slot >= params_.num_slots) {
-      throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", params_.num_slots, ")"));
-    }
-    return slots_[static_cast<std::size_t>(slot)];
-  }
-  static int parity(Ticket ticket) { return static_cast<int>(ticket.generation & 1U); }
-  Record& record(Ticket ticket) { return slot_at(ticket.slot).records[ticket.generation & 1U]; }
-  Record& expect(Ticket ticket, State state, char const* what) {
+  moe::detail::LowLatencyCalls const& calls(Handle handle) const { return slots_[static_cast<std::size_t>(handle.slot)]; }
+  Record& expect(Handle handle, DispatchState state, char const* what) {
     comm::throw_if_over(*window_->view().failure);
-    Record& r = record(ticket);
-    std::uint32_t const age = window_.use().dispatches[static_cast<std::size_t>(ticket.slot)] - ticket.generation;
-    if (age > 1) {
-      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age, " dispatches of its slot have followed, at most 1"));
-    }
-    if (r.generation != ticket.generation || r.state != state) {
-      throw Error(ErrorCode::state, text(what, ": called out of order for this handle"));
-    }
-    return r;
-  }
-  std::optional<Ticket> oldest_under_way() {
-    std::optional<Ticket> oldest;
-    for (int slot = 0; slot < params_.num_slots; ++slot) {
-      std::uint32_t const latest = window_.use().dispatches[static_cast<std::size_t>(slot)];
-      for (Record const& r : slot_at(slot).records) {
-        if (r.state != State::idle && latest - r.generation <= 1 && (!oldest || r.number < record(*oldest).number)) {
-          oldest = Ticket{slot, r.generation};
-        }
-      }
-    }
-    return oldest;
+    return handles_.expect(handle, state, what);
   }
   void expect_masks() const {
     if (!params_.masks) {
@@ -338,64 +297,53 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   }
 
   // Both halves in one kernel, or the first.
-  Ticket begin(Routed const& in, cudaStream_t stream, int slot, bool receive) {
-    Slot& s = slot_at(slot);
+  Handle begin(Routed const& in, cudaStream_t stream, int slot, bool receive) {
+    handles_.expect_slot(slot);
     comm::throw_if_over(*window_->view().failure);
-    if (s.pending) {
+    if (handles_.sent(slot)) {
       throw Error(ErrorCode::state, "prepare: the last send of this slot has not been received");
     }
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);
       expect_device_tokens(in);
     } catch (Error const& e) {
-      refuse(slot, 1U + static_cast<std::uint32_t>(e.code()), stream);
+      refuse(slot, comm::refusal_code(e.code()), stream);
       throw;
     }
-    Ticket const ticket{slot, ++window_.use().dispatches[static_cast<std::size_t>(slot)]};
-    Record& r = record(ticket);
-    r.generation = ticket.generation;
-    r.number = ++dispatches_;
-    r.state = receive ? State::received : State::sent;
+    Handle const handle = handles_.open_counted(slot, receive ? DispatchState::received : DispatchState::sent);
+    Record& r = handles_.record(handle);
     r.tokens = exchange_tokens(in);
-    s.calls.dispatch(r.tokens, r.num_tokens, parity(ticket), stream, true, receive);
-    s.pending = !receive;
-    return ticket;
+    calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, receive);
+    return handle;
   }
-  // A dispatch and a combine that only say no, so that the peers' rounds end. The combine of an earlier dispatch comes first on all ranks.
+  // A dispatch and a combine that only say no, so that the peers' rounds end.
   void refuse(int slot, std::uint32_t code, cudaStream_t stream) {
-    Slot& s = slot_at(slot);
-    Ticket const ticket{slot, ++window_.use().dispatches[static_cast<std::size_t>(slot)]};
-    moe::detail::ExchangeTokens const nothing;
-    s.calls.dispatch(nothing, record(ticket).num_tokens, parity(ticket), stream, true, true, code);
-    record(ticket).state = State::idle;
-    s.refusal = {parity(ticket), code};
-    if (s.records[(ticket.generation + 1) & 1U].state == State::idle) {
-      finish_refusals(slot, stream);
+    Handle const handle = handles_.open_counted(slot, DispatchState::idle);
+    calls(handle).dispatch({}, handles_.record(handle).num_tokens, handle.parity(), stream, true, true, code);
+    handles_.refuse(handle, code);
+    finish_refusal(slot, stream);
+  }
+  // The combine of a refused dispatch, if it is due.
+  void finish_refusal(int slot, cudaStream_t stream) {
+    if (auto const due = handles_.take_refusal(slot)) {
+      combine_nothing(due->handle, due->code, stream);
     }
   }
-  void finish_refusals(int slot, cudaStream_t stream) {
-    Slot& s = slot_at(slot);
-    if (s.refusal) {
-      combine_nothing(s, s.refusal->first, s.refusal->second, stream);
-      s.refusal.reset();
-    }
+  void combine_nothing(Handle handle, std::uint32_t code, cudaStream_t stream) {
+    calls(handle).combine({}, nullptr, 0, handle.parity(), stream, code);
   }
-  void combine_nothing(Slot& s, int parity, std::uint32_t code, cudaStream_t stream) {
-    moe::detail::ExchangeTokens const nothing;
-    s.calls.combine(nothing, nullptr, 0, parity, stream, code);
-  }
-  Tokens tokens(Ticket ticket, cudaStream_t stream) {
-    Record& r = record(ticket);
-    auto const& calls = slot_at(ticket.slot).calls;
-    auto const& at = calls.layout();
-    int const p = parity(ticket);
+  Tokens tokens(Handle handle, cudaStream_t stream) {
+    Record& r = handles_.record(handle);
+    auto const& on = calls(handle);
+    auto const& at = on.layout();
+    int const p = handle.parity();
     std::int64_t const C = shape_.capacity();
-    auto const* const rows = calls.template own<Payload>(at.rows[p]);
-    auto const* const scales = calls.template own<Scale>(at.scales[p]);
+    auto const* const rows = on.template own<Payload>(at.rows[p]);
+    auto const* const scales = on.template own<Scale>(at.scales[p]);
     std::int64_t const cols = Quant::payload_cols(shape_.hidden);
     std::int64_t const scale_cols = Quant::scale_cols(shape_.hidden);
     if constexpr (kRankMajor) {
-      calls.rank_major(r.ids, r.weights, p, stream);
+      on.rank_major(r.ids, r.weights, p, stream);
       return {make_rows(rows, C, cols), make_rows(scales, C, scale_cols),
               make_rows(static_cast<std::int32_t const*>(r.ids), C, shape_.topk),
               make_rows(static_cast<float const*>(r.weights), C, shape_.topk)};
@@ -405,7 +353,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
                make_vector(static_cast<std::int32_t const*>(r.num_tokens), num_local_)};
       if (params_.deduplicate || params_.masks) {
         auto const list = params_.deduplicate ? at.sources[p] : at.gather[p];
-        t.gather = make_rows(static_cast<std::int32_t const*>(calls.template own<std::int32_t>(list)), num_local_, C);
+        t.gather = make_rows(static_cast<std::int32_t const*>(on.template own<std::int32_t>(list)), num_local_, C);
       }
       return t;
     }
@@ -416,12 +364,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   std::int64_t num_local_;
   comm::WindowHandle<Window> window_;
   ExpertPlaces place_;
-  std::vector<Slot> slots_;
+  moe::detail::HandleTable<Record> handles_;
+  std::vector<moe::detail::LowLatencyCalls> slots_;
   std::int64_t* totals_ = nullptr;    // [L]
   std::int32_t* all_rows_ = nullptr;  // rank major: the number of rows
   moe::detail::CallOrder order_;
-  std::uint64_t dispatches_ = 0;
-  Ticket last_;
+  Handle last_;
 };
 
 }  // namespace moe::backends::detail
