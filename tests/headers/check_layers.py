@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the headers against docs/architecture.md: who may include whom, length, licence line, no .cuh in a .hpp."""
+"""Checks the headers against docs/architecture.md: who may include whom, inline assembly in core/ptx only, lengths of files and functions,
+licence line, no .cuh in a .hpp."""
 import argparse
 import pathlib
 import re
@@ -9,12 +10,94 @@ import sys
 LEVEL = {"core": 0, "routing": 1, "quantization": 1, "activation": 1, "comm": 1, "parallel": 1, "backends": 2, "experts": 2,
          "eplb": 4, "runner": 4, "io": 4, "models": 5}
 TOP = {"modular_kernel.hpp": 3, "modular_kernel.cuh": 3}
-MAX_LINES = 500
+MAX_LINES = 450
+MAX_FUNCTION_LINES = 175
+MAX_KERNEL_LINES = 175
+EXCUSE = re.compile(r"// Longer than \d+ lines: \S")  # on a line right above the function
 
 
 def place(path: str) -> tuple[int, str]:
     parts = path.split("/")[1:]
     return (LEVEL.get(parts[0], 6), parts[0]) if len(parts) > 1 else (TOP.get(parts[0], 6), parts[0])
+
+
+def exchange_room(parts: list[str]) -> tuple[int, str]:
+    """Level and policy of a header below backends/. 0: common; 1: what policies promise; 2: what exchanges of one kind share; 3: theirs."""
+    if parts[0] == "common":
+        return 0, ""
+    if len(parts) == 1:
+        return 1, parts[0].split(".")[0]
+    if parts[:2] == ["window", "device"] and parts[2] != "common":
+        return 3, parts[2].split(".")[0]
+    return 2, "/".join(parts[:3]) if parts[0] == "window" and parts[1] == "device" else "/".join(parts[:-1])
+
+
+def expert_room(parts: list[str]) -> tuple[int, str]:
+    """Level and kernel of a header below experts/. Level 0: hopper/common; 1: one kernel's folder; 2: policies and engines over them."""
+    if parts[0] != "hopper" or len(parts) == 2:
+        return 2, "experts"
+    return (0, "") if parts[1] == "common" else (1, parts[1])
+
+
+def border(source: str, target: str) -> str:
+    """Why `source` may not include `target` of the same layer; empty if it may."""
+    _, layer, *rest = source.split("/")
+    _, _, *other = target.split("/")
+    if not rest or not other:
+        return ""
+    if layer == "experts":
+        (level, room), (other_level, other_room) = expert_room(rest), expert_room(other)
+        if other_level > level:
+            return "a kernel's folder includes what is above it" if level == 1 else "what all kernels share includes one of them"
+        return "a kernel's folder includes another's" if level == other_level == 1 and room != other_room else ""
+    if layer == "backends":
+        (level, room), (other_level, other_room) = exchange_room(rest), exchange_room(other)
+        if level == 1 and other[0] == "collective":
+            return ""  # a policy over collectives is its exchange
+        if other_level > level:
+            return "the border goes the other way"
+        if level == other_level and room != other_room:
+            return "these know nothing of each other"
+        if level == 3 and other_level == 1 and room != other_room:
+            return "a policy includes another's header"
+    return ""
+
+
+def without_comments_and_strings(text: str) -> str:
+    """The same lines, with comments, strings and preprocessor lines blanked."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.*?)\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
+    return pattern.sub(lambda found: "\n" * found.group(0).count("\n"), text)
+
+
+NO_FUNCTION = re.compile(r"^\s*(?:namespace|class|struct|union|enum|extern|if|for|while|switch|do|else|catch|return)\b|=\s*$|^\s*$")
+
+
+def long_functions(text: str) -> list[tuple[int, int, int, str]]:
+    """(first line, lines, bound, head) of each function that is longer than its bound. Lambdas and blocks belong to their function."""
+    code = without_comments_and_strings(text)
+    found, stack, begin = [], [], 0
+    depth_in_function = 0
+    for at, char in enumerate(code):
+        if char == "{":
+            head = re.sub(r"template\s*<[^{}]*?>\s*(?=\w)", "", code[begin:at]).strip()
+            is_function = depth_in_function == 0 and "(" in head and not NO_FUNCTION.search(head)
+            stack.append((begin, is_function))
+            depth_in_function += 1 if is_function or depth_in_function else 0
+            begin = at + 1
+        elif char == "}" and stack:
+            start, is_function = stack.pop()
+            depth_in_function -= 1 if depth_in_function else 0
+            if is_function:
+                first = code[:start + len(code[start:at]) - len(code[start:at].lstrip())].count("\n") + 1
+                lines = code[:at].count("\n") + 2 - first
+                head = code[start:at].split("{")[0].strip()
+                bound = MAX_KERNEL_LINES if "__global__" in head else MAX_FUNCTION_LINES
+                if lines > bound:
+                    found.append((first, lines, bound, head.splitlines()[-1].strip()))
+            begin = at + 1
+        elif char == ";":
+            begin = at + 1
+    return found
 
 
 def main() -> int:
@@ -35,6 +118,14 @@ def main() -> int:
             problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES}")
         if not any(line.strip() == "#pragma once" for line in lines):
             problems.append(f"{name}: no #pragma once")
+        text = path.read_text()
+        for first, length, bound, head in long_functions(text):
+            if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
+                problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
+        if not name.startswith("moe/core/ptx/"):
+            for number, line in enumerate(without_comments_and_strings(text).splitlines(), 1):
+                if re.search(r"\basm\b", line):
+                    problems.append(f"{name}:{number}: inline assembly stands in core/ptx only")
         level, layer = place(name)
         for number, line in enumerate(lines, 1):
             found = re.match(r'\s*#\s*include\s*[<"](moe/[^>"]+)[>"]', line)
@@ -47,6 +138,8 @@ def main() -> int:
                 problems.append(f"{name}:{number}: a .hpp includes {target}, which needs nvcc")
             target_level, target_layer = place(target)
             if target_layer == layer:
+                if why := border(name, target):
+                    problems.append(f"{name}:{number}: includes {target}: {why}")
                 continue
             if target_level >= level:
                 problems.append(f"{name}:{number}: {layer} (level {level}) includes {target} (level {target_level})")
