@@ -3,13 +3,13 @@
 // parameters, refusals, handles, masks, statistics, windows that layers share.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <set>
 
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
+#include "tests/gpu/shared_gpu.cuh"
 #include "tests/multigpu/exchange_harness.cuh"
 
 namespace {
@@ -20,13 +20,6 @@ using moe::backends::CombineFormat;
 using moe::comm::SimulatedWindow;
 static_assert(moe::SymmetricMemory<SimulatedWindow>);
 static_assert(moe::PrepareAndFinalize<moe::backends::LowLatencyRankMajor<SimulatedWindow>>);
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] bool const prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 using Config = PolicyConfig;
 constexpr std::uint64_t kTimeout = 3'000'000'000ULL;

@@ -2,8 +2,7 @@
 // tests/gpu/exchange_simulated_test.cu: the device exchanges between ranks that share one GPU: payload, places, outputs, reuse, faults.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
+#include "tests/gpu/shared_gpu.cuh"
 #include "tests/multigpu/exchange_harness.cuh"
 
 namespace {
@@ -14,13 +13,6 @@ using moe::detail::HighThroughputShape;
 using moe::detail::LowLatencyCalls;
 using moe::detail::LowLatencyShape;
 using moe::quantization::ScaleFloor;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] bool const prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
 constexpr int kBlocks = 12;
@@ -82,11 +74,7 @@ class LowLatencyRun {
   void round(int parity, unsigned delays = 0) {
     for (int r = 0; r < case_.ranks; ++r) {
       auto& b = buffer(r);
-      auto pause = [&](unsigned salt) {
-        if (delays != 0) {
-          delay<<<1, 1, 0, group_->stream(r)>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
-        }
-      };
+      auto const pause = [&](unsigned salt) { random_delay(delays, r, salt, group_->stream(r)); };
       auto const& c = calls_[static_cast<std::size_t>(r)];
       pause(1);
       c.dispatch(b.in, b.num.data(), parity, group_->stream(r));
@@ -264,21 +252,7 @@ TEST(LowLatency, T10_AbsentRankIsNamed) {
     auto& b = run.buffer(r);
     run.calls(r).dispatch(b.in, b.num.data(), 0, run.group().stream(r));
   }
-  run.group().synchronize();
-  int timeouts = 0;
-  for (int r = 0; r < 3; ++r) {
-    try {
-      run.group().check(r);
-      ADD_FAILURE() << "rank " << r << " saw no failure";
-    } catch (moe::TransportError const& e) {
-      EXPECT_EQ(e.peer(), 3) << e.what();
-      EXPECT_EQ(e.rank(), r);
-      timeouts += e.code() == moe::ErrorCode::timeout ? 1 : 0;
-      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
-    }
-  }
-  EXPECT_GE(timeouts, 1);
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  expect_last_rank_is_named(run.group());
 }
 
 TEST(LowLatency, T12_RanksThatDisagreeGetMismatch) {
@@ -291,34 +265,13 @@ TEST(LowLatency, T12_RanksThatDisagreeGetMismatch) {
   run.buffer(1).in.tokens = 2;
   run.calls(0).dispatch(run.buffer(0).in, run.buffer(0).num.data(), 0, run.group().stream(0));
   wrong.dispatch(run.buffer(1).in, run.buffer(1).num.data(), 0, run.group().stream(1));
-  run.group().synchronize();
-  int mismatches = 0;
-  for (int r = 0; r < 2; ++r) {
-    try {
-      run.group().check(r);
-    } catch (moe::TransportError const& e) {
-      mismatches += e.code() == moe::ErrorCode::mismatch ? 1 : 0;
-    }
-  }
-  EXPECT_GE(mismatches, 1);
+  expect_mismatch(run.group());
 }
 
 TEST(LowLatency, T23_SameBitsEveryTime) {
   LowLatencyRun run({8, 16, 2048, 8, 64, false, false, Routing::uniform});
   run.bring(3);
-  std::vector<std::vector<std::uint16_t>> first;
-  for (int i = 0; i < 20; ++i) {
-    run.round(i & 1, static_cast<unsigned>(i));
-    run.group().synchronize_and_check();
-    for (int r = 0; r < 8; ++r) {
-      auto out = run.buffer(r).out.host();
-      if (i == 0) {
-        first.push_back(std::move(out));
-      } else {
-        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]);
-      }
-    }
-  }
+  expect_same_bits(run, [&](int parity, unsigned delays) { run.round(parity, delays); });
 }
 
 class HighThroughputRun {
@@ -361,11 +314,7 @@ class HighThroughputRun {
     auto& b = buffers_[static_cast<std::size_t>(r)];
     auto const& c = calls_[static_cast<std::size_t>(r)];
     auto const s = group_->stream(r);
-    auto pause = [&](unsigned salt) {
-      if (delays != 0) {
-        delay<<<1, 1, 0, s>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
-      }
-    };
+    auto const pause = [&](unsigned salt) { random_delay(delays, r, salt, s); };
     pause(1);
     c.dispatch(b.in, parity, s, routing_parity);
     pause(2);
@@ -494,17 +443,7 @@ TEST(HighThroughput, T10_AbsentRankIsNamed) {
   for (int r = 0; r < 3; ++r) {
     run.calls(r).dispatch(run.buffer(r).in, 0, run.group().stream(r));
   }
-  run.group().synchronize();
-  for (int r = 0; r < 3; ++r) {
-    try {
-      run.group().check(r);
-      ADD_FAILURE() << "rank " << r << " saw no failure";
-    } catch (moe::TransportError const& e) {
-      EXPECT_EQ(e.peer(), 3) << e.what();
-      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
-    }
-  }
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  expect_last_rank_is_named(run.group());
 }
 
 TEST(HighThroughput, T22_RoundsWrap) {
@@ -533,19 +472,7 @@ TEST(HighThroughput, T22_RoundsWrap) {
 TEST(HighThroughput, T23_SameBitsEveryTime) {
   HighThroughputRun run({8, 60, 2048, 8, 64, false, false, Routing::uniform}, 1, 2);
   run.bring(3);
-  std::vector<std::vector<std::uint16_t>> first;
-  for (int i = 0; i < 20; ++i) {
-    run.round(i & 1, -1, static_cast<unsigned>(i));
-    run.group().synchronize_and_check();
-    for (int r = 0; r < 8; ++r) {
-      auto out = run.buffer(r).out.host();
-      if (i == 0) {
-        first.push_back(std::move(out));
-      } else {
-        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]);
-      }
-    }
-  }
+  expect_same_bits(run, [&](int parity, unsigned delays) { run.round(parity, -1, delays); });
 }
 
 TEST(HighThroughput, T25_OverflowIsAgreedBeforeRowsMove) {

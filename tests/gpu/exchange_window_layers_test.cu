@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
-#include <cstdlib>
 #include <thread>
 
 #include "moe/activation/activation.hpp"
@@ -21,6 +20,7 @@
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
+#include "tests/gpu/shared_gpu.cuh"
 #include "tests/multigpu/window_harness.cuh"
 
 namespace moe_test {
@@ -63,13 +63,6 @@ class SharedWindow {
 namespace {
 
 using namespace moe_test;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] bool const prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 // ---- The host protocols of the same policies, between threads of this process.
 

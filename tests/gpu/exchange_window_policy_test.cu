@@ -3,7 +3,6 @@
 // refuses or gives up and what the others then get, placements, windows that layers share.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
 
 #include "moe/backends/window/device/one_sided/launch.cuh"
@@ -11,6 +10,7 @@
 #include "moe/backends/window/device/two_sided/launch.cuh"
 #include "moe/quantization/none.hpp"
 #include "tests/gpu/exchange_policy_ranks.cuh"
+#include "tests/gpu/shared_gpu.cuh"
 
 namespace {
 
@@ -19,13 +19,6 @@ using moe::ErrorCode;
 using moe::text;
 using Fp8 = Fp8Transport;
 using moe::quantization::None;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] bool const prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
 constexpr std::uint64_t kShort = 150'000'000ULL;

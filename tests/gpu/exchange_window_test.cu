@@ -2,21 +2,13 @@
 // tests/gpu/exchange_window_test.cu: OneSided, TwoSided and Pplx between ranks that share one GPU: rows, outputs, reuse, graphs, faults.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
+#include "tests/gpu/shared_gpu.cuh"
 #include "tests/multigpu/window_harness.cuh"
 
 namespace {
 
 using namespace moe_test;
 using moe::text;
-
-// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
-[[maybe_unused]] bool const prepared = [] {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  return true;
-}();
 
 std::vector<Case> cases() {
   std::vector<Case> list;
@@ -165,21 +157,7 @@ TYPED_TEST(DeviceWindow, T10_AbsentRankIsNamed) {
   for (int r = 0; r < 3; ++r) {
     run.dispatch(r, 0);
   }
-  run.group().synchronize();
-  int timeouts = 0;
-  for (int r = 0; r < 3; ++r) {
-    try {
-      run.group().check(r);
-      ADD_FAILURE() << "rank " << r << " saw no failure";
-    } catch (moe::TransportError const& e) {
-      EXPECT_EQ(e.peer(), 3) << e.what();
-      EXPECT_EQ(e.rank(), r);
-      timeouts += e.code() == moe::ErrorCode::timeout ? 1 : 0;
-      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
-    }
-  }
-  EXPECT_GE(timeouts, 1);
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  expect_last_rank_is_named(run.group());
 }
 
 TYPED_TEST(DeviceWindow, T10_RankMissingFromCombineIsNamed) {
@@ -236,16 +214,7 @@ TYPED_TEST(DeviceWindow, T12_RanksThatDisagreeGetMismatch) {
   auto const wrong = TypeParam::calls(run.group().view(1), other, false);
   run.dispatch(0, 0);
   TypeParam::dispatch(wrong, run.buffer(1).in, 0, run.group().stream(1));
-  run.group().synchronize();
-  int mismatches = 0;
-  for (int r = 0; r < 2; ++r) {
-    try {
-      run.group().check(r);
-    } catch (moe::TransportError const& e) {
-      mismatches += e.code() == moe::ErrorCode::mismatch ? 1 : 0;
-    }
-  }
-  EXPECT_GE(mismatches, 1);
+  expect_mismatch(run.group());
 }
 
 TYPED_TEST(DeviceWindow, T12_ShapesThatCannotWorkAreRefused) {
@@ -308,19 +277,7 @@ TYPED_TEST(DeviceWindow, T22_RoundsWrap) {
 TYPED_TEST(DeviceWindow, T23_SameBitsEveryTime) {
   PeerRun<TypeParam> run({8, 16, 2048, 8, 64, false, Routing::uniform});
   run.bring(3);
-  std::vector<std::vector<std::uint16_t>> first;
-  for (int i = 0; i < 20; ++i) {
-    run.round(i & 1, static_cast<unsigned>(i));
-    run.group().synchronize_and_check();
-    for (int r = 0; r < 8; ++r) {
-      auto out = run.buffer(r).out.host();
-      if (i == 0) {
-        first.push_back(std::move(out));
-      } else {
-        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]);
-      }
-    }
-  }
+  expect_same_bits(run, [&](int parity, unsigned delays) { run.round(parity, delays); });
 }
 
 TYPED_TEST(DeviceWindow, Inv4_BlocksDoNotChangeResults) {
@@ -383,16 +340,7 @@ TEST(OneSidedDevice, RuntimeMaximumIsAgreed) {
   EXPECT_THROW(run.calls(0).dispatch(run.buffer(0).in, 17, 0, nullptr), moe::Error);
   run.calls(0).dispatch(run.buffer(0).in, 6, 0, run.group().stream(0));
   run.calls(1).dispatch(run.buffer(1).in, 7, 0, run.group().stream(1));
-  run.group().synchronize();
-  int mismatches = 0;
-  for (int r = 0; r < 2; ++r) {
-    try {
-      run.group().check(r);
-    } catch (moe::TransportError const& e) {
-      mismatches += e.code() == moe::ErrorCode::mismatch ? 1 : 0;
-    }
-  }
-  EXPECT_GE(mismatches, 1);
+  expect_mismatch(run.group());
 }
 
 TEST(PplxDevice, T17_HalvesApart) {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: how the process starts, delays, and
+// what must hold after a rank stayed away, after ranks disagreed, and of the same round twice.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "tests/multigpu/exchange_ranks.cuh"
+
+namespace moe_test {
+
+/// Kernels of all ranks must run at the same time: nothing may be loaded lazily, and every stream needs its own queue.
+[[maybe_unused]] static bool const shared_gpu_is_prepared = [] {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  return true;
+}();
+
+/// Delays a stream by up to 40 us, another time for every rank, salt and `delays`. 0: not at all.
+inline void random_delay(unsigned delays, int rank, unsigned salt, cudaStream_t stream) {
+  if (delays == 0) return;
+  delay<<<1, 1, 0, stream>>>((delays * 7919U + static_cast<unsigned>(rank) * 104729U + salt * 31U) % 40000U);
+}
+
+/// After the last rank did not come: the others name it, one of them because its wait ran out.
+inline void expect_last_rank_is_named(RankGroup const& group) {
+  group.synchronize();
+  int const absent = group.size() - 1;
+  int timeouts = 0;
+  for (int r = 0; r < absent; ++r) {
+    try {
+      group.check(r);
+      ADD_FAILURE() << "rank " << r << " saw no failure";
+    } catch (moe::TransportError const& e) {
+      EXPECT_EQ(e.peer(), absent) << e.what();
+      EXPECT_EQ(e.rank(), r);
+      timeouts += e.code() == moe::ErrorCode::timeout ? 1 : 0;
+      EXPECT_TRUE(e.code() == moe::ErrorCode::timeout || e.code() == moe::ErrorCode::peer) << e.what();
+    }
+  }
+  EXPECT_GE(timeouts, 1);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+/// After ranks came with different shapes or sizes.
+inline void expect_mismatch(RankGroup const& group) {
+  group.synchronize();
+  int mismatches = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    try {
+      group.check(r);
+    } catch (moe::TransportError const& e) {
+      mismatches += e.code() == moe::ErrorCode::mismatch ? 1 : 0;
+    }
+  }
+  EXPECT_GE(mismatches, 1);
+}
+
+/// Calls round(parity, delays) twenty times on the same input: the same bits each time.
+template <class Run, class Round>
+void expect_same_bits(Run& run, Round&& round) {
+  std::vector<std::vector<std::uint16_t>> first;
+  for (int i = 0; i < 20; ++i) {
+    round(i & 1, static_cast<unsigned>(i));
+    run.group().synchronize_and_check();
+    for (int r = 0; r < run.group().size(); ++r) {
+      auto out = run.buffer(r).out.host();
+      if (i == 0) {
+        first.push_back(std::move(out));
+      } else {
+        EXPECT_EQ(out, first[static_cast<std::size_t>(r)]) << "rank " << r << ", round " << i;
+      }
+    }
+  }
+}
+
+}  // namespace moe_test
