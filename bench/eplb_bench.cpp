@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/checked.hpp"
 #include "moe/eplb/propose.hpp"
 #include "moe/eplb/transfer_plan.hpp"
 
@@ -44,7 +45,7 @@ void rebalance(benchmark::State& state) {
   double const before = balancedness(
       rank_loads(ExpertMaps::initial(load.rows(), load.cols(), topology.num_physical - load.cols()), load, topology.num_ranks));
   double const after = balancedness(rank_loads(maps, load, topology.num_ranks));
-  if (after <= before) return state.SkipWithError("the plan is no better than the initial map");
+  if (after <= before) return moe_bench::skip_wrong(state, "the plan is no better than the initial map");
   for (auto _ : state) benchmark::DoNotOptimize(moe::eplb::rebalance(load, topology, A));
   state.counters["balancedness_before"] = before;
   state.counters["balancedness_after"] = after;
@@ -86,3 +87,8 @@ BENCHMARK_TEMPLATE(rebalance, Arithmetic::float64)->Name("rebalance/float64")->A
 BENCHMARK(propose_and_plan_transfers)->Apply(sizes);
 
 }  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  return moe_bench::run_benchmarks();
+}

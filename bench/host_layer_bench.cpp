@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bench/checked.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/experts/onednn.hpp"
@@ -122,7 +123,7 @@ void host_layer(benchmark::State& state) {
       norm += want * want;
     }
     if (!(std::sqrt(error / norm) < (std::is_same_v<T, float> ? 1e-5 : 5e-3))) {
-      state.SkipWithError("the result is wrong");
+      moe_bench::skip_wrong(state, text("the error against float64 is ", std::sqrt(error / norm)));
       return;
     }
   }
@@ -151,4 +152,7 @@ BENCHMARK(host_layer<bf16>)->Apply(arguments);
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  return moe_bench::run_benchmarks();
+}

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/checked.hpp"
 #include "bench/layer_problem.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/core/layer_config.hpp"
@@ -125,8 +126,6 @@ double error_of(Candidate const& candidate, Rotation const& r, DeviceArray<typen
   }
 }
 
-int wrong_results = 0;
-
 template <class Candidate>
 void layer(benchmark::State& state, LocalShape shape, Scheme scheme, int tokens) {
   try {
@@ -137,8 +136,7 @@ void layer(benchmark::State& state, LocalShape shape, Scheme scheme, int tokens)
     DeviceArray<typename Candidate::Output> out(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(shape.hidden));
     double const error = error_of(candidate, rotation, out);
     if (!(error < moe_test::tolerance(scheme, tokens))) {
-      ++wrong_results;
-      state.SkipWithError(("the error against float32 is " + std::to_string(error)).c_str());
+      skip_wrong(state, "the error against float32 is " + std::to_string(error));
       return;
     }
     auto const round = [&](cudaStream_t stream) {
@@ -193,6 +191,5 @@ int main(int argc, char** argv) {
   add<Hopper>(Scheme::fp8_block, all, 25);
   add<Reference<moe::quantization::None>>(Scheme::bf16, few, 3);
   add<Reference<moe::quantization::Fp8Block<>>>(Scheme::fp8_block, few, 3);
-  benchmark::RunSpecifiedBenchmarks();
-  return wrong_results == 0 ? 0 : 1;
+  return moe_bench::run_benchmarks();
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/checked.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/grouped_topk.hpp"
@@ -141,7 +142,7 @@ void routing(benchmark::State& state, Router const& router, bool permute) {
   ids.copy_to_host(got.data());
   if (permute) offsets.copy_to_host(got_offsets.data());
   if (!agrees(router, first, rows, got, got_offsets)) {
-    state.SkipWithError("the kernel disagrees with the host");
+    moe_bench::skip_wrong(state, "the kernel disagrees with the host");
     return;
   }
 
@@ -177,6 +178,5 @@ int main(int argc, char** argv) {
     std::printf("skipped: no GPU\n");
     return 77;
   }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return moe_bench::run_benchmarks();
 }

@@ -2,7 +2,6 @@
 // examples/expert_parallel_cuda.cu: a layer on all GPUs of a node, for decode and for prefill: mpirun -n 4 example_expert_parallel_cuda
 #include <mpi.h>
 
-#include <cmath>
 #include <moe/backends/window/device/high_throughput/exchange.hpp>
 #include <moe/backends/window/device/low_latency/exchange.hpp>
 #include <moe/comm/mpi.hpp>

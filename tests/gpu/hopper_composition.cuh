@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "moe/activation/activation.hpp"
@@ -16,6 +17,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/softmax_topk.hpp"
 
 namespace moe_test {
@@ -30,6 +32,21 @@ struct CompositionConfig : moe::LayerDefaults {
   using Activation = ActivationPolicy;
   static constexpr bool batch_invariant = BatchInvariant;
 };
+
+/// What a typed test of compositions varies.
+template <class T, class Q>
+struct Types {
+  using Act = T;
+  using Quant = Q;
+};
+/// The most that a composition's output may differ from CudaReference's. 16-bit products: the rounding of the intermediate and of the
+/// slots. fp8: the oracle quantises the unrounded intermediate, so that a value may move by a code, more often where the kernel first
+/// rounds the row to bf16 (scales of whole rows).
+template <class Quant>
+constexpr double composition_tolerance() {
+  if (!Quant::kQuantizesActivations) return 5e-3;
+  return std::is_same_v<Quant, moe::quantization::Fp8Block<>> ? 1e-2 : 1.5e-2;
+}
 
 /// One layer, and what its weights are besides random.
 struct LayerCase {

@@ -25,12 +25,6 @@ using quantization::Fp8PerToken;
 using quantization::None;
 using Local = backends::NoExpertParallel<space::cuda>;
 
-template <class T, class Q>
-struct Types {
-  using Act = T;
-  using Quant = Q;
-};
-
 template <class P>
 class HopperExperts : public testing::Test {
  protected:
@@ -42,12 +36,7 @@ class HopperExperts : public testing::Test {
   void SetUp() override {
     if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
-  /// 16-bit products: the rounding of the intermediate and of the slots. fp8: the oracle quantises the unrounded intermediate, so that a
-  /// value may move by a code, more often where the kernel first rounds the row to bf16 (scales of whole rows).
-  static double tolerance() {
-    if (!Quant::kQuantizesActivations) return 5e-3;
-    return std::is_same_v<Quant, Fp8Block<>> ? 1e-2 : 1.5e-2;
-  }
+  static double tolerance() { return composition_tolerance<Quant>(); }
   static Quant quant() {
     if constexpr (std::is_same_v<Quant, Fp8PerTensorStatic>) {
       return Quant(typename Quant::Params{.scale = 4.0F / 448.0F});

@@ -19,12 +19,6 @@ namespace {
 using namespace moe;
 using namespace moe_test;
 
-template <class T, class Q>
-struct Types {
-  using Act = T;
-  using Quant = Q;
-};
-
 template <class P>
 class HopperMasked : public testing::Test {
  protected:
@@ -36,10 +30,7 @@ class HopperMasked : public testing::Test {
   void SetUp() override {
     if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
-  static double tolerance() {  // as in hopper_experts_test
-    if (!Quant::kQuantizesActivations) return 5e-3;
-    return std::is_same_v<Quant, quantization::Fp8Block<>> ? 1e-2 : 1.5e-2;
-  }
+  static double tolerance() { return composition_tolerance<Quant>(); }
 };
 
 using All = testing::Types<Types<bf16, quantization::None>, Types<f16, quantization::None>, Types<bf16, quantization::Fp8Block<>>,
