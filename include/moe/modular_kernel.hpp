@@ -2,7 +2,10 @@
 // modular_kernel.hpp: one MoE layer as five compile-time choices. Knows the concepts and the rules, names no policy.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "moe/core/buffer.hpp"
@@ -26,6 +29,12 @@ enum class Phase : std::uint8_t { route, dispatch, experts, combine };
 struct NoProbe {
   void begin(Phase) {}
   void end(Phase) {}
+};
+
+/// What a layer holds on this rank besides its weights, in bytes.
+struct LayerMemory {
+  std::size_t arena = 0;   ///< in the layer's own arena
+  std::size_t window = 0;  ///< this rank's part of the window that the exchange maps; layers of one shape may share it (WindowManager)
 };
 
 /// What may differ from call to call besides the arrays.
@@ -83,6 +92,8 @@ class Layer {
     /// may be rewritten between calls (eplb::MapTables). Unset: physical ids are the logical ones.
     routing::ExpertMapping mapping{};
     routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
+    /// Told once, at the end of construction, what the layer is and takes, in one line. Unset: silent.
+    std::function<void(std::string const&)> log{};
   };
 
   /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer. Throws
@@ -99,6 +110,10 @@ class Layer {
             build(comm, [&] { return Kernel(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_); })) {
     build(comm, [&] { take_memory(); });
     agree_on_construction(comm);
+    if (p.log) {
+      p.log(text("moe: ", Router::kName, ", ", Quant::kName, ", ", Backend::kName, ", ", Experts::kName, " on rank ", comm.rank(), " of ",
+                 comm.size(), ": ", memory().arena, " bytes in the arena, ", memory().window, " in the window"));
+    }
   }
   Layer(Layer const&) = delete;
   Layer& operator=(Layer const&) = delete;
@@ -155,8 +170,21 @@ class Layer {
   Router const& router() const { return router_; }
   Exchange& exchange() { return exchange_; }
   Kernel& kernel() { return kernel_; }
-  /// Bytes that the layer holds besides its weights.
-  std::size_t bytes() const { return arena_.bytes(); }
+  LayerMemory memory() const {
+    LayerMemory m{arena_.bytes(), 0};
+    if constexpr (requires { exchange_.window().bytes(); }) m.window = static_cast<std::size_t>(exchange_.window().bytes());
+    return m;
+  }
+  /// Bytes that the layer holds on this rank besides its weights: memory(), summed.
+  std::size_t bytes() const { return memory().arena + memory().window; }
+  /// What routing has counted since construction: rows without a finite logit (all NaN or -inf). These go to the first k experts with
+  /// weight 1/k, or nowhere if the router's `degenerate` says drop. A NaN beside finite logits only leaves its expert out. CUDA space:
+  /// reads device memory, so synchronise the stream first, and do not call while it is captured.
+  routing::RouteCounters counters() const {
+    routing::RouteCounters counted = counters_;
+    if constexpr (Space::kKind == SpaceKind::cuda) Memory<Space>::copy_to_host(&counted, device_counters_, sizeof counted);
+    return counted;
+  }
 
  private:
   static constexpr bool kTakesRowCount = requires { requires Exchange::kTakesRowCount; };
@@ -185,7 +213,13 @@ class Layer {
     weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
     if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * router_.topk());
     if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
+    if constexpr (Space::kKind == SpaceKind::cuda) device_counters_ = take_zeroed_counters();
     arena_.seal();
+  }
+  routing::RouteCounters* take_zeroed_counters() {
+    auto* const counters = arena_.template take<routing::RouteCounters>(1);
+    Memory<Space>::fill(counters, 0, sizeof *counters);
+    return counters;
   }
   static RowQuant row_quantization([[maybe_unused]] Quant const& quant) {
     if constexpr (std::is_same_v<RowQuant, Quant>) {
@@ -285,8 +319,8 @@ class Layer {
   template <class L>
   void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream) {
     routing::RouteArgs<L> const args{
-        logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows, options.token_ids,     topk_ids(),
-        topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : nullptr,      options.shared_weights};
+        logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,     options.token_ids,     topk_ids(),
+        topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights};
     if constexpr (Space::kKind == SpaceKind::host) {
       router_.select(args);
       for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
@@ -326,7 +360,8 @@ class Layer {
   std::int32_t* dispatched_ = nullptr;  // [T_max, k]; null: ids_ is dispatched
   float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
-  routing::RouteCounters counters_;
+  routing::RouteCounters counters_;                    // host space
+  routing::RouteCounters* device_counters_ = nullptr;  // [1] CUDA space
 };
 
 /// The layer if the rules hold, else the broken rule's error and nothing that could add errors of its own.

@@ -3,7 +3,11 @@
 // fit the layer, routing functions that throw.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../expect_error.hpp"
@@ -12,6 +16,7 @@
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/llama4.hpp"
@@ -107,6 +112,77 @@ TYPED_TEST(LayerOn, WeightsAndPlacementMustCoverTheExperts) {
     expect_error(ErrorCode::config, text("placement: ", physical, " physical experts, without a mapping expected num_experts 4"),
                  [&] { Layer l(self, more.view(), p); });
   }
+}
+
+// An array that is missing is named at construction, not met in forward().
+TYPED_TEST(LayerOn, MissingWeightArraysAreNamed) {
+  using Quant = quantization::Fp8Block<>;
+  using Layer = ModularKernel<Config, routing::Llama4, Quant, backends::NoExpertParallel<>, TypeParam>;
+  experts::WeightStore<Config, Quant> store(kExperts, 128, 128, true);
+  std::vector<float> const bias(256, 0.0F);
+  for (int e = 0; e < kExperts; ++e) {
+    store.set_expert(e, values(256 * 128, e).data(), values(128 * 128, e).data());
+    store.set_bias(e, bias.data(), bias.data());
+  }
+  comm::Self<> self;
+  typename Layer::Params p{.shape = {128, 128, kExperts, 1},
+                           .max_tokens_per_rank = 8,
+                           .placement = ExpertPlacement(kExperts, 1),
+                           .router = {.num_experts = kExperts}};
+  Layer(self, store.view(), p);
+  auto refuses = [&](std::string const& sentence, auto&& spoil) {
+    auto w = store.view();
+    spoil(w);
+    expect_error(ErrorCode::argument, "expert weights: " + sentence, [&] { Layer l(self, w, p); });
+  };
+  using Codes = decltype(store.view().w13.codes);
+  using Scales = decltype(store.view().w13.scales);
+  auto missing = [](auto& view) { view = std::remove_cvref_t<decltype(view)>(nullptr, view.mapping()); };
+  refuses("w13 codes is a null pointer for 131072 elements", [&](auto& w) { missing(w.w13.codes); });
+  refuses("w2 codes is a null pointer for 65536 elements", [&](auto& w) { missing(w.w2.codes); });
+  refuses("w13 scales is a null pointer for 8 elements", [&](auto& w) { missing(w.w13.scales); });
+  refuses("w2 scales is a null pointer for 4 elements", [&](auto& w) { missing(w.w2.scales); });
+  refuses("w13 bias is a null pointer for 1024 elements", [&](auto& w) { missing(w.w13.bias); });
+  refuses("w2 scales: experts is 0, expected 4", [&](auto& w) { w.w2.scales = Scales(); });
+  refuses("w2 codes: rows is 0, expected 128", [&](auto& w) { w.w2.codes = Codes(); });
+}
+
+// A row of NaN logits goes to the first experts, as the router says, and is counted; one NaN only leaves its expert out.
+TYPED_TEST(LayerOn, RowsWithoutAFiniteLogitAreCounted) {
+  using Layer = LayerOf<routing::Llama4, TypeParam>;
+  Store const store(kExperts);
+  comm::Self<> self;
+  Layer layer(self, store.view(), params<Layer>({.num_experts = kExperts}));
+  Rows1 const hidden = values(kRows * kHidden, 3);
+  Rows1 logits = values(kRows * kExperts, 9);
+  forward(layer, hidden, logits);
+  EXPECT_EQ(layer.counters().degenerate_rows, 0);
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  logits[0] = nan;                                                                                // row 0: one expert
+  std::fill_n(logits.begin() + kExperts, kExperts, nan);                                          // row 1
+  std::fill_n(logits.begin() + 3 * kExperts, kExperts, -std::numeric_limits<float>::infinity());  // row 3
+  forward(layer, hidden, logits);
+  EXPECT_EQ(layer.counters().degenerate_rows, 2);
+  EXPECT_NE(layer.topk_ids()(0, 0), 0);
+  EXPECT_EQ(layer.topk_ids()(1, 0), 0);
+  forward(layer, hidden, logits);
+  EXPECT_EQ(layer.counters().degenerate_rows, 4);
+}
+
+TYPED_TEST(LayerOn, ConstructionTellsWhatItTakesIfAsked) {
+  using Layer = LayerOf<routing::Llama4, TypeParam>;
+  Store const store(kExperts);
+  comm::Self<> self;
+  auto p = params<Layer>({.num_experts = kExperts});
+  std::vector<std::string> lines;
+  p.log = [&](std::string const& line) { lines.push_back(line); };
+  Layer const layer(self, store.view(), p);
+  EXPECT_GT(layer.memory().arena, 0U);
+  EXPECT_EQ(layer.memory().window, 0U);
+  EXPECT_EQ(layer.bytes(), layer.memory().arena);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0], text("moe: llama4, none, no_expert_parallel, ", TypeParam::kName, " on rank 0 of 1: ", layer.bytes(),
+                           " bytes in the arena, 0 in the window"));
 }
 
 // Whatever a caller's function throws comes back as it is and leaves the layer as it was.

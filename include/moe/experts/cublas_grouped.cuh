@@ -224,7 +224,7 @@ CublasGrouped::Kernel<Config, Quant, Format>::Kernel(Shape<Config> const& shape,
   if (int const sm = device_architecture(); sm < 80) {
     throw Error(ErrorCode::unsupported, text("cublas_grouped: the device is sm_", sm, ", sm_80 or newer is needed"));
   }
-  check_weights(weights, hidden_, intermediate_, activation.gated());
+  check_weights<Quant>(weights, hidden_, intermediate_, activation.gated());
   bool const standard = Format == ActivationFormat::standard;
   std::int64_t const slots = standard ? max_rows * topk_ : 0;
   std::int64_t const rows = standard && !fixed_ ? slots : num_local_ * max_rows;

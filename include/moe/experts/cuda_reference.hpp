@@ -42,7 +42,7 @@ struct CudaReference : AnyComposition {
       if (int const sm = device_architecture(); sm < 80) {
         throw Error(ErrorCode::unsupported, text("cuda_reference: the device is sm_", sm, ", sm_80 or newer is needed"));
       }
-      check_weights(weights, hidden_, intermediate_, activation.gated());
+      check_weights<Quant>(weights, hidden_, intermediate_, activation.gated());
       std::int64_t const slots = max_rows * (Format == ActivationFormat::standard ? topk_ : num_local_);
       std::int64_t const inputs = max_rows * (Format == ActivationFormat::standard ? 1 : num_local_);
       w13_ = arena.template take<float>(num_local_ * weights.w13.rows * hidden_);

@@ -151,7 +151,7 @@ struct HopperW4A16 {
       } else {
         act = detail::w4_activation(activation.kind, activation.constants);
       }
-      check_weights(weights, shape.hidden(), shape.intermediate(), true);
+      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), true);
       hopper::LocalShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
                                      static_cast<int>(shape.intermediate()), Format == ActivationFormat::standard ? shape.topk() : 1};
       hopper::W4Weights w{};

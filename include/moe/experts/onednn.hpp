@@ -113,7 +113,7 @@ class OneDnn::Kernel {
         num_local_(weights.w13.codes.extent(0)),
         block13_(detail::block_columns(shape.hidden(), shape.intermediate())),
         block2_(detail::block_columns(shape.intermediate(), shape.hidden())) {
-    check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+    check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
     max_slots_ = max_rows * (Format == ActivationFormat::standard ? shape.topk() : num_local_);
     x_ = arena.template take<float>(max_slots_ * shape.hidden());
     h_ = arena.template take<float>(max_slots_ * shape.intermediate());

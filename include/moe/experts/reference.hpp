@@ -33,7 +33,7 @@ struct Reference : AnyComposition {
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
            typename Config::Activation const& activation, Params const&, Arena<space::host>& arena)
         : shape_(shape), weights_(weights), max_rows_(max_rows), quant_(quant), activation_(activation), threads_(omp_get_max_threads()) {
-      check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
       per_thread_ = 3 * shape.hidden() + 4 * shape.intermediate();
       scratch_ = arena.template take<float>(threads_ * per_thread_);
       codes_ = arena.template take<typename Quant::template Payload<float>>(threads_ * Quant::payload_cols(shape.intermediate()));

@@ -196,7 +196,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   }
   /// Nanoseconds that this rank has waited for each rank.
   std::vector<std::uint64_t> waited_ns() { return window().waited_ns(); }
-  Window& window() { return group_.window(); }
+  Window& window() const { return group_.window(); }
   /// Collective, between rounds: continues as if `round` operations had been done in every slot.
   void preset_round(std::uint32_t round) {
     for (Slot& s : slots_) {

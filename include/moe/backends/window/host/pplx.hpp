@@ -177,7 +177,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
     record_.state = DispatchState::idle;
   }
 
-  Window& window() { return group_.window(); }
+  Window& window() const { return group_.window(); }
   /// Collective, between rounds: continues as if `round` operations had been done.
   void preset_round(std::uint32_t round) {
     rounds_.preset(round);

@@ -174,7 +174,7 @@ class HostStandardExchange {
     std::for_each(counts, counts + num_local_, [&](std::int32_t& n) { n = (n + alignment - 1) / alignment * alignment; });
   }
   Handle last() const { return last_; }
-  Window& window() { return group_.window(); }
+  Window& window() const { return group_.window(); }
   /// Collective, between rounds: continues as if `round` operations had been done.
   void preset_round(std::uint32_t round) {
     rounds_.preset(round);
