@@ -3,6 +3,7 @@
 // types but for the space. Random routing with masked experts, both formats of rows, poisoned outputs, zero rows, a captured graph.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -79,6 +80,7 @@ class Problem {
   }
   Layer& layer() { return layer_; }
   Buffer<T, Space>& output() { return output_; }
+  Buffer<float, Space>& logits() { return logits_; }
 
  private:
   WeightsOf<Config<T>, Quant> filled() {
@@ -171,6 +173,37 @@ TEST(CudaLayer, GraphReplaysWithNewInputs) {
   }
   check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
   check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+}
+
+// Rows without a finite logit are counted on the device as on the host, and their experts are the same.
+TEST(CudaLayer, R6_RowsWithoutAFiniteLogitAreCounted) {
+  Problem<float, quantization::None, space::host, experts::Reference<>> host;
+  Problem<float, quantization::None, space::cuda, experts::CudaReference> device;
+  for (std::int64_t counted : {0, 3, 6}) {
+    EXPECT_EQ(host.layer().counters().degenerate_rows, counted);
+    EXPECT_EQ(device.layer().counters().degenerate_rows, counted);
+    auto spoil = [](auto& problem) {
+      problem.fill(kMaxTokens, 7);
+      std::vector<float> logits(static_cast<std::size_t>(kMaxTokens * kExperts));
+      problem.logits().copy_to_host(logits.data());
+      for (std::int64_t row : {0, 9, 63}) {
+        std::fill_n(logits.begin() + row * kExperts, kExperts, std::numeric_limits<float>::quiet_NaN());
+      }
+      logits[kExperts] = std::numeric_limits<float>::quiet_NaN();  // row 1: one expert only
+      problem.logits().copy_from_host(logits.data());
+    };
+    spoil(host);
+    host.launch(kMaxTokens, {});
+    spoil(device);
+    device.launch(kMaxTokens, nullptr);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(kMaxTokens * kTopK));
+    check_cuda(cudaMemcpy(ids.data(), device.layer().topk_ids().data_handle(), ids.size() * sizeof(ids[0]), cudaMemcpyDeviceToHost),
+               "cudaMemcpy");
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), host.layer().topk_ids().data_handle()));
+    EXPECT_EQ(ids[0], 0);
+    EXPECT_EQ(ids[1], 1);
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/onednn.hpp: the fast host experts: float32 matrix products by oneDNN over all cores. Weights of any storage are widened
-// block by block into a cache-resident scratch right before their product, so bf16 and quantised weights cost their own bytes only.
+// experts/onednn.hpp: the fast host experts: float32 matrix products by oneDNN over all cores (HostPool). Weights of any storage are
+// widened block by block into a cache-resident scratch right before their product, so bf16 and quantised weights cost their own bytes only.
 //
 // Work is cut so that no two threads write one place and every sum has one order, whatever the thread count:
 //   first product + activation: tasks (expert, block of intermediate columns);
@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/host_pool.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/host_rows.hpp"
@@ -26,7 +27,7 @@ struct OneDnn : AnyComposition {
   static constexpr char const* kName = "onednn";
   using Space = space::host;
   struct Params {
-    int num_threads = 0;  ///< 0: omp_get_max_threads()
+    int num_threads = 0;  ///< 0: omp_get_max_threads(). They wait in HostPool, whatever OMP_WAIT_POLICY says
   };
 
   template <class Config, class Quant, ActivationFormat Format>
@@ -67,8 +68,20 @@ inline float dot(float const* a, float const* b, std::int64_t n) {
 /// (docs/log/host.md).
 inline constexpr std::int64_t kDotRows = 8;
 
-/// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN; sequential inside a parallel region. A failure lands in
-/// `status`, because an exception must not leave a parallel region.
+/// OpenMP, which oneDNN uses, has one thread in this thread while this lives; nobody else's setting changes.
+class OneOpenMpThread {
+ public:
+  OneOpenMpThread() { omp_set_num_threads(1); }
+  OneOpenMpThread(OneOpenMpThread const&) = delete;
+  OneOpenMpThread& operator=(OneOpenMpThread const&) = delete;
+  ~OneOpenMpThread() { omp_set_num_threads(before_); }
+
+ private:
+  int before_ = omp_get_max_threads();
+};
+
+/// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN on this thread alone. A failure lands in `status`, because no
+/// exception may leave HostPool's loops.
 inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, std::int64_t k, float const* a, std::int64_t lda,
                     float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
   if (m <= kDotRows) {
@@ -79,6 +92,7 @@ inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, st
     }
     return;
   }
+  OneOpenMpThread const alone;
   dnnl_status_t const result = dnnl_sgemm('N', 'T', m, n, k, 1.0F, a, lda, b, ldb, 0.0F, c, ldc);
   if (result != dnnl_success) {
     status.store(result, std::memory_order_relaxed);
@@ -114,6 +128,7 @@ class OneDnn::Kernel {
         block13_(detail::block_columns(shape.hidden(), shape.intermediate())),
         block2_(detail::block_columns(shape.intermediate(), shape.hidden())) {
     check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
+    HostPool::instance().ensure(threads_);
     max_slots_ = max_rows * (Format == ActivationFormat::standard ? shape.topk() : num_local_);
     x_ = arena.template take<float>(max_slots_ * shape.hidden());
     h_ = arena.template take<float>(max_slots_ * shape.intermediate());
@@ -137,8 +152,7 @@ class OneDnn::Kernel {
     sort_slots(tokens.topk_ids, tokens.topk_weights);
     std::int64_t const slots = slots_.offset[num_local_];
     bool const on_input = shape_.weight_on_input();
-#pragma omp parallel for schedule(static) num_threads(threads_)
-    for (std::int64_t s = 0; s < slots; ++s) {
+    each(slots, kSlotGrain, [&](std::int64_t s, int) {
       std::int64_t const r = slots_.token[s];
       float* x = x_ + s * shape_.hidden();
       quant_.template dequantize_row<Act>(row_ptr(tokens.rows, r), row_ptr(tokens.scales, r), shape_.hidden(), x);
@@ -147,7 +161,7 @@ class OneDnn::Kernel {
           x[i] *= slots_.weight[s];
         }
       }
-    }
+    });
     first_product();
     second_product(
         [&](std::int64_t column, std::int64_t width) {
@@ -171,15 +185,14 @@ class OneDnn::Kernel {
     for (std::int64_t e = 0; e < num_local_; ++e) {
       slots_.offset[e + 1] = slots_.offset[e] + tokens.expert_num_tokens(e);
     }
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
-    for (std::int64_t e = 0; e < num_local_; ++e) {
+    each(num_local_, 1, [&](std::int64_t e, int) {
       for (std::int64_t i = 0; i < tokens.expert_num_tokens(e); ++i) {
         std::int64_t const s = slots_.offset[e] + i;
         slots_.token[s] = static_cast<std::int32_t>(e);
         quant_.template dequantize_row<Act>(row_ptr(tokens.rows, e, i), row_ptr(tokens.scales, e, i), shape_.hidden(),
                                             x_ + s * shape_.hidden());
       }
-    }
+    });
     first_product();
     second_product([](std::int64_t, std::int64_t) {},
                    [&](std::int64_t slot, std::int64_t column, std::int64_t width, float const* product) {
@@ -189,6 +202,8 @@ class OneDnn::Kernel {
   }
 
  private:
+  static constexpr std::int64_t kSerialWork = std::int64_t{1} << 17;  ///< elements of w2 times slots: some 50 us of one core
+  static constexpr std::int64_t kSlotGrain = 8;                       ///< rows that a thread widens or quantises at a time
   static constexpr std::int64_t kPanel = 64;  ///< rows per product: the result panel stays in cache with the widened weights
 
   void check_rows(std::int64_t rows, std::int64_t out_rows) const {
@@ -197,6 +212,12 @@ class OneDnn::Kernel {
     }
   }
 
+  /// f(i, worker) over i in [0, n), on one thread if the call is so small that waking others would take longer.
+  template <class F>
+  void each(std::int64_t n, std::int64_t grain, F const& f) const {
+    std::int64_t const work = slots_.offset[num_local_] * shape_.hidden() * shape_.intermediate();
+    HostPool::instance().for_each(n, grain, work < kSerialWork ? 1 : threads_, f);
+  }
   static void check_status(int status) {
     if (status != dnnl_success) {
       throw Error(ErrorCode::internal, text("oneDNN: sgemm failed with status ", status));
@@ -238,17 +259,16 @@ class OneDnn::Kernel {
     std::int64_t const hidden = shape_.hidden();
     std::int64_t const blocks = (width + block13_ - 1) / block13_;
     bool const gated = activation_.gated();
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
-    for (std::int64_t task = 0; task < num_local_ * blocks; ++task) {
+    each(num_local_ * blocks, 1, [&](std::int64_t task, int worker) {
       std::int64_t const e = task / blocks;
       std::int64_t const first = task % blocks * block13_;
       std::int64_t const count = std::min(block13_, width - first);
       std::int64_t const begin = slots_.offset[e];
       std::int64_t const end = slots_.offset[e + 1];
       if (begin == end) {
-        continue;
+        return;
       }
-      float* scratch = scratch_ + omp_get_thread_num() * per_thread_;
+      float* scratch = scratch_ + worker * per_thread_;
       float* product = scratch + product_offset_;
       auto const& m = weights_.w13;
       float const* gate = detail::weight_rows<Weight>(quant_, m, e, first, count, scratch);
@@ -277,15 +297,14 @@ class OneDnn::Kernel {
           }
         }
       }
-    }
+    });
     check_status(status);
     if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
-#pragma omp parallel for schedule(static) num_threads(threads_)
-      for (std::int64_t s = 0; s < slots_.offset[num_local_]; ++s) {
-        std::int64_t const t = omp_get_thread_num();
+      each(slots_.offset[num_local_], kSlotGrain, [&](std::int64_t s, int worker) {
+        std::int64_t const t = worker;
         detail::requantize_row<Quant, Act>(quant_, h_ + s * width, width, codes_ + t * Quant::payload_cols(width),
                                            scales_ + t * Quant::scale_cols(width));
-      }
+      });
     }
   }
 
@@ -296,11 +315,10 @@ class OneDnn::Kernel {
     std::int64_t const width = shape_.intermediate();
     std::int64_t const hidden = shape_.hidden();
     std::int64_t const blocks = (hidden + block2_ - 1) / block2_;
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
-    for (std::int64_t task = 0; task < blocks; ++task) {
+    each(blocks, 1, [&](std::int64_t task, int worker) {
       std::int64_t const first = task * block2_;
       std::int64_t const count = std::min(block2_, hidden - first);
-      float* scratch = scratch_ + omp_get_thread_num() * per_thread_;
+      float* scratch = scratch_ + worker * per_thread_;
       float* product = scratch + product_offset_;
       clear(first, count);
       for (std::int64_t e = 0; e < num_local_; ++e) {
@@ -323,7 +341,7 @@ class OneDnn::Kernel {
           }
         }
       }
-    }
+    });
     check_status(status);
   }
 

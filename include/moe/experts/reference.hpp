@@ -3,11 +3,10 @@
 // formats. The oracle for every other experts kernel. Sum over k in j order, accumulation in `Accumulate` (float or double).
 #pragma once
 
-#include <omp.h>
-
 #include <cstdint>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/host_pool.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/activated_row.hpp"
 #include "moe/experts/any_composition.hpp"
@@ -32,8 +31,9 @@ struct Reference : AnyComposition {
     /// max_rows: rows (standard) or rows per expert (batched) that apply() will see at most. Weights are borrowed.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
            typename Config::Activation const& activation, Params const&, Arena<space::host>& arena)
-        : shape_(shape), weights_(weights), max_rows_(max_rows), quant_(quant), activation_(activation), threads_(omp_get_max_threads()) {
+        : shape_(shape), weights_(weights), max_rows_(max_rows), quant_(quant), activation_(activation), threads_(host_threads()) {
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      HostPool::instance().ensure(threads_);
       per_thread_ = 3 * shape.hidden() + 4 * shape.intermediate();
       scratch_ = arena.template take<float>(threads_ * per_thread_);
       codes_ = arena.template take<typename Quant::template Payload<float>>(threads_ * Quant::payload_cols(shape.intermediate()));
@@ -45,9 +45,8 @@ struct Reference : AnyComposition {
       check_rows(tokens.rows.extent(0), y.extent(0));
       std::int64_t const rows = tokens.rows.extent(0);
       std::int64_t const k = tokens.topk_ids.extent(1);
-#pragma omp parallel for schedule(dynamic) num_threads(threads_)
-      for (std::int64_t r = 0; r < rows; ++r) {
-        Scratch const s = scratch();
+      HostPool::instance().for_each(rows, 1, threads(rows * k), [&](std::int64_t r, int worker) {
+        Scratch const s = scratch(worker);
         float* out = row_ptr(y, r);
         for (std::int64_t h = 0; h < shape_.hidden(); ++h) {
           out[h] = 0.0F;
@@ -65,7 +64,7 @@ struct Reference : AnyComposition {
             out[h] += on_input ? s.out[h] : w * s.out[h];
           }
         }
-      }
+      });
     }
 
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32; other rows are left as they are.
@@ -73,16 +72,15 @@ struct Reference : AnyComposition {
       check_rows(tokens.rows.extent(1), y.extent(1));
       for (std::int64_t e = 0; e < tokens.rows.extent(0); ++e) {
         std::int64_t const count = tokens.expert_num_tokens(e);
-#pragma omp parallel for schedule(static) num_threads(threads_)
-        for (std::int64_t i = 0; i < count; ++i) {
-          Scratch const s = scratch();
+        HostPool::instance().for_each(count, 1, threads(count), [&](std::int64_t i, int worker) {
+          Scratch const s = scratch(worker);
           quant_.template dequantize_row<typename Config::Act>(row_ptr(tokens.rows, e, i), row_ptr(tokens.scales, e, i), shape_.hidden(),
                                                                s.x);
           feed_forward(e, s, 1.0F);
           for (std::int64_t h = 0; h < shape_.hidden(); ++h) {
             row_ptr(y, e, i)[h] = s.out[h];
           }
-        }
+        });
       }
     }
 
@@ -97,10 +95,11 @@ struct Reference : AnyComposition {
       typename Quant::template Payload<float>* codes;
       typename Quant::Scale* scales;
     };
-    Scratch scratch() const {
+    /// One for a call so small that waking others would take longer.
+    int threads(std::int64_t slots) const { return slots * shape_.hidden() * shape_.intermediate() < (1 << 15) ? 1 : threads_; }
+    Scratch scratch(std::int64_t t) const {
       std::int64_t const h = shape_.hidden();
       std::int64_t const i = shape_.intermediate();
-      std::int64_t const t = omp_get_thread_num();
       float* base = scratch_ + t * per_thread_;
       return {base,
               base + h,

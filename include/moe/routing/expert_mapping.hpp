@@ -8,6 +8,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/error.hpp"
+#include "moe/core/host_pool.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe::routing {
@@ -116,17 +117,14 @@ inline void map_experts(ExpertMapping const* mapping, LoadRecorder const& record
     }
   }
 #endif
-#ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (rows * k >= 1 << 15)
-#endif
-  for (std::int64_t t = 0; t < rows; ++t) {
+  HostPool::instance().for_each(rows, 64, rows * k >= 1 << 15 ? host_threads() : 1, [&](std::int64_t t, int) {
     std::int32_t* const row = row_ptr(ids, t);
     for (int j = 0; j < k; ++j) {
       std::int32_t const id = t < num_valid_rows ? row[j] : kNoExpert;
       row[j] = mapping == nullptr ? id : map_expert(*mapping, id, t, j, k);
       if (record && row[j] >= 0) std::atomic_ref<std::int32_t>(recorder.load_counter[row[j]]).fetch_add(1, std::memory_order_relaxed);
     }
-  }
+  });
 }
 
 }  // namespace moe::routing

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moe/core/array.hpp"
+#include "moe/core/host_pool.hpp"
 #include "moe/core/types.hpp"
 #include "moe/routing/row/router_config.hpp"
 #include "moe/routing/row/score.hpp"
@@ -39,16 +40,13 @@ void add_zero_experts(int num_experts, ZeroExpertKind kind, int k, Rows<X const>
                       Rows<float const> weights, Rows<float> out) {
   std::int64_t const rows = ids.extent(0);
   std::int64_t const width = hidden.extent(1);
-#ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (rows * width >= 1 << 16)
-#endif
-  for (std::int64_t t = 0; t < rows; ++t) {
+  HostPool::instance().for_each(rows, 4, rows * width >= 1 << 16 ? host_threads() : 1, [&](std::int64_t t, int) {
     float const factor = zero_expert_factor(num_experts, kind, k, row_ptr(ids, t), row_ptr(weights, t));
-    if (factor == 0.0F) continue;  // 0 x NaN adds nothing
+    if (factor == 0.0F) return;  // 0 x NaN adds nothing
     X const* const x = row_ptr(hidden, t);
     float* const to = row_ptr(out, t);
     for (std::int64_t h = 0; h < width; ++h) to[h] += factor * to_float(x[h]);
-  }
+  });
 }
 
 }  // namespace moe::routing

@@ -2,8 +2,10 @@
 // routing/row/row_router.hpp: what all routers that choose row by row share: route_row() over a batch, on the host or on the device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
+#include "moe/core/host_pool.hpp"
 #include "moe/core/space.hpp"
 #include "moe/routing/row/route_args.hpp"
 #include "moe/routing/row/route_row.hpp"
@@ -36,21 +38,18 @@ class RowRouter {
     check_args(resolved(), a);
     check_logits(a);
     std::int64_t const m = a.logits.extent(0);
-    std::int64_t degenerate = 0;
-#ifdef _OPENMP
-    bool const parallel = m * num_logits() >= kParallelLogits;
-#pragma omp parallel for schedule(static) reduction(+ : degenerate) if (parallel)
-#endif
-    for (std::int64_t t = 0; t < m; ++t) {
+    std::atomic<std::int64_t> degenerate{0};
+    int const threads = m * num_logits() >= kParallelLogits ? host_threads() : 1;
+    HostPool::instance().for_each(m, kRowGrain, threads, [&](std::int64_t t, int) {
       float* const shared = a.shared_weights.data_handle() == nullptr ? nullptr : row_ptr(a.shared_weights, t);
       if (t >= a.num_valid_rows) {
         pad_row(config_, row_ptr(a.topk_ids, t), row_ptr(a.topk_weights, t), shared);
-        continue;
+        return;
       }
       RowResult const row = route_row(config_, row_ptr(a.logits, t), a.token_ids == nullptr ? 0 : a.token_ids[t], row_ptr(a.topk_ids, t),
                                       row_ptr(a.topk_weights, t), shared);
-      degenerate += row.degenerate ? 1 : 0;
-    }
+      if (row.degenerate) degenerate.fetch_add(1, std::memory_order_relaxed);
+    });
     if (a.counters != nullptr) a.counters->degenerate_rows += degenerate;
   }
 
@@ -63,6 +62,7 @@ class RowRouter {
 
  private:
   static constexpr std::int64_t kParallelLogits = 1 << 14;  ///< below it waking the threads costs more than the rows
+  static constexpr std::int64_t kRowGrain = 16;
   Config config_;
 };
 
