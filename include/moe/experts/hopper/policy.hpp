@@ -187,7 +187,7 @@ struct HopperPolicy {
 
     static hopper::LocalShape local_shape(Shape<Config> const& shape, Weights const& weights,
                                           typename Config::Activation const& activation) {
-      check_weights(weights, shape.hidden(), shape.intermediate(), activation.gated());
+      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), activation.gated());
       return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
               Format == ActivationFormat::standard ? shape.topk() : 1};
     }
