@@ -291,6 +291,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
              : layout == "fused [E,2I,H] gate rows first; down [E,H,I]"                 ? WeightLayout::fused
              : layout == "input_linear [E,2I,H] gate rows first; output_linear [E,H,I]" ? WeightLayout::fused
              : layout == "fused transposed [E,H,2I] gate columns first; down [E,I,H]"   ? WeightLayout::fused_transposed
+             : layout == "fc1 [E,H,2I] gate columns first; fc2 [E,I,H]"                 ? WeightLayout::fused_transposed
              : layout == "fused transposed [E,H,2I], gate and up columns interleaved; down [E,I,H]"
                  ? WeightLayout::fused_transposed_interleaved
              : layout == "dbrx [E*I,H] for w1,v1,w2" ? WeightLayout::stacked

@@ -50,13 +50,12 @@ void transpose(T const* in, std::int64_t rows, std::int64_t cols, T* out) {
 
 /// rows g0, u0, g1, u1, … become g0, g1, …, u0, u1, …
 template <class T>
-void deinterleave_rows(std::vector<T>& m, std::int64_t rows, std::int64_t cols) {
-  std::vector<T> out(m.size());
+void deinterleave_rows(T* m, std::int64_t rows, std::int64_t cols) {
+  std::vector<T> const in(m, m + rows * cols);
   for (std::int64_t r = 0; r < rows; ++r) {
     std::int64_t const to = r % 2 == 0 ? r / 2 : rows / 2 + r / 2;
-    std::copy_n(m.data() + r * cols, cols, out.data() + to * cols);
+    std::copy_n(in.data() + r * cols, cols, m + to * cols);
   }
-  m = std::move(out);
 }
 
 }  // namespace detail
@@ -110,7 +109,7 @@ class ExpertReader {
     }
     std::vector<float> b(detail::at(d_.w13_rows()));
     bias_row(root_ + "experts.gate_up_proj_bias", e, d_.router.num_experts, d_.w13_rows(), b.data());
-    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(b, d_.w13_rows(), 1);
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(b.data(), d_.w13_rows(), 1);
     std::ranges::copy(b, b13);
     bias_row(root_ + "experts.down_proj_bias", e, d_.router.num_experts, d_.expert_hidden(), b2);
   }
@@ -149,7 +148,7 @@ class ExpertReader {
       }
       return;
     }
-    if (d_.layout != WeightLayout::per_expert && find_fused()) return;
+    if (d_.layout != WeightLayout::per_expert && (find_fused() || find_apart())) return;
     if (!explicit_fused || d_.layout == WeightLayout::fused_transposed) {  // quantised Llama-4 releases store single experts
       if (find_per_expert()) return;
     }
@@ -159,10 +158,11 @@ class ExpertReader {
 
   bool find_fused() {
     if (store_.contains(root_ + "experts.gate_up_proj_blocks")) return find_mxfp4();
-    constexpr std::array<std::array<std::string_view, 2>, 5> kNames{{{"experts.gate_up_proj", "experts.down_proj"},
+    constexpr std::array<std::array<std::string_view, 2>, 6> kNames{{{"experts.gate_up_proj", "experts.down_proj"},
                                                                      {"experts.gate_up_proj.weight", "experts.down_proj.weight"},
                                                                      {"input_linear.weight", "output_linear.weight"},
                                                                      {"experts.fc1.weight", "experts.fc2.weight"},
+                                                                     {"experts.w13_weight", "experts.w2_weight"},
                                                                      {"experts.up_proj", "experts.down_proj"}}};
     for (auto const& [up, down] : kNames) {
       bool const gateless = up == "experts.up_proj";
@@ -175,10 +175,44 @@ class ExpertReader {
         throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", all experts, shard ", down, " ('", root_,
                                                   down, "' in '", store_.label(), "')"));
       }
-      choose_orientation();
+      if (up == "experts.w13_weight") {
+        set_interleaved_rows();
+      } else {
+        choose_orientation();
+      }
       return true;
     }
     return false;
+  }
+  void set_interleaved_rows() {
+    std::int64_t const e = d_.router.num_experts;
+    require_shape(*gate_up_, {e, d_.w13_rows(), d_.expert_hidden()});
+    require_shape(*down_, {e, d_.expert_hidden(), d_.intermediate});
+    layout_ = WeightLayout::fused_interleaved;
+  }
+  /// Stacked projections beside the router: gate_ and up_ [E, I, H].
+  bool find_apart() {
+    if (!d_.activation.gated() || !store_.contains(root_ + "gate_proj.weight")) return false;
+    std::int64_t const e = d_.router.num_experts, h = d_.expert_hidden(), i = d_.intermediate;
+    gate_up_ = store_.at(root_ + "gate_proj.weight");
+    if (gate_up_->shape().size() != 3) return false;  // a dense network's
+    auto const shard = [&](char const* which) {
+      auto t = store_.find(root_ + which);
+      if (!t) {
+        throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", all experts, shard ", which, " ('", root_,
+                                                  which, "' in '", store_.label(), "')"));
+      }
+      return t;
+    };
+    up_ = shard("up_proj.weight");
+    down_ = shard("down_proj.weight");
+    require_shape(*gate_up_, {e, i, h});
+    require_shape(*up_, {e, i, h});
+    require_shape(*down_, {e, h, i});
+    gate_up_base_ = root_ + "gate_proj";
+    down_base_ = root_ + "down_proj";
+    layout_ = WeightLayout::fused_apart;
+    return true;
   }
   void choose_orientation() {
     std::int64_t const e = d_.router.num_experts, n = d_.w13_rows(), h = d_.expert_hidden(), i = d_.intermediate;
@@ -275,7 +309,7 @@ class ExpertReader {
   /// Matrix e [rows, cols] of a fused tensor [E, rows, cols], as it lies there.
   template <class T>
   void read_slice(StoredTensor const& t, std::string const& base, int e, std::int64_t rows, std::int64_t cols, T* out) const {
-    bool const transposed = layout_ != WeightLayout::fused;
+    bool const transposed = layout_ == WeightLayout::fused_transposed || layout_ == WeightLayout::fused_transposed_interleaved;
     detail::MatrixPlace const place{.rows = rows, .cols = cols, .index = e, .stack = d_.router.num_experts};
     if (detail::read_scaled(store_, t, base, place, d_.quantization, transposed, out)) return;
     if (bits(t.info->dtype) < 16)
@@ -285,15 +319,22 @@ class ExpertReader {
   template <class T>
   void read_fused(int e, T* w13, T* w2) const {
     std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
-    if (layout_ == WeightLayout::fused) {
+    if (layout_ == WeightLayout::fused_apart) {
+      read_slice(*gate_up_, gate_up_base_, e, i, h, w13);
+      read_slice(*up_, root_ + "up_proj", e, i, h, w13 + i * h);
+      read_slice(*down_, down_base_, e, h, i, w2);
+      return;
+    }
+    if (layout_ == WeightLayout::fused || layout_ == WeightLayout::fused_interleaved) {
       read_slice(*gate_up_, gate_up_base_, e, n, h, w13);
+      if (layout_ == WeightLayout::fused_interleaved) detail::deinterleave_rows(w13, n, h);
       read_slice(*down_, down_base_, e, h, i, w2);
       return;
     }
     std::vector<T> buffer(detail::at(std::max(n, i) * h)), turned(detail::at(n * h));
     read_slice(*gate_up_, gate_up_base_, e, h, n, buffer.data());
     detail::transpose(buffer.data(), h, n, turned.data());
-    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(turned, n, h);
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(turned.data(), n, h);
     std::ranges::copy(turned, w13);
     read_slice(*down_, down_base_, e, i, h, buffer.data());
     detail::transpose(buffer.data(), i, h, w2);
@@ -303,7 +344,7 @@ class ExpertReader {
     std::int64_t const n = d_.w13_rows(), i = d_.intermediate, h = d_.expert_hidden();
     std::vector<float> buffer(detail::at(n * h));
     detail::read_mxfp4_rows(*gate_up_, *gate_up_scales_, e * n, n, h, buffer.data());
-    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(buffer, n, h);
+    if (layout_ == WeightLayout::fused_transposed_interleaved) detail::deinterleave_rows(buffer.data(), n, h);
     std::ranges::transform(buffer, w13, from_float<T>);
     buffer.resize(detail::at(h * i));
     detail::read_mxfp4_rows(*down_, *down_scales_, e * h, h, i, buffer.data());
@@ -343,7 +384,7 @@ class ExpertReader {
   WeightLayout layout_ = WeightLayout::automatic;
   std::string_view infix_;
   detail::ProjectionNames names_{};
-  std::optional<StoredTensor> gate_up_, down_, gate_up_scales_, down_scales_;
+  std::optional<StoredTensor> gate_up_, up_, down_, gate_up_scales_, down_scales_;
   std::string gate_up_base_, down_base_;
   bool mxfp4_ = false;
 };

@@ -10,6 +10,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,15 @@ class HfConfig {
   std::string const& model_type() const { return model_type_; }
   /// The configuration object, for reports.
   nlohmann::json const& json() const { return json_; }
+
+  /// A copy that notes in `fields` every field that is read from it, at any depth. `fields` must outlive it.
+  HfConfig noting(std::set<std::string, std::less<>>& fields) const {
+    HfConfig out = *this;
+    out.read_ = &fields;
+    return out;
+  }
+  /// Notes a field as read that makes no difference to what the model computes.
+  void ignore(std::string_view field) const { (void)value(field); }
 
   /// The field is there and not null.
   bool has(std::string_view field) const { return value(field) != nullptr; }
@@ -157,18 +167,30 @@ class HfConfig {
     out.json_ = *v;
     out.label_ = text(label_, ':', field);
     out.model_type_ = model_type_;
+    out.read_ = read_;
     return out;
   }
 
   [[noreturn]] void fail(std::string const& what) const { throw Error(ErrorCode::config, one_line("'", label_, "': ", what)); }
+  /// A value as messages show it.
+  static std::string spelled(nlohmann::json const& v) {
+    if (v.is_array()) return "a list";
+    if (v.is_object()) return "an object";
+    std::string s = v.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return s.size() > 60 ? s.substr(0, 60) + "..." : s;
+  }
 
  private:
   HfConfig() = default;
   HfConfig(nlohmann::json json, std::string label) : json_(std::move(json)), label_(std::move(label)) {
     if (!json_.is_object()) fail("a configuration must be a JSON object");
     // A multimodal model nests its language model; the outer object then names the whole model.
-    if (auto const inner = json_.find("text_config"); inner != json_.end() && inner->is_object() && inner->contains("model_type")) {
+    auto const inner = json_.find("text_config");
+    auto const whole = json_.find("model_type");
+    std::string_view const part = whole == json_.end() || !whole->is_string() ? "" : text_part_of(whole->get_ref<std::string const&>());
+    if (inner != json_.end() && inner->is_object() && (inner->contains("model_type") || !part.empty())) {
       nlohmann::json text_part = *inner;
+      if (!text_part.contains("model_type")) text_part["model_type"] = part;
       if (!text_part.contains("quantization_config") && json_.contains("quantization_config")) {
         text_part["quantization_config"] = json_["quantization_config"];
       }
@@ -179,7 +201,15 @@ class HfConfig {
     if (model_type_.size() > 100) model_type_.resize(100);
   }
 
+  /// The model type of the language model, for whole models whose text_config leaves it out.
+  static std::string_view text_part_of(std::string_view whole) {
+    if (whole == "inkling_mm_model") return "inkling_text";
+    if (whole == "minimax_m3_vl") return "minimax_m3_vl_text";
+    if (whole == "step3p7") return "step3p5";
+    return {};
+  }
   nlohmann::json const* value(std::string_view field) const {
+    if (read_ != nullptr) read_->emplace(field);
     auto const at = json_.find(field);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
@@ -188,16 +218,10 @@ class HfConfig {
     for (std::string_view f : fields) list += (list.empty() ? "'" : " or '") + std::string(f) + "'";
     fail(one_line(list, " is missing"));
   }
-  static std::string spelled(nlohmann::json const& v) {
-    if (v.is_array()) return "a list";
-    if (v.is_object()) return "an object";
-    std::string s = v.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    return s.size() > 60 ? s.substr(0, 60) + "..." : s;
-  }
-
   nlohmann::json json_;
   std::string label_;
   std::string model_type_;
+  std::set<std::string, std::less<>>* read_ = nullptr;  // noting()
 };
 
 }  // namespace moe::io

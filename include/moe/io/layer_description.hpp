@@ -35,6 +35,8 @@ enum class WeightLayout : std::uint8_t {
   automatic,                     ///< found by names and shapes
   per_expert,                    ///< one tensor per expert and projection, [out, in]
   fused,                         ///< [E, 2I, H] and [E, H, I]
+  fused_interleaved,             ///< the same, even rows gate, odd rows up   (Inkling)
+  fused_apart,                   ///< [E, I, H] for gate and for up, [E, H, I]   (Step-3.7)
   fused_transposed,              ///< [E, H, 2I] and [E, I, H]
   fused_transposed_interleaved,  ///< the same, even columns gate, odd columns up
   stacked,                       ///< [E*I, H] for gate, up and (transposed) down   (DBRX)
@@ -53,6 +55,8 @@ constexpr std::string_view name(WeightLayout v) {
     case WeightLayout::automatic: return "automatic";
     case WeightLayout::per_expert: return "per_expert";
     case WeightLayout::fused: return "fused";
+    case WeightLayout::fused_interleaved: return "fused_interleaved";
+    case WeightLayout::fused_apart: return "fused_apart";
     case WeightLayout::fused_transposed: return "fused_transposed";
     case WeightLayout::fused_transposed_interleaved: return "fused_transposed_interleaved";
     case WeightLayout::stacked: return "stacked";
@@ -97,6 +101,9 @@ struct LayerDescription {
   bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
   float rms_norm_eps = 0.0F;  ///< of all norms
+  /// Switch: an expert takes this many tokens of one sequence, and its later ones pass by. 0: all. Stated, not applied: a block sees
+  /// tokens, not where their sequences end.
+  std::int64_t expert_capacity = 0;
   WeightLayout layout = WeightLayout::automatic;
   CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights
 

@@ -62,6 +62,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"rms_norm_eps", d.post_norm || d.latent_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
       {"layout", name(d.layout)},
   };
+  if (d.expert_capacity > 0) out["expert_capacity"] = d.expert_capacity;
   if (d.shared.count > 0) {
     out["shared"] = {{"count", d.shared.count},
                      {"intermediate", d.shared.intermediate},

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "moe/io/hf_config.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/one_line.hpp"
+#include "moe/io/unread_fields.hpp"
 
 namespace moe::io {
 
@@ -30,7 +33,7 @@ enum class MoeLayers : std::uint8_t {
   jamba,          ///< expert_layer_period, expert_layer_offset
   blocks,         ///< layers_block_type or hybrid_override_pattern
   encoder_step,   ///< encoder_sparse_step
-  listed,         ///< mlp_layer_types
+  listed,         ///< mlp_layer_types, or the field that releases had before it
 };
 
 struct Family {
@@ -115,11 +118,35 @@ inline Family const& family_of(HfConfig const& c) {
     if (wanted == "minimax" && architecture == "MiniMaxM2ForCausalLM") wanted = "minimax_m2";
     if (wanted == "hunyuan" && architecture == "HunYuanMoEV1ForCausalLM") wanted = "hunyuan_v1_moe";
   }
+  // Text models released under the name of the whole model.
+  if (wanted == "step3p7") wanted = "step3p5";
+  if (wanted == "minimax_m3") wanted = "minimax_m3_vl_text";
   for (Family const& family : kFamilies) {
     if (family.model_type == wanted) return family;
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);
   }
   throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
+}
+
+/// why_dense() for families that list their layers in mlp_layer_types, by the fields of their releases before that.
+inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::int64_t layer) {
+  if (c.has("moe_layers_enum")) {  // Step-3.7: "3,4,5" or [3, 4, 5]
+    nlohmann::json const& layers = c.json()["moe_layers_enum"];
+    bool const listed = layers.is_string()
+                            ? text(',', layers.get_ref<std::string const&>(), ',').find(text(',', layer, ',')) != std::string::npos
+                            : c.list_contains("moe_layers_enum", layer);
+    return listed ? std::nullopt : std::optional(text("moe_layers_enum does not contain ", layer));
+  }
+  if (c.has("moe_layer_freq")) {
+    if (c.integer_at("moe_layer_freq", layer, 0, 1) == 0) return text("moe_layer_freq[", layer, "] = 0");
+    return std::nullopt;
+  }
+  for (char const* field : {"dense_mlp_idx", "first_k_dense_replace"}) {
+    if (!c.has(field)) continue;
+    std::int64_t const first = c.integer(field, 0);
+    return layer < first ? std::optional(text(field, " = ", first)) : std::nullopt;
+  }
+  c.fail("'mlp_layer_types' is missing");
 }
 
 /// Why a layer has no MoE block, or nothing if it has one.
@@ -137,7 +164,7 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
     return std::nullopt;
   }
   switch (rule) {
-    case MoeLayers::all: return std::nullopt;
+    case MoeLayers::all: return dense_if(c.has("enable_moe_block") && !c.flag("enable_moe_block"), "enable_moe_block = false");
     case MoeLayers::sparse_step: {
       if (c.list_contains("mlp_only_layers", layer)) return text("mlp_only_layers contains ", layer);
       std::int64_t const step = c.has("decoder_sparse_step") ? c.integer("decoder_sparse_step") : 1;
@@ -187,7 +214,7 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
       std::int64_t const step = c.integer("encoder_sparse_step");
       return dense_if(step > 1 && layer % step != 1, "encoder_sparse_step = ", step);
     }
-    case MoeLayers::listed: c.fail("'mlp_layer_types' is missing");
+    case MoeLayers::listed: return why_dense_in_a_list(c, layer);
   }
   return std::nullopt;
 }
@@ -221,9 +248,12 @@ inline std::vector<std::int64_t> moe_layers(HfConfig const& c) {
   return out;
 }
 
-/// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for a model type or a choice that is not known, E_CONFIG for a field
+/// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for a model type or a choice that is not known, and for a field that
+/// decides what the block computes but that this family's description does not read; E_CONFIG for a field
 /// that is missing or absurd, E_ARG for a layer out of range or without an MoE block.
-inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
+inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) {
+  std::set<std::string, std::less<>> read;
+  HfConfig const c = config.noting(read);
   detail::Family const& family = detail::family_of(c);
   std::int64_t const n = num_layers(c);
   if (layer < 0 || layer >= n)
@@ -242,10 +272,13 @@ inline LayerDescription from_config(HfConfig const& c, std::int64_t layer) {
   };
   refuse_biases("mlp_bias");
   if (d.model_type.starts_with("ernie")) refuse_biases("use_bias");
+  detail::refuse_unread(config, read, d);
   if (c.has("quantization_config")) {
-    d.quantization = checkpoint_quantization(c.section("quantization_config"));
-    // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8.
-    if (c.has("expert_dtype") && c.string("expert_dtype", {"fp4", "fp8"}) == "fp4") d.quantization.weights.push_back({false, 4, 32});
+    HfConfig const q = c.section("quantization_config");
+    d.quantization = checkpoint_quantization(q);
+    // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8. transformers writes the field into quantization_config.
+    auto const fp4 = [](HfConfig const& at) { return at.has("expert_dtype") && at.string("expert_dtype", {"fp4", "fp8"}) == "fp4"; };
+    if (fp4(q) || (!q.has("expert_dtype") && fp4(c))) d.quantization.weights.push_back({false, 4, 32});
   }
   validate(d, c.label());
   return d;

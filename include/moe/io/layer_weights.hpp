@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/layer_weights.hpp: the weights of one MoE block in host memory, in one layout whatever the checkpoint's was.
+// io/layer_weights.hpp: finds and reads the weights of one MoE block, into one layout whatever the checkpoint's was.
 #pragma once
 
 #include <algorithm>
@@ -18,84 +18,16 @@
 #include "moe/core/error.hpp"
 #include "moe/io/block_metadata.hpp"
 #include "moe/io/expert_reader.hpp"
+#include "moe/io/host_layer_weights.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/layer_from_config.hpp"
 #include "moe/io/linear_reader.hpp"
 #include "moe/io/one_line.hpp"
+#include "moe/io/partition.hpp"
+#include "moe/io/shared_reader.hpp"
 #include "moe/io/tensor_store.hpp"
 
 namespace moe::io {
-
-/// The router of Zaya: h = down x + b; r = RMSNorm(h) norm; r = gelu(fc1 r + b); r = gelu(fc2 r + b); logits = out r. R: router width.
-struct RouterMlp {
-  std::int64_t width = 0;              ///< R
-  std::vector<float> down, down_bias;  ///< [R, H], [R]
-  std::vector<float> norm;             ///< [R]
-  std::vector<float> fc1, fc1_bias;    ///< [R, R], [R]
-  std::vector<float> fc2, fc2_bias;    ///< [R, R], [R]
-  std::vector<float> out;              ///< [logits, R]
-};
-
-/// Weights of the shared experts, S blocks of width I_s (one block unless each has a routing weight of its own).
-template <class T>
-struct SharedWeights {
-  std::int64_t count = 0;         ///< S; 0: none
-  std::int64_t intermediate = 0;  ///< I_s
-  std::vector<T> w13;             ///< [S, 2 I_s, H] gate rows first, or [S, I_s, H]
-  std::vector<T> w2;              ///< [S, H, I_s]
-  std::vector<float> gate;        ///< [H] of SharedGate::sigmoid, else empty
-};
-
-/// The weights of one MoE block for the experts that one rank owns. All host memory, row-major, linear weights [out, in]; what the
-/// description does not have is empty. H' is the experts' width: the latent width where there is one, else H.
-template <class T>
-struct HostLayerWeights {
-  LayerDescription description;
-  std::vector<int> experts;              ///< [L] logical experts, in the order of w13 and w2
-  std::int64_t intermediate = 0;         ///< I of this partition
-  std::vector<float> router_weight;      ///< [num_logits, H]
-  std::vector<float> router_bias;        ///< [num_logits]
-  std::vector<float> correction_bias;    ///< [E + Z]
-  std::vector<float> per_expert_scale;   ///< [E]
-  std::vector<float> router_scale;       ///< [H] of RouterInput::scaled_rms_norm
-  RouterMlp router_mlp;                  ///< of RouterInput::mlp
-  float global_scale = 1.0F;             ///< multiplies the routed and shared weights (Inkling); router_config() folds it in
-  std::vector<std::int64_t> hash_table;  ///< [vocabulary, k]
-  std::int64_t vocabulary = 0;
-  std::vector<T> w13;                    ///< [L, 2I, H'] gate rows first, or [L, I, H'] without a gate
-  std::vector<T> w2;                     ///< [L, H', I]
-  std::vector<float> w13_bias, w2_bias;  ///< [L, 2I], [L, H']
-  std::vector<T> latent_in, latent_out;  ///< [H', H], [H, H']
-  std::vector<float> latent_norm;        ///< [H']
-  std::vector<float> output_bias;        ///< [H]
-  std::vector<float> post_norm;          ///< [H]
-  SharedWeights<T> shared;
-
-  /// Rows of one expert's w13 on this partition.
-  std::int64_t w13_rows() const { return (description.activation.gated() ? 2 : 1) * intermediate; }
-};
-
-/// The router's configuration with its pointers set into the weights. Valid as long as they.
-template <class T>
-routing::RouterConfig router_config(HostLayerWeights<T> const& w) {
-  auto const pointer = [](auto const& v) { return v.empty() ? nullptr : v.data(); };
-  routing::RouterConfig r = w.description.router;
-  r.correction_bias = pointer(w.correction_bias);
-  r.per_expert_scale = pointer(w.per_expert_scale);
-  r.hash_table = pointer(w.hash_table);
-  r.vocabulary = w.vocabulary;
-  r.routed_scaling_factor *= w.global_scale;
-  return r;
-}
-
-/// What to load of a layer.
-struct LoadOptions {
-  std::optional<std::vector<int>> experts{};  ///< logical experts of this rank; nothing: all of them
-  int tp_rank = 0;                            ///< this rank takes rows (w13) and columns (w2) tp_rank I/tp_size … of every expert
-  int tp_size = 1;
-  bool shared = true;                                                     ///< load the shared experts
-  std::function<void(std::int64_t done, std::int64_t total)> progress{};  ///< called after each expert with bytes in memory
-};
 
 /// Reads the parts of one MoE block. from_checkpoint() and from_block() find the block; load() reads everything that a rank needs.
 class LayerLoader {
@@ -103,8 +35,9 @@ class LayerLoader {
   /// Layer `layer` of a checkpoint. The store must outlive the loader.
   static LayerLoader from_checkpoint(TensorStore const& store, LayerDescription d, std::int64_t layer) {
     std::vector<std::string> prefixes;
-    for (char const* p : {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.",
-                          "layers.", "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers."}) {
+    for (char const* p :
+         {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.", "layers.",
+          "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers.", "model.llm.layers."}) {
       prefixes.push_back(text(p, layer, '.'));
     }
     prefixes.push_back(text("encoder.block.", layer, ".layer.1."));
@@ -138,8 +71,9 @@ class LayerLoader {
     w.intermediate = d_.intermediate / options.tp_size;
     load_router(w);
     load_experts(w, options);
-    if (options.shared && d_.shared.count > 0) load_shared(w.shared, options);
-    if (d_.shared.count == 0) refuse_shared();
+    SharedReader const shared(store_, d_, layer_prefix_, root_, layer_);
+    if (options.shared && d_.shared.count > 0) shared.load(w.shared, options);
+    if (d_.shared.count == 0) shared.refuse_any();
     std::int64_t const h = d_.hidden;
     if (d_.latent > 0) {
       bool const kimi = has_linear(store_, root_ + "routed_expert_down_proj");
@@ -261,21 +195,6 @@ class LayerLoader {
 
   // Experts
 
-  /// Copies the rows and columns of this partition out of a whole [rows, cols] matrix.
-  template <class T>
-  static void slice(std::vector<T> const& whole, std::int64_t cols, std::int64_t row0, std::int64_t rows, std::int64_t col0,
-                    std::int64_t width, T* out) {
-    for (std::int64_t i = 0; i < rows; ++i) std::copy_n(whole.data() + (row0 + i) * cols + col0, width, out + i * width);
-  }
-  /// One expert's whole w13 [parts * full, h] and w2 [h, full] cut down to this partition of `part` of `full`.
-  template <class T>
-  static void cut(std::vector<T> const& w13, std::vector<T> const& w2, std::int64_t h, std::int64_t full, std::int64_t part,
-                  std::int64_t first, bool gated, T* out13, T* out2) {
-    slice(w13, h, first, part, 0, h, out13);
-    if (gated) slice(w13, h, full + first, part, 0, h, out13 + part * h);
-    slice(w2, full, 0, h, first, part, out2);
-  }
-
   template <class T>
   void load_experts(HostLayerWeights<T>& w, LoadOptions const& options) const {
     if (options.experts) {
@@ -311,7 +230,7 @@ class LayerLoader {
         reader.read(e, out13, out2);
       } else {
         reader.read(e, full13.data(), full2.data());
-        cut(full13, full2, h, full, part, first, gated, out13, out2);
+        detail::cut(full13, full2, h, full, part, first, gated, out13, out2);
       }
       if (d_.expert_bias) {
         std::vector<float> b13(detail::at(d_.w13_rows())), b2(detail::at(h));
@@ -325,105 +244,6 @@ class LayerLoader {
       std::int64_t const bytes = (rows * h + h * part) * static_cast<std::int64_t>(sizeof(T));
       if (options.progress) options.progress((l + 1) * bytes, count * bytes);
     }
-  }
-
-  std::array<std::string, 4> shared_prefixes() const {
-    return {root_ + "shared_experts.", root_ + "shared_expert.", root_ + "shared_mlp.", layer_prefix_ + "shared_mlp."};
-  }
-  /// E_CONFIG if the file has shared experts that the description does not have: the layer would be another one without them.
-  void refuse_shared() const {
-    for (std::string const& prefix : shared_prefixes()) {
-      auto const found = store_.names(prefix);
-      if (!found.empty()) {
-        throw Error(ErrorCode::config, one_line("layer ", layer_, ": the configuration has no shared experts, but '", store_.label(),
-                                                "' holds '", found.front(), "'"));
-      }
-    }
-  }
-  template <class T>
-  void load_shared(SharedWeights<T>& s, LoadOptions const& options) const {
-    bool const gated = d_.shared.activation.gated();
-    bool const separate = d_.shared.gate == SharedGate::routing_weight;
-    std::int64_t const h = d_.hidden;
-    s.count = separate ? d_.shared.count : 1;
-    std::int64_t const full = d_.shared.intermediate / s.count;
-    s.intermediate = full / options.tp_size;
-    std::int64_t const rows = (gated ? 2 : 1) * s.intermediate, first = s.intermediate * options.tp_rank;
-    auto const require = [&](bool found, std::int64_t i) {
-      if (found) return;
-      throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
-                                                "shared_experts.*' in '", store_.label(), "')"));
-    };
-    require(check_shared(separate, full), 0);  // before memory is taken for what a configuration says
-    s.w13.resize(detail::at(s.count * rows * h));
-    s.w2.resize(detail::at(s.count * h * s.intermediate));
-    std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
-    for (std::int64_t i = 0; i < s.count; ++i) {
-      require(read_shared(separate ? i : -1, full, full13.data(), full2.data()), i);
-      cut(full13, full2, h, full, s.intermediate, first, gated, s.w13.data() + i * rows * h, s.w2.data() + i * h * s.intermediate);
-    }
-    if (d_.shared.gate == SharedGate::sigmoid) s.gate = linear<float>(root_ + "shared_expert_gate", 1, h);
-  }
-  /// A weight [n, k] of a shared expert: which matrix it goes into, and at which row.
-  struct SharedPart {
-    std::string base;
-    std::int64_t n, k;
-    bool down;
-    std::int64_t row;
-  };
-  /// The weights of one shared expert of `width`, in the names that the file has; empty if it has none. `stacked`: all of them are
-  /// tensors [S, n, k].
-  std::vector<SharedPart> shared_parts(bool stacked, std::int64_t width) const {
-    std::int64_t const h = d_.hidden;
-    bool const gated = d_.shared.activation.gated();
-    for (std::string const& base : shared_prefixes()) {
-      if (stacked) {
-        if (!store_.contains(base + "gate_proj")) continue;
-        return {
-            {base + "gate_proj", width, h, false, 0}, {base + "up_proj", width, h, false, width}, {base + "down_proj", h, width, true, 0}};
-      }
-      std::pair<char const*, char const*> const fused[] = {{"gate_up_proj", "down_proj"}, {"input_linear", "output_linear"}};
-      for (auto const& [up, down] : fused) {
-        if (!gated || !has_linear(store_, base + up)) continue;
-        return {{base + up, 2 * width, h, false, 0}, {base + down, h, width, true, 0}};
-      }
-      for (auto const& names : detail::kProjectionNames) {
-        if (names.gate.empty() == gated || !has_linear(store_, base + std::string(names.up))) continue;
-        std::vector<SharedPart> parts;
-        if (gated) parts.push_back({base + std::string(names.gate), width, h, false, 0});
-        parts.push_back({base + std::string(names.up), width, h, false, gated ? width : 0});
-        parts.push_back({base + std::string(names.down), h, width, true, 0});
-        return parts;
-      }
-    }
-    return {};
-  }
-  /// The shapes of all of them. False if one is not in the file.
-  bool check_shared(bool stacked, std::int64_t width) const {
-    std::vector<SharedPart> const parts = shared_parts(stacked, width);
-    for (SharedPart const& p : parts) {
-      if (stacked) {
-        require_shape(store_.at(p.base), {d_.shared.count, p.n, p.k});
-      } else if (!check_linear(store_, p.base, p.n, p.k)) {
-        return false;
-      }
-    }
-    return !parts.empty();
-  }
-  /// One shared expert, whole: number `index` of stacked tensors [S, I_s, H], or the only one (-1). False if it is not in the file.
-  template <class T>
-  bool read_shared(std::int64_t index, std::int64_t width, T* w13, T* w2) const {
-    std::vector<SharedPart> const parts = shared_parts(index >= 0, width);
-    for (SharedPart const& p : parts) {
-      T* const out = p.down ? w2 : w13 + p.row * p.k;
-      if (index >= 0) {
-        StoredTensor const t = store_.at(p.base);
-        t.file->read_elements(*t.info, index * p.n * p.k, p.n * p.k, out);
-      } else if (!read_linear(store_, p.base, p.n, p.k, d_.quantization, out)) {
-        return false;
-      }
-    }
-    return !parts.empty();
   }
 
   TensorStore const& store_;

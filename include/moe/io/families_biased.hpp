@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// io/families_biased.hpp: DeepSeek-V2 and -V3, and the families that choose by sigmoid scores and a selection bias.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "moe/io/family_fields.hpp"
+#include "moe/io/one_line.hpp"
+
+namespace moe::io::detail::families {
+
+// DeepSeek-V2, -V3 and relatives
+
+inline void deepseek_v2(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  if (c.has("scoring_func")) c.string("scoring_func", {"softmax"});
+  // The field must be there, but transformers' model does not act on it: the weights are never renormalised.
+  (void)c.flag("norm_topk_prob");
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  c.ignore("n_group");  // the greedy choice has no groups
+  if (c.string("topk_method", {"greedy", "group_limited_greedy"}) == "group_limited_greedy") {
+    groups(c, d, "n_group", "topk_group", GroupScore::max);
+  }
+  shared_of_routed_width(c, d, {"n_shared_experts"});
+}
+/// Sigmoid scores, a bias that takes part in choosing only.
+inline void biased_sigmoid(Out d) {
+  d.router.scoring = Scoring::sigmoid;
+  d.correction_bias = true;
+}
+inline void deepseek_v3(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  if (c.has("scoring_func")) c.string("scoring_func", {"sigmoid"});
+  if (c.has("topk_method")) c.string("topk_method", {"noaux_tc"});
+  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
+  renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
+  d.router.routed_scaling_factor =
+      c.has("routed_scaling_factor") || !d.model_type.starts_with("mimo") ? c.positive("routed_scaling_factor") : 1.0F;
+  shared_of_routed_width(c, d, {"n_shared_experts", "num_shared_experts"});
+}
+inline void axk1(Config c, Out d) {
+  deepseek_v3(c, d);
+  d.post_norm = true;
+  d.rms_norm_eps = c.positive("rms_norm_eps");
+}
+inline void nemotron_h(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
+  d.activation.kind = ungated_kind(c.string("mlp_hidden_act"), c.label());
+  biased_sigmoid(d);
+  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
+  renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  shared(d, c.integer("n_shared_experts", 0, 1024), c.integer("moe_shared_expert_intermediate_size", 0));
+  if (c.has("moe_latent_size")) d.latent = c.integer("moe_latent_size");
+}
+/// Kimi-Linear, and Kimi-K3 under the same model type: its routed experts work on a projection of the token.
+inline void kimi_linear(Config c, Out d) {
+  bool const situ = c.has("hidden_act") && c.string("hidden_act") == "situ";
+  shapes(c, d, {"num_experts_per_token", "num_experts_per_tok"}, {"moe_intermediate_size"}, situ ? "" : "hidden_act");
+  if (situ) {
+    d.activation.kind = Kind::situ;
+    d.activation.constants.situ_gate = c.positive("activation_situ_beta");
+    d.activation.constants.situ_up = c.positive("activation_situ_linear_beta");
+  }
+  biased_sigmoid(d);
+  if (c.has("moe_router_activation_func")) c.string("moe_router_activation_func", {"sigmoid"});
+  if (c.has("routed_expert_hidden_size") && c.integer("routed_expert_hidden_size") != d.hidden) {
+    d.latent = c.integer("routed_expert_hidden_size");
+    d.latent_norm = c.flag("latent_moe_use_norm");
+    if (d.latent_norm) d.rms_norm_eps = c.positive("rms_norm_eps");
+  }
+  c.ignore("num_expert_group");     // where use_grouped_topk is false
+  c.ignore("latent_moe_use_norm");  // where the experts work on the token itself
+  bool const grouped = c.has("use_grouped_topk") ? c.flag("use_grouped_topk") : c.has("num_expert_group");
+  if (grouped) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
+  renormalise(d, c.flag("moe_renormalize"), 1e-20F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  shared_of_routed_width(c, d, {"num_shared_experts"});
+}
+inline void minimax_m2(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"});
+  if (c.has("scoring_func")) c.string("scoring_func", {"sigmoid"});
+  biased_sigmoid(d);
+  renormalise(d, true);
+}
+inline void minimax_m3(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"}, "");
+  biased_sigmoid(d);
+  renormalise(d, true);
+  d.output_scaling_factor = c.positive("routed_scaling_factor");
+  if (c.has("hidden_act")) c.string("hidden_act", {"silu", "swigluoai"});  // transformers writes silu and computes swigluoai
+  swigluoai(d, c.positive("swiglu_alpha"), c.positive("swiglu_limit"));
+  shared(d, 1, c.integer("shared_intermediate_size"));
+}
+inline ActivationChoice step_activation(Config c, std::string_view field, std::int64_t layer) {
+  ActivationChoice out;
+  if (!c.has(field) || c.json()[field].empty()) return out;
+  nlohmann::json const& limit = c.at(field, layer);
+  if (limit.is_null()) return out;
+  if (!limit.is_number() || !(limit.get<double>() >= 0.0)) c.fail(one_line("'", field, "'[", layer, "] must be a number >= 0"));
+  if (limit.get<double>() > 0.0) {
+    out.kind = Kind::swiglu_step;
+    out.constants.limit = limit.get<float>();
+  }
+  return out;
+}
+inline void step3(Config c, Out d, std::int64_t layer) {
+  shapes(c, d, {"num_experts_per_tok", "moe_top_k"}, {"moe_intermediate_size"}, "");
+  biased_sigmoid(d);
+  renormalise(d, true);
+  d.output_scaling_factor = c.positive("moe_router_scaling_factor");
+  if (c.has("hidden_act")) c.string("hidden_act", {"silu"});
+  shared(d, 1, c.integer({"share_expert_dim", "share_expert_dims"}));
+  d.activation = step_activation(c, "swiglu_limits", layer);
+  d.shared.activation = step_activation(c, "swiglu_limits_shared", layer);
+}
+inline void laguna(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  renormalise(d, true);
+  d.output_scaling_factor = c.positive("moe_routed_scaling_factor");
+  d.router.logit_softcap = static_cast<float>(c.number("moe_router_logit_softcapping", 0.0, 1e6));
+  if (c.flag("moe_apply_router_weight_on_input")) d.weight_on = WeightOn::expert_input;
+  shared(d, 1, c.integer("shared_expert_intermediate_size"));
+}
+inline void hy_v3(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  renormalise(d, true, 1e-20F);
+  d.router.routed_scaling_factor = c.positive("router_scaling_factor");
+  shared_of_routed_width(c, d, {"num_shared_experts"});
+}
+inline void afmoe(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  renormalise(d, true, 1e-20F);
+  d.router.routed_scaling_factor = c.positive("route_scale");
+  shared_of_routed_width(c, d, {"num_shared_experts"});
+}
+inline void lfm2(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
+  d.router.scoring = Scoring::sigmoid;
+  if (c.has("hidden_act")) c.string("hidden_act", {"silu"});
+  d.correction_bias = c.flag("use_expert_bias");
+  renormalise(d, c.flag("norm_topk_prob"), 1e-6F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+}
+
+}  // namespace moe::io::detail::families

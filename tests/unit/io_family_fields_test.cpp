@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/io_family_fields_test.cpp: no field of a config.json that decides what a block computes is ignored, in any family.
+//
+// tests/data/family_fields.json holds each family's configuration as transformers 5.23.0 writes it, and the values of its fields that
+// changed the output of that family's block there (same weights, same input).
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "moe/io/layer_description_json.hpp"
+#include "moe/io/layer_from_config.hpp"
+
+namespace {
+
+using moe::ErrorCode;
+using namespace moe::io;
+using nlohmann::json;
+
+json families() {
+  std::ifstream in(std::filesystem::path(MOE_TEST_DATA) / "family_fields.json");
+  return json::parse(in);
+}
+/// Description of the first MoE layer, or nothing if the configuration is refused.
+std::optional<nlohmann::ordered_json> described(json const& config) {
+  try {
+    HfConfig const c = HfConfig::from_text(config.dump(), "config.json");
+    return to_json(from_config(c, 0));
+  } catch (moe::Error const& error) {
+    EXPECT_TRUE(error.code() == ErrorCode::config || error.code() == ErrorCode::unsupported) << error.what();
+    return std::nullopt;
+  }
+}
+
+TEST(FamilyFields, EveryFamilyIsThereAndIsDescribed) {
+  json const all = families();
+  std::set<std::string> with_data;
+  for (auto const& [family, entry] : all.items()) {
+    with_data.insert(family);
+    EXPECT_TRUE(described(entry["config"])) << family;
+    EXPECT_FALSE(entry["changes"].empty()) << family;
+  }
+  for (std::string_view type : known_model_types()) {
+    // Other libraries' families, which transformers has no code for.
+    if (type == "grok-1" || type == "kimi_k2") continue;
+    EXPECT_TRUE(with_data.contains(std::string(type))) << type;
+  }
+}
+
+TEST(FamilyFields, AValueThatChangesTheOutputChangesTheDescriptionOrIsRefused) {
+  int changed = 0, refused = 0;
+  json const all = families();
+  for (auto const& [family, entry] : all.items()) {
+    auto const base = described(entry["config"]);
+    ASSERT_TRUE(base) << family;
+    for (json const& change : entry["changes"]) {
+      json config = entry["config"];
+      config[change[0].get<std::string>()] = change[1];
+      auto const now = described(config);
+      EXPECT_NE(base, now) << family << " ignores " << change.dump();
+      ++(now ? changed : refused);
+    }
+  }
+  EXPECT_GT(changed, 200);
+  EXPECT_GT(refused, 40);
+}
+
+/// Two values of a field that cannot both be right. A family reads the field, or refuses what its blocks do not do.
+TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
+  std::map<std::string, std::vector<json>> const contradictory{
+      {"hidden_act", {"silu", "relu6"}},
+      {"hidden_activation", {"silu", "relu6"}},
+      {"activation_function", {"silu", "relu6"}},
+      {"mlp_hidden_act", {"silu", "relu6"}},
+      {"dense_act_fn", {"silu", "relu6"}},
+      {"is_gated_act", {true, false}},
+      {"swiglu_alpha", {1.25, 2.5}},
+      {"swiglu_beta", {1.25, 2.5}},
+      {"swiglu_limit", {3.5, 12.0}},
+      {"swiglu_limits", {{3.5, 3.5}, {12.0, 12.0}}},
+      {"swiglu_limits_shared", {{3.5, 3.5}, {12.0, 12.0}}},
+      {"mlp_gate_softcap", {3.5, 12.0}},
+      {"mlp_up_softcap", {3.5, 12.0}},
+      {"norm_topk_prob", {true, false}},
+      {"moe_renormalize", {true, false}},
+      {"norm_expert_weight", {true, false}},
+      {"route_norm", {true, false}},
+      {"routed_scaling_factor", {1.0, 3.75}},
+      {"route_scale", {1.0, 3.75}},
+      {"router_scaling_factor", {1.0, 3.75}},
+      {"moe_routed_scaling_factor", {1.0, 3.75}},
+      {"moe_router_scaling_factor", {1.0, 3.75}},
+      {"n_group", {1, 2}},
+      {"num_expert_group", {1, 2}},
+      {"scoring_func", {"softmax", "sigmoid", "sqrtsoftplus"}},
+      {"score_func", {"softmax", "sigmoid", "sqrtsoftplus"}},
+      {"moe_router_activation", {"softmax", "sigmoid", "sqrtsoftplus"}},
+      {"moe_router_activation_func", {"softmax", "sigmoid", "sqrtsoftplus"}},
+      {"expert_selection_fn", {"softmax", "sigmoid"}},
+      {"topk_method", {"greedy", "group_limited_greedy", "noaux_tc"}},
+      {"use_expert_bias", {true, false}},
+      {"use_routing_bias", {true, false}},
+      {"use_moe_router_bias", {true, false}},
+      {"moe_router_enable_expert_bias", {true, false}},
+      {"router_bias", {true, false}},
+      {"router_dtype", {"float32", "bfloat16"}},
+      {"moe_router_dtype", {"float32", "bfloat16"}},
+      {"moe_apply_router_weight_on_input", {true, false}},
+      {"router_logit_softcapping", {5.0, 30.0}},
+      {"moe_router_logit_softcapping", {5.0, 30.0}},
+      {"n_shared_experts", {0, 1, 2}},
+      {"num_shared_experts", {0, 1, 2}},
+      {"num_shared_expert", {0, 1, 2}},
+      {"moe_num_shared_experts", {0, 1, 2}},
+      {"shared_expert_intermediate_size", {0, 8, 56}},
+      {"shared_intermediate_size", {0, 8, 56}},
+      {"moe_shared_expert_intermediate_size", {0, 8, 56}},
+      {"share_expert_dim", {8, 56}},
+      {"shared_expert_combination_strategy", {"sum", "average"}},
+      {"shared_expert_sink", {true, false}},
+      {"zero_expert_num", {0, 2, 4}},
+      {"zero_expert_type", {"identity", "copy"}},
+      {"moe_latent_size", {16, 24}},
+      {"routed_expert_hidden_size", {16, 24}},
+      {"latent_moe_use_norm", {true, false}},
+  };
+  // What a family's own code leaves out of account, as its block files and transformers 5.23.0 show.
+  std::set<std::pair<std::string, std::string>> const of_no_account{
+      {"deepseek_v2", "norm_topk_prob"},  // never renormalised
+      {"deepseek_v2", "n_group"},         // with topk_method greedy
+      {"deepseek_v2", "topk_method"},     // of one group
+      {"kimi_linear", "latent_moe_use_norm"},
+  };
+  json const all = families();
+  for (detail::SemanticField const& field : detail::kSemanticFields) {
+    std::string const name(field.name);
+    ASSERT_TRUE(contradictory.contains(name)) << name << " needs values here";
+    for (auto const& [family, entry] : all.items()) {
+      if (of_no_account.contains({family, name})) continue;
+      // A combination of no shared experts, and the type of no zero experts, say nothing.
+      json const& base = entry["config"];
+      auto const plain = described(base);
+      if (name == "shared_expert_combination_strategy" && !plain->contains("shared")) continue;
+      if (name == "zero_expert_type" && (*plain)["num_zero_experts"] == 0) continue;
+      std::set<std::string> accepted;
+      std::size_t same = 0;
+      for (json const& value : contradictory.at(name)) {
+        json config = base;
+        config[name] = value;
+        auto const now = described(config);
+        if (!now) continue;
+        if (!accepted.insert(now->dump()).second) ++same;
+      }
+      EXPECT_EQ(same, 0U) << family << ": values of " << name << " that contradict each other give one description";
+    }
+  }
+}
+
+TEST(FamilyFields, TheRefusalNamesFieldAndFamily) {
+  json config = families()["qwen3_moe"]["config"];
+  config["swiglu_limit"] = 7.0;
+  try {
+    (void)from_config(HfConfig::from_text(config.dump(), "config.json"), 0);
+    FAIL() << "no error";
+  } catch (moe::Error const& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_NE(error.message().find("'swiglu_limit' is 7.0, which the blocks of qwen3_moe do not have"), std::string::npos) << error.what();
+  }
+}
+
+TEST(FamilyFields, ConstantsOfTheGateAreRead) {
+  json const all = families();
+  for (char const* family : {"gpt_oss", "openai_privacy_filter", "minimax_m3_vl_text"}) {
+    json config = all[family]["config"];
+    config["swiglu_alpha"] = 1.25;
+    config["swiglu_limit"] = 2.5;
+    LayerDescription const d = from_config(HfConfig::from_text(config.dump(), "c"), 0);
+    EXPECT_EQ(d.activation.constants.alpha, 1.25F) << family;
+    EXPECT_EQ(d.activation.constants.limit, 2.5F) << family;
+  }
+  // The first releases of gpt-oss state the limit only.
+  json config = all["gpt_oss"]["config"];
+  config.erase("swiglu_alpha");
+  EXPECT_EQ(from_config(HfConfig::from_text(config.dump(), "c"), 0).activation.constants.alpha, 1.702F);
+  // Aria's routed experts are silu-gated whatever hidden_act says, its shared ones are not.
+  json aria = all["aria_text"]["config"];
+  aria["hidden_act"] = "gelu";
+  LayerDescription const d = from_config(HfConfig::from_text(aria.dump(), "c"), 0);
+  EXPECT_EQ(d.activation.kind, moe::activation::Kind::silu);
+  EXPECT_EQ(d.shared.activation.kind, moe::activation::Kind::gelu);
+}
+
+TEST(FamilyFields, FieldsOfReleasesBeforeTransformers) {
+  json const all = families();
+  // Inkling: dense_intermediate_size beside intermediate_size, the width of an expert; dense_mlp_idx instead of a list; no model type
+  // inside.
+  json inkling = all["inkling_text"]["config"];
+  std::int64_t const width = inkling["moe_intermediate_size"];
+  for (char const* field : {"moe_intermediate_size", "mlp_layer_types", "model_type"}) inkling.erase(field);
+  inkling["intermediate_size"] = width;
+  inkling["dense_intermediate_size"] = 4 * width;
+  inkling["dense_mlp_idx"] = 1;
+  inkling["num_hidden_layers"] = 3;
+  HfConfig const whole = HfConfig::from_text(json{{"model_type", "inkling_mm_model"}, {"text_config", inkling}}.dump(), "c");
+  EXPECT_EQ(moe_layers(whole), (std::vector<std::int64_t>{1, 2}));
+  EXPECT_EQ(from_config(whole, 1).intermediate, width);
+  // Step-3.7: moe_layers_enum, in a string or a list
+  json step = all["step3p5"]["config"];
+  for (char const* field : {"mlp_layer_types", "swiglu_limits", "swiglu_limits_shared", "model_type"}) step.erase(field);
+  step["num_hidden_layers"] = 13;
+  for (json const& layers : {json("2,12"), json::array({2, 12})}) {
+    step["moe_layers_enum"] = layers;
+    HfConfig const c = HfConfig::from_text(json{{"model_type", "step3p7"}, {"text_config", step}}.dump(), "c");
+    EXPECT_EQ(moe_layers(c), (std::vector<std::int64_t>{2, 12}));
+    EXPECT_EQ(from_config(c, 12).activation.kind, moe::activation::Kind::silu);
+  }
+}
+
+TEST(FamilyFields, ExpertDtypeInsideOrBesideTheQuantization) {
+  json v4 = families()["deepseek_v4"]["config"];
+  json const fp8{{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}};
+  auto const weights = [&](json const& inside, json const& beside) {
+    json c = v4;
+    c["quantization_config"] = fp8;
+    if (!inside.is_null()) c["quantization_config"]["expert_dtype"] = inside;
+    if (!beside.is_null()) c["expert_dtype"] = beside;
+    return from_config(HfConfig::from_text(c.dump(), "c"), 0).quantization.weights;
+  };
+  std::vector<StoredWeights> const plain{{false, 8, 0}}, mixed{{false, 8, 0}, {false, 4, 32}};
+  EXPECT_EQ(weights(nullptr, nullptr), plain);
+  EXPECT_EQ(weights("fp8", nullptr), plain);
+  EXPECT_EQ(weights("fp4", nullptr), mixed);
+  EXPECT_EQ(weights(nullptr, "fp4"), mixed);
+  EXPECT_EQ(weights("fp4", "fp4"), mixed);
+  EXPECT_THROW((void)weights("int4", nullptr), moe::Error);
+}
+
+}  // namespace
