@@ -41,6 +41,160 @@ inline std::size_t high_throughput_combine_shared(HighThroughputShape const& s, 
          static_cast<std::size_t>(piece_bytes);
 }
 
+/// One warp's ring of stages: it asks for pieces in the order in which it will add them. Token by token, all pieces of one before the next.
+class HighThroughputFetcher {
+ public:
+  /// `full`: a barrier for each stage; `first`, `stride`: the warp's tokens.
+  __device__ HighThroughputFetcher(HighThroughputCombine const& a, unsigned char* ring, std::uint64_t* full, int tokens, int first,
+                                   int stride)
+      : a_(a),
+        ring_(ring),
+        full_(full),
+        sent_rows_(comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing])),
+        tokens_(tokens),
+        stride_(stride),
+        max_rows_(min(a.topk, a.window.size)),
+        pieces_((2 * a.hidden + a.piece_bytes - 1) / a.piece_bytes),
+        t_(first) {
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+    rows_ = lane < a.window.size ? a.window.peer[lane] + a.at.outputs[a.parity.rows] : nullptr;
+    row_ = t_ < tokens_ ? row_of(t_) : -1;
+    later_row_ = t_ + stride_ < tokens_ ? row_of(t_ + stride_) : -1;
+  }
+  /// The row of a token at the rank of this lane, or -1.
+  __device__ int row_of(int t) const {
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+    return lane < a_.window.size ? sent_rows_[t * a_.window.size + lane] : -1;
+  }
+  /// Asks for the next piece, from all ranks that have the token, into the next stage. By all lanes.
+  __device__ void fetch() {
+    if (t_ >= tokens_) {
+      return;
+    }
+    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const row_bytes = 2 * a_.hidden;
+    int const bytes = min(a_.piece_bytes, row_bytes - piece_ * a_.piece_bytes);
+    unsigned const with = __ballot_sync(0xffffffffU, row_ >= 0);
+    std::uint64_t* const bar = &full_[stage_];
+    if (lane == 0) {
+      ptx::barrier_expect(bar, bytes * __popc(with));
+    }
+    __syncwarp();
+    if (row_ >= 0) {
+      int const i = __popc(with & ((1U << lane) - 1U));
+      ptx::bulk_load(ring_ + (stage_ * max_rows_ + i) * a_.piece_bytes,
+                     rows_ + static_cast<std::size_t>(row_) * row_bytes + static_cast<std::size_t>(piece_) * a_.piece_bytes, bytes, bar);
+    }
+    stage_ = stage_ + 1 == a_.stages ? 0 : stage_ + 1;
+    if (++piece_ == pieces_) {
+      piece_ = 0;
+      t_ += stride_;
+      row_ = later_row_;
+      later_row_ = t_ + stride_ < tokens_ ? row_of(t_ + stride_) : -1;
+    }
+  }
+  /// The rows of a stage, one piece each.
+  __device__ uint4 const* stage(int stage) const { return reinterpret_cast<uint4 const*>(ring_ + stage * max_rows_ * a_.piece_bytes); }
+  /// Of one row.
+  __device__ int pieces() const { return pieces_; }
+
+ private:
+  HighThroughputCombine const& a_;
+  unsigned char* ring_;
+  std::uint64_t* full_;
+  std::int32_t const* sent_rows_;
+  int tokens_, stride_, max_rows_, pieces_;
+  char const* rows_;  ///< outputs of the rank of this lane
+  int t_;             ///< of the piece to fetch next, as the following
+  int piece_ = 0;
+  int stage_ = 0;
+  int row_;
+  int later_row_;  ///< row_ of the token after it
+};
+
+/// A thread for each rank: says that this rank's rows may be read, then waits until those of that rank may. The block meets on both sides
+/// of the wait. False: a wait failed.
+__device__ inline bool meet_ranks(HighThroughputCombine const& a, std::uint32_t round, std::uint64_t* full, int* failed) {
+  using namespace comm::detail;
+  comm::WindowView const& w = a.window;
+  int const tid = static_cast<int>(threadIdx.x);
+  int const lane = tid % 32;
+  if (blockIdx.x == 0 && tid < w.size) {
+    if (a.refused != 0) {
+      refuse(w, tid, round, a.refused);
+    }
+    std::uint32_t* const ready = at<std::uint32_t>(w, tid, a.at.ready) + w.rank;
+    if (a.fenced || a.refused != 0) {
+      publish(ready, round);
+    } else {
+      announce(ready, round);
+    }
+  }
+  if (tid == 0) {
+    *failed = 0;
+  }
+  if (lane < a.stages) {
+    ptx::barrier_init(&full[lane], 1);
+    ptx::fence_shared_to_bulk();
+  }
+  __syncthreads();
+
+  if (tid < w.size) {
+    if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {
+      *failed = 1;
+    } else if (blockIdx.x == 0) {
+      check_refusal(w, comm::ExchangePhase::combine_rows, tid, round);
+    }
+  }
+  ptx::fence_bulk();
+  __syncthreads();
+  return *failed == 0;
+}
+
+/// One warp: adds the rows of its tokens, ranks ascending, as their pieces come.
+__device__ inline void sum_tokens(HighThroughputCombine const& a, unsigned char* ring, std::uint64_t* full) {
+  int const lane = static_cast<int>(threadIdx.x) % 32;
+  int const blocks = static_cast<int>(gridDim.x);
+  int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
+  int const stride = static_cast<int>(blockDim.x) / 32 * blocks;
+  int const t_first = static_cast<int>(blockIdx.x) + blocks * (static_cast<int>(threadIdx.x) / 32);  // neighbours on different blocks
+  HighThroughputFetcher fetcher(a, ring, full, M, t_first, stride);
+  for (int s = 0; s < a.stages; ++s) {
+    fetcher.fetch();
+  }
+
+  int stage = 0;
+  std::uint32_t phase = 0;
+  for (int t = t_first; t < M; t += stride) {
+    int const n = __popc(__ballot_sync(0xffffffffU, fetcher.row_of(t) >= 0));
+    for (int piece = 0; piece < fetcher.pieces(); ++piece) {
+      int const units = min(a.piece_bytes, 2 * a.hidden - piece * a.piece_bytes) / 16;
+      std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2);
+      ptx::barrier_wait(&full[stage], phase);
+      uint4 const* const in = fetcher.stage(stage);
+      uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + column);
+      for (int u = lane; u < units; u += 32) {
+        float acc[8] = {};
+        for (int b = 0; b < 2; ++b) {
+          if (a.bias[b] != nullptr) {
+            accumulate_eight(acc, reinterpret_cast<uint4 const*>(a.bias[b] + t * a.out_stride + column)[u], 1.0F);
+          }
+        }
+        for (int i = 0; i < n; ++i) {
+          accumulate_eight(acc, in[i * (a.piece_bytes / 16) + u], 1.0F);
+        }
+        out[u] = round_eight(acc);
+      }
+      __syncwarp();
+      fetcher.fetch();
+      if (++stage == a.stages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+}
+
 static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
     high_throughput_combine(HighThroughputCombine const __grid_constant__ a) {
   using namespace comm::detail;
@@ -49,127 +203,19 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   __shared__ int failed;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
-  int const lane = tid % 32;
   int const warp = tid / 32;
-  int const warps = static_cast<int>(blockDim.x) / 32;
   int const block = static_cast<int>(blockIdx.x);
-  int const blocks = static_cast<int>(gridDim.x);
-  int const R = w.size;
-  int const me = w.rank;
 
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
-  if (block == 0 && tid < R) {
-    if (a.refused != 0) {
-      refuse(w, tid, round, a.refused);
-    }
-    std::uint32_t* const ready = at<std::uint32_t>(w, tid, a.at.ready) + me;
-    if (a.fenced || a.refused != 0) {
-      publish(ready, round);
-    } else {
-      announce(ready, round);
-    }
+  if (meet_ranks(a, round, full[warp], &failed)) {
+    std::size_t const ring_bytes = static_cast<std::size_t>(a.stages) * min(a.topk, w.size) * a.piece_bytes;
+    sum_tokens(a, shared + warp * ring_bytes, full[warp]);
   }
-  if (tid == 0) {
-    failed = 0;
-  }
-  if (lane < a.stages) {
-    ptx::barrier_init(&full[warp][lane], 1);
-    ptx::fence_shared_to_bulk();
-  }
-  __syncthreads();
-  if (tid < R) {
-    if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {
-      failed = 1;
-    } else if (block == 0) {
-      check_refusal(w, comm::ExchangePhase::combine_rows, tid, round);
-    }
-  }
-  ptx::fence_bulk();
-  __syncthreads();
 
-  int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
-  std::int32_t const* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.parity.routing]);
-  int const row_bytes = 2 * a.hidden;
-  int const max_rows = min(a.topk, R);
-  int const pieces = (row_bytes + a.piece_bytes - 1) / a.piece_bytes;
-  int const stride = warps * blocks;
-  int const t_first = block + blocks * warp;  // neighbouring tokens on different blocks
-  int const S = a.stages;
-  unsigned char* const ring = shared + static_cast<std::size_t>(warp) * S * max_rows * a.piece_bytes;
-  char const* const rows = lane < R ? w.peer[lane] + a.at.outputs[a.parity.rows] : nullptr;
-
-  // The piece to fetch next.
-  int fetch_t = t_first;
-  int fetch_piece = 0;
-  int fetch_stage = 0;
-  int fetch_row = lane < R && fetch_t < M ? sent_rows[fetch_t * R + lane] : -1;
-  int later_row = lane < R && fetch_t + stride < M ? sent_rows[(fetch_t + stride) * R + lane] : -1;
-  auto fetch = [&] {
-    if (fetch_t >= M) {
-      return;
-    }
-    int const bytes = min(a.piece_bytes, row_bytes - fetch_piece * a.piece_bytes);
-    unsigned const with = __ballot_sync(0xffffffffU, fetch_row >= 0);
-    std::uint64_t* const bar = &full[warp][fetch_stage];
-    if (lane == 0) {
-      ptx::barrier_expect(bar, bytes * __popc(with));
-    }
-    __syncwarp();
-    if (fetch_row >= 0) {
-      int const i = __popc(with & ((1U << lane) - 1U));
-      ptx::bulk_load(ring + (fetch_stage * max_rows + i) * a.piece_bytes,
-                     rows + static_cast<std::size_t>(fetch_row) * row_bytes + static_cast<std::size_t>(fetch_piece) * a.piece_bytes, bytes,
-                     bar);
-    }
-    fetch_stage = fetch_stage + 1 == S ? 0 : fetch_stage + 1;
-    if (++fetch_piece == pieces) {
-      fetch_piece = 0;
-      fetch_t += stride;
-      fetch_row = later_row;
-      later_row = lane < R && fetch_t + stride < M ? sent_rows[(fetch_t + stride) * R + lane] : -1;
-    }
-  };
-
-  if (failed == 0) {
-    for (int s = 0; s < S; ++s) {
-      fetch();
-    }
-    int stage = 0;
-    std::uint32_t phase = 0;
-    for (int t = t_first; t < M; t += stride) {
-      int const my_row = lane < R ? sent_rows[t * R + lane] : -1;
-      int const n = __popc(__ballot_sync(0xffffffffU, my_row >= 0));
-      for (int piece = 0; piece < pieces; ++piece) {
-        int const units = min(a.piece_bytes, row_bytes - piece * a.piece_bytes) / 16;
-        std::size_t const column = static_cast<std::size_t>(piece) * (a.piece_bytes / 2);
-        ptx::barrier_wait(&full[warp][stage], phase);
-        uint4 const* const in = reinterpret_cast<uint4 const*>(ring + stage * max_rows * a.piece_bytes);
-        uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + column);
-        for (int u = lane; u < units; u += 32) {
-          float acc[8] = {};
-          for (int b = 0; b < 2; ++b) {
-            if (a.bias[b] != nullptr) {
-              accumulate_eight(acc, reinterpret_cast<uint4 const*>(a.bias[b] + t * a.out_stride + column)[u], 1.0F);
-            }
-          }
-          for (int i = 0; i < n; ++i) {
-            accumulate_eight(acc, in[i * (a.piece_bytes / 16) + u], 1.0F);
-          }
-          out[u] = round_eight(acc);
-        }
-        __syncwarp();
-        fetch();
-        if (++stage == S) {
-          stage = 0;
-          phase ^= 1;
-        }
-      }
-    }
-  }
   __syncthreads();
   if (tid == 0) {
-    for (int b = block; b < kMaxExchangeBlocks; b += blocks) {
+    for (int b = block; b < kMaxExchangeBlocks; b += static_cast<int>(gridDim.x)) {
       own<std::uint32_t>(w, a.at.combined)[b] = round;
     }
   }

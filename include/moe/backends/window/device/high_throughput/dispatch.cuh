@@ -50,12 +50,12 @@ struct HighThroughputTargets {
     rank = static_cast<int>(threadIdx.x) % 32 + (w.rank + t) % w.size;
     rank = rank >= w.size ? rank - w.size : rank;
   }
-  /// Once the places are known.
-  __device__ void look_up(HighThroughputDispatch const& a, int t) {
-    comm::WindowView const& w = a.window;
+  /// Once the places are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
+  __device__ void look_up(HighThroughputDispatch const& a, std::int32_t const* sent_rows, std::int32_t const* sent_slots, int t) {
     int const lane = static_cast<int>(threadIdx.x) % 32;
-    row = lane < w.size ? comm::detail::own<std::int32_t>(w, a.at.sent_rows[a.parity.routing])[t * w.size + rank] : -1;
-    slot = a.lists && lane < a.topk ? comm::detail::own<std::int32_t>(w, a.at.sent_slots[a.parity.routing])[t * a.topk + lane] : -1;
+    int const R = a.window.size;
+    row = lane < R ? sent_rows[t * R + rank] : -1;
+    slot = a.lists && lane < a.topk ? sent_slots[t * a.topk + lane] : -1;
     lanes = __ballot_sync(0xffffffffU, row >= 0);
   }
 };
@@ -196,6 +196,8 @@ template <bool kFp8>
 __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughputBlock const& state, HighThroughputTickets& tickets,
                                    HighThroughputMover m) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
+  std::int32_t const* const sent_rows = comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing]);
+  std::int32_t const* const sent_slots = comm::detail::own<std::int32_t>(a.window, a.at.sent_slots[a.parity.routing]);
   std::uint64_t ticket = 0;
   std::uint32_t phase = 0;
 #pragma unroll 1
@@ -208,7 +210,7 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
     }
     HighThroughputTargets to(a.window, m.t);
     if (m.placed) {
-      to.look_up(a, m.t);
+      to.look_up(a, sent_rows, sent_slots, m.t);
     }
     int const e = lane < a.topk ? expert_of(a.in.ids[m.t * a.topk + lane], a.experts) : -1;
     float const weight = lane < a.topk ? a.in.weights[m.t * a.topk + lane] : 0.0F;
@@ -224,7 +226,7 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
       if (state.failed != 0 || state.overflown != 0) {
         break;
       }
-      to.look_up(a, m.t);
+      to.look_up(a, sent_rows, sent_slots, m.t);
     }
 
     store_row<kFp8>(a, to, m.row);

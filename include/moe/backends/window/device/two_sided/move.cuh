@@ -20,6 +20,97 @@ __device__ inline std::uint32_t entries_of(int first, int last, int each) {
   return last > first ? static_cast<std::uint32_t>((last - first + each - 1) / each) : 0U;
 }
 
+/// The one record that a warp holds in shared memory. All lanes call all functions.
+class TwoSidedStage {
+ public:
+  __device__ TwoSidedStage(unsigned char* shared, std::uint64_t* loaded) : record_(shared), loaded_(loaded) {
+    if (lane() == 0) {
+      ptx::barrier_init(loaded, 1);
+      ptx::fence_shared_to_bulk();
+    }
+    __syncwarp();
+  }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ unsigned char* record() const { return record_; }
+  /// Takes `bytes` from there, after the record before has left.
+  __device__ void load(void const* from, int bytes) {
+    ptx::bulk_wait_read();
+    __syncwarp();
+    if (lane() == 0) {
+      ptx::barrier_expect(loaded_, bytes);
+      ptx::bulk_load(record_, from, bytes, loaded_);
+    }
+    __syncwarp();
+    ptx::barrier_wait(loaded_, phase_);
+    phase_ ^= 1;
+  }
+
+ private:
+  unsigned char* record_;
+  std::uint64_t* loaded_;
+  std::uint32_t phase_ = 0;
+};
+
+/// Sending warp: record i for `peer` into shared memory: a quantised token with ids and weights, or on the way back an output.
+template <bool kFp8>
+__device__ inline void stage_record(TwoSidedMove const& a, TwoSidedSummary const& summary, TwoSidedStage& stage, int peer, int i) {
+  comm::WindowView const& w = a.window;
+  int const lane = stage.lane();
+  if (a.back) {
+    int const bytes = a.at.returned_bytes;
+    stage.load(comm::detail::own<char>(w, a.at.outputs[a.parity]) + static_cast<std::size_t>(summary.first_from[peer] + i) * bytes, bytes);
+    return;
+  }
+
+  int const t = comm::detail::own<std::int32_t>(w, a.at.send_tokens[a.parity])[peer * a.max_tokens + i];
+  __nv_bfloat16 const* const x = a.tokens.x + t * a.tokens.x_stride;
+  unsigned char* const record = stage.record();
+  if constexpr (kFp8) {
+    quantize_row(x, a.hidden, a.rule, lane, record, reinterpret_cast<float*>(record + a.at.record_scales));
+  } else {
+    stage.load(x, 2 * a.hidden);
+  }
+  if (lane < a.topk) {
+    int const e = a.tokens.place(t * a.topk + lane);
+    bool const there = e >= 0 && e / a.local_experts == peer;
+    reinterpret_cast<std::int32_t*>(record + a.at.record_ids)[lane] = there ? e - peer * a.local_experts : -1;
+    reinterpret_cast<float*>(record + a.at.record_ids)[a.topk + lane] = there ? a.tokens.weights[t * a.topk + lane] : 0.0F;
+  }
+  ptx::fence_shared_to_bulk();
+  __syncwarp();
+}
+
+/// Receiving warp: the loaded record i of `peer` to where the experts, or on the way back the sums, read it.
+template <bool kFp8>
+__device__ inline void keep_record(TwoSidedMove const& a, TwoSidedSummary const& summary, TwoSidedStage const& stage, int peer, int i) {
+  using comm::detail::own;
+  comm::WindowView const& w = a.window;
+  int const lane = stage.lane();
+  unsigned char const* const record = stage.record();
+  if (a.back) {
+    if (lane == 0) {
+      int const bytes = a.at.returned_bytes;
+      ptx::bulk_store(own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[peer] + i) * bytes, record, bytes);
+      ptx::bulk_commit();
+    }
+    return;
+  }
+
+  auto const row = static_cast<std::size_t>(summary.first_from[peer] + i);
+  if (lane == 0) {
+    ptx::bulk_store(own<char>(w, a.at.rows[a.parity]) + row * a.at.record_scales, record, a.at.record_scales);
+    if constexpr (kFp8) {
+      ptx::bulk_store(own<char>(w, a.at.scales[a.parity]) + row * a.scale_stride * 4, record + a.at.record_scales,
+                      a.at.record_ids - a.at.record_scales);
+    }
+    ptx::bulk_commit();
+  }
+  if (lane < a.topk) {
+    own<std::int32_t>(w, a.at.ids[a.parity])[row * a.topk + lane] = reinterpret_cast<std::int32_t const*>(record + a.at.record_ids)[lane];
+    own<float>(w, a.at.weights[a.parity])[row * a.topk + lane] = reinterpret_cast<float const*>(record + a.at.record_ids)[a.topk + lane];
+  }
+}
+
 template <bool kFp8>
 __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove const __grid_constant__ a) {
   using namespace comm::detail;
@@ -30,37 +121,19 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
   int const warp = static_cast<int>(threadIdx.x) / 32;
   int const R = w.size;
   int const me = w.rank;
-  int const K = a.topk;
   int const Q = a.at.queues;
   bool const sends = static_cast<int>(blockIdx.x) < a.at.send_blocks;
   int const v = (static_cast<int>(blockIdx.x) - (sends ? 0 : a.at.send_blocks)) * a.at.warps + warp;
 
   begin_dependent_kernel();
   TwoSidedSummary const summary(own<std::int32_t>(w, a.at.summary[a.parity]), R);
-  unsigned char* const record = shared + warp * a.at.stage_bytes();
   int const record_bytes = a.back ? a.at.returned_bytes : a.at.record_bytes;
   int const each = a.queues.entry_bytes / record_bytes;
   auto const depth = static_cast<std::uint32_t>(a.queues.depth);
   auto const phase = a.back ? comm::ExchangePhase::combine_rows : comm::ExchangePhase::dispatch_rows;
   std::int32_t const* const outgoing = a.back ? summary.rows_from : summary.rows_for;
   std::int32_t const* const incoming = a.back ? summary.rows_for : summary.rows_from;
-  if (lane == 0) {
-    ptx::barrier_init(&loaded[warp], 1);
-    ptx::fence_shared_to_bulk();
-  }
-  __syncwarp();
-  std::uint32_t load_phase = 0;
-  auto load = [&](void const* from, int bytes) {  // of one record, after the last one has left
-    ptx::bulk_wait_read();
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_expect(&loaded[warp], bytes);
-      ptx::bulk_load(record, from, bytes, &loaded[warp]);
-    }
-    __syncwarp();
-    ptx::barrier_wait(&loaded[warp], load_phase);
-    load_phase ^= 1;
-  };
+  TwoSidedStage stage(shared + warp * a.at.stage_bytes(), &loaded[warp]);
   auto entry = [&](int rank, int queue, int source, std::uint32_t n) {
     std::size_t const index = (static_cast<std::size_t>(queue) * R + source) * depth + n % depth;
     return w.peer[rank] + a.at.entries + index * static_cast<std::size_t>(a.queues.entry_bytes);
@@ -80,6 +153,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
 #pragma unroll 1
     for (int i0 = first; i0 < last && good; i0 += each, ++number) {
       int const i1 = min(i0 + each, last);
+      // A sender waits until the receiver has read the entry that it writes over, a receiver until the sender has written the next.
       if (lane == 0) {
         std::uint32_t const* const word = own<std::uint32_t>(w, sends ? a.at.head : a.at.tail) + queue * R + peer;
         good = wait_round(w, word, sends ? number + 1 - depth : number + 1, phase, peer);
@@ -89,32 +163,14 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
       if (!good) {
         break;
       }
+
       if (sends) {
         char* const to = entry(peer, queue, me, number);
 #pragma unroll 1
         for (int i = i0; i < i1; ++i) {
-          if (a.back) {
-            load(own<char>(w, a.at.outputs[a.parity]) + static_cast<std::size_t>(summary.first_from[peer] + i) * record_bytes,
-                 record_bytes);
-          } else {
-            int const t = own<std::int32_t>(w, a.at.send_tokens[a.parity])[peer * a.max_tokens + i];
-            __nv_bfloat16 const* const x = a.tokens.x + t * a.tokens.x_stride;
-            if constexpr (kFp8) {
-              quantize_row(x, a.hidden, a.rule, lane, record, reinterpret_cast<float*>(record + a.at.record_scales));
-            } else {
-              load(x, 2 * a.hidden);
-            }
-            if (lane < K) {
-              int const e = a.tokens.place(t * K + lane);
-              bool const there = e >= 0 && e / a.local_experts == peer;
-              reinterpret_cast<std::int32_t*>(record + a.at.record_ids)[lane] = there ? e - peer * a.local_experts : -1;
-              reinterpret_cast<float*>(record + a.at.record_ids)[K + lane] = there ? a.tokens.weights[t * K + lane] : 0.0F;
-            }
-            ptx::fence_shared_to_bulk();
-            __syncwarp();
-          }
+          stage_record<kFp8>(a, summary, stage, peer, i);
           if (lane == 0) {
-            ptx::bulk_store(to + static_cast<std::size_t>(i - i0) * record_bytes, record, record_bytes);
+            ptx::bulk_store(to + static_cast<std::size_t>(i - i0) * record_bytes, stage.record(), record_bytes);
             ptx::bulk_commit();
           }
         }
@@ -126,29 +182,8 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
         char const* const from = entry(me, queue, peer, number);
 #pragma unroll 1
         for (int i = i0; i < i1; ++i) {
-          load(from + static_cast<std::size_t>(i - i0) * record_bytes, record_bytes);
-          if (a.back) {
-            if (lane == 0) {
-              ptx::bulk_store(own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[peer] + i) * record_bytes, record,
-                              record_bytes);
-              ptx::bulk_commit();
-            }
-          } else {
-            auto const row = static_cast<std::size_t>(summary.first_from[peer] + i);
-            if (lane == 0) {
-              ptx::bulk_store(own<char>(w, a.at.rows[a.parity]) + row * a.at.record_scales, record, a.at.record_scales);
-              if constexpr (kFp8) {
-                ptx::bulk_store(own<char>(w, a.at.scales[a.parity]) + row * a.scale_stride * 4, record + a.at.record_scales,
-                                a.at.record_ids - a.at.record_scales);
-              }
-              ptx::bulk_commit();
-            }
-            if (lane < K) {
-              own<std::int32_t>(w, a.at.ids[a.parity])[row * K + lane] =
-                  reinterpret_cast<std::int32_t const*>(record + a.at.record_ids)[lane];
-              own<float>(w, a.at.weights[a.parity])[row * K + lane] = reinterpret_cast<float const*>(record + a.at.record_ids)[K + lane];
-            }
-          }
+          stage.load(from + static_cast<std::size_t>(i - i0) * record_bytes, record_bytes);
+          keep_record<kFp8>(a, summary, stage, peer, i);
           __syncwarp();
         }
         if (lane == 0) {  // the records were loaded: the sender may write the entry again
