@@ -205,7 +205,7 @@ class Layer {
       check_mapping(p.placement, p.backend);
       check_local_experts(weights, p.placement, comm.rank(), comm.size());
     });
-    agree_on_fingerprint(comm, layer_fingerprint<Config, Quant, Backend>(shape_, router_, p.activation));
+    agree_on_fingerprint(comm, layer_fingerprint<Config, Backend>(shape_, router_, p.quantization, p.activation, p.placement));
     return p.max_tokens_per_rank;
   }
   void take_memory() {

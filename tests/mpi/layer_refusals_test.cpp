@@ -99,7 +99,32 @@ TYPED_TEST(Refusals, LayersThatDiffer) {
   differs("intermediate", text(kIntermediate), text(kIntermediate / 2), [](auto& p) { p.shape.intermediate = kIntermediate / 2; }, true);
   differs("scoring", "softmax", "sigmoid", [](auto& p) { p.router.scoring = routing::Scoring::sigmoid; });
   differs("routed_scaling_factor", "1", "1.00000012", [](auto& p) { p.router.routed_scaling_factor = 1.00000012F; });
+  differs("placement of physical expert 1", "rank 0, its expert 1, a replica of 1", "rank 1, its expert 0, a replica of 1",
+          [&](auto& p) { p.placement = ExpertPlacement(num_experts, this->mpi.size(), PlacementStrategy::round_robin, true); });
   build([](auto&) {});
+}
+
+// Q16: a scale that comes with the checkpoint decides what every rank makes of a row that it receives.
+TYPED_TEST(Refusals, Q16_StaticScalesThatDiffer) {
+  if (this->mpi.size() == 1) return;
+  int const num_experts = 4 * this->mpi.size();
+  auto build = [&]<class Quant>(Quant const& quant) {
+    using Layer = RegistryLayer<Quant, TypeParam, experts::OneDnn>;
+    experts::WeightStore<RegistryConfig, Quant> const store(4, kHidden, kIntermediate, true, quant);
+    Layer layer(this->mpi, store.view(),
+                {.shape = {kHidden, kIntermediate, num_experts, 1},
+                 .max_tokens_per_rank = 4,
+                 .placement = ExpertPlacement(num_experts, this->mpi.size()),
+                 .router = {.num_experts = num_experts, .topk = 1},
+                 .quantization = quant});
+  };
+  auto differs = [&](std::string_view field) {
+    return text("ranks disagree about ", field, ": rank 0 has 0.5, rank ", this->mpi.size() - 1, " has 0.25");
+  };
+  float const scale = this->errs() ? 0.25F : 0.5F;
+  expect_error(ErrorCode::mismatch, differs("static activation scale"), [&] { build(quantization::Fp8PerTensorStatic({.scale = scale})); });
+  expect_error(ErrorCode::mismatch, differs("activation global_scale"), [&] { build(quantization::Nvfp4({.global_scale = scale})); });
+  build(quantization::Fp8PerTensorStatic({.scale = 0.5F}));
 }
 
 // Which replica a token goes to depends on its place in the batch, and with it the sums of a rank that adds outputs.

@@ -3,5 +3,6 @@
 #include "registry_layers.hpp"
 
 namespace {
-[[maybe_unused]] bool const registered = moe_test::register_compositions(moe_test::schemes<9, moe_test::kNumSchemes>(), __FILE__, __LINE__);
+[[maybe_unused]] bool const registered =
+    moe_test::register_compositions(moe_test::schemes<9, moe_test::kNumSchemes>(), 0, __FILE__, __LINE__);
 }

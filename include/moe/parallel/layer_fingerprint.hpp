@@ -9,6 +9,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/fingerprint.hpp"
+#include "moe/parallel/placement.hpp"
 
 namespace moe::detail {
 
@@ -20,8 +21,9 @@ inline std::string digits(float value) {
 }
 
 /// A rank may choose experts of its own, and its own number of tokens; the rest decides what a token's result is.
-template <class Config, class Quant, class Backend, class Router>
-Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, typename Config::Activation const& activation) {
+template <class Config, class Backend, class Quant, class Router>
+Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, Quant const& quant,
+                              typename Config::Activation const& activation, ExpertPlacement const& placement) {
   using Activation = typename Config::Activation;
   Fingerprint f;
   f.add("backend", Backend::kName).add("quantization", Quant::kName).add("Act", name(dtype_of<typename Config::Act>));
@@ -34,6 +36,8 @@ Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, 
     f.add("activation alpha", digits(c.alpha)).add("activation beta", digits(c.beta)).add("activation limit", digits(c.limit));
     f.add("activation situ_gate", digits(c.situ_gate)).add("activation situ_up", digits(c.situ_up));
   }
+  if constexpr (requires { quant.params.scale; }) f.add("static activation scale", digits(quant.params.scale));
+  if constexpr (requires { quant.act.global_scale; }) f.add("activation global_scale", digits(quant.act.global_scale));
   f.add("router", Router::kName);
   if constexpr (requires { router.resolved(); }) {
     auto const r = router.resolved();
@@ -45,6 +49,11 @@ Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, 
     f.add("zero_expert_kind", static_cast<int>(r.zero_expert_kind)).add("num_joint_shared", r.num_joint_shared);
     f.add("degenerate", static_cast<int>(r.degenerate)).add("correction_bias", r.correction_bias != nullptr);
     f.add("per_expert_scale", r.per_expert_scale != nullptr).add("vocabulary", r.vocabulary);
+  }
+  f.add("placement: ranks", placement.ep_size()).add("placement: physical experts", placement.num_physical());
+  for (int p = 0; p < placement.num_physical(); ++p) {
+    f.add(text("placement of physical expert ", p),
+          text("rank ", placement.owner(p), ", its expert ", placement.local(p), ", a replica of ", placement.logical(p)));
   }
   return f;
 }

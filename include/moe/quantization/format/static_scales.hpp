@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/static_scales.hpp: scales that come with a checkpoint: merged over experts, checked between ranks, codes moved to
+// quantization/format/static_scales.hpp: scales that come with a checkpoint: merged over experts, codes moved to
 // another scale. Spec 02 §2, §4, §6.
 #pragma once
 
@@ -23,16 +23,6 @@ inline float merge_static_scales(std::span<float const> per_expert) {
   if (per_expert.empty()) throw Error(ErrorCode::argument, "no activation scales to merge: expected at least 1");
   for (float const s : per_expert) check_scale("static activation scale", s);
   return *std::max_element(per_expert.begin(), per_expert.end());
-}
-
-/// E_MISMATCH unless all ranks have the same static activation scale; per_rank[r] is rank r's.
-inline void check_same_static_scale(std::span<float const> per_rank) {
-  for (std::size_t r = 1; r < per_rank.size(); ++r) {
-    if (float_bits(per_rank[r]) != float_bits(per_rank[0])) {
-      throw Error(ErrorCode::mismatch,
-                  text("static activation scale is ", per_rank[0], " on rank 0 but ", per_rank[r], " on rank ", r, "; it must be equal"));
-    }
-  }
 }
 
 /// Codes under scale `from` rounded again to codes under scale `to`, in place: gate and up with scales of their own become one matrix

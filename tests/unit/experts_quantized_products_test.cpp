@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/experts_quantized_products_test.cpp: what the host experts compute from quantised rows and weights, against float64 products
+// of the same matrices dequantised: both scale levels of nvfp4 (Q9), a scale for every 128 columns of fp8 blocks (Q13).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "moe/activation/activation.hpp"
+#include "moe/experts/onednn.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/nvfp4.hpp"
+
+namespace {
+
+using namespace moe;
+
+struct Config : LayerDefaults {
+  using Activation = activation::Any;
+};
+using Values = std::vector<float>;
+
+Values normals(std::size_t n, float scale, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Values v(n);
+  for (float& x : v) x = scale * normal(random);
+  return v;
+}
+
+/// One ungated expert, y = W2 relu(W1 x), for rows of x.
+template <class Quant>
+struct Problem {
+  std::int64_t rows, hidden, intermediate;
+  Values x, w1, w2;
+
+  Problem(std::int64_t rows_, std::int64_t hidden_, std::int64_t intermediate_)
+      : rows(rows_),
+        hidden(hidden_),
+        intermediate(intermediate_),
+        x(normals(static_cast<std::size_t>(rows * hidden), 1.0F, 1)),
+        w1(normals(static_cast<std::size_t>(intermediate * hidden), 1.0F / std::sqrt(static_cast<float>(hidden)), 2)),
+        w2(normals(static_cast<std::size_t>(intermediate * hidden), 1.0F / std::sqrt(static_cast<float>(intermediate)), 3)) {}
+
+  /// What `Experts`, told to read with `reader`, compute from rows that `writer` has quantised.
+  template <class Experts>
+  Values computed(Quant const& writer, Quant const& reader) const {
+    using Kernel = typename Experts::template Kernel<Config, Quant, ActivationFormat::standard>;
+    experts::WeightStore<Config, Quant> store(1, hidden, intermediate, false, writer);
+    store.set_expert(0, w1.data(), w2.data());
+    std::int64_t const codes = Quant::payload_cols(hidden);
+    std::int64_t const scales = Quant::scale_cols(hidden);
+    std::vector<std::uint8_t> q(static_cast<std::size_t>(rows * codes));
+    std::vector<typename Quant::Scale> s(static_cast<std::size_t>(rows * scales));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      writer.template quantize_row<float>(x.data() + r * hidden, hidden, q.data() + r * codes, s.data() + r * scales);
+    }
+    std::vector<std::int32_t> const ids(static_cast<std::size_t>(rows), 0);
+    Values const ones(static_cast<std::size_t>(rows), 1.0F);
+    Values y(static_cast<std::size_t>(rows * hidden));
+    Arena<space::host> arena;
+    Kernel const kernel(Shape<Config>({hidden, intermediate, 1, 1}), store.view(), rows, reader, {.kind = activation::Kind::relu_no_mul},
+                        {}, arena);
+    kernel.apply({make_rows(static_cast<std::uint8_t const*>(q.data()), rows, codes),
+                  make_rows(static_cast<typename Quant::Scale const*>(s.data()), rows, scales), make_rows(ids.data(), rows, 1),
+                  make_rows(ones.data(), rows, 1)},
+                 make_rows(y.data(), rows, hidden), {});
+    return y;
+  }
+
+  /// The same in float64 of the dequantised matrices, the intermediate quantised and back as the definition asks.
+  Values expected(Quant const& quant) const {
+    auto const dequantized = [&](Values const& w, std::int64_t out, std::int64_t in) {
+      std::vector<std::uint8_t> codes(static_cast<std::size_t>(out * Quant::weight_code_cols(in)));
+      std::vector<typename Quant::WeightScale> scales(static_cast<std::size_t>(Quant::weight_scale_count(out, in)));
+      quant.template quantize_weight<float>(w.data(), out, in, codes.data(), scales.data());
+      Values d(w.size());
+      for (std::int64_t r = 0; r < out; ++r) {
+        quant.template dequantize_weight_row<float>(codes.data(), scales.data(), out, in, r, d.data() + r * in);
+      }
+      return d;
+    };
+    auto const there_and_back = [&](float* row, std::int64_t n) {
+      std::vector<std::uint8_t> q(static_cast<std::size_t>(Quant::payload_cols(n)));
+      std::vector<typename Quant::Scale> s(static_cast<std::size_t>(Quant::scale_cols(n)));
+      quant.template quantize_row<float>(row, n, q.data(), s.data());
+      quant.template dequantize_row<float>(q.data(), s.data(), n, row);
+    };
+    auto const product = [](Values const& w, float const* row, std::int64_t out, std::int64_t in, float* to) {
+      for (std::int64_t o = 0; o < out; ++o) {
+        double sum = 0;
+        for (std::int64_t i = 0; i < in; ++i) sum += static_cast<double>(w[static_cast<std::size_t>(o * in + i)]) * row[i];
+        to[o] = static_cast<float>(sum);
+      }
+    };
+    Values const a = dequantized(w1, intermediate, hidden), b = dequantized(w2, hidden, intermediate);
+    Values y(static_cast<std::size_t>(rows * hidden));
+    Values row(static_cast<std::size_t>(hidden)), h(static_cast<std::size_t>(intermediate));
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::copy_n(x.data() + r * hidden, hidden, row.data());
+      there_and_back(row.data(), hidden);
+      product(a, row.data(), intermediate, hidden, h.data());
+      for (float& v : h) v = std::max(v, 0.0F);
+      there_and_back(h.data(), intermediate);
+      product(b, h.data(), hidden, intermediate, y.data() + r * hidden);
+    }
+    return y;
+  }
+};
+
+/// |a - b| / |b|, 2-norms.
+double distance(Values const& a, Values const& b) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+template <class Experts>
+class QuantizedProducts : public testing::Test {};
+using AllExperts = testing::Types<experts::Reference<>, experts::OneDnn>;
+TYPED_TEST_SUITE(QuantizedProducts, AllExperts);
+
+TYPED_TEST(QuantizedProducts, Q9_Nvfp4AgainstItsDequantizedProduct) {
+  using quantization::Nvfp4;
+  Problem<Nvfp4> const p(12, 512, 256);
+  std::uint32_t amax = 0;
+  for (float const v : p.x) amax = std::max(amax, quantization::abs_bits(v));
+  float const input_scale = quantization::Nvfp4Unit::global_from_amax(amax);
+  Nvfp4 const scheme({.global_scale = input_scale});
+  Values const expected = p.expected(scheme);
+  EXPECT_LT(distance(p.computed<TypeParam>(scheme, scheme), expected), 1e-2);
+  Nvfp4 const reciprocal({.global_scale = 1.0F / input_scale});
+  EXPECT_GT(distance(p.computed<TypeParam>(scheme, reciprocal), expected), 10.0) << "a reciprocal must be seen";
+}
+
+TYPED_TEST(QuantizedProducts, Q13_BlockFp8ScalesEveryKBlock) {
+  using Quant = quantization::Fp8Block<>;
+  Problem<Quant> p(9, 7168, 128);  // blocks of very different size, so that one scale for all of them gives another product
+  auto const block = [&](std::size_t i) { return static_cast<std::size_t>(static_cast<std::int64_t>(i) % p.hidden) / 128; };
+  for (std::size_t i = 0; i < p.x.size(); ++i) p.x[i] *= std::exp2(static_cast<float>(block(i) % 7));
+  Values const expected = p.expected({});
+  EXPECT_LT(distance(p.computed<TypeParam>({}, {}), expected), 1e-2);
+
+  Problem<Quant> plain = p;  // as if every block had the scale of the first
+  for (std::size_t i = 0; i < p.x.size(); ++i) plain.x[i] *= std::exp2(-static_cast<float>(block(i) % 7));
+  EXPECT_GT(distance(plain.expected({}), expected), 1e-2) << "the blocks' scales must matter";
+}
+
+}  // namespace
