@@ -3,5 +3,5 @@
 #include "registry_layers.hpp"
 
 namespace {
-[[maybe_unused]] bool const registered = moe_test::register_compositions(moe_test::schemes<6, 9>(), 0, __FILE__, __LINE__);
+[[maybe_unused]] bool const registered = moe_test::register_compositions(moe_test::schemes<6, 9>(), 24, __FILE__, __LINE__);
 }

@@ -22,10 +22,10 @@ namespace moe::detail {
 /// What all ranks of an exchange must have in common, exchanged once at construction.
 struct ExchangeContract {
   static constexpr std::size_t kNameLength = 32;
-  static constexpr std::array<char const*, 13> kFields{"hidden",          "topk",        "num_physical_experts", "max_tokens_per_rank",
-                                                       "payload bytes",   "scale bytes", "output bytes",         "max_recv_rows",
-                                                       "num_slots",       "dp_size",     "queue_depth",          "queue_entry_bytes",
-                                                       "placement (hash)"};
+  static constexpr std::array<char const*, 13> kFields{"hidden",        "topk",        "num_physical_experts", "max_tokens_per_rank",
+                                                       "payload bytes", "scale bytes", "output bytes",         "max_recv_rows",
+                                                       "num_slots",     "dp_size",     "queue_depth",          "queue_entry_bytes",
+                                                       "placement"};
   char backend[kNameLength] = {};       // NOLINT(modernize-avoid-c-arrays): bytes that travel
   char quantization[kNameLength] = {};  // NOLINT(modernize-avoid-c-arrays)
   std::array<std::int64_t, kFields.size()> values{};
@@ -87,11 +87,16 @@ inline void compare_contracts(int rank, std::vector<ExchangeContract> const& all
                            text(field, ": rank 0 has ", a, ", rank ", r, " has ", b));
     }
   };
+  constexpr std::size_t kPlacement = ExchangeContract::kFields.size() - 1;  // a hash: it says that placements differ, not where
   for (std::size_t r = 1; r < all.size(); ++r) {
     differ("backend", r, std::string_view(all[0].backend), std::string_view(all[r].backend));
     differ("quantization", r, std::string_view(all[0].quantization), std::string_view(all[r].quantization));
-    for (std::size_t f = 0; f < ExchangeContract::kFields.size(); ++f) {
+    for (std::size_t f = 0; f < kPlacement; ++f) {
       differ(ExchangeContract::kFields[f], r, all[0].values[f], all[r].values[f]);
+    }
+    if (all[r].values[kPlacement] != all[0].values[kPlacement]) {
+      throw TransportError(ErrorCode::mismatch, rank, static_cast<int>(r), "construction", 0,
+                           text("placement: rank 0 and rank ", r, " give experts to other ranks; a layer names the first such expert"));
     }
   }
   for (std::size_t r = 0; r < all.size(); ++r) {
