@@ -12,6 +12,7 @@
 // there.
 #include <mpi.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -232,14 +233,18 @@ class Bench {
       : host_(host), comm_(Nccl::over_communicator(host, {.timeout_ms = 20'000})), options_(options), report_("ep_layer_bench") {}
 
   void run() {
-    for (Model model : kModels) {
-      if (("," + options_.shapes + ",").find("," + std::string(model.name) + ",") == std::string::npos) continue;
+    for (std::string const& shape : split(options_.shapes)) {
+      auto const at = std::find_if(std::begin(kModels), std::end(kModels), [&](Model const& m) { return shape == m.name; });
+      if (at == std::end(kModels)) throw Error(ErrorCode::argument, text("--shapes: ", shape, ", expected flash or pro"));
+      Model model = *at;
       if (options_.like_ranks > 0) model.shape.num_experts = model.shape.num_experts / options_.like_ranks * host_.size();
       for (std::string const& scheme : split(options_.schemes)) {
         if (scheme == "fp8") {
           run<Fp8>(model, "fp8");
-        } else {
+        } else if (scheme == "bf16") {
           run<None>(model, "bf16");
+        } else {
+          throw Error(ErrorCode::argument, text("--schemes: ", scheme, ", expected fp8 or bf16"));
         }
       }
     }
