@@ -4,6 +4,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "moe/backends/window/device/common/peer_rows.hpp"
 #include "moe/backends/window/device/common/window.hpp"
@@ -98,6 +99,69 @@ class PeerOrder {
  private:
   moe::detail::CallOrder order_;
   comm::WindowUse* use_;
+};
+
+/// What an exchange OneSided, TwoSided or Pplx between GPUs owns: a window, the table of places, the calls of its kernels.
+template <class Window, class Config, class Quant, class Partial, class Calls>
+class PeerExchange {
+ public:
+  using Space = space::cuda;
+  using Act = typename Config::Act;
+  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
+                "moe: exchanges over device windows take expert outputs in bf16 or float. Fix: choose experts that write one of them");
+
+  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
+  /// ranks, and the group goes on.
+  void check() const { check_window(*window_); }
+  Window& window() const { return *window_; }
+
+ protected:
+  using Payload = typename Quant::template Payload<Act>;
+  using Scale = typename Quant::Scale;
+
+  /// Collective. make(view, shape, options): the calls over the window.
+  template <class Params, class Make>
+  PeerExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, comm::WindowArguments const& arguments,
+               Params const& params, ExpertPlacement const& placement, Arena<Space>& arena, Make&& make)
+      : shape_(shape),
+        window_(comm, params.manager, arguments, params.window),
+        place_(placement, arena),
+        calls_(make(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement))) {}
+
+  /// Where experts write `rows` rows: in the window, or in memory of its own if they write float.
+  void take_outputs(Arena<Space>& arena, std::int64_t rows) {
+    if constexpr (std::is_same_v<Partial, float>) {
+      partial_ = arena.take<float>(rows * shape_.hidden);
+    }
+  }
+  Partial* outputs() {
+    if constexpr (std::is_same_v<Partial, bf16>) {
+      return calls_.outputs(parity_);
+    } else {
+      return partial_;
+    }
+  }
+  /// The received rows, one after the other, from byte `rows` of the window on; their scales from byte `scales` on.
+  auto payload(std::size_t rows, std::int64_t n) const {
+    return make_rows(static_cast<Payload const*>(calls_.template own<Payload>(rows)), n, Quant::payload_cols(shape_.hidden));
+  }
+  auto scales(std::size_t scales, std::int64_t n) const {
+    auto const cols = Quant::scale_cols(shape_.hidden);
+    return make_rows(static_cast<Scale const*>(calls_.template own<Scale>(scales)), n, cols, cols == 0 ? 0 : shape_.scale_stride());
+  }
+  template <class T>
+  auto choices(std::size_t at, std::int64_t n) const {
+    return make_rows(static_cast<T const*>(calls_.template own<T>(at)), n, shape_.topk);
+  }
+
+  moe::detail::PeerShape shape_;
+  comm::WindowHandle<Window> window_;
+  ExpertPlaces place_;
+  Calls calls_;
+  Partial* partial_ = nullptr;
+  moe::detail::ExchangeTokens tokens_;
+  int parity_ = 0;
+  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

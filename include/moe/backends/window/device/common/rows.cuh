@@ -7,7 +7,9 @@
 #include <cuda_fp8.h>
 
 #include "moe/backends/window/device/common/calls.hpp"
+#include "moe/backends/window/device/common/sums.cuh"
 #include "moe/comm/symmetric_memory.cuh"
+#include "moe/core/ptx/bulk_copy.cuh"
 
 namespace moe::detail {
 
@@ -99,6 +101,54 @@ __device__ inline uint4 quantize_sixteen(uint4 const (&v)[2], float amax_floor, 
                (static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(b, __NV_SATFINITE, __NV_E4M3)) << 16);
   }
   return out;
+}
+
+/// Eight bf16 values times `factor`, one rounding each.
+__device__ inline uint4 scale_eight(uint4 v, float factor) {
+  float scaled[8] = {};
+  accumulate_eight(scaled, v, factor);
+  return round_eight(scaled);
+}
+
+/// x[0, values) → e4m3 codes and a float scale for 128, in shared memory, by all lanes of a warp; x times `factor` first if `scaled`. Waits
+/// until what this warp stored from there before has left; `kBatch` loads of a lane are under way meanwhile.
+template <int kBatch = 4>
+__device__ inline void quantize_row(__nv_bfloat16 const* from, int values, ScaleRule const& rule, int lane, unsigned char* codes,
+                                    float* scales, bool scaled = false, float factor = 1.0F) {
+  uint4 const* const x = reinterpret_cast<uint4 const*>(from);
+  int const units = values / 16;
+#pragma unroll 1
+  for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
+    uint4 v[kBatch][2];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      int const u = u0 + 32 * i + lane;
+      v[i][0] = u < units ? x[2 * u] : uint4{};
+      v[i][1] = u < units ? x[2 * u + 1] : uint4{};
+    }
+    if (u0 == 0) {
+      ptx::bulk_wait_read();  // the loads above did not wait for it
+      __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      int const u = u0 + 32 * i + lane;
+      if (scaled) {
+        v[i][0] = scale_eight(v[i][0], factor);
+        v[i][1] = scale_eight(v[i][1], factor);
+      }
+      float scale;
+      uint4 const sixteen = quantize_sixteen(v[i], rule.amax_floor, rule.pow2, scale);
+      if (u < units) {
+        reinterpret_cast<uint4*>(codes)[u] = sixteen;
+        if (u % 8 == 0) {
+          scales[u / 8] = scale;
+        }
+      }
+    }
+  }
+  ptx::fence_shared_to_bulk();
+  __syncwarp();
 }
 
 }  // namespace moe::detail

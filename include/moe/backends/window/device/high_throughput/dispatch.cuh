@@ -65,39 +65,9 @@ struct HighThroughputTargets {
 template <bool kFp8>
 __device__ inline void stage_row(HighThroughputDispatch const& a, int t, unsigned char* row, std::uint64_t* loaded, std::uint32_t& phase) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  uint4 const* const x = reinterpret_cast<uint4 const*>(a.in.x + t * a.in.x_stride);
+  __nv_bfloat16 const* const x = a.in.x + t * a.in.x_stride;
   if constexpr (kFp8) {
-    constexpr int kBatch = 7;
-    float* const scales = reinterpret_cast<float*>(row + a.hidden);
-    int const units = a.hidden / 16;
-#pragma unroll 1
-    for (int u0 = 0; u0 < units; u0 += 32 * kBatch) {
-      uint4 v[kBatch][2];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        int const u = u0 + 32 * i + lane;
-        v[i][0] = u < units ? x[2 * u] : uint4{};
-        v[i][1] = u < units ? x[2 * u + 1] : uint4{};
-      }
-      if (u0 == 0) {
-        ptx::bulk_wait_read();  // the loads above did not wait for it
-        __syncwarp();
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        int const u = u0 + 32 * i + lane;
-        float scale;
-        uint4 const codes = quantize_sixteen(v[i], a.scales.amax_floor, a.scales.pow2, scale);
-        if (u < units) {
-          reinterpret_cast<uint4*>(row)[u] = codes;
-          if (u % 8 == 0) {
-            scales[u / 8] = scale;
-          }
-        }
-      }
-    }
-    ptx::fence_shared_to_bulk();
-    __syncwarp();
+    quantize_row<7>(x, a.hidden, a.scales, lane, row, reinterpret_cast<float*>(row + a.hidden));
   } else {
     ptx::bulk_wait_read();
     __syncwarp();

@@ -89,28 +89,19 @@ struct OneSidedParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class OneSidedExchange<Window, Config, Quant, Partial> {
+class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::OneSidedCalls> {
+  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::OneSidedCalls>;
+
  public:
-  using Space = space::cuda;
-  using Act = typename Config::Act;
-  using Payload = typename Quant::template Payload<Act>;
-  using Scale = typename Quant::Scale;
+  using typename Base::Act;
+  using typename Base::Space;
   using Tokens = StandardTokensOf<Config, Quant>;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: one_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
   /// Collective. Any placement. E_CAPACITY if the window cannot be had.
   OneSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, OneSidedParams<Window> const& params, Arena<Space>& arena)
-      : shape_(peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
-        runtime_max_(shape_.max_tokens),
-        window_(comm, params.manager, peer_window(shape_, {}, moe::detail::OneSidedCalls::window_bytes(shape_)), params.window),
-        place_(placement, arena),
-        calls_(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement)) {
-    if constexpr (std::is_same_v<Partial, float>) {
-      partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
-    }
-  }
+      : OneSidedExchange(comm, peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks), placement, params,
+                         arena) {}
 
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return shape_.rows(); }
@@ -138,22 +129,12 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
     auto const& at = calls_.layout();
-    auto const scale_cols = Quant::scale_cols(shape_.hidden);
-    return {make_rows(static_cast<Payload const*>(calls_.own<Payload>(at.rows[parity_])), rows(), Quant::payload_cols(shape_.hidden)),
-            make_rows(static_cast<Scale const*>(calls_.own<Scale>(at.scales[parity_])), rows(), scale_cols,
-                      scale_cols == 0 ? 0 : shape_.scale_stride()),
-            make_rows(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.ids[parity_])), rows(), shape_.topk),
-            make_rows(static_cast<float const*>(calls_.own<float>(at.weights[parity_])), rows(), shape_.topk)};
+    return {this->payload(at.rows[parity_], rows()), this->scales(at.scales[parity_], rows()),
+            this->template choices<std::int32_t>(at.ids[parity_], rows()), this->template choices<float>(at.weights[parity_], rows())};
   }
 
   /// [rows, H], weighted and summed over this rank's experts. Experts that write bf16 write into the window itself.
-  Rows<Partial> expert_output() {
-    if constexpr (std::is_same_v<Partial, bf16>) {
-      return make_rows(calls_.outputs(parity_), rows(), shape_.hidden);
-    } else {
-      return make_rows(partial_, rows(), shape_.hidden);
-    }
-  }
+  Rows<Partial> expert_output() { return make_rows(this->outputs(), rows(), shape_.hidden); }
 
   /// Enqueues out[t] = the sum over the token's ranks, in the order in which its choices name them, in float32, one rounding; 0 for a
   /// token that went nowhere.
@@ -177,12 +158,23 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
       refuse(kPeer, stream);
     }
   }
-  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
-  /// ranks, and the group goes on.
-  void check() const { check_window(*window_); }
-  Window& window() const { return *window_; }
 
  private:
+  using Base::calls_;
+  using Base::order_;
+  using Base::parity_;
+  using Base::partial_;
+  using Base::shape_;
+  using Base::tokens_;
+  using Base::window_;
+
+  OneSidedExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, ExpertPlacement const& placement,
+                   OneSidedParams<Window> const& params, Arena<Space>& arena)
+      : Base(comm, shape, peer_window(shape, {}, moe::detail::OneSidedCalls::window_bytes(shape)), params, placement, arena,
+             [](auto const&... of) { return moe::detail::OneSidedCalls(of...); }),
+        runtime_max_(shape.max_tokens) {
+    this->take_outputs(arena, shape.rows());
+  }
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
   void refuse(std::uint32_t code, cudaStream_t stream) {
     int const parity = order_.next_parity();
@@ -190,15 +182,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> {
     calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
   }
 
-  moe::detail::PeerShape shape_;
   int runtime_max_;
-  comm::WindowHandle<Window> window_;
-  ExpertPlaces place_;
-  moe::detail::OneSidedCalls calls_;
-  Partial* partial_ = nullptr;
-  moe::detail::ExchangeTokens tokens_;
-  int parity_ = 0;
-  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

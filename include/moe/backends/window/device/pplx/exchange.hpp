@@ -122,31 +122,20 @@ struct PplxParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class PplxExchange<Window, Config, Quant, Partial> {
+class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::PplxCalls> {
+  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::PplxCalls>;
+
  public:
-  using Space = space::cuda;
-  using Act = typename Config::Act;
-  using Payload = typename Quant::template Payload<Act>;
-  using Scale = typename Quant::Scale;
+  using typename Base::Act;
+  using typename Base::Space;
   using Tokens = BatchedTokensOf<Config, Quant>;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: pplx takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
   /// Collective. E_UNSUPPORTED unless the experts divide by the ranks, wherever they are; E_ARG for the router weight on the input with
   /// top-k other than 1, E_CAPACITY if the window cannot be had.
   PplxExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                Quant const&, PplxParams<Window> const& params, Arena<Space>& arena)
-      : shape_(peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks)),
-        group_{params.dp_size, shape.weight_on_input()},
-        window_(comm, params.manager,
-                peer_window(checked(), {group_.dp_size, group_.weight_first}, moe::detail::PplxCalls::window_bytes(checked(), group_)),
-                params.window),
-        place_(placement, arena),
-        calls_(window_->view(), numbered(shape_, window_.number()), group_, peer_options<Quant>(params.programmatic, place_, placement)) {
-    if constexpr (std::is_same_v<Partial, float>) {
-      partial_ = arena.take<float>(std::int64_t{shape_.local_experts()} * calls_.layout().capacity * shape_.hidden);
-    }
-  }
+      : PplxExchange(comm, peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks),
+                     moe::detail::PplxGroup{params.dp_size, shape.weight_on_input()}, placement, params, arena) {}
 
   /// Rows of one expert's batch, at most.
   std::int64_t max_rows() const { return calls_.layout().capacity; }
@@ -173,16 +162,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   }
 
   /// [L, C, H].
-  Blocks<Partial> expert_output() {
-    Partial* const data = [&] {
-      if constexpr (std::is_same_v<Partial, bf16>) {
-        return calls_.outputs(parity_);
-      } else {
-        return partial_;
-      }
-    }();
-    return make_blocks(data, shape_.local_experts(), max_rows(), shape_.hidden);
-  }
+  Blocks<Partial> expert_output() { return make_blocks(this->outputs(), shape_.local_experts(), max_rows(), shape_.hidden); }
 
   /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order, in float32, one rounding.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
@@ -225,14 +205,27 @@ class PplxExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
     half_ = Half::none;
   }
-  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
-  /// ranks, and the group goes on.
-  void check() const { check_window(*window_); }
-  Window& window() const { return *window_; }
 
  private:
   enum class Half : std::uint8_t { none, dispatch, combine };
 
+  using Base::calls_;
+  using Base::order_;
+  using Base::parity_;
+  using Base::partial_;
+  using Base::shape_;
+  using Base::tokens_;
+  using Base::window_;
+
+  PplxExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group,
+               ExpertPlacement const& placement, PplxParams<Window> const& params, Arena<Space>& arena)
+      : Base(comm, checked(shape, group),
+             peer_window(shape, {group.dp_size, group.weight_first}, moe::detail::PplxCalls::window_bytes(checked(shape, group), group)),
+             params, placement, arena, [&](auto const& view, auto const& numbered, auto const& options) {
+               return moe::detail::PplxCalls(view, numbered, group, options);
+             }) {
+    this->take_outputs(arena, std::int64_t{shape.local_experts()} * max_rows());
+  }
   void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
@@ -267,31 +260,24 @@ class PplxExchange<Window, Config, Quant, Partial> {
     auto const L = shape_.local_experts();
     auto const C = calls_.layout().capacity;
     auto const& at = calls_.layout();
-    return {make_blocks(static_cast<Payload const*>(calls_.own<Payload>(at.batch[parity_])), L, C, Quant::payload_cols(shape_.hidden)),
-            make_blocks(static_cast<Scale const*>(calls_.own<Scale>(at.batch_scales[parity_])), L, C, Quant::scale_cols(shape_.hidden)),
-            make_vector(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.num_tokens[parity_])), L)};
+    return {make_blocks(static_cast<typename Base::Payload const*>(calls_.template own<typename Base::Payload>(at.batch[parity_])), L, C,
+                        Quant::payload_cols(shape_.hidden)),
+            make_blocks(static_cast<typename Base::Scale const*>(calls_.template own<typename Base::Scale>(at.batch_scales[parity_])), L, C,
+                        Quant::scale_cols(shape_.hidden)),
+            make_vector(static_cast<std::int32_t const*>(calls_.template own<std::int32_t>(at.num_tokens[parity_])), L)};
   }
-  /// The shape, once the group fits it.
-  moe::detail::PeerShape const& checked() const {
-    if (group_.dp_size < 1 || shape_.ranks % group_.dp_size != 0) {
-      throw Error(ErrorCode::config, text("dp_size: ", group_.dp_size, " does not divide ", shape_.ranks, " ranks"));
+  /// The shape, if the group fits it.
+  static moe::detail::PeerShape const& checked(moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group) {
+    if (group.dp_size < 1 || shape.ranks % group.dp_size != 0) {
+      throw Error(ErrorCode::config, text("dp_size: ", group.dp_size, " does not divide ", shape.ranks, " ranks"));
     }
-    if (group_.weight_first && shape_.topk != 1) {
-      throw Error(ErrorCode::argument, text("apply_router_weight_on_input requires topk == 1: topk is ", shape_.topk));
+    if (group.weight_first && shape.topk != 1) {
+      throw Error(ErrorCode::argument, text("apply_router_weight_on_input requires topk == 1: topk is ", shape.topk));
     }
-    return shape_;
+    return shape;
   }
 
-  moe::detail::PeerShape shape_;
-  moe::detail::PplxGroup group_;
-  comm::WindowHandle<Window> window_;
-  ExpertPlaces place_;
-  moe::detail::PplxCalls calls_;
-  Partial* partial_ = nullptr;
-  moe::detail::ExchangeTokens tokens_;
-  int parity_ = 0;
   Half half_ = Half::none;
-  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail

@@ -131,30 +131,19 @@ struct TwoSidedParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class TwoSidedExchange<Window, Config, Quant, Partial> {
+class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::TwoSidedCalls> {
+  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::TwoSidedCalls>;
+
  public:
-  using Space = space::cuda;
-  using Act = typename Config::Act;
-  using Payload = typename Quant::template Payload<Act>;
-  using Scale = typename Quant::Scale;
+  using typename Base::Act;
+  using typename Base::Space;
   using Tokens = StandardTokensOf<Config, Quant>;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: two_sided takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
   /// Collective. Any placement. E_CAPACITY if the window cannot be had.
   TwoSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, TwoSidedParams<Window> const& params, Arena<Space>& arena)
-      : shape_(peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks)),
-        queues_{params.queue_depth, params.queue_entry_bytes},
-        window_(comm, params.manager,
-                peer_window(shape_, {queues_.depth, queues_.entry_bytes}, moe::detail::TwoSidedCalls::window_bytes(shape_, queues_)),
-                params.window),
-        place_(placement, arena),
-        calls_(window_->view(), numbered(shape_, window_.number()), queues_, peer_options<Quant>(params.programmatic, place_, placement)) {
-    if constexpr (std::is_same_v<Partial, float>) {
-      partial_ = arena.take<float>(std::int64_t{shape_.rows()} * shape_.hidden);
-    }
-  }
+      : TwoSidedExchange(comm, peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks),
+                         moe::detail::TwoSidedQueues{params.queue_depth, params.queue_entry_bytes}, placement, params, arena) {}
 
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return shape_.rows(); }
@@ -169,23 +158,13 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
     order_.set_dispatched();
     auto const& at = calls_.layout();
     auto const n = shape_.rows();
-    auto const scale_cols = Quant::scale_cols(shape_.hidden);
-    return {make_rows(static_cast<Payload const*>(calls_.own<Payload>(at.rows[parity_])), n, Quant::payload_cols(shape_.hidden)),
-            make_rows(static_cast<Scale const*>(calls_.own<Scale>(at.scales[parity_])), n, scale_cols,
-                      scale_cols == 0 ? 0 : shape_.scale_stride()),
-            make_rows(static_cast<std::int32_t const*>(calls_.own<std::int32_t>(at.ids[parity_])), n, shape_.topk),
-            make_rows(static_cast<float const*>(calls_.own<float>(at.weights[parity_])), n, shape_.topk),
-            calls_.own<std::int32_t>(at.summary[parity_])};
+    return {this->payload(at.rows[parity_], n), this->scales(at.scales[parity_], n),
+            this->template choices<std::int32_t>(at.ids[parity_], n), this->template choices<float>(at.weights[parity_], n),
+            calls_.template own<std::int32_t>(at.summary[parity_])};
   }
 
   /// [rows, H], weighted and summed over this rank's experts.
-  Rows<Partial> expert_output() {
-    if constexpr (std::is_same_v<Partial, bf16>) {
-      return make_rows(calls_.outputs(parity_), shape_.rows(), shape_.hidden);
-    } else {
-      return make_rows(partial_, shape_.rows(), shape_.hidden);
-    }
-  }
+  Rows<Partial> expert_output() { return make_rows(this->outputs(), shape_.rows(), shape_.hidden); }
 
   /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
@@ -209,27 +188,29 @@ class TwoSidedExchange<Window, Config, Quant, Partial> {
       refuse(kPeer, stream);
     }
   }
-  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
-  /// ranks, and the group goes on.
-  void check() const { check_window(*window_); }
-  Window& window() const { return *window_; }
 
  private:
+  using Base::calls_;
+  using Base::order_;
+  using Base::parity_;
+  using Base::partial_;
+  using Base::shape_;
+  using Base::tokens_;
+  using Base::window_;
+
+  TwoSidedExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, moe::detail::TwoSidedQueues const& queues,
+                   ExpertPlacement const& placement, TwoSidedParams<Window> const& params, Arena<Space>& arena)
+      : Base(comm, shape, peer_window(shape, {queues.depth, queues.entry_bytes}, moe::detail::TwoSidedCalls::window_bytes(shape, queues)),
+             params, placement, arena, [&](auto const& view, auto const& numbered, auto const& options) {
+               return moe::detail::TwoSidedCalls(view, numbered, queues, options);
+             }) {
+    this->take_outputs(arena, shape.rows());
+  }
   void refuse(std::uint32_t code, cudaStream_t stream) {
     int const parity = order_.next_parity();
     calls_.dispatch({}, parity, stream, code);
     calls_.combine({}, nullptr, 0, parity, stream);
   }
-
-  moe::detail::PeerShape shape_;
-  moe::detail::TwoSidedQueues queues_;
-  comm::WindowHandle<Window> window_;
-  ExpertPlaces place_;
-  moe::detail::TwoSidedCalls calls_;
-  Partial* partial_ = nullptr;
-  moe::detail::ExchangeTokens tokens_;
-  int parity_ = 0;
-  PeerOrder order_{window_.use()};
 };
 
 }  // namespace moe::backends::detail
