@@ -6,7 +6,7 @@
 #   MoeToolkit_ROOT, MoeToolkit_NVCC (may be NOTFOUND), MoeToolkit_VERSION
 #   MoeToolkit::headers   the toolkit's headers and CCCL (cuda::std::mdspan, __nv_bfloat16, ...); enough for the host space
 #   MoeToolkit::runtime   libcudart (static)
-#   MoeToolkit::nccl      NCCL; absent if it is not installed
+#   MoeToolkit::nccl      NCCL; absent if it is not installed or if MOE_NCCL is OFF
 #   MoeToolkit::cublas    cuBLAS; absent if it is not installed
 set(_moe_toolkit_hints)
 foreach(_root IN ITEMS "${MOE_CUDA_ROOT}" "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
@@ -79,7 +79,7 @@ if(MoeToolkit_FOUND)
     set_target_properties(MoeToolkit::runtime PROPERTIES
       INTERFACE_LINK_LIBRARIES "${MoeToolkit_CUDART};Threads::Threads;${CMAKE_DL_LIBS};rt")
   endif()
-  if(MoeToolkit_NCCL AND MoeToolkit_NCCL_INCLUDE_DIR AND NOT TARGET MoeToolkit::nccl)
+  if(MoeToolkit_NCCL AND MoeToolkit_NCCL_INCLUDE_DIR AND (NOT DEFINED MOE_NCCL OR MOE_NCCL) AND NOT TARGET MoeToolkit::nccl)
     add_library(MoeToolkit::nccl INTERFACE IMPORTED)
     set_target_properties(MoeToolkit::nccl PROPERTIES
       INTERFACE_INCLUDE_DIRECTORIES "${MoeToolkit_NCCL_INCLUDE_DIR}" INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${MoeToolkit_NCCL_INCLUDE_DIR}"

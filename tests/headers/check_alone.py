@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every .hpp as a translation unit of its own, included twice, with warnings as errors. A header that is the first include of
-a test's .cpp is left out: the build has compiled it with nothing before it. What takes most of the time is not the header but what
+a test's .cpp is left out: the build has compiled it with nothing before it; with --front clang, which builds nothing, none is. What takes most of the time is not the header but what
 all of them reach, so that is precompiled; only a header that includes it anyway, at any depth, gets it ahead."""
 import argparse
 import concurrent.futures
@@ -13,21 +13,28 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "compile_fail"))
+from check import flags_for
+
 PRECOMPILED = (("moe/core/array.hpp", "moe/io/json.hpp"), ("moe/io/json.hpp",), ("moe/core/array.hpp",))  # the first that a header reaches whole
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", required=True)
+    parser.add_argument("--front", choices=("g++", "clang"), default="g++")
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
     parser.add_argument("--include", required=True, type=pathlib.Path)
     parser.add_argument("--tests", required=True, type=pathlib.Path, help="the folder of unit/, golden/, mpi/")
+    parser.add_argument("--without", action="append", default=[], help="a header that is not here; what reaches it is left out")
     options = parser.parse_args()
-    flags = [line for line in pathlib.Path(options.flags).read_text().splitlines() if line]
+    clang = options.front == "clang"
+    flags = flags_for(options.front, [line for line in pathlib.Path(options.flags).read_text().splitlines() if line])
     headers = {path.relative_to(options.include).as_posix() for path in options.include.rglob("*.hpp")}
     first = {include.group(1) for label in ("unit", "golden", "mpi") for path in (options.tests / label).glob("*_test.cpp")
              if (include := re.search(r'^#include ["<](.+)[">]', path.read_text(), re.MULTILINE))}
-    built, headers = headers & first, sorted(headers - first)
+    built = set() if clang else headers & first
+    headers = sorted(headers - built)
 
     @functools.cache
     def reached(header: str) -> frozenset[str]:
@@ -35,9 +42,11 @@ def main() -> int:
         names = re.findall(r'^#include ["<](.+)[">]', path.read_text(), re.MULTILINE) if path.exists() else []
         return frozenset(names).union(*map(reached, names))
 
+    headers = [header for header in headers if not reached(header) & set(options.without)]
+
     def check(header: str) -> tuple[str, str]:
-        ahead = next((folder / f"{i}.hpp" for i, names in enumerate(PRECOMPILED) if reached(header).issuperset(names)), None)
-        done = subprocess.run([options.compiler, *flags, *(["-include", ahead] if ahead else []), "-fsyntax-only", "-x", "c++", "-"], text=True,
+        ahead = next((folder / f"{i}.hpp{'.pch' if clang else ''}" for i, names in enumerate(PRECOMPILED) if reached(header).issuperset(names)), None)
+        done = subprocess.run([options.compiler, *flags, *(["-include-pch" if clang else "-include", ahead] if ahead else []), "-fsyntax-only", "-x", "c++", "-"], text=True,
                               capture_output=True, input=f"#include <{header}>\n#include <{header}>\n")
         return header, done.stderr if done.returncode != 0 else ""
 
@@ -47,7 +56,7 @@ def main() -> int:
         for i, names in enumerate(PRECOMPILED):
             source = folder / f"{i}.hpp"
             source.write_text("".join(f"#include <{name}>\n" for name in names))
-            subprocess.run([options.compiler, *flags, "-x", "c++-header", source, "-o", f"{source}.gch"], check=True)
+            subprocess.run([options.compiler, *flags, "-x", "c++-header", source, "-o", f"{source}.{'pch' if clang else 'gch'}"], check=True)
         for header, message in pool.map(check, headers):
             if message:
                 failed += 1

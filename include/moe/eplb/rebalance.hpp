@@ -8,9 +8,9 @@
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <ranges>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,10 +58,17 @@ template <class Container>
 decltype(auto) at(Container&& c, std::int32_t i) {
   return c[static_cast<std::size_t>(i)];
 }
-inline auto indices(std::size_t n) { return std::views::iota(0, static_cast<std::int32_t>(n)); }
-template <std::ranges::common_range Range>
-auto to_vector(Range&& range) {
-  return std::vector<std::ranges::range_value_t<Range>>(std::ranges::begin(range), std::ranges::end(range));
+inline std::vector<std::int32_t> indices(std::size_t n) {
+  std::vector<std::int32_t> out(n);
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+/// f of each element. Not by std::views: clang 14 does not compile those of libstdc++ 12.
+template <class Range, class Function>
+auto transformed(Range const& range, Function f) {
+  std::vector<std::remove_cvref_t<decltype(f(*range.begin()))>> out(range.size());
+  std::ranges::transform(range, out.begin(), f);
+  return out;
 }
 }  // namespace detail
 
@@ -70,22 +77,23 @@ auto to_vector(Range&& range) {
 template <class Real>
 Packing balanced_packing(std::span<Real const> weight, int num_packs) {
   using detail::at;
-  auto const items = detail::indices(weight.size());
   auto const room = static_cast<std::int32_t>(weight.size()) / num_packs;
   Packing out{std::vector<std::int32_t>(weight.size()), std::vector<std::int32_t>(weight.size(), 0)};
   if (room == 1) {
-    out.pack = detail::to_vector(items);
+    out.pack = detail::indices(weight.size());
     return out;
   }
-  auto heaviest_first = detail::to_vector(items);
+  auto heaviest_first = detail::indices(weight.size());
   std::ranges::stable_sort(heaviest_first, std::greater<>{}, [&](std::int32_t i) { return at(weight, i); });
 
   std::vector<Real> total(static_cast<std::size_t>(num_packs), Real{0});
   std::vector<std::int32_t> filled(static_cast<std::size_t>(num_packs), 0);
-  auto const has_room = [&](std::int32_t p) { return at(filled, p) < room; };
   for (std::int32_t i : heaviest_first) {
-    auto open = detail::indices(total.size()) | std::views::filter(has_room);  // made anew: a filter view remembers its begin
-    std::int32_t const lightest = *std::ranges::min_element(open, std::less<>{}, [&](std::int32_t p) { return at(total, p); });
+    std::int32_t lightest = -1;
+    for (std::int32_t p = 0; p < num_packs; ++p) {
+      bool const has_room = at(filled, p) < room;
+      if (has_room && (lightest < 0 || at(total, p) < at(total, lightest))) lightest = p;
+    }
     at(out.pack, i) = lightest;
     at(out.position, i) = at(filled, lightest)++;
     at(total, lightest) += at(weight, i);
@@ -98,7 +106,7 @@ template <class Real>
 Replication replicate(std::span<Real const> weight, int num_replicas) {
   using detail::at;
   Replication out;
-  out.expert = detail::to_vector(detail::indices(weight.size()));
+  out.expert = detail::indices(weight.size());
   out.copy.assign(weight.size(), 0);
   out.count.assign(weight.size(), 1);
   std::vector<Real> per_copy(weight.begin(), weight.end());
@@ -127,13 +135,13 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
   std::int32_t const logical_per_node = num_logical / topology.num_nodes;
   std::int32_t const slots_per_node = topology.num_physical / topology.num_nodes;
   std::int32_t const slots_per_rank = topology.num_physical / topology.num_ranks;
-  auto const weight = to_vector(load | std::views::transform([](double w) { return static_cast<Real>(w); }));
+  auto const weight = transformed(load, [](double w) { return static_cast<Real>(w); });
 
   // 1: whole groups to nodes; experts are renumbered node by node.
-  auto const group_weight = to_vector(indices(static_cast<std::size_t>(topology.num_groups)) | std::views::transform([&](std::int32_t g) {
-                                        auto const first = weight.begin() + static_cast<std::ptrdiff_t>(g) * group_size;
-                                        return std::accumulate(first, first + group_size, Real{0});
-                                      }));
+  auto const group_weight = transformed(indices(static_cast<std::size_t>(topology.num_groups)), [&](std::int32_t g) {
+    auto const first = weight.begin() + static_cast<std::ptrdiff_t>(g) * group_size;
+    return std::accumulate(first, first + group_size, Real{0});
+  });
   Packing const groups = balanced_packing(std::span<Real const>(group_weight), topology.num_nodes);
   std::vector<std::int32_t> logical_of(load.size());  // node-major number → logical expert
   for (std::int32_t e = 0; e < num_logical; ++e) {
@@ -146,11 +154,11 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
                           .subspan(static_cast<std::size_t>(node) * static_cast<std::size_t>(logical_per_node),
                                    static_cast<std::size_t>(logical_per_node));
     // 2: the node's spare slots go to its hottest experts.
-    auto const node_weight = to_vector(mine | std::views::transform([&](std::int32_t e) { return at(weight, e); }));
+    auto const node_weight = transformed(mine, [&](std::int32_t e) { return at(weight, e); });
     Replication const copies = replicate(std::span<Real const>(node_weight), slots_per_node);
     // 3: copies to the node's ranks.
-    auto const copy_weight = to_vector(
-        copies.expert | std::views::transform([&](std::int32_t e) { return at(node_weight, e) / static_cast<Real>(at(copies.count, e)); }));
+    auto const copy_weight =
+        transformed(copies.expert, [&](std::int32_t e) { return at(node_weight, e) / static_cast<Real>(at(copies.count, e)); });
     Packing const ranks = balanced_packing(std::span<Real const>(copy_weight), topology.num_ranks / topology.num_nodes);
     for (std::int32_t i : indices(copies.expert.size())) {
       std::int32_t const slot = node * slots_per_node + at(ranks.pack, i) * slots_per_rank + at(ranks.position, i);
