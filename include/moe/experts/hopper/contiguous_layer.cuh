@@ -10,26 +10,25 @@
 #include <cmath>
 
 #include "moe/core/error.hpp"
-#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
-#include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/common/matrix_layout.hpp"
 #include "moe/experts/hopper/common/tensor_map.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/layer/layer_params.cuh"
-#include "moe/experts/hopper/token/token_kernel.cuh"
+#include "moe/experts/hopper/layer/self_align.cuh"
+#include "moe/experts/hopper/token/launch.cuh"
 
 namespace moe::hopper {
 
 struct ContiguousLayer::State {
   LocalShape shape;
   Scheme scheme;
-  LayerWeights weights;
   LayerOptions options;
-  ActivationParams activation;
+  GateUp order;
+  void const* weights[2];    ///< w13, w2
+  LayerConstants constants;  ///< what every call hands to the kernels
   LayerLauncher launcher;
-  CUtensorMap w13;
-  CUtensorMap w2;
-  MatrixLayout matrix[2];
   int workers;
   int* counters = nullptr;  ///< of calls that plan for themselves: next unit, exits, then as in the workspace
   State() = default;
@@ -37,14 +36,38 @@ struct ContiguousLayer::State {
   State& operator=(State const&) = delete;
   ~State() { cudaFree(counters); }
 
-  /// Enqueues the layer; `batch_counts` null: standard format.
-  void enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& tuning, void* workspace,
-               cudaStream_t stream) const;
-  /// Enqueues the layer for one token, if there is a kernel that takes it.
-  bool enqueue_token(LayerCall const& call, void* workspace, cudaStream_t stream) const;
-  /// Enqueues the sum over the slots of each token.
-  template <class Output>
-  void enqueue_reduce(LayerCall const& call, void const* rows, cudaStream_t stream) const;
+  /// What one call comes to.
+  struct Plan {
+    Tuning tuning;
+    Workspace space;
+    bool blocks;      ///< the kernel for block-scaled fp8 with many rows per expert
+    bool self_align;  ///< no aligning kernel
+    bool quantises;   ///< x is in 16 bits and its codes are made on the way
+    bool prepares;    ///< the products read codes of x that this call makes or moves
+    std::int64_t x_stride;
+    std::int64_t x_scale_stride;
+  };
+
+  bool fp8() const { return is_fp8(scheme); }
+  bool has_bias() const { return constants.w13_bias != nullptr || constants.w2_bias != nullptr; }
+  /// Whether x comes in 16 bits and its codes are made on the way.
+  bool quantises(LayerCall const& call) const { return scheme == Scheme::fp8_block && call.x_scales == nullptr; }
+
+  /// Enqueues the layer.
+  void enqueue(Request const& request, Tuning const& tuning, cudaStream_t stream) const;
+  /// E_ARG for a call that the kernels cannot read.
+  void check(Request const& request, Plan const& plan) const;
+  /// The kernel and its tiles, as far as the layer has them.
+  Plan choose_kernel(Request const& request, Tuning const& wanted) const;
+  /// The rest of the plan; E_CAPACITY for too many slots.
+  void complete(Request const& request, Plan& plan) const;
+  AlignArgs align_args(Request const& request, Plan const& plan) const;
+  LayerParams layer_params(Request const& request, Plan const& plan, AlignArgs const& align) const;
+  /// Clusters of the aligning kernel that quantise or move x.
+  int quantizers(AlignArgs const& align) const;
+  /// Whether the kernel for one token takes this call; its parameters.
+  bool takes_token(LayerCall const& call, TokenPlan const& plan) const;
+  TokenParams token_params(LayerCall const& call, TokenPlan const& plan, void* workspace) const;
 };
 
 namespace detail {
@@ -54,9 +77,42 @@ inline constexpr int kStateCounters = kSelfAlignSlots + 2 * Workspace::kMaxSplit
 inline constexpr int kStateFinished = 1024;  ///< two per weight tile of phase 1
 inline constexpr int kStateInts = kStateHead + kStateCounters + kStateFinished;
 
-template <class T>
-inline T* at(void* workspace, std::int64_t offset) {
-  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+/// E_ARG, E_UNSUPPORTED for weights that the kernels of a scheme cannot read.
+inline void check_weights(LayerWeights const& w, Scheme scheme, bool interleaved) {
+  if (interleaved && scheme == Scheme::fp8_block) {
+    throw Error(
+        ErrorCode::unsupported,
+        "hopper experts: interleaved gate and up rows share scale blocks in fp8_block. De-interleave the weights when loading them");
+  }
+  if (is_fp8(scheme) && (w.w13_scales == nullptr || w.w2_scales == nullptr)) {
+    throw Error(ErrorCode::argument, text("hopper experts: w13_scales or w2_scales is null, ", name(scheme), " needs both"));
+  }
+  for (void const* pointer : {w.w13, w.w2}) {
+    if (pointer == nullptr) throw Error(ErrorCode::argument, "hopper experts: w13 or w2 is null");
+  }
+}
+
+inline LayerConstants layer_constants(LocalShape const& shape, Scheme scheme, LayerWeights const& w, LayerOptions const& options,
+                                      GateUp order) {
+  int const bytes = is_fp8(scheme) ? 1 : 2;
+  std::int64_t const experts = shape.num_experts;
+  LayerConstants c{};
+  c.w13 = make_tensor_map(w.w13, bytes, order == GateUp::halves ? 2 * experts : experts, shape.intermediate,
+                          order == GateUp::interleaved ? 2LL * shape.hidden : shape.hidden, 128);
+  c.w2 = make_tensor_map(w.w2, bytes, experts, shape.hidden, shape.intermediate, 128);
+  c.matrix[0] = w13_layout(shape, order);
+  c.matrix[1] = w2_layout(shape);
+  c.intermediate = shape.intermediate;
+  c.tensor_scales = w.tensor_scales;
+  c.w13_scales = w.w13_scales;
+  c.w2_scales = w.w2_scales;
+  c.w13_bias = w.w13_bias;
+  c.w2_bias = w.w2_bias;
+  c.static_scale = options.static_scale;
+  c.scale_floor = options.scale_floor;
+  c.amax_bound = options.amax_bound;
+  c.activation = activation_params(options.activation, options.constants);
+  return c;
 }
 
 }  // namespace detail
@@ -64,42 +120,21 @@ inline T* at(void* workspace, std::int64_t offset) {
 [[gnu::used]] inline ContiguousLayer::ContiguousLayer(LocalShape shape, Scheme scheme, LayerWeights weights, LayerOptions const& options,
                                                       LayerLauncher launcher)
     : state_(std::make_unique<State>()) {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  cudaDeviceProp facts{};
-  check_cuda(cudaGetDeviceProperties(&facts, device), "cudaGetDeviceProperties");
-  check_device(device, facts.name, facts.major, facts.minor);
+  int const multiprocessors = detail::hopper_multiprocessors();
   check_sizes(shape, scheme);
   activation::validate(options.activation, options.constants);
   bool const gated = activation::gated(options.activation);
   bool const interleaved = weights.interleaved && gated;
-  if (interleaved && scheme == Scheme::fp8_block) {
-    throw Error(
-        ErrorCode::unsupported,
-        "hopper experts: interleaved gate and up rows share scale blocks in fp8_block. De-interleave the weights when loading them");
-  }
-  if (is_fp8(scheme) && (weights.w13_scales == nullptr || weights.w2_scales == nullptr)) {
-    throw Error(ErrorCode::argument, text("hopper experts: w13_scales or w2_scales is null, ", name(scheme), " needs both"));
-  }
-  for (void const* pointer : {weights.w13, weights.w2}) {
-    if (pointer == nullptr) throw Error(ErrorCode::argument, "hopper experts: w13 or w2 is null");
-  }
-  int const bytes = is_fp8(scheme) ? 1 : 2;
-  std::int64_t const experts = shape.num_experts;
+  detail::check_weights(weights, scheme, interleaved);
   state_->shape = shape;
   state_->scheme = scheme;
-  state_->weights = weights;
   state_->options = options;
-  state_->activation = activation_params(options.activation, options.constants);
+  state_->order = !gated ? GateUp::ungated : interleaved ? GateUp::interleaved : GateUp::halves;
+  state_->weights[0] = weights.w13;
+  state_->weights[1] = weights.w2;
+  state_->constants = detail::layer_constants(shape, scheme, weights, options, state_->order);
   state_->launcher = launcher;
-  state_->workers = options.workers > 0 ? std::min(options.workers, facts.multiProcessorCount) : facts.multiProcessorCount;
-  GateUp const order = !gated ? GateUp::ungated : interleaved ? GateUp::interleaved : GateUp::halves;
-  state_->matrix[0] = w13_layout(shape, order);
-  state_->matrix[1] = w2_layout(shape);
-  std::int64_t const slices = order == GateUp::halves ? 2 * experts : experts;
-  std::int64_t const columns = order == GateUp::interleaved ? 2LL * shape.hidden : shape.hidden;
-  state_->w13 = make_tensor_map(weights.w13, bytes, slices, shape.intermediate, columns, 128);
-  state_->w2 = make_tensor_map(weights.w2, bytes, experts, shape.hidden, shape.intermediate, 128);
+  state_->workers = options.workers > 0 ? std::min(options.workers, multiprocessors) : multiprocessors;
   check_cuda(cudaMalloc(&state_->counters, detail::kStateInts * sizeof(int)), "cudaMalloc");
   check_cuda(cudaMemset(state_->counters, 0, detail::kStateInts * sizeof(int)), "cudaMemset");
   check_cuda(cudaMemcpy(state_->counters, &state_->workers, sizeof(int), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -113,31 +148,22 @@ inline T* at(void* workspace, std::int64_t offset) {
   return plan_workspace(state_->shape, state_->scheme, max_tokens, 8).bytes;
 }
 
-template <class Output>
-void ContiguousLayer::State::enqueue_reduce(LayerCall const& call, void const* rows, cudaStream_t stream) const {
-  long long const chunks = static_cast<long long>(call.max_tokens) * (shape.hidden / 8);
-  int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
-  detail::launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, static_cast<Output const*>(rows),
-                 SlotIds(call.topk_ids, slot_gap(call.id_stride, shape.topk)), call.num_tokens, call.max_tokens, shape.topk,
-                 shape.num_experts, shape.hidden, static_cast<Output*>(call.out));
+inline bool ContiguousLayer::State::takes_token(LayerCall const& call, TokenPlan const& plan) const {
+  return shape.topk <= kTokenSlots && order == GateUp::halves && !options.weight_on_input && !has_bias() && plan.warps > 0 &&
+         call.x_scales == nullptr && (scheme == Scheme::bf16 || scheme == Scheme::fp8_block);
 }
 
-inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* workspace, cudaStream_t stream) const {
+inline TokenParams ContiguousLayer::State::token_params(LayerCall const& call, TokenPlan const& plan, void* workspace) const {
   TokenParams p{};
-  p.plan = plan_token(shape, scheme, workers);
-  bool const plain = !weights.interleaved && !options.weight_on_input && weights.w13_bias == nullptr && weights.w2_bias == nullptr;
-  if (shape.topk > kTokenSlots || !activation.gated || !plain || p.plan.warps < 1 || call.x_scales != nullptr ||
-      (scheme != Scheme::bf16 && scheme != Scheme::fp8_block)) {
-    return false;
-  }
   p.shape = shape;
-  p.matrix = matrix[0];
-  p.w13 = weights.w13;
-  p.w2 = weights.w2;
-  p.w13_scales = weights.w13_scales;
-  p.w2_scales = weights.w2_scales;
-  p.scale_floor = options.scale_floor;
-  p.activation = activation;
+  p.plan = plan;
+  p.matrix = constants.matrix[0];
+  p.w13 = weights[0];
+  p.w2 = weights[1];
+  p.w13_scales = constants.w13_scales;
+  p.w2_scales = constants.w2_scales;
+  p.scale_floor = constants.scale_floor;
+  p.activation = constants.activation;
   p.x = call.x;
   p.ids = call.topk_ids;
   p.weights = call.topk_weights;
@@ -146,199 +172,170 @@ inline bool ContiguousLayer::State::enqueue_token(LayerCall const& call, void* w
   p.arrived = counters + 3;
   p.passed = counters + 4;
   p.out = call.out;
-  bool const fp8 = scheme == Scheme::fp8_block;
-  auto const kernel = fp8 ? token_kernel<Scheme::fp8_block> : token_kernel<Scheme::bf16>;
-  static detail::OncePerDevice once[2];
-  detail::allow_shared_memory(kernel, kTokenSharedMemory, once[fp8 ? 1 : 0]);
-  detail::launch(kernel, workers, p.plan.warps * 32, p.plan.bytes, 1, stream, p);
-  return true;
+  return p;
 }
 
-inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, Tuning const& wanted,
-                                            void* workspace, cudaStream_t stream) const {
-  Tuning tuning = options.batch_invariant ? invariant(wanted, scheme) : wanted;
-  bool const fp8 = is_fp8(scheme);
-  bool const quantises = scheme == Scheme::fp8_block && call.x_scales == nullptr;
-  bool const blocks = scheme == Scheme::fp8_block && shape.hidden % 128 == 0 && batch_counts == nullptr && launcher.block_kernel &&
-                      tuning.tile_rows > most_rows(scheme) && activation.gated && !options.weight_on_input && weights.w13_bias == nullptr &&
-                      weights.w2_bias == nullptr;
-  if (!blocks && tuning.tile_rows > most_rows(scheme)) {  // the largest tile that there is; its clusters want more rows
-    tuning.tile_rows = most_rows(scheme);
-    tuning.cluster = 1;
+inline ContiguousLayer::State::Plan ContiguousLayer::State::choose_kernel(Request const& r, Tuning const& wanted) const {
+  Plan plan{};
+  plan.tuning = options.batch_invariant ? invariant(wanted, scheme) : wanted;
+  plan.quantises = quantises(r.call);
+  plan.blocks = scheme == Scheme::fp8_block && shape.hidden % 128 == 0 && !r.batched() && launcher.block_kernel &&
+                plan.tuning.tile_rows > most_rows(scheme) && constants.activation.gated && !options.weight_on_input && !has_bias();
+  plan.prepares = plan.quantises || plan.blocks;
+  if (plan.blocks) {
+    plan.tuning.tile_rows = kBlockRows;
+  } else if (plan.tuning.tile_rows > most_rows(scheme)) {  // the largest tile that there is; its clusters want more rows
+    plan.tuning.tile_rows = most_rows(scheme);
+    plan.tuning.cluster = 1;
   }
-  if (blocks) tuning.tile_rows = kBlockRows;
-  for (void const* pointer : {call.x, static_cast<void const*>(call.out), static_cast<void const*>(workspace)}) {
-    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));
-    }
+  int const scale_columns = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
+  plan.x_stride = r.call.x_stride == 0 ? shape.hidden : r.call.x_stride;
+  plan.x_scale_stride = r.call.x_scale_stride == 0 || plan.quantises ? scale_columns : r.call.x_scale_stride;
+  return plan;
+}
+
+inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) const {
+  detail::check_request(r);
+  if (plan.tuning.tile_rows < 8 || plan.tuning.tile_rows % 8 != 0) {
+    throw Error(ErrorCode::argument, text("tile_rows ", plan.tuning.tile_rows, " is not a multiple of 8 of at least 8"));
   }
-  if (call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", call.max_tokens, " is negative"));
-  if (tuning.tile_rows < 8 || tuning.tile_rows % 8 != 0) {
-    throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 of at least 8"));
-  }
-  if (call.max_tokens == 0) return;
-  std::int64_t const x_stride = call.x_stride == 0 ? shape.hidden : call.x_stride;
-  int const x_bytes = fp8 && !quantises ? 1 : 2;
-  int const scale_cols = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
-  std::int64_t const x_scale_stride = call.x_scale_stride == 0 || quantises ? scale_cols : call.x_scale_stride;
-  if (x_scale_stride < scale_cols) {
+  if (r.call.max_tokens == 0) return;
+  int const scale_columns = scheme == Scheme::fp8_block ? (shape.hidden + 127) / 128 : 1;
+  if (plan.x_scale_stride < scale_columns) {
     throw Error(ErrorCode::argument,
-                text("hopper experts: rows of x_scales are ", x_scale_stride, " apart, needed are at least ", scale_cols));
+                text("hopper experts: rows of x_scales are ", plan.x_scale_stride, " apart, needed are at least ", scale_columns));
   }
-  if (x_stride < shape.hidden || x_stride * x_bytes % 16 != 0 || (quantises && (x_stride != shape.hidden || shape.hidden % 128 != 0))) {
+  int const x_bytes = fp8() && !plan.quantises ? 1 : 2;
+  if (plan.x_stride < shape.hidden || plan.x_stride * x_bytes % 16 != 0 ||
+      (plan.quantises && (plan.x_stride != shape.hidden || shape.hidden % 128 != 0))) {
     throw Error(ErrorCode::argument,
-                text("hopper experts: rows of x are ", x_stride, " elements apart, needed are at least ", shape.hidden,
-                     " and multiples of 16 bytes", quantises ? "; packed rows of whole groups of 128, to be quantised here" : ""));
+                text("hopper experts: rows of x are ", plan.x_stride, " elements apart, needed are at least ", shape.hidden,
+                     " and multiples of 16 bytes", plan.quantises ? "; packed rows of whole groups of 128, to be quantised here" : ""));
   }
-  if (scheme == Scheme::fp8_row && call.x_scales == nullptr && options.static_scale <= 0.0F) {
+  if (scheme == Scheme::fp8_row && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
     throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
   }
-  bool const batched = batch_counts != nullptr;
-  int const id_gap = slot_gap(call.id_stride, shape.topk);
-  int const weight_gap = slot_gap(call.weight_stride, shape.topk);
-  if (call.gather != nullptr && (!batched || quantises)) {
+  slot_gap(r.call.id_stride, shape.topk);
+  slot_gap(r.call.weight_stride, shape.topk);
+  if (r.call.gather != nullptr && (!r.batched() || plan.quantises)) {
     throw Error(ErrorCode::argument,
                 "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
   }
-  if (tuning.one_token && call.max_tokens == 1 && !batched && enqueue_token(call, workspace, stream)) return;
-  LocalShape rows_shape = shape;
-  if (batched) rows_shape.topk = 1;
-  Workspace const w = plan_workspace(rows_shape, scheme, call.max_tokens, 8);
-  if (w.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text("hopper experts: ", w.slots, " slots, at most 2^31 - 1"));
+}
+
+inline void ContiguousLayer::State::complete(Request const& r, Plan& plan) const {
+  plan.space = plan_workspace(r.rows_of(shape), scheme, r.call.max_tokens, 8);
+  if (plan.space.slots >= std::int64_t{1} << 31) {
+    throw Error(ErrorCode::capacity, text("hopper experts: ", plan.space.slots, " slots, at most 2^31 - 1"));
   }
-  int const step = fp8 ? 128 : 64;
-  bool const clusters = blocks || (!fp8 && tuning.tile_rows == most_rows(scheme));
-  tuning.cluster = clusters ? std::min({tuning.cluster, launcher.max_cluster, workers}) : 1;
-  int const cluster = tuning.cluster;
-  bool const self_align = tuning.self_align && !batched && cluster == 1 && w.slots <= kSelfAlignSlots &&
-                          tuning.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
-                          2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
-  int const gate_features = activation.gated ? kGateFeatures : kOutputFeatures;
-  UnitSpace space{{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
-                  {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
-                  std::max(1, tuning.raster / cluster),
-                  gate_features};
-  if (blocks && cluster == 2) {  // as decode_block_unit counts
-    for (int& tiles : space.weight_tiles) tiles = (tiles + 1) / 2;
-  }
-  using detail::at;
-  AlignArgs a{};
-  a.ids = batched ? nullptr : call.topk_ids;
-  a.weights = call.topk_weights;
-  a.id_gap = id_gap;
-  a.weight_gap = weight_gap;
-  a.num_tokens = call.num_tokens;
-  a.counts = batch_counts;
-  a.capacity = capacity;
-  a.max_tokens = call.max_tokens;
-  a.topk = rows_shape.topk;
-  a.num_experts = shape.num_experts;
-  a.plan.tile_rows = tuning.tile_rows;
-  a.plan.row_step = blocks ? 64 : 8;
-  a.plan.cluster = blocks ? 1 : cluster;
-  a.plan.workers = workers / cluster;
-  bool const cuts = tuning.tile_rows <= most_split_rows(scheme) && is_column_count(tuning.tile_rows) && cluster == 1;
-  a.plan.max_splits = cuts ? tuning.max_splits : 1;
-  a.plan.max_units =
-      static_cast<int>(std::min<long long>(Workspace::kMaxSplitUnits, Workspace::kPartialBytes / 4 / (256LL * tuning.tile_rows)));
-  a.plan.space = space;
-  a.plan.tiles = at<TokenTile>(workspace, w.tiles);
-  a.control = at<Control>(workspace, w.control);
-  a.next_unit = self_align ? counters : at<int>(workspace, w.control) + 64;
-  a.counters = self_align ? counters + detail::kStateHead : at<int>(workspace, w.counters);
-  a.max_tiles = self_align ? kSelfAlignSlots : static_cast<int>(w.max_tiles);
-  a.sorted_rows = at<SortedRow>(workspace, w.sorted_rows);
-  bool const prepares = quantises || blocks;  // the products read codes of x that this call makes or moves
-  a.x = prepares ? call.x : nullptr;
-  a.x_row_bytes = x_stride * x_bytes;
-  a.given_scales = call.x_scales;
-  a.given_scale_stride = x_scale_stride;
-  a.hidden = shape.hidden;
-  a.x_codes = at<std::uint8_t>(workspace, w.x_codes);
-  a.x_scales = at<float>(workspace, w.x_scales);
-  a.positions = blocks ? at<std::int32_t>(workspace, w.positions) : nullptr;
-  a.sorted = counters + 2;
-  a.scale_stride = static_cast<int>(scale_stride(w.slots));
-  if (!self_align) {
-    static detail::OncePerDevice once;
-    detail::allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
-    long long const groups = static_cast<long long>(call.max_tokens) * (shape.hidden / 128);
-    // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
-    int const most_clusters = std::max(1, workers / kAlignCluster - 1);
-    int const quantizers = prepares ? static_cast<int>(std::min<long long>((groups + 1023) / 1024, most_clusters)) : 0;
-    int const grid = kAlignCluster * (1 + quantizers);
-    detail::launch(align_kernel<kAlignCluster>, grid, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster, stream, a);
+  Tuning& t = plan.tuning;
+  bool const clusters = plan.blocks || (!fp8() && t.tile_rows == most_rows(scheme));
+  t.cluster = clusters ? std::min({t.cluster, launcher.max_cluster, workers}) : 1;
+  plan.self_align = t.self_align && !r.batched() && t.cluster == 1 && plan.space.slots <= kSelfAlignSlots &&
+                    t.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
+                    2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
+}
+
+inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const& plan) const {
+  Tuning const& t = plan.tuning;
+  Workspace const& w = plan.space;
+  AlignArgs a = detail::align_args(r, shape, w, t.tile_rows);
+  if (plan.self_align) {
+    a.next_unit = counters;
+    a.counters = counters + detail::kStateHead;
+    a.max_tiles = kSelfAlignSlots;
   }
 
+  int const step = fp8() ? 128 : 64;
+  int const gate_features = constants.activation.gated ? kGateFeatures : kOutputFeatures;
+  a.plan.space = {{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
+                  {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
+                  std::max(1, t.raster / t.cluster),
+                  gate_features};
+  if (plan.blocks && t.cluster == 2) {  // as decode_block_unit counts
+    for (int& tiles : a.plan.space.weight_tiles) tiles = (tiles + 1) / 2;
+  }
+  bool const cuts = t.tile_rows <= most_split_rows(scheme) && is_column_count(t.tile_rows) && t.cluster == 1;
+  a.plan.row_step = plan.blocks ? 64 : 8;
+  a.plan.cluster = plan.blocks ? 1 : t.cluster;
+  a.plan.workers = workers / t.cluster;
+  a.plan.max_splits = cuts ? t.max_splits : 1;
+
+  a.x = plan.prepares ? r.call.x : nullptr;
+  a.x_row_bytes = plan.x_stride * (fp8() && !plan.quantises ? 1 : 2);
+  a.given_scales = r.call.x_scales;
+  a.given_scale_stride = plan.x_scale_stride;
+  a.x_codes = detail::at<std::uint8_t>(r.workspace, w.x_codes);
+  a.x_scales = detail::at<float>(r.workspace, w.x_scales);
+  a.positions = plan.blocks ? detail::at<std::int32_t>(r.workspace, w.positions) : nullptr;
+  a.sorted = counters + 2;
+  a.scale_stride = static_cast<int>(scale_stride(w.slots));
+  return a;
+}
+
+inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan const& plan, AlignArgs const& a) const {
+  Workspace const& w = plan.space;
   LayerParams p{};
-  p.w13 = w13;
-  p.w2 = w2;
-  p.space = space;
-  p.matrix[0] = matrix[0];
-  p.matrix[1] = matrix[1];
-  p.hidden = shape.hidden;
-  p.intermediate = shape.intermediate;
-  p.topk = rows_shape.topk;
-  p.num_experts = shape.num_experts;
-  p.max_tokens = call.max_tokens;
-  p.tile_rows = tuning.tile_rows;
-  p.max_tiles = a.max_tiles;
-  p.max_units = a.plan.max_units;
-  p.standard = !batched;
-  p.weight_on_input = options.weight_on_input && !batched;
-  p.tensor_scales = weights.tensor_scales;
-  p.x = prepares ? static_cast<void const*>(a.x_codes) : call.x;
-  p.x_row_bytes = x_stride * (fp8 ? 1 : 2);
-  p.gather = call.gather;
-  p.x_scales = prepares ? a.x_scales : call.x_scales;
-  p.x_scale_stride = x_scale_stride;
-  p.w13_scales = weights.w13_scales;
-  p.w2_scales = weights.w2_scales;
-  p.w13_bias = weights.w13_bias;
-  p.w2_bias = weights.w2_bias;
-  p.static_scale = options.static_scale;
-  p.scale_floor = options.scale_floor;
-  p.amax_bound = options.amax_bound;
-  p.activation = activation;
-  p.ids = a.ids;
-  p.id_gap = a.id_gap;
-  p.num_tokens = call.num_tokens;
-  p.control = a.control;
-  p.next_unit = a.next_unit;
+  p.layer = constants;
+  p.align = a;
+  p.input.rows = plan.prepares ? static_cast<void const*>(a.x_codes) : r.call.x;
+  p.input.row_bytes = plan.x_stride * (fp8() ? 1 : 2);
+  p.input.gather = r.call.gather;
+  p.input.scales = plan.prepares ? a.x_scales : r.call.x_scales;
+  p.input.scale_stride = plan.x_scale_stride;
+  p.inter.rows = detail::at<char>(r.workspace, w.inter);
+  p.inter.wide = detail::at<char>(r.workspace, w.inter_wide);
+  p.inter.scales = detail::at<float>(r.workspace, w.inter_scales);
+  p.standard = !r.batched();
+  p.weight_on_input = options.weight_on_input && !r.batched();
+  p.self_align = plan.self_align;
   p.exits = counters + 1;
   p.finished = counters + detail::kStateHead + detail::kStateCounters;
-  p.out = call.out;
-  p.self_align = self_align;
-  p.align = a;
-  p.tiles = a.plan.tiles;
-  p.counters = a.counters;
-  p.sorted_rows = a.sorted_rows;
-  p.inter = at<char>(workspace, w.inter);
-  p.inter_wide = at<char>(workspace, w.inter_wide);
-  p.inter_scales = at<float>(workspace, w.inter_scales);
-  bool const reduce = rows_shape.topk > 1;
-  p.rows_out = reduce ? static_cast<void*>(at<char>(workspace, w.slot_rows)) : call.out;
-  p.partials = at<float>(workspace, w.partials);
-  launcher.enqueue(p, workers, tuning, stream);
-  if (!reduce || (self_align && !batched)) return;
+  p.rows_out = a.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, w.slot_rows)) : r.call.out;
+  p.out = r.call.out;
+  p.partials = detail::at<float>(r.workspace, w.partials);
+  return p;
+}
+
+inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
+  if (a.x == nullptr) return 0;
+  long long const groups = static_cast<long long>(a.max_tokens) * (shape.hidden / 128);
+  // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
+  int const most = std::max(1, workers / kAlignCluster - 1);
+  return static_cast<int>(std::min<long long>((groups + 1023) / 1024, most));
+}
+
+inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const& wanted, cudaStream_t stream) const {
+  LayerCall const& call = request.call;
+  Plan plan = choose_kernel(request, wanted);
+  check(request, plan);
+  if (call.max_tokens == 0) return;
+
+  if (plan.tuning.one_token && call.max_tokens == 1 && !request.batched()) {
+    TokenPlan const token = plan_token(shape, scheme, workers);
+    if (takes_token(call, token)) return launch_token(token_params(call, token, request.workspace), scheme, workers, stream);
+  }
+
+  complete(request, plan);
+  AlignArgs const align = align_args(request, plan);
+  if (!plan.self_align) detail::launch_align(align, quantizers(align), stream);
+  LayerParams const params = layer_params(request, plan, align);
+  launcher.enqueue(params, workers, plan.tuning, stream);
+  if (align.topk == 1 || plan.self_align) return;
   if (scheme == Scheme::f16) {
-    enqueue_reduce<__half>(call, p.rows_out, stream);
+    detail::launch_reduce<__half>(align, params.rows_out, call.out, workers, stream);
   } else {
-    enqueue_reduce<__nv_bfloat16>(call, p.rows_out, stream);
+    detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
   }
 }
 
 [[gnu::used]] inline void ContiguousLayer::forward(LayerCall const& call, Tuning const& tuning, void* workspace,
                                                    CUstream_st* stream) const {
-  if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
-    throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
-  }
-  state_->enqueue(call, nullptr, 0, tuning, workspace, stream);
+  detail::check_routing(call);
+  state_->enqueue({call, nullptr, 0, workspace}, tuning, stream);
 }
 [[gnu::used]] inline void ContiguousLayer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
-  bool const quantises = state_->scheme == Scheme::fp8_block && call.x_scales == nullptr;
-  forward(call, choose_tuning(state_->shape, state_->scheme, call.max_tokens, quantises), workspace, stream);
+  forward(call, choose_tuning(state_->shape, state_->scheme, call.max_tokens, state_->quantises(call)), workspace, stream);
 }
 
 [[gnu::used]] inline void ContiguousLayer::forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows,
@@ -357,7 +354,7 @@ inline void ContiguousLayer::State::enqueue(LayerCall const& call, std::int32_t 
   // A tile that is a row too small reads an expert's weights twice: room for what a random routing gives nearly every expert.
   double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));
   if (likely <= 16) tuning.tile_rows = likely <= 8 ? 8 : 16;
-  state_->enqueue(call, counts, capacity, tuning, workspace, stream);
+  state_->enqueue({call, counts, capacity, workspace}, tuning, stream);
 }
 
 }  // namespace moe::hopper

@@ -8,9 +8,8 @@
 #include <algorithm>
 
 #include "moe/core/error.hpp"
-#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
-#include "moe/experts/hopper/common/reduce.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/pack.cuh"
 #include "moe/experts/hopper/w4a16_layer.hpp"
@@ -42,6 +41,7 @@ struct W4A16Layer::State {
   int* largest = nullptr;
   int* bad_zeros = nullptr;
   int* split_counters = nullptr;
+  w4::Constants constants{};  ///< what every call hands to the kernel
 
   int intermediate() const { return padded_intermediate(shape.intermediate); }
   /// Divides the memory of the packed weights.
@@ -55,9 +55,13 @@ struct W4A16Layer::State {
       case W4Scheme::mxfp4: return pack<W4Scheme::mxfp4>(stream);
     }
   }
-  /// Enqueues the layer; `batch_counts` null: standard format.
-  void enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, W4Tuning const& tuning, void* workspace,
-               cudaStream_t stream) const;
+  w4::Constants make_constants() const;
+  /// Enqueues the layer.
+  void enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const;
+  /// E_ARG for a call that the kernels cannot read.
+  void check(Request const& request, W4Tuning const& tuning) const;
+  AlignArgs align_args(Request const& request, W4Workspace const& space, W4Tuning const& tuning) const;
+  w4::Params layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
 inline void W4A16Layer::State::place(char* memory) {
@@ -97,18 +101,14 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
     throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
   }
-  int device = 0;
-  cudaDeviceProp properties{};
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  check_device(device, properties.name, properties.major, properties.minor);
-  state_->workers = properties.multiProcessorCount;
+  state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
   state_->scheme = scheme;
   state_->weights = weights;
   state_->activation = activation;
   state_->launcher = launcher;
   state_->place(static_cast<char*>(packed));
+  state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);
   int bad_zeros = 0;
@@ -127,121 +127,85 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   return plan_w4_workspace(state_->shape, max_tokens).bytes;
 }
 
-inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const* batch_counts, int capacity, W4Tuning const& tuning,
-                                       void* workspace, cudaStream_t stream) const {
-  for (void const* pointer : {call.x, static_cast<void const*>(call.out), static_cast<void const*>(workspace)}) {
-    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));
-    }
+inline w4::Constants W4A16Layer::State::make_constants() const {
+  w4::Constants c{};
+  for (int i = 0; i < 2; ++i) {
+    c.weights[i] = packed[i];
+    c.bias[i] = i == 0 ? weights.b13 : weights.b2;
+    c.factor[i] = factor[i];
   }
-  long long const x_stride = call.x_stride != 0 ? call.x_stride : shape.hidden;
+  c.bricks[0] = 2 * intermediate() / kBrickRows;
+  c.bricks[1] = shape.hidden / kBrickRows;
+  c.steps[0] = shape.hidden / kBrickDepth;
+  c.steps[1] = intermediate() / kBrickDepth;
+  c.intermediate = intermediate();
+  c.bias_width = shape.intermediate;
+  c.split_counters = split_counters;
+  c.activation = activation;
+  return c;
+}
+
+inline void W4A16Layer::State::check(Request const& r, W4Tuning const& tuning) const {
+  detail::check_request(r);
+  long long const x_stride = r.call.x_stride != 0 ? r.call.x_stride : shape.hidden;
   if (x_stride < shape.hidden || x_stride % 8 != 0) {
     throw Error(ErrorCode::argument, text("x_stride ", x_stride, " is not a multiple of 8 of at least ", shape.hidden));
   }
-  if (call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", call.max_tokens, " is negative"));
   if (tuning.tile_rows < 8 || tuning.tile_rows > most_rows(scheme) || tuning.tile_rows % 8 != 0) {
     throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", most_rows(scheme), "]"));
   }
-  if (call.max_tokens == 0) return;
-  bool const batched = batch_counts != nullptr;
-  LocalShape rows_shape = shape;
-  if (batched) rows_shape.topk = 1;
-  W4Workspace const w = plan_w4_workspace(rows_shape, call.max_tokens);
-  if (w.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text("hopper_w4a16: ", w.slots, " slots, at most 2^31 - 1"));
-  }
-  auto const at = [workspace](std::int64_t offset) { return static_cast<char*>(workspace) + offset; };
+}
 
-  w4::Params p{};
-  for (int i = 0; i < 2; ++i) {
-    p.weights[i] = packed[i];
-    p.bias[i] = i == 0 ? weights.b13 : weights.b2;
-    p.factor[i] = factor[i];
-  }
-  p.bricks[0] = 2 * intermediate() / kBrickRows;
-  p.bricks[1] = shape.hidden / kBrickRows;
-  p.steps[0] = shape.hidden / kBrickDepth;
-  p.steps[1] = intermediate() / kBrickDepth;
-  p.space = UnitSpace{{(p.bricks[0] + kTileBricks - 1) / kTileBricks, (p.bricks[1] + kTileBricks - 1) / kTileBricks},
-                      {(p.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (p.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
-                      std::max(1, tuning.raster),
-                      kGateFeatures};
-
-  AlignArgs a{};
-  a.ids = batched ? nullptr : call.topk_ids;
-  a.weights = call.topk_weights;
-  a.id_gap = slot_gap(call.id_stride, shape.topk);
-  a.weight_gap = slot_gap(call.weight_stride, shape.topk);
-  a.num_tokens = call.num_tokens;
-  a.counts = batch_counts;
-  a.capacity = capacity;
-  a.max_tokens = call.max_tokens;
-  a.topk = rows_shape.topk;
-  a.num_experts = shape.num_experts;
-  a.plan.tile_rows = tuning.tile_rows;
+inline AlignArgs W4A16Layer::State::align_args(Request const& r, W4Workspace const& w, W4Tuning const& tuning) const {
+  w4::Constants const& c = constants;
+  AlignArgs a = detail::align_args(r, shape, w, tuning.tile_rows);
   a.plan.row_step = 1;  // the kernels' numbers of columns lie too far apart to round to one of them
   a.plan.cluster = 1;
   a.plan.workers = workers;
   a.plan.max_splits = 1;  // the layer kernel splits by a rule of its own
-  a.plan.max_units =
-      static_cast<int>(std::min<long long>(W4Workspace::kMaxSplitUnits, W4Workspace::kPartialBytes / 4 / (256LL * tuning.tile_rows)));
-  a.plan.space = p.space;
-  a.plan.tiles = reinterpret_cast<TokenTile*>(at(w.tiles));
-  a.control = reinterpret_cast<Control*>(at(w.control));
-  a.next_unit = reinterpret_cast<int*>(at(w.control)) + 64;
-  a.counters = reinterpret_cast<int*>(at(w.counters));
-  a.max_tiles = static_cast<int>(w.max_tiles);
-  a.sorted_rows = reinterpret_cast<SortedRow*>(at(w.sorted_rows));
-  a.hidden = shape.hidden;
-  static hopper::detail::OncePerDevice once;
-  hopper::detail::allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
-  hopper::detail::launch(align_kernel<kAlignCluster>, kAlignCluster, kAlignThreads, align_smem_bytes(shape.num_experts), kAlignCluster,
-                         stream, a);
+  a.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
+                  {(c.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (c.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
+                  std::max(1, tuning.raster),
+                  kGateFeatures};
+  return a;
+}
 
-  bool const reduce = rows_shape.topk > 1;
-  p.hidden = shape.hidden;
-  p.intermediate = intermediate();
-  p.bias_width = shape.intermediate;
-  p.topk = rows_shape.topk;
-  p.num_experts = shape.num_experts;
-  p.max_tokens = call.max_tokens;
-  p.tile_rows = tuning.tile_rows;
-  p.max_tiles = a.max_tiles;
-  p.max_units = a.plan.max_units;
-  p.standard = !batched;
-  p.x = call.x;
-  p.x_stride = x_stride;
-  p.ids = a.ids;
-  p.id_gap = a.id_gap;
-  p.gather = batched ? call.gather : nullptr;
-  p.num_tokens = call.num_tokens;
-  p.control = a.control;
-  p.next_unit = a.next_unit;
-  p.tiles = a.plan.tiles;
-  p.counters = a.counters;
-  p.sorted_rows = a.sorted_rows;
-  p.inter = at(w.inter);
-  p.split_counters = split_counters;
-  p.workers = workers;
+inline w4::Params W4A16Layer::State::layer_params(Request const& r, W4Workspace const& w, W4Tuning const& tuning,
+                                                  AlignArgs const& a) const {
+  w4::Params p{};
+  p.layer = constants;
+  p.align = a;
   p.max_splits = tuning.tile_rows <= medium_rows(scheme) && is_column_count(tuning.tile_rows) ? tuning.max_splits : 1;
-  p.rows_out = reduce ? static_cast<void*>(at(w.slot_rows)) : call.out;
-  p.out = call.out;
-  p.partials = reinterpret_cast<float*>(at(w.partials));
-  p.activation = activation;
-  launcher(p, workers, stream);
-  if (!reduce) return;
-  long long const chunks = static_cast<long long>(call.max_tokens) * (shape.hidden / 8);
-  int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
-  hopper::detail::launch(reduce_kernel<__nv_bfloat16>, grid, 256, 0, 1, stream, static_cast<__nv_bfloat16 const*>(p.rows_out),
-                         SlotIds(call.topk_ids, a.id_gap), call.num_tokens, call.max_tokens, shape.topk, shape.num_experts, shape.hidden,
-                         static_cast<__nv_bfloat16*>(call.out));
+  p.standard = !r.batched();
+  p.x = r.call.x;
+  p.x_stride = r.call.x_stride != 0 ? r.call.x_stride : shape.hidden;
+  p.gather = r.batched() ? r.call.gather : nullptr;
+  p.inter = detail::at<char>(r.workspace, w.inter);
+  p.rows_out = a.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, w.slot_rows)) : r.call.out;
+  p.out = r.call.out;
+  p.partials = detail::at<float>(r.workspace, w.partials);
+  return p;
+}
+
+inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const {
+  LayerCall const& call = request.call;
+  check(request, tuning);
+  if (call.max_tokens == 0) return;
+  W4Workspace const space = plan_w4_workspace(request.rows_of(shape), call.max_tokens);
+  if (space.slots >= std::int64_t{1} << 31) {
+    throw Error(ErrorCode::capacity, text("hopper_w4a16: ", space.slots, " slots, at most 2^31 - 1"));
+  }
+
+  AlignArgs const align = align_args(request, space, tuning);
+  detail::launch_align(align, 0, stream);
+  w4::Params const params = layer_params(request, space, tuning, align);
+  launcher(params, workers, stream);
+  if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }
 
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const {
-  if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
-    throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
-  }
-  state_->enqueue(call, nullptr, 0, tuning, workspace, stream);
+  detail::check_routing(call);
+  state_->enqueue({call, nullptr, 0, workspace}, tuning, stream);
 }
 [[gnu::used]] inline void W4A16Layer::forward(LayerCall const& call, void* workspace, CUstream_st* stream) const {
   forward(call, choose_w4_tuning(state_->shape, state_->scheme, call.max_tokens), workspace, stream);
@@ -258,7 +222,7 @@ inline void W4A16Layer::State::enqueue(LayerCall const& call, std::int32_t const
   call.gather = gather;
   if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
   W4Tuning const tuning = choose_w4_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
-  state_->enqueue(call, counts, capacity, tuning, workspace, stream);
+  state_->enqueue({call, counts, capacity, workspace}, tuning, stream);
 }
 
 }  // namespace moe::hopper

@@ -8,6 +8,7 @@
 
 #include "moe/core/ptx/convert.cuh"
 #include "moe/core/ptx/sm90.cuh"
+#include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
 
 namespace moe::hopper {
@@ -53,15 +54,15 @@ __device__ inline void store_sum(Output* to, float const (&sum)[8]) {
 
 /// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
 /// Of each thread block its first `Warps` warps.
-template <class Output, int Warps, class Params>
-__device__ inline void zero_rows(Params const& p, bool all) {
-  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+template <class Output, int Warps>
+__device__ inline void zero_rows(AlignArgs const& a, void* out, bool all) {
+  int const tokens = a.num_tokens != nullptr ? min(*a.num_tokens, a.max_tokens) : a.max_tokens;
   int const warp = thread_index() >> 5;
   int const lane = thread_index() & 31;
   for (int token = static_cast<int>(blockIdx.x) * Warps + warp; token < tokens; token += static_cast<int>(gridDim.x) * Warps) {
-    if (!all && static_cast<unsigned>(p.ids[token * (1LL + p.id_gap)]) < static_cast<unsigned>(p.num_experts)) continue;
-    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden);
-    for (int i = lane; i < p.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+    if (!all && static_cast<unsigned>(a.ids[token * (1LL + a.id_gap)]) < static_cast<unsigned>(a.num_experts)) continue;
+    uint4* const row = reinterpret_cast<uint4*>(static_cast<Output*>(out) + static_cast<long long>(token) * a.hidden);
+    for (int i = lane; i < a.hidden / 8; i += 32) row[i] = make_uint4(0, 0, 0, 0);
   }
 }
 

@@ -20,10 +20,9 @@ struct SlotIds {
   __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
 };
 
-/// The row of x that a slot computes with.
-template <class Params>
-__device__ inline long long input_row(Params const& p, int slot) {
-  return p.gather != nullptr ? p.gather[slot] : slot / p.topk;
+/// The row of x that a slot computes with: `gather`'s, or its token's.
+__device__ inline long long input_row(std::int32_t const* gather, int slot, int topk) {
+  return gather != nullptr ? gather[slot] : slot / topk;
 }
 
 }  // namespace moe::hopper

@@ -16,7 +16,7 @@ inline constexpr int kRowScaleCount = 132;  ///< row scales of a tile, from the 
 
 /// Parameters: the layer's, with rows and their scales in sorted order and as tensor maps. Index 0 for GEMM1's rows, 1 for GEMM2's.
 struct BlockParams {
-  LayerParams layer;
+  LayerParams base;
   CUtensorMap rows[2];    ///< [slots, H] or [slots, I] codes, boxes of 128 bytes × 64 rows
   CUtensorMap scales[2];  ///< [H / 128 or I / 128, slots], boxes of kRowScaleCount
   int scale_stride;       ///< from one block's scales to the next block's
@@ -137,11 +137,11 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
     for (int j = 0; j < 16; ++j) amax = fmaxf(amax, fmaxf(fabsf(v[4 * j + 2 * h]), fabsf(v[4 * j + 2 * h + 1])));
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, 2));
-    float const scale = fmaxf(e4m3_scale(amax), p.scale_floor);
+    float const scale = fmaxf(e4m3_scale(amax), p.layer.scale_floor);
     inverse[h] = __fdividef(1.0F, scale);
     int const row = 16 * warp + (lane >> 2) + 8 * h;
     if ((lane & 3) == 0 && row < rows) {
-      p.inter_scales[static_cast<long long>(feature / 128) * scale_stride + first_row + row] = scale;
+      p.inter.scales[static_cast<long long>(feature / 128) * scale_stride + first_row + row] = scale;
     }
   }
   // A 16-bit element is a pair of codes; a lane's four codes of a chunk are features 2 q, 2 q + 1, 2 q + 8, 2 q + 9: reordered on reading.
@@ -159,7 +159,7 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
     store_matrix_x4(chunk_address(base, lane, chunk), word[0][0], word[0][1], word[1][0], word[1][1]);
   }
   __syncwarp();
-  char* const inter = static_cast<char*>(p.inter) + static_cast<long long>(first_row) * p.intermediate + feature;
+  char* const inter = static_cast<char*>(p.inter.rows) + static_cast<long long>(first_row) * p.layer.intermediate + feature;
   int const chunk = lane & 7;
   uint4 raw[4];
 #pragma unroll
@@ -174,7 +174,7 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
       uint4 const pairs = raw[pass];
       uint4 const codes = make_uint4(__byte_perm(pairs.x, pairs.y, 0x5410), __byte_perm(pairs.z, pairs.w, 0x5410),
                                      __byte_perm(pairs.x, pairs.y, 0x7632), __byte_perm(pairs.z, pairs.w, 0x7632));
-      *reinterpret_cast<uint4*>(inter + static_cast<long long>(row) * p.intermediate + 16 * chunk) = codes;
+      *reinterpret_cast<uint4*>(inter + static_cast<long long>(row) * p.layer.intermediate + 16 * chunk) = codes;
     }
   }
   __syncwarp();
@@ -195,12 +195,13 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
   for (int i = 0; i < 4; ++i) {
     int const local = 4 * i + (lane >> 3);
     int const slot = __shfl_sync(0xFFFFFFFFu, sorted.slot, local);
-    to[i] = 16 * warp + local < rows ? static_cast<Output*>(p.rows_out) + static_cast<long long>(slot) * p.hidden + feature + 8 * (lane & 7)
-                                     : nullptr;
+    to[i] = 16 * warp + local < rows
+                ? static_cast<Output*>(p.rows_out) + static_cast<long long>(slot) * p.align.hidden + feature + 8 * (lane & 7)
+                : nullptr;
   }
 #pragma unroll
   for (int part = 0; part < 4; ++part) {  // of 64 columns
-    if (feature + 64 * part >= p.hidden) break;
+    if (feature + 64 * part >= p.align.hidden) break;
     float const* const v = &total[part / 2][32 * (part % 2)];
 #pragma unroll
     for (int chunk = 0; chunk < 8; chunk += 2) {
@@ -236,7 +237,7 @@ __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
       wait_parity(memory.stored(slot.stage), slot.parity);
       if (unit.rows > 0) {
         fence_device();
-        atomicAdd(p.counters + unit.token_tile, 1);
+        atomicAdd(p.align.counters + unit.token_tile, 1);
       }
     }
     arrive(memory.unit_empty(slot.stage));
@@ -257,11 +258,11 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
     char* const staging = memory.base + Layout::kStaging + group * Layout::kStagingBytes;
     SortedRow sorted{0, 0.0F};
     int const own = 16 * (thread >> 5) + (thread & 31);
-    if (!first && (thread & 31) < 16 && own < rows) sorted = p.sorted_rows[first_row + own];
+    if (!first && (thread & 31) < 16 && own < rows) sorted = p.align.sorted_rows[first_row + own];
     float total[2][64];
     multiply_blocks<Stages, Cluster>(memory, ring, group, unit.first_row, unit.k_count, total);
     if (first) {
-      Activation const activation(p.activation);
+      Activation const activation(p.layer.activation);
       if constexpr (Activation::kElementwise) {
 #pragma unroll
         for (int i = 0; i < 64; i += 2) Activation::pair(total[0][i], total[0][i + 1], total[1][i], total[1][i + 1]);

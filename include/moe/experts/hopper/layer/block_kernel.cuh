@@ -60,25 +60,26 @@ __device__ inline Unit decode_block_unit(UnitSpace const& space, Control const& 
 template <int Stages, int Cluster, class Memory>
 __device__ void load_blocks(BlockParams const& params, Memory const& memory, int rank) {
   using Layout = BlockLayout<Stages>;
-  auto const& p = params.layer;
+  auto const& p = params.base;
   Control const control = *memory.control();
   std::uint64_t const once = policy_evict_first();
   std::uint64_t const again = policy_evict_normal();
-  int const weight_tiles[2] = {(p.intermediate + kGateFeatures - 1) / kGateFeatures, (p.hidden + kOutputFeatures - 1) / kOutputFeatures};
+  int const weight_tiles[2] = {(p.layer.intermediate + kGateFeatures - 1) / kGateFeatures,
+                               (p.align.hidden + kOutputFeatures - 1) / kOutputFeatures};
   RingState<Stages> ring;
   RingState<kUnitSlots> slot;
   RingState<kUnitSlots> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
   while (true) {
-    Unit const unit = decode_block_unit<Cluster>(p.space, control, p.tiles, weight_tiles, number, rank);
-    if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = atomicAdd(p.next_unit, 1);
+    Unit const unit = decode_block_unit<Cluster>(p.align.plan.space, control, p.align.plan.tiles, weight_tiles, number, rank);
+    if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
     wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
     *memory.unit(slot.stage) = unit;
     arrive(memory.unit_full(slot.stage));
     slot.advance();
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
-    CUtensorMap const* const map = first ? &p.w13 : &p.w2;
+    CUtensorMap const* const map = first ? &p.layer.w13 : &p.layer.w2;
     CUtensorMap const* const rows_map = &params.rows[unit.phase];
     CUtensorMap const* const scales_map = &params.scales[unit.phase];
     int const z0 = first ? 2 * unit.expert : unit.expert;
@@ -125,7 +126,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
     };
     int k = 0;
     if (!first && rows > 0) {
-      int const* const ready = p.counters + unit.token_tile;
+      int const* const ready = p.align.counters + unit.token_tile;
       int const target = weight_tiles[0];
       if (load_acquire_gpu(ready) < target) {
         RingState<Stages> const begin = ring;
@@ -172,10 +173,11 @@ __device__ void load_block_scales(LayerParams const& p, Memory const& memory, in
     Unit const unit = next_unit(memory, slot);
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
-    int const blocks = (first ? p.hidden : p.intermediate) / 128;
-    int const out_blocks = (first ? 2 * p.intermediate : p.hidden) / 128;
-    int const block = min(unit.feature / 128 + (which == 0 ? 0 : first ? p.intermediate / 128 : 1), out_blocks - 1);  // past H: zeros
-    float const* from = (first ? p.w13_scales : p.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks;
+    int const blocks = (first ? p.align.hidden : p.layer.intermediate) / 128;
+    int const out_blocks = (first ? 2 * p.layer.intermediate : p.align.hidden) / 128;
+    int const block = min(unit.feature / 128 + (which == 0 ? 0 : first ? p.layer.intermediate / 128 : 1), out_blocks - 1);  // past H: zeros
+    float const* from =
+        (first ? p.layer.w13_scales : p.layer.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks;
     for (int k = 0; k < unit.k_count; ++k) {
       wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
       cp_async_4(smem_address(memory.stage(ring.stage)) + BlockLayout<Stages>::kBlockScales + static_cast<std::uint32_t>(4 * which),
@@ -193,14 +195,14 @@ inline constexpr bool kHasBlockKernel = S == Scheme::fp8_block && Activation::kF
 template <int Stages, int Cluster, class Activation>
 __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant__ BlockParams const params) {
   using Layout = BlockLayout<Stages>;
-  auto const& p = params.layer;
+  auto const& p = params.base;
   extern __shared__ char block_smem[];
   Shared<Layout, Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(&p.w13);
-    prefetch_tensor_map(&p.w2);
+    prefetch_tensor_map(&p.layer.w13);
+    prefetch_tensor_map(&p.layer.w2);
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 3);  // the loading thread and two that load block scales
       ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, false>);
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     cluster_wait();
   }
   wait_for_dependencies();
-  if (threadIdx.x == 0) *memory.control() = *p.control;
+  if (threadIdx.x == 0) *memory.control() = *p.align.control;
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // as the next call's sort expects it
   ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
   __syncthreads();
@@ -233,7 +235,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   } else {
     take_registers<232>();
     int const group = warp >> 2;
-    if (p.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p, false);
+    if (p.align.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {

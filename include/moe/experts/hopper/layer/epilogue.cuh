@@ -126,7 +126,7 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
 template <int N, bool Joint>
 __device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int group, int* flags, float (&total)[2][N / 2]) {
   int const thread = thread_index() & 127;
-  long long const part_floats = 128LL * p.tile_rows;
+  long long const part_floats = 128LL * p.align.plan.tile_rows;
   float* const parts = p.partials + (static_cast<long long>(unit.tile) * unit.splits * 2 + group) * part_floats;
   float4* const mine = reinterpret_cast<float4*>(parts + 2LL * unit.split * part_floats) + thread;
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int gr
   barrier();
   if (thread == 0 && (!Joint || group == 0)) {
     fence_device();
-    int const before = atomicAdd(p.counters + p.max_tiles + unit.phase * p.max_units + 2 * unit.tile + counter, 1);
+    int const before = atomicAdd(p.align.counters + p.align.max_tiles + unit.phase * p.align.plan.max_units + 2 * unit.tile + counter, 1);
     fence_device();
     flags[counter] = before;
   }
@@ -194,13 +194,13 @@ __device__ inline void scale_rows(float const* factors, float (&total)[2][N / 2]
 /// fp8_row: accumulators times the scale of their weight row.
 template <int N>
 __device__ inline void scale_features(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2]) {
-  float const* const scales = unit.phase == 0 ? p.w13_scales : p.w2_scales;
-  ThreadFeatures const f = thread_features(p.matrix[unit.phase], unit, group);
+  float const* const scales = unit.phase == 0 ? p.layer.w13_scales : p.layer.w2_scales;
+  ThreadFeatures const f = thread_features(p.layer.matrix[unit.phase], unit, group);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float const scale = f.at[half][h] < 0 ? 0.0F : __ldg(p.tensor_scales ? scales + unit.expert : scales + f.base + f.at[half][h]);
+      float const scale = f.at[half][h] < 0 ? 0.0F : __ldg(p.layer.tensor_scales ? scales + unit.expert : scales + f.base + f.at[half][h]);
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
         total[half][4 * j + 2 * h] *= scale;
@@ -212,9 +212,9 @@ __device__ inline void scale_features(LayerParams const& p, Unit const& unit, in
 
 /// fp8_row: the scale of row `row` of the unit's activations.
 __device__ inline float activation_scale(LayerParams const& p, Unit const& unit, int row) {
-  if (p.static_scale > 0.0F) return p.static_scale;
-  if (unit.phase == 1) return __ldcg(p.inter_scales + unit.first_row + row);
-  return p.x_scales[input_row(p, p.sorted_rows[unit.first_row + row].slot) * p.x_scale_stride];
+  if (p.layer.static_scale > 0.0F) return p.layer.static_scale;
+  if (unit.phase == 1) return __ldcg(p.inter.scales + unit.first_row + row);
+  return p.input.scales[input_row(p, p.align.sorted_rows[unit.first_row + row].slot) * p.input.scale_stride];
 }
 
 /// Writes 64 features of N rows as e4m3 codes with one scale per row over the 128 features from `feature` on (both warpgroups).
@@ -244,10 +244,10 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
     float amax = 0.0F;
 #pragma unroll
     for (int w = 0; w < 8; ++w) amax = fmaxf(amax, partial[w * N + thread]);
-    float const scale = fmaxf(e4m3_scale(amax), p.scale_floor);
+    float const scale = fmaxf(e4m3_scale(amax), p.layer.scale_floor);
     scales[thread] = scale;
     if (group == 0 && thread < unit.rows) {
-      p.inter_scales[static_cast<long long>(unit.first_row + thread) * (p.intermediate / 128) + feature / 128] = scale;
+      p.inter.scales[static_cast<long long>(unit.first_row + thread) * (p.layer.intermediate / 128) + feature / 128] = scale;
     }
   }
   group_barrier(group);
@@ -291,8 +291,8 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
         uint4 const pairs = *reinterpret_cast<uint4 const*>(staging + local * 64 + ((chunk ^ ((local >> 1) & 3)) << 4));
         uint4 const codes = make_uint4(__byte_perm(pairs.x, pairs.y, 0x6420), __byte_perm(pairs.z, pairs.w, 0x6420),
                                        __byte_perm(pairs.x, pairs.y, 0x7531), __byte_perm(pairs.z, pairs.w, 0x7531));
-        char* const to =
-            static_cast<char*>(p.inter) + static_cast<long long>(unit.first_row + row) * p.intermediate + feature + 64 * group + 16 * chunk;
+        char* const to = static_cast<char*>(p.inter.rows) + static_cast<long long>(unit.first_row + row) * p.layer.intermediate + feature +
+                         64 * group + 16 * chunk;
         *reinterpret_cast<uint4*>(to) = codes;
       }
     }
@@ -317,12 +317,12 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
   }
   if constexpr (S == Scheme::fp8_row) scale_features<N>(p, unit, group, total);
   if constexpr (!kPlainKernels<Activation>) {
-    if (p.w13_bias != nullptr) add_bias<N>(p.w13_bias, p.matrix[0], unit, group, total);
+    if (p.layer.w13_bias != nullptr) add_bias<N>(p.layer.w13_bias, p.layer.matrix[0], unit, group, total);
   }
 
-  Activation const activation(p.activation);
+  Activation const activation(p.layer.activation);
   if constexpr (!Activation::kElementwise) activation.apply(total[0], total[1]);
-  bool const both = Activation::kGating == 0 || (Activation::kGating < 0 && !p.activation.gated);  // both halves are results
+  bool const both = Activation::kGating == 0 || (Activation::kGating < 0 && !p.layer.activation.gated);  // both halves are results
   if constexpr (SchemeTraits<S>::kBlock) {
     if constexpr (Activation::kElementwise) {
 #pragma unroll
@@ -330,16 +330,16 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
     }
     store_quantized<N, PassRows>(p, unit, unit.feature, total[0], staging_of_both, staging, group, close);
     if constexpr (Activation::kGating != 1) {
-      if (both && unit.feature + 128 < p.intermediate) {
+      if (both && unit.feature + 128 < p.layer.intermediate) {
         store_quantized<N, PassRows>(p, unit, unit.feature + 128, total[1], staging_of_both, staging, group, true);
       }
     }
   } else {
-    Output* const rows =
-        static_cast<Output*>(S == Scheme::fp8_row ? p.inter_wide : p.inter) + static_cast<long long>(unit.first_row) * p.intermediate;
+    Output* const rows = static_cast<Output*>(S == Scheme::fp8_row ? p.inter.wide : p.inter.rows) +
+                         static_cast<long long>(unit.first_row) * p.layer.intermediate;
     auto const store = [&](auto values, int feature) {
-      store_rows<Output, N, PassRows>(values, staging, group, unit.rows, p.intermediate - feature,
-                                      [&](int row) { return rows + static_cast<long long>(row) * p.intermediate + feature; });
+      store_rows<Output, N, PassRows>(values, staging, group, unit.rows, p.layer.intermediate - feature,
+                                      [&](int row) { return rows + static_cast<long long>(row) * p.layer.intermediate + feature; });
     };
     int const feature = unit.feature + 64 * group;
     if constexpr (Activation::kElementwise) {
@@ -354,7 +354,7 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
     } else {
       store([&](int j) { return make_float4(total[0][4 * j], total[0][4 * j + 1], total[0][4 * j + 2], total[0][4 * j + 3]); }, feature);
       if constexpr (Activation::kGating != 1) {
-        if (both && feature + 128 < p.intermediate) {
+        if (both && feature + 128 < p.layer.intermediate) {
           store([&](int j) { return make_float4(total[1][4 * j], total[1][4 * j + 1], total[1][4 * j + 2], total[1][4 * j + 3]); },
                 feature + 128);
         }
@@ -376,7 +376,7 @@ __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int g
     group_barrier(group);
   }
   if constexpr (!kPlainKernels<Activation>) {
-    if (p.w2_bias != nullptr) add_bias<N>(p.w2_bias, p.matrix[1], unit, group, total);
+    if (p.layer.w2_bias != nullptr) add_bias<N>(p.layer.w2_bias, p.layer.matrix[1], unit, group, total);
   }
   for_thread_rows<N>(unit.rows, [&](int i, int row) {
     targets[row] = sorted.row[i].slot;
@@ -387,10 +387,10 @@ __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int g
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     int const column = unit.feature + 64 * group + 128 * half;
-    if (column < p.hidden) {
+    if (column < p.align.hidden) {
       store_rows<Output, N, PassRows>([&](int j) { return scale_columns(weights, j, &total[half][4 * j]); }, staging, group, unit.rows,
-                                      p.hidden - column,
-                                      [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden + column; });
+                                      p.align.hidden - column,
+                                      [&](int row) { return out + static_cast<long long>(targets[row]) * p.align.hidden + column; });
     }
   }
 }

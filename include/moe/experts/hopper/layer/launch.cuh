@@ -33,15 +33,17 @@ inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream
 
 /// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales lie in the sorted order, which tensor maps describe.
 template <class Activation>
-void launch_blocks_tuned(LayerParams const& layer, int workers, int cluster, cudaStream_t stream) {
-  std::int64_t const slots = std::int64_t{layer.max_tokens} * layer.topk;
+void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cudaStream_t stream) {
+  AlignArgs const& a = base.align;
+  std::int64_t const slots = std::int64_t{a.max_tokens} * a.topk;
+  int const intermediate = base.layer.intermediate;
   BlockParams p{};
-  p.layer = layer;
+  p.base = base;
   p.scale_stride = static_cast<int>(scale_stride(slots));
-  p.rows[0] = make_tensor_map(layer.x, 1, 1, slots, layer.hidden, 64);
-  p.rows[1] = make_tensor_map(layer.inter, 1, 1, slots, layer.intermediate, 64);
-  p.scales[0] = make_scale_map(layer.x_scales, layer.hidden / 128, slots, p.scale_stride, kRowScaleCount);
-  p.scales[1] = make_scale_map(layer.inter_scales, layer.intermediate / 128, slots, p.scale_stride, kRowScaleCount);
+  p.rows[0] = make_tensor_map(base.input.rows, 1, 1, slots, a.hidden, 64);
+  p.rows[1] = make_tensor_map(base.inter.rows, 1, 1, slots, intermediate, 64);
+  p.scales[0] = make_scale_map(base.input.scales, a.hidden / 128, slots, p.scale_stride, kRowScaleCount);
+  p.scales[1] = make_scale_map(base.inter.scales, intermediate / 128, slots, p.scale_stride, kRowScaleCount);
   if (cluster == 1) {
     launch_blocks<1, Activation>(p, workers, stream);
   } else {

@@ -8,11 +8,13 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/reduce.cuh"
 #include "moe/experts/hopper/layer/epilogue.cuh"
 #include "moe/experts/hopper/layer/loaders.cuh"
 #include "moe/experts/hopper/layer/mainloop.cuh"
 #include "moe/experts/hopper/layer/row_quantizer.cuh"
+#include "moe/experts/hopper/layer/self_align.cuh"
 
 namespace moe::hopper {
 
@@ -31,15 +33,15 @@ __device__ inline void reduce_columns(Params const& p, Unit const& unit, int gro
   }
   group_barrier(group);
   if (flags[group] != token_tiles) return;
-  int const tokens = p.num_tokens != nullptr ? min(*p.num_tokens, p.max_tokens) : p.max_tokens;
+  int const tokens = p.align.num_tokens != nullptr ? min(*p.align.num_tokens, p.align.max_tokens) : p.align.max_tokens;
   int const chunk = thread & 15;  // of 8 columns: 8 in each half of the tile
   int const column = unit.feature + 64 * group + 128 * (chunk >> 3) + 8 * (chunk & 7);
-  if (column >= p.hidden) return;
+  if (column >= p.align.hidden) return;
   for (int token = thread >> 4; token < tokens; token += 8) {
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    add_slots<Output>(static_cast<Output const*>(p.rows_out), SlotIds(p.ids, p.id_gap), token, p.topk, p.num_experts, p.hidden, column,
-                      sum);
-    store_sum<Output>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.hidden + column, sum);
+    add_slots<Output>(static_cast<Output const*>(p.rows_out), SlotIds(p.align.ids, p.align.id_gap), token, p.align.topk,
+                      p.align.num_experts, p.align.hidden, column, sum);
+    store_sum<Output>(static_cast<Output*>(p.out) + static_cast<long long>(token) * p.align.hidden + column, sum);
   }
 }
 
@@ -55,7 +57,7 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
 
   ThreadRows<N> sorted{};
   if (unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) {
-    for_thread_rows<N>(unit.rows, [&](int i, int row) { sorted.row[i] = p.sorted_rows[unit.first_row + row]; });
+    for_thread_rows<N>(unit.rows, [&](int i, int row) { sorted.row[i] = p.align.sorted_rows[unit.first_row + row]; });
   }
   float total[2][N / 2];
   multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
@@ -81,10 +83,10 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
       quantize_whole_rows(p, unit, group, flags);
     } else if ((thread_index() & 127) == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
       fence_device();
-      atomicAdd(p.counters + unit.token_tile, 1);
+      atomicAdd(p.align.counters + unit.token_tile, 1);
     }
   } else if constexpr (MaxRows <= kSelfAlignRows) {
-    if (p.self_align && p.topk > 1) {
+    if (p.self_align && p.align.topk > 1) {
       reduce_columns<typename SchemeTraits<S>::Output>(
           p, unit, group, reinterpret_cast<Control const*>(memory.base + Layout::kControl)->token_tiles, flags);
     }
@@ -101,8 +103,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(&p.w13);
-    prefetch_tensor_map(&p.w2);
+    prefetch_tensor_map(&p.layer.w13);
+    prefetch_tensor_map(&p.layer.w2);
     for (int s = 0; s < Stages; ++s) {
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
       ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, SchemeTraits<S>::kBlock>);
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   }
   wait_for_dependencies();
   if (MaxRows <= kSelfAlignRows && p.self_align) {
-    if (p.max_tokens * p.topk <= 32) {
+    if (p.align.max_tokens * p.align.topk <= 32) {
       if (warp == 0) {
         Control const control = self_align_warp(p.align);
         if (threadIdx.x == 0) *memory.control() = control;
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     }
     ptx::fence_proxy_async(ptx::space_shared);
   } else if (threadIdx.x == 0) {
-    *memory.control() = *p.control;
+    *memory.control() = *p.align.control;
   }
   __syncthreads();
 
@@ -152,8 +154,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     take_registers<208>();
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
-    if (p.standard && (nothing || (p.topk == 1 && memory.control()->missing > 0))) {
-      detail::zero_rows<typename SchemeTraits<S>::Output, kConsumerThreads / 32>(p, nothing);
+    if (p.standard && (nothing || (p.align.topk == 1 && memory.control()->missing > 0))) {
+      detail::zero_rows<typename SchemeTraits<S>::Output, kConsumerThreads / 32>(p.align, p.out, nothing);
     }
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
@@ -212,15 +214,16 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     if (__syncthreads_or(last ? 1 : 0) != 0) {  // every other CTA is done with the counters: leave them as they were found
       fence_device();
       Control const control = *memory.control();
-      for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.counters[i] = 0;
+      for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.align.counters[i] = 0;
       for (int phase = 0; phase < 2; ++phase) {
         if (control.splits[phase] == 1) continue;
         int const used = 2 * control.units[phase] / control.splits[phase];
-        for (int i = static_cast<int>(threadIdx.x); i < used; i += kLayerThreads) p.counters[p.max_tiles + phase * p.max_units + i] = 0;
+        for (int i = static_cast<int>(threadIdx.x); i < used; i += kLayerThreads)
+          p.align.counters[p.align.max_tiles + phase * p.align.plan.max_units + i] = 0;
       }
-      for (int i = static_cast<int>(threadIdx.x); i < 2 * p.space.weight_tiles[1]; i += kLayerThreads) p.finished[i] = 0;
+      for (int i = static_cast<int>(threadIdx.x); i < 2 * p.align.plan.space.weight_tiles[1]; i += kLayerThreads) p.finished[i] = 0;
       if (threadIdx.x == 0) {
-        *p.next_unit = static_cast<int>(gridDim.x);
+        *p.align.next_unit = static_cast<int>(gridDim.x);
         *p.exits = 0;
       }
     }

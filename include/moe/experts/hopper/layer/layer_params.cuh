@@ -11,11 +11,12 @@
 
 #include "moe/core/ptx/wgmma.cuh"
 #include "moe/experts/hopper/common/activation.cuh"
-#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/matrix_layout.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
 #include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
+#include "moe/experts/hopper/common/slots.cuh"
 #include "moe/experts/hopper/layer/smem_layout.hpp"
 
 namespace moe::hopper {
@@ -31,56 +32,58 @@ struct SchemeTraits {
   using Output = std::conditional_t<S == Scheme::f16, __half, __nv_bfloat16>;
 };
 
-/// Kernel parameter block. Weights are three-dimensional tensor maps with boxes of 128 bytes of K by 128 rows: w13 as [2E, I, H] (gate
-/// of expert e at 2e, up at 2e + 1), interleaved as [E, I, 2H], ungated as [E, I, H]; w2 as [E, H, I].
-struct LayerParams {
+/// A layer's part of the parameters, the same at every call. Weights are three-dimensional tensor maps with boxes of 128 bytes of K by 128
+/// rows: w13 as [2E, I, H] (gate of expert e at 2e, up at 2e + 1), interleaved as [E, I, 2H], ungated as [E, I, H]; w2 as [E, H, I].
+struct LayerConstants {
   CUtensorMap w13;
   CUtensorMap w2;
-  UnitSpace space;
   MatrixLayout matrix[2];  ///< of w13 and of w2
-  int hidden;
   int intermediate;
-  int topk;
-  int num_experts;
-  int max_tokens;
-  int tile_rows;
-  int max_tiles;
-  int max_units;
-  bool standard;             ///< ids given: rows of x are tokens; else the batched format
-  bool weight_on_input;      ///< the router weight multiplies GEMM1's sums, not GEMM2's
-  bool tensor_scales;        ///< fp8_row: w13_scales and w2_scales are [E]
-  void const* x;             ///< rows of codes
-  long long x_row_bytes;     ///< from a row of x to the next
-  int const* gather;         ///< batched: row of x of a slot, or null: the slot's own
-  float const* x_scales;     ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
-  long long x_scale_stride;  ///< from a row of x_scales to the next
-  float const* w13_scales;   ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
-  float const* w2_scales;    ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
-  float const* w13_bias;     ///< [E, rows] or null
-  float const* w2_bias;      ///< [E, H] or null
-  float static_scale;        ///< fp8_row: over 0, of x and of the intermediate
-  float scale_floor;         ///< fp8: of the intermediate
+  bool tensor_scales;       ///< fp8_row: w13_scales and w2_scales are [E]
+  float const* w13_scales;  ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
+  float const* w2_scales;   ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
+  float const* w13_bias;    ///< [E, rows] or null
+  float const* w2_bias;     ///< [E, H] or null
+  float static_scale;       ///< fp8_row: over 0, of x and of the intermediate
+  float scale_floor;        ///< fp8: of the intermediate
   float amax_bound;
-  std::int32_t const* ids;
-  int id_gap;  ///< elements between the rows of ids, beyond k
-  std::int32_t const* num_tokens;
-  Control* control;
-  int* next_unit;
-  int* exits;       ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
-  int* finished;    ///< there also: units done per weight tile of phase 1 and warpgroup
-  void* out;        ///< [M, H]; there also the sums over the slots go, if topk is over 1
-  bool self_align;  ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
-  AlignArgs align;
-  TokenTile const* tiles;
-  int* counters;
-  SortedRow const* sorted_rows;
-  void* inter;          ///< [slots, I] codes
-  void* inter_wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `inter` where a tile's rows are whole
-  float* inter_scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
-  void* rows_out;       ///< rows addressed by slot: out itself if topk is 1
-  float* partials;
   ActivationParams activation;
 };
+
+/// The rows that GEMM1 multiplies.
+struct InputRows {
+  void const* rows;
+  long long row_bytes;         ///< from a row to the next
+  std::int32_t const* gather;  ///< batched: the row of a slot, or null: the slot's own
+  float const* scales;         ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
+  long long scale_stride;      ///< from a row of scales to the next
+};
+
+/// What GEMM1 leaves for GEMM2.
+struct IntermediateRows {
+  void* rows;     ///< [slots, I] codes
+  void* wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `rows` where a tile's rows are whole
+  float* scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
+};
+
+/// Kernel parameter block.
+struct LayerParams {
+  LayerConstants layer;
+  AlignArgs align;  ///< the slots and the work list
+  InputRows input;
+  IntermediateRows inter;
+  bool standard;         ///< ids given: rows of x are tokens; else the batched format
+  bool weight_on_input;  ///< the router weight multiplies GEMM1's sums, not GEMM2's
+  bool self_align;       ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
+  int* exits;            ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
+  int* finished;         ///< there also: units done per weight tile of phase 1 and warpgroup
+  void* rows_out;        ///< rows addressed by slot: out itself if topk is 1
+  void* out;             ///< [M, H]; where the kernel plans for itself also the sums over the slots go here, if topk is over 1
+  float* partials;       ///< sums of parts of K
+};
+
+/// The row of the input that a slot computes with.
+__device__ inline long long input_row(LayerParams const& p, int slot) { return input_row(p.input.gather, slot, p.align.topk); }
 
 /// fp8_block: the scales along K of weight box `box` (0 or 1) of a unit, `blocks` of them in a row of blocks.
 __device__ inline float const* box_scales(float const* scales, MatrixLayout const& matrix, Unit const& unit, int box, int blocks) {

@@ -24,17 +24,17 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   RingState<kUnitSlots> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
   while (true) {
-    Unit const unit = decode_unit(p.space, control, p.tiles, number, Cluster, rank);
+    Unit const unit = decode_unit(p.align.plan.space, control, p.align.plan.tiles, number, Cluster, rank);
     if (Cluster == 1 || rank == 0) {
-      if (unit.phase >= 0) number = atomicAdd(p.next_unit, 1);
+      if (unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
     }
     wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
     *memory.unit(slot.stage) = unit;
     arrive(memory.unit_full(slot.stage));
     slot.advance();
     if (unit.phase < 0) return;
-    CUtensorMap const* const map = unit.phase == 0 ? &p.w13 : &p.w2;
-    MatrixLayout const& matrix = p.matrix[unit.phase];
+    CUtensorMap const* const map = unit.phase == 0 ? &p.layer.w13 : &p.layer.w2;
+    MatrixLayout const& matrix = p.layer.matrix[unit.phase];
     int const dx = matrix.dx;
     int const z0 = matrix.depth * unit.expert;
     int const z1 = z0 + matrix.dz;
@@ -99,43 +99,43 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
     std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
     bool const first = unit.phase == 0;
-    int const row_bytes = (first ? p.hidden : p.intermediate) * Traits::kElementBytes;
-    long long const width = first ? p.x_row_bytes : row_bytes;
+    int const row_bytes = (first ? p.align.hidden : p.layer.intermediate) * Traits::kElementBytes;
+    long long const width = first ? p.input.row_bytes : row_bytes;
     // The last step of K may reach past the row: what lies there is not read, zeros stand for it.
     int const last_byte = (unit.k_begin + unit.k_count) * 128;
     int const tail = last_byte > row_bytes ? unit.k_count - 1 : -1;
     bool const past = chunk * 16 >= row_bytes - (last_byte - 128);
-    char const* const base = static_cast<char const*>(first ? p.x : p.inter) + chunk * 16 + unit.k_begin * 128;
+    char const* const base = static_cast<char const*>(first ? p.input.rows : p.inter.rows) + chunk * 16 + unit.k_begin * 128;
     int const mine = (unit.rows - first_row + 4 * kGatherWarps - 1) / (4 * kGatherWarps);  // rows of this lane
     char const* source[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       int const row = unit.first_row + first_row + 4 * kGatherWarps * g;
-      source[g] = g < mine ? base + (first ? input_row(p, p.sorted_rows[row].slot) : row) * width : nullptr;
+      source[g] = g < mine ? base + (first ? input_row(p, p.align.sorted_rows[row].slot) : row) * width : nullptr;
     }
     constexpr int kScales = (MaxRows + 32 * kGatherWarps - 1) / (32 * kGatherWarps);  // of rows, per lane
     [[maybe_unused]] float const* row_scale[kScales];
     [[maybe_unused]] float const* weight_scale = nullptr;
     if constexpr (Traits::kBlock) {
-      int const blocks = ((first ? p.hidden : p.intermediate) + 127) / 128;
-      long long const scale_stride = first ? p.x_scale_stride : blocks;
+      int const blocks = ((first ? p.align.hidden : p.layer.intermediate) + 127) / 128;
+      long long const scale_stride = first ? p.input.scale_stride : blocks;
 #pragma unroll
       for (int i = 0; i < kScales; ++i) {
         int const row = 32 * (gather_warp + kGatherWarps * i) + lane;
         row_scale[i] = nullptr;
         if (row < unit.rows) {
-          long long const from = first ? input_row(p, p.sorted_rows[unit.first_row + row].slot) : unit.first_row + row;
-          row_scale[i] = (first ? p.x_scales : p.inter_scales) + from * scale_stride + unit.k_begin;
+          long long const from = first ? input_row(p, p.align.sorted_rows[unit.first_row + row].slot) : unit.first_row + row;
+          row_scale[i] = (first ? p.input.scales : p.inter.scales) + from * scale_stride + unit.k_begin;
         }
       }
       if (gather_warp == 0 && lane < 2) {
-        weight_scale = box_scales(first ? p.w13_scales : p.w2_scales, p.matrix[unit.phase], unit, lane, blocks);
+        weight_scale = box_scales(first ? p.layer.w13_scales : p.layer.w2_scales, p.layer.matrix[unit.phase], unit, lane, blocks);
       }
     }
     if (!first && unit.rows > 0) {
       if (lane == 0) {
-        int const target = 2 * p.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more: quantised
-        wait_counter(p.counters + unit.token_tile, target);
+        int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more: quantised
+        wait_counter(p.align.counters + unit.token_tile, target);
       }
       __syncwarp();
     }

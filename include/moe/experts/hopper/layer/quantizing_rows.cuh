@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/layer/layer_params.cuh"
 
 namespace moe::hopper {
@@ -32,12 +33,12 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
 
   int const weight_part = lane >> 1;  // for which this lane has the weights' scale of one of the two boxes
   float const* weight_scales = nullptr;
-  if (weight_part < kParts) weight_scales = box_scales(p.w13_scales, p.matrix[0], unit, lane & 1, p.hidden / 128);
-  int const token = lane < unit.rows ? p.sorted_rows[unit.first_row + lane].slot / p.topk : 0;  // of row `lane`
+  if (weight_part < kParts) weight_scales = box_scales(p.layer.w13_scales, p.layer.matrix[0], unit, lane & 1, p.align.hidden / 128);
+  int const token = lane < unit.rows ? p.align.sorted_rows[unit.first_row + lane].slot / p.align.topk : 0;  // of row `lane`
   int row[kParts];  // where this lane's first 16 bytes of it lie in x in step 0 of the unit, the others 128 bytes on; or -1
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
-    int const from = __shfl_sync(0xFFFFFFFFu, token, row_of(i)) * (p.hidden / 8) + unit.k_begin * 16 + chunk;
+    int const from = __shfl_sync(0xFFFFFFFFu, token, row_of(i)) * (p.align.hidden / 8) + unit.k_begin * 16 + chunk;
     row[i] = row_of(i) < unit.rows ? from : -1;
   }
   uint4 words[kParts][2];

@@ -38,9 +38,9 @@ __device__ inline uint2 chunk_codes(uint4 const& v, float scale, float inverse) 
 
 /// An infinite amax gives an infinite scale, under which every code becomes NaN.
 __device__ inline float row_scale(LayerParams const& p, float amax) {
-  if (p.static_scale > 0.0F) return p.static_scale;
-  float const cut = amax <= 3.4028234e38F ? fminf(amax, p.amax_bound) : amax;
-  return fmaxf(cut / 448.0F, p.scale_floor);
+  if (p.layer.static_scale > 0.0F) return p.layer.static_scale;
+  float const cut = amax <= 3.4028234e38F ? fminf(amax, p.layer.amax_bound) : amax;
+  return fmaxf(cut / 448.0F, p.layer.scale_floor);
 }
 __device__ inline float warp_max(float v) {  // of non-negative numbers, whose order is that of their bits
   return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(v)));
@@ -49,7 +49,7 @@ __device__ inline float warp_max(float v) {  // of non-negative numbers, whose o
 /// Rows [first, first + count) of the unit's tile, count · per_row at most kHeldChunks; one warp. per_row: chunks of a lane in a row.
 __device__ inline void quantize_short_rows(LayerParams const& p, Unit const& unit, int first, int count, int per_row) {
   int const lane = thread_index() & 31;
-  int const chunks = p.intermediate / 8;
+  int const chunks = p.layer.intermediate / 8;
   uint4 held[kHeldChunks];
   float amax[kHeldChunks];
 #pragma unroll
@@ -57,7 +57,7 @@ __device__ inline void quantize_short_rows(LayerParams const& p, Unit const& uni
     int const r = i / per_row;
     int const chunk = (i - r * per_row) * 32 + lane;
     long long const row = unit.first_row + first + r;
-    held[i] = r < count && chunk < chunks ? __ldcg(static_cast<uint4 const*>(p.inter_wide) + row * chunks + chunk) : make_uint4(0, 0, 0, 0);
+    held[i] = r < count && chunk < chunks ? __ldcg(static_cast<uint4 const*>(p.inter.wide) + row * chunks + chunk) : make_uint4(0, 0, 0, 0);
   }
 #pragma unroll
   for (int i = 0; i < kHeldChunks; ++i) amax[i] = warp_max(chunk_amax(held[i]));
@@ -73,8 +73,8 @@ __device__ inline void quantize_short_rows(LayerParams const& p, Unit const& uni
     long long const row = unit.first_row + first + r;
     if (r < count && chunk < chunks) {
       float const scale = row_scale(p, amax[i]);
-      static_cast<uint2*>(p.inter)[row * chunks + chunk] = chunk_codes(held[i], scale, 1.0F / scale);
-      if (part == 0 && lane == 0) p.inter_scales[row] = scale;
+      static_cast<uint2*>(p.inter.rows)[row * chunks + chunk] = chunk_codes(held[i], scale, 1.0F / scale);
+      if (part == 0 && lane == 0) p.inter.scales[row] = scale;
     }
   }
 }
@@ -82,8 +82,8 @@ __device__ inline void quantize_short_rows(LayerParams const& p, Unit const& uni
 /// One row of any length, read twice; one warp.
 __device__ inline void quantize_long_row(LayerParams const& p, long long row) {
   int const lane = thread_index() & 31;
-  int const chunks = p.intermediate / 8;
-  uint4 const* const from = static_cast<uint4 const*>(p.inter_wide) + row * chunks;
+  int const chunks = p.layer.intermediate / 8;
+  uint4 const* const from = static_cast<uint4 const*>(p.inter.wide) + row * chunks;
   float amax = 0.0F;
 #pragma unroll 8
   for (int chunk = lane; chunk < chunks; chunk += 32) amax = fmaxf(amax, chunk_amax(__ldcg(from + chunk)));
@@ -91,9 +91,9 @@ __device__ inline void quantize_long_row(LayerParams const& p, long long row) {
   float const inverse = 1.0F / scale;
 #pragma unroll 8
   for (int chunk = lane; chunk < chunks; chunk += 32) {
-    static_cast<uint2*>(p.inter)[row * chunks + chunk] = chunk_codes(__ldcg(from + chunk), scale, inverse);
+    static_cast<uint2*>(p.inter.rows)[row * chunks + chunk] = chunk_codes(__ldcg(from + chunk), scale, inverse);
   }
-  if (lane == 0) p.inter_scales[row] = scale;
+  if (lane == 0) p.inter.scales[row] = scale;
 }
 
 }  // namespace detail
@@ -105,14 +105,14 @@ __device__ inline void quantize_whole_rows(LayerParams const& p, Unit const& uni
   int const warp = thread >> 5;
   if (thread == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
     fence_device();
-    flags[group] = atomicAdd(p.counters + unit.token_tile, 1) + 1;
+    flags[group] = atomicAdd(p.align.counters + unit.token_tile, 1) + 1;
     fence_device();
   }
   group_barrier(group);
-  bool const last = flags[group] == 2 * p.space.weight_tiles[0];
+  bool const last = flags[group] == 2 * p.align.plan.space.weight_tiles[0];
   group_barrier(group);
   if (!last) return;
-  int const per_row = (p.intermediate / 8 + 31) / 32;
+  int const per_row = (p.layer.intermediate / 8 + 31) / 32;
   if (per_row <= detail::kHeldChunks) {
     int const together = detail::kHeldChunks / per_row;
     for (int first = warp * together; first < unit.rows; first += 4 * together) {
@@ -124,7 +124,7 @@ __device__ inline void quantize_whole_rows(LayerParams const& p, Unit const& uni
   group_barrier(group);
   if (thread == 0) {
     fence_device();
-    atomicAdd(p.counters + unit.token_tile, 1);
+    atomicAdd(p.align.counters + unit.token_tile, 1);
   }
 }
 

@@ -80,9 +80,9 @@ template <class L, int N>
 __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit const& unit, int group, bool any,
                                   float (&total)[L::kBricks][N / 2]) {
   int const thread = thread_index() & 127;
-  long long const part_floats = 256LL * p.tile_rows;
+  long long const part_floats = 256LL * p.align.plan.tile_rows;
   float* const parts =
-      p.partials + static_cast<long long>(unit.tile) * unit.splits * part_floats + group * L::kBricks * kBrickRows * p.tile_rows;
+      p.partials + static_cast<long long>(unit.tile) * unit.splits * part_floats + group * L::kBricks * kBrickRows * p.align.plan.tile_rows;
   if (any) {
     float4* const mine = reinterpret_cast<float4*>(parts + unit.split * part_floats) + thread;
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit
   joint_barrier<L::kGroups>();
   if (thread == 0 && group == 0) {
     fence_device();
-    int* const counter = p.split_counters + unit.phase * (W4Workspace::kMaxSplitUnits / 2) + unit.tile;
+    int* const counter = p.layer.split_counters + unit.phase * (W4Workspace::kMaxSplitUnits / 2) + unit.tile;
     int const before = atomicAdd(counter, 1);
     if (before + 1 == unit.splits) *counter = 0;
     fence_device();
@@ -136,31 +136,32 @@ __device__ inline void store_activated(Params const& p, Memory<L> const& memory,
                                        float (&total)[L::kBricks][N / 2]) {
   int const thread = thread_index() & 127;
   int const feature_of_thread = 8 * (thread >> 5) + ((thread & 31) >> 2);
-  float const factor = p.factor[0][unit.expert];
-  W4Activation const activation = p.activation;
+  float const factor = p.layer.factor[0][unit.expert];
+  W4Activation const activation = p.layer.activation;
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
     if (b >= count) break;
     int const feature = 32 * (first + b);
     float gate_bias = 0.0F;
     float up_bias = 0.0F;
-    if (p.bias[0] != nullptr && feature + feature_of_thread < p.bias_width) {
-      float const* const bias = p.bias[0] + 2LL * unit.expert * p.bias_width + feature + feature_of_thread;
+    if (p.layer.bias[0] != nullptr && feature + feature_of_thread < p.layer.bias_width) {
+      float const* const bias = p.layer.bias[0] + 2LL * unit.expert * p.layer.bias_width + feature + feature_of_thread;
       gate_bias = bias[0];
-      up_bias = bias[p.bias_width];
+      up_bias = bias[p.layer.bias_width];
     }
     auto const values = [&](int j, std::uint32_t (&v)[1]) {
       float const* const t = &total[b][4 * j];
       v[0] = pack<__nv_bfloat16>(activate(activation, fmaf(t[0], factor, gate_bias), fmaf(t[2], factor, up_bias)),
                                  activate(activation, fmaf(t[1], factor, gate_bias), fmaf(t[3], factor, up_bias)));
     };
-    __nv_bfloat16* const inter = static_cast<__nv_bfloat16*>(p.inter) + static_cast<long long>(unit.first_row) * p.intermediate + feature;
+    __nv_bfloat16* const inter =
+        static_cast<__nv_bfloat16*>(p.inter) + static_cast<long long>(unit.first_row) * p.layer.intermediate + feature;
     store_rows<N, L::kPassRows, 4>(values, memory.staging(group), group, unit.rows,
-                                   [&](int row) { return inter + static_cast<long long>(row) * p.intermediate; });
+                                   [&](int row) { return inter + static_cast<long long>(row) * p.layer.intermediate; });
   }
   if (thread == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
     fence_device();
-    atomicAdd(p.counters + unit.token_tile, 1);
+    atomicAdd(p.align.counters + unit.token_tile, 1);
   }
 }
 
@@ -173,19 +174,20 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
   int* const targets = memory.targets(group, MaxRows);
   float* const weights = memory.factors(group, MaxRows);
   if (thread < MaxRows) {
-    SortedRow const sorted = thread < unit.rows ? p.sorted_rows[unit.first_row + thread] : SortedRow{0, 0.0F};
+    SortedRow const sorted = thread < unit.rows ? p.align.sorted_rows[unit.first_row + thread] : SortedRow{0, 0.0F};
     targets[thread] = sorted.slot;
     weights[thread] = sorted.weight;
   }
   group_barrier(group);
-  float const factor = p.factor[1][unit.expert];
+  float const factor = p.layer.factor[1][unit.expert];
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
     if (b >= count) break;
     int const feature = kBrickRows * (first + b);
     float bias[2] = {0.0F, 0.0F};
-    if (p.bias[1] != nullptr) {
-      float const* const from = p.bias[1] + static_cast<long long>(unit.expert) * p.hidden + feature + 16 * (thread >> 5) + (lane >> 2);
+    if (p.layer.bias[1] != nullptr) {
+      float const* const from =
+          p.layer.bias[1] + static_cast<long long>(unit.expert) * p.align.hidden + feature + 16 * (thread >> 5) + (lane >> 2);
       bias[0] = from[0];
       bias[1] = from[8];
     }
@@ -197,7 +199,7 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
     };
     __nv_bfloat16* const out = static_cast<__nv_bfloat16*>(p.rows_out) + feature;
     store_rows<N, L::kPassRows, 8>(values, memory.staging(group), group, unit.rows,
-                                   [&](int row) { return out + static_cast<long long>(targets[row]) * p.hidden; });
+                                   [&](int row) { return out + static_cast<long long>(targets[row]) * p.align.hidden; });
   }
 }
 

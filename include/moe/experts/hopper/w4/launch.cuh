@@ -24,9 +24,9 @@ inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
 template <W4Scheme S>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kMedium = medium_rows(S);
-  if (p.tile_rows <= 16) {
+  if (p.align.plan.tile_rows <= 16) {
     launch_layer<S, 4, 4, 4, 16>(p, workers, stream);
-  } else if (p.tile_rows <= kMedium) {
+  } else if (p.align.plan.tile_rows <= kMedium) {
     launch_layer<S, 4, 2, S == W4Scheme::mxfp4 ? 5 : 7, kMedium>(p, workers, stream);
   } else {
     launch_layer<S, 2, 2, S == W4Scheme::mxfp4 ? 4 : 5, most_rows(S)>(p, workers, stream);

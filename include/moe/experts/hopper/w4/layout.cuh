@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/w4/problem.hpp"
 
@@ -17,43 +17,32 @@ inline constexpr int kGatherWarps = 3;
 inline constexpr int kMostSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
 inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the plan, which counts in steps of 32 KiB of weights
 
-/// Kernel parameter block. Index 0: w13, phase 0; 1: w2, phase 1.
-struct Params {
+/// A layer's part of the parameters, the same at every call. Index 0: w13, phase 0; 1: w2, phase 1.
+struct Constants {
   std::uint8_t const* weights[2];
   float const* bias[2];    ///< [E, 2I] and [E, H], or null
   float const* factor[2];  ///< [E]
   int bricks[2];           ///< along the rows of one expert's matrix
   int steps[2];            ///< bricks along K
-  UnitSpace space;         ///< k_steps in units of kCoarse bricks
-  int hidden;
-  int intermediate;  ///< a multiple of 64
-  int bias_width;    ///< features that have a bias: the layer's own intermediate width
-  int topk;
-  int num_experts;
-  int max_tokens;
-  int tile_rows;
-  int max_tiles;
-  int max_units;  ///< for which there is room among the parts of K
-  int max_splits;
-  int workers;
-  bool standard;       ///< ids given: rows of x are tokens; else the batched format
-  void const* x;       ///< [M, H] bf16
-  long long x_stride;  ///< elements between rows of x
-  std::int32_t const* ids;
-  int id_gap;                  ///< elements between the rows of ids, beyond k
+  int intermediate;        ///< a multiple of 64
+  int bias_width;          ///< features that have a bias: the layer's own intermediate width
+  int* split_counters;     ///< of each tile whose K is split: parts that are done; zero before and after
+  W4Activation activation;
+};
+
+/// Kernel parameter block.
+struct Params {
+  Constants layer;
+  AlignArgs align;             ///< the slots and the work list; plan.space counts K in steps of kCoarse bricks
+  int max_splits;              ///< most parts of K; the aligning kernel cuts none
+  bool standard;               ///< ids given: rows of x are tokens; else the batched format
+  void const* x;               ///< [M, H] bf16
+  long long x_stride;          ///< elements between rows of x
   std::int32_t const* gather;  ///< batched format: rows of x by slot, or null
-  std::int32_t const* num_tokens;
-  Control const* control;
-  int* next_unit;
-  TokenTile const* tiles;
-  int* counters;        ///< of each token tile: groups of phase 0 that are done
-  int* split_counters;  ///< of each tile whose K is split: parts that are done; zero before and after
-  SortedRow const* sorted_rows;
-  void* inter;     ///< [slots, I] bf16, rows sorted by expert
-  void* rows_out;  ///< rows addressed by slot: out itself if topk is 1
+  void* inter;                 ///< [slots, I] bf16, rows sorted by expert
+  void* rows_out;              ///< rows addressed by slot: out itself if topk is 1
   void* out;
   float* partials;
-  W4Activation activation;
 };
 
 /// Shared memory of a kernel with `Groups` consumer warpgroups and ring stages of `Depth` bricks along K, from a 1024-byte aligned base.
@@ -115,11 +104,12 @@ __device__ inline int choose_parts(int tiles, int steps, int workers, int max_sp
 
 /// The plan with this kernel's parts of K, for one whole warp.
 __device__ inline Control split_plan(Params const& p) {
-  Control control = *p.control;
+  Control control = *p.align.control;
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {
-    int const tiles = control.token_tiles * p.space.weight_tiles[phase];
-    control.splits[phase] = choose_parts(tiles, p.space.k_steps[phase], p.workers, p.max_splits, p.max_units);
+    int const tiles = control.token_tiles * p.align.plan.space.weight_tiles[phase];
+    control.splits[phase] =
+        choose_parts(tiles, p.align.plan.space.k_steps[phase], p.align.plan.workers, p.max_splits, p.align.plan.max_units);
     control.units[phase] = tiles * control.splits[phase];
   }
   return control;
@@ -136,9 +126,9 @@ __device__ inline Span span_of(Params const& p, Unit const& unit) {
   Span s{};
   int const phase = unit.phase;
   s.k_begin = unit.k_begin * kCoarse;
-  s.k_count = min((unit.k_begin + unit.k_count) * kCoarse, phase == 0 ? p.steps[0] : p.steps[1]) - s.k_begin;
+  s.k_count = min((unit.k_begin + unit.k_count) * kCoarse, phase == 0 ? p.layer.steps[0] : p.layer.steps[1]) - s.k_begin;
   s.first = unit.feature / (phase == 0 ? 32 : kBrickRows);
-  s.side = min(kTileBricks, (phase == 0 ? p.bricks[0] : p.bricks[1]) - s.first);
+  s.side = min(kTileBricks, (phase == 0 ? p.layer.bricks[0] : p.layer.bricks[1]) - s.first);
   return s;
 }
 

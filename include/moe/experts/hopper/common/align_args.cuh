@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/align_args.cuh: what the aligning kernel is given. The layer kernels take it as it is: it names the slots of a call
+// and the work list.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/common/schedule.cuh"
+
+namespace moe::hopper {
+
+/// Arguments of the aligning kernel. Batched format: `counts` is given and `ids` is null; expert e owns rows [e·capacity, e·capacity +
+/// counts[e]) of x and of the output. Standard format: `ids` [M, k].
+struct AlignArgs {
+  std::int32_t const* ids;
+  float const* weights;
+  int id_gap;  ///< elements between the rows of ids, beyond k
+  int weight_gap;
+  std::int32_t const* num_tokens;
+  std::int32_t const* counts;
+  int capacity;
+  int max_tokens;
+  int topk;
+  int num_experts;
+  PlanArgs plan;
+  Control* control;
+  int* next_unit;  ///< the counter that clusters draw from; starts at the number of clusters, each of which begins with its own index
+  int* counters;   ///< ready counters [max_tiles], then split counters of phase 0 and 1
+  int max_tiles;
+  SortedRow* sorted_rows;
+  // fp8_block: CTAs past the first cluster quantise x meanwhile, or copy rows that are codes already into the sorted order. Where the layer
+  // kernel plans for itself, it quantises x.
+  void const* x;  ///< [M, H] bf16, or e4m3 with given_scales
+  long long x_row_bytes;
+  float const* given_scales;  ///< [M, H / 128], or null
+  long long given_scale_stride;
+  int hidden;
+  std::uint8_t* x_codes;  ///< [M, H] e4m3
+  float* x_scales;        ///< [M, H / 128]
+  // Sorted codes: with `positions`, x_codes is [slots, H] and x_scales [H / 128, scale_stride], both in the sorted order.
+  std::int32_t* positions;  ///< [slots] place of a slot in the sorted order, or -1; written by the sort
+  int* sorted;              ///< sorting CTAs that are done; zero on entry
+  int scale_stride;
+};
+
+}  // namespace moe::hopper

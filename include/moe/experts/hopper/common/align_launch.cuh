@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/common/align_launch.cuh: from a call's arguments to the parameters that all kernels share, and the launches around a layer
+// kernel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+#include "moe/experts/hopper/common/align.cuh"
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/common/problem.hpp"
+#include "moe/experts/hopper/common/reduce.cuh"
+
+namespace moe::hopper {
+
+/// One call as the engines see it.
+struct Request {
+  LayerCall const& call;
+  std::int32_t const* batch_counts;  ///< null: standard format
+  int capacity;
+  void* workspace;
+  bool batched() const { return batch_counts != nullptr; }
+  /// Slots per token: rows of a batch are slots already.
+  LocalShape rows_of(LocalShape shape) const {
+    if (batched()) shape.topk = 1;
+    return shape;
+  }
+};
+
+namespace detail {
+
+template <class T>
+inline T* at(void* workspace, std::int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+/// What every call must have: E_ARG.
+inline void check_request(Request const& r) {
+  for (void const* pointer : {r.call.x, static_cast<void const*>(r.call.out), static_cast<void const*>(r.workspace)}) {
+    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+      throw Error(ErrorCode::argument, text("address ", pointer, " of x, out or workspace is null or not a multiple of 16 bytes"));
+    }
+  }
+  if (r.call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", r.call.max_tokens, " is negative"));
+}
+/// The standard format: E_ARG without ids or weights.
+inline void check_routing(LayerCall const& call) {
+  if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
+    throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
+  }
+}
+
+/// Multiprocessors of the present device; E_UNSUPPORTED unless it is a Hopper.
+inline int hopper_multiprocessors() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  cudaDeviceProp facts{};
+  check_cuda(cudaGetDeviceProperties(&facts, device), "cudaGetDeviceProperties");
+  check_device(device, facts.name, facts.major, facts.minor);
+  return facts.multiProcessorCount;
+}
+
+/// The slots of a call and the work list in the workspace; `shape`: the layer's. The plan's sizes are the engine's.
+template <class Workspace>
+inline AlignArgs align_args(Request const& r, LocalShape const& shape, Workspace const& w, int tile_rows) {
+  AlignArgs a{};
+  a.ids = r.batched() ? nullptr : r.call.topk_ids;
+  a.weights = r.call.topk_weights;
+  a.id_gap = slot_gap(r.call.id_stride, shape.topk);
+  a.weight_gap = slot_gap(r.call.weight_stride, shape.topk);
+  a.num_tokens = r.call.num_tokens;
+  a.counts = r.batch_counts;
+  a.capacity = r.capacity;
+  a.max_tokens = r.call.max_tokens;
+  a.topk = r.rows_of(shape).topk;
+  a.num_experts = shape.num_experts;
+  a.hidden = shape.hidden;
+  a.plan.tile_rows = tile_rows;
+  a.plan.max_units = static_cast<int>(std::min<long long>(Workspace::kMaxSplitUnits, Workspace::kPartialBytes / 4 / (256LL * tile_rows)));
+  a.plan.tiles = at<TokenTile>(r.workspace, w.tiles);
+  a.control = at<Control>(r.workspace, w.control);
+  a.next_unit = at<int>(r.workspace, w.control) + 64;
+  a.counters = at<int>(r.workspace, w.counters);
+  a.max_tiles = static_cast<int>(w.max_tiles);
+  a.sorted_rows = at<SortedRow>(r.workspace, w.sorted_rows);
+  return a;
+}
+
+/// `quantizers`: clusters beside the one that sorts.
+inline void launch_align(AlignArgs const& a, int quantizers, cudaStream_t stream) {
+  static OncePerDevice once;
+  allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);
+  launch(align_kernel<kAlignCluster>, kAlignCluster * (1 + quantizers), kAlignThreads, align_smem_bytes(a.num_experts), kAlignCluster,
+         stream, a);
+}
+
+/// Sums `rows` over the slots of each token into `out`.
+template <class Output>
+inline void launch_reduce(AlignArgs const& a, void const* rows, void* out, int workers, cudaStream_t stream) {
+  long long const chunks = static_cast<long long>(a.max_tokens) * (a.hidden / 8);
+  int const grid = static_cast<int>(std::min<long long>((chunks + 255) / 256, 8LL * workers));
+  launch(reduce_kernel<Output>, grid, 256, 0, 1, stream, static_cast<Output const*>(rows), SlotIds(a.ids, a.id_gap), a.num_tokens,
+         a.max_tokens, a.topk, a.num_experts, a.hidden, static_cast<Output*>(out));
+}
+
+}  // namespace detail
+
+}  // namespace moe::hopper

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/mainloop.cuh: the products of the consumer warpgroups of the 4-bit layer kernel: bricks of codes, converted in
+// registers, times rows of activations in shared memory.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "moe/core/ptx/mma.cuh"
+#include "moe/core/ptx/sm90.cuh"
+#include "moe/core/ptx/wgmma_registers.cuh"
+#include "moe/experts/hopper/w4/brick_registers.cuh"
+#include "moe/experts/hopper/w4/layout.cuh"
+
+namespace moe::hopper::w4 {
+
+/// Every lane releases what it has read.
+template <class L>
+__device__ inline void release(Memory<L> const& memory, int stage) {
+  arrive(memory.empty(stage));
+  __syncwarp();
+}
+
+/// Passes over a unit in which this warpgroup has no weight rows.
+template <class L>
+__device__ inline void skip(Memory<L> const& memory, RingState<L::kStages>& ring, int k_count) {
+  for (int k = 0; k < k_count; k += L::kDepth) {
+    wait_parity(memory.full(ring.stage), ring.parity);
+    release(memory, ring.stage);
+    ring.advance();
+  }
+}
+
+/// total += the warpgroup's brick rows times 8 or 16 activation rows, over the unit's part of K, by the warps' own products: they take
+/// fewer cycles and instructions than a warpgroup's do for so few rows.
+template <W4Scheme S, class L, int N>
+__device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
+                                    float (&total)[N / 2]) {
+  static_assert(N == 8 || N == 16);
+  constexpr bool kScaled = S != W4Scheme::mxfp4;
+  constexpr int kLoads = N / 4;  // of four matrices, for a brick: with 8 rows two steps at a time, else one
+  int const thread = thread_index() & 127;
+  int const lane = thread & 31;
+  int const row = N == 8 ? lane & 7 : (lane & 7) + 8 * (lane >> 4);
+  int const chunk = N == 8 ? lane >> 3 : (lane >> 3) & 1;
+  std::uint32_t const lane_rows = static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
+  auto const compute = [&](BrickRegisters<S> const& brick, std::uint32_t rows) {
+    std::uint32_t b[kLoads][4];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) load_matrix_x4(b[i], rows ^ static_cast<std::uint32_t>(i * (128 / kLoads)));
+    [[maybe_unused]] float part[kScaled ? N / 2 : 1] = {};
+    std::uint32_t a[16];
+    brick.template convert<0, 4>(a);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        std::uint32_t const(&from)[4] = b[N == 8 ? q / 2 : q];
+        int const at = N == 8 ? 2 * (q & 1) : 2 * j;
+        std::uint32_t const values[4] = {a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]};
+        mma_bf16((kScaled ? part : total) + 4 * j, values, from[at], from[at + 1]);
+      }
+    }
+    if constexpr (kScaled) {
+      float2 const scale = brick.sum_scales();
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        total[4 * j] = fmaf(part[4 * j], scale.x, total[4 * j]);
+        total[4 * j + 1] = fmaf(part[4 * j + 1], scale.x, total[4 * j + 1]);
+        total[4 * j + 2] = fmaf(part[4 * j + 2], scale.y, total[4 * j + 2]);
+        total[4 * j + 3] = fmaf(part[4 * j + 3], scale.y, total[4 * j + 3]);
+      }
+    }
+  };
+  for (int k = 0; k < span.k_count; k += L::kDepth) {
+    wait_parity(memory.full(ring.stage), ring.parity);
+    std::uint32_t const rows = smem_address(memory.rows(ring.stage)) + lane_rows;
+    std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBrickBytes);
+    std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
+    int const deep = min(L::kDepth, span.k_count - k);
+    if (deep == L::kDepth) {
+      BrickRegisters<S> brick[2];
+      brick[0].load(bricks, thread);
+#pragma unroll
+      for (int d = 0; d < L::kDepth; ++d) {
+        if (d + 1 < L::kDepth) brick[(d + 1) & 1].load(bricks + static_cast<std::uint32_t>(d + 1) * step_bytes, thread);
+        compute(brick[d & 1], rows + static_cast<std::uint32_t>(d * L::kRowBytes));
+      }
+    } else {
+      for (int d = 0; d < deep; ++d) {
+        BrickRegisters<S> brick;
+        brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes, thread);
+        compute(brick, rows + static_cast<std::uint32_t>(d * L::kRowBytes));
+      }
+    }
+    release(memory, ring.stage);
+    ring.advance();
+  }
+}
+
+/// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. Of few rows, a brick is converted while
+/// the products of the brick before run; else the registers are needed for sums, and one warpgroup converts while another multiplies.
+template <W4Scheme S, class L, int N>
+__device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
+                                float (&total)[L::kBricks][N / 2]) {
+  constexpr bool kScaled = S != W4Scheme::mxfp4;
+  constexpr bool kOverlap = N <= (kScaled ? 16 : 32) && L::kBricks == 1;
+  int const thread = thread_index() & 127;
+  [[maybe_unused]] float part[2][kScaled ? N / 2 : 1];
+  [[maybe_unused]] std::uint32_t scales[2] = {0, 0};
+  if constexpr (kScaled) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) part[0][i] = part[1][i] = 0.0F;
+  }
+  auto const add = [&](int slot, float (&sum)[N / 2]) {
+    if constexpr (kScaled) {
+      float2 const scale = __half22float2(*reinterpret_cast<__half2 const*>(&scales[slot]));
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        sum[4 * j] = fmaf(part[slot][4 * j], scale.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(part[slot][4 * j + 1], scale.x, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(part[slot][4 * j + 2], scale.y, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(part[slot][4 * j + 3], scale.y, sum[4 * j + 3]);
+      }
+    }
+  };
+  // Converts steps First … of a brick and starts their products.
+  auto const start = [&]<int First, int Steps>(BrickRegisters<S> const& brick, float (&sum)[N / 2], std::uint32_t rows,
+                                               std::uint32_t (&a)[4 * Steps]) {
+    brick.template convert<First, Steps>(a);
+    pin(sum);
+    wgmma_arrive();
+#pragma unroll
+    for (int q = 0; q < Steps; ++q) WgmmaFromRegisters<N>::run(sum, a + 4 * q, rows + 2 * (First + q), kScaled && First + q == 0 ? 0 : 1);
+    wgmma_commit();
+    pin(sum);
+  };
+  for (int k = 0; k < span.k_count; k += L::kDepth) {
+    wait_parity(memory.full(ring.stage), ring.parity);
+    ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
+    // Broadcast, so that the compiler knows it for the same in all lanes and keeps descriptors in uniform registers.
+    std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage)) & 0x3FFFFu), 0);
+    std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBricks * L::kBrickBytes);
+    std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
+    int const deep = min(L::kDepth, span.k_count - k);
+    if (kOverlap && deep == L::kDepth) {
+      std::uint32_t a[2][16];
+#pragma unroll
+      for (int d = 0; d < L::kDepth; ++d) {
+        BrickRegisters<S> brick;
+        brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes, thread);
+        float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
+          if constexpr (kScaled) {
+            return part[d & 1];
+          } else {
+            return total[0];
+          }
+        }();
+        if constexpr (kScaled) scales[d & 1] = brick.scales;
+        start.template operator()<0, 4>(brick, sum, rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16)), a[d & 1]);
+        if (d > 0) {
+          wgmma_wait<1>();
+          if constexpr (kScaled) pin(part[(d + 1) & 1]);
+          add((d + 1) & 1, total[0]);
+        }
+      }
+      wgmma_wait<0>();
+      if constexpr (kScaled) pin(part[(L::kDepth + 1) & 1]);
+      pin(total[0]);
+      add((L::kDepth + 1) & 1, total[0]);
+    } else {
+      for (int d = 0; d < deep; ++d) {
+#pragma unroll
+        for (int b = 0; b < L::kBricks; ++b) {
+          BrickRegisters<S> brick;
+          brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes + static_cast<std::uint32_t>(b * L::kBrickBytes), thread);
+          std::uint32_t const rows_at = rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16));
+          if constexpr (kScaled) scales[0] = brick.scales;
+          float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
+            if constexpr (kScaled) {
+              return part[0];
+            } else {
+              return total[b];
+            }
+          }();
+          if constexpr (N > 96) {  // fragments of half a brick at a time fit beside the sums
+            std::uint32_t a[8];
+            start.template operator()<0, 2>(brick, sum, rows_at, a);
+            wgmma_wait<0>();
+            pin(sum);
+            start.template operator()<2, 2>(brick, sum, rows_at, a);
+          } else {
+            std::uint32_t a[16];
+            start.template operator()<0, 4>(brick, sum, rows_at, a);
+          }
+          wgmma_wait<0>();
+          pin(sum);
+          add(0, total[b]);
+        }
+      }
+    }
+    release(memory, ring.stage);
+    ring.advance();
+  }
+}
+
+}  // namespace moe::hopper::w4
