@@ -19,7 +19,120 @@ inline constexpr int kAlignWarps = kAlignThreads / 32;
 /// Dynamic shared memory of the aligning kernel.
 constexpr int align_smem_bytes(int num_experts) { return (kAlignWarps + 2) * num_experts * 4 + 256; }
 
-/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy.
+namespace detail {
+
+inline constexpr int kAlignBatch = 4;  ///< slots that a lane reads at a time
+
+/// The slots of one warp of a sorting CTA, in order: warps of all CTAs have consecutive parts.
+struct SlotRange {
+  int begin;
+  int end;
+};
+
+/// Counts this warp's slots of each expert into its histogram.
+__device__ inline void count_slots(AlignArgs const& a, SlotRange own, int* histogram) {
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  for (int base = own.begin; base < own.end; base += 32 * kAlignBatch) {
+    int id[kAlignBatch];
+#pragma unroll
+    for (int i = 0; i < kAlignBatch; ++i) {
+      int const slot = base + 32 * i + lane;
+      id[i] = slot < own.end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAlignBatch; ++i) {
+      if (static_cast<unsigned>(id[i]) < static_cast<unsigned>(a.num_experts)) atomicAdd(&histogram[id[i]], 1);
+    }
+  }
+}
+
+/// Thread e owns expert e (E is at most 1024): its rows in this CTA, each warp's histogram made the number of them in earlier warps.
+__device__ inline int rows_in_block(AlignArgs const& a, int* histogram, int* totals) {
+  int const thread = static_cast<int>(threadIdx.x);
+  int rows = 0;
+  if (thread < a.num_experts) {
+    if (a.counts != nullptr) {
+      rows = min(max(a.counts[thread], 0), a.capacity);
+    } else {
+#pragma unroll 8
+      for (int w = 0; w < kAlignWarps; ++w) {
+        int const count = histogram[w * a.num_experts + thread];
+        histogram[w * a.num_experts + thread] = rows;
+        rows += count;
+      }
+      totals[thread] = rows;
+    }
+  }
+  return rows;
+}
+
+/// The counters of the layer kernel, as it expects them: the second CTA clears the tiles', the next two those of each phase's parts of K.
+__device__ inline void clear_counters(AlignArgs const& a, Control const& control, int rank) {
+  int const thread = static_cast<int>(threadIdx.x);
+  if (rank == 1) {
+    for (int i = thread; i < control.token_tiles * a.plan.cluster; i += kAlignThreads) a.counters[i] = 0;
+  }
+  if (rank >= 2 && rank < 4) {
+    int const phase = rank - 2;
+    int const splits = phase == 0 ? control.splits[0] : control.splits[1];
+    if (splits > 1) {
+      int const used = 2 * (phase == 0 ? control.units[0] : control.units[1]) / splits;
+      for (int i = thread; i < used; i += kAlignThreads) a.counters[a.max_tiles + phase * a.plan.max_units + i] = 0;
+    }
+  }
+}
+
+/// Batched format: the rows of each expert, in their own order.
+template <int Cluster>
+__device__ inline void place_batches(AlignArgs const& a, int const* row_begin, int rank) {
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  int const warp = static_cast<int>(threadIdx.x) >> 5;
+  for (int expert = rank * kAlignWarps + warp; expert < a.num_experts; expert += Cluster * kAlignWarps) {
+    int const base = row_begin[expert];
+    int const count = min(max(a.counts[expert], 0), a.capacity);
+    for (int r = lane; r < count; r += 32) {
+      a.sorted_rows[base + r] = SortedRow{expert * a.capacity + r, 1.0F};
+    }
+  }
+}
+
+/// Writes this warp's slots to their places: after those of earlier CTAs (row_begin) and warps (histogram, which moves on), in order.
+__device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const* row_begin, int* histogram) {
+  int const lane = static_cast<int>(threadIdx.x) & 31;
+  for (int base = own.begin; base < own.end; base += 32 * kAlignBatch) {
+    int id[kAlignBatch];
+    float weight[kAlignBatch];
+#pragma unroll
+    for (int i = 0; i < kAlignBatch; ++i) {
+      int const slot = base + 32 * i + lane;
+      id[i] = slot < own.end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
+      weight[i] = slot < own.end ? slot_value(a.weights, slot, a.topk, a.weight_gap) : 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kAlignBatch; ++i) {
+      int const slot = base + 32 * i + lane;
+      bool const valid = static_cast<unsigned>(id[i]) < static_cast<unsigned>(a.num_experts);
+      unsigned const peers = __match_any_sync(0xFFFFFFFFu, valid ? id[i] : -1);
+      int const place = __popc(peers & ((1u << lane) - 1u));
+      int const start = valid ? histogram[id[i]] : 0;
+      __syncwarp();
+      if (valid) {
+        int const position = row_begin[id[i]] + start + place;
+        if (place == 0) histogram[id[i]] = start + __popc(peers);
+        a.sorted_rows[position] = SortedRow{slot, weight[i]};
+        if (a.positions != nullptr) a.positions[slot] = position;
+      } else if (a.positions != nullptr && slot < own.end) {
+        a.positions[slot] = -1;
+      }
+      __syncwarp();
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy. These wait for `sorted`, if they need the places
+/// of slots; the sorting CTAs wait for each other's totals only.
 template <int Cluster>
 __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
   extern __shared__ int align_smem[];
@@ -32,6 +145,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   int const lane = thread & 31;
   int const warp = thread >> 5;
   launch_dependents();
+
   if (blockIdx.x >= Cluster) {
     wait_for_dependencies();
     int const worker = static_cast<int>(blockIdx.x) - Cluster;
@@ -43,6 +157,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
     }
     return;
   }
+
   int const rank = static_cast<int>(ptx::get_sreg_cluster_ctarank());
   for (int i = lane; i < experts; i += 32) histogram[warp * experts + i] = 0;
   wait_for_dependencies();
@@ -51,42 +166,17 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   int const slots = a.ids != nullptr ? tokens * a.topk : 0;
   int const chunk = ((slots + Cluster * kAlignThreads - 1) / (Cluster * kAlignThreads)) * 32;  // per warp, whole groups of 32
   int const begin = min((rank * kAlignWarps + warp) * chunk, slots);
-  int const end = min(begin + chunk, slots);
+  detail::SlotRange const own{begin, min(begin + chunk, slots)};
   int* const mine = histogram + warp * experts;
   __syncwarp();
 
-  constexpr int kBatch = 4;
-  for (int base = begin; base < end; base += 32 * kBatch) {
-    int id[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      int const slot = base + 32 * i + lane;
-      id[i] = slot < end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (static_cast<unsigned>(id[i]) < static_cast<unsigned>(experts)) atomicAdd(&mine[id[i]], 1);
-    }
-  }
+  detail::count_slots(a, own, mine);
   __syncthreads();
-  // Thread e owns expert e (E is at most 1024): starts of its rows within this CTA, then over the cluster.
-  int rows = 0;
-  if (thread < experts) {
-    if (a.counts != nullptr) {
-      rows = min(max(a.counts[thread], 0), a.capacity);
-    } else {
-#pragma unroll 8
-      for (int w = 0; w < kAlignWarps; ++w) {
-        int const count = histogram[w * experts + thread];
-        histogram[w * experts + thread] = rows;
-        rows += count;
-      }
-      totals[thread] = rows;
-    }
-  }
+  int rows = detail::rows_in_block(a, histogram, totals);
   cluster_arrive_release();
   cluster_wait();
-  int before = 0;
+
+  int before = 0;  // rows of this thread's expert in earlier CTAs
   if (thread < experts && a.counts == nullptr) {
     rows = 0;
 #pragma unroll
@@ -101,60 +191,15 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
   int first_row = 0;
   Control const control = detail::plan_tiles<kAlignThreads>(a.plan, rows, slots, rank == 0, scratch, first_row);
   if (thread < experts) row_begin[thread] = first_row + before;
-  if (rank == 1) {
-    for (int i = thread; i < control.token_tiles * a.plan.cluster; i += kAlignThreads) a.counters[i] = 0;
-  }
-  if (rank >= 2 && rank < 4) {
-    int const phase = rank - 2;
-    int const splits = phase == 0 ? control.splits[0] : control.splits[1];
-    if (splits > 1) {
-      int const used = 2 * (phase == 0 ? control.units[0] : control.units[1]) / splits;
-      for (int i = thread; i < used; i += kAlignThreads) a.counters[a.max_tiles + phase * a.plan.max_units + i] = 0;
-    }
-  }
+  detail::clear_counters(a, control, rank);
   if (rank == 0 && thread == 0) {
     *a.control = control;
     *a.next_unit = a.plan.workers;
   }
   __syncthreads();
 
-  if (a.counts != nullptr) {
-    for (int expert = rank * kAlignWarps + warp; expert < experts; expert += Cluster * kAlignWarps) {
-      int const base = row_begin[expert];
-      int const count = min(max(a.counts[expert], 0), a.capacity);
-      for (int r = lane; r < count; r += 32) {
-        a.sorted_rows[base + r] = SortedRow{expert * a.capacity + r, 1.0F};
-      }
-    }
-  }
-  for (int base = begin; base < end; base += 32 * kBatch) {
-    int id[kBatch];
-    float weight[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      int const slot = base + 32 * i + lane;
-      id[i] = slot < end ? slot_value(a.ids, slot, a.topk, a.id_gap) : -1;
-      weight[i] = slot < end ? slot_value(a.weights, slot, a.topk, a.weight_gap) : 0.0F;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      int const slot = base + 32 * i + lane;
-      bool const valid = static_cast<unsigned>(id[i]) < static_cast<unsigned>(experts);
-      unsigned const peers = __match_any_sync(0xFFFFFFFFu, valid ? id[i] : -1);
-      int const place = __popc(peers & ((1u << lane) - 1u));
-      int const start = valid ? mine[id[i]] : 0;
-      __syncwarp();
-      if (valid) {
-        int const position = row_begin[id[i]] + start + place;
-        if (place == 0) mine[id[i]] = start + __popc(peers);
-        a.sorted_rows[position] = SortedRow{slot, weight[i]};
-        if (a.positions != nullptr) a.positions[slot] = position;
-      } else if (a.positions != nullptr && slot < end) {
-        a.positions[slot] = -1;
-      }
-      __syncwarp();
-    }
-  }
+  if (a.counts != nullptr) detail::place_batches<Cluster>(a, row_begin, rank);
+  detail::place_slots(a, own, row_begin, mine);
   if (a.positions != nullptr) {
     __syncthreads();
     if (thread == 0) {

@@ -140,7 +140,7 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
     wait_parity(memory.full(ring.stage), ring.parity);
     ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
     // Broadcast, so that the compiler knows it for the same in all lanes and keeps descriptors in uniform registers.
-    std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage)) & 0x3FFFFu), 0);
+    std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage))), 0);
     std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBricks * L::kBrickBytes);
     std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);
     int const deep = min(L::kDepth, span.k_count - k);
