@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/registry_window_blocks_test.cpp: every block file and every MoE layer of the reference checkpoints over windows. All pairs
-// would be 5 backends x 2 experts x 2 placements for each: here each file goes through one backend, in turn, with the experts and the
+// would be 6 backends x 2 experts x 2 placements for each: here each file goes through one backend, in turn, with the experts and the
 // placement that are paired with it, so that every backend sees every kind of router and every experts kernel and placement sees every file
 // kind. window_layers_test.cpp has the products on small layers.
 #include <utility>

@@ -19,7 +19,7 @@ constexpr Scenario kDivides{.name = "ExpertsDivide", .num_experts = 12, .k = 3, 
 bool register_window_layers() {
   auto const legal = moe::registry::legal_compositions<RegistryConfig>(moe::registry::window_quantizations, moe::registry::window_backends,
                                                                        moe::registry::host_experts);
-  static_assert(hana::size(legal) == hana::size_c<20>);
+  static_assert(hana::size(legal) == hana::size_c<24>);
   hana::for_each(legal, [](auto triple) {
     using Quant = typename decltype(+triple[hana::size_c<0>])::type;
     using Backend = typename decltype(+triple[hana::size_c<1>])::type;

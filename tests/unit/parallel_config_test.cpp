@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "expect_error.hpp"
+#include "moe/models/registry.hpp"
 #include "moe/parallel/config.hpp"
 
 namespace {
@@ -85,7 +86,7 @@ TEST(ParallelConfig, P3_FlagWithOneRankHasNoEffect) {
 
 TEST(ParallelConfig, DerivedFlags) {
   auto const with = [](int tp, int dp, bool ep, std::string_view backend) {
-    return moe::flatten({.tp_size = tp, .dp_size = dp, .enable_expert_parallel = ep, .backend = backend});
+    return moe::flatten({.tp_size = tp, .dp_size = dp, .enable_expert_parallel = ep, .backend = moe::registry::backend_facts(backend)});
   };
   MoeParallel const tp_only = with(4, 1, true, "low_latency");
   EXPECT_FALSE(tp_only.use_all2all());
@@ -301,11 +302,11 @@ TEST(ParallelValidation, P7_Eplb) {
 
 TEST(ParallelValidation, P7_BackendsAndPlacement) {
   rejected("DBO needs an asynchronous backend, naive is not", [](auto& c) {
-    c.backend = "naive";
+    c.backend = moe::registry::backend_facts("naive");
     c.dbo.enable = true;
   });
-  rejected("unknown backend \"carrier_pigeon\"; known: no_expert_parallel, naive, allgather_reduce_scatter",
-           [](auto& c) { c.backend = "carrier_pigeon"; });
+  expect_error(ErrorCode::config, "unknown backend \"carrier_pigeon\"; known: all_to_all_v, allgather_reduce_scatter, naive",
+               [] { moe::registry::backend_facts("carrier_pigeon"); });
   expect_error(ErrorCode::unsupported, "absent from GPU 0 to GPU 3",
                [] { moe::check_peer_access("low_latency", 4, [](int a, int b) { return !(a == 0 && b == 3); }); });
   EXPECT_NO_THROW(moe::check_peer_access("low_latency", 4, [](int, int) { return true; }));
@@ -369,7 +370,7 @@ TEST(ParallelValidation, P9_EveryCollectiveFieldCounts) {
     EXPECT_NE(moe::fingerprint(config), base);
   };
   changes([](auto& c) { c.grid.pp = 2; });
-  changes([](auto& c) { c.backend = "naive"; });
+  changes([](auto& c) { c.backend = moe::registry::backend_facts("naive"); });
   changes([](auto& c) { c.moe_ep_size = 4; });
   changes([](auto& c) { c.eplb.window = 7; });
   changes([](auto& c) { c.eplb.policy = "other"; });

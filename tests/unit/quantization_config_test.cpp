@@ -93,36 +93,21 @@ TEST(QuantizationConfig, Q21_FnuzIsRefused) {
             "E_UNSUPPORTED: float8 dtype 'float8_e4m3fnuz' is not supported; the supported ones are e4m3fn, e5m2, e8m0fnu");
 }
 
-TEST(QuantizationSupport, Q18_StrictRefusesEmulation) {
-  EXPECT_EQ(message_of([] { check_support(nvfp4_w4a4(), 90, true); }),
-            "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, emulated on sm_90; native execution was required");
-  EXPECT_NO_THROW(check_support(nvfp4_w4a4(), 90, false));
-  EXPECT_NO_THROW(check_support(nvfp4_w4a4(), 100, true));
-}
-TEST(QuantizationSupport, TableOfSpec) {
-  struct Line {
-    QuantConfig config;
-    Support sm80, sm89, sm90, sm100;
-  };
-  constexpr auto kN = Support::native, kE = Support::emulated, kW = Support::weight_only, kNone = Support::none;
-  for (auto const& l : std::vector<Line>{{unquantized(), kN, kN, kN, kN},
-                                         {fp8_w8a8(kPerToken, kPerChannel), kW, kN, kN, kN},
-                                         {fp8_w8a8(group_of(128), block_of(128, 128)), kW, kN, kN, kN},
-                                         {int8_w8a8(kPerToken, kPerChannel), kN, kN, kN, kE},
-                                         {int4_w4a16(128), kN, kN, kN, kN},
-                                         {int8_w8a16(-1), kN, kN, kN, kN},
-                                         {int4_w4a8(128), kNone, kE, kN, kN},
-                                         {mxfp8_w8a8(), kE, kE, kE, kN},
-                                         {mxfp4_w4a16(), kN, kN, kN, kN},
-                                         {mxfp4_w4a8(), kE, kE, kE, kN},
-                                         {mxfp4_w4a4(), kE, kE, kE, kN},
-                                         {nvfp4_w4a4(), kE, kE, kE, kN}}) {
-    EXPECT_EQ(support_on(l.config, 80), l.sm80) << describe(l.config, 80);
-    EXPECT_EQ(support_on(l.config, 89), l.sm89) << describe(l.config, 89);
-    EXPECT_EQ(support_on(l.config, 90), l.sm90) << describe(l.config, 90);
-    EXPECT_EQ(support_on(l.config, 100), l.sm100) << describe(l.config, 100);
+template <class Quant>
+struct SlowExperts {  // emulates what it is asked for, from sm_80 on
+  static constexpr char const* kName = "slow";
+  template <class>
+  static constexpr Support support_on(int sm) {
+    return sm >= 80 ? Support::emulated : Support::none;
   }
-  EXPECT_THROW(check_support(int4_w4a8(128), 80, false), moe::Error);
+};
+TEST(QuantizationSupport, Q18_StrictRefusesEmulation) {
+  using Experts = SlowExperts<Nvfp4>;
+  EXPECT_EQ(message_of([] { check_support<Nvfp4, Experts>(90, true); }),
+            "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, emulated on sm_90 with slow; native execution was required");
+  EXPECT_NO_THROW((check_support<Nvfp4, Experts>(90, false)));
+  EXPECT_EQ(message_of([] { check_support<Nvfp4, Experts>(75, false); }),
+            "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, unsupported on sm_75 with slow");
 }
 
 TEST(QuantizationStaticScales, ExpertsShareTheLargest) {

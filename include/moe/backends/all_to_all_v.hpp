@@ -12,6 +12,7 @@
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/backends/common/wire_row.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -26,6 +27,7 @@ class AllToAllVExchange;
 template <Communicator CommT>
 struct AllToAllV {
   static constexpr char const* kName = "all_to_all_v";
+  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .translates_ids = true};
   using Comm = CommT;
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;

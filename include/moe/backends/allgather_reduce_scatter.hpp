@@ -7,6 +7,7 @@
 
 #include "moe/backends/collective/gather_exchange.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -16,6 +17,7 @@ namespace moe::backends {
 template <Communicator CommT>
 struct AllGatherReduceScatter {
   static constexpr char const* kName = "allgather_reduce_scatter";
+  static constexpr BackendFacts kFacts = kDefaultBackend;
   using Comm = CommT;
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;

@@ -5,6 +5,7 @@
 
 #include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -21,6 +22,7 @@ struct HighThroughputParams;
 template <SymmetricMemory WindowT>
 struct HighThroughput {
   static constexpr char const* kName = "high_throughput";
+  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
   using Window = WindowT;
   using Space = typename Window::Space;
   using Comm = typename Window::Comm;

@@ -5,6 +5,7 @@
 
 #include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -23,6 +24,8 @@ struct LowLatencyRankMajorParams;
 template <SymmetricMemory WindowT>
 struct LowLatency {
   static constexpr char const* kName = "low_latency";
+  static constexpr BackendFacts kFacts{
+      .name = kName, .sequence_parallel = true, .batched = true, .asynchronous = true, .translates_ids = true};
   using Window = WindowT;
   using Space = typename Window::Space;
   using Comm = typename Window::Comm;
@@ -48,12 +51,13 @@ struct LowLatency {
 template <SymmetricMemory WindowT>
 struct LowLatencyRankMajor {
   static constexpr char const* kName = "low_latency_rank_major";
+  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
   using Window = WindowT;
   using Space = typename Window::Space;
   using Comm = typename Window::Comm;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = typename detail::LowLatencyRankMajorParams<Window>::type;
+  using Params = detail::LowLatencyRankMajorParams<Window>;
 
   template <class Quant>
   static constexpr bool carries() {

@@ -7,6 +7,7 @@
 
 #include "moe/backends/collective/gather_exchange.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -15,6 +16,7 @@ namespace moe::backends {
 template <Communicator CommT>
 struct Naive {
   static constexpr char const* kName = "naive";
+  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
   using Comm = CommT;
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;

@@ -8,6 +8,7 @@
 #include "moe/backends/common/exchange_common.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -21,6 +22,7 @@ class LocalExchange;
 template <class SpaceT = space::host>
 struct NoExpertParallel {
   static constexpr char const* kName = "no_expert_parallel";
+  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
   using Space = SpaceT;
   using Comm = comm::Self<Space>;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;

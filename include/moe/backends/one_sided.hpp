@@ -5,6 +5,7 @@
 
 #include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -22,6 +23,7 @@ struct OneSidedParams;
 template <SymmetricMemory WindowT>
 struct OneSided {
   static constexpr char const* kName = "one_sided";
+  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .translates_ids = true};
   using Window = WindowT;
   using Comm = typename Window::Comm;
   using Space = typename Window::Space;

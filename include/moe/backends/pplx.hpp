@@ -9,6 +9,7 @@
 
 #include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -25,6 +26,7 @@ struct PplxParams;
 template <SymmetricMemory WindowT>
 struct Pplx {
   static constexpr char const* kName = "pplx";
+  static constexpr BackendFacts kFacts{.name = kName, .batched = true, .asynchronous = true, .translates_ids = true, .sender_split = true};
   using Window = WindowT;
   using Comm = typename Window::Comm;
   using Space = typename Window::Space;

@@ -5,6 +5,7 @@
 
 #include "moe/backends/common/carries.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {
 
@@ -21,6 +22,7 @@ struct TwoSidedParams;
 template <SymmetricMemory WindowT>
 struct TwoSided {
   static constexpr char const* kName = "two_sided";
+  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
   using Window = WindowT;
   using Comm = typename Window::Comm;
   using Space = typename Window::Space;

@@ -15,6 +15,7 @@
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/support.hpp"
 
 namespace moe::experts {
 
@@ -42,6 +43,11 @@ struct CublasGrouped : AnyComposition {
   template <class Q>
   static constexpr bool supports_quantization() {
     return !Q::kQuantizesActivations && Q::kWeightGranularity == quantization::ScaleGranularity::none;
+  }
+
+  template <class Quant>
+  static constexpr quantization::Support support_on(int sm) {
+    return sm >= 80 && supports_quantization<Quant>() ? quantization::Support::native : quantization::Support::none;
   }
 
   template <class Config, class Quant, ActivationFormat Format>

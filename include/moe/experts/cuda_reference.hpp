@@ -10,6 +10,7 @@
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/support.hpp"
 
 namespace moe::experts {
 
@@ -18,6 +19,11 @@ struct CudaReference : AnyComposition {
   using Space = space::cuda;
   static constexpr bool kBatchInvariant = true;
   struct Params {};
+
+  template <class Quant>
+  static constexpr quantization::Support support_on(int sm) {
+    return sm >= 80 ? quantization::Support::emulated : quantization::Support::none;
+  }
 
   template <class Config, class Quant, ActivationFormat Format>
   class Kernel {

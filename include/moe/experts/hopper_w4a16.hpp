@@ -17,6 +17,7 @@
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/support.hpp"
 
 namespace moe::experts {
 
@@ -92,6 +93,10 @@ struct HopperW4A16 {
   template <class Q>
   static constexpr bool supports_quantization() {
     return detail::W4Storage<Q>::kSupported;
+  }
+  template <class Quant>
+  static constexpr quantization::Support support_on(int sm) {
+    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::converted : quantization::Support::none;
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {

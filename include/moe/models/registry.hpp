@@ -58,19 +58,36 @@ inline constexpr auto quantizations =
                   quantization::Fp8Group<>, quantization::Fp8Block<>, quantization::Int8PerToken, quantization::Int8PerChannel,
                   quantization::Int4Group128, quantization::Mxfp8<>, quantization::Mxfp4<>, quantization::Nvfp4>;
 
-inline constexpr auto host_backends = hana::tuple_t<backends::AllToAllV<comm::Mpi>, backends::AllGatherReduceScatter<comm::Mpi>,
-                                                    backends::Naive<comm::Mpi>, backends::NoExpertParallel<space::host>>;
-/// The communicator of one rank stands for NCCL's, which a build may lack: names and rules are the same.
-using DeviceComm = comm::Self<space::cuda>;
-inline constexpr auto cuda_backends = hana::tuple_t<backends::NoExpertParallel<space::cuda>, backends::AllToAllV<DeviceComm>,
-                                                    backends::AllGatherReduceScatter<DeviceComm>, backends::Naive<DeviceComm>>;
+/// Backends over a communicator, and over a window that the ranks of a node map: one list each for both spaces.
+template <class Comm>
+inline constexpr auto backends_over_comm =
+    hana::tuple_t<backends::AllToAllV<Comm>, backends::AllGatherReduceScatter<Comm>, backends::Naive<Comm>>;
+template <class Window>
+inline constexpr auto backends_over_window =
+    hana::tuple_t<backends::LowLatency<Window>, backends::HighThroughput<Window>, backends::OneSided<Window>, backends::TwoSided<Window>,
+                  backends::Pplx<Window>, backends::LowLatencyRankMajor<Window>>;
 
-/// Backends over a window that the ranks of a node share. Whoever instantiates one includes its backends/*_host.hpp.
-inline constexpr auto window_backends =
-    hana::tuple_t<backends::LowLatency<comm::MpiShared>, backends::HighThroughput<comm::MpiShared>, backends::OneSided<comm::MpiShared>,
-                  backends::TwoSided<comm::MpiShared>, backends::Pplx<comm::MpiShared>>;
-/// Schemes that the tests and the tool pair with them: rows as they are, and codes with a scale for each group. These backends move the
-/// bytes of a row whatever they mean, so any other scheme adds compile time and no case.
+inline constexpr auto host_backends = hana::append(backends_over_comm<comm::Mpi>, hana::type_c<backends::NoExpertParallel<space::host>>);
+/// Whoever instantiates one includes backends/window/host/<name>.hpp.
+inline constexpr auto window_backends = backends_over_window<comm::MpiShared>;
+
+/// Stand-ins for comm::Nccl and comm::NcclSymmetric, which a build may lack: names, facts and rules are the same. Whoever instantiates a
+/// layer takes the lists above with the real ones.
+using DeviceComm = comm::Self<space::cuda>;
+class DeviceWindow {
+ public:
+  using Space = space::cuda;
+  using Comm = DeviceComm;
+  int rank() const;
+  int size() const;
+  void* peer(int rank, std::int64_t offset) const;
+  std::int64_t bytes() const;
+};
+inline constexpr auto cuda_backends = hana::prepend(backends_over_comm<DeviceComm>, hana::type_c<backends::NoExpertParallel<space::cuda>>);
+inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
+
+/// Schemes that the tests and the tool pair with windows of host memory: rows as they are, and codes with a scale for each group. These
+/// backends move the bytes of a row whatever they mean, so any other scheme adds compile time and no case.
 inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
@@ -79,13 +96,15 @@ inline constexpr auto cuda_experts =
 
 // ---- Derived.
 
-inline constexpr auto all_backends = hana::concat(hana::concat(host_backends, window_backends), cuda_backends);
+inline constexpr auto all_host_backends = hana::concat(host_backends, window_backends);
+inline constexpr auto all_cuda_backends = hana::concat(cuda_backends, cuda_window_backends);
+inline constexpr auto all_backends = hana::concat(all_host_backends, all_cuda_backends);
 inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
 
-/// The layer of run-time dimensions whose elements the experts compute with: float32 if they have it, else bf16.
-template <class Experts>
-using LayerFor =
-    std::conditional_t<Experts::template supports_element<float, float>(), RuntimeLayer<float, float>, RuntimeLayer<bf16, bf16>>;
+/// The layer of run-time dimensions with the widest elements that the backend carries and the experts compute with: float32, else bf16.
+template <class Backend, class Experts>
+using LayerFor = std::conditional_t<Experts::template supports_element<float, float>() && moe::detail::carries_element<Backend, float>(),
+                                    RuntimeLayer<float, float>, RuntimeLayer<bf16, bf16>>;
 
 /// Whether the rules allow (Quantization, Backend, Experts) for a layer of run-time dimensions.
 template <class Config, class Quant, class Backend, class Experts>
@@ -136,6 +155,13 @@ void with_policy(List list, char const* what, std::string_view wanted, F&& f) {
   if (!found) {
     throw Error(ErrorCode::config, text("unknown ", what, " \"", wanted, "\"; known: ", names(list)));
   }
+}
+
+/// What the parallel configuration needs to know of the backend of that name. E_CONFIG listing the names on any other.
+inline BackendFacts backend_facts(std::string_view name) {
+  BackendFacts facts;
+  with_policy(all_backends, "backend", name, [&](auto type) { facts = decltype(type)::type::kFacts; });
+  return facts;
 }
 
 }  // namespace moe::registry

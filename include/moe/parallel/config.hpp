@@ -4,52 +4,14 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 
 #include "moe/core/error.hpp"
+#include "moe/parallel/backend_facts.hpp"
 #include "moe/parallel/process_grid.hpp"
 
 namespace moe {
-
-/// What the parallel configuration needs to know of a backend. The backends state the same facts as policy constants.
-struct BackendFacts {
-  std::string_view name;           ///< the policy's kName
-  bool sequence_parallel = false;  ///< expects distinct tokens on every rank, so TP peers split theirs
-  bool batched = false;            ///< delivers the batched activation format
-  bool asynchronous = false;       ///< has separate send and receive halves (dual-batch overlap needs it)
-  bool translates_ids = false;     ///< maps ids to (owner, local), so that round-robin placement works
-  bool sender_split = false;       ///< TP peers with identical tokens split the sends: one lane sends each token
-};
-
-/// Every backend the library knows, in the order in which errors list them.
-inline constexpr std::array<BackendFacts, 9> kBackends{{
-    {.name = "no_expert_parallel", .translates_ids = true},
-    {.name = "naive", .translates_ids = true},
-    {.name = "allgather_reduce_scatter", .sequence_parallel = true, .translates_ids = true},
-    {.name = "all_to_all_v", .sequence_parallel = true, .translates_ids = true},
-    {.name = "high_throughput", .sequence_parallel = true, .asynchronous = true},
-    {.name = "low_latency", .sequence_parallel = true, .batched = true, .asynchronous = true, .translates_ids = true},
-    {.name = "one_sided", .sequence_parallel = true},
-    {.name = "two_sided"},
-    {.name = "pplx", .batched = true, .asynchronous = true, .sender_split = true},
-}};
-
-/// Default backend.
-inline constexpr std::string_view kDefaultBackend = "allgather_reduce_scatter";
-
-/// The facts of the backend of that name. E_CONFIG listing the names on any other.
-inline BackendFacts const& find_backend(std::string_view wanted) {
-  std::string known;
-  for (BackendFacts const& backend : kBackends) {
-    if (backend.name == wanted) return backend;
-    known += (known.empty() ? "" : ", ") + std::string(backend.name);
-  }
-  throw Error(ErrorCode::config, text("unknown backend \"", wanted, "\"; known: ", known));
-}
 
 /// What a rank knows before flattening.
 struct MoeParallelInput {
@@ -60,7 +22,7 @@ struct MoeParallelInput {
   int dp_size = 1;
   int dp_rank = 0;
   bool enable_expert_parallel = false;
-  std::string_view backend = kDefaultBackend;
+  BackendFacts backend = kDefaultBackend;  ///< kFacts of the backend policy
   /// Explicit sizes (extension): moe_ep_size · moe_tp_size = flat size. Unset: expert parallel over all flat ranks, or none.
   std::optional<int> moe_ep_size{};
   std::optional<int> moe_tp_size{};
@@ -97,7 +59,7 @@ struct MoeParallel {
   }
 };
 
-/// Flattens. E_CONFIG: a size below 1 or a rank outside [0, size) by name, PCP with DP, an unknown backend, explicit sizes that do
+/// Flattens. E_CONFIG: a size below 1 or a rank outside [0, size) by name, PCP with DP, explicit sizes that do
 /// not multiply to the flat size.
 inline MoeParallel flatten(MoeParallelInput const& in) {
   detail::check_size("tp_size", in.tp_size);
@@ -113,7 +75,7 @@ inline MoeParallel flatten(MoeParallelInput const& in) {
   ProcessGrid const checked(grid);
 
   MoeParallel out;
-  out.backend = find_backend(in.backend);
+  out.backend = in.backend;
   out.tp_size = in.tp_size;
   out.tp_rank = in.tp_rank;
   out.pcp_size = in.pcp_size;

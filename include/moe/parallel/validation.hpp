@@ -44,7 +44,7 @@ struct ParallelConfig {
   bool enable_expert_parallel = false;
   std::optional<int> moe_ep_size{};
   std::optional<int> moe_tp_size{};
-  std::string backend{kDefaultBackend};
+  BackendFacts backend = kDefaultBackend;  ///< kFacts of the backend policy; registry::backend_facts() has them by name
 
   int num_experts = 1;        ///< E, logical
   int topk = 1;               ///< k
@@ -204,7 +204,7 @@ inline Fingerprint fingerprint(ParallelConfig const& c) {
   Fingerprint out;
   out.add("world_size", c.world_size).add("xdp_size", c.grid.xdp).add("dp_size", c.grid.dp).add("pp_size", c.grid.pp);
   out.add("pcp_size", c.grid.pcp).add("tp_size", c.grid.tp).add("dcp_size", c.grid.dcp);
-  out.add("enable_expert_parallel", c.enable_expert_parallel).add("backend", c.backend);
+  out.add("enable_expert_parallel", c.enable_expert_parallel).add("backend", c.backend.name);
   out.add("moe_ep_size", optional(c.moe_ep_size)).add("moe_tp_size", optional(c.moe_tp_size));
   out.add("num_experts", c.num_experts).add("topk", c.topk).add("hidden", c.hidden).add("intermediate_size", c.intermediate_size);
   out.add("placement", name(c.placement)).add("strict_placement", c.strict_placement).add("num_expert_group", c.num_expert_group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/support.hpp: on which GPUs a scheme runs natively and where it is emulated. Spec 02 §10.
+// quantization/support.hpp: how experts compute a scheme on a GPU, as the experts policies themselves say it.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,32 @@
 
 namespace moe::quantization {
 
-/// How a GPU runs a scheme.
+/// How a GPU computes the products of a scheme, worst first. Experts of the CUDA space say it for themselves:
+/// `template <class Quant> static constexpr Support support_on(int sm)`, for compute capability sm (80, 89, 90, 100, ...).
 enum class Support : std::uint8_t {
-  native,       ///< on the tensor cores, or dequantised in registers on the way to them
-  emulated,     ///< dequantised to bf16 with the native rounding of the activations: same result, more work
-  weight_only,  ///< weights stay quantised, activations in 16 bits
-  none,
+  none,       ///< refused on that GPU
+  emulated,   ///< dequantised to float32 before the products: the rounding of the scheme, more work, no tensor cores
+  converted,  ///< weights widened to 16 bits in registers on the way to the tensor cores
+  native,     ///< the tensor cores take what is stored
 };
 constexpr std::string_view name(Support s) {
-  return s == Support::native ? "native" : s == Support::emulated ? "emulated" : s == Support::weight_only ? "weight-only" : "unsupported";
+  return s == Support::native ? "native" : s == Support::converted ? "converted" : s == Support::emulated ? "emulated" : "unsupported";
 }
 
-/// Support on compute capability `sm` (80, 89, 90, 100, …).
-inline Support support_on(QuantConfig const& c, int sm) {
-  if (sm < 80) return Support::none;
-  if (!c.a1.dtype) return Support::native;  // unquantised, or weights widened in registers
-  Support const blackwell = sm >= 100 ? Support::native : Support::emulated;
-  DType const act = *c.a1.dtype, weight = *c.w1.dtype;
-  if (act == DType::i8) return sm >= 100 ? Support::emulated : Support::native;
-  if (act == DType::e2m1 || weight == DType::e2m1) return blackwell;  // mxfp4 and nvfp4 with quantised activations
-  if (c.a1.group_shape == group_of(32)) return blackwell;             // mxfp8
-  if (weight == DType::u4) return sm >= 90 ? Support::native : sm == 89 ? Support::emulated : Support::none;
-  return sm >= 89 ? Support::native : Support::weight_only;
+/// "e4m3 group activations, e4m3 block weights, native on sm_90 with hopper_contiguous"
+template <class Quant, class Experts>
+std::string describe(int sm) {
+  QuantConfig const c = config_of<Quant>();
+  return text(QuantConfig::label(c.a1), " activations, ", QuantConfig::label(c.w1), " weights, ",
+              name(Experts::template support_on<Quant>(sm)), " on sm_", sm, " with ", Experts::kName);
 }
 
-/// "e4m3 group activations, e4m3 block weights, native on sm_90"
-inline std::string describe(QuantConfig const& c, int sm) {
-  return text(QuantConfig::label(c.a1), " activations, ", QuantConfig::label(c.w1), " weights, ", name(support_on(c, sm)), " on sm_", sm);
-}
-
-/// E_UNSUPPORTED if the GPU cannot run the scheme, or, with `strict`, if it can only emulate it.
-inline void check_support(QuantConfig const& c, int sm, bool strict) {
-  Support const s = support_on(c, sm);
-  if (s == Support::none || (strict && s != Support::native)) {
-    throw Error(ErrorCode::unsupported, text(describe(c, sm), strict ? "; native execution was required" : ""));
+/// E_UNSUPPORTED if the experts cannot compute the scheme on that GPU, or, with `strict`, if they emulate it.
+template <class Quant, class Experts>
+void check_support(int sm, bool strict) {
+  Support const s = Experts::template support_on<Quant>(sm);
+  if (s == Support::none || (strict && s == Support::emulated)) {
+    throw Error(ErrorCode::unsupported, text(describe<Quant, Experts>(sm), strict ? "; native execution was required" : ""));
   }
 }
 

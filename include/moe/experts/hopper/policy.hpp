@@ -20,6 +20,7 @@
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/support.hpp"
 
 namespace moe::experts {
 
@@ -88,6 +89,10 @@ struct HopperPolicy {
   template <class Q>
   static constexpr bool supports_quantization() {
     return hopper_scheme<Q, bf16>() >= 0;
+  }
+  template <class Quant>
+  static constexpr quantization::Support support_on(int sm) {
+    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::native : quantization::Support::none;
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {

@@ -41,9 +41,7 @@ struct LowLatencyParams<Window> {
 /// The same; `deduplicate` is ignored.
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
-struct LowLatencyRankMajorParams<Window> {
-  using type = LowLatencyParams<Window>;
-};
+struct LowLatencyRankMajorParams<Window> : LowLatencyParams<Window> {};
 
 template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
   requires std::same_as<typename Window::Space, space::cuda>

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/policy_table.hpp: from the names of the registry's policies to what a program writes: the C++ type, the header that a translation
+// unit which instantiates a layer includes, and the CMake target to link.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moe/models/registry.hpp"
+
+namespace moe::registry {
+
+/// A type as C++ writes it. The stand-ins for what a build may lack go by the names of the real ones.
+template <class Type>
+std::string type_name() {
+  std::string_view const function = __PRETTY_FUNCTION__;  // "… type_name() [with Type = T; …]" or "… [Type = T]"
+  std::size_t const begin = function.find("Type = ") + 7;
+  std::size_t const end = std::min(function.find(';', begin), function.rfind(']'));
+  std::string name(function.substr(begin, end - begin));
+  constexpr std::array<std::array<std::string_view, 2>, 4> kReplaced{
+      {{"moe::registry::DeviceWindow", "moe::comm::NcclSymmetric"},
+       {"DeviceWindow", "moe::comm::NcclSymmetric"},  // as g++ writes it here
+       {"moe::comm::Self<moe::space::cuda>", "moe::comm::Nccl"},
+       {" >", ">"}}};
+  for (auto const& [old, real] : kReplaced) {
+    for (std::size_t at = name.find(old); at != std::string::npos; at = name.find(old)) {
+      name.replace(at, old.size(), real);
+    }
+  }
+  return name;
+}
+
+/// The name of the file that defines a policy of that name: the same, but for variants that share one.
+inline std::string_view file_of(std::string_view policy) {
+  constexpr std::array<std::array<std::string_view, 2>, 3> kShared{
+      {{"low_latency_rank_major", "low_latency"}, {"any", "any_router"}, {"zero_expert", "row/zero_expert"}}};
+  for (auto const& [begins, file] : kShared) {
+    if (policy.starts_with(begins)) {
+      return file;
+    }
+  }
+  std::size_t const topk = policy.find("_topk");  // softmax_topk_renormalize, biased_topk_sigmoid, ...
+  return topk == std::string_view::npos ? policy : policy.substr(0, topk + 5);
+}
+
+template <class Policy>
+constexpr bool on_device() {
+  return Policy::Space::kKind == SpaceKind::cuda;
+}
+template <class Backend>
+constexpr bool over_window() {
+  return requires { typename Backend::Window; };
+}
+
+/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles.
+template <class Backend>
+std::string include_of_backend() {
+  std::string_view const file = file_of(Backend::kName);
+  if constexpr (over_window<Backend>()) {
+    return on_device<Backend>() ? text("moe/backends/window/device/", file, ".cuh") : text("moe/backends/window/host/", file, ".hpp");
+  } else {
+    return on_device<Backend>() ? text("moe/backends/collective/", file, ".cuh") : text("moe/backends/", file, ".hpp");
+  }
+}
+template <class Experts>
+std::string include_of_experts() {
+  return text("moe/experts/", file_of(Experts::kName), on_device<Experts>() ? ".cuh" : ".hpp");
+}
+
+/// One line of the table.
+struct PolicyRow {
+  std::string_view kind;  ///< "router", "quantization", "backend", "experts"
+  std::string_view name;
+  std::string_view space;  ///< "host", "cuda", "both"
+  std::string type;
+  std::string include;
+  std::string links;  ///< CMake targets
+};
+
+/// Every policy of the registry. Routers of a layer in the CUDA space need moe/routing/device/route.cuh besides.
+inline std::vector<PolicyRow> policy_table() {
+  std::vector<PolicyRow> rows;
+  hana::for_each(routers, [&](auto type) {
+    using Router = typename decltype(type)::type;
+    rows.push_back(
+        {"router", Router::kName, "both", type_name<Router>(), text("moe/routing/", file_of(Router::kName), ".hpp"), "moe::moe"});
+  });
+  hana::for_each(quantizations, [&](auto type) {
+    using Quant = typename decltype(type)::type;
+    rows.push_back({"quantization", Quant::kName, "both", type_name<Quant>(), text("moe/quantization/", Quant::kName, ".hpp"), "moe::moe"});
+  });
+  hana::for_each(all_backends, [&](auto type) {
+    using Backend = typename decltype(type)::type;
+    constexpr bool kAlone = std::string_view(Backend::kName) == "no_expert_parallel";
+    std::string links = on_device<Backend>() ? "moe::cuda" : kAlone ? "moe::moe" : "moe::mpi";
+    rows.push_back(
+        {"backend", Backend::kName, Backend::Space::kName, type_name<Backend>(), include_of_backend<Backend>(), std::move(links)});
+  });
+  hana::for_each(all_experts, [&](auto type) {
+    using Experts = typename decltype(type)::type;
+    std::string_view const name = Experts::kName;
+    std::string links = name == "onednn"           ? "moe::onednn"
+                        : name == "cublas_grouped" ? "moe::cublas"
+                        : on_device<Experts>()     ? "moe::cuda"
+                                                   : "moe::moe";
+    rows.push_back({"experts", name, Experts::Space::kName, type_name<Experts>(), include_of_experts<Experts>(), std::move(links)});
+  });
+  return rows;
+}
+
+}  // namespace moe::registry

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// parallel/backend_facts.hpp: what the parallel configuration needs to know of a backend. Every backend policy states it as kFacts.
+#pragma once
+
+#include <string_view>
+
+namespace moe {
+
+struct BackendFacts {
+  std::string_view name{};         ///< the policy's kName
+  bool sequence_parallel = false;  ///< expects distinct tokens on every rank, so TP peers split theirs
+  bool batched = false;            ///< delivers the batched activation format
+  bool asynchronous = false;       ///< a dispatch or combine is enqueued apart from what waits for it (dual-batch overlap needs it)
+  bool translates_ids = false;     ///< maps ids to (owner, local), so that round-robin placement works
+  bool sender_split = false;       ///< TP peers with identical tokens split the sends: one lane sends each token
+  bool operator==(BackendFacts const&) const = default;
+};
+
+/// The backend that a configuration has if it names none; AllGatherReduceScatter::kFacts is this value.
+inline constexpr BackendFacts kDefaultBackend{.name = "allgather_reduce_scatter", .sequence_parallel = true, .translates_ids = true};
+
+}  // namespace moe
