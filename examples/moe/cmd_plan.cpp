@@ -52,7 +52,8 @@ struct PlanOptions {
 /// One plan: the maps at start and the proposed ones, with the rank loads under both.
 struct Plan {
   Table<double> load;
-  Topology topology;
+  Topology asked;
+  Topology topology;  // what the policy plans for
   moe::eplb::Policy policy;
   ExpertMaps before;
   ExpertMaps after;
@@ -77,14 +78,14 @@ Plan make_plan(PlanOptions const& options) {
                 text("P must be divisible by ep_size: ", plan.load.cols(), " experts + ", options.replicas, " replicas on ", options.ranks,
                      " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + options.ranks));
   }
-  Topology const asked{.num_physical = physical, .num_groups = options.groups, .num_nodes = options.nodes, .num_ranks = options.ranks};
-  std::tie(plan.topology, plan.policy) = moe::eplb::effective_topology(asked, plan.load.cols());
+  plan.asked = {.num_physical = physical, .num_groups = options.groups, .num_nodes = options.nodes, .num_ranks = options.ranks};
+  std::tie(plan.topology, plan.policy) = moe::eplb::effective_topology(plan.asked, plan.load.cols());
   plan.before = ExpertMaps::initial(plan.load.rows(), plan.load.cols(), options.replicas);
   if (options.keep_slots || options.spread) {
     plan.after =
-        moe::eplb::propose(plan.before, plan.load, asked, {.keep_slots = options.keep_slots, .spread_replicas = options.spread}).maps;
+        moe::eplb::propose(plan.before, plan.load, plan.asked, {.keep_slots = options.keep_slots, .spread_replicas = options.spread}).maps;
   } else {
-    plan.after = moe::eplb::rebalance(plan.load, asked);
+    plan.after = moe::eplb::rebalance(plan.load, plan.asked);
   }
   plan.loads_before = moe::eplb::rank_loads(plan.before, plan.load, options.ranks);
   plan.loads_after = moe::eplb::rank_loads(plan.after, plan.load, options.ranks);
@@ -99,6 +100,24 @@ Plan make_plan(PlanOptions const& options) {
     plan.rounds.push_back(static_cast<int>(moe::eplb::schedule_rounds(flows, options.ranks).size()));
   }
   return plan;
+}
+
+/// Which of --groups and --nodes the plan leaves out of account, and why; empty if none.
+std::string ignored(Plan const& plan) {
+  Topology const& asked = plan.asked;
+  std::string out;
+  auto const add = [&](auto const&... words) { out += (out.empty() ? "" : "; ") + text(words...); };
+  bool const groups = plan.load.cols() % asked.num_groups == 0;
+  if (!groups) {
+    add("--groups ", asked.num_groups, " is ignored: the number of experts, ", plan.load.cols(), ", is no multiple of it");
+  }
+  if (asked.num_ranks % asked.num_nodes != 0) {
+    add("--nodes ", asked.num_nodes, " is ignored: --ranks ", asked.num_ranks, " is no multiple of it; the plan is for 1 node");
+  } else if (plan.topology.num_nodes != asked.num_nodes) {
+    add("--nodes ", asked.num_nodes, " is ignored: ", groups ? text("--groups ", asked.num_groups) : "1 group",
+        " is no multiple of it; the plan is for 1 node, policy ", name(plan.policy));
+  }
+  return out;
 }
 
 template <class Value>
@@ -146,6 +165,7 @@ json to_json(Plan const& plan, int only_layer) {
       {"transfer_rounds", per_layer(at(plan.rounds))},
   };
   if (only_layer >= 0) out["layer"] = only_layer;
+  if (std::string const note = ignored(plan); !note.empty()) out["note"] = note;
   return out;
 }
 
@@ -190,6 +210,7 @@ void print(Plan const& plan, int only_layer) {
   fmt::print("{} layers, {} experts + {} replicas = {} slots on {} ranks ({} a rank); {} policy, {} groups, {} nodes\n", plan.load.rows(),
              plan.load.cols(), plan.after.num_redundant(), plan.after.num_physical(), plan.topology.num_ranks,
              plan.after.num_physical() / plan.topology.num_ranks, name(plan.policy), plan.topology.num_groups, plan.topology.num_nodes);
+  if (std::string const note = ignored(plan); !note.empty()) fmt::print("note: {}\n", note);
   double const before = moe::eplb::balancedness(plan.loads_before);
   double const after = moe::eplb::balancedness(plan.loads_after);
   constexpr int kWidth = 50;

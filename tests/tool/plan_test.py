@@ -57,6 +57,24 @@ def check_picture():
     assert json.loads(kept.stdout)["balancedness_after"] == moved["balancedness_after"]
 
 
+def check_what_is_ignored():
+    """Groups and nodes that do not divide are left out of account, and the plan says so."""
+    common = ["--load", DATA / "readme_example.json", "--replicas", 4, "--ranks", 8]  # 12 experts
+    for groups, nodes, note in (
+        (3, 2, "--nodes 2 is ignored: --groups 3 is no multiple of it; the plan is for 1 node, policy global"),
+        (1, 2, "--nodes 2 is ignored: --groups 1 is no multiple of it; the plan is for 1 node, policy global"),
+        (4, 3, "--nodes 3 is ignored: --ranks 8 is no multiple of it; the plan is for 1 node"),
+        (5, 1, "--groups 5 is ignored: the number of experts, 12, is no multiple of it"),
+        (5, 2, "--groups 5 is ignored: the number of experts, 12, is no multiple of it; --nodes 2 is ignored: 1 group is no multiple of it; "
+               "the plan is for 1 node, policy global"),
+        (4, 2, None), (4, 1, None), (1, 1, None),
+    ):
+        text = plan(*common, "--groups", groups, "--nodes", nodes)
+        assert text.returncode == 0 and [line for line in text.stdout.splitlines() if line.startswith("note: ")] == ([f"note: {note}"] if note else []), text
+        got = json.loads(plan(*common, "--groups", groups, "--nodes", nodes, "--json").stdout)
+        assert got.get("note") == note and got["num_nodes"] == (1 if note else nodes), got
+
+
 def check_errors():
     example = DATA / "readme_example.json"
     with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +119,7 @@ def check_lost_report():
 
 check_reference_files()
 check_picture()
+check_what_is_ignored()
 check_errors()
 check_lost_report()
 sys.exit(0)
