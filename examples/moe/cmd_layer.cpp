@@ -18,8 +18,10 @@
 #include <thread>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/compositions.hpp"
 #include "examples/moe/job.hpp"
 #include "examples/moe/output.hpp"
+#include "examples/moe/policy_name.hpp"
 #include "examples/moe/report.hpp"
 #include "examples/moe/whole_number.hpp"
 #include "moe/io/layer_description_json.hpp"
@@ -123,19 +125,6 @@ int set_threads() {
     omp_set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks_here));
   }
   return omp_get_max_threads();
-}
-
-template <class Stage>
-void together(comm::Mpi& comm, Stage&& stage) {
-  std::string error;
-  try {
-    stage();
-  } catch (Error const& e) {
-    error = e.what();
-  } catch (std::exception const& e) {
-    error = Error(ErrorCode::internal, e.what()).what();
-  }
-  agree(comm, error);
 }
 
 /// first_row [R + 1]: equal shares, or shares cut at random places, some of them empty.
@@ -283,24 +272,6 @@ void write_output(Job const& job, std::vector<float> const& output, std::vector<
   writer.write(job.options.output);
 }
 
-template <class Quant>
-JobResult run_on_host(Job const& job) {
-  std::string const& wanted = job.options.backend;
-  if (!registry::has_name(registry::window_backends, wanted)) {
-    return run_host<Quant>(job);
-  }
-  JobResult result;
-  if constexpr (boost::hana::contains(registry::window_quantizations, boost::hana::type_c<Quant>)) {
-    registry::with_policy(registry::window_backends, "backend", wanted,
-                          [&](auto backend) { result = run_windows<Quant, decltype(backend)::type::kFormat>(job); });
-  } else {
-    throw Error(ErrorCode::unsupported,
-                text("--backend ", wanted, " with --quantization ", Quant::kName, ": not built into this program, which has ",
-                     registry::names(registry::window_quantizations), "; all_to_all_v has every scheme"));
-  }
-  return result;
-}
-
 /// Every file that the job reads.
 std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_list<std::optional<io::TensorStore> const*> stores) {
   std::vector<std::filesystem::path> files;
@@ -326,20 +297,6 @@ void require_same_run(Job const& job) {
   f.add("--deal", o.deal).add("--seed", o.seed).add("--repeat", o.repeat).add("--placement", o.placement).add("--device", o.device);
   f.add("--backend", o.backend).add("--experts", o.experts).add("--quantization", o.quantization);
   moe::detail::agree_on_fingerprint(*job.comm, f);
-}
-
-JobResult dispatch(Job const& job) {
-  bool const host_experts = registry::has_name(registry::host_experts, job.options.experts);
-  if (host_experts != (job.options.device == "host")) {
-    throw Error(ErrorCode::config, text("--experts ", job.options.experts, " needs --device ", host_experts ? "host" : "cuda"));
-  }
-  if (job.options.device == "cuda") {
-    return run_cuda(job);
-  }
-  JobResult result;
-  registry::with_policy(registry::quantizations, "quantization", job.options.quantization,
-                        [&](auto quant) { result = run_on_host<typename decltype(quant)::type>(job); });
-  return result;
 }
 
 void run(JobOptions const& options) {
@@ -391,7 +348,7 @@ void run(JobOptions const& options) {
 
     require_same_run(job);
 
-    JobResult const result = dispatch(job);
+    JobResult const result = runner_of(job.options)(job);
 
     std::vector<float> const output = gather(job, result.output, job.description.hidden);
     std::vector<std::int32_t> const ids = gather(job, result.topk_ids, job.description.router.topk);
@@ -416,19 +373,6 @@ void run(JobOptions const& options) {
     report_error(e.what());
     throw Reported{};
   }
-}
-
-/// Refuses, as bad usage, a name that no policy of the list has; the message lists those that exist.
-template <class List>
-auto policy_name(List list, char const* what) {
-  return [list, what](std::string const& wanted) -> std::string {
-    try {
-      registry::with_policy(list, what, wanted, [](auto) {});
-      return {};
-    } catch (Error const& e) {
-      return e.what();
-    }
-  };
 }
 
 /// Refuses, as bad usage, what is not FILE:NAME.

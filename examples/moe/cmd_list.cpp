@@ -1,119 +1,257 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cmd_list.cpp: `moe list`: the policies by name, and which compositions the rules allow, with the reason for the others.
+// examples/moe/cmd_list.cpp: `moe list`: the policies by name and by type, and which compositions this program runs, which the library has,
+// and which the rules forbid.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/compositions.hpp"
+#include "examples/moe/policy_name.hpp"
 #include "moe/models/catalog.hpp"
+#include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
+#include "moe/models/scheme_support.hpp"
 
 namespace moe_tool {
 namespace {
 
 using namespace moe;
 namespace hana = boost::hana;
+using nlohmann::json;
 
-template <class List>
-void print_names(List list) {
-  hana::for_each(list, [](auto type) { fmt::print("{}\n", decltype(type)::type::kName); });
-}
-template <class List>
-void print_placed(List list) {
-  hana::for_each(list, [](auto type) {
-    using Policy = typename decltype(type)::type;
-    fmt::print("{:<28} {}\n", Policy::kName, Policy::Space::kName);
-  });
-}
+struct ListOptions {
+  std::string what;
+  std::string space, backend, experts, quantization, router;
+  bool json = false;
 
-void print_models() {
-  fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", "model", "hidden", "intermediate", "experts", "top", "router");
-  hana::for_each(models::catalog, [](auto type) {
-    using Model = typename decltype(type)::type;
-    auto const number = [](int n) { return n == dynamic ? std::string("config") : std::to_string(n); };
-    fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", Model::kName, number(Model::hidden), number(Model::intermediate),
-               number(Model::num_experts), number(Model::topk), Model::Router::kName);
-  });
-}
-
-/// A line of the table of compositions.
-struct Row {
-  char const* quantization;
-  char const* backend;
-  char const* space;
-  char const* experts;
-  char const* reason;  ///< why not; null: allowed
-  bool left_out;       ///< allowed, but this program leaves out schemes whose bytes a window backend moves like any others
+  bool filtered() const { return !(space + backend + experts + quantization + router).empty(); }
 };
-template <class Quant, class Backend, class Experts>
-Row row() {
-  constexpr bool kLeftOut = hana::contains(registry::window_backends, hana::type_c<Backend>) &&
-                            !hana::contains(registry::window_quantizations, hana::type_c<Quant>);
-  return {Quant::kName,
-          Backend::kName,
-          Backend::Space::kName,
-          Experts::kName,
-          registry::CompositionOf<registry::LayerFor<Experts>, Quant, Backend, Experts>::reason(),
-          kLeftOut};
+
+void print_json(json const& rows) { fmt::print("{}\n", rows.dump()); }
+
+// ---- Policies.
+
+/// "native" and so on, for one scheme on each architecture.
+std::string on_architectures(std::string_view scheme) {
+  std::string out;
+  for (registry::SchemeSupport const& s : registry::scheme_support()) {
+    if (s.scheme == scheme) {
+      out += text(out.empty() ? "" : ", ", "sm_", s.architecture, " ", quantization::name(s.support));
+    }
+  }
+  return out;
 }
-std::vector<Row> composition_rows() {
-  std::vector<Row> rows;
-  hana::for_each(registry::quantizations, [&](auto quant) {
-    hana::for_each(registry::all_backends, [&](auto backend) {
-      hana::for_each(registry::all_experts, [&](auto experts) {
-        rows.push_back(row<typename decltype(quant)::type, typename decltype(backend)::type, typename decltype(experts)::type>());
-      });
-    });
-  });
+
+json policy_json(registry::PolicyRow const& row) {
+  json out{{"kind", row.kind}, {"name", row.name},       {"space", row.space},
+           {"type", row.type}, {"include", row.include}, {"links", row.links}};
+  for (registry::SchemeSupport const& s : registry::scheme_support()) {
+    if (row.kind == "quantization" && s.scheme == row.name) {
+      out["architectures"][text("sm_", s.architecture)] = {{"support", quantization::name(s.support)}, {"experts", s.experts}};
+    }
+  }
+  return out;
+}
+
+/// The rows of one kind; of all if it is empty.
+std::vector<registry::PolicyRow> policies_of(std::string_view kind) {
+  std::vector<registry::PolicyRow> rows = registry::policy_table();
+  std::erase_if(rows, [&](registry::PolicyRow const& row) { return !kind.empty() && row.kind != kind; });
   return rows;
 }
 
-void print_compositions() {
-  fmt::print("{:<18} {:<26} {:<16} {}\n", "quantization", "backend", "experts", "");
-  std::vector<Row> const rows = composition_rows();
-  for (Row const& r : rows) {
-    std::string const verdict = r.reason != nullptr ? text("no: ", r.reason)
-                                : r.left_out
-                                    ? text("yes, but this program has it with ", registry::names(registry::window_quantizations), " only")
-                                    : "yes";
-    fmt::print("{:<18} {:<26} {:<16} {}\n", r.quantization, fmt::format("{} ({})", r.backend, r.space), r.experts, verdict);
+void print_policies(ListOptions const& o, std::string_view kind) {
+  std::vector<registry::PolicyRow> rows = policies_of(kind);
+  std::erase_if(rows, [&](registry::PolicyRow const& row) { return !o.space.empty() && row.space != "both" && row.space != o.space; });
+  if (o.json) {
+    json out = json::array();
+    std::transform(rows.begin(), rows.end(), std::back_inserter(out), policy_json);
+    print_json(out);
+    return;
   }
-  fmt::print("{} of {} compositions are allowed; each with any router\n",
-             std::count_if(rows.begin(), rows.end(), [](Row const& r) { return r.reason == nullptr; }), rows.size());
+  for (registry::PolicyRow const& row : rows) {
+    if (kind.empty()) {
+      fmt::print("{:<13} {:<36} {:<5} {:<60} {:<46} {}\n", row.kind, row.name, row.space, row.type, row.include, row.links);
+    } else if (kind == "quantization") {
+      fmt::print("{:<28} {}\n", row.name, on_architectures(row.name));
+    } else if (kind == "router") {
+      fmt::print("{}\n", row.name);
+    } else {
+      fmt::print("{:<28} {}\n", row.name, row.space);
+    }
+  }
+}
+
+void print_models(bool as_json) {
+  json out = json::array();
+  auto const number = [](int n) { return n == dynamic ? std::string("config") : std::to_string(n); };
+  if (!as_json) {
+    fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", "model", "hidden", "intermediate", "experts", "top", "router");
+  }
+  hana::for_each(models::catalog, [&](auto type) {
+    using Model = typename decltype(type)::type;
+    std::array<std::string, 4> const sizes{number(Model::hidden), number(Model::intermediate), number(Model::num_experts),
+                                           number(Model::topk)};
+    if (as_json) {
+      out.push_back({{"model", Model::kName},
+                     {"hidden", sizes[0]},
+                     {"intermediate", sizes[1]},
+                     {"experts", sizes[2]},
+                     {"top", sizes[3]},
+                     {"router", Model::Router::kName}});
+    } else {
+      fmt::print("{:<26} {:>7} {:>13} {:>8} {:>5}  {}\n", Model::kName, sizes[0], sizes[1], sizes[2], sizes[3], Model::Router::kName);
+    }
+  });
+  if (as_json) {
+    print_json(out);
+  }
+}
+
+// ---- Compositions.
+
+/// What a router adds to the answer: every composition runs with every router, but for the weight on the input of a batched backend.
+std::string router_condition(ListOptions const& o, CompositionRow const& row) {
+  bool on_input = false;
+  if (!o.router.empty()) {
+    registry::with_policy(registry::routers, "router", o.router, [&](auto type) { on_input = decltype(type)::type::kWeightOnInput; });
+  }
+  return on_input && row.batched && row.refused == nullptr ? "with topk = 1 only: this router weights the input" : "";
+}
+
+std::string why(ListOptions const& o, CompositionRow const& row) {
+  std::string const condition = router_condition(o, row);
+  std::string reason = row.refused != nullptr ? row.refused : row.builds;
+  return reason.empty() ? condition : condition.empty() ? reason : text(reason, "; ", condition);
+}
+
+void print_rows(ListOptions const& o, std::vector<CompositionRow> const& rows) {
+  json out = json::array();
+  for (CompositionRow const& r : rows) {
+    if (o.json) {
+      out.push_back({{"answer", r.answer()},
+                     {"quantization", r.quantization},
+                     {"backend", r.backend},
+                     {"space", r.space},
+                     {"experts", r.experts},
+                     {"router", o.router.empty() ? "any" : o.router},
+                     {"why", why(o, r)}});
+    } else {
+      std::string const answer = text(r.answer(), r.answer() == "yes" ? "" : ":");
+      std::string const line =
+          fmt::format("{:<20} {:<17} {:<30} {:<18} {}", answer, r.quantization, text(r.backend, " (", r.space, ")"), r.experts, why(o, r));
+      fmt::print("{}\n", line.substr(0, line.find_last_not_of(' ') + 1));
+    }
+  }
+  if (o.json) {
+    print_json(out);
+  }
+}
+
+std::string count(std::vector<CompositionRow> const& rows) {
+  auto const of = [&](std::string_view answer) {
+    return std::count_if(rows.begin(), rows.end(), [&](CompositionRow const& r) { return r.answer() == answer; });
+  };
+  return text(of("yes"), " of ", rows.size(), " compositions run in this program, ", of("not in this program"),
+              " more are in the library, the rules forbid ", of("no"));
+}
+
+/// Backends down, experts across: with how many quantisations a pair runs here, and with how many more the library has it.
+void print_summary(std::vector<CompositionRow> const& rows) {
+  for (std::string_view const space : {"host", "cuda"}) {
+    std::vector<std::string_view> backends, experts;
+    std::map<std::pair<std::string_view, std::string_view>, std::array<int, 2>> counts;
+    auto const add = [](std::vector<std::string_view>& names, std::string_view name) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    };
+    for (CompositionRow const& r : rows) {
+      if (r.space != space || r.experts_space != space) continue;
+      add(backends, r.backend);
+      add(experts, r.experts);
+      auto& [here, elsewhere] = counts[{r.backend, r.experts}];
+      here += r.answer() == "yes" ? 1 : 0;
+      elsewhere += r.answer() == "not in this program" ? 1 : 0;
+    }
+    std::string line = fmt::format("{:<26}", space);
+    for (std::string_view const name : experts) line += fmt::format(" {:>17}", name);
+    fmt::print("{}\n", line);
+    for (std::string_view const backend : backends) {
+      line = fmt::format("{:<26}", backend);
+      for (std::string_view const name : experts) {
+        auto const& [here, elsewhere] = counts[{backend, name}];
+        line += fmt::format(" {:>17}", here + elsewhere == 0 ? "-" : elsewhere == 0 ? text(here) : text(here, " + ", elsewhere));
+      }
+      fmt::print("{}\n", line);
+    }
+  }
+  fmt::print(
+      "n + m: with n quantisations in this program, with m more in the library; -: none. Each with any router\n"
+      "{}\n"
+      "One by one: --space, --backend, --experts, --quantization, --router, or --json for all\n",
+      count(rows));
+}
+
+void print_compositions(ListOptions const& o) {
+  std::vector<CompositionRow> rows = compositions();
+  auto const keep = [](std::string const& wanted, std::string_view name) { return wanted.empty() || wanted == name; };
+  std::erase_if(rows, [&](CompositionRow const& r) {
+    return !(keep(o.space, r.space) && keep(o.backend, r.backend) && keep(o.experts, r.experts) && keep(o.quantization, r.quantization));
+  });
+  if (!o.filtered() && !o.json) {
+    print_summary(rows);
+    return;
+  }
+  print_rows(o, rows);
+  if (!o.json) {
+    fmt::print("{}\n", count(rows));
+  }
+}
+
+void run_list(ListOptions const& o) {
+  if (o.filtered() && o.what != "compositions" && (o.what != "policies" || !(o.backend + o.experts + o.quantization + o.router).empty())) {
+    throw CLI::ValidationError("list",
+                               text("filters are for `list compositions`, --space also for `list policies`; this is `list ", o.what, "`"));
+  }
+  if (o.what == "compositions") {
+    print_compositions(o);
+  } else if (o.what == "models") {
+    print_models(o.json);
+  } else {
+    std::string const kind = o.what == "policies" ? "" : o.what == "experts" ? o.what : o.what.substr(0, o.what.size() - 1);
+    print_policies(o, kind);
+  }
 }
 
 }  // namespace
 
 void add_list(CLI::App& app) {
   auto* list = app.add_subcommand("list", "List policies, models or compositions");
-  auto what = std::make_shared<std::string>();
-  list->add_option("what", *what, "routers, quantizations, backends, experts, models or compositions")
+  auto o = std::make_shared<ListOptions>();
+  std::vector<std::string> const known{"routers", "quantizations", "backends", "experts", "policies", "models", "compositions"};
+  list->add_option("what", o->what,
+                   "routers, quantizations, backends, experts, models; policies: all of them with C++ type, header and CMake target; "
+                   "compositions: what runs in this program, what the library has, what the rules forbid")
       ->required()
-      ->check(CLI::IsMember({"routers", "quantizations", "backends", "experts", "models", "compositions"}));
-  list->callback([what] {
+      ->check(CLI::IsMember(known));
+  list->add_option("--space", o->space, "Only this memory space: host or cuda")->check(CLI::IsMember({"host", "cuda"}));
+  list->add_option("--backend", o->backend, "Only compositions with this backend")->check(policy_name(registry::all_backends, "backend"));
+  list->add_option("--experts", o->experts, "Only compositions with these experts")->check(policy_name(registry::all_experts, "experts"));
+  list->add_option("--quantization", o->quantization, "Only compositions with this quantisation")
+      ->check(policy_name(registry::quantizations, "quantization"));
+  list->add_option("--router", o->router, "Judge compositions with this router; every one runs with any")
+      ->check(policy_name(registry::routers, "router"));
+  list->add_flag("--json", o->json, "Print one JSON array");
+  list->callback([o] {
     require_one_rank("list");
-    if (*what == "routers") {
-      print_names(registry::routers);
-    }
-    if (*what == "quantizations") {
-      print_names(registry::quantizations);
-    }
-    if (*what == "backends") {
-      print_placed(registry::all_backends);
-    }
-    if (*what == "experts") {
-      print_placed(registry::all_experts);
-    }
-    if (*what == "models") {
-      print_models();
-    }
-    if (*what == "compositions") {
-      print_compositions();
-    }
+    run_list(*o);
   });
 }
 

@@ -72,6 +72,20 @@ moe::io::HostLayerWeights<float> load_weights(Job const& job);
 /// Throws on every rank if `error` is not empty on any: the first rank's words. Collective.
 void agree(moe::comm::Mpi& comm, std::string const& error);
 
+/// Runs `stage` on every rank; if it throws anywhere, every rank throws. Collective.
+template <class Stage>
+void together(moe::comm::Mpi& comm, Stage&& stage) {
+  std::string error;
+  try {
+    stage();
+  } catch (moe::Error const& e) {
+    error = e.what();
+  } catch (std::exception const& e) {
+    error = moe::Error(moe::ErrorCode::internal, e.what()).what();
+  }
+  agree(comm, error);
+}
+
 /// Runs the job with the host policies of that quantisation. Collective. One definition per quantisation: host_*.cpp.
 template <class Quant>
 JobResult run_host(Job const& job);
@@ -79,10 +93,7 @@ JobResult run_host(Job const& job);
 /// windows_*.cpp, for the schemes of registry::window_quantizations.
 template <class Quant, moe::ActivationFormat Format>
 JobResult run_windows(Job const& job);
-/// The same in the CUDA space; E_UNSUPPORTED in a build without CUDA.
-JobResult run_cuda(Job const& job);
-
-/// Names that `run_host` and `run_cuda` know, for the defaults and for errors.
+/// The policies of a run that names none.
 std::string default_backend(Job const& job);
 std::string default_experts(Job const& job);
 

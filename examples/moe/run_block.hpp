@@ -38,20 +38,6 @@ class PhaseTimer {
   std::array<double, 4> seconds_{};
 };
 
-/// Runs `stage` on every rank; if it throws anywhere, every rank throws.
-template <class Stage>
-void together(Job const& job, Stage&& stage) {
-  std::string error;
-  try {
-    stage();
-  } catch (moe::Error const& e) {
-    error = e.what();
-  } catch (std::exception const& e) {
-    error = moe::Error(moe::ErrorCode::internal, e.what()).what();
-  }
-  agree(*job.comm, error);
-}
-
 /// The communicator of a backend: MPI's, or that of a single rank, which has no state.
 template <class Comm>
 Comm& comm_of(Job const& job) {
@@ -70,22 +56,22 @@ void finish(Block& block) {
     if constexpr (requires { block.layer().exchange().wait(nullptr); }) {
       block.layer().exchange().wait(nullptr);  // with the deadline
     } else {
-      moe::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+      moe::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // kernels that wait for peers have the deadline
     }
   }
 }
 
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
-  using Layer = moe::registry::LayerFor<Experts>;
+  using Layer = moe::registry::LayerFor<Backend, Experts>;
   using Block = moe::models::Block<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
-  together(job, [&] {
+  together(*job.comm, [&] {
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
     weights = load_weights(job);
   });
-  together(job, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows, Quant{}, typename Backend::Params{}); });
+  together(*job.comm, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows, Quant{}, typename Backend::Params{}); });
 
   JobResult result;
   result.output.resize(job.hidden.size());
@@ -114,7 +100,7 @@ JobResult run_named(Job const& job, Backends backends, ExpertsList experts) {
     moe::registry::with_policy(experts, "experts", job.options.experts, [&](auto kernel) {
       using Backend = typename decltype(backend)::type;
       using Experts = typename decltype(kernel)::type;
-      using Rules = moe::registry::CompositionOf<moe::registry::LayerFor<Experts>, Quant, Backend, Experts>;
+      using Rules = moe::registry::CompositionOf<moe::registry::LayerFor<Backend, Experts>, Quant, Backend, Experts>;
       if constexpr (Rules::kLegal) {
         result = run_block<Quant, Backend, Experts>(job, comm_of<typename Backend::Comm>(job));
       } else {

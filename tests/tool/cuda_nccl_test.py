@@ -1,53 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/cuda_nccl_test.py: `moe block --device cuda` between GPUs over NCCL gives the expected output with every backend. Skipped where
-# the tool finds no GPU, fewer GPUs than ranks, or no NCCL.
+# tests/tool/cuda_nccl_test.py: `moe block --device cuda` between GPUs over NCCL gives the expected output with every backend, over a
+# communicator and over windows, and refuses what its exchange does not take. Skipped where the tool finds no GPU or was built without CUDA or
+# NCCL; cases with more ranks than GPUs are left out.
 import json
 import pathlib
 import sys
 import tempfile
 
-from tool import DATA, moe, read, same_output, same_routing, rows, values
+from tool import DATA, NO_CUDA, NO_GPU, NO_NCCL, moe, padded_block, read, same_output, same_routing, rows, values
 
 FILES = ("qwen3_moe", "deepseek_v3_e16k4", "mixtral_e8k2", "olmoe")
-BACKENDS = ("all_to_all_v", "allgather_reduce_scatter", "naive")
-BOUNDS = {"cuda_reference": 1e-5, "hopper_contiguous": 2e-2}  # float32; bf16
+COMMUNICATORS = ("all_to_all_v", "allgather_reduce_scatter", "naive")
+STANDARD = ("high_throughput", "low_latency_rank_major", "one_sided", "two_sided")
+BATCHED = ("low_latency", "pplx")
+# max |got - want| / max |want|: float32; bf16 activations and weights.
+FLOAT32, BF16 = 1e-5, 2e-2
+CASES = ([(backend, "cuda_reference", FLOAT32) for backend in COMMUNICATORS] + [(backend, "hopper_contiguous", BF16) for backend in COMMUNICATORS] +
+         [(backend, experts, BF16) for backend in STANDARD for experts in ("cuda_reference", "hopper_contiguous")] +
+         [(backend, experts, BF16) for backend in BATCHED for experts in ("cuda_reference", "hopper_masked")])
 
 
-def check(folder, file, ranks, backend, experts, options):
+def skips(error, ranks):
+    """The reason to skip, from one exact message, and whether it holds for every case."""
+    if error == NO_GPU or error.endswith((NO_NCCL, NO_CUDA)):
+        return error, True
+    too_few = [f"moe: E_UNSUPPORTED: --device cuda: {ranks} ranks on one node, which has {gpus} GPUs; each rank needs its own" for gpus in range(1, ranks)]
+    return (error, False) if error in too_few else (None, False)
+
+
+def check(folder, file, ranks, backend, experts, bound, options):
     output = folder / "out.safetensors"
     run = moe("block", file, "--device", "cuda", "--backend", backend, "--experts", experts, "--output", output, "--json", *options, ranks=ranks)
     if run.returncode != 0:
         return run.stderr.strip() or f"exit code {run.returncode}"
     report = json.loads(run.stdout)
-    if report["composition"]["backend"] != backend or report["composition"]["device"] != "cuda" or report["ranks"] != ranks:
+    composition = {key: report["composition"][key] for key in ("backend", "experts", "device")}
+    if composition != {"backend": backend, "experts": experts, "device": "cuda"} or report["ranks"] != ranks:
         return f"report {report}"
     want, got = read(file)[0], read(output)[0]
-    wrong = same_output(values(got["output"]), values(want["expected"]), BOUNDS[experts])
+    wrong = same_output(values(got["output"]), values(want["expected"]), bound)
     return wrong or same_routing(rows(got["topk_ids"]), rows(got["topk_weights"]), rows(want["topk_ids"]), rows(want["topk_weights"]))
 
 
+def refusals(folder, file, ranks):
+    """What exchanges over windows do not take, in their own words."""
+    for backend in ("one_sided", "two_sided", "pplx"):
+        run = moe("block", file, "--device", "cuda", "--backend", backend, "--output", folder / "out.safetensors", ranks=ranks)
+        expected = f"moe: E_UNSUPPORTED: {backend}: hidden 64 is not a multiple of 128 up to 16384"
+        if run.returncode != 1 or run.stdout != "" or run.stderr.strip() != expected:
+            yield f"{backend}, hidden 64: {run}"
+
+
 def main():
-    failures = 0
-    ran = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for i, name in enumerate(FILES):
-            file = next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
+    failures = ran = 0
+    most_ranks = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        for i, (backend, experts, bound) in enumerate(CASES):
+            name = FILES[i % len(FILES)]
+            raw = next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
+            file = padded_block(raw, folder / "block.safetensors", 128, 128) if backend in STANDARD + BATCHED else raw
             for ranks in (1, 2, 4):
-                for experts in BOUNDS:
-                    backend = BACKENDS[(i + ranks) % 3]
-                    options = ["--placement", "round_robin", "--deal", "random", "--seed", i] if experts == "cuda_reference" else []
-                    wrong = check(pathlib.Path(folder), file, ranks, backend, experts, options)
-                    if wrong and ("no usable GPU" in wrong or "each rank needs its own" in wrong or "without" in wrong or "sm_90a" in wrong):
-                        print(f"skipped, {ranks} ranks: {wrong}")
-                        if "no usable GPU" in wrong or "without" in wrong:
-                            return 77
-                        continue
-                    ran += 1
-                    failures += bool(wrong)
-                    if wrong:
-                        print(f"{file.name}, {ranks} ranks, {backend}, {experts}: {wrong}")
+                options = ["--placement", "round_robin", "--deal", "random", "--seed", i] if experts == "cuda_reference" else []
+                wrong = check(folder, file, ranks, backend, experts, bound, options)
+                reason, always = skips(wrong or "", ranks)
+                if reason:
+                    print(f"skipped, {ranks} ranks: {reason}")
+                    if always:
+                        return 77
+                    continue
+                ran += 1
+                most_ranks = max(most_ranks, ranks)
+                failures += bool(wrong)
+                if wrong:
+                    print(f"FAILED: {raw.name}, {ranks} ranks, {backend}, {experts}: {wrong}")
+        for wrong in refusals(folder, raw, most_ranks):
+            failures += 1
+            print(f"FAILED: {wrong}")
     print(f"{ran} cases, {failures} failures")
-    return 77 if ran == 0 else int(failures > 0)
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/list_test.py: `moe list` names what `moe block` accepts, and gives a reason for every composition that it refuses.
+# tests/tool/list_test.py: `moe list` names what `moe block` accepts; every composition that it answers "yes" for runs, every other one is
+# refused in the words of the list. Compositions of the CUDA space run on a GPU; without one they get as far as looking for it.
+import json
 import re
 import sys
 import tempfile
+import pathlib
 
-from tool import DATA, in_parallel, moe
+from tool import DATA, NO_CUDA, NO_GPU, in_parallel, moe, padded_block, read, same_output, values
 
 BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
-WINDOWS = ("low_latency", "high_throughput", "one_sided", "two_sided", "pplx")
+WINDOWS = ("low_latency", "low_latency_rank_major", "high_throughput", "one_sided", "two_sided", "pplx")
+ANSWERS = ("yes", "not in this program", "no")
+# Largest error against the unquantised output, relative to its largest value, by the bits of the codes.
+BOUNDS = {"none": 2e-2, "fp8": 0.15, "int8": 0.05, "mxfp8": 0.15, "int4": 0.3, "mxfp4": 0.6, "nvfp4": 0.5}
 failures = 0
 
 
@@ -18,10 +24,15 @@ def expect(ok, what):
         print(f"FAILED: {what}")
 
 
-def listed(what):
-    run = moe("list", what, ranks=0)
-    expect(run.returncode == 0 and run.stderr == "" and run.stdout.endswith("\n"), f"list {what}: {run}")
+def listed(*arguments):
+    run = moe("list", *arguments, ranks=0)
+    expect(run.returncode == 0 and run.stderr == "" and run.stdout.endswith("\n"), f"list {arguments}: {run}")
     return run.stdout.splitlines()
+
+
+def listed_json(*arguments):
+    (line,) = listed(*arguments, "--json")
+    return json.loads(line)
 
 
 def names(what):
@@ -30,54 +41,121 @@ def names(what):
 
 def check_names():
     expect({"no_expert_parallel", "naive", "allgather_reduce_scatter", "all_to_all_v", *WINDOWS} <= set(names("backends")), "backends")
+    spaces = {tuple(line.split()) for line in listed("backends")}
+    expect({(name, space) for name in WINDOWS for space in ("host", "cuda")} <= spaces, "windows in both spaces")
     expect({"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16"} <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
     expect(quantizations[0] == "none" and {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int4_group128",
                                            "mxfp8", "mxfp4", "nvfp4"} <= set(quantizations), "quantizations")
+    expect(any(re.fullmatch(r"fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated", line) for line in listed("quantizations")),
+           "how a scheme runs on each architecture")
     models = "\n".join(listed("models"))
     for family in ("Mixtral", "Qwen2", "Qwen3", "Qwen3-Next", "OLMoE", "DeepSeek-V2", "DeepSeek-V3"):
         expect(family in models, f"models do not name {family}:\n{models}")
     for what, found in (("backends", names("backends")), ("experts", names("experts")), ("quantizations", quantizations)):
         option = "--experts" if what == "experts" else "--" + what.removesuffix("s")
-        run = moe("block", BLOCK, "--output", "/dev/null", option, "?", ranks=0)
-        known = run.stderr.strip().rpartition("known: ")[2].split(", ")
-        expect(set(known) == set(found), f"the error lists {known}, `moe list {what}` {found}")
+        for command in (["block", BLOCK, "--output", "/dev/null"], ["list", "compositions"]):
+            run = moe(*command, option, "?", ranks=0)
+            known = run.stderr.strip().rpartition("known: ")[2].split(", ")
+            expect(run.returncode == 2 and set(known) == set(found), f"the error lists {known}, `moe list {what}` {found}")
 
 
-def check_compositions():
-    """Each of the host's without quantisation does what the list says, and a window backend with a scheme that is left out."""
-    *lines, total = listed("compositions")
-    rows = [re.match(r"(\S+) +(\S+) \((host|cuda)\) +(\S+) +(yes|yes, .*|no: (.*))$", line) for line in lines[1:]]
-    expect(all(rows), "a line of the table cannot be read")
-    allowed = sum(row.group(5).startswith("yes") for row in rows)
-    expect(total.startswith(f"{allowed} of {len(rows)} compositions are allowed"), total)
-    expect(len({row.group(1, 2, 3, 4) for row in rows}) == len(rows), "a composition is listed twice")
-    for row in rows:
-        if not row.group(5).startswith("yes"):
-            expect(row.group(6).startswith("moe: ") and "Fix: " in row.group(6) and "docs/errors.md#" in row.group(6), row.group(0))
-    jobs = []
-    with tempfile.TemporaryDirectory() as folder:
-        for i, row in enumerate(rows):
-            scheme, backend, space, experts, verdict, _ = row.groups()
-            left_out = verdict.startswith("yes, ")
-            expect(left_out <= (backend in WINDOWS and space == "host"), row.group(0))
-            one_of_those_left_out = (scheme, experts) == ("int8_per_token", "reference")
-            if space != "host" or experts.startswith(("cuda", "hopper")) or scheme != "none" and not (left_out and one_of_those_left_out):
-                continue
-            jobs.append((check_composition, row, left_out, "--output", f"{folder}/{i}", "--backend", backend, "--experts", experts,
-                         "--quantization", scheme))
-        in_parallel(jobs, 4)
+def check_policies():
+    table = listed_json("policies")
+    for kind, what in (("router", "routers"), ("quantization", "quantizations"), ("backend", "backends"), ("experts", "experts")):
+        expect([row["name"] for row in table if row["kind"] == kind] == names(what), f"policies of kind {kind}")
+    for row in table:
+        expect(row["type"].startswith("moe::") and row["include"].startswith("moe/") and row["links"].startswith("moe::"), row)
+    lines = listed("policies")
+    expect(len(lines) == len(table) and all(row["type"] in line and row["include"] in line for row, line in zip(table, lines)), "policies as text")
+    expect({row["space"] for row in listed_json("policies", "--space", "cuda")} == {"cuda", "both"}, "policies of one space")
 
 
-def check_composition(row, left_out, *options):
-    run = moe("block", BLOCK, *options)
-    if left_out:
-        expect("fp8_group128" in run.stderr and "E_UNSUPPORTED" in run.stderr, run)
-    expect((run.returncode == 0) == (row.group(5) == "yes"), f"{row.group(0)}: {run}")
+def check_filters(table):
+    expect([row["answer"] for row in table].count("yes") > 100 and {row["answer"] for row in table} == set(ANSWERS), "the three answers")
+    summary = listed("compositions")
+    expect(len(summary) < 40, f"{len(summary)} lines without a filter")
+    counts = [sum(row["answer"] == answer for row in table) for answer in ANSWERS]
+    words = f"{counts[0]} of {len(table)} compositions run in this program, {counts[1]} more are in the library, the rules forbid {counts[2]}"
+    expect(words in summary, f"the summary does not say: {words}")
+    for filters in ({"space": "cuda", "backend": "low_latency"}, {"experts": "hopper_masked"}, {"quantization": "none", "space": "host"}):
+        options = [word for key, value in filters.items() for word in ("--" + key, value)]
+        chosen = [row for row in table if all(row[key] == value for key, value in filters.items())]
+        expect(listed_json("compositions", *options) == chosen, f"{filters}: the same rows")
+        *lines, total = listed("compositions", *options)
+        expect(len(lines) == len(chosen) and f" of {len(chosen)} compositions" in total, f"{filters}: {len(lines)} lines, {len(chosen)} rows")
+        for line, row in zip(lines, chosen):
+            first = row["answer"] + ("" if row["answer"] == "yes" else ":")
+            expect(re.match(rf"{first} +{row['quantization']} +{row['backend']} \({row['space']}\) +{row['experts']}( |$)", line), line)
+            expect(line.endswith(row["why"]), line)
+    condition = "with topk = 1 only: this router weights the input"
+    for row in listed_json("compositions", "--space", "host", "--router", "llama4"):
+        batched = row["backend"] in ("low_latency", "pplx")
+        expect((condition in row["why"]) == (batched and row["answer"] != "no"), row)
+    for wrong in (["routers", "--backend", "naive"], ["models", "--space", "host"], ["policies", "--experts", "onednn"], ["sideways"]):
+        run = moe("list", *wrong, ranks=0)
+        expect(run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1, f"list {wrong}: {run}")
+
+
+def bound(scheme):
+    return BOUNDS[next(name for name in sorted(BOUNDS, key=len, reverse=True) if scheme.startswith(name))]
+
+
+def run_row(row, block, output):
+    """What is wrong with the answer of a row; None if nothing."""
+    run = moe("block", block, "--output", output, "--device", row["space"], "--backend", row["backend"], "--experts", row["experts"],
+              "--quantization", row["quantization"], ranks=0)
+    if row["answer"] != "yes":
+        code = "E_CONFIG" if row["answer"] == "no" else "E_UNSUPPORTED"
+        right = run.returncode == 1 and run.stdout == "" and run.stderr.startswith(f"moe: {code}: ") and run.stderr.strip().endswith(row["why"])
+        return None if right else f"refused in other words: {run}"
+    if row["space"] == "cuda" and run.stderr.strip() == NO_GPU:
+        return None
+    if run.returncode != 0 and row["experts"].startswith("hopper") and "E_UNSUPPORTED" in run.stderr and "sm_90a" in run.stderr:
+        return None  # another GPU than Hopper
+    if run.returncode != 0:
+        return str(run)
+    return same_output(values(read(output)[0]["output"]), values(read(block)[0]["expected"]), bound(row["quantization"]))
+
+
+def check_answers(table):
+    """Every yes; of the others each kind of reason once for each pair of backend and experts."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        block = padded_block(BLOCK, folder / "block.safetensors", 128, 128)
+        seen = set()
+        jobs = []
+        for i, row in enumerate(table):
+            kind = (row["answer"], row["why"], row["space"], row["experts"])
+            same_space = "different memory spaces" not in row["why"]
+            if same_space and (row["answer"] == "yes" or kind not in seen):
+                jobs.append((run_row, row, block, folder / f"{i}.safetensors"))
+            seen.add(kind)
+        for job, problem in zip(jobs, in_parallel(jobs, 4)):
+            expect(problem is None, f"{job[1]}: {problem}")
+        yes = [job for job in jobs if job[1]["answer"] == "yes"]
+        print(f"{len(yes)} compositions answered yes, {len(jobs) - len(yes)} others")
+
+
+def check_build(table):
+    """A program without CUDA says so for all of the CUDA space that the rules allow; one with it has window backends and Hopper experts."""
+    cuda = [row for row in table if row["space"] == "cuda" and row["answer"] != "no"]
+    if any(NO_CUDA.endswith(row["why"]) for row in cuda if row["why"]):
+        expect(not any(row["answer"] == "yes" for row in cuda), "a program without CUDA runs a CUDA composition")
+    else:
+        expect(any(row["answer"] == "yes" and row["experts"] == "hopper_contiguous" for row in cuda), "no Hopper experts")
+        windows = {(row["backend"], row["experts"], row["answer"]) for row in cuda if row["backend"] in WINDOWS and row["quantization"] == "none"}
+        without_nccl = any("without NCCL" in row["why"] for row in cuda)
+        answer = "not in this program" if without_nccl else "yes"
+        expect({("low_latency", "hopper_masked", answer), ("high_throughput", "hopper_contiguous", answer)} <= windows, windows)
 
 
 check_names()
-check_compositions()
+check_policies()
+COMPOSITIONS = listed_json("compositions")
+check_filters(COMPOSITIONS)
+check_build(COMPOSITIONS)
+check_answers(COMPOSITIONS)
 print(f"{failures} failed")
 sys.exit(1 if failures else 0)

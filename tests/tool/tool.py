@@ -12,6 +12,9 @@ TOOL = os.environ["MOE_TOOL"]
 MPIEXEC = os.environ["MOE_MPIEXEC"]
 DATA = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
 CODES = {"F32": "f", "F64": "d", "I64": "q", "I32": "i", "I8": "b", "U8": "B"}
+NO_GPU = "moe: E_UNSUPPORTED: --device cuda: this machine has no usable GPU; use --device host"
+NO_NCCL = "not in this program: it was built without NCCL; install NCCL (nccl.h and libnccl, where the CUDA toolkit is) and configure again"
+NO_CUDA = "not in this program: it was built without CUDA; build the cuda preset, or use --device host"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -54,6 +57,31 @@ def values(tensor):
     if dtype == "BF16":
         raw, dtype = b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2)), "F32"
     return list(array.array(CODES[dtype], raw))
+
+
+def padded_block(file, output, hidden, intermediate):
+    """A block file with rows and experts padded by zeros to these sizes: its values stay the same."""
+    tensors, metadata = read(file)
+
+    def pad(tensor, rows, columns):
+        dtype, shape, raw = tensor
+        size = len(raw) // (shape[0] * shape[1])
+        width = shape[1] * size
+        wide = b"".join(raw[i:i + width] + bytes((columns - shape[1]) * size) for i in range(0, len(raw), width))
+        return dtype, [rows, columns], wide + bytes((rows - shape[0]) * columns * size)
+
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if name in ("hidden", "expected") or name.endswith("gate.weight"):
+            out[name] = pad(tensor, tensor[1][0], hidden)
+        elif ".shared_expert" in name:
+            out[name] = pad(tensor, hidden, tensor[1][1]) if "down_proj" in name else pad(tensor, tensor[1][0], hidden)
+        elif name.endswith(("down_proj.weight", "w2.weight")):
+            out[name] = pad(tensor, hidden, intermediate)
+        elif name.endswith(("gate_proj.weight", "up_proj.weight", "w1.weight", "w3.weight")):
+            out[name] = pad(tensor, intermediate, hidden)
+    write(output, out, {**metadata, "hidden_size": str(hidden), "intermediate_size": str(intermediate)})
+    return output
 
 
 def rows(tensor):

@@ -51,6 +51,8 @@ struct Memory<space::cuda> {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   }
   static void fill(void* p, int byte, std::size_t bytes) { check_cuda(cudaMemset(p, byte, bytes), "cudaMemset"); }
+  /// Waits for what the stream holds.
+  static void synchronize(cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 };
 
 /// An owned stream that does not wait for the legacy default stream.

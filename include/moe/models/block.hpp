@@ -223,6 +223,9 @@ class Block {
                      make_rows(device_.y.data(), rows, width), options, Stream<Space>{}, probe);
       if constexpr (requires { layer_.exchange().wait(Stream<Space>{}); }) {
         layer_.exchange().wait(Stream<Space>{});  // a copy to the host would wait for a dead rank for ever
+      } else if constexpr (requires { layer_.exchange().check(); }) {
+        Memory<Space>::synchronize(Stream<Space>{});  // kernels that wait for peers have a deadline
+        layer_.exchange().check();
       }
       if constexpr (kRounds) {
         to_host(rounded_.data(), device_.y.data(), rounded_.size());

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/compositions.hpp: every composition of the registry by the names of its policies, as this program has it: what
+// `moe list compositions` prints and what `moe layer` and `moe block` run.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "examples/moe/job.hpp"
+
+namespace moe_tool {
+
+using Runner = JobResult (*)(Job const&);
+
+struct CompositionRow {
+  std::string_view quantization;
+  std::string_view backend;
+  std::string_view space;  ///< of the backend
+  std::string_view experts;
+  std::string_view experts_space;
+  bool batched = false;           ///< the backend delivers batches by expert
+  char const* refused = nullptr;  ///< the sentence of the rule that forbids it
+  Runner run = nullptr;           ///< runs a job with it; null: not in this program
+  std::string builds{};           ///< not in this program, but in the library: what builds it
+
+  /// "yes", "not in this program" or "no".
+  std::string_view answer() const { return refused != nullptr ? "no" : run != nullptr ? "yes" : "not in this program"; }
+};
+
+/// The product of the registry's lists, quantisations outermost.
+std::vector<CompositionRow> const& compositions();
+
+/// The runner of the composition that the options name. E_CONFIG with the rule's sentence for one that the rules forbid; E_UNSUPPORTED,
+/// saying what builds it, for one that this program does not have.
+Runner runner_of(JobOptions const& options);
+
+}  // namespace moe_tool
