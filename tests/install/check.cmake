@@ -13,6 +13,9 @@ run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/build -G Ninja -DCMAKE_CXX_COMPIL
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer)
 run(${WORK}/build/consumer_host)
+if(TOOL)
+  run(${WORK}/prefix/bin/moe list compositions)
+endif()
 if(NVCC)
   run(${CMAKE_COMMAND} -S ${CUDA_CONSUMER} -B ${WORK}/cuda -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CUDA_COMPILER=${NVCC}
       -DCMAKE_CUDA_HOST_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DMOE_CUDA_ROOT=${CUDA_ROOT})

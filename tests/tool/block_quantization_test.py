@@ -35,7 +35,7 @@ def check(folder, file, scheme):
     return None if 1e-5 < report["error"] <= limit else f"{file.name}, {scheme}: error {report['error']}"
 
 
-listed = moe("list", "quantizations", ranks=0).stdout.split()
+listed = [line.split()[0] for line in moe("list", "quantizations", ranks=0).stdout.splitlines()]
 failures = [] if set(listed) == {"none", *SCHEMES} else [f"`moe list quantizations`: {listed}"]
 files = {re.sub(r"_e\d.*", "", f.name): f for f in sorted((DATA / "moe_blocks").glob("*.safetensors"), reverse=True)}
 with tempfile.TemporaryDirectory() as temporary:
