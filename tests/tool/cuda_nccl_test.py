@@ -7,7 +7,7 @@ import pathlib
 import sys
 import tempfile
 
-from tool import DATA, NO_CUDA, NO_GPU, NO_NCCL, moe, padded_block, read, same_output, same_routing, rows, values
+from tool import DATA, NO_CUDA, NO_GPU, NO_NCCL, NOT_HOPPER, moe, padded_block, read, same_output, same_routing, rows, values
 
 FILES = ("qwen3_moe", "deepseek_v3_e16k4", "mixtral_e8k2", "olmoe")
 COMMUNICATORS = ("all_to_all_v", "allgather_reduce_scatter", "naive")
@@ -24,6 +24,8 @@ def skips(error, ranks):
     """The reason to skip, from one exact message, and whether it holds for every case."""
     if error == NO_GPU or error.endswith((NO_NCCL, NO_CUDA)):
         return error, True
+    if error.startswith(NOT_HOPPER):
+        return error, False
     too_few = [f"moe: E_UNSUPPORTED: --device cuda: {ranks} ranks on one node, which has {gpus} GPUs; each rank needs its own" for gpus in range(1, ranks)]
     return (error, False) if error in too_few else (None, False)
 

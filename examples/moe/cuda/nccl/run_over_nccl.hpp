@@ -11,10 +11,16 @@
 
 namespace moe_tool {
 
-/// The job with the backend of that name in the list. Collective.
+/// The job with the backend of that name in the list. Collective. E_UNSUPPORTED on a GPU older than its kernels in this program.
 template <class Quant, class Experts, class Backends>
-JobResult run_with_nccl(Job const& job, Backends backends) {
+JobResult run_with_nccl(Job const& job, Backends backends, int oldest) {
   choose_device(job);
+  together(*job.comm, [&] {
+    if (int const sm = moe::device_architecture(); sm < oldest) {
+      throw moe::Error(moe::ErrorCode::unsupported,
+                       moe::text("--backend ", job.options.backend, ": the device is sm_", sm, ", sm_", oldest, " or newer is needed"));
+    }
+  });
   std::optional<moe::comm::Nccl> comm;
   together(*job.comm, [&] { comm.emplace(moe::comm::Nccl::over_communicator(*job.comm, {.timeout_ms = job.options.timeout_ms})); });
   JobResult result;
@@ -25,7 +31,7 @@ JobResult run_with_nccl(Job const& job, Backends backends) {
 
 template <class Quant, class Experts>
 JobResult run_over_nccl(Job const& job) {
-  return run_with_nccl<Quant, Experts>(job, moe::registry::backends_over_comm<moe::comm::Nccl>);
+  return run_with_nccl<Quant, Experts>(job, moe::registry::backends_over_comm<moe::comm::Nccl>, 80);
 }
 
 }  // namespace moe_tool

@@ -17,7 +17,7 @@ template <class Quant, class Experts, moe::ActivationFormat Format>
 JobResult run_over_nccl_window(Job const& job) {
   constexpr auto backends = boost::hana::filter(moe::registry::backends_over_window<moe::comm::NcclSymmetric>,
                                                 [](auto type) { return boost::hana::bool_c<decltype(type)::type::kFormat == Format>; });
-  return run_with_nccl<Quant, Experts>(job, backends);
+  return run_with_nccl<Quant, Experts>(job, backends, 90);
 }
 
 }  // namespace moe_tool
