@@ -107,8 +107,6 @@ void convert_row(From const* in, std::int64_t n, To* out) {
   }
 }
 
-using WindowTicket = Handle;
-
 /// Where an exchange stands: finalize() needs a prepare() before it, prepare() a finalized one.
 class CallOrder {
  public:

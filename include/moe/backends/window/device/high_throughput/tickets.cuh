@@ -56,7 +56,7 @@ class HighThroughputTickets {
   }
 
  private:
-  /// No word that another round or nobody has written begins with it.
+  /// The first bits of a word of this round: no word of another round begins with them, nor one that was never written.
   __device__ std::uint64_t key() const { return static_cast<std::uint64_t>(round_) << 32 | 0x80000000U; }
   __device__ bool is_open(std::uint64_t ticket) const { return ticket >> 31 == key() >> 31; }
   __device__ static int token(std::uint64_t ticket) { return static_cast<int>(ticket & 0x7fffffffU); }

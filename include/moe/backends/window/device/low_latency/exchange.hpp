@@ -180,7 +180,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
 
   /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
   std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
-  /// With masks: which ranks this one takes for dead. Synchronises the device. It says nothing of membership, which is the engine's.
+  /// With masks: which ranks this one takes for dead; the engine decides who is a member of the group. Synchronises the device.
   std::vector<bool> query_mask() const {
     auto const words = read_control<std::uint32_t>(*window_, comm::WindowControl::masked);
     return {words.begin(), words.end()};
@@ -194,7 +194,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     auto* const word = static_cast<char*>(window_->peer(window_->rank(), comm::WindowControl::masked)) + 4 * rank;
     check_cuda(cudaMemsetAsync(word, 1, 1, stream), "cudaMemsetAsync");
   }
-  /// Collective over all ranks, the masked ones too, between rounds: nobody is masked any more. Enqueues.
+  /// Collective over all ranks, the masked ones too, between rounds: afterwards no rank is masked. Enqueues.
   void clear_mask(cudaStream_t stream) {
     expect_masks();
     for (std::size_t i = 0; i < slots_.size(); ++i) {

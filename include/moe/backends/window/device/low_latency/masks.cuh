@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet
   }
 }
 
-/// Collective, between window_barrier kernels. Step 0: this rank's round to all. Step 1: the latest round of all is this rank's, nobody is
+/// Collective, between window_barrier kernels. Step 0: this rank's round to all. Step 1: the latest round of all is this rank's, no rank is
 /// masked.
 static __global__ void low_latency_rejoin(comm::WindowView const __grid_constant__ w, LowLatencyLayout const __grid_constant__ at,
                                           int step) {

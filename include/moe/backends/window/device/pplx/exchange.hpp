@@ -15,7 +15,7 @@ struct PplxGroup {
 };
 
 /// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine. Counts go by the round
-/// instead, in rings of four: a rank that no row comes back to waits for nobody in its combine, so that, with two dispatches under way, it
+/// instead, in rings of four: a rank that no row comes back to does not wait in its combine, so that, with two dispatches under way, it
 /// may send the third after the round whose counts a peer still waits to read.
 struct PplxLayout {
   static constexpr std::uint32_t kCountRounds = 4;

@@ -22,9 +22,9 @@ struct TwoSidedLayout {
   std::size_t planned = 0;          ///< round words of the plan
   std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
   std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round; by parity of the round, not of the call
-  std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, for ever
-  std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, for ever; it lies at the
-                                    ///< sender, which polls it
+  std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, never reset
+  std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, never reset; it lies at
+                                    ///< the sender, which polls it
   std::size_t entries = 0;          ///< [queue][source][depth][entry_bytes]
   std::size_t sent_tail = 0;        ///< own: u32 [queue][destination]
   std::size_t read_head = 0;        ///< own: u32 [queue][source]
