@@ -11,6 +11,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/check.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/core/config_defaults.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/layer_fingerprint.hpp"
 #include "moe/parallel/placement.hpp"
@@ -80,12 +81,14 @@ class Layer {
   using RouterType = Router;
 
   struct Params {
-    LayerShape shape{};                    ///< dimensions that Config leaves dynamic
+    /// Dimensions that Config leaves dynamic.
+    LayerShape shape = default_shape<Config>();
     std::int64_t max_tokens_per_rank = 0;  ///< T_max: rows that one forward() may bring on any rank
     ExpertPlacement placement;             ///< which rank owns which physical expert; for one rank ExpertPlacement(E, 1)
-    typename Router::Params router{};
+    /// Unset, router and activation have what Config states (core/config_defaults.hpp), so that a preset's constants hold.
+    typename Router::Params router = default_router_params<Config, typename Router::Params>();
     Quant quantization{};
-    typename Config::Activation activation{};
+    typename Config::Activation activation = default_activation<Config>();
     typename Backend::Params backend{};
     typename Experts::Params experts{};
     /// Load balancing: the router's logical ids become physical ones before they are dispatched. The tables lie in the layer's space and

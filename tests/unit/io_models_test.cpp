@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "expect_error.hpp"
+#include "moe/core/config_defaults.hpp"
 #include "moe/io/layer_from_config.hpp"
 
 namespace {
@@ -34,7 +34,7 @@ struct Released {
 // The class whose default values are those of the release that it names.
 #define MOE_DEFAULTS(model) "huggingface/transformers src/transformers/models/" model "/configuration_" model ".py (defaults)"
 #define MOE_BRIDGE(path) "NVIDIA-NeMo/Megatron-Bridge tests/unit_tests/models/" path
-#define MOE_TABLE "no copy of the released file found; the model table of the specification"
+#define MOE_GENZ "abhibambhaniya/GenZ-LLM-Analyzer GenZ/Models/Model_sets/misc.py, after the released config.json"
 
 constexpr Released kReleased[] = {
     {"Mixtral-8x7B", MOE_AIC("mistralai--Mixtral-8x7B-v0.1_config.json"),
@@ -153,24 +153,24 @@ constexpr Released kReleased[] = {
       "shared_intermediate_size": 0, "scoring_func": "sigmoid", "quantization_config": {"quant_method": "fp8", "fmt": "float8_e4m3fn",
       "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "e_score_correction_bias",
       "lm_head"]}})"},
-    {"MiniMax-M2", MOE_TABLE ", under the model type of the first release",
+    {"MiniMax-M2", "the values above, under the model type of the first release",
      R"({"model_type": "minimax", "architectures": ["MiniMaxM2ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072,
       "intermediate_size": 1536, "num_local_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 62,
       "scoring_func": "sigmoid", "use_routing_bias": true})"},
     {"Phi-3.5-MoE", MOE_DEFAULTS("phimoe"),
      R"({"model_type": "phimoe", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 6400, "num_local_experts": 16,
       "num_experts_per_tok": 2, "num_hidden_layers": 32, "router_jitter_noise": 0.01})"},
-    {"Granite-3.0-1b-a400m", MOE_TABLE,
+    {"Granite-3.0-1b-a400m", "Stuart0l/llm-runtime-study tests/test_config.py (valid_granite_config)",
      R"({"model_type": "granitemoe", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 512,
       "num_local_experts": 32, "num_experts_per_tok": 8, "num_hidden_layers": 24})"},
-    {"Granite-3.0-3b-a800m", MOE_TABLE,
+    {"Granite-3.0-3b-a800m", "ibm-granite/granite-3.1-3b-a800m-instruct config.json (the same network), as public planners' tests quote it",
      R"({"model_type": "granitemoe", "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 512,
       "num_local_experts": 40, "num_experts_per_tok": 8, "num_hidden_layers": 32})"},
     {"ERNIE-4.5-21B-A3B", MOE_DEFAULTS("ernie4_5_moe"),
      R"({"model_type": "ernie4_5_moe", "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 12288, "moe_intermediate_size": 1536,
       "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_k": 6, "num_hidden_layers": 28, "moe_layer_start_index": 1,
       "moe_layer_end_index": -1, "moe_layer_interval": 1, "moe_norm_min": 1e-12})"},
-    {"ERNIE-4.5-300B-A47B", MOE_TABLE,
+    {"ERNIE-4.5-300B-A47B", "Huawei MindIE's tests of ErniemoeRouter (atb_llm), a copy of the released config.json",
      R"({"model_type": "ernie4_5_moe", "hidden_act": "silu", "hidden_size": 8192, "moe_intermediate_size": 3584,
       "moe_num_experts": 64, "moe_num_shared_experts": 0, "moe_k": 8, "num_hidden_layers": 54, "moe_layer_start_index": 3,
       "moe_layer_end_index": 53, "moe_layer_interval": 1})"},
@@ -188,13 +188,14 @@ constexpr Released kReleased[] = {
     {"Grok-1", "xai-org/grok-1 run.py and model.py, which were released instead of a config.json",
      R"({"model_type": "grok-1", "hidden_size": 6144, "intermediate_size": 32768, "num_experts": 8, "num_experts_per_tok": 2,
       "num_hidden_layers": 64})"},
-    {"DBRX", MOE_TABLE,
-     R"({"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16,
-      "moe_top_k": 4, "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05}})"},
-    {"Jamba-1.5-Mini", MOE_TABLE,
+    {"DBRX", "lablup/mlxcel src/models/dbrx_tests.rs (dbrx-instruct)",
+     R"({"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "ffn_config": {"ffn_act_fn": {"name": "silu"}, "ffn_hidden_size": 10752,
+      "moe_num_experts": 16, "moe_top_k": 4, "moe_jitter_eps": 0, "moe_loss_weight": 0.05, "moe_normalize_expert_weights": 1,
+      "uniform_expert_assignment": false}})"},
+    {"Jamba-1.5-Mini", MOE_GENZ,
      R"({"model_type": "jamba", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
       "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 32, "expert_layer_offset": 1, "expert_layer_period": 2})"},
-    {"Jamba-1.5-Large", MOE_TABLE,
+    {"Jamba-1.5-Large", MOE_GENZ,
      R"({"model_type": "jamba", "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 24576,
       "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 72, "expert_layer_offset": 1, "expert_layer_period": 2})"},
 };
@@ -254,8 +255,24 @@ void check(Released const& release) {
     EXPECT_EQ(d.router_bias, M::router_bias);
     EXPECT_EQ(d.expert_bias, M::expert_bias);
     EXPECT_EQ(d.activation.kind, M::Activation::kKind);
-    float const limit = d.activation.constants.limit;
-    EXPECT_EQ(limit < std::numeric_limits<float>::infinity() ? limit : 0.0F, M::activation_limit);
+    auto const constants = moe::default_activation<M>().constants;
+    EXPECT_EQ(constants.limit, d.activation.constants.limit);
+    EXPECT_EQ(constants.alpha, d.activation.constants.alpha);
+    EXPECT_EQ(constants.situ_gate, d.activation.constants.situ_gate);
+    EXPECT_EQ(constants.situ_up, d.activation.constants.situ_up);
+    auto const params = moe::default_router_params<M, typename M::Router::Params>();
+    if constexpr (requires { params.routed_scaling_factor; }) {
+      EXPECT_EQ(params.routed_scaling_factor, d.router.routed_scaling_factor);
+    }
+    if constexpr (requires { params.logit_softcap; }) {
+      EXPECT_EQ(params.logit_softcap, d.router.logit_softcap);
+    }
+    if constexpr (requires { params.router_jitter_noise; }) {
+      EXPECT_EQ(params.router_jitter_noise, d.router.sparsemixer_eps);
+    }
+    if constexpr (requires { params.renorm; }) {
+      EXPECT_EQ(params.renorm, d.router.renorm);
+    }
     if (!hash) expect_router<typename M::Router>(d.router, d.correction_bias);
   }
 }

@@ -16,6 +16,8 @@ struct Ernie4_5_21B_A3B : ModelDefaults {
   static constexpr int num_experts = 64;
   static constexpr int topk = 6;
   static constexpr int num_layers = 28;
+  static constexpr routing::Renorm renorm = routing::Renorm::floor;
+  static constexpr float renorm_eps = 1e-12F;
   static constexpr int first_moe_layer = 1;
   static constexpr int num_shared_experts = 2;
   static constexpr int shared_intermediate = 3072;

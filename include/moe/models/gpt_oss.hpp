@@ -19,6 +19,7 @@ struct GptOss_20B : ModelDefaults {
   static constexpr int num_layers = 24;
   static constexpr bool router_bias = true;
   static constexpr bool expert_bias = true;
+  static constexpr float activation_alpha = 1.702F;
   static constexpr float activation_limit = 7.0F;
 };
 

@@ -17,6 +17,7 @@ struct Grok_1 : ModelDefaults {
   static constexpr int num_experts = 8;
   static constexpr int topk = 2;
   static constexpr int num_layers = 64;
+  static constexpr float logit_softcap = 30.0F;
 };
 
 }  // namespace moe::models

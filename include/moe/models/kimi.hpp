@@ -27,6 +27,8 @@ struct Kimi_K3 : ModelDefaults {
   static constexpr char const* kName = "Kimi-K3";
   using Router = routing::BiasedTopK<routing::Scoring::sigmoid, routing::Renormalize::yes>;
   using Activation = activation::Fixed<activation::Kind::situ>;
+  static constexpr float situ_gate = 4.0F;
+  static constexpr float situ_up = 25.0F;
   static constexpr int hidden = 3584;
   static constexpr int block_hidden = 7168;
   static constexpr int intermediate = 3072;

@@ -9,7 +9,8 @@ namespace moe::models {
 
 /// A model is a struct of constexpr values that derives from this: a LayerConfig (core/layer_config.hpp) in bf16 with a silu gate, plus
 /// what the rest of its MoE block and its layers look like. The values are those of the released config.json; a checkpoint's own
-/// configuration always goes first (io/layer_from_config.hpp). A number that is not the model's is 0.
+/// configuration always goes first (io/layer_from_config.hpp). A number that is not the model's is 0. A layer takes them where its user
+/// gives no Params for the router or the activation (core/config_defaults.hpp).
 struct ModelDefaults : LayerDefaults {
   using Act = bf16;
   using Weight = bf16;
@@ -29,7 +30,8 @@ struct ModelDefaults : LayerDefaults {
   static constexpr bool router_bias = false;
   static constexpr bool expert_bias = false;
   static constexpr bool weight_on_input = false;
-  static constexpr float activation_limit = 0.0F;  ///< clamp of the activation
+  static constexpr float activation_alpha = 0.0F;  ///< constants of the activation (activation::Constants); 0: the activation's own
+  static constexpr float activation_limit = 0.0F;  ///< its clamp
 };
 
 }  // namespace moe::models

@@ -16,6 +16,7 @@ struct Phi3_5_MoE : ModelDefaults {
   static constexpr int num_experts = 16;
   static constexpr int topk = 2;
   static constexpr int num_layers = 32;
+  static constexpr float router_jitter_noise = 0.01F;
 };
 
 }  // namespace moe::models
