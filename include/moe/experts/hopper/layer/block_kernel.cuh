@@ -222,6 +222,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     cluster_wait();
   }
   wait_for_dependencies();
+
   if (threadIdx.x == 0) *memory.control() = *p.align.control;
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // as the next call's sort expects it
   ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
@@ -229,13 +230,18 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
 
   if (warp >= kConsumerThreads / 32) {
     give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
+    // Waits for room in the ring, for a free place to announce a unit and, in phase 1, for published rows of any CTA.
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
+    // Waits for announced units and for both warpgroups to have stored one of phase 0.
     if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
+    // Wait for announced units and for room in the ring.
     if ((threadIdx.x - kConsumerThreads) / 2 == 16) load_block_scales<Stages>(p, memory, static_cast<int>(threadIdx.x) & 1);
   } else {
+    // Wait for announced units and for full stages of the ring; release each stage to all loaders of the cluster.
     take_registers<232>();
     int const group = warp >> 2;
     if (p.align.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
+
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {

@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_wait();
   }
   wait_for_dependencies();
+
   if (MaxRows <= kSelfAlignRows && p.self_align) {
     if (p.align.max_tokens * p.align.topk <= 32) {
       if (warp == 0) {
@@ -146,17 +147,21 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   if (warp >= kConsumerThreads / 32) {
     give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
     if (warp == kConsumerThreads / 32) {
+      // Waits for room in the ring and for a free place to announce a unit; for no rows.
       if (threadIdx.x == kConsumerThreads) load_weights<S, Stages, Cluster>(p, memory, rank);
     } else {
+      // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
       load_rows<S, Stages, MaxRows>(p, memory, warp - kConsumerThreads / 32 - 1);
     }
   } else {
+    // Wait for announced units and for full stages of the ring; release each stage to the loaders of every CTA of the cluster.
     take_registers<208>();
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
     if (p.standard && (nothing || (p.align.topk == 1 && memory.control()->missing > 0))) {
       detail::zero_rows<typename SchemeTraits<S>::Output, kConsumerThreads / 32>(p.align, p.out, nothing);
     }
+
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {

@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   }
   launch_dependents();
   wait_for_dependencies();
+
   if (warp == 0) {
     Control const control = split_plan(p);
     if (threadIdx.x == 0) *memory.control() = control;
@@ -81,15 +82,20 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   if (warp >= 4 * Groups) {
     give_registers<Groups == 2 ? 88 : 56>();
     if (warp == 4 * Groups) {
+      // Waits for room in the ring and for a free place to announce a unit; for no rows.
       if (threadIdx.x == L::kConsumers) load_weights<L>(p, memory);
     } else {
+      // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
       load_rows<MaxRows, L>(p, memory, warp - 4 * Groups - 1);
     }
   } else {
+    // Wait for announced units and for full stages of the ring; release each stage to both loaders.
     take_registers<Groups == 2 ? 208 : 104>();
     int const group = warp >> 2;
-    if (p.standard && p.align.topk == 1 && memory.control()->missing > 0)
+    if (p.standard && p.align.topk == 1 && memory.control()->missing > 0) {
       hopper::detail::zero_rows<__nv_bfloat16, L::kConsumers / 32>(p.align, p.out, false);
+    }
+
     RingState<Stages> ring;
     RingState<kUnitSlots> slot;
     while (true) {
