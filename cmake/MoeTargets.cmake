@@ -39,6 +39,7 @@ moe_component(io nlohmann_json::nlohmann_json)
 moe_component(mpi MPI::MPI_CXX)
 if(TARGET moe_mpi)
   target_compile_definitions(moe_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)  # the C interface only
+  target_link_libraries(moe_mpi INTERFACE rt)  # shm_open, in libc itself from glibc 2.34 on
 endif()
 moe_component(onednn MoeOneDnn::dnnl)
 if(TARGET moe_io AND TARGET moe_mpi AND TARGET moe_onednn)
