@@ -112,6 +112,31 @@ Tensors stacked() {
   t[kRoot + "experts.mlp.w2"] = tensor({kE * kI, kH}, [](auto, auto r, auto h) { return down(r / kI, h, r % kI); });
   return t;
 }
+/// Inkling: stacked, rows of gate and up in turns.
+Tensors interleaved_rows() {
+  Tensors t = router();
+  t[kRoot + "experts.w13_weight"] =
+      tensor({kE, 2 * kI, kH}, [](auto e, auto row, auto h) { return row % 2 == 0 ? gate(e, row / 2, h) : up(e, row / 2, h); });
+  t[kRoot + "experts.w2_weight"] = tensor({kE, kH, kI}, down);
+  return t;
+}
+/// Step-3.7: stacked, each projection in a tensor of its own beside the router.
+Tensors apart() {
+  Tensors t = router();
+  t[kRoot + "gate_proj.weight"] = tensor({kE, kI, kH}, gate);
+  t[kRoot + "up_proj.weight"] = tensor({kE, kI, kH}, up);
+  t[kRoot + "down_proj.weight"] = tensor({kE, kH, kI}, down);
+  return t;
+}
+/// Aria: transposed, with names of its own.
+Tensors aria() {
+  Tensors t = transposed();
+  t[kRoot + "experts.fc1.weight"] = t[kRoot + "experts.gate_up_proj"];
+  t[kRoot + "experts.fc2.weight"] = t[kRoot + "experts.down_proj"];
+  t.erase(kRoot + "experts.gate_up_proj");
+  t.erase(kRoot + "experts.down_proj");
+  return t;
+}
 Tensors granite() {
   Tensors t = router();
   t[kRoot + "input_linear.weight"] = tensor({kE, 2 * kI, kH}, gate_up);
@@ -174,6 +199,25 @@ TEST(LayerWeights, M4_AllLayoutsGiveIdenticalTensors) {
   expect_canonical(load(transposed(), description(WeightLayout::fused_transposed)));
   expect_canonical(load(interleaved(), description(WeightLayout::fused_transposed_interleaved)));
   expect_canonical(load(stacked(), description(WeightLayout::stacked)));
+  expect_canonical(load(interleaved_rows()));
+  expect_canonical(load(apart()));
+  expect_canonical(load(aria(), description(WeightLayout::fused_transposed)));
+}
+
+TEST(LayerWeights, StackedLayoutsNameWhatIsMissingOrMisshapen) {
+  for (char const* shard : {"up_proj.weight", "down_proj.weight"}) {
+    Tensors t = apart();
+    t.erase(kRoot + shard);
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }),
+               "missing expert weights: layer 1, all experts, shard " + std::string(shard));
+    t[kRoot + shard] = tensor({kE, kI, kH + 1}, up);
+    EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), shard);
+  }
+  Tensors t = interleaved_rows();
+  t.erase(kRoot + "experts.w2_weight");
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "all experts, shard experts.w2_weight");
+  t[kRoot + "experts.w2_weight"] = tensor({kE, kI, kH}, up);
+  EXPECT_HAS(message_of(ErrorCode::argument, [&] { load(t); }), "experts.w2_weight");
 }
 
 TEST(LayerWeights, Invariant1_Bf16IsKeptBitForBit) {
