@@ -43,13 +43,15 @@ def check_names():
     expect({"no_expert_parallel", "naive", "allgather_reduce_scatter", "all_to_all_v", *WINDOWS} <= set(names("backends")), "backends")
     spaces = {tuple(line.split()) for line in listed("backends")}
     expect({(name, space) for name in WINDOWS for space in ("host", "cuda")} <= spaces, "windows in both spaces")
-    expect({"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16"} <= set(names("experts")), "experts")
+    experts = {"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16"}
+    expect(experts <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
-    expect(quantizations[0] == "none" and {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int4_group128",
-                                           "mxfp8", "mxfp4", "nvfp4"} <= set(quantizations), "quantizations")
-    expect(any(re.fullmatch(r"fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated", line) for line in listed("quantizations")),
-           "how a scheme runs on each architecture")
+    schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int4_group128", "mxfp8", "mxfp4",
+               "nvfp4"}
+    expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")
+    fp8 = "fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated"
+    expect(any(re.fullmatch(fp8, line) for line in listed("quantizations")), "how a scheme runs on each architecture")
     models = "\n".join(listed("models"))
     for family in ("Mixtral", "Qwen2", "Qwen3", "Qwen3-Next", "OLMoE", "DeepSeek-V2", "DeepSeek-V3"):
         expect(family in models, f"models do not name {family}:\n{models}")
@@ -68,7 +70,8 @@ def check_policies():
     for row in table:
         expect(row["type"].startswith("moe::") and row["include"].startswith("moe/") and row["links"].startswith("moe::"), row)
     lines = listed("policies")
-    expect(len(lines) == len(table) and all(row["type"] in line and row["include"] in line for row, line in zip(table, lines)), "policies as text")
+    same = all(row["type"] in line and row["include"] in line for row, line in zip(table, lines))
+    expect(same and len(lines) == len(table), "policies as text")
     expect({row["space"] for row in listed_json("policies", "--space", "cuda")} == {"cuda", "both"}, "policies of one space")
 
 
@@ -77,14 +80,16 @@ def check_filters(table):
     summary = listed("compositions")
     expect(len(summary) < 40, f"{len(summary)} lines without a filter")
     counts = [sum(row["answer"] == answer for row in table) for answer in ANSWERS]
-    words = f"{counts[0]} of {len(table)} compositions run in this program, {counts[1]} more are in the library, the rules forbid {counts[2]}"
+    words = (f"{counts[0]} of {len(table)} compositions run in this program, {counts[1]} more are in the library, "
+             f"the rules forbid {counts[2]}")
     expect(words in summary, f"the summary does not say: {words}")
     for filters in ({"space": "cuda", "backend": "low_latency"}, {"experts": "hopper_masked"}, {"quantization": "none", "space": "host"}):
         options = [word for key, value in filters.items() for word in ("--" + key, value)]
         chosen = [row for row in table if all(row[key] == value for key, value in filters.items())]
         expect(listed_json("compositions", *options) == chosen, f"{filters}: the same rows")
         *lines, total = listed("compositions", *options)
-        expect(len(lines) == len(chosen) and f" of {len(chosen)} compositions" in total, f"{filters}: {len(lines)} lines, {len(chosen)} rows")
+        right = len(lines) == len(chosen) and f" of {len(chosen)} compositions" in total
+        expect(right, f"{filters}: {len(lines)} lines, {len(chosen)} rows")
         for line, row in zip(lines, chosen):
             first = row["answer"] + ("" if row["answer"] == "yes" else ":")
             expect(re.match(rf"{first} +{row['quantization']} +{row['backend']} \({row['space']}\) +{row['experts']}( |$)", line), line)
@@ -108,7 +113,8 @@ def run_row(row, block, output):
               "--quantization", row["quantization"], ranks=0)
     if row["answer"] != "yes":
         code = "E_CONFIG" if row["answer"] == "no" else "E_UNSUPPORTED"
-        right = run.returncode == 1 and run.stdout == "" and run.stderr.startswith(f"moe: {code}: ") and run.stderr.strip().endswith(row["why"])
+        words = run.stderr.startswith(f"moe: {code}: ") and run.stderr.strip().endswith(row["why"])
+        right = run.returncode == 1 and run.stdout == "" and words
         return None if right else f"refused in other words: {run}"
     if row["space"] == "cuda" and run.stderr.strip() == NO_GPU:
         return None
@@ -145,7 +151,8 @@ def check_build(table):
         expect(not any(row["answer"] == "yes" for row in cuda), "a program without CUDA runs a CUDA composition")
     else:
         expect(any(row["answer"] == "yes" and row["experts"] == "hopper_contiguous" for row in cuda), "no Hopper experts")
-        windows = {(row["backend"], row["experts"], row["answer"]) for row in cuda if row["backend"] in WINDOWS and row["quantization"] == "none"}
+        plain = [row for row in cuda if row["backend"] in WINDOWS and row["quantization"] == "none"]
+        windows = {(row["backend"], row["experts"], row["answer"]) for row in plain}
         without_nccl = any("without NCCL" in row["why"] for row in cuda)
         answer = "not in this program" if without_nccl else "yes"
         expect({("low_latency", "hopper_masked", answer), ("high_throughput", "hopper_contiguous", answer)} <= windows, windows)
