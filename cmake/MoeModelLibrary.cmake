@@ -30,12 +30,12 @@ function(moe_add_model_library name)
   set(number 0)
   foreach(composition IN LISTS arg_COMPOSITIONS)
     # The layer's members live in the base, which an instantiation of the derived class alone would leave out.
-    set(layer "moe::detail::Layer<${composition}>")
+    set(layer "moe::detail::Layer<moe::Composition<${composition}>>")
     set(instantiations "template class ${layer};\n")
     foreach(logits IN LISTS arg_LOGITS)
-      string(APPEND instantiations "template void ${layer}::forward<${logits}, moe::NoProbe>(typename ${layer}::Hidden, "
+      string(APPEND instantiations "template void ${layer}::run<${logits}, moe::NoProbe>(typename ${layer}::Hidden, "
         "moe::Rows<${logits} const>, typename ${layer}::Output, moe::ForwardOptions const&, moe::Stream<typename ${layer}::Space>, "
-        "moe::NoProbe&&);\n")
+        "moe::NoProbe&);\n")
     endforeach()
     set(source ${folder}/${name}_${number}.${extension})
     file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${instantiations}" @ONLY)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the
-// same predicates stop a wrong composition at compile time and explain it in `moe list compositions`.
+// core/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the same
+// predicates stop a wrong composition at compile time and explain it in `moe list compositions`. Policies that lack a member of their
+// contract (core/contract/) are told so first.
 #pragma once
 
 #include <cstddef>
@@ -10,26 +11,11 @@
 #include <utility>
 
 #include "moe/core/array.hpp"
+#include "moe/core/concepts.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe {
-
-/// A constant as a type, so that the compiler prints it when a rule is broken.
-template <auto V>
-struct Value {};
-
-// One macro, because static_assert takes nothing but a literal: it declares the rule's sentence for run time and, as a template
-// that is instantiated only for a broken rule, the error whose arguments are the values that do not fit.
-#define MOE_RULE(Rule, sentence)                                                 \
-  struct Rule {                                                                  \
-    static constexpr char const* kName = #Rule;                                  \
-    static constexpr char const* kSentence = sentence;                           \
-    template <class... Found>                                                    \
-    struct Broken {                                                              \
-      static_assert(sizeof...(Found) == static_cast<std::size_t>(-1), sentence); \
-    };                                                                           \
-  }
 
 namespace rules {
 MOE_RULE(SameSpace,
@@ -85,16 +71,6 @@ MOE_RULE(TopKInBounds,
 
 namespace detail {
 
-/// What a rule says of one composition. Found: the values it compared.
-template <class Rule, bool Holds, class... Found>
-struct Verdict {
-  static constexpr bool kHolds = Holds;
-  static constexpr char const* kRule = Rule::kName;
-  static constexpr char const* kSentence = Rule::kSentence;
-  template <bool>  // lazily: naming the error must not instantiate it
-  using Error = typename Rule::template Broken<Found...>;
-};
-
 /// True if a dimension is left to run time or is a multiple of `unit`.
 constexpr bool fits(int dimension, int unit) { return dimension == dynamic || dimension % unit == 0; }
 
@@ -106,37 +82,13 @@ constexpr bool topk_in_bounds() {
   return Config::topk >= 1 && Config::topk <= kMaxTopK && (Config::num_experts == dynamic || Config::topk <= Config::num_experts);
 }
 
-template <class Experts>
-constexpr bool promises_batch_invariance() {
-  return requires { requires Experts::kBatchInvariant; };
-}
-
-/// A backend sums over ranks in rank order unless it says otherwise.
-template <class Backend>
-constexpr bool keeps_rank_order() {
-  if constexpr (requires { Backend::kBatchInvariant; }) {
-    return Backend::kBatchInvariant;
-  } else {
-    return true;
-  }
-}
-
-/// A backend carries activations of every element type unless it says otherwise.
-template <class Backend, class Act>
-constexpr bool carries_element() {
-  if constexpr (requires { Backend::template carries_element<Act>(); }) {
-    return Backend::template carries_element<Act>();
-  } else {
-    return true;
-  }
-}
-
 /// All rules over one composition, in the order in which they are reported.
 template <class Config, class Router, class Quant, class Backend, class Experts>
 struct Verdicts {
   using Act = typename Config::Act;
   static constexpr ActivationFormat kFormat = Backend::kFormat;
-  static constexpr int kShared = Experts::template shared_memory_bytes<Config, Quant>();
+  static constexpr int kShared = facts::shared_memory_bytes<Experts, Config, Quant>();
+  static constexpr int kSharedLimit = facts::shared_memory_limit<Experts>();
   static constexpr bool kTopKOneOrDynamic = Config::topk == dynamic || Config::topk == 1;
 
   using type = std::tuple<
@@ -146,7 +98,7 @@ struct Verdicts {
       Verdict<rules::TopKInBounds, topk_in_bounds<Config>(), Value<Config::topk>, Value<Config::num_experts>>,
       Verdict<rules::ExpertsSupportElement, Experts::template supports_element<Act, typename Config::Weight>(), Experts, Act,
               typename Config::Weight>,
-      Verdict<rules::BackendCarriesElement, carries_element<Backend, Act>(), Backend, Act>,
+      Verdict<rules::BackendCarriesElement, facts::carries_element<Backend, Act>(), Backend, Act>,
       Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(), Experts,
               typename Config::Activation>,
       Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>,
@@ -162,51 +114,50 @@ struct Verdicts {
               Value<Config::intermediate>>,
       Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
               Value<Config::intermediate>>,
-      Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || promises_batch_invariance<Experts>(), Experts>,
-      Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || keeps_rank_order<Backend>(), Backend>,
-      Verdict<rules::SharedMemoryFits, kShared <= Experts::kSharedMemoryLimit, Value<kShared>, Value<Experts::kSharedMemoryLimit>>>;
+      Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || facts::experts_are_batch_invariant<Experts>(), Experts>,
+      Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || facts::backend_is_batch_invariant<Backend>(), Backend>,
+      Verdict<rules::SharedMemoryFits, kShared <= kSharedLimit, Value<kShared>, Value<kSharedLimit>>>;
 };
 
-template <class List, std::size_t I = 0>
-constexpr std::size_t first_broken() {
-  if constexpr (I == std::tuple_size_v<List>) {
-    return I;
-  } else if constexpr (!std::tuple_element_t<I, List>::kHolds) {
-    return I;
-  } else {
-    return first_broken<List, I + 1>();
-  }
-}
-
-struct NoBrokenRule {};
-template <class List, std::size_t I, bool AllHold = I == std::tuple_size_v<List>>
-struct FirstBroken {
-  using type = typename std::tuple_element_t<I, List>::template Error<true>;
+/// The members that depend on what the policies are composed with.
+template <class Config, class Quant, class Backend, class Experts>
+struct MembersFor {
+  using type = decltype(std::tuple_cat(std::declval<BackendContractFor<Backend, Quant>>(),
+                                       std::declval<ExpertsContractFor<Experts, Config, Quant>>()));
 };
-template <class List, std::size_t I>
-struct FirstBroken<List, I, true> {
+
+/// The verdict of the first broken rule of several lists. A list is made only if all rules of those before it hold.
+template <class... Lists>
+struct FirstBrokenOf {
   using type = NoBrokenRule;
+};
+template <class List, class... Later>
+struct FirstBrokenOf<List, Later...> {
+  using Here = FirstBrokenRule<typename List::type>;
+  using type = typename std::conditional_t<std::is_same_v<Here, NoBrokenRule>, FirstBrokenOf<Later...>, std::type_identity<Here>>::type;
 };
 
 }  // namespace detail
 
-/// Whether five policies compose, decided by the rules alone: nothing of the policies is instantiated.
-template <class Config, class Router, class Quant, class Backend, class Experts>
+/// Whether five policies compose, decided by their contracts and the rules alone: nothing of the policies is instantiated.
+template <class ConfigT, class RouterT, class QuantT, class BackendT, class ExpertsT>
 struct Composition {
-  using Rules = typename detail::Verdicts<Config, Router, Quant, Backend, Experts>::type;
-  static constexpr std::size_t kFirstBroken = detail::first_broken<Rules>();
-  static constexpr bool kLegal = kFirstBroken == std::tuple_size_v<Rules>;
+  using Config = ConfigT;
+  using Router = RouterT;
+  using Quant = QuantT;
+  using Backend = BackendT;
+  using Experts = ExpertsT;
+  using FirstBroken = typename detail::FirstBrokenOf<
+      std::type_identity<detail::ConfigContract<Config>>, std::type_identity<detail::RouterContract<Router>>,
+      std::type_identity<detail::QuantizationContract<Quant>>, std::type_identity<detail::BackendContract<Backend>>,
+      std::type_identity<detail::ExpertsContract<Experts>>, detail::MembersFor<Config, Quant, Backend, Experts>,
+      detail::Verdicts<Config, Router, Quant, Backend, Experts>>::type;
+  static constexpr bool kLegal = std::is_same_v<FirstBroken, detail::NoBrokenRule>;
   /// The broken rule's static assertion when instantiated; an empty struct if none is broken.
-  using Error = typename detail::FirstBroken<Rules, kFirstBroken>::type;
+  using Error = typename FirstBroken::template Error<true>;
 
   /// The sentence of the first broken rule, or null.
-  static constexpr char const* reason() {
-    if constexpr (kLegal) {
-      return nullptr;
-    } else {
-      return std::tuple_element_t<kFirstBroken, Rules>::kSentence;
-    }
-  }
+  static constexpr char const* reason() { return FirstBroken::kSentence; }
 };
 
 }  // namespace moe

@@ -4,8 +4,10 @@
 
 #include <concepts>
 #include <cstdint>
+#include <tuple>
 
 #include "moe/core/array.hpp"
+#include "moe/core/contract/rule.hpp"
 #include "moe/core/error.hpp"
 
 namespace moe {
@@ -30,17 +32,48 @@ template <class Config>
   requires requires { Config::batch_invariant; }
 inline constexpr bool kBatchInvariant<Config> = Config::batch_invariant;
 
-/// A layer configuration: dimensions, element types, and the activation policy between the two GEMMs.
 template <class C>
-concept LayerConfig = requires {
+concept ConfigHasHidden = requires {
   { C::hidden } -> std::convertible_to<int>;
-  { C::intermediate } -> std::convertible_to<int>;
-  { C::num_experts } -> std::convertible_to<int>;
-  { C::topk } -> std::convertible_to<int>;
-  typename C::Act;
-  typename C::Weight;
-  typename C::Activation;
 };
+MOE_MEMBER(ConfigHasHidden, "the layer configuration", "static constexpr int hidden", "H, or moe::dynamic");
+template <class C>
+concept ConfigHasIntermediate = requires {
+  { C::intermediate } -> std::convertible_to<int>;
+};
+MOE_MEMBER(ConfigHasIntermediate, "the layer configuration", "static constexpr int intermediate", "I on this rank, or moe::dynamic");
+template <class C>
+concept ConfigHasNumExperts = requires {
+  { C::num_experts } -> std::convertible_to<int>;
+};
+MOE_MEMBER(ConfigHasNumExperts, "the layer configuration", "static constexpr int num_experts", "E, or moe::dynamic");
+template <class C>
+concept ConfigHasTopK = requires {
+  { C::topk } -> std::convertible_to<int>;
+};
+MOE_MEMBER(ConfigHasTopK, "the layer configuration", "static constexpr int topk", "experts per token, or moe::dynamic");
+template <class C>
+concept ConfigHasAct = requires { typename C::Act; };
+MOE_MEMBER(ConfigHasAct, "the layer configuration", "using Act", "element of hidden states and outputs");
+template <class C>
+concept ConfigHasWeight = requires { typename C::Weight; };
+MOE_MEMBER(ConfigHasWeight, "the layer configuration", "using Weight", "element of unquantised weights");
+template <class C>
+concept ConfigHasActivation = requires { typename C::Activation; };
+MOE_MEMBER(ConfigHasActivation, "the layer configuration", "using Activation", "the function between the two matrix products");
+
+namespace detail {
+template <class C>
+using ConfigContract =
+    std::tuple<Verdict<rules::ConfigHasHidden, ConfigHasHidden<C>, C>, Verdict<rules::ConfigHasIntermediate, ConfigHasIntermediate<C>, C>,
+               Verdict<rules::ConfigHasNumExperts, ConfigHasNumExperts<C>, C>, Verdict<rules::ConfigHasTopK, ConfigHasTopK<C>, C>,
+               Verdict<rules::ConfigHasAct, ConfigHasAct<C>, C>, Verdict<rules::ConfigHasWeight, ConfigHasWeight<C>, C>,
+               Verdict<rules::ConfigHasActivation, ConfigHasActivation<C>, C>>;
+}  // namespace detail
+
+/// A layer configuration: dimensions, element types, and the activation policy between the two matrix products.
+template <class C>
+concept LayerConfig = detail::kAllHold<detail::ConfigContract<C>>;
 
 /// Most rows, columns or experts of a layer, so that sizes of arrays do not overflow.
 inline constexpr std::int64_t kMostSize = std::int64_t{1} << 24;

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/contract/policy.hpp: what policies of several kinds have.
+#pragma once
+
+#include <concepts>
+
+#include "moe/core/contract/rule.hpp"
+#include "moe/core/space.hpp"
+
+namespace moe {
+
+/// Has a name that the command line and the registry use.
+template <class P>
+concept Named = requires {
+  { P::kName } -> std::convertible_to<char const*>;
+};
+MOE_MEMBER(PolicyHasName, "the policy", "static constexpr char const* kName", "its name in lists and messages");
+
+/// Lives in one memory space.
+template <class P>
+concept HasSpace = std::same_as<typename P::Space, space::host> || std::same_as<typename P::Space, space::cuda>;
+MOE_MEMBER(PolicyHasSpace, "the policy", "using Space", "moe::space::host or moe::space::cuda");
+
+/// What the user gives at construction; default constructible where a layer's parameters may leave it out.
+template <class P>
+concept HasParams = requires { typename P::Params; };
+MOE_MEMBER(PolicyHasParams, "the policy", "struct Params", "what the user gives at construction");
+
+namespace detail {
+/// Whether a class is defined, not only declared.
+template <class T>
+concept IsDefined = requires { sizeof(T); };
+}  // namespace detail
+
+}  // namespace moe

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer/construction.hpp: how a layer is built: what it refuses, what its ranks agree on, the memory that it takes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "moe/core/error.hpp"
+#include "moe/layer/layer.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/parallel/layer_fingerprint.hpp"
+
+namespace moe::detail {
+
+template <class C>
+Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
+    : shape_(build(comm, [&] { return Shape<Config>(layer_shape(p.shape)); })),
+      router_(build(comm, [&] { return make_router(p.router); })),
+      num_slots_(router_.num_slots()),
+      mapping_(p.mapping),
+      load_(p.load),
+      max_tokens_(agreed_max_tokens(comm, weights, p)),
+      exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
+      kernel_(build(comm, [&] { return Kernel(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_); })) {
+  build(comm, [&] { take_memory(); });
+  agree_on_construction(comm);
+  if (p.log) {
+    p.log(text("moe: ", RouterType::kName, ", ", Quant::kName, ", ", Backend::kName, ", ", Experts::kName, " on rank ", comm.rank(), " of ",
+               comm.size(), ": ", memory().arena, " bytes in the arena, ", memory().window, " in the window"));
+  }
+}
+
+template <class C>
+Layer<C>::~Layer() = default;
+
+/// A router whose weight belongs on the input makes the layer put it there, whatever the caller's shape says.
+template <class C>
+LayerShape Layer<C>::layer_shape(LayerShape shape) {
+  shape.weight_on_input = shape.weight_on_input || RouterType::kWeightOnInput;
+  return shape;
+}
+
+template <class C>
+auto Layer<C>::make_router(typename RouterType::Params const& params) -> RouterType {
+  try {
+    return RouterType(params);
+  } catch (Error const& e) {
+    if constexpr (requires { params.num_experts == 0; }) {
+      if (params.num_experts == 0) {
+        throw Error(e.code(), text(".router is missing in the layer's parameters, or leaves num_experts at 0: ", e.what()));
+      }
+    }
+    throw;
+  }
+}
+
+template <class C>
+auto Layer<C>::row_quantization([[maybe_unused]] Quant const& quant) -> RowQuant {
+  if constexpr (std::is_same_v<RowQuant, Quant>) {
+    return quant;
+  } else {
+    return {};
+  }
+}
+
+/// Collective. T_max, once every rank has found its own arguments right.
+template <class C>
+std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
+  build(comm, [&] {
+    check_router();
+    if (p.max_tokens_per_rank > kMostSize) {
+      throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostSize));
+    }
+    check_mapping(p.placement, p.backend);
+    check_local_experts(weights, p.placement, comm.rank(), comm.size());
+  });
+  agree_on_fingerprint(comm, layer_fingerprint<Config, Backend>(shape_, router_, p.quantization, p.activation, p.placement));
+  return p.max_tokens_per_rank;
+}
+
+template <class C>
+void Layer<C>::take_memory() {
+  ids_ = arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots());
+  weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
+  if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * router_.topk());
+  if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
+  if constexpr (Space::kKind == SpaceKind::cuda) device_counters_ = take_zeroed_counters();
+  arena_.seal();
+}
+
+template <class C>
+routing::RouteCounters* Layer<C>::take_zeroed_counters() {
+  auto* const counters = arena_.template take<routing::RouteCounters>(1);
+  Memory<Space>::fill(counters, 0, sizeof *counters);
+  return counters;
+}
+
+template <class C>
+void Layer<C>::check_router() const {
+  if (router_.num_slots() != router_.topk()) {
+    throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
+                                             router_.num_slots(), "; run shared experts beside the layer"));
+  }
+  if (router_.topk() != shape_.topk()) {
+    throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
+  }
+  if (router_.num_experts() != shape_.num_experts()) {
+    throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
+  }
+}
+
+/// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read one for each of
+/// the weights. Weights without a matrix are left to the experts; a placement of other ranks to the exchange.
+template <class C>
+void Layer<C>::check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks) {
+  if (weights.w13.rows == 0 || placement.ep_size() != num_ranks) return;
+  std::int64_t const held = weights.w13.codes.extent(0);
+  int const owned = placement.num_local(rank);
+  bool const batched = Backend::kFormat == ActivationFormat::batched;
+  if (held < owned || (batched && held > owned)) {
+    throw Error(ErrorCode::argument,
+                text("expert weights: ", held, " experts, the placement gives rank ", rank, batched ? " exactly " : " ", owned));
+  }
+}
+
+template <class C>
+void Layer<C>::check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const {
+  if (!maps()) {
+    for (int slot = 0; slot < placement.num_physical(); ++slot) {
+      if (placement.logical(slot) != slot) {
+        throw Error(ErrorCode::state,
+                    text("EPLB enabled but logical_to_physical is not set: slot ", slot, " holds expert ", placement.logical(slot)));
+      }
+    }
+    if (placement.num_physical() != shape_.num_experts()) {
+      throw Error(ErrorCode::config, text("placement: ", placement.num_physical(),
+                                          " physical experts, without a mapping expected num_experts ", shape_.num_experts()));
+    }
+    return;
+  }
+  routing::validate(mapping_);
+  auto expect = [](char const* what, int value, int wanted) {
+    if (value != wanted) {
+      throw Error(ErrorCode::config, text("mapping: ", what, " is ", value, ", the layer has ", wanted));
+    }
+  };
+  expect("num_experts", mapping_.num_experts, shape_.num_experts());
+  expect("num_physical", mapping_.num_physical, placement.num_physical());
+  if (kBatchInvariant<Config> && mapping_.num_physical > mapping_.num_experts && sums_by_rank(backend)) {
+    throw Error(ErrorCode::config,
+                text("batch_invariant: ", mapping_.num_physical, " physical experts for ", mapping_.num_experts,
+                     ": which replica a token goes to, and so which of its outputs one rank adds, depends on its place in "
+                     "the batch. Have one replica of each, or a backend that returns every choice's output"));
+  }
+}
+
+/// Whether a token's outputs are added on the ranks of its experts before they come back.
+template <class C>
+bool Layer<C>::sums_by_rank(typename Backend::Params const& backend) {
+  return Backend::kReduction != TopKReduction::backend || facts::deduplicates(backend);
+}
+
+}  // namespace moe::detail

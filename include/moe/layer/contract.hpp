@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer/contract.hpp: the kernel and the exchange that a legal composition owns, and the judgement of their members. Unlike the rules of
+// core/check.hpp this instantiates the two classes.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "moe/core/check.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/parallel/placement.hpp"
+#include "moe/routing/row/route_args.hpp"
+
+namespace moe {
+
+namespace rules {
+MOE_RULE(ExchangeIsDefined,
+         "moe: the backend's exchange is declared and not defined. "
+         "Fix: include the header that defines it before the layer is named (docs/errors.md#missing-include)");
+MOE_RULE(KernelIsDefined,
+         "moe: the experts' kernel is declared and not defined. "
+         "Fix: include the header that defines it before the layer is named (docs/errors.md#missing-include)");
+}  // namespace rules
+
+/// Routes a batch on the host. routing/row/route_args.hpp says what is read and written.
+template <class R>
+concept RouterSelectsOnHost = requires(R const& r, routing::RouteArgs<float> const& args) { r.select(args); };
+MOE_MEMBER(RouterSelectsOnHost, "the router", "template <class L> void select(routing::RouteArgs<L> const&) const",
+           "routes a batch on the host");
+/// Routes a batch on the device. With load balancing the layer calls routing::route_fused() instead, hence the base class
+/// RowRouter<Config>.
+template <class R>
+concept RouterSelectsOnDevice = requires(R const& r, routing::RouteArgs<float> const& args, Stream<space::cuda> stream) {
+  typename R::Config;
+  r.select(args, stream);
+};
+MOE_MEMBER(RouterSelectsOnDevice, "the router", "template <class L> void select(routing::RouteArgs<L> const&, cudaStream_t) const",
+           "routes a batch on the device; with the type Config and the base routing::RowRouter<Config>");
+
+namespace detail {
+
+/// The member templates that make the two objects.
+template <class C>
+struct PartTemplates {
+  using type = std::tuple<
+      Verdict<rules::ExpertsHaveKernel, ExpertsHaveKernel<typename C::Experts, typename C::Config, typename C::Quant, C::Backend::kFormat>,
+              typename C::Experts>,
+      Verdict<rules::BackendHasExchange, BackendHasExchange<typename C::Backend, typename C::Config, typename C::Quant, float>,
+              typename C::Backend>>;
+};
+
+/// The types of the two objects. The rows that the backend hands over are quantised by Quant, or by what the experts would rather read if
+/// the rows stay on their rank.
+template <class C>
+struct Parts {
+  using Config = typename C::Config;
+  using Kernel = typename C::Experts::template Kernel<Config, typename C::Quant, C::Backend::kFormat>;
+  using RowQuant = typename std::conditional_t<facts::rows_stay<typename C::Backend>(), facts::RowsRead<Kernel, typename C::Quant>,
+                                               std::type_identity<typename C::Quant>>::type;
+  using Exchange = typename C::Backend::template Exchange<Config, RowQuant, typename Kernel::Output>;
+};
+
+template <class C>
+struct KernelMembers {
+  using Kernel = typename C::Experts::template Kernel<typename C::Config, typename C::Quant, C::Backend::kFormat>;
+  using type =
+      std::tuple<Verdict<rules::KernelIsDefined, IsDefined<Kernel>, Kernel>,
+                 Verdict<rules::KernelHasOutput, KernelHasOutput<Kernel>, Kernel>,
+                 Verdict<rules::KernelIsBuilt, KernelIsBuilt<Kernel, typename C::Experts, typename C::Config, typename C::Quant>, Kernel>>;
+};
+
+template <class C>
+struct ExchangeDefinition {
+  using Exchange = typename Parts<C>::Exchange;
+  using type = std::tuple<Verdict<rules::ExchangeIsDefined, IsDefined<Exchange>, Exchange>>;
+};
+/// The rule of the header that defines the exchange, for a backend whose own header only declares it.
+template <class Exchange>
+struct ExchangeInclude {
+  using type = std::tuple<>;
+};
+template <class Exchange>
+  requires requires { typename Exchange::MissingInclude; }
+struct ExchangeInclude<Exchange> {
+  using type = std::tuple<Verdict<typename Exchange::MissingInclude, false, Exchange>>;
+};
+template <class C>
+struct ExchangeIncluded : ExchangeInclude<typename Parts<C>::Exchange> {};
+
+template <class C>
+struct ExchangeMembers {
+  using type = ExchangeContract<typename Parts<C>::Exchange, typename C::Backend, typename C::Config, typename Parts<C>::RowQuant>;
+};
+
+/// What kernel and router make of the exchange's arrays.
+template <class C>
+struct Meeting {
+  using Config = typename C::Config;
+  using Router = typename C::Router;
+  using Exchange = typename Parts<C>::Exchange;
+  using Kernel = typename Parts<C>::Kernel;
+  using Space = typename C::Backend::Space;
+  using Tokens = decltype(std::declval<Exchange&>().prepare(std::declval<RoutedTokens<typename Config::Act, Config::hidden> const&>(),
+                                                            std::declval<Stream<Space>>()));
+  using Out = decltype(std::declval<Exchange&>().expert_output());
+  using RouterVerdict =
+      std::conditional_t<Space::kKind == SpaceKind::host, Verdict<rules::RouterSelectsOnHost, RouterSelectsOnHost<Router>, Router>,
+                         Verdict<rules::RouterSelectsOnDevice, RouterSelectsOnDevice<Router>, Router>>;
+  using type = std::tuple<Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict>;
+};
+
+/// The first member that kernel, exchange or router lack. C: a legal Composition.
+template <class C>
+using BrokenPart = typename FirstBrokenOf<PartTemplates<C>, KernelMembers<C>, ExchangeDefinition<C>, ExchangeIncluded<C>,
+                                          ExchangeMembers<C>, Meeting<C>>::type;
+
+}  // namespace detail
+}  // namespace moe

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer/forward.hpp: one call of a layer: validate → route → prepare → experts → finalize.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+#include "moe/layer/layer.hpp"
+#include "moe/routing/route.hpp"
+#include "moe/routing/row/row_router.hpp"
+#include "moe/routing/zero_experts.hpp"
+
+namespace moe::detail {
+
+template <class C>
+template <class L, class Probe>
+void Layer<C>::run(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe) {
+  try {
+    validate(hidden, logits.extent(0), logits.extent(1), output);
+    if (options.num_rows != nullptr && !facts::takes_row_count<Exchange>()) {
+      throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
+    }
+    rows_ = hidden.extent(0);
+    probe.begin(Phase::route);
+    route(logits, options, stream);
+    probe.end(Phase::route);
+  } catch (...) {  // a caller's own routing function may throw anything
+    exchange_.abandon(stream);
+    throw;
+  }
+
+  probe.begin(Phase::dispatch);
+  auto const tokens = exchange_.prepare(
+      RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights(), options.num_rows, facts::skips_foreign_ids<Kernel>()},
+      stream);
+  probe.end(Phase::dispatch);
+
+  probe.begin(Phase::experts);
+  try {
+    kernel_.apply(tokens, facts::expert_output(exchange_, output), stream);
+  } catch (...) {
+    exchange_.abandon(stream);  // the other ranks wait in finalize()
+    throw;
+  }
+  probe.end(Phase::experts);
+
+  probe.begin(Phase::combine);
+  exchange_.finalize(output, stream);
+  probe.end(Phase::combine);
+}
+
+/// topk_ids() and topk_weights(), and in dispatched_ the ids that leave this rank: physical, and none for a zero expert, which needs
+/// no rank. On the device without a mapping the exchange leaves zero experts out itself.
+template <class C>
+template <class L>
+void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream) {
+  routing::RouteArgs<L> const args{
+      logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,     options.token_ids,     topk_ids(),
+      topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights};
+  if constexpr (Space::kKind == SpaceKind::host) {
+    router_.select(args);
+    for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
+      dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
+    }
+    if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
+  } else if (!maps()) {
+    router_.select(args, stream);
+  } else {
+    routing::FusedRouting<L> fused{
+        .args = args, .mapping = &mapping_, .recorder = load_, .logical_ids = ids_, .zero_expert_weights = zero_weights_};
+    fused.args.topk_ids = make_rows(dispatched_, rows_, router_.topk());
+    routing::route_fused(static_cast<routing::RowRouter<typename RouterType::Config> const&>(router_), fused, stream);
+  }
+}
+
+template <class C>
+void Layer<C>::validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const {
+  std::int64_t const m = hidden.extent(0);
+  auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
+    if (value != wanted) {
+      throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
+    }
+  };
+  auto check_layer_rows = [](char const* what, auto const& rows) {
+    check_rows(what, rows);
+    if constexpr (Space::kKind == SpaceKind::cuda) {
+      check_alignment(what, rows.data_handle(), rows.extent(0), rows.stride(0) * static_cast<std::int64_t>(sizeof(Act)));
+    }
+  };
+  expect("hidden_states: width", hidden.extent(1), shape_.hidden());
+  expect("output: width", output.extent(1), shape_.hidden());
+  expect("output: rows", output.extent(0), m);
+  expect("router_logits: rows", logit_rows, m);
+  expect("router_logits: width", logit_cols, router_.num_logits());
+  check_layer_rows("hidden_states", hidden);
+  check_layer_rows("output", output);
+  if (m > max_tokens_) {
+    throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
+  }
+}
+
+template <class C>
+Rows<std::int32_t const> Layer<C>::dispatched_ids() const {
+  return make_rows(static_cast<std::int32_t const*>(dispatched_ != nullptr ? dispatched_ : ids_), rows_, router_.topk());
+}
+
+template <class C>
+routing::RouteCounters Layer<C>::counters() const {
+  routing::RouteCounters counted = counters_;
+  if constexpr (Space::kKind == SpaceKind::cuda) Memory<Space>::copy_to_host(&counted, device_counters_, sizeof counted);
+  return counted;
+}
+
+template <class C>
+void Layer<C>::weights_changed(Stream<Space> stream) {
+  facts::weights_changed(kernel_, stream);
+}
+
+template <class C>
+void Layer<C>::wait(Stream<Space> stream) {
+  facts::wait(exchange_, stream);
+}
+
+template <class C>
+void Layer<C>::check() {
+  facts::check(exchange_);
+}
+
+}  // namespace moe::detail

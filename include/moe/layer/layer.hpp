@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer/layer.hpp: the layer that a legal composition makes. Members that do work are defined out of class, in construction.hpp and
+// forward.hpp, and are not inline: where a model library declares the layer `extern template`, a program compiles none of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <type_traits>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/concepts.hpp"
+#include "moe/core/config_defaults.hpp"
+#include "moe/layer/arguments.hpp"
+#include "moe/layer/contract.hpp"
+#include "moe/layer/options.hpp"
+#include "moe/parallel/placement.hpp"
+#include "moe/routing/expert_mapping.hpp"
+#include "moe/routing/row/route_args.hpp"
+
+namespace moe::detail {
+
+/// C: a legal Composition.
+template <class C>
+class Layer {
+ public:
+  using Config = typename C::Config;
+  using RouterType = typename C::Router;
+  using Quant = typename C::Quant;
+  using Backend = typename C::Backend;
+  using Experts = typename C::Experts;
+  using Space = typename Experts::Space;
+  using Comm = typename Backend::Comm;
+  using Act = typename Config::Act;
+  using Kernel = typename Parts<C>::Kernel;
+  using RowQuant = typename Parts<C>::RowQuant;  ///< of the rows that the backend hands over
+  using Exchange = typename Parts<C>::Exchange;
+  using Weights = WeightsOf<Config, Quant>;
+  using Hidden = Rows<Act const, Config::hidden>;
+  using Output = Rows<Act, Config::hidden>;
+
+  struct Params {
+    /// Dimensions that Config leaves dynamic.
+    LayerShape shape = default_shape<Config>();
+    std::int64_t max_tokens_per_rank = 0;  ///< T_max: rows that one forward() may bring on any rank
+    /// Which rank owns which physical expert; for one rank ExpertPlacement(E, 1). Required.
+    ExpertPlacement placement = missing_placement<Layer>();
+    /// Unset, router and activation have what Config states (core/config_defaults.hpp), so that a preset's constants hold.
+    typename RouterType::Params router = default_router_params<Config, typename RouterType::Params>();
+    Quant quantization{};
+    typename Config::Activation activation = default_activation<Config>();
+    typename Backend::Params backend{};
+    typename Experts::Params experts{};
+    /// Load balancing: the router's logical ids become physical ones before they are dispatched. The tables lie in the layer's space and
+    /// may be rewritten between calls (eplb::MapTables). Unset: physical ids are the logical ones.
+    routing::ExpertMapping mapping{};
+    routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
+    /// Told once, at the end of construction, what the layer is and takes, in one line. Unset: silent.
+    std::function<void(std::string const&)> log{};
+  };
+
+  /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer. Throws
+  /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
+  /// naming the first choice that differs between them.
+  Layer(Comm& comm, Weights const& weights, Params const& p);
+  ~Layer();
+  Layer(Layer&&) = delete;  // immovable: kernels, graphs and peers hold its addresses. Fix: keep it in std::optional or std::unique_ptr
+  Layer& operator=(Layer&&) = delete;
+
+  /// Collective. hidden [M, H], logits [M, num_logits] (float, bf16 or f16) → output [M, H]; M may differ between ranks and be 0.
+  /// Enqueues on `stream` and returns (host space: returns when done). No allocation. Throws before any work if an argument is
+  /// wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER. Views of another element, rank or width do not compile.
+  template <class HiddenArg, class LogitsArg, class OutputArg, class Probe = NoProbe>
+  void forward(HiddenArg const& hidden, LogitsArg const& logits, OutputArg const& output, ForwardOptions const& options = {},
+               Stream<Space> stream = {}, Probe&& probe = {}) {
+    using Broken = FirstBrokenRule<typename ForwardArguments<Hidden, Output, Act, HiddenArg, LogitsArg, OutputArg>::type>;
+    if constexpr (std::is_same_v<Broken, NoBrokenRule>) {
+      run<std::remove_cv_t<typename LogitsArg::element_type>>(hidden, logits, output, options, stream, probe);
+    } else {
+      [[maybe_unused]] typename Broken::template Error<true> const error;
+    }
+  }
+
+  /// To be called where the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay:
+  /// experts that keep a form of their own of the weights make it anew, in stream order.
+  void weights_changed(Stream<Space> stream = {});
+  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws what went wrong. Does nothing for backends
+  /// whose work ends by itself.
+  void wait(Stream<Space> stream = {});
+  /// Throws what went wrong in calls that the stream has finished, for backends that enqueue; the others have thrown it from the call.
+  void check();
+
+  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
+  Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, num_slots_); }
+  Rows<float> topk_weights() { return make_rows(weights_, rows_, num_slots_); }
+  Shape<Config> const& shape() const { return shape_; }
+  RouterType const& router() const { return router_; }
+  Exchange& exchange() { return exchange_; }
+  Kernel& kernel() { return kernel_; }
+  LayerMemory memory() const { return {arena_.bytes(), facts::window_bytes(exchange_)}; }
+  /// Bytes that the layer holds on this rank besides its weights: memory(), summed.
+  std::size_t bytes() const { return memory().arena + memory().window; }
+  /// What routing has counted since construction: rows without a finite logit (all NaN or -inf). These go to the first k experts with
+  /// weight 1/k, or nowhere if the router's `degenerate` says drop. A NaN beside finite logits only leaves its expert out. CUDA space:
+  /// reads device memory, so synchronise the stream first, and do not call while it is captured.
+  routing::RouteCounters counters() const;
+
+ private:
+  // ---- construction.hpp
+  static LayerShape layer_shape(LayerShape shape);
+  static RouterType make_router(typename RouterType::Params const& params);
+  static RowQuant row_quantization(Quant const& quant);
+  std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const;
+  void take_memory();
+  routing::RouteCounters* take_zeroed_counters();
+  void check_router() const;
+  void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
+  static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
+  static bool sums_by_rank(typename Backend::Params const& backend);
+  bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
+
+  // ---- forward.hpp
+  template <class L, class Probe>
+  void run(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
+  template <class L>
+  void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream);
+  void validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const;
+  Rows<std::int32_t const> dispatched_ids() const;
+
+  Arena<Space> arena_;
+  Shape<Config> shape_;
+  RouterType router_;
+  std::int64_t num_slots_;
+  routing::ExpertMapping mapping_;
+  routing::LoadRecorder load_;
+  std::int64_t max_tokens_;
+  Exchange exchange_;
+  Kernel kernel_;
+  std::int32_t* ids_ = nullptr;         // [T_max, k + fused shared]
+  float* weights_ = nullptr;            // as ids_
+  std::int32_t* dispatched_ = nullptr;  // [T_max, k]; null: ids_ is dispatched
+  float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
+  std::int64_t rows_ = 0;
+  routing::RouteCounters counters_;                    // host space
+  routing::RouteCounters* device_counters_ = nullptr;  // [1] CUDA space
+};
+
+}  // namespace moe::detail
