@@ -90,7 +90,7 @@ struct ExchangeIncluded : ExchangeInclude<typename Parts<C>::Exchange> {};
 
 template <class C>
 struct ExchangeMembers {
-  using type = ExchangeContract<typename Parts<C>::Exchange, typename C::Backend, typename C::Config, typename Parts<C>::RowQuant>;
+  using type = ExchangeCalls<typename Parts<C>::Exchange, typename C::Backend, typename C::Config, typename Parts<C>::RowQuant>;
 };
 
 /// What kernel and router make of the exchange's arrays.

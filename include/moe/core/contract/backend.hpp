@@ -110,7 +110,7 @@ MOE_MEMBER(ExchangeAbandons, "the exchange", "abandon(Stream<Space>)", "ends a r
 
 namespace detail {
 template <class X, class Backend, class Config, class Quant>
-using ExchangeContract =
+using ExchangeCalls =
     std::tuple<Verdict<rules::ExchangeIsBuilt, ExchangeIsBuilt<X, Backend, Config, Quant>, X>,
                Verdict<rules::ExchangeHasMaxRows, ExchangeHasMaxRows<X>, X>,
                Verdict<rules::ExchangePrepares, ExchangePrepares<X, Config>, X>, Verdict<rules::ExchangeHasOutput, ExchangeHasOutput<X>, X>,
