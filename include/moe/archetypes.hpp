@@ -178,9 +178,9 @@ struct ArchetypeExperts {
    public:
     using Output = float;
     Kernel(Shape<Config> const& shape, WeightsOf<Config, Quant> const&, std::int64_t, Quant const&, typename Config::Activation const&,
-           Params const&, Arena<space::host>&)
+           Params const&, Arena<Space>&)
         : hidden_(shape.hidden()) {}
-    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, HostStream) const {
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, Stream<Space>) const {
       for (std::int64_t r = 0; r < y.extent(0); ++r) {
         for (std::int64_t h = 0; h < hidden_; ++h) {
           y(r, h) = 0.0F;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe.hpp: everything that a host program needs to compose and run a layer. MPI and oneDNN policies come along where their headers are;
-// backends over windows do not (backends/<name>_host.hpp, comm/mpi_shared.hpp).
+// moe.hpp: everything that a host program needs to compose and run a layer on one rank; experts::OneDnn comes along where its header is.
+// What needs a library or a compiler of its own does not: MPI (comm/mpi.hpp, comm/mpi_shared.hpp), backends over windows of the host
+// (backends/window/host/<name>.hpp), the CUDA space (backends/window/device/, backends/collective/, experts/*.cuh).
 #pragma once
 
 #include "moe/activation/activation.hpp"
@@ -15,9 +16,6 @@
 #include "moe/parallel/placement.hpp"
 #include "moe/quantization/schemes.hpp"
 #include "moe/routing/routers.hpp"
-#if __has_include(<mpi.h>)
-#include "moe/comm/mpi.hpp"
-#endif
 #if __has_include(<dnnl.h>)
 #include "moe/experts/onednn.hpp"
 #endif

@@ -50,7 +50,7 @@ def main() -> int:
         for literal, slug in re.findall(r'"([^"\n]*docs/errors\.md#([\w-]+)[^"\n]*)"', text):
             if slug not in rules:
                 problems.append(f"{path.relative_to(root)}: docs/errors.md has no heading #{slug}")
-            if any(part in literal for part in expected):
+            if any(part in literal or literal in part for part in expected):
                 tested.add(slug)
     problems += [f"docs/errors.md: no test in tests/compile_fail breaks the rule {slug}" for slug in sorted(rules - tested)]
 

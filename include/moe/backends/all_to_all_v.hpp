@@ -14,12 +14,16 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space", "moe/backends/collective/all_to_all_v.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange of one communicator. Specialised per memory space.
 template <class Comm, class Config, class Quant, class Partial, class Space = typename Comm::Space>
-class AllToAllVExchange;
+class AllToAllVExchange : public moe::detail::NotIncluded<rules::AllToAllVOnDevice> {};
 }  // namespace detail
 
 /// Standard format over any communicator, on any transport that it has. Ranks exchange row counts first, so that each sends only what the

@@ -7,12 +7,20 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(HighThroughputOnHost, "the exchange of high_throughput over a window of the host",
+             "moe/backends/window/host/high_throughput.hpp");
+MOE_INCLUDED(HighThroughputOnDevice, "the exchange of high_throughput over a window of the device",
+             "moe/backends/window/device/high_throughput.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
-class HighThroughputExchange;
+class HighThroughputExchange
+    : public moe::detail::NotIncludedIn<typename Window::Space, rules::HighThroughputOnHost, rules::HighThroughputOnDevice> {};
 template <class Window>
 struct HighThroughputParams;
 }  // namespace detail

@@ -7,16 +7,23 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(LowLatencyOnHost, "the exchange of low_latency over a window of the host", "moe/backends/window/host/low_latency.hpp");
+MOE_INCLUDED(LowLatencyOnDevice, "the exchange of low_latency over a window of the device", "moe/backends/window/device/low_latency.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
-class LowLatencyExchange;
+class LowLatencyExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::LowLatencyOnHost, rules::LowLatencyOnDevice> {};
 template <class Window>
 struct LowLatencyParams;
 template <class Window>
-struct LowLatencyRankMajorParams;
+struct LowLatencyRankMajorParams {
+  struct type {};
+};
 }  // namespace detail
 
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host

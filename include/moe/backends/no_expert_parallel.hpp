@@ -10,12 +10,17 @@
 #include "moe/core/buffer.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(NoExpertParallelOnDevice, "the exchange of no_expert_parallel in the CUDA space",
+             "moe/backends/collective/no_expert_parallel.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange of one space. Specialised for the host below, for the device in no_expert_parallel.cuh.
 template <class Space, class Config, class Quant, class Partial>
-class LocalExchange;
+class LocalExchange : public moe::detail::NotIncluded<rules::NoExpertParallelOnDevice> {};
 }  // namespace detail
 
 /// Standard format, no communication, any quantisation, any top-k.

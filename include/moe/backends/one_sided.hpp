@@ -7,12 +7,17 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(OneSidedOnHost, "the exchange of one_sided over a window of the host", "moe/backends/window/host/one_sided.hpp");
+MOE_INCLUDED(OneSidedOnDevice, "the exchange of one_sided over a window of the device", "moe/backends/window/device/one_sided.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
-class OneSidedExchange;
+class OneSidedExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::OneSidedOnHost, rules::OneSidedOnDevice> {};
 template <class Window>
 struct OneSidedParams;
 }  // namespace detail

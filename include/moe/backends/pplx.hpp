@@ -11,12 +11,17 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(PplxOnHost, "the exchange of pplx over a window of the host", "moe/backends/window/host/pplx.hpp");
+MOE_INCLUDED(PplxOnDevice, "the exchange of pplx over a window of the device", "moe/backends/window/device/pplx.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
-class PplxExchange;
+class PplxExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::PplxOnHost, rules::PplxOnDevice> {};
 template <class Window>
 struct PplxParams;
 }  // namespace detail

@@ -7,12 +7,17 @@
 #include "moe/core/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(TwoSidedOnHost, "the exchange of two_sided over a window of the host", "moe/backends/window/host/two_sided.hpp");
+MOE_INCLUDED(TwoSidedOnDevice, "the exchange of two_sided over a window of the device", "moe/backends/window/device/two_sided.cuh");
+}  // namespace moe::rules
+
 namespace moe::backends {
 
 namespace detail {
 /// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
-class TwoSidedExchange;
+class TwoSidedExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::TwoSidedOnHost, rules::TwoSidedOnDevice> {};
 template <class Window>
 struct TwoSidedParams;
 }  // namespace detail

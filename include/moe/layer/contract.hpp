@@ -50,24 +50,29 @@ struct PartTemplates {
               typename C::Backend>>;
 };
 
+template <class C>
+using KernelOf = typename C::Experts::template Kernel<typename C::Config, typename C::Quant, C::Backend::kFormat>;
+
 /// The types of the two objects. The rows that the backend hands over are quantised by Quant, or by what the experts would rather read if
 /// the rows stay on their rank.
 template <class C>
 struct Parts {
   using Config = typename C::Config;
-  using Kernel = typename C::Experts::template Kernel<Config, typename C::Quant, C::Backend::kFormat>;
+  using Kernel = KernelOf<C>;
   using RowQuant = typename std::conditional_t<facts::rows_stay<typename C::Backend>(), facts::RowsRead<Kernel, typename C::Quant>,
                                                std::type_identity<typename C::Quant>>::type;
   using Exchange = typename C::Backend::template Exchange<Config, RowQuant, typename Kernel::Output>;
 };
 
 template <class C>
+struct KernelDefinition {
+  using type = std::tuple<Verdict<rules::KernelIsDefined, IsDefined<KernelOf<C>>, KernelOf<C>>>;
+};
+template <class C>
 struct KernelMembers {
-  using Kernel = typename C::Experts::template Kernel<typename C::Config, typename C::Quant, C::Backend::kFormat>;
-  using type =
-      std::tuple<Verdict<rules::KernelIsDefined, IsDefined<Kernel>, Kernel>,
-                 Verdict<rules::KernelHasOutput, KernelHasOutput<Kernel>, Kernel>,
-                 Verdict<rules::KernelIsBuilt, KernelIsBuilt<Kernel, typename C::Experts, typename C::Config, typename C::Quant>, Kernel>>;
+  using type = std::tuple<
+      Verdict<rules::KernelHasOutput, KernelHasOutput<KernelOf<C>>, KernelOf<C>>,
+      Verdict<rules::KernelIsBuilt, KernelIsBuilt<KernelOf<C>, typename C::Experts, typename C::Config, typename C::Quant>, KernelOf<C>>>;
 };
 
 template <class C>
@@ -112,8 +117,8 @@ struct Meeting {
 
 /// The first member that kernel, exchange or router lack. C: a legal Composition.
 template <class C>
-using BrokenPart = typename FirstBrokenOf<PartTemplates<C>, KernelMembers<C>, ExchangeDefinition<C>, ExchangeIncluded<C>,
-                                          ExchangeMembers<C>, Meeting<C>>::type;
+using BrokenPart = typename FirstBrokenOf<PartTemplates<C>, KernelDefinition<C>, KernelMembers<C>, ExchangeDefinition<C>,
+                                          ExchangeIncluded<C>, ExchangeMembers<C>, Meeting<C>>::type;
 
 }  // namespace detail
 }  // namespace moe

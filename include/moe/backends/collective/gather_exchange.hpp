@@ -13,6 +13,11 @@
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/backends/common/wire_row.hpp"
 
+namespace moe::rules {
+MOE_INCLUDED(GatherExchangeOnDevice, "the exchange of naive and allgather_reduce_scatter in the CUDA space",
+             "moe/backends/collective/gather_exchange.cuh");
+}  // namespace moe::rules
+
 namespace moe::detail {
 
 /// Where each rank's rows lie among the rows of all, in units of a row's bytes or elements. Host arrays of size entries.
@@ -28,7 +33,7 @@ struct RankSlices {
 ///   kReducesEverywhere                                              on the device: sum with all_reduce, else send each rank its rows
 /// Specialised per memory space.
 template <class Backend, class Config, class Quant, class Partial, class Space = typename Backend::Space>
-class GatherExchange;
+class GatherExchange : public NotIncluded<rules::GatherExchangeOnDevice> {};
 
 template <class Backend, class Config, class Quant, class Partial>
 class GatherExchange<Backend, Config, Quant, Partial, space::host> {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <type_traits>
 
 #include "moe/core/contract/rule.hpp"
 #include "moe/core/space.hpp"
@@ -27,6 +28,10 @@ concept HasParams = requires { typename P::Params; };
 MOE_MEMBER(PolicyHasParams, "the policy", "struct Params", "what the user gives at construction");
 
 namespace detail {
+/// NotIncluded with the rule of one space.
+template <class Space, class OnHost, class OnDevice>
+using NotIncludedIn = NotIncluded<std::conditional_t<std::same_as<Space, space::host>, OnHost, OnDevice>>;
+
 /// Whether a class is defined, not only declared.
 template <class T>
 concept IsDefined = requires { sizeof(T); };
