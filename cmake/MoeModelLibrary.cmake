@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeModelLibrary.cmake: libraries of explicit instantiations, so that a program that uses a composition need not compile it.
 #
-#   moe_add_model_library(<name> [CUDA] HEADERS <header>... COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"...
-#                         [LOGITS <type>...])
+#   moe_add_model_library(<name> [CUDA] HEADERS <header>... [KERNELS <header>...]
+#                         COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"... [LOGITS <type>...])
 #
 # compiles moe::ModularKernel<each composition> and its forward() for router logits of each type (default float), one translation unit
 # a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It also writes
-# <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp.
+# <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
+# no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the policies, so
+# that g++ compiles what links a CUDA library. forward() with a probe of the program's own is compiled where it is called.
 function(moe_add_model_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;COMPOSITIONS;LOGITS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;KERNELS;COMPOSITIONS;LOGITS")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
     message(FATAL_ERROR "moe_add_model_library(${name}): HEADERS and COMPOSITIONS are required")
   endif()
@@ -25,6 +27,10 @@ function(moe_add_model_library name)
   foreach(header IN LISTS arg_HEADERS)
     string(APPEND includes "#include <${header}>\n")
   endforeach()
+  set(kernels)
+  foreach(header IN LISTS arg_KERNELS)
+    string(APPEND kernels "#include <${header}>\n")
+  endforeach()
   set(declarations "// ${name}.hpp: generated; the compositions that the library ${name} holds.\n#pragma once\n${includes}")
   set(sources)
   set(number 0)
@@ -38,7 +44,7 @@ function(moe_add_model_library name)
         "moe::NoProbe&);\n")
     endforeach()
     set(source ${folder}/${name}_${number}.${extension})
-    file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${instantiations}" @ONLY)
+    file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${kernels}${instantiations}" @ONLY)
     string(REGEX REPLACE "(^|\n)template " "\\1extern template " instantiations "${instantiations}")
     string(APPEND declarations "${instantiations}")
     list(APPEND sources ${source})

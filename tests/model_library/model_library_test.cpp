@@ -8,7 +8,7 @@
 namespace {
 
 using Layer = moe::ModularKernel<moe_test::SmallConfig, moe_test::SmallRouter, moe::quantization::None, moe::backends::NoExpertParallel<>,
-                                 moe::experts::Reference<>>;
+                                 moe::experts::OneDnn>;
 
 TEST(ModelLibrary, LayerComesFromTheLibrary) {
   // Expert e multiplies by e + 1 in its first product: relu²(16 (e + 1)) in every one of 8 columns, summed by the second.

@@ -5,7 +5,7 @@
 #include <moe/activation/activation.hpp>
 #include <moe/backends/no_expert_parallel.hpp>
 #include <moe/core/layer_config.hpp>
-#include <moe/experts/reference.hpp>
+#include <moe/experts/onednn.hpp>
 #include <moe/quantization/none.hpp>
 #include <moe/routing/softmax_topk.hpp>
 

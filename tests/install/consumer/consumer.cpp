@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/consumer.cpp: includes the installed headers and uses one of them.
+// tests/install/consumer/consumer.cpp: includes the installed headers and uses one of them. MPI is not dragged in where it is visible.
 #include <moe/moe.hpp>
+
+#ifdef MPI_VERSION
+#error "moe/moe.hpp includes <mpi.h>"
+#endif
 
 int main() { return moe::name(moe::ErrorCode::argument) == "E_ARG" ? 0 : 1; }
