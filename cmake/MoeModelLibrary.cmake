@@ -39,9 +39,9 @@ function(moe_add_model_library name)
     set(layer "moe::detail::Layer<moe::Composition<${composition}>>")
     set(instantiations "template class ${layer};\n")
     foreach(logits IN LISTS arg_LOGITS)
-      string(APPEND instantiations "template void ${layer}::run<${logits}, moe::NoProbe>(typename ${layer}::Hidden, "
-        "moe::Rows<${logits} const>, typename ${layer}::Output, moe::ForwardOptions const&, moe::Stream<typename ${layer}::Space>, "
-        "moe::NoProbe&);\n")
+      # Parameters are looked up in the layer's class first: its names for them, and none of the user's.
+      string(APPEND instantiations "template void ${layer}::run<${logits}, moe::NoProbe>(Hidden, moe::Rows<${logits} const>, Output, "
+        "moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);\n")
     endforeach()
     set(source ${folder}/${name}_${number}.${extension})
     file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${kernels}${instantiations}" @ONLY)
