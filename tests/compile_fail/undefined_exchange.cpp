@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/undefined_exchange.cpp: a backend of a user whose exchange is declared only.
 // expect: the backend's exchange is declared and not defined. Fix: include the header that defines it before the layer is named
+// prints: Backend::Exchange<
 #include "../archetypes.hpp"
 
 struct Backend : moe_test::ArchetypeBackend<> {
