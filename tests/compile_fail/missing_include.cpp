@@ -2,8 +2,8 @@
 // tests/compile_fail/missing_include.cpp: a backend of the CUDA space without the header of its exchange. The unit test
 // core_contract_test goes through all backends.
 // expect: the exchange of no_expert_parallel in the CUDA space is not included. Fix: #include
+// expect: <moe/backends/collective/no_expert_parallel.cuh> before the layer is named (docs/errors.md#missing-include)
 // prints: LocalExchange<
-// <moe/backends/collective/no_expert_parallel.cuh> before the layer is named
 #include "../archetypes.hpp"
 //
 #include "moe/backends/no_expert_parallel.hpp"

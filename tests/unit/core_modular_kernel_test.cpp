@@ -111,6 +111,30 @@ TEST_F(LayerTest, ContradictionsAreRefusedAtConstruction) {
   expect_error(ErrorCode::config, "num_experts", [&] { Layer l(self, {}, p); });
 }
 
+struct StrictRouter : ArchetypeRouter<> {
+  struct Params {
+    int num_experts = 0;
+    int topk = 2;
+  };
+  explicit StrictRouter(Params const& p) : ArchetypeRouter<>({p.num_experts, p.topk}) {
+    if (p.num_experts < 1) throw Error(ErrorCode::config, "num_experts: 0 is below 1");
+  }
+};
+TEST_F(LayerTest, MissingRouterParametersAreNamed) {
+  using Strict = ModularKernel<Tiny, StrictRouter, ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<>>;
+  expect_error(ErrorCode::config, ".router is missing in the layer's parameters, or leaves num_experts at 0",
+               [&] { Strict l(self, {}, {.max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1)}); });
+}
+
+TEST_F(LayerTest, LogitsNeedNotBeConst) {
+  layer.forward(hidden(2), make_rows(z.data(), 2, 4), output(2));
+  EXPECT_FLOAT_EQ(y[64], x[64]);
+  layer.wait();
+  layer.check();
+}
+
+static_assert(!std::is_move_constructible_v<Layer> && !std::is_copy_constructible_v<Layer>);
+
 struct Dynamic : LayerDefaults {
   using Activation = activation::Silu;
 };
