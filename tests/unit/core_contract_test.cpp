@@ -126,6 +126,7 @@ TEST(Contract, OptionalFactsAreRead) {
 
 TEST(Contract, RunTimeReasonNamesTheMember) {
   struct NoTopK : ArchetypeRouter<> {
+    using ArchetypeRouter::ArchetypeRouter;
     void topk() = delete;
   };
   using Composed = moe::Composition<Tiny, NoTopK, ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<>>;
