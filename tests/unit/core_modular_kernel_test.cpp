@@ -120,10 +120,13 @@ struct StrictRouter : ArchetypeRouter<> {
     if (p.num_experts < 1) throw Error(ErrorCode::config, "num_experts: 0 is below 1");
   }
 };
+struct AnyExperts : Tiny {  // fixed, it would be the default of the router's
+  static constexpr int num_experts = dynamic;
+};
 TEST_F(LayerTest, MissingRouterParametersAreNamed) {
-  using Strict = ModularKernel<Tiny, StrictRouter, ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<>>;
+  using Strict = ModularKernel<AnyExperts, StrictRouter, ArchetypeQuantization<>, ArchetypeBackend<>, ArchetypeExperts<>>;
   expect_error(ErrorCode::config, ".router is missing in the layer's parameters, or leaves num_experts at 0",
-               [&] { Strict l(self, {}, {.max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1)}); });
+               [&] { Strict l(self, {}, {.shape = {.num_experts = 4}, .max_tokens_per_rank = 8, .placement = ExpertPlacement(4, 1)}); });
 }
 
 TEST_F(LayerTest, LogitsNeedNotBeConst) {
