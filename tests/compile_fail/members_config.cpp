@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/members_config.cpp: layer configurations that lack one member each.
 // errors: each
-// expect: moe: the layer configuration lacks the member 'static constexpr int hidden' (H, or moe::dynamic), or it has another type. Fix: declare it as the contract says (docs/errors.md#policy-member)
+// expect: int hidden' (H, or moe::dynamic), or it has another type. Fix: declare it as the contract says (docs/errors.md#policy-member)
 // expect: the layer configuration lacks the member 'static constexpr int intermediate'
 // expect: the layer configuration lacks the member 'static constexpr int num_experts'
 // expect: the layer configuration lacks the member 'static constexpr int topk'
