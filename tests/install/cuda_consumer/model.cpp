@@ -15,9 +15,17 @@ int main() {
   moe::comm::Self<Cuda> self;
   moe::ModularKernel<Config, Router, Quantization, Backend, Experts> layer(
       self, weights.view(), {.max_tokens_per_rank = 2, .placement = moe::ExpertPlacement(4, 1), .router = {.num_experts = 4, .topk = 1}});
+  using Memory = moe::Memory<Cuda>;
   moe::Buffer<moe::bf16, Cuda> hidden(2 * 16), output(2 * 16);
   moe::Buffer<float, Cuda> logits(2 * 4);
-  layer.forward(moe::make_rows<16>(hidden.data(), 2, 16), moe::make_rows(logits.data(), 2, 4), moe::make_rows<16>(output.data(), 2, 16));
+  std::vector<moe::bf16> rows(2 * 16, moe::from_float<moe::bf16>(1.0F));
+  Memory::copy_from_host(hidden.data(), rows.data(), rows.size() * sizeof(moe::bf16));
+  Memory::fill(logits.data(), 0, 2 * 4 * sizeof(float));
+  layer.forward(moe::make_rows<16, moe::bf16 const>(hidden.data(), 2, 16), moe::make_rows(logits.data(), 2, 4),
+                moe::make_rows<16>(output.data(), 2, 16));
   layer.wait();
-  std::printf("%d rows routed\n", static_cast<int>(layer.topk_ids().extent(0)));
+  Memory::copy_to_host(rows.data(), output.data(), rows.size() * sizeof(moe::bf16));
+  float const last = moe::to_float(rows.back());  // silu(16) * 16 in 16 columns, summed
+  std::printf("%g, expected 4096\n", static_cast<double>(last));
+  return last == 4096.0F ? 0 : 1;
 }
