@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, and docs/errors.md has exactly the codes of
-core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it."""
+"""Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
+has more than 140 columns and no paragraph more than six lines, and docs/errors.md has exactly the codes of core/error.hpp and the rules of
+the code, each with a program of tests/compile_fail that breaks it. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -21,11 +22,47 @@ def anchors(document: pathlib.Path) -> set[str]:
     return found
 
 
+def form(text: str) -> list[str]:
+    """Lines of more than 140 columns and paragraphs of more than six lines. Fenced code is exempt from both, a line that cannot be shorter
+    because of its URL from the first; indented code and tables are no paragraphs."""
+    problems = []
+    fenced = False
+    length = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            length = 0
+            continue
+        if fenced:
+            continue
+        if len(line) > 140 and not re.search(r"https?://\S{60}", line):
+            problems.append(f"line {number} has {len(line)} columns, at most 140")
+        if not line.strip() or line.lstrip().startswith(("|", "#")) or (length == 0 and line.startswith("    ")):
+            length = 0
+        elif re.match(r"\s*([*-]|\d+\.)\s", line):
+            length = 1
+        else:
+            length += 1
+        if length == 7:
+            problems.append(f"line {number}: a paragraph of more than six lines")
+    return problems
+
+
+def check_form() -> list[str]:
+    """Whether form() sees what it is for."""
+    paragraph = "word\n" * 7
+    seen = [bool(form(text)) for text in ("x" * 141, "ä" * 140, paragraph, paragraph[5:], "```\n" + "x" * 200 + "\n" + paragraph + "```",
+                                          "* item\n" + "  word\n" * 6, "https://" + "x" * 140)]
+    return [] if seen == [True, False, True, False, False, True, False] else [f"check_docs.py: form() judges its examples wrongly: {seen}"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", required=True, type=pathlib.Path)
-    root = parser.parse_args().root
-    problems = []
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    root = arguments.root
+    problems = check_form()
 
     blocks = re.findall(r"```cpp\n(.*?)```", (root / "README.md").read_text(), re.S)
     example = (root / "examples" / "readme.cpp").read_text()
@@ -33,8 +70,11 @@ def main() -> int:
         problems.append("README.md: its first C++ block differs from examples/readme.cpp")
 
     # A block of a document that names its file, "<!-- path -->" on the line before, is that file.
+    named = r"(<!-- (\S+) -->\n```\w+\n)(.*?)(```)"
     for document in sorted((root / "docs").rglob("*.md")):
-        for name, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", document.read_text(), re.S):
+        if arguments.write:
+            document.write_text(re.sub(named, lambda m: m[1] + (root / m[2]).read_text() + m[4], document.read_text(), flags=re.S))
+        for _, name, block, _ in re.findall(named, document.read_text(), re.S):
             if not (root / name).is_file() or block != (root / name).read_text():
                 problems.append(f"{document.relative_to(root)}: the block of {name} differs from that file")
 
@@ -55,6 +95,7 @@ def main() -> int:
     problems += [f"docs/errors.md: no test in tests/compile_fail breaks the rule {slug}" for slug in sorted(rules - tested)]
 
     for document in [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").rglob("*.md")), root / "tests/data/README.md"]:
+        problems += [f"{document.relative_to(root)}: {problem}" for problem in form(document.read_text())]
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if re.match(r"[a-z]+:", target):

@@ -68,7 +68,7 @@ inline constexpr auto backends_over_window =
                   backends::Pplx<Window>, backends::LowLatencyRankMajor<Window>>;
 
 inline constexpr auto host_backends = hana::append(backends_over_comm<comm::Mpi>, hana::type_c<backends::NoExpertParallel<space::host>>);
-/// Whoever instantiates one includes backends/window/host/<name>.hpp.
+/// Whoever instantiates one includes backends/window/host/NAME.hpp.
 inline constexpr auto window_backends = backends_over_window<comm::MpiShared>;
 
 /// Stand-ins for comm::Nccl and comm::NcclSymmetric, which a build may lack: names, facts and rules are the same. Whoever instantiates a

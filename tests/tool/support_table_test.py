@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# tests/tool/support_table_test.py: docs/support.md is what `moe list --json` says. `MOE_TOOL=build/host/bin/moe support_table_test.py --write`
+# writes the page.
+import difflib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "support.md"
+SPACES = {"host": "Host", "cuda": "CUDA"}
+KINDS = {
+    "router": ("Routers", "`moe::routing`", "moe::routing::", "moe/routing/"),
+    "quantization": ("Quantisations", "`moe::quantization`", "moe::quantization::", "moe/quantization/"),
+    "backend": ("Backends", "`moe::backends`", "moe::backends::", "moe/backends/"),
+    "experts": ("Experts", "`moe::experts`", "moe::experts::", "moe/experts/"),
+}
+
+HEAD = """# What the library supports
+
+`tests/tool/support_table_test.py --write` generates this page from `moe list policies --json` and `moe list compositions --json`. A test
+fails where the page differs. [choose.md](choose.md) says which composition to take.
+
+The tables show what the rules allow for a layer of run-time dimensions, in the element types that the backend carries and the experts
+compute with. Every router goes with every composition, with one condition: `llama4` weighs the input, which a batched backend
+(`low_latency`, `pplx`) does for one expert a token only. Which of these compositions one build of the tool contains,
+`moe list compositions` says: `yes`, `not in this program:` with what builds it, or `no:` with the rule.
+
+Schemes that have a type and no name here: `quantization::Mxfp4W4A16` (mxfp4 weights, 16-bit activations: `cuda_reference`, and
+`hopper_w4a16` on sm_90), `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8` and `quantization::W4A8Int8`.
+"""
+
+
+def listed(what):
+    run = subprocess.run([os.environ["MOE_TOOL"], "list", what, "--json"], capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(run.stdout)
+
+
+def table(head, rows):
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(row) + " |" for row in rows] + [""]
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def policies(rows):
+    out = ["## Policies by name", ""]
+    for kind, (title, where, prefix, folder) in KINDS.items():
+        chosen = [row for row in rows if row["kind"] == kind]
+        spaces = any(row["space"] != "both" for row in chosen)
+        out += [f"### {title}", "", f"The types are in {where}, the headers in `{folder}`." + ("" if spaces else " All are for both spaces."), ""]
+        lines = []
+        for row in chosen:
+            name = row["type"].replace(" >", ">")
+            line = [f"`{row['name']}`", f"`{name.replace(prefix, '') if kind == 'router' else name.removeprefix(prefix)}`",
+                    f"`{row['include'].removeprefix(folder)}`"]
+            lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
+        out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)
+        if kind == "router":
+            out += ["A layer in the CUDA space needs `moe/routing/device/route.cuh` besides.", ""]
+    return out
+
+
+def compositions(policy_rows, rows):
+    schemes = [row["name"] for row in policy_rows if row["kind"] == "quantization"]
+    allowed = {}
+    for row in rows:
+        if row["answer"] != "no":
+            allowed.setdefault((row["space"], row["backend"], row["experts"]), []).append(row["quantization"])
+    sets = unique(tuple(found) for found in allowed.values())
+    sets.sort(key=lambda found: (-len(found), schemes.index(found[0])))
+    letters = {found: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[i] for i, found in enumerate(sets)}
+    out = ["## Backends and experts", "", "A letter names the quantisations that the pair has; – means that the rules forbid the pair.", ""]
+    for found, letter in letters.items():
+        every = len(found) == len(schemes)
+        out.append(f"* **{letter}**: " + (f"all {len(schemes)} quantisations" if every else ", ".join(f"`{name}`" for name in found)))
+    out.append("")
+    for space, title in SPACES.items():
+        backends = unique(row["name"] for row in policy_rows if row["kind"] == "backend" and row["space"] == space)
+        experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space)
+        out += [f"### {title} space", ""]
+        out += table([""] + [f"`{name}`" for name in experts],
+                     [[f"`{backend}`"] + [letters.get(tuple(allowed.get((space, backend, name), ())), "–") for name in experts] for backend in backends])
+    return out
+
+
+def schemes(policy_rows, rows):
+    names = [row["name"] for row in policy_rows if row["kind"] == "quantization"]
+    experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts")
+    backends = {(name, scheme): len([row for row in rows if row["experts"] == name and row["quantization"] == scheme and row["answer"] != "no"])
+                for name in experts for scheme in names}
+    out = ["## Quantisations and experts", "", "The number of backends with which the experts compute the scheme.", ""]
+    out += table(["scheme", *[f"`{name}`" for name in experts]],
+                 [[f"`{scheme}`", *[str(backends[name, scheme] or "–") for name in experts]] for scheme in names])
+    described = [row for row in policy_rows if row["kind"] == "quantization"]
+    architectures = sorted(described[0]["architectures"], key=lambda name: int(name.removeprefix("sm_")))
+
+    def cell(support):
+        return support["support"] + ("" if support["support"] == "emulated" else f" (`{support['experts']}`)")
+
+    out += ["### On each architecture", "", "How the best experts of the CUDA space compute the products of a scheme.", "",
+            "* **native**: the tensor cores take what is stored",
+            "* **converted**: weights are widened to 16 bits in registers on the way to the tensor cores",
+            "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores", ""]
+    return out + table(["scheme", *architectures],
+                       [[f"`{row['name']}`", *[cell(row["architectures"][name]) for name in architectures]] for row in described])
+
+
+policy_table = listed("policies")
+triples = listed("compositions")
+page = "\n".join([HEAD, *policies(policy_table), *compositions(policy_table, triples), *schemes(policy_table, triples)])
+page = page.rstrip("\n") + "\n"
+too_long = [line for line in page.splitlines() if len(line) > 140]
+if "--write" in sys.argv[1:]:
+    PAGE.write_text(page)
+difference = list(difflib.unified_diff(PAGE.read_text().splitlines(), page.splitlines(), "docs/support.md", "moe list", lineterm="", n=1))
+print("\n".join(difference + [f"longer than 140 columns: {line}" for line in too_long]))
+if difference:
+    print("FAILED: docs/support.md differs from what the tool lists; MOE_TOOL=build/host/bin/moe tests/tool/support_table_test.py --write")
+sys.exit(1 if difference or too_long else 0)
