@@ -64,7 +64,7 @@ struct LowLatencyRankMajor {
   using Comm = typename Window::Comm;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = detail::LowLatencyRankMajorParams<Window>;
+  using Params = typename detail::LowLatencyRankMajorParams<Window>::type;
 
   template <class Quant>
   static constexpr bool carries() {

@@ -103,7 +103,7 @@ inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
 
 /// The layer of run-time dimensions with the widest elements that the backend carries and the experts compute with: float32, else bf16.
 template <class Backend, class Experts>
-using LayerFor = std::conditional_t<Experts::template supports_element<float, float>() && moe::detail::carries_element<Backend, float>(),
+using LayerFor = std::conditional_t<Experts::template supports_element<float, float>() && facts::carries_element<Backend, float>(),
                                     RuntimeLayer<float, float>, RuntimeLayer<bf16, bf16>>;
 
 /// Whether the rules allow (Quantization, Backend, Experts) for a layer of run-time dimensions.

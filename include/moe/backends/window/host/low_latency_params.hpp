@@ -81,9 +81,11 @@ std::array<std::uint32_t, 2> latest_of(Slots const& slots) {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct LowLatencyRankMajorParams<Window> {
-  std::int64_t max_recv_rows = 0;                  ///< 0: the workspace is of the worst case, R T_max rows
-  typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  struct type {
+    std::int64_t max_recv_rows = 0;                  ///< 0: the workspace is of the worst case, R T_max rows
+    typename Window::Params window{};                ///< of the exchange's own window
+    comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  };
 };
 
 /// Rank major. Any scheme, any placement.

@@ -41,7 +41,9 @@ struct LowLatencyParams<Window> {
 /// The same; `deduplicate` is ignored.
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
-struct LowLatencyRankMajorParams<Window> : LowLatencyParams<Window> {};
+struct LowLatencyRankMajorParams<Window> {
+  using type = LowLatencyParams<Window>;
+};
 
 template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
   requires std::same_as<typename Window::Space, space::cuda>
