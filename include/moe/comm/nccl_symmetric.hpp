@@ -68,7 +68,6 @@ class NcclSymmetric {
   static constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
   void construct(std::uint64_t timeout_ns) {
-    ncclComm_t const c = comm_->handle();
     // Ranks agree before the first collective call on the window, so that one that has no memory does not leave the others waiting.
     if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
       base_ = nullptr;
@@ -79,6 +78,28 @@ class NcclSymmetric {
                                             base_ == nullptr ? " is one of them" : " could"));
     }
     check_cuda(cudaMemset(base_, 0, bytes_), "cudaMemset");
+    void* host = nullptr;
+    check_cuda(cudaHostAlloc(&host, sizeof(FailureRecord), cudaHostAllocMapped), "cudaHostAlloc");
+    failure_ = static_cast<FailureRecord*>(host);
+    std::memset(failure_, 0, sizeof(FailureRecord));
+    void* mapped = nullptr;
+    check_cuda(cudaHostGetDevicePointer(&mapped, host, 0), "cudaHostGetDevicePointer");
+    view_.failure = static_cast<FailureRecord*>(mapped);
+    view_.rank = rank();
+    view_.size = size();
+    view_.timeout_ns = timeout_ns;
+    if (size() == 1) {
+      view_.peer[0] = static_cast<char*>(base_);  // NCCL makes no symmetric window for a communicator of one rank
+    } else {
+      register_window();
+    }
+    // Every part is zero before any peer writes to it.
+    comm_->barrier(nullptr);
+    comm_->synchronize(nullptr);
+  }
+  /// Makes every rank's part readable and writable here, and resolves where it is mapped. Collective.
+  void register_window() {
+    ncclComm_t const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
     if (window_ == nullptr) {
       throw Error(ErrorCode::unsupported, "window: NCCL does not support symmetric windows on these GPUs; AllToAllV works everywhere");
@@ -95,25 +116,12 @@ class NcclSymmetric {
                   text("window: rank ", rank(), " cannot load from and store to rank ", other, " (it reaches ", device_comm_.lsaSize,
                        " of ", size(), " ranks); AllToAllV and AllGatherReduceScatter need no peer access"));
     }
-    void* host = nullptr;
-    check_cuda(cudaHostAlloc(&host, sizeof(FailureRecord), cudaHostAllocMapped), "cudaHostAlloc");
-    failure_ = static_cast<FailureRecord*>(host);
-    std::memset(failure_, 0, sizeof(FailureRecord));
-    void* mapped = nullptr;
-    check_cuda(cudaHostGetDevicePointer(&mapped, host, 0), "cudaHostGetDevicePointer");
-    view_.failure = static_cast<FailureRecord*>(mapped);
-    view_.rank = rank();
-    view_.size = size();
-    view_.timeout_ns = timeout_ns;
     char** table = nullptr;
     check_cuda(cudaMalloc(&table, sizeof(char*) * kMaxWindowRanks), "cudaMalloc");
     detail::resolve_peers(window_, size(), table, nullptr);
     cudaError_t const copied = cudaMemcpy(view_.peer, table, sizeof(char*) * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
     cudaFree(table);
     check_cuda(copied, "cudaMemcpy");
-    // Every part is zero before any peer writes to it.
-    comm_->barrier(nullptr);
-    comm_->synchronize(nullptr);
   }
   /// On how many ranks `failed` holds. Collective.
   int ranks_where(bool failed) {
