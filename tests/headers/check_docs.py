@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
-has more than 140 columns and no paragraph more than six lines, and docs/errors.md has exactly the codes of core/error.hpp and the rules of
+has more than 140 columns and no paragraph more than six lines, sources that pages (not changelog and logs) name are there, and docs/errors.md has exactly the codes of core/error.hpp and the rules of
 the code, each with a program of tests/compile_fail that breaks it. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
@@ -106,6 +106,13 @@ def main() -> int:
                 problems.append(f"{document.relative_to(root)}: no such file: {target}")
             elif slug and slug not in anchors(file):
                 problems.append(f"{document.relative_to(root)}: no such heading: {target}")
+
+    folders = [root / name for name in ("include", "tests", "examples", "bench", "scripts", "cmake")]
+    sources = [f"/{path.relative_to(root)}" for folder in folders for path in folder.rglob("*") if path.is_file()]
+    for document in [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "semantics").glob("*.md"))]:
+        for name in sorted(set(re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:hpp|cuh|cpp|cu|py))`", document.read_text()))):
+            if not any(source.endswith("/" + name) for source in sources):
+                problems.append(f"{document.relative_to(root)}: no source ends with {name}")
 
     for problem in problems:
         print(f"FAILED: {problem}")
