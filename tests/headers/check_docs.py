@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
-has more than 140 columns and no paragraph more than six lines, sources that pages (not changelog and logs) name are there, and docs/errors.md has exactly the codes of core/error.hpp and the rules of
-the code, each with a program of tests/compile_fail that breaks it. --write copies the files into the blocks that name them."""
+has more than 140 columns and no paragraph more than six lines, sources that pages name exist (changelog and logs aside), and docs/errors.md
+has exactly the codes of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. --write copies
+the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
