@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/routing_tables.hpp: the rows of spec 01 §16 that one row decides: scores, order, ties, groups, bias, NaN and infinity. The tests
-// are the same for the host's function and the device's kernel: the file that includes this one defines route_one().
+// tests/routing_tables.hpp: the rows of docs/semantics/routing.md §16 that one row decides: scores, order, ties, groups, bias, NaN and
+// infinity. The tests are the same for the host's function and the device's kernel: the file that includes this one defines route_one().
 #pragma once
 
 #include <gtest/gtest.h>
@@ -413,7 +413,7 @@ TEST(Routing, JointSharedExpertsShareTheNormalisation) {
   EXPECT_NEAR(row.shared[1], 4.0 * s(-0.5) / sum, 1e-5);
 }
 
-// Spec 01 §15.
+// docs/semantics/routing.md §15.
 TEST(RoutingInvariants, ConstantBiasChangesNothing) {
   std::vector<float> const half(32, 0.5F);
   std::vector<float> const zero(32, 0.0F);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/eplb_layer_test.cu: a captured layer goes on with new expert maps and moved weights: the same addresses (case B15 of spec 07),
-// the same outputs, load counted by the map of the day. One rank: experts move between its slots.
+// tests/gpu/eplb_layer_test.cu: a captured layer goes on with new expert maps and moved weights: the same addresses (case B15 of
+// docs/semantics/eplb.md), the same outputs, load counted by the map of the day. One rank: experts move between its slots.
 #include <gtest/gtest.h>
 
 #include <algorithm>

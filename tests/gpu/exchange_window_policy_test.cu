@@ -289,7 +289,7 @@ TYPED_TEST(DevicePolicy, T1_T20_Placements) {
       if (experts % s.ranks != 0 && std::is_same_v<TypeParam, Pplx>) {
         EXPECT_EQ(expect_error(ErrorCode::unsupported, [&] { Ranks<TypeParam, Fp8>(s, params<TypeParam>()); }),
                   text("pplx: ", experts,
-                       " experts do not divide by 4 ranks, which its batches need (spec 04 §9); one_sided and two_sided "
+                       " experts do not divide by 4 ranks, which its batches need (docs/semantics/exchange.md §9); one_sided and two_sided "
                        "take them"));
       } else {
         rounds(s, what);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/eplb_rearrangement_test.cpp: layers that go on serving while their experts move: synchronously, step by step, and beside a
-// worker thread (cases B9, B13, B14 and the shutdown row of spec 07 §11).
+// worker thread (cases B9, B13, B14 and the shutdown row of docs/semantics/eplb.md §11).
 #include "moe/eplb/async_rearrangement.hpp"
 
 #include <gtest/gtest.h>

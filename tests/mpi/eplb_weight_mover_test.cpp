@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/eplb_weight_mover_test.cpp: expert weights between processes: random plans against direct copies, scaling, and ranks that
-// disagree, fail or stay away (cases B7, B8, B11, B16 and the error rows of spec 07 §11).
+// disagree, fail or stay away (cases B7, B8, B11, B16 and the error rows of docs/semantics/eplb.md §11).
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

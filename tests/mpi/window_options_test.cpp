@@ -83,7 +83,7 @@ TEST_F(WindowOptions, T18_ZeroCopy) {
 }
 
 // Bounds: e4m3 is off by half of 2^-3 of a value at most, or of 2^-9 of the scale; LogFMT by half of 2^(32/510) - 1 of a value, or by
-// what lies 2^-32 under the largest. The cosine of the outputs is spec 04's T18.
+// what lies 2^-32 under the largest. The cosine of the outputs is docs/semantics/exchange.md T18.
 TEST_F(WindowOptions, T18_CodedOutputs) {
   int constexpr kHidden = 328;
   for (auto format : {CombineFormat::fp8, CombineFormat::logfmt}) {

@@ -434,7 +434,7 @@ TYPED_TEST(Packed, T12_T21_AbandonWithHandles) {
   }
 }
 
-// The worked example of spec 04 §7.7.
+// The worked example of docs/semantics/exchange.md §7.7.
 TYPED_TEST(Packed, T14_T16_WorkedExample) {
   if (this->comm.size() != 2) GTEST_SKIP() << "two ranks";
   WindowHarness<TypeParam> h(this->comm, {.hidden = 4, .num_experts = 4, .k = 2});

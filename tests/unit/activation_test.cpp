@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/activation_test.cpp: the worked values of spec 05 §9 (case X2) and the width and limit errors (X23, X24).
+// tests/unit/activation_test.cpp: the worked values of docs/semantics/experts.md §9 (case X2) and the width and limit errors (X23, X24).
 
 #include "moe/activation/activation.hpp"
 

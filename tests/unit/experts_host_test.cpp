@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/experts_host_test.cpp: the host experts against the definition in float64: both formats, all activations, quantised
-// weights, biases, weights on the input, absent experts, poisoned padding (spec 05 cases X3-X6, X8-X10, X14, X19, X20).
+// weights, biases, weights on the input, absent experts, poisoned padding (docs/semantics/experts.md cases X3-X6, X8-X10, X14, X19, X20).
 #include "moe/experts/onednn.hpp"
 
 #include <gtest/gtest.h>

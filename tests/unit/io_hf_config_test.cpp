@@ -162,7 +162,7 @@ TEST(HfConfig, QuantizationConfigsThatAreRefused) {
   EXPECT_HAS(refused(ErrorCode::config, json::object()), "'quant_method' is missing");
   EXPECT_HAS(refused(ErrorCode::unsupported, {{"quant_method", "fp8"}, {"fmt", "e4m3fnuz"}}), "'fmt' is \"e4m3fnuz\", known: e4m3");
   EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "fp8"}, {"weight_block_size", {0, 128}}}), "'weight_block_size'[0] is 0");
-  // Spec 02 §5: bits and group sizes
+  // docs/semantics/quantization.md §5: bits and group sizes
   for (int bits : {2, 3, 5, 6}) {
     EXPECT_HAS(refused(ErrorCode::config, {{"quant_method", "gptq"}, {"bits", bits}, {"group_size", 128}}),
                "only 4 and 8 bit weights, got " + std::to_string(bits) + " bits");

@@ -236,7 +236,7 @@ TEST(LayerWeights, ExpertsComeInTheOrderAskedFor) {
              "expert 4 is out of range [0, 4)");
 }
 
-/// Invariant 3 of spec 08 §7: with replicas, every slot gets its expert's weights.
+/// With replicas, every slot gets its expert's weights.
 TEST(LayerWeights, M7_ReplicasAreLoadedIntoEverySlot) {
   std::vector<std::int32_t> const map{3, 1, 0, 0, 0, 2};
   auto const placement = moe::ExpertPlacement::from_physical_to_logical(map, kE, 3);

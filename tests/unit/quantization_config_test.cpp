@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/quantization_config_test.cpp: the descriptor's rules, static scales, support by GPU, and quantised products:
-// spec 02 §13, Q12, Q18, Q21.
+// docs/semantics/quantization.md §13, Q12, Q18, Q21.
 #include "moe/quantization/config.hpp"
 
 #include <gtest/gtest.h>

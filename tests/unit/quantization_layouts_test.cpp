@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/quantization_layouts_test.cpp: scale layouts, padding and checkpoint packings: spec 02 §13, Q8, Q10, Q11, Q17, Q20.
+// tests/unit/quantization_layouts_test.cpp: scale layouts, padding and checkpoint packings: docs/semantics/quantization.md §13, Q8, Q10,
+// Q11, Q17, Q20.
 #include "moe/quantization/format/packed_int.hpp"
 
 #include <gtest/gtest.h>
@@ -101,7 +102,7 @@ TEST(QuantizationLayouts, Q17_PaddedMxfp4EqualsUnpadded) {
   EXPECT_THROW(pad_matrix<std::uint8_t>(codes.data(), kRows, kCols / 2, padded_codes.data(), 8, kPadded / 2, 0), moe::Error);
 }
 
-// ---- Checkpoint packings. The packing side is written here from the table of spec 02 §5, the library only reads.
+// ---- Checkpoint packings. The packing side is written here from the table of docs/semantics/quantization.md §5, the library only reads.
 
 constexpr std::int64_t kN = 16, kK = 64, kGroup = 32;
 

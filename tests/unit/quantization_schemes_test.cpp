@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/quantization_schemes_test.cpp: rows and weights through every scheme: spec 02 §13, Q1–Q7, Q14, Q15, Q19, and the invariants.
+// tests/unit/quantization_schemes_test.cpp: rows and weights through every scheme: docs/semantics/quantization.md §13, Q1–Q7, Q14, Q15,
+// Q19, and the invariants.
 #include "moe/quantization/rows/apply.hpp"
 
 #include <gtest/gtest.h>
@@ -350,14 +351,14 @@ TEST(QuantizationInt8, Q15_RoundsAndNeverTruncates) {
 }
 
 TEST(QuantizationInt4, OffsetCodes) {
-  // Spec 02 §5: codes 0, 3, 8, 15 with s = .25.
+  // docs/semantics/quantization.md §5: codes 0, 3, 8, 15 with s = .25.
   std::vector<std::uint8_t> const codes{0x30, 0xF8};
   float const scale = 0.25F;
   std::vector<float> out(4);
   WNa16<4, 0>{}.dequantize_weight_row<float>(codes.data(), &scale, 1, 4, 0, out.data());
   EXPECT_EQ(out, (std::vector<float>{-2, -1.25F, 0, 1.75F}));
 }
-/// Spec 02 §11: what each scheme cannot take is one sentence that names the size.
+/// docs/semantics/quantization.md §11: what each scheme cannot take is one sentence that names the size.
 TEST(QuantizationShapes, SizesThatDoNotFitAreNamed) {
   EXPECT_EQ(shape_violation<Mxfp4<>>(2880 + 16, 64), "mxfp4 needs hidden to be a multiple of 32, got 2896");
   EXPECT_EQ(shape_violation<Mxfp8<>>(64, 40), "mxfp8 needs the intermediate size per partition to be a multiple of 32, got 40");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/routing_errors_test.cpp: what routing refuses, row by row of spec 01 §14, then every other refusal of its headers: code and
-// text.
+// tests/unit/routing_errors_test.cpp: what routing refuses, row by row of docs/semantics/routing.md §14, then every other refusal of its
+// headers: code and text.
 #undef NDEBUG  // an expert without a replica is an error in this file, whatever the build type
 #include "moe/routing/capture.hpp"
 
@@ -45,7 +45,7 @@ void refused(ErrorCode code, std::string_view part, Change&& change) {
   expect_error(code, part, [&] { AnyRouter{changed(change)}; });
 }
 
-// ---- Spec 01 §14, in its order.
+// ---- docs/semantics/routing.md §14, in its order.
 
 TEST(RoutingErrorRows, Row1_TopK) {
   for (int k : {0, -1, 17}) refused(ErrorCode::config, text("top_k: ", k, " is out of range [1, 16]"), [=](auto& c) { c.topk = k; });

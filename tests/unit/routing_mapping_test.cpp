@@ -34,7 +34,7 @@ void expect_error(ErrorCode code, std::string const& part, Call const& call) {
   }
 }
 
-/// The example of spec 01 §9: physical to logical = [3,1,0,0,0,2].
+/// The example of docs/semantics/routing.md §9: physical to logical = [3,1,0,0,0,2].
 struct Example {
   Ids p2l{3, 1, 0, 0, 0, 2};
   Ids l2p{2, 4, 3, 1, -1, -1, 5, -1, -1, 0, -1, -1};

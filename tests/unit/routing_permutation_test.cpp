@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/routing_permutation_test.cpp: the order of slots by expert (examples of spec 05 §5) and the launch shapes of the routing
-// kernel.
+// tests/unit/routing_permutation_test.cpp: the order of slots by expert (examples of docs/semantics/experts.md §5) and the launch shapes of
+// the routing kernel.
 #include "moe/routing/route.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// activation/activation.hpp: the expert activations, each one function over one (gate, up) pair, for host and device. Spec 05 §9.
+// activation/activation.hpp: the expert activations, each one function over one (gate, up) pair, for host and device.
+// docs/semantics/experts.md §9.
 #pragma once
 
 #include <array>

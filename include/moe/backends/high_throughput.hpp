@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/high_throughput.hpp: one row per (token, rank), for prefill. Spec 04 §7. What the policy promises; the exchange over device
-// windows is in window/device/high_throughput.cuh, that of the host in window/host/high_throughput.hpp.
+// backends/high_throughput.hpp: one row per (token, rank), for prefill. docs/semantics/exchange.md §7. What the policy promises; the
+// exchange over device windows is in window/device/high_throughput.cuh, that of the host in window/host/high_throughput.hpp.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"

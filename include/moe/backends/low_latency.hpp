@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/low_latency.hpp: rows quantised and stored straight into the owning peer's expert batch, for decode. Spec 04 §8. What the policy
-// promises; the exchange over device windows is in window/device/low_latency.cuh, that of the host in window/host/low_latency.hpp.
+// backends/low_latency.hpp: rows quantised and stored straight into the owning peer's expert batch, for decode. docs/semantics/exchange.md
+// §8. What the policy promises; the exchange over device windows is in window/device/low_latency.cuh, that of the host in
+// window/host/low_latency.hpp.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"
@@ -52,9 +53,9 @@ struct LowLatency {
   using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
 };
 
-/// The same exchange in the rank-major layout of spec 04 §12: a row for each (token, rank) at [source rank][token], with ids and weights,
-/// for experts that weigh and sum. Rows that did not come have no expert. The host packs each source's rows and lets parts begin at
-/// multiples of the most rows that any rank brings.
+/// The same exchange in the rank-major layout of docs/semantics/exchange.md §12: a row for each (token, rank) at [source rank][token], with
+/// ids and weights, for experts that weigh and sum. Rows that did not come have no expert. The host packs each source's rows and lets parts
+/// begin at multiples of the most rows that any rank brings.
 template <SymmetricMemory WindowT>
 struct LowLatencyRankMajor {
   static constexpr char const* kName = "low_latency_rank_major";

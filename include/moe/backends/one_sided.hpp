@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/one_sided.hpp: a workspace of every rank into which all push, and from which all pull. Spec 04 §10. What the policy promises;
-// the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
+// backends/one_sided.hpp: a workspace of every rank into which all push, and from which all pull. docs/semantics/exchange.md §10. What the
+// policy promises; the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"

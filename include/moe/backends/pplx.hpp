@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/pplx.hpp: capacity-bounded exchange by expert, tokens shared out among the ranks that hold the same ones. Spec 04 §9. What the
-// policy promises; the exchanges are in window/host/pplx.hpp and window/device/pplx.cuh.
+// backends/pplx.hpp: capacity-bounded exchange by expert, tokens shared out among the ranks that hold the same ones.
+// docs/semantics/exchange.md §9. What the policy promises; the exchanges are in window/host/pplx.hpp and window/device/pplx.cuh.
 //
 // Dispatch: lane rank % dp_size of a data-parallel group sends every dp_size-th token; rows go to the owner's part for this source, then
 // counts, with the round. Receive: prefix sums over sources give the batches [L, T_max D, H]. Combine: each row goes to the row of its

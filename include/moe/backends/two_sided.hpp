@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/two_sided.hpp: bounded queues between every two ranks. Spec 04 §11. What the policy promises; the exchanges are in
-// window/host/two_sided.hpp and window/device/two_sided.cuh.
+// backends/two_sided.hpp: bounded queues between every two ranks. docs/semantics/exchange.md §11. What the policy promises; the exchanges
+// are in window/host/two_sided.hpp and window/device/two_sided.cuh.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/symmetric_memory.cuh: the device half of a window: flags, waits with a deadline, abort, barrier. Spec 04 §3 (normative).
+// comm/symmetric_memory.cuh: the device half of a window: flags, waits with a deadline, abort, barrier. docs/semantics/exchange.md §3
+// (normative).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/symmetric_memory.hpp: what every device window shares: peer pointers, round words, deadlines and the failure record. Spec 04 §3.
+// comm/symmetric_memory.hpp: what every device window shares: peer pointers, round words, deadlines and the failure record.
+// docs/semantics/exchange.md §3.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/window_manager.hpp: owns the windows of a group of ranks, so that layers of one shape share one. Spec 09 §1.
+// comm/window_manager.hpp: owns the windows of a group of ranks, so that layers of one shape share one.
 #pragma once
 
 #include <array>

@@ -21,7 +21,7 @@ struct LayerDefaults {
   static constexpr int topk = dynamic;          ///< k, experts per token
   using Act = float;                            ///< element of hidden states and outputs
   using Weight = float;                         ///< element of unquantised weights
-  /// A token's result must not depend, bit for bit, on which other tokens are in the call (spec 00, section 6).
+  /// A token's result must not depend, bit for bit, on which other tokens are in the call (docs/semantics/glossary.md, section 6).
   static constexpr bool batch_invariant = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // parallel/layer_fingerprint.hpp: what all ranks of one layer must have chosen alike. Exchanges compare part of it, on the device only with
-// the first round's words. Spec 03 §4.
+// the first round's words. docs/semantics/parallel.md §4.
 #pragma once
 
 #include <cstdio>

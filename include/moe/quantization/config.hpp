@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/config.hpp: a quantisation as a run-time value: the descriptor that checkpoints and the command line speak of, and its
-// rules. Spec 02 §7.
+// rules. docs/semantics/quantization.md §7.
 #pragma once
 
 #include <array>

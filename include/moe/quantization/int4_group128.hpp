@@ -11,7 +11,7 @@
 namespace moe::quantization {
 
 /// The group that a row of `cols` elements really has: `group` halved until it divides, 0 if that would be fewer than 32 (or fewer than
-/// `group` where that is already less). group 0: the whole row. Spec 02 §5.
+/// `group` where that is already less). group 0: the whole row. docs/semantics/quantization.md §5.
 MOE_HD constexpr std::int64_t effective_group(std::int64_t cols, std::int64_t group) {
   if (group == 0) return cols;
   if (cols <= 0) return group;

@@ -8,7 +8,7 @@
 
 namespace moe::routing {
 
-/// Which rule of spec 01 §1 executes a configuration; the first that applies, in this order.
+/// Which rule of docs/semantics/routing.md §1 executes a configuration; the first that applies, in this order.
 enum class RouterKind : std::uint8_t { zero_expert, grouped, sparsemixer, hash, bias, plain };
 constexpr RouterKind router_kind(RouterConfig const& c) {
   if (c.num_zero_experts > 0) return RouterKind::zero_expert;

@@ -30,7 +30,7 @@ constexpr char const* biased_topk_name(Scoring s, Renormalize r) {
 }
 }  // namespace detail
 
-/// Spec 01 §6: ids = topk(score + bias), w = score[ids], renormalised if asked, times the factor.
+/// docs/semantics/routing.md §6: ids = topk(score + bias), w = score[ids], renormalised if asked, times the factor.
 template <Scoring S, Renormalize R>
 class BiasedTopK : public RowRouter<detail::BiasedTopKConfig<S, R>> {
  public:

@@ -38,7 +38,7 @@ struct CapacityRow : RouterConfig {
 };
 }  // namespace detail
 
-/// Balanced top-k (spec 01 §12), on the host. It changes results and depends on the batch, so it is never a default.
+/// Balanced top-k (docs/semantics/routing.md §12), on the host. It changes results and depends on the batch, so it is never a default.
 class CapacityTopK {
  public:
   static constexpr char const* kName = "capacity_topk";

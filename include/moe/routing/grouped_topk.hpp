@@ -31,8 +31,9 @@ constexpr char const* grouped_topk_name(Scoring s, GroupScore g, Renormalize r) 
 }
 }  // namespace detail
 
-/// Spec 01 §5: sel = score + bias; a group's score is its largest sel (DeepSeek-V2) or the sum of its two largest (DeepSeek-V3); experts
-/// outside the topk_group best groups are masked with -inf; ids = topk(sel), w = unbiased score, renormalised if asked, times the factor.
+/// docs/semantics/routing.md §5: sel = score + bias; a group's score is its largest sel (DeepSeek-V2) or the sum of its two largest
+/// (DeepSeek-V3); experts outside the topk_group best groups are masked with -inf; ids = topk(sel), w = unbiased score, renormalised if
+/// asked, times the factor.
 template <Scoring S, GroupScore G, Renormalize R>
 class GroupedTopK : public RowRouter<detail::GroupedTopKConfig<S, G, R>> {
   static_assert(S == Scoring::softmax || S == Scoring::sigmoid, "moe: grouped top-k scores by softmax or sigmoid");

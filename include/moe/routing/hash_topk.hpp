@@ -32,7 +32,8 @@ constexpr char const* hash_topk_name(Scoring s, Renormalize r) {
 }
 }  // namespace detail
 
-/// Spec 01 §6: ids = table[token_id], w = score[ids], renormalised if asked, times the factor. A token outside the vocabulary gets ids -1.
+/// docs/semantics/routing.md §6: ids = table[token_id], w = score[ids], renormalised if asked, times the factor. A token outside the
+/// vocabulary gets ids -1.
 template <Scoring S, Renormalize R>
 class HashTopK : public RowRouter<detail::HashTopKConfig<S, R>> {
  public:

@@ -22,7 +22,7 @@ struct Llama4Config : RouterConfig {
 };
 }  // namespace detail
 
-/// id = argmax z, w = sigmoid(z[id]); the weight goes onto the expert's input. Spec 01 §7.
+/// id = argmax z, w = sigmoid(z[id]); the weight goes onto the expert's input. docs/semantics/routing.md §7.
 class Llama4 : public RowRouter<detail::Llama4Config> {
  public:
   static constexpr char const* kName = "llama4";

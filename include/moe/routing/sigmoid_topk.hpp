@@ -23,7 +23,7 @@ struct SigmoidTopKConfig : RouterConfig {
 };
 }  // namespace detail
 
-/// w = sigmoid(z)[ids], ids = topk(w); with Renormalize::yes w / (sum(w) + eps). Spec 01 §4 Sigmoid and SigmoidRenorm.
+/// w = sigmoid(z)[ids], ids = topk(w); with Renormalize::yes w / (sum(w) + eps). docs/semantics/routing.md §4 Sigmoid and SigmoidRenorm.
 template <Renormalize R>
 class SigmoidTopK : public RowRouter<detail::SigmoidTopKConfig<R>> {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/simulator.hpp: a router that ignores the logits and shapes the load, for tests and benchmarks (spec 01 §11).
+// routing/simulator.hpp: a router that ignores the logits and shapes the load, for tests and benchmarks (docs/semantics/routing.md §11).
 #pragma once
 
 #include <algorithm>

@@ -25,7 +25,7 @@ struct SoftmaxTopKConfig : RouterConfig {
 };
 }  // namespace detail
 
-/// w = softmax(z)[ids], ids = topk(w); with Renormalize::yes w / sum(w). Spec 01 §4 Default and RenormalizeNaive.
+/// w = softmax(z)[ids], ids = topk(w); with Renormalize::yes w / sum(w). docs/semantics/routing.md §4 Default and RenormalizeNaive.
 template <Renormalize R>
 class SoftmaxTopK : public RowRouter<detail::SoftmaxTopKConfig<R>> {
  public:

@@ -20,7 +20,7 @@ struct SparseMixerConfig : RouterConfig {
 };
 }  // namespace detail
 
-/// Spec 01 §7. The two weights do not sum to one; that is intended.
+/// docs/semantics/routing.md §7. The two weights do not sum to one; that is intended.
 class SparseMixer : public RowRouter<detail::SparseMixerConfig> {
  public:
   static constexpr char const* kName = "sparsemixer";

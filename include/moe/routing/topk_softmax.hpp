@@ -21,7 +21,7 @@ struct TopKSoftmaxConfig : RouterConfig {
 };
 }  // namespace detail
 
-/// ids = topk(z), w = softmax(z[ids]). Spec 01 §4 Renormalize.
+/// ids = topk(z), w = softmax(z[ids]). docs/semantics/routing.md §4 Renormalize.
 class TopKSoftmax : public RowRouter<detail::TopKSoftmaxConfig> {
  public:
   static constexpr char const* kName = "topk_softmax";

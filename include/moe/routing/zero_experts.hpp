@@ -16,7 +16,7 @@ namespace moe::routing {
 MOE_HD constexpr bool is_zero_expert(std::int32_t id, int num_experts) { return id >= num_experts; }
 
 /// What a token itself is multiplied with in its output: the sum of the weights of the zero experts among one row's k slots; 0 for kind
-/// none. Spec 01 §10.
+/// none. docs/semantics/routing.md §10.
 MOE_HD inline float zero_expert_factor(int num_experts, ZeroExpertKind kind, int k, std::int32_t const* ids, float const* weights) {
   if (kind == ZeroExpertKind::none) return 0.0F;
   return detail::row_sum(detail::kWarp, [&](int j) { return j < k && is_zero_expert(ids[j], num_experts) ? weights[j] : 0.0F; });

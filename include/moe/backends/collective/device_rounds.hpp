@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/collective/device_rounds.hpp: how ranks whose rows are on devices agree: headers that travel with the rows, judged by a kernel,
-// so that a wrong call is an error on all ranks and never a hang. Spec 04 §14. Plain host C++; the kernels are in device_rounds.cuh.
+// so that a wrong call is an error on all ranks and never a hang. docs/semantics/exchange.md §14. Plain host C++; the kernels are in
+// device_rounds.cuh.
 #pragma once
 
 #include <unistd.h>

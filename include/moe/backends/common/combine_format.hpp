@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/combine_format.hpp: how expert outputs travel back: as they are, as e4m3, or as LogFMT-10. One row at a time. Spec 04
-// §8.2.
+// backends/common/combine_format.hpp: how expert outputs travel back: as they are, as e4m3, or as LogFMT-10. One row at a time.
+// docs/semantics/exchange.md §8.2.
 #pragma once
 
 #include <algorithm>

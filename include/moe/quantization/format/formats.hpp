@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/formats.hpp: the narrow number formats, encoded and decoded bit for bit the same on host and device. Spec 02 §1.
+// quantization/format/formats.hpp: the narrow number formats, encoded and decoded bit for bit the same on host and device.
+// docs/semantics/quantization.md §1.
 #pragma once
 
 #include <math.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/layouts.hpp: where scales lie for the kernels that want them rearranged: swizzled, packed, column-major. Spec 02 §3,
-// §4, §6.
+// quantization/format/layouts.hpp: where scales lie for the kernels that want them rearranged: swizzled, packed, column-major.
+// docs/semantics/quantization.md §3, §4, §6.
 #pragma once
 
 #include <algorithm>

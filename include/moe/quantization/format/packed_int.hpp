@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/format/packed_int.hpp: weight-only integers as GPTQ, AWQ and compressed-tensors checkpoints pack them, to and from the
-// internal layout. Spec 02 §5.
+// internal layout. docs/semantics/quantization.md §5.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/scales.hpp: from the largest magnitude of a unit to its scale, on the bits where a logarithm is meant. Spec 02 §2–§4.
+// quantization/format/scales.hpp: from the largest magnitude of a unit to its scale, on the bits where a logarithm is meant.
+// docs/semantics/quantization.md §2–§4.
 #pragma once
 
 #include <cstdint>

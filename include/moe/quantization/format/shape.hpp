@@ -11,7 +11,7 @@
 namespace moe::quantization {
 
 /// hidden and intermediate (per partition) are multiples of `Multiple`; a negative size is one known only at run time and passes.
-/// Transports and grouped GEMMs of a scheme want `Transport` instead: they pad or refuse. Spec 02 §11.
+/// Transports and grouped GEMMs of a scheme want `Transport` instead: they pad or refuse. docs/semantics/quantization.md §11.
 template <int Multiple, int Transport = Multiple>
 struct ShapeMultiple {
   static constexpr int kShapeMultiple = Multiple;

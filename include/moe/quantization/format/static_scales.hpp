@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/format/static_scales.hpp: scales that come with a checkpoint: merged over experts, codes moved to
-// another scale. Spec 02 §2, §4, §6.
+// another scale. docs/semantics/quantization.md §2, §4, §6.
 #pragma once
 
 #include <algorithm>

@@ -129,10 +129,10 @@ MOE_HD inline void look_up(Config const& cfg, float const* sel, std::int64_t tok
 
 }  // namespace detail
 
-/// Routes one token: spec 01 §2-8 and §10. ids and weights: [cfg.num_slots()] out, k routed slots, then the fused shared experts.
-/// Ids are logical: E … E+Z-1 are zero experts, -1 is no expert. `cfg` is a RouterConfig, or a type whose members of the same names are
-/// static constexpr where the choice is fixed. logits: [cfg.num_logits()], L = float, bf16 or f16. token_id matters to hash routing
-/// only. shared_weights: [num_joint_shared] out, or null. `cfg` must have passed validate(); nothing is allocated or thrown.
+/// Routes one token: docs/semantics/routing.md §2-8 and §10. ids and weights: [cfg.num_slots()] out, k routed slots, then the fused shared
+/// experts. Ids are logical: E … E+Z-1 are zero experts, -1 is no expert. `cfg` is a RouterConfig, or a type whose members of the same
+/// names are static constexpr where the choice is fixed. logits: [cfg.num_logits()], L = float, bf16 or f16. token_id matters to hash
+/// routing only. shared_weights: [num_joint_shared] out, or null. `cfg` must have passed validate(); nothing is allocated or thrown.
 template <class Config, class L>
 MOE_HD inline RowResult route_row(Config const& cfg, L const* logits, std::int64_t token_id, std::int32_t* ids, float* weights,
                                   float* shared_weights = nullptr) {

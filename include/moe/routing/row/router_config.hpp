@@ -12,7 +12,7 @@
 
 namespace moe::routing {
 
-/// Score of a logit. identity: the raw logit ("TopK" routing). Formulas: spec 01 §3.
+/// Score of a logit. identity: the raw logit ("TopK" routing). Formulas: docs/semantics/routing.md §3.
 enum class Scoring : std::uint8_t { softmax, sigmoid, sqrtsoftplus, identity };
 /// What the k experts are chosen by, and what their weights are taken from.
 enum class Order : std::uint8_t {

@@ -198,8 +198,8 @@ MOE_HD inline float clean_logit(Config const& cfg, float z) {
 #endif
 }
 
-/// The unbiased score of a clean logit (spec 01 §3). For softmax: `max` is the row's largest logit and `sum` the sum of exp(z - max).
-/// A disabled expert scores 0, whatever the score function.
+/// The unbiased score of a clean logit (docs/semantics/routing.md §3). For softmax: `max` is the row's largest logit and `sum` the sum of
+/// exp(z - max). A disabled expert scores 0, whatever the score function.
 template <class Config>
 MOE_HD inline float score(Config const& cfg, float z, float max, float sum) {
   if (z == -kInfinity) return 0.0F;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/row/validate.hpp: refuses router configurations and calls that cannot work (spec 01 §14), each with the value and the bound.
+// routing/row/validate.hpp: refuses router configurations and calls that cannot work (docs/semantics/routing.md §14), each with the value
+// and the bound.
 #pragma once
 
 #include <algorithm>

@@ -31,8 +31,8 @@ constexpr char const* zero_expert_name(Scoring s, Renormalize r) {
 }
 }  // namespace detail
 
-/// Spec 01 §10: E + Z logits; ids E … E+Z-1 are zero experts. routing/zero_experts.hpp adds what they contribute and takes them out of the
-/// slots before dispatch.
+/// docs/semantics/routing.md §10: E + Z logits; ids E … E+Z-1 are zero experts. routing/zero_experts.hpp adds what they contribute and
+/// takes them out of the slots before dispatch.
 template <Scoring S, Renormalize R>
 class ZeroExpert : public RowRouter<detail::ZeroExpertConfig<S, R>> {
  public:

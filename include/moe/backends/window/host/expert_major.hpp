@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/host/expert_major.hpp: rows of a standard dispatch by expert, in the host space, for experts that want whole batches of
-// one expert one after the other. Spec 04 §12. The device's high-throughput exchange makes the same lists in its kernel.
+// one expert one after the other. docs/semantics/exchange.md §12. The device's high-throughput exchange makes the same lists in its kernel.
 #pragma once
 
 #include <array>

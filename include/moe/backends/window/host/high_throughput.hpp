@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/host/high_throughput.hpp: HighThroughput over a window of host memory: rows straight to their place, outputs read back.
-// Spec 04 §7.
+// docs/semantics/exchange.md §7.
 #pragma once
 
 #include <concepts>

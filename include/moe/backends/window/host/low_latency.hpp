@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency.hpp: LowLatency over a window of host memory: rows straight to the owning peer, no barrier. Spec 04 §8.
+// backends/window/host/low_latency.hpp: LowLatency over a window of host memory: rows straight to the owning peer, no barrier.
+// docs/semantics/exchange.md §8.
 //
 // Dispatch, send half: every token's row is quantised once and stored into recv[parity][expert][me] of the owner, then the row counts of
 // every (expert, rank), zero too, are published with the round. Receive half: rows are packed by source rank, then by token.

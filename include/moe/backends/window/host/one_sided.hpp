@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/one_sided.hpp: OneSided over a window of host memory. Spec 04 §10.
+// backends/window/host/one_sided.hpp: OneSided over a window of host memory. docs/semantics/exchange.md §10.
 #pragma once
 
 #include <concepts>

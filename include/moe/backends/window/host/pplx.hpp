@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/pplx.hpp: Pplx over a window of host memory. Spec 04 §9.
+// backends/window/host/pplx.hpp: Pplx over a window of host memory. docs/semantics/exchange.md §9.
 #pragma once
 
 #include <algorithm>

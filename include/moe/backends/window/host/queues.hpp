@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/queues.hpp: a queue for each (source, destination) in the destination's part of a host window. Spec 04 §11.
+// backends/window/host/queues.hpp: a queue for each (source, destination) in the destination's part of a host window.
+// docs/semantics/exchange.md §11.
 #pragma once
 
 #include <cstddef>

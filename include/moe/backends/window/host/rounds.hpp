@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/rounds.hpp: the sequence of operations of a host exchange over a window. Spec 04 §3, the two-parity scheme.
+// backends/window/host/rounds.hpp: the sequence of operations of a host exchange over a window. docs/semantics/exchange.md §3, the
+// two-parity scheme.
 //
 // Operations (dispatches and combines) of a slot are numbered; number i is its round. Each begins with a header word from every rank to
 // every rank, tokens or not: round, what the rank thinks it takes part in (12 bits), how many rows it brings or why it cannot.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/two_sided.hpp: TwoSided over a window of host memory. Spec 04 §11.
+// backends/window/host/two_sided.hpp: TwoSided over a window of host memory. docs/semantics/exchange.md §11.
 #pragma once
 
 #include <concepts>

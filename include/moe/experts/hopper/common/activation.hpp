@@ -39,7 +39,7 @@ struct ActivationParams {
   float situ_up = 25.0F;
 };
 
-/// The formula of spec 05 §9 for a kind and its constants in that form.
+/// The formula of docs/semantics/experts.md §9 for a kind and its constants in that form.
 constexpr ActivationParams activation_params(activation::Kind kind, activation::Constants const& c) {
   using activation::Kind;
   ActivationParams p;

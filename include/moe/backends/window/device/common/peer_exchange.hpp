@@ -70,7 +70,8 @@ moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf1
   }
 }
 
-/// The order of the calls of one exchange, and of all that share its window: one dispatch at a time has no combine yet (spec 04 §10).
+/// The order of the calls of one exchange, and of all that share its window: one dispatch at a time has no combine yet
+/// (docs/semantics/exchange.md §10).
 class PeerOrder {
  public:
   explicit PeerOrder(comm::WindowUse& use) : use_(&use) {}

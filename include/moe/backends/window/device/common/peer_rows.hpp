@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/common/peer_rows.hpp: what OneSided, TwoSided and Pplx between GPUs have in common: what all ranks agree on, and
-// how a window is laid out. Spec 04 §9-11.
+// how a window is laid out. docs/semantics/exchange.md §9-11.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/high_throughput/combine.cuh: every rank reads its tokens' rows from the ranks they went to and sums them in rank
-// order. Spec 04 §7.5.
+// order. docs/semantics/exchange.md §7.5.
 //
 // Rows are weighted and summed over the rank's experts before they are read. The copy engine keeps enough of them in flight with few
 // blocks: each warp owns a ring of stages, a stage holds the same piece of all rows of one token.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/high_throughput/dispatch.cuh: layout, counts and rows in one kernel of few blocks; the copy engine moves the rows.
-// Spec 04 §7.
+// docs/semantics/exchange.md §7.
 //
 // Each block owns a contiguous range of tokens. Blocks exchange histograms on the rank, ranks exchange counts, and then every place is
 // known: the row of a token at each rank (sources in rank order, tokens in order) and the place of each choice in the expert-major list.

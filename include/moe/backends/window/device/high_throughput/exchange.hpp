@@ -27,7 +27,7 @@ struct HighThroughputParams<Window> {
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// The rows of a dispatch by expert (spec 04 §12, expert-major): device memory.
+/// The rows of a dispatch by expert (docs/semantics/exchange.md §12, expert-major): device memory.
 struct ExpertMajor {
   std::int32_t const* rows = nullptr;         ///< [list] row of the dispatch; -1 in the gaps that the alignment leaves
   std::int32_t const* num_entries = nullptr;  ///< [1] entries of `rows`

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/high_throughput/layout.hpp: where everything lies in the window of the high-throughput exchange. Equal on all
-// ranks. Spec 04 §7.
+// ranks. docs/semantics/exchange.md §7.
 #pragma once
 
 #include <algorithm>

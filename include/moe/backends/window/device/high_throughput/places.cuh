@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/high_throughput/places.cuh: which row of which rank each token gets, from counts that blocks and ranks exchange.
-// A function for each step of the planners, the first warps of every block. Spec 04 §7.1, §7.2.
+// A function for each step of the planners, the first warps of every block. docs/semantics/exchange.md §7.1, §7.2.
 #pragma once
 
 #include <cuda_bf16.h>

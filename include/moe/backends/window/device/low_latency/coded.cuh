@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/low_latency/coded.cuh: expert outputs that travel as e4m3 or LogFMT-10: coded into the window by their owner,
-// decoded while they are summed. The same codes as combine_format.hpp writes on the host. Spec 04 §8.2.
+// decoded while they are summed. The same codes as combine_format.hpp writes on the host. docs/semantics/exchange.md §8.2.
 #pragma once
 
 #include "moe/backends/window/device/low_latency/combine.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/low_latency/combine.cuh: the way back. Experts write into the window; every rank reads its tokens' rows from the
-// peers and sums them with the top-k weights, in choice order, in float32. Spec 04 §8.2 (zero copy).
+// peers and sums them with the top-k weights, in choice order, in float32. docs/semantics/exchange.md §8.2 (zero copy).
 //
 // Reading needs one flag per pair of ranks and no staging: the sum is done in registers as the rows arrive.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/low_latency/dispatch.cuh: rows quantised and stored into the owning peer's memory, with counts and arrival flags.
-// Spec 04 §8.1.
+// docs/semantics/exchange.md §8.1.
 //
 // One kernel, no host, no barrier. Every rank tells every rank how many rows it has for each expert; from these counts each sender knows
 // where its rows begin in every batch (sources in rank order, tokens in token order), so rows land packed and in a fixed order, without a

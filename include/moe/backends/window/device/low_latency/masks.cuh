@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/masks.cuh: the low-latency exchange among ranks that may die. Spec 04 §8.4.
+// backends/window/device/low_latency/masks.cuh: the low-latency exchange among ranks that may die. docs/semantics/exchange.md §8.4.
 //
 // Who is dead is decided at two points of a call, each by one block, so that a whole rank sees it alike: after the rows have been sent
 // (low_latency_collect) and before outputs are read (low_latency_meet). Rows lie where no other source's count decides, so ranks need

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/one_sided/combine.cuh: outputs pulled from the ranks that computed them. Spec 04 §10.
+// backends/window/device/one_sided/combine.cuh: outputs pulled from the ranks that computed them. docs/semantics/exchange.md §10.
 #pragma once
 
 #include "moe/backends/window/device/one_sided/dispatch.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/one_sided/dispatch.cuh: rows pushed to places that the sender chooses. Spec 04 §10.
+// backends/window/device/one_sided/dispatch.cuh: rows pushed to places that the sender chooses. docs/semantics/exchange.md §10.
 //
 // A source's rows have a part of their own at every rank, so a row needs no count but the source's own: the first row leaves at once. Which
 // row of the part a token gets is a race; which outputs it adds, and in which order, is not.

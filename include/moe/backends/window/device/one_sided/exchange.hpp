@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/one_sided/exchange.hpp: OneSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are started in launch.cuh. Spec 04 §10.
+// host C++; its kernels are started in launch.cuh. docs/semantics/exchange.md §10.
 #pragma once
 
 #include "moe/backends/one_sided.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/pplx/combine.cuh: outputs returned to the slot of their choice, and their sums. Spec 04 §9.
+// backends/window/device/pplx/combine.cuh: outputs returned to the slot of their choice, and their sums. docs/semantics/exchange.md §9.
 //
 // Every returned row has a flag word of its own with the round, where the description counts arrivals by token: one writer a word, no
 // reset, and a row that does not come names the rank that owes it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/pplx/dispatch.cuh: rows by (source, expert), packed by the receiver. Spec 04 §9.
+// backends/window/device/pplx/dispatch.cuh: rows by (source, expert), packed by the receiver. docs/semantics/exchange.md §9.
 #pragma once
 
 #include "moe/backends/window/device/common/peer_rows.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/pplx/exchange.hpp: Pplx between GPUs: the layout of its window and the exchange that a layer owns. Plain host C++;
-// its kernels are started in launch.cuh. Spec 04 §9.
+// its kernels are started in launch.cuh. docs/semantics/exchange.md §9.
 #pragma once
 
 #include "moe/backends/pplx.hpp"
@@ -239,8 +239,9 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   }
   static ExpertPlacement const& even(ExpertPlacement const& placement) {
     if (!placement.is_even()) {
-      throw Error(ErrorCode::unsupported, text("pplx: ", placement.num_physical(), " experts do not divide by ", placement.ep_size(),
-                                               " ranks, which its batches need (spec 04 §9); one_sided and two_sided take them"));
+      throw Error(ErrorCode::unsupported,
+                  text("pplx: ", placement.num_physical(), " experts do not divide by ", placement.ep_size(),
+                       " ranks, which its batches need (docs/semantics/exchange.md §9); one_sided and two_sided take them"));
     }
     return placement;
   }

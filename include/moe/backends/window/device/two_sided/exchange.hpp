@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/two_sided/exchange.hpp: TwoSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are started in launch.cuh. Spec 04 §11.
+// host C++; its kernels are started in launch.cuh. docs/semantics/exchange.md §11.
 #pragma once
 
 #include <algorithm>

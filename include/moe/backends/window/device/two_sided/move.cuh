@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/move.cuh: rows through bounded queues, to the experts and back. Spec 04 §11.
+// backends/window/device/two_sided/move.cuh: rows through bounded queues, to the experts and back. docs/semantics/exchange.md §11.
 //
 // A queue belongs to one warp at the sender and one warp at the receiver. The warps of half of the blocks send, those of the other half
 // receive; warp v of either half serves the peer at distance 1 + v % R and the queue v / R, so that a sender always waits for a warp that

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/plan.cuh: which tokens go to which rank, and how many rows come from each. Spec 04 §11.
+// backends/window/device/two_sided/plan.cuh: which tokens go to which rank, and how many rows come from each. docs/semantics/exchange.md
+// §11.
 #pragma once
 
 #include "moe/backends/window/device/common/peer_rows.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/sum.cuh: the sum of what returns. Spec 04 §11.
+// backends/window/device/two_sided/sum.cuh: the sum of what returns. docs/semantics/exchange.md §11.
 #pragma once
 
 #include "moe/backends/window/device/two_sided/plan.cuh"
