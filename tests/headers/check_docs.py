@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
-has more than 140 columns and no paragraph more than six lines, sources that pages name exist (changelog and logs aside), and docs/errors.md
-has exactly the codes of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. --write copies
-the files into the blocks that name them."""
+has more than 140 columns and no paragraph more than six lines, sources that pages name exist (changelog and logs aside), sections of
+docs/semantics that comments name exist, and docs/errors.md has exactly the codes of core/error.hpp and the rules of the code, each with a
+program of tests/compile_fail that breaks it. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -114,6 +114,22 @@ def main() -> int:
         for name in sorted(set(re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:hpp|cuh|cpp|cu|py))`", document.read_text()))):
             if not any(source.endswith("/" + name) for source in sources):
                 problems.append(f"{document.relative_to(root)}: no source ends with {name}")
+
+    # "docs/semantics/exchange.md §8.2, §9" of a comment, also over the end of a line, names sections that are there.
+    pages = (root / "docs" / "semantics").glob("*.md")
+    sections = {page.name: set(re.findall(r"^#+ ([0-9]+(?:\.[0-9]+)?)[. ]", page.read_text(), re.M)) for page in pages}
+    found = 0
+    for source in sources:
+        if not source.endswith((".hpp", ".cuh", ".cpp", ".cu", ".py", ".txt", ".cmake")):
+            continue
+        text = re.sub(r"\n\s*(?://+|#)", " ", (root / source[1:]).read_text(errors="replace"))
+        for page, numbers in re.findall(r"docs/semantics/([\w-]+\.md)((?:[\s,]+(?:and )?§[0-9]+(?:\.[0-9]+)?)*)", text):
+            for number in re.findall(r"§([0-9]+(?:\.[0-9]+)?)", numbers):
+                found += 1
+                if number not in sections.get(page, set()):
+                    problems.append(f"{source[1:]}: docs/semantics/{page} has no section {number}")
+    if found == 0:
+        problems.append("no comment names a section of docs/semantics")
 
     for problem in problems:
         print(f"FAILED: {problem}")
