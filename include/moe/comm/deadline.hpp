@@ -6,8 +6,8 @@
 
 namespace moe::comm {
 
-/// Milliseconds. A communicator's Params::timeout_ms is the one option: its windows and the exchanges over them take it from there. 0 waits
-/// for ever.
+/// Milliseconds; 0 waits for ever. Set it with a communicator's Params::timeout_ms: windows and exchanges over the communicator use the
+/// same value.
 inline constexpr std::int64_t kDefaultTimeoutMs = 100'000;
 
 }  // namespace moe::comm

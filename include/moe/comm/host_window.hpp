@@ -31,7 +31,7 @@ struct HostWindowControl {
 
 namespace detail {
 
-/// When the process of that id started, in ticks since boot; 0 if there is none, if it has ended, or if that cannot be found out.
+/// When the process with that id started, in ticks since boot; 0 if there is no such process, it has ended, or the time cannot be read.
 inline std::uint64_t process_start(std::uint64_t id) {
   std::array<char, 64> path{};
   std::snprintf(path.data(), path.size(), "/proc/%llu/stat", static_cast<unsigned long long>(id));
@@ -42,7 +42,7 @@ inline std::uint64_t process_start(std::uint64_t id) {
   std::array<char, 1024> text{};
   ssize_t const n = read(file, text.data(), text.size() - 1);
   close(file);
-  char const* at = n > 0 ? std::strrchr(text.data(), ')') : nullptr;  // the name before it may hold anything
+  char const* at = n > 0 ? std::strrchr(text.data(), ')') : nullptr;  // the process name before it may hold any character
   if (at == nullptr || at[1] == '\0' || at[2] == 'Z' || at[2] == 'X') {
     return 0;
   }
@@ -55,10 +55,10 @@ inline std::uint64_t process_start(std::uint64_t id) {
 
 }  // namespace detail
 
-/// One rank's view of a window whose parts all ranks of the node map. Holds no memory: a derived class maps it, zeroes the own part and
-/// calls attach(). One thread at a time may use it. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, the round
-/// and what was there instead; E_PEER when another rank has aborted or the peer's process has ended. Every other rank is told through
-/// the abort words, and the window is of no further use: every later call is E_STATE.
+/// One rank's view of a window; every rank of the node maps all parts. Holds no memory: a derived class maps the parts, zeroes this rank's
+/// part and calls attach(). Not thread-safe. A wait throws TransportError: E_TIMEOUT past the deadline, naming the peer, the round and the
+/// value found instead; E_PEER when another rank has aborted or the peer's process has ended. The abort words tell every other rank. After
+/// a failure the window is unusable: every later call is E_STATE.
 class HostWindow {
  public:
   using Space = space::host;
@@ -70,7 +70,7 @@ class HostWindow {
   int size() const { return view_.size; }
   /// Bytes of each rank's part, the control part included.
   std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
-  /// The peer's copy of that offset, as mapped here. Offsets below kWindowControlBytes belong to the window.
+  /// The same offset in the peer's part, as mapped here. Offsets below kWindowControlBytes belong to the window.
   void* peer(int r, std::int64_t offset) const { return view_.peer[r] + offset; }
   template <class T>
   T* at(int r, std::size_t offset) const {
@@ -83,7 +83,7 @@ class HostWindow {
   WindowView const& view() const { return view_; }
   FailureRecord const& failure() const { return failure_; }
   bool failed() const { return failure_.code != 0; }
-  /// Before an operation: E_STATE if a wait has failed before, E_PEER if another rank has aborted meanwhile.
+  /// Before an operation: E_STATE if an earlier wait has failed, E_PEER if another rank has aborted since.
   void expect_sound(char const* what, ExchangePhase phase, std::uint32_t round) {
     if (failed()) {
       throw Error(ErrorCode::state, text("window: ", what, " after a failure; the group must be rebuilt"));
@@ -98,11 +98,11 @@ class HostWindow {
   std::uint64_t waited_ns(int r) const { return waited_[static_cast<std::size_t>(r)]; }
   std::vector<std::uint64_t> waited_ns() const { return {waited_.begin(), waited_.begin() + size()}; }
 
-  /// From now on a rank that does not come within the deadline, or whose process has ended, is masked instead of ending the group: waits
-  /// for it return at once, and words for it are not stored.
+  /// From now on a rank that misses the deadline, or whose process has ended, is masked instead of ending the group: waits for it return at
+  /// once, and no words are stored for it.
   void enable_masks() { masks_ = true; }
   bool masked(int r) const { return masked_[static_cast<std::size_t>(r)]; }
-  /// E_STATE without enable_masks(), E_ARG for the own rank.
+  /// E_STATE without enable_masks(), E_ARG for this rank.
   void mask(int r) {
     if (!masks_) {
       throw Error(ErrorCode::state, "mask: the window was built without masks");
@@ -115,7 +115,7 @@ class HostWindow {
   void clear_masks() { masked_ = {}; }
   std::vector<bool> query_mask() const { return std::vector<bool>(masked_.begin(), masked_.begin() + size()); }
 
-  /// Stores a word in rank r's part; everything that this thread wrote before is visible to whoever reads it with a wait.
+  /// Stores a word in rank r's part. A rank that waits for the word then sees everything that this thread wrote before it.
   template <class Word>
   void publish(int r, std::size_t offset, Word word) const {
     if (masked(r)) {
@@ -128,11 +128,11 @@ class HostWindow {
   Word load(int r, std::size_t offset) const {
     return std::atomic_ref<Word>(*at<Word>(r, offset)).load(std::memory_order_acquire);
   }
-  /// Waits until rank `peer` has brought the own 32-bit word at `offset` to `round`. False: the peer is masked.
+  /// Waits until rank `peer` has set this rank's 32-bit word at `offset` to `round`. False: the peer is masked.
   bool wait_round(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
     return wait([&] { return load<std::uint32_t>(rank(), offset); }, round, phase, peer);
   }
-  /// Waits until rank `peer` has written the own count word at `offset` for `round`; the word, or 0 if the peer is masked.
+  /// Waits until rank `peer` has written this rank's count word at `offset` for `round`. Returns the word, or 0 if the peer is masked.
   std::uint64_t wait_count(std::size_t offset, std::uint32_t round, ExchangePhase phase, int peer) {
     std::uint64_t word = 0;
     bool const came = wait(
@@ -143,12 +143,12 @@ class HostWindow {
         round, phase, peer);
     return came ? word : 0;
   }
-  /// Waits until ready() is true, which the words of `peer` decide.
+  /// Waits until ready() is true. `peer` writes the words that ready() reads.
   template <class Ready>
   void wait_until(Ready&& ready, std::uint32_t round, ExchangePhase phase, int peer) {
     wait([&] { return ready() ? round : round - 1; }, round, phase, peer);
   }
-  /// Returns on no rank before every rank has called it.
+  /// Barrier: no rank returns before every rank has called it.
   void barrier() {
     auto* const own_round = own<std::uint32_t>(WindowControl::barrier_round);
     std::uint32_t const round = *own_round + 1;
@@ -177,7 +177,7 @@ class HostWindow {
   HostWindow() = default;
   ~HostWindow() = default;
 
-  /// `parts`: base of every rank's part as mapped here; the own part is zero.
+  /// `parts`: base of every rank's part as mapped here; this rank's part is zero.
   void attach(char* const* parts, int rank, int size, std::size_t bytes, std::int64_t timeout_ms) {
     for (int r = 0; r < size; ++r) {
       view_.peer[r] = parts[r];
@@ -191,7 +191,7 @@ class HostWindow {
     *own<std::uint64_t>(HostWindowControl::process) = id;
     *own<std::uint64_t>(HostWindowControl::start_time) = detail::process_start(id);
   }
-  /// After all ranks have attached: notes which peers' processes can be seen from here.
+  /// After all ranks have attached: notes which peers' processes this process can see.
   void meet() {
     for (int r = 0; r < size(); ++r) {
       auto const start = *at<std::uint64_t>(r, HostWindowControl::start_time);
@@ -206,8 +206,8 @@ class HostWindow {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 64;     // polls before the wait gives its core away: ranks may share one
-  static constexpr int kYields = 2000;  // polls that only yield, before the wait sleeps between polls
+  static constexpr int kSpins = 64;     // polls before the wait yields its core, which ranks may share
+  static constexpr int kYields = 2000;  // polls that only yield; after them the wait sleeps between polls
   static constexpr unsigned kSleepMicroseconds = 50;
 
   static void back_off(std::int64_t polls) {

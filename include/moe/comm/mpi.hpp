@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/mpi.hpp: ranks as MPI processes, arrays in host memory. Collectives are made of point-to-point messages, so that a wait that
-// runs out names the peer that did not arrive, counts are 64-bit, and sums are in rank order.
+// comm/mpi.hpp: ranks as MPI processes, arrays in host memory. Collectives use point-to-point messages, so that a timeout names the peer
+// that did not arrive, counts are 64-bit, and sums are in rank order.
 #pragma once
 
 #include <mpi.h>
@@ -23,22 +23,22 @@
 
 namespace moe::comm {
 
-/// All ranks of an MPI communicator. Whoever constructs it owns MPI_Init and MPI_Finalize. One thread at a time may use it.
-/// Every call is collective and returns when this rank's part is done. It throws TransportError: E_TIMEOUT if a peer does not arrive
-/// before the deadline, E_MISMATCH if a peer sends more than is expected, E_INTERNAL for other MPI errors; after any of them every
-/// call is E_STATE, and the group must be rebuilt. Nothing allocates after construction and reserve_reduction().
+/// All ranks of an MPI communicator. The caller owns MPI_Init and MPI_Finalize. Not thread-safe. Every call is collective and returns when
+/// this rank's part is done. It throws TransportError: E_TIMEOUT if a peer does not arrive before the deadline, E_MISMATCH if a peer sends
+/// more than is expected, E_INTERNAL for other MPI errors. After any of them every call is E_STATE, and the group must be rebuilt. Nothing
+/// allocates after construction and reserve_reduction().
 class Mpi {
  public:
   using Space = space::host;
   static constexpr char const* kName = "mpi";
   struct Params {
     std::int64_t timeout_ms = kDefaultTimeoutMs;  ///< of each collective, and of each wait of a window over it; 0 waits for ever
-    /// Longer messages are counted in blocks, because MPI counts are int: at most 2^31 - 1.
+    /// Longer messages are sent as blocks, because MPI counts are int: at most 2^31 - 1.
     std::int64_t large_message_bytes = std::int64_t{1} << 30U;
   };
 
-  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG on a size
-  /// of messages that does not fit a count.
+  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG if the message size does not
+  /// fit a count.
   explicit Mpi(MPI_Comm parent, Params params) : params_(params) {
     constexpr std::int64_t kMost = std::numeric_limits<int>::max();
     if (params.large_message_bytes < 0 || params.large_message_bytes > kMost) {
@@ -53,7 +53,7 @@ class Mpi {
     }
     MPI_Comm_rank(parent, &rank_);
     MPI_Comm_size(parent, &size_);
-    auto const max_requests = static_cast<std::size_t>(size_) * 4;  // to and from each peer, blocks and the rest
+    auto const max_requests = static_cast<std::size_t>(size_) * 4;  // per peer, each way: blocks and remainder
     requests_.reserve(max_requests);
     peers_.reserve(max_requests);
     statuses_.resize(max_requests);
@@ -72,7 +72,7 @@ class Mpi {
   explicit Mpi(MPI_Comm parent) : Mpi(parent, Params{}) {}
   Mpi(Mpi const&) = delete;
   Mpi& operator=(Mpi const&) = delete;
-  /// Waits for no peer. After a failure MPI's communicator is left alone: messages may still be under way in it.
+  /// Waits for no peer. After a failure the MPI communicator is not freed: messages may still be in flight on it.
   ~Mpi() {
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -85,20 +85,20 @@ class Mpi {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Whether two threads may use two of these objects at once: MPI was started with MPI_THREAD_MULTIPLE.
+  /// Whether two threads may use two objects of this class concurrently: MPI was started with MPI_THREAD_MULTIPLE.
   static bool allows_threads() {
     int level = MPI_THREAD_SINGLE;
     MPI_Query_thread(&level);
     return level == MPI_THREAD_MULTIPLE;
   }
-  /// MPI's own communicator: a duplicate that nothing else sends messages in.
+  /// The MPI communicator: a private duplicate, so no other messages share it.
   MPI_Comm handle() const { return comm_; }
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   /// Deadline of each collective from now on, in milliseconds; 0 waits for ever.
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
-  /// What the caller is doing, for error messages; a string that stays.
+  /// What the caller is doing, for error messages; the string must outlive the object.
   void set_phase(char const* phase) { phase_ = phase; }
-  /// Takes the memory for sums whose share on one rank is up to `n` floats.
+  /// Allocates memory for sums whose share on one rank is up to `n` floats.
   void reserve_reduction(std::int64_t n) {
     std::int64_t const needed = n * (size_ - 1);
     if (needed > work_.size()) {
@@ -106,7 +106,7 @@ class Mpi {
     }
   }
 
-  /// `n` bytes of each rank, in rank order, into out[0, n · size).
+  /// Gathers `n` bytes of each rank, in rank order, into out[0, n · size).
   void all_gather(void const* in, std::int64_t n, void* out, HostStream) {
     begin("all_gather");
     for (int r = 0; r < size_; ++r) {
@@ -115,7 +115,7 @@ class Mpi {
     }
     gather(in, n, out, counts_.data(), offsets_.data());
   }
-  /// `n` = counts[rank] bytes of each rank r into out + offsets[r]. `in` may be this rank's place in `out`.
+  /// Gathers counts[r] bytes of each rank r into out + offsets[r]; `n` = counts[rank]. `in` may be this rank's place in `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, HostStream) {
     begin("all_gather_v");
     gather(in, n, out, counts, offsets);
@@ -136,7 +136,7 @@ class Mpi {
     copy(at(in, in_offsets[rank_]), at(out, out_offsets[rank_]), in_counts[rank_]);
     wait();
   }
-  /// `n` bytes of `data` on rank `root` into `data` everywhere.
+  /// Copies `n` bytes of `data` on rank `root` to `data` on every rank.
   void broadcast(void* data, std::int64_t n, int root, HostStream) {
     begin("broadcast");
     if (rank_ != root) {
@@ -148,7 +148,7 @@ class Mpi {
     }
     wait();
   }
-  /// Returns on no rank before every rank has called it.
+  /// Barrier: no rank returns before every rank has called it.
   void barrier(HostStream) {
     begin("barrier");
     for (int r = 0; r < size_; ++r) {
@@ -182,9 +182,9 @@ class Mpi {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kBlock = 1 << 16;  // bytes of the unit in which large messages are counted
+  static constexpr int kBlock = 1 << 16;  // bytes per block of a large message
   static constexpr std::int64_t kFloat = sizeof(float);
-  static constexpr int kSpins = 2000;  // polls that only yield the core, before the wait sleeps between polls
+  static constexpr int kSpins = 2000;  // polls that only yield the core; after them the wait sleeps between polls
   static constexpr unsigned kSleepMicroseconds = 50;
   static constexpr std::uint64_t kTags = 32768;  // MPI guarantees tags below this
 
@@ -251,7 +251,7 @@ class Mpi {
     peers_.push_back(peer);
   }
 
-  // Calls post(pointer, count, type) for each message that `n` bytes take: none, one, or whole blocks and the rest.
+  // Calls post(pointer, count, type) for each message that `n` bytes need: none, one, or whole blocks and the remainder.
   template <class Byte, class Post>
   void split(Byte* data, std::int64_t n, Post&& post) {
     std::int64_t blocks = 0;
@@ -293,7 +293,7 @@ class Mpi {
         return;
       }
       if (polls < kSpins) {
-        sched_yield();  // ranks may share a core, and then the peer needs it
+        sched_yield();  // ranks may share a core; the peer needs it to make progress
       } else {
         usleep(kSleepMicroseconds);
       }
@@ -305,7 +305,7 @@ class Mpi {
 
   [[noreturn]] void time_out() {
     int missing = -1;
-    for (std::size_t i = 0; i < requests_.size() && missing < 0; ++i) {  // receives come first: the peer that sent nothing
+    for (std::size_t i = 0; i < requests_.size() && missing < 0; ++i) {  // receives are first, so this finds the peer that sent nothing
       int done = 0;
       MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
       missing = done != 0 ? -1 : peers_[i];
@@ -355,9 +355,9 @@ class Mpi {
   char const* collective_ = "";
   std::uint64_t round_ = 0;  // collectives so far
   std::vector<MPI_Request> requests_;
-  std::vector<int> peers_;  // of each request
+  std::vector<int> peers_;  // peer of each request
   std::vector<MPI_Status> statuses_;
-  std::vector<std::int64_t> counts_;   // [size], of the collective under way
+  std::vector<std::int64_t> counts_;   // [size], of the collective in progress
   std::vector<std::int64_t> offsets_;  // [size]
   Buffer<float> work_;                 // [size - 1, share of a sum]
   std::vector<std::byte> tokens_;      // [size], what a barrier sends

@@ -18,20 +18,20 @@
 
 namespace moe::comm {
 
-/// One rank's part of a window: zeroed host memory, parts of all ranks mapped. Construction is collective. Destruction waits for nobody: a
-/// part lives as long as a process maps it. MPI only carries the construction's messages, and has nothing of the window to free, so a
+/// One rank's part of a window: zeroed host memory, parts of all ranks mapped. Construction is collective. Destruction waits for no rank: a
+/// part lives as long as any process maps it. MPI only carries the messages of the construction and frees nothing of the window, so a
 /// survivor's MPI_Finalize does not wait for a rank that has ended.
 class MpiShared : public HostWindow {
  public:
   using Comm = Mpi;
   static constexpr char const* kName = "mpi_shared";
   struct Params {
-    MPI_Comm node = MPI_COMM_NULL;  ///< the ranks that share memory, in rank order; null: what MPI says. Borrowed.
+    MPI_Comm node = MPI_COMM_NULL;  ///< the ranks that share memory, in rank order; null: ask MPI. Borrowed
   };
 
-  /// `user_bytes` behind the control part, the same on all ranks. The deadline of each wait is the communicator's. E_UNSUPPORTED naming the
-  /// pair if some rank is on another node, E_CAPACITY if the memory cannot be had, E_MISMATCH if ranks want different sizes, E_TIMEOUT if a
-  /// rank does not come.
+  /// `user_bytes` follow the control part; the same on all ranks. Each wait uses the communicator's deadline. E_UNSUPPORTED naming the pair
+  /// if some rank is on another node, E_CAPACITY if the memory cannot be allocated, E_MISMATCH if ranks ask for different sizes, E_TIMEOUT
+  /// if a rank does not arrive.
   MpiShared(Mpi& comm, std::int64_t user_bytes, Params const& params) {
     if (comm.size() > kMaxWindowRanks) {
       throw Error(ErrorCode::unsupported, text("window: ", comm.size(), " ranks, at most ", kMaxWindowRanks));
@@ -49,7 +49,8 @@ class MpiShared : public HostWindow {
   static constexpr std::int64_t kPage = 4096;
   static constexpr char const* kSharedFolder = "/dev/shm";
 
-  // Why the memory of all ranks cannot be had on this node, if it is plain to see. A store into a full memory file system is a signal.
+  // The error if this node clearly lacks memory for all ranks. Checked first, because a store into a full memory file system raises a
+  // signal.
   static std::optional<Error> capacity_error(Mpi const& comm, std::int64_t bytes) {
     std::int64_t const total = bytes * comm.size();
     std::int64_t room = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -88,7 +89,7 @@ class MpiShared : public HostWindow {
       }
     }
   }
-  /// E_UNSUPPORTED on every rank unless `given`, or what MPI says shares memory, has them all.
+  /// E_UNSUPPORTED on every rank unless `given` holds all ranks; if null, the ranks that share memory according to MPI.
   static void expect_one_node(Mpi& comm, MPI_Comm given) {
     MPI_Comm node = given;
     if (given == MPI_COMM_NULL) {
@@ -96,7 +97,8 @@ class MpiShared : public HostWindow {
     }
     int on_node = 0;
     MPI_Comm_size(node, &on_node);
-    int const missing = on_node == comm.size() ? -1 : first_missing(comm, node);  // every rank sees only a part, so every rank throws
+    int const missing =
+        on_node == comm.size() ? -1 : first_missing(comm, node);  // every rank sees only the ranks of its node, so every rank throws
     if (given == MPI_COMM_NULL) {
       MPI_Comm_free(&node);
     }

@@ -23,13 +23,13 @@ namespace moe::comm {
 /// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable; one thread at a time.
 /// Collectives are enqueued on the stream; counts and offsets are in bytes (reductions: elements) and in host memory.
 ///
-/// No call waits for a peer longer than the deadline: the communicator does not block (NCCL connects and launches in a thread of its own
-/// while this one looks at the clock), and wait() and synchronize() do the same for work on a stream. When the deadline passes, or NCCL
+/// No call waits for a peer longer than the deadline: the communicator is non-blocking (NCCL connects and launches in its own thread while
+/// the calling thread checks the clock), and wait() and synchronize() do the same for work on a stream. When the deadline passes, or NCCL
 /// reports an error, the communicator is aborted, which ends its kernels; the call throws TransportError (E_TIMEOUT, E_PEER) or E_CUDA,
-/// every later call is E_STATE, and the group must be built anew. CUDA stays usable.
-/// Sends and receives (Group, all_to_all_v) go through a second, blocking communicator, split off and connected to all peers within the
-/// deadline by connect(): from then on they cannot block, and each costs the host 6 us instead of the 33 us of a thread.
-/// Destroy captured graphs that hold collectives first: NCCL keeps a communicator for them and waits for the last.
+/// every later call is E_STATE, and the group must be rebuilt. CUDA stays usable.
+/// Sends and receives (Group, all_to_all_v) use a second, blocking communicator. connect() splits it off and connects it to all peers
+/// within the deadline; after that they cannot block, and each costs the host 6 us instead of the 33 us of a thread.
+/// Destroy captured graphs that hold collectives first: NCCL keeps their communicator alive until the last graph is destroyed.
 class Nccl {
  public:
   using Space = space::cuda;
@@ -47,7 +47,7 @@ class Nccl {
     check(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
   }
   Nccl(int rank, int size, ncclUniqueId const& id) : Nccl(rank, size, id, Params{}) {}
-  /// Takes over a communicator. One that was made blocking may wait for a peer without a deadline while NCCL connects.
+  /// Takes ownership of a communicator. A blocking one may wait for a peer without a deadline while NCCL connects.
   explicit Nccl(ncclComm_t comm, Params const& params) : params_(params), comm_(comm) {
     detail::check_nccl_version();
     check(ncclCommUserRank(comm, &rank_), "ncclCommUserRank");
@@ -74,10 +74,10 @@ class Nccl {
     cudaFree(scratch_);
   }
 
-  /// A new id, for one rank to make and hand to the others.
+  /// A new id; one rank makes it and hands it to the others.
   static ncclUniqueId unique_id() { return detail::unique_id(); }
   /// Collective bootstrap over a file that all ranks see, for jobs without MPI: rank 0 writes the id, the others wait for it. `path` must
-  /// be new to this job: E_CONFIG on rank 0 if it exists. The caller removes it. E_TIMEOUT if it or a rank does not appear in time.
+  /// not exist yet: E_CONFIG on rank 0 if it does. The caller removes it. E_TIMEOUT if it or a rank does not appear in time.
   static Nccl over_file(std::string const& path, int rank, int size, Params const& params) {
     return Nccl(rank, size, detail::id_over_file(path, rank, params.timeout_ms), params);
   }
@@ -101,7 +101,7 @@ class Nccl {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Collective: what sends and receives need, unless it is there. Done by the first of them too, but not while a stream is captured.
+  /// Collective: connects the communicator for sends and receives, once. The first of them also does it, unless a stream is being captured.
   void connect() {
     if (direct_ != nullptr || size_ == 1) {
       return;
@@ -115,7 +115,7 @@ class Nccl {
     detail::Backoff backoff(params_.timeout_ms);
     while (meeting->result < 0) {
       if (backoff.expired()) {
-        direct_ = nullptr;  // still in use there
+        direct_ = nullptr;  // the abandoned thread still uses it
         begin_abort();
         fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
@@ -134,16 +134,16 @@ class Nccl {
   bool failed() const { return comm_ == nullptr; }
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
-  /// What the caller is doing, for error messages; a string that stays.
+  /// What the caller is doing, for error messages; the string must outlive the object.
   void set_phase(char const* phase) { phase_ = phase; }
 
-  /// `n` bytes of every rank, in rank order, into out.
+  /// Gathers `n` bytes of every rank, in rank order, into out.
   void all_gather(void const* in, std::int64_t n, void* out, StreamType stream) {
     check(ncclAllGather(in, out, bytes(n), ncclInt8, live(), stream), "ncclAllGather");
   }
-  /// counts[r] bytes of rank r into out + offsets[r]; `n` is the own count. `in` may be this rank's place in `out`.
+  /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's place in `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
-    if (direct_ != nullptr && one_node_) {  // every pair has a link of its own: no ring
+    if (direct_ != nullptr && one_node_) {  // every pair has its own link: send directly instead of in a ring
       void* const own = static_cast<std::byte*>(out) + offsets[rank_];
       if (own != in && n > 0) {
         Memory<Space>::copy_async(own, in, bytes(n), stream);
@@ -182,7 +182,7 @@ class Nccl {
   void broadcast(void* data, std::int64_t n, int root, StreamType stream) {
     check(ncclBroadcast(data, data, bytes(n), ncclInt8, root, live(), stream), "ncclBroadcast");
   }
-  /// Every rank's stream reaches this point before any goes on.
+  /// Stream barrier: no rank's stream continues before every rank's stream reaches this point.
   void barrier(StreamType stream) {
     auto* const word = static_cast<float*>(scratch());
     check(ncclAllReduce(word, word, 1, ncclFloat, ncclSum, live(), stream), "ncclAllReduce");
@@ -203,7 +203,7 @@ class Nccl {
     });
   }
 
-  /// Sends and receives that NCCL runs as one: post them, then end(). Ends the group also when a call inside it throws.
+  /// Sends and receives that NCCL runs as one operation: post them, then end(). The group also ends when a call inside it throws.
   class Group {
    public:
     explicit Group(Nccl& owner) : owner_(owner), comm_(owner.connected()) { detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_); }
@@ -214,7 +214,7 @@ class Nccl {
         ncclGroupEnd();
       }
     }
-    /// `n` bytes to or from a rank; nothing if there are none.
+    /// `n` bytes to or from a rank; no operation if n is 0.
     void send(void const* data, std::int64_t n, int to, StreamType stream) {
       if (n > 0) {
         add(ncclSend(data, bytes(n), ncclInt8, to, comm_, stream), "ncclSend");
@@ -225,7 +225,7 @@ class Nccl {
         add(ncclRecv(data, bytes(n), ncclInt8, from, comm_, stream), "ncclRecv");
       }
     }
-    /// The result of a call that was made while the group was open.
+    /// The result of a call made while the group was open.
     void add(ncclResult_t result, char const* call) {
       if (result != ncclInProgress) {
         detail::check_nccl(result, call, comm_);
@@ -243,16 +243,16 @@ class Nccl {
     bool open_ = true;
   };
 
-  /// The result of a call on handle() that others made: waits until it is settled. Throws as described above.
+  /// The result of a call that the caller made on handle(): waits until NCCL has finished it. Throws as described above.
   void check(ncclResult_t result, char const* call) {
-    if (result == ncclSuccess || result == ncclInProgress) {  // some calls return "success" for what they have only begun
+    if (result == ncclSuccess || result == ncclInProgress) {  // some calls return "success" although they have only started
       result = settled(call);
     }
     finish(result, call);
   }
 
-  /// Returns when the stream has passed `event`. After the deadline the communicator is aborted and E_TIMEOUT thrown, naming the rank that
-  /// `missing()` returns (-1: not known); it may throw a better reason. NCCL's kernels still run while it is called.
+  /// Returns when the stream has passed `event`. After the deadline it aborts the communicator and throws E_TIMEOUT, naming the rank that
+  /// `missing()` returns (-1: unknown); `missing()` may throw a more exact error. NCCL's kernels still run while it is called.
   template <class Missing>
   void wait(cudaEvent_t event, char const* what, Missing&& missing) {
     detail::Backoff backoff(params_.timeout_ms);
@@ -285,7 +285,7 @@ class Nccl {
     check_cuda(cudaEventRecord(event.data, stream), "cudaEventRecord");
     wait(event.data, "synchronize");
   }
-  /// `n` bytes of host memory of every rank into host memory out[0, n · size). Waits; for construction, not for rounds.
+  /// Gathers `n` bytes of host memory of every rank into host memory out[0, n · size). Blocks; for construction, not for rounds.
   void all_gather_host(void const* in, std::int64_t n, void* out) {
     detail::DeviceBytes const own(bytes(n));
     detail::DeviceBytes const all(bytes(n) * static_cast<std::size_t>(size_));
@@ -295,7 +295,7 @@ class Nccl {
     synchronize(stream);
     Memory<Space>::copy_to_host(out, all.data, bytes(n) * static_cast<std::size_t>(size_));
   }
-  /// Ends whatever NCCL runs for this rank, on the device too, and gives back what it holds; waits for no peer. Later calls are E_STATE.
+  /// Ends all NCCL work of this rank, on the device too, and frees its resources; waits for no peer. Later calls are E_STATE.
   void abort() noexcept {
     begin_abort();
     endings_.clear();
@@ -310,8 +310,8 @@ class Nccl {
     Nccl& owner;
     ~AbortAtExit() { owner.begin_abort(); }
   };
-  /// The part of abort() that an error waits for. What NCCL gives back takes seconds where several processes of a host do so at a time,
-  /// and memory of one communicator waits for the device, so for kernels of the other: hence a thread each.
+  /// The part of abort() that an error waits for. One thread per communicator: freeing takes seconds when several processes of a host do it
+  /// at once, and freeing memory of one waits for the device, so also for kernels of the other.
   void begin_abort() noexcept {
     for (ncclComm_t* const place : {&direct_, &comm_}) {
       ncclComm_t const comm = std::exchange(*place, nullptr);
@@ -320,7 +320,7 @@ class Nccl {
       }
       try {
         endings_.emplace_back([comm] { ncclCommAbort(comm); });
-      } catch (std::exception const&) {  // no thread to be had
+      } catch (std::exception const&) {  // no thread is available
         ncclCommAbort(comm);
       }
     }
@@ -338,7 +338,7 @@ class Nccl {
     live();
     return size_ == 1 ? comm_ : direct_;
   }
-  /// Throws, after ending the communicator, unless a call has succeeded.
+  /// Unless the call has succeeded: ends the communicator and throws.
   void finish(ncclResult_t result, char const* call) {
     ++calls_;
     if (result == ncclSuccess) {
@@ -351,7 +351,7 @@ class Nccl {
     }
     throw Error(ErrorCode::cuda, message);
   }
-  /// Collectives on comm_ that NCCL runs as one.
+  /// Collectives on comm_ that NCCL runs as one operation.
   template <class Post>
   void grouped(Post&& post) {
     detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_);
@@ -386,15 +386,15 @@ class Nccl {
   }
 
   Params params_;
-  ncclComm_t comm_ = nullptr;    // does not block: collectives
-  ncclComm_t direct_ = nullptr;  // blocks, and has nothing to wait for: sends and receives
+  ncclComm_t comm_ = nullptr;    // non-blocking: collectives
+  ncclComm_t direct_ = nullptr;  // blocking, but already connected: sends and receives
   bool one_node_ = false;        // known once connected
   int rank_ = 0;
   int size_ = 1;
   char const* phase_ = "construction";
   std::uint64_t calls_ = 0;
   void* scratch_ = nullptr;
-  std::vector<std::jthread> endings_;  // of abort(), begun
+  std::vector<std::jthread> endings_;  // threads that abort() has started
 };
 
 }  // namespace moe::comm

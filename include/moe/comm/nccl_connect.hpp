@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_connect.hpp: what an NCCL communicator needs to come up: how ranks get one id, how peers connect, how the host waits for it.
+// comm/nccl_connect.hpp: starting an NCCL communicator: how ranks get one id, how peers connect, how the host waits for it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,7 @@
 
 namespace moe::comm::detail {
 
-/// A deadline, and a wait that polls hard for a while and then leaves the core to others.
+/// A deadline, and a wait that first polls without pause and later yields its core.
 class Backoff {
  public:
   /// 0: never expires.
@@ -43,7 +43,7 @@ class Backoff {
   std::int64_t polls_ = 0;
 };
 
-/// Device memory of a call that is no part of a round.
+/// Device memory for a call outside any round.
 struct DeviceBytes {
   explicit DeviceBytes(std::size_t n) : data(Memory<space::cuda>::allocate(n)) {}
   DeviceBytes(DeviceBytes const&) = delete;
@@ -67,7 +67,7 @@ inline HostName host_name() {
   return name;
 }
 
-/// A new id, for one rank to make and hand to the others.
+/// A new id; one rank makes it and hands it to the others.
 inline ncclUniqueId unique_id() {
   ncclUniqueId id;
   check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -88,7 +88,7 @@ inline ncclUniqueId id_over_file(std::string const& path, int rank, std::int64_t
   }
   return id;
 }
-/// The id of rank 0 over `broadcast(void* data, std::size_t bytes)` of host memory. E_PEER if rank 0 has no NCCL to make one with.
+/// The id of rank 0, sent with `broadcast(void* data, std::size_t bytes)` over host memory. E_PEER if rank 0 has no NCCL to make one with.
 template <class Broadcast>
 ncclUniqueId id_over(int rank, Broadcast&& broadcast) {
   struct Offer {
@@ -111,7 +111,7 @@ ncclUniqueId id_over(int rank, Broadcast&& broadcast) {
   return offer.id;
 }
 
-/// A few bytes to and from every rank, posted by a thread of its own, which is left behind if a peer does not come.
+/// Exchanges a few bytes with every rank on a separate thread. If a peer does not arrive, the thread is abandoned.
 struct Meeting {
   ncclComm_t comm;
   int rank;
@@ -119,7 +119,7 @@ struct Meeting {
   DeviceBytes words;
   int device = 0;
   CudaStream stream{};
-  std::atomic<int> result{-1};  ///< ncclResult_t once NCCL has connected; what it posted ends with the stream
+  std::atomic<int> result{-1};  ///< ncclResult_t once NCCL has connected; the work that it posted completes with the stream
 
   Meeting(ncclComm_t c, int r, int n) : comm(c), rank(r), size(n), words(std::size_t{2} * 16 * static_cast<std::size_t>(n)) {}
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_status.hpp: results of NCCL calls as moe::Error, the check that the library is the one that was compiled against, and ids in
-// files.
+// comm/nccl_status.hpp: results of NCCL calls as moe::Error, the check that the loaded library matches the headers, and ids in files.
 #pragma once
 
 #include <nccl.h>
@@ -13,7 +12,7 @@
 
 namespace moe::comm::detail {
 
-/// E_CUDA naming the call, with NCCL's own text, unless `result` is ncclSuccess.
+/// E_CUDA naming the call, with NCCL's error text, unless `result` is ncclSuccess.
 inline void check_nccl(ncclResult_t result, char const* call, ncclComm_t comm = nullptr, SourceLocation where = SourceLocation::current()) {
   if (result != ncclSuccess) {
     char const* const last = ncclGetLastError(comm);
@@ -23,7 +22,7 @@ inline void check_nccl(ncclResult_t result, char const* call, ncclComm_t comm = 
   }
 }
 
-/// E_UNSUPPORTED unless the NCCL that runs is the one whose headers were compiled: its device structs change between patch releases.
+/// E_UNSUPPORTED unless the loaded NCCL has the version of the headers: its device structs change between patch releases.
 inline void check_nccl_version(int compiled = NCCL_VERSION_CODE) {
   int running = 0;
   check_nccl(ncclGetVersion(&running), "ncclGetVersion");
@@ -33,13 +32,13 @@ inline void check_nccl_version(int compiled = NCCL_VERSION_CODE) {
   }
 }
 
-/// Writes an id to a file that must be new: E_CONFIG if it exists or cannot be written.
+/// Writes an id to a new file: E_CONFIG if it exists or cannot be written.
 inline void write_id(std::string const& path, ncclUniqueId const& id) {
   std::string const part = path + ".part";
   std::FILE* const file = std::fopen(part.c_str(), "wbx");
   bool good = file != nullptr && std::fwrite(&id, sizeof(id), 1, file) == 1;
   good = (file == nullptr || std::fclose(file) == 0) && good;
-  // link() and not rename(): an id that an earlier job left there must not be taken for this one's
+  // link() instead of rename(): an id left by an earlier job must not be taken for this job's
   good = good && ::link(part.c_str(), path.c_str()) == 0;
   if (file != nullptr) {
     std::remove(part.c_str());

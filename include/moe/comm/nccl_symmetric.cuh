@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_symmetric.cuh: the one kernel that needs NCCL's device header: it reads the peer addresses out of a window. To be included in
-// one translation unit that nvcc compiles; all other kernels take raw peer pointers.
+// comm/nccl_symmetric.cuh: the one kernel that needs NCCL's device header: it reads the peer addresses out of a window. Include it in one
+// translation unit that nvcc compiles; all other kernels take raw peer pointers.
 #pragma once
 
 #include <nccl.h>

@@ -35,8 +35,8 @@ class NcclSymmetric {
     std::optional<std::uint64_t> timeout_ns{};  ///< deadline of every wait of a kernel on a peer, for tests; unset: the communicator's
   };
 
-  /// `user_bytes` behind the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory
-  /// cannot be had, E_CUDA otherwise. `comm` is borrowed and must outlive the window.
+  /// `user_bytes` follow the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory cannot
+  /// be allocated, E_CUDA otherwise. `comm` is borrowed and must outlive the window.
   NcclSymmetric(Nccl& comm, std::int64_t user_bytes, Params const& params) : comm_(&comm) {
     if (comm.size() > kMaxWindowRanks) {
       throw Error(ErrorCode::unsupported, text("window: ", comm.size(), " ranks, at most ", kMaxWindowRanks));
@@ -57,18 +57,18 @@ class NcclSymmetric {
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
   std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
-  /// The peer's copy of that offset, as mapped here. Offsets below kWindowControlBytes belong to the window.
+  /// The same offset in the peer's part, as mapped here. Offsets below kWindowControlBytes belong to the window.
   void* peer(int r, std::int64_t offset) const { return view_.peer[r] + offset; }
-  /// What kernels take.
+  /// The view that kernels take as a parameter.
   WindowView const& view() const { return view_; }
-  /// Throws what a kernel reported since; call after synchronising.
+  /// Throws the error that a kernel has reported since the last call; call after synchronising.
   void check() const { throw_if_failed(*failure_); }
 
  private:
   static constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
   void construct(std::uint64_t timeout_ns) {
-    // Ranks agree before the first collective call on the window, so that one that has no memory does not leave the others waiting.
+    // Ranks agree before the first collective call on the window, so that a rank without memory does not leave the others waiting.
     if (ncclMemAlloc(&base_, bytes_) != ncclSuccess) {
       base_ = nullptr;
       cudaGetLastError();
@@ -97,7 +97,7 @@ class NcclSymmetric {
     comm_->barrier(nullptr);
     comm_->synchronize(nullptr);
   }
-  /// Makes every rank's part readable and writable here, and resolves where it is mapped. Collective.
+  /// Makes every rank's part readable and writable here, and looks up where it is mapped. Collective.
   void register_window() {
     ncclComm_t const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
@@ -123,7 +123,7 @@ class NcclSymmetric {
     cudaFree(table);
     check_cuda(copied, "cudaMemcpy");
   }
-  /// On how many ranks `failed` holds. Collective.
+  /// The number of ranks on which `failed` is true. Collective.
   int ranks_where(bool failed) {
     Buffer<float, space::cuda> word(1);
     float const mine = failed ? 1.0F : 0.0F;
@@ -137,7 +137,7 @@ class NcclSymmetric {
   void release() noexcept {
     cudaDeviceSynchronize();
     if (comm_->failed()) {
-      comm_->abort();  // which then has given back what it registered
+      comm_->abort();  // abort() also frees what the communicator registered
     } else {
       if (has_device_comm_) {
         ncclDevCommDestroy(comm_->handle(), &device_comm_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/self.hpp: the communicator of one rank. Every collective is a copy to itself, or nothing.
+// comm/self.hpp: the communicator of one rank. Every collective is a local copy, or does nothing.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace moe::comm {
 
-/// One rank in `SpaceT`, no state. Arrays are in the space's memory, counts and offsets in host memory; `in` may equal `out` wherever
-/// the copy would go onto itself.
+/// One rank in `SpaceT`, no state. Arrays are in the space's memory, counts and offsets in host memory; `in` may equal `out` where source
+/// and destination of the copy are the same.
 template <class SpaceT = space::host>
 class Self {
  public:
@@ -22,13 +22,13 @@ class Self {
   constexpr int rank() const { return 0; }
   constexpr int size() const { return 1; }
 
-  /// `n` bytes of this rank into out[0, n).
+  /// Copies `n` bytes of this rank into out[0, n).
   void all_gather(void const* in, std::int64_t n, void* out, StreamType stream) { copy(in, out, n, stream); }
-  /// `n` = counts[0] bytes into out + offsets[0].
+  /// Copies `n` = counts[0] bytes into out + offsets[0].
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const*, std::int64_t const* offsets, StreamType stream) {
     copy(in, at(out, offsets[0]), n, stream);
   }
-  /// in_counts[0] bytes at in + in_offsets[0] into out + out_offsets[0].
+  /// Copies in_counts[0] bytes at in + in_offsets[0] into out + out_offsets[0].
   void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out, std::int64_t const*,
                     std::int64_t const* out_offsets, StreamType stream) {
     copy(at(in, in_offsets[0]), at(out, out_offsets[0]), in_counts[0], stream);

@@ -21,8 +21,8 @@
 
 namespace moe::comm {
 
-/// One mapping of a segment. The memory lives as long as a process maps it, whoever made it and whoever else has ended, so that neither
-/// this object nor a process that is killed needs the others to go. Until unlink() the segment has a name, which the maker removes.
+/// One mapping of a segment. The memory lives as long as any process maps it, even if its maker has ended, so destruction waits for no
+/// other process. The segment has a name until its maker calls unlink().
 class SharedSegment {
  public:
   using Name = std::array<char, 64>;
@@ -42,12 +42,12 @@ class SharedSegment {
     }
   }
 
-  /// A new segment of zeros, mapped here. Pages that nobody touches take no memory. E_CAPACITY with the system's reason.
+  /// A new segment of zeros, mapped here. Untouched pages take no memory. E_CAPACITY with the system's reason.
   static SharedSegment make(std::size_t bytes) {
     static std::atomic<std::uint32_t> made{0};
     SharedSegment s;
     int file = -1;
-    for (int attempt = 0; attempt < 100 && file < 0; ++attempt) {  // a process that had this id may have left a segment
+    for (int attempt = 0; attempt < 100 && file < 0; ++attempt) {  // an earlier process with the same id may have left a segment
       auto const now = static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch().count());
       std::snprintf(s.name_.data(), s.name_.size(), "/moe-%ld-%u-%llx", static_cast<long>(getpid()), made.fetch_add(1), now);
       file = shm_open(s.name_.data(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
@@ -63,7 +63,7 @@ class SharedSegment {
     s.map(file, bytes, sized, "cannot be made");
     return s;
   }
-  /// Maps another process's segment. E_UNSUPPORTED if it is not there or has another size.
+  /// Maps another process's segment. E_UNSUPPORTED if it does not exist or has another size.
   static SharedSegment open(Name const& name, std::size_t bytes) {
     SharedSegment s;
     int const file = shm_open(name.data(), O_RDWR | O_CLOEXEC, 0);
@@ -77,7 +77,7 @@ class SharedSegment {
     s.map(file, bytes, true, "cannot be mapped");
     return s;
   }
-  /// Once all have mapped it: nothing is left behind whatever happens to the processes.
+  /// Call it once all processes have mapped the segment: the system then frees it even if processes are killed.
   void unlink() noexcept {
     if (name_[0] != '\0') {
       shm_unlink(name_.data());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/simulated_peers.hpp: several ranks on one GPU in one process: the same views that a window gives, without links. For tests.
+// comm/simulated_peers.hpp: several ranks on one GPU in one process: the views of a real window, without links. For tests.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace moe::comm {
 
-/// `ranks` parts of zeroed device memory on the current device, each rank seeing all of them. The kernels of all ranks must fit on the
-/// device at once, and nothing may serialise them: load the program's kernels before the first call (CUDA_MODULE_LOADING=EAGER).
+/// `ranks` parts of zeroed device memory on the current device; each rank sees all of them. The kernels of all ranks must be resident on
+/// the device together, and nothing may serialise them: load the program's kernels before the first call (CUDA_MODULE_LOADING=EAGER).
 class SimulatedPeers {
  public:
   SimulatedPeers(int ranks, std::int64_t user_bytes, std::uint64_t timeout_ns = kDefaultTimeoutNs)
@@ -57,7 +57,7 @@ class SimulatedPeers {
   std::int64_t bytes() const { return static_cast<std::int64_t>(bytes_); }
   WindowView const& view(int rank) const { return views_[static_cast<std::size_t>(rank)]; }
   WindowView& view(int rank) { return views_[static_cast<std::size_t>(rank)]; }
-  /// Throws what a kernel of that rank reported since; call after synchronising.
+  /// Throws the error that a kernel of that rank has reported since the last call; call after synchronising.
   void check(int rank) const { throw_if_failed(failures_[rank]); }
   FailureRecord const& failure(int rank) const { return failures_[rank]; }
   FailureRecord& failure(int rank) { return failures_[rank]; }
@@ -92,7 +92,7 @@ class SimulatedGroup {
   std::vector<std::unique_ptr<SimulatedPeers>> windows_;
 };
 
-/// One rank of a group, as exchanges take a communicator. It has no collectives: constructing an exchange must need none.
+/// One rank of a group, as the communicator that exchanges take. It has no collectives: constructing an exchange must need none.
 class SimulatedRank {
  public:
   using Space = space::cuda;
@@ -108,7 +108,7 @@ class SimulatedRank {
   std::size_t next_ = 0;
 };
 
-/// One simulated rank's view of a window, as NcclSymmetric is a real rank's. The group owns the memory.
+/// One simulated rank's view of a window; stands in for NcclSymmetric. The group owns the memory.
 class SimulatedWindow {
  public:
   using Space = space::cuda;

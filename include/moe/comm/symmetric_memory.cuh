@@ -12,16 +12,16 @@
 
 namespace moe::comm::detail {
 
-/// Publishes `round`: everything that this thread, and those that it met at a block barrier, wrote before is visible with it. The fence
-/// makes the plain store a release; a release store after it would fence twice.
+/// Publishes `round`: a peer that sees it also sees everything that this thread, and the threads it met at a block barrier, wrote before.
+/// The fence makes the relaxed store a release; a release store would fence a second time.
 __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
   ptx::fence_system();
   ptx::store_relaxed_system(flag, round);
 }
 /// publish() without the fence, for data that earlier kernels of this stream wrote to this rank's own memory. The PTX memory model does not
-/// cover it: a relaxed store is no release pattern, so a peer's acquire does not synchronise with it, whatever stream order says on this
-/// GPU. What it relies on is how NVLink works: a kernel that has ended has its stores in the L2 of the GPU that owns the memory, and peers
-/// read through that L2. For those who have measured that they want the fence's time (about 1.5 us a combine); off unless asked for.
+/// allow this: a relaxed store is no release pattern, so a peer's acquire does not synchronise with it, despite stream order on this GPU.
+/// It relies on how NVLink works: the stores of a finished kernel are in the L2 of the GPU that owns the memory, and peers read through
+/// that L2. Saves the fence (about 1.5 us per combine); off by default.
 __device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { ptx::store_relaxed_system(flag, round); }
 /// Words and units of 16 bytes in memory that peers read or write.
 template <class T>
@@ -42,8 +42,8 @@ __device__ inline T* own(WindowView const& w, std::size_t offset) {
   return reinterpret_cast<T*>(w.peer[w.rank] + offset);
 }
 
-/// Takes the rank's failure record if it is free and fills it. True: it was free. A failure that ends the group also replaces one that all
-/// ranks survive and that the host has not taken yet.
+/// Takes the rank's failure record if it is free and fills it. True: it was free. A failure that ends the group also replaces a recoverable
+/// one that the host has not read yet.
 static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
                                            std::uint32_t observed, std::uint32_t value = 0, std::uint32_t bound = 0,
                                            bool recoverable = false) {
@@ -56,7 +56,7 @@ static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, 
   } else if (std::uint32_t const before = atomicExch(claimed, 1U); before == 1U) {
     return false;
   } else if (before == 2U) {
-    for (int i = 0; i < 100000 && ptx::load_relaxed_system(&f->code) == 0; ++i) {  // whoever took it is still writing
+    for (int i = 0; i < 100000 && ptx::load_relaxed_system(&f->code) == 0; ++i) {  // the thread that took the record is still writing it
     }
     ptx::store_relaxed_system(&f->code, 0U);
     ptx::fence_system();
@@ -74,7 +74,7 @@ static __device__ __noinline__ bool report(WindowView const& w, ErrorCode code, 
   return true;
 }
 
-/// report(), and every peer is told that the group is over. The caller leaves its protocol afterwards.
+/// report(), and tells every peer that the group has ended. The caller leaves its protocol afterwards.
 static __device__ __noinline__ void fail(WindowView const& w, ErrorCode code, ExchangePhase phase, int peer, std::uint32_t round,
                                          std::uint32_t observed, std::uint32_t value = 0) {
   if (report(w, code, phase, peer, round, observed, value)) {
@@ -85,7 +85,7 @@ static __device__ __noinline__ void fail(WindowView const& w, ErrorCode code, Ex
   }
 }
 
-/// Called now and then by a waiting thread. True: give up (the failure is recorded).
+/// A waiting thread calls this from time to time. True: give up (the failure is recorded).
 static __device__ __noinline__ bool should_give_up(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round,
                                                    std::uint32_t observed, std::uint64_t start) {
   std::uint32_t const aborted = ptx::load_relaxed_system(own<std::uint32_t>(w, WindowControl::abort_word));
@@ -107,8 +107,8 @@ static __device__ __noinline__ void note_wait(WindowView const& w, int peer, std
   }
 }
 
-/// Waits until the own word at `p`, written by `peer`, has reached `round`; acquires what the peer released with it. False: failed.
-/// Out of line on purpose, as all waits are: kernels that live for microseconds run at the speed at which instructions are fetched.
+/// Waits until this rank's word at `p`, written by `peer`, has reached `round`; acquires what the peer released with it. False: failed. Not
+/// inlined, like all waits: instruction fetch limits the speed of kernels that run for microseconds.
 static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_t const* p, std::uint32_t round, ExchangePhase phase,
                                                int peer) {
   std::uint64_t start = 0;
@@ -121,20 +121,20 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
       return true;
     }
     if (i == 0) {
-      start = ptx::now_ns();  // most words come within a few looks: nothing else is looked at before
+      start = ptx::now_ns();  // most words arrive within a few polls: check nothing else before that
     } else if (i % 256 == 0 && should_give_up(w, phase, peer, round, seen, start)) {
       return false;
     }
   }
 }
 
-/// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). To be loaded once `peer` was waited for in that
-/// operation; looking at it can wait until the thread has nothing better to do, so that the load costs no time.
+/// The word with which rank `peer` refuses the operation of `round`, for report_refusal(). Load it after waiting for `peer` in that
+/// operation; use it later, when the thread is idle, to hide the latency of the load.
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
   return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_place(round, peer)));
 }
-/// Reports a word that refuses `round`, as all ranks do, and takes it back: it is seen once, and no later round can be mistaken for this
-/// one.
+/// Reports a word that refuses `round`, as a recoverable failure that all ranks see, and clears it, so that it is reported once and no
+/// later round mistakes it for its own.
 static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
                                                  std::uint32_t round) {
   if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
@@ -143,19 +143,19 @@ static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint3
     report(w, shown, phase, peer, round, 0, code, 0, true);
   }
 }
-/// What load_refusal() gave: nothing, the word of another round, or a refusal, which is then reported.
+/// `word`: from load_refusal(). Reports it if it refuses `round`; ignores 0 and words of other rounds.
 __device__ inline void report_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer, std::uint32_t round) {
   if (word != 0) {
     take_refusal(w, word, phase, peer, round);
   }
 }
-/// Both, where the thread has nothing else to do.
+/// load_refusal() and report_refusal() at once, for a thread that is idle anyway.
 __device__ inline void check_refusal(WindowView const& w, ExchangePhase phase, int peer, std::uint32_t round) {
   report_refusal(w, load_refusal(w, peer, round), phase, peer, round);
 }
-/// Waits for the count words of `round` from ranks [first, last) in one column, whose words are `stride` apart, up to eight at a time,
-/// and adds the counts. Values are all that is read, so nothing is acquired. Ranks that refuse the dispatch (refused_tag) count nothing and
-/// are reported. -1: failed.
+/// Waits for the count words of `round` from ranks [first, last) in one column, whose words are `stride` apart, up to eight at a time, and
+/// adds the counts. Only the values are used, so nothing is acquired. Ranks that refuse the dispatch (refused_tag) count 0 and are
+/// reported. -1: failed.
 static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t const* p, int stride, int first, int last,
                                               std::uint32_t round, std::uint32_t tag) {
   std::uint64_t const expected = count_word(round, tag, 0) >> kCountBits;
@@ -217,9 +217,9 @@ static __device__ __noinline__ int sum_counts(WindowView const& w, std::uint64_t
   return sum;
 }
 
-/// The first block, before its other waits: thread r waits for any count word of rank r. A rank that is late delays the rows of all ranks,
-/// because they wait for its counts; only here the time is known to be its own. Returns whether this block is the one: its other
-/// threads have not waited.
+/// Statistics, in the first block before its other waits: thread r waits for a count word of rank r and notes the time. A late rank delays
+/// the rows of all ranks, because they wait for its counts; only here can the delay be attributed to that rank. Returns whether this block
+/// waited; only its first threads did.
 __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const* p, int stride, std::uint32_t round, std::uint32_t tag) {
   if (!w.statistics || blockIdx.x != 0) {
     return false;
@@ -232,19 +232,19 @@ __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const
   return true;
 }
 
-/// Thread r, before it publishes the flag of the operation to rank r.
+/// Called by thread r before it publishes the flag of the operation to rank r.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
   ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
 }
 
-/// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next one place its blocks, which
-/// hides the launch. Without it both are no-ops.
+/// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next kernel launch early, which hides its
+/// launch latency. Without it both are no-ops.
 __device__ inline void begin_dependent_kernel() {
   ptx::wait_for_dependencies();
   ptx::launch_dependents();
 }
 
-/// One block, at least `size` threads: every rank has entered before any leaves.
+/// Barrier of all ranks, by one block of at least `size` threads: no rank leaves before every rank has entered.
 static __global__ void window_barrier(WindowView const __grid_constant__ w) {
   std::uint32_t* const round_word = own<std::uint32_t>(w, WindowControl::barrier_round);
   std::uint32_t const round = *round_word + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/symmetric_memory.hpp: what every device window shares: peer pointers, round words, deadlines and the failure record.
+// comm/symmetric_memory.hpp: common parts of all device windows: peer pointers, round words, deadlines and the failure record.
 // docs/semantics/exchange.md §3.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace moe::comm {
 
-/// Most ranks that one window maps.
+/// The maximum number of ranks that one window maps.
 inline constexpr int kMaxWindowRanks = 64;
-/// Bytes at the start of every window that belong to the window itself; users begin behind them.
+/// Bytes at the start of every window that belong to the window itself; user data follows.
 inline constexpr std::size_t kWindowControlBytes = 4096;
 /// Default deadline of every wait on a peer, in nanoseconds. 0: wait for ever.
 inline constexpr std::uint64_t kDefaultTimeoutNs = std::uint64_t{kDefaultTimeoutMs} * 1'000'000;
@@ -28,24 +28,24 @@ constexpr std::string_view name(ExchangePhase p) {
   return names[static_cast<std::size_t>(p)];
 }
 
-/// Written once by the first device thread of a rank that fails, into host memory that the device maps. `code` last.
+/// Written once, by the first device thread of a rank that fails, into host memory that the device maps; `code` is written last.
 struct FailureRecord {
   std::uint32_t code;  ///< 0: none; else 1 + ErrorCode
   std::uint32_t phase;
   std::int32_t rank;
-  std::int32_t peer;       ///< the rank that did not arrive, or that disagrees
-  std::uint32_t round;     ///< what was waited for
-  std::uint32_t observed;  ///< what the word held
+  std::int32_t peer;       ///< the rank that did not arrive, or whose word disagrees
+  std::uint32_t round;     ///< the round that was waited for
+  std::uint32_t observed;  ///< the value that the word had
   std::uint32_t value;     ///< E_CAPACITY: rows needed; a refusal: 1 + ErrorCode of the rank that refused
   std::uint32_t bound;     ///< E_CAPACITY: rows that fit
-  /// All ranks have seen the same failure and have finished the round: the group is sound, and goes on once the record is cleared.
+  /// All ranks have seen the same failure and have finished the round: the group stays usable once the record is cleared.
   std::uint32_t recoverable;
 };
 
 /// Byte offsets in the control part of a window. Words are 32 bits.
 struct WindowControl {
-  static constexpr std::size_t abort_word = 0;       ///< written by peers: 1 + ErrorCode in bits 0-7, 1 + missing rank above
-  static constexpr std::size_t claimed = 64;         ///< own: the failure record is free (0), taken (1), taken by what all survive (2)
+  static constexpr std::size_t abort_word = 0;  ///< written by peers: 1 + ErrorCode in bits 0-7, 1 + missing rank above
+  static constexpr std::size_t claimed = 64;    ///< own: the failure record is free (0), taken (1), or taken by a recoverable failure (2)
   static constexpr std::size_t barrier_round = 128;  ///< own: last barrier round
   static constexpr std::size_t barrier = 256;        ///< [rank] written by that rank
   static constexpr std::size_t refused = 512;        ///< [round % 2][kMaxWindowRanks] written by that rank: refusal_word(); 0 once seen
@@ -53,27 +53,28 @@ struct WindowControl {
   static constexpr std::size_t masked = 2560;        ///< own: [rank] 1: dead, neither waited for nor sent to
   static constexpr std::size_t rejoin = 2816;        ///< [rank] written by that rank: its round
 };
-/// Tells peers that this rank takes part in the operation of `round` only to say that it cannot: 1 + ErrorCode above 24 bits of round.
+/// Tells peers that this rank cannot take part in the operation of `round`: 1 + ErrorCode above 24 bits of round.
 MOE_HD constexpr std::uint32_t refusal_word(std::uint32_t round, std::uint32_t code) { return (code << 24) | (round & 0xffffffU); }
-/// Where rank `rank` says so. Two words: it may refuse the next operation before a rank that needs nothing of it has seen this one.
+/// Where rank `rank` writes its refusal. Two words: it may refuse the next operation before a rank that waits for none of its data has read
+/// this one.
 MOE_HD constexpr std::size_t refusal_place(std::uint32_t round, int rank) {
   return WindowControl::refused + 4 * (static_cast<std::size_t>(round & 1U) * kMaxWindowRanks + static_cast<std::size_t>(rank));
 }
-/// A code as refusals carry it.
+/// An error code as encoded in refusals.
 constexpr std::uint32_t refusal_code(ErrorCode code) { return 1U + static_cast<std::uint32_t>(code); }
 
-/// What a kernel needs of a window. Passed by value as a __grid_constant__ parameter.
+/// A window as kernels see it. Passed by value as a __grid_constant__ parameter.
 struct WindowView {
-  char* peer[kMaxWindowRanks] = {};  ///< base of each rank's part as mapped here; peer[rank] is the own part
+  char* peer[kMaxWindowRanks] = {};  ///< base of each rank's part as mapped here; peer[rank] is this rank's part
   int rank = 0;
   int size = 1;
   FailureRecord* failure = nullptr;  ///< device address of the host record
   std::uint64_t timeout_ns = kDefaultTimeoutNs;
-  bool statistics = false;  ///< the first block of each kernel adds up how long it waits for whom
+  bool statistics = false;  ///< the first block of each kernel adds up its waiting time per rank
 };
 
-/// A count and the round that it belongs to travel in one 64-bit store: round in the high word; in the low word 12 bits of the header
-/// hash (shape, ranks, layer) above 20 bits of count, so that a rank that disagrees is noticed with the first word that it sends.
+/// A count and its round, in one 64-bit store: the round in the high word; in the low word 12 bits of the header hash (shape, ranks, layer)
+/// above 20 bits of count. So the first word from a rank that disagrees already shows the mismatch.
 inline constexpr int kCountBits = 20;
 inline constexpr std::uint32_t kCountMask = (1U << kCountBits) - 1;
 MOE_HD constexpr std::uint64_t count_word(std::uint32_t round, std::uint32_t tag, std::uint32_t count) {
@@ -81,7 +82,8 @@ MOE_HD constexpr std::uint64_t count_word(std::uint32_t round, std::uint32_t tag
 }
 MOE_HD constexpr std::uint32_t word_round(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 MOE_HD constexpr std::uint32_t word_tag(std::uint64_t word) { return static_cast<std::uint32_t>(word) >> kCountBits; }
-/// The tag in the count words of a rank that refuses the dispatch: whoever waits for counts looks closer only because it does not fit.
+/// The tag in the count words of a rank that refuses the dispatch. It never equals the expected tag, so waiting ranks check for it only on
+/// a mismatch.
 MOE_HD constexpr std::uint32_t refused_tag(std::uint32_t tag) { return tag ^ 0xfffU; }
 MOE_HD constexpr std::uint32_t word_count(std::uint64_t word) { return static_cast<std::uint32_t>(word) & kCountMask; }
 /// Rounds wrap: compare by signed difference.
@@ -102,8 +104,8 @@ class HeaderTag {
   std::uint64_t hash_ = 0xcbf29ce484222325ULL;
 };
 
-/// Throws the TransportError that a failure record describes; returns if there is none. Call after the stream was synchronised, or at any
-/// time for failures that end the group.
+/// Throws the TransportError that a failure record describes; returns if there is none. Call after synchronising the stream; failures that
+/// end the group may be polled at any time.
 inline void throw_if_failed(FailureRecord const& f) {
   std::uint32_t const raw = *const_cast<std::uint32_t const volatile*>(&f.code);
   if (raw == 0) {
@@ -129,7 +131,7 @@ inline void throw_if_failed(FailureRecord const& f) {
   }
   throw TransportError(code, f.rank, f.peer, phase, f.round, message);
 }
-/// The same for failures that end the group: those that all ranks agreed on are left to throw_if_failed().
+/// The same, but only for failures that end the group; throw_if_failed() throws the recoverable ones.
 inline void throw_if_over(FailureRecord const& f) {
   if (*const_cast<std::uint32_t const volatile*>(&f.code) != 0 && f.recoverable == 0) {
     throw_if_failed(f);

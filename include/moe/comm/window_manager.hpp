@@ -13,24 +13,24 @@
 
 namespace moe::comm {
 
-/// What a window is asked for with: equal arguments get the same window.
+/// The key of a window: equal arguments get the same window.
 struct WindowArguments {
   std::string backend;               ///< its name
-  std::vector<std::int64_t> values;  ///< everything that decides where things lie in it, the same on all ranks
-  std::int64_t user_bytes = 0;       ///< behind the control part
+  std::vector<std::int64_t> values;  ///< everything that decides the layout of the window, the same on all ranks
+  std::int64_t user_bytes = 0;       ///< size behind the control part
   bool operator==(WindowArguments const&) const = default;
 };
 
-/// What the exchanges of one window have in common on a rank.
+/// State that the exchanges of one window share on a rank.
 struct WindowUse {
   static constexpr int kMaxSlots = 16;
-  int exchanges = 0;                                  ///< constructed so far: each has its number, the same on all ranks
-  std::array<std::uint32_t, kMaxSlots> dispatches{};  ///< of each slot, by device exchanges; host exchanges count in the window
+  int exchanges = 0;                                  ///< constructed so far; gives each its number, the same on all ranks
+  std::array<std::uint32_t, kMaxSlots> dispatches{};  ///< number per slot, of device exchanges; host exchanges count in the window
   std::array<std::uint32_t, 2> layouts{};             ///< high_throughput: which dispatch filled the layout of each parity
-  bool dispatched = false;                            ///< one_sided, two_sided, pplx: a dispatch of some exchange has no combine yet
+  bool dispatched = false;                            ///< one_sided, two_sided, pplx: a dispatch of some exchange has not been combined yet
 };
 
-/// All calls are collective and in the same order on all ranks. Destruction goes from the newest window to the oldest.
+/// All calls are collective and in the same order on all ranks. Windows are destroyed from the newest to the oldest.
 template <class WindowT>
 class WindowManager {
  public:
@@ -38,18 +38,19 @@ class WindowManager {
   using Comm = typename Window::Comm;
   using Params = typename Window::Params;
 
-  /// `comm` is borrowed and must outlive the manager. `params` are those of every window.
+  /// `comm` is borrowed and must outlive the manager. All windows use `params`.
   WindowManager(Comm& comm, Params const& params) : comm_(&comm), params_(params) {}
   explicit WindowManager(Comm& comm) : WindowManager(comm, Params{}) {}
   WindowManager(WindowManager const&) = delete;
   WindowManager& operator=(WindowManager const&) = delete;
   ~WindowManager() { destroy(); }
 
-  /// The window of these arguments, constructed on the first call. Errors as those of the window's constructor. E_ARG without a name.
+  /// The window of these arguments, constructed on the first call. Errors as those of the window's constructor. E_ARG without a backend
+  /// name.
   Window& window(WindowArguments const& arguments) { return *entry(arguments).window; }
-  /// What its exchanges share; lives as long as the window.
+  /// The state that the window's exchanges share; lives as long as the window.
   WindowUse& use(WindowArguments const& arguments) { return *entry(arguments).use; }
-  /// Windows that are alive.
+  /// The number of live windows.
   std::size_t size() const { return entries_.size(); }
   /// Destroys all windows, the newest first. No exchange that uses one may be used again.
   void destroy() {
@@ -83,11 +84,11 @@ class WindowManager {
   std::vector<Entry> entries_;
 };
 
-/// A window that an exchange uses: the manager's, or its own.
+/// The window of an exchange: the manager's, or its own.
 template <class Window>
 class WindowHandle {
  public:
-  /// Collective. With a manager, `params` are not used.
+  /// Collective. With a manager, `params` is ignored.
   WindowHandle(typename Window::Comm& comm, WindowManager<Window>* manager, WindowArguments const& arguments,
                typename Window::Params const& params)
       : owned_(manager == nullptr ? std::make_unique<Window>(comm, arguments.user_bytes, params) : nullptr),
@@ -99,7 +100,7 @@ class WindowHandle {
   Window* operator->() const { return window_; }
   bool shared() const { return owned_ == nullptr; }
   WindowUse& use() const { return *use_; }
-  /// This exchange among those of the window, by construction.
+  /// The number of this exchange among those of the window, in order of construction.
   int number() const { return number_; }
 
  private:
