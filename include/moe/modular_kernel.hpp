@@ -15,7 +15,7 @@ namespace moe {
 
 namespace detail {
 
-/// The layer if the contracts and the rules hold, else the broken one's error and nothing that could add errors of its own.
+/// The layer if all contracts and rules hold. Otherwise only the error of the first broken one, so that no further errors follow.
 template <class C, bool Legal = C::kLegal>
 struct LayerOrError {
   using type = typename C::Error;

@@ -54,7 +54,7 @@ inline Kind parse(std::string_view wanted) {
 /// Gated activations consume gate and up (2I values) and yield I.
 MOE_HD constexpr bool gated(Kind k) { return k < Kind::silu_no_mul; }
 
-/// The numbers in the formulas; each kind reads those that its formula names. No limit: infinity.
+/// Constants of the formulas; a kind reads those that its formula names. Infinity means no limit.
 struct Constants {
   float alpha = 1.702F;
   float beta = 1.0F;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/buffer.hpp: owning arrays, the arena that a layer takes all its memory from at construction, and what is judged of rows that callers
-// bring.
+// core/buffer.hpp: owning arrays, the arena from which a layer takes all its memory at construction, and checks of the rows that callers
+// pass.
 #pragma once
 
 #include <algorithm>
@@ -122,7 +122,7 @@ class Arena {
 };
 
 namespace detail {
-/// Rows that are there and do not overlap. E_ARG.
+/// E_ARG if there are rows and the pointer is null, or if rows overlap.
 template <class View>
 void check_rows(char const* what, View const& v) {
   std::int64_t const rows = v.extent(0);
@@ -133,7 +133,7 @@ void check_rows(char const* what, View const& v) {
     throw Error(ErrorCode::argument, text(what, ": row stride ", v.stride(0), " is less than the width ", v.extent(1)));
   }
 }
-/// Rows that device code takes in units of kAlignment bytes. E_ARG.
+/// E_ARG unless the base and the row stride are multiples of kAlignment bytes, as device code needs.
 inline void check_alignment(char const* what, void const* data, std::int64_t rows, std::int64_t stride_bytes) {
   if (reinterpret_cast<std::uintptr_t>(data) % kAlignment != 0) {
     throw Error(ErrorCode::argument, text(what, ": the base address is not a multiple of ", kAlignment, " bytes"));

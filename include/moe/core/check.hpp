@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the same
 // predicates stop a wrong composition at compile time and explain it in `moe list compositions`. Policies that lack a member of their
-// contract (core/contract/) are told so first.
+// contract (core/contract/) are reported first.
 #pragma once
 
 #include <cstddef>
@@ -126,7 +126,7 @@ struct MembersFor {
                                        std::declval<ExpertsContractFor<Experts, Config, Quant>>()));
 };
 
-/// The verdict of the first broken rule of several lists. A list is made only if all rules of those before it hold.
+/// The verdict of the first broken rule of several lists. A list is instantiated only if all rules of the earlier lists hold.
 template <class... Lists>
 struct FirstBrokenOf {
   using type = NoBrokenRule;
@@ -139,7 +139,7 @@ struct FirstBrokenOf<List, Later...> {
 
 }  // namespace detail
 
-/// Whether five policies compose, decided by their contracts and the rules alone: nothing of the policies is instantiated.
+/// Whether five policies compose, decided by their contracts and the rules alone; instantiates none of the policies' classes.
 template <class ConfigT, class RouterT, class QuantT, class BackendT, class ExpertsT>
 struct Composition {
   using Config = ConfigT;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/config_defaults.hpp: what a layer's configuration gives for the router, the activation and the shape where its user gives none.
+// core/config_defaults.hpp: router, activation and shape that a layer takes from its configuration where the user sets none.
 //
-// A configuration may state more than its dimensions: a factor, groups, a limit. Each is a static constexpr member by the name of the
-// Params' own, read here if both have it. A preset of models/ thus is a whole layer; what a user sets in Params goes first.
+// A configuration may state more than its dimensions: a factor, groups, a limit. Each is a static constexpr member with the name of a
+// member of Params, and is read here if both exist. So a preset of models/ is a whole layer. What a user sets in Params takes precedence.
 #pragma once
 
 #include "moe/core/layer_config.hpp"
 
 namespace moe {
 
-/// The activation with the constants that Config states: activation_alpha and activation_limit, situ_gate and situ_up; 0 states nothing.
+/// The activation with the constants that Config states: activation_alpha and activation_limit, situ_gate and situ_up; 0 means not stated.
 template <class Config>
 typename Config::Activation default_activation() {
   typename Config::Activation activation{};
@@ -50,7 +50,7 @@ Params default_router_params() {
   return p;
 }
 
-/// A shape that leaves every dimension to Config, with the side that it puts the router weight on.
+/// A shape that takes every dimension from Config, and with weight_on_input as Config states it.
 template <class Config>
 LayerShape default_shape() {
   LayerShape shape{};

@@ -11,13 +11,13 @@
 
 namespace moe {
 
-/// Throws E_CUDA with the call's name and CUDA's own words unless `status` is cudaSuccess.
+/// Throws E_CUDA with the call's name and CUDA's message unless `status` is cudaSuccess.
 inline void check_cuda(cudaError_t status, char const* call, SourceLocation where = SourceLocation::current()) {
   if (status != cudaSuccess) {
     throw Error(ErrorCode::cuda, text(call, " failed: ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)), where);
   }
 }
-/// Throws E_CUDA if the launch before it was refused.
+/// Throws E_CUDA if the kernel launch just before it failed.
 inline void check_launch(char const* kernel, SourceLocation where = SourceLocation::current()) {
   check_cuda(cudaGetLastError(), kernel, where);
 }
@@ -51,7 +51,7 @@ struct Memory<space::cuda> {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   }
   static void fill(void* p, int byte, std::size_t bytes) { check_cuda(cudaMemset(p, byte, bytes), "cudaMemset"); }
-  /// Waits for what the stream holds.
+  /// Waits for all work in the stream.
   static void synchronize(cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 };
 
@@ -111,7 +111,7 @@ class Fence<space::cuda> {
   cudaEvent_t event_ = nullptr;
 };
 
-/// What a kernel writes when it cannot go on; the host converts it to an Error when it next looks. Zero: no error.
+/// The error that a kernel records when it cannot continue; the host throws it at its next check. Zero: no error.
 struct DeviceStatus {
   int code = 0;  ///< 1 + ErrorCode
   int rank = -1;

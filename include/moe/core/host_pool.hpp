@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/host_pool.hpp: loops over all cores of the host whose caller never waits for a thread that has not begun to help.
+// core/host_pool.hpp: loops over all cores of the host; the caller never waits for a thread that has not started to help.
 #pragma once
 
 #include <sched.h>
@@ -25,25 +25,25 @@ inline int host_threads() {
   return threads;
 }
 
-/// The threads of this process that help with loops. An OpenMP region ends only when all of its threads have come to its end, and by
-/// default they spin: on a machine with other work a region waits for a thread that has no core, whatever there is to do. Here the caller
-/// takes tasks itself, and waits at the end only for tasks that were begun. Helpers sleep between loops. In a forked child, which has no
-/// helpers, and while another thread uses them, loops run in the caller alone. Never destroyed: helpers end with the process.
+/// The threads of this process that help with loops. An OpenMP region ends only when all of its threads have reached its end, and they spin
+/// by default: on a busy machine a region waits for a thread that has no core, even if no work is left. Here the caller takes tasks itself,
+/// and at the end waits only for tasks that were started. Helpers sleep between loops. Loops run in the caller alone in a forked child,
+/// which has no helpers, and while another thread uses the helpers. Never destroyed: helpers end with the process.
 class HostPool {
  public:
   static HostPool& instance() {
     static auto* const pool = new HostPool;
     return *pool;
   }
-  /// Has so many threads, the caller included, from now on. for_each() then allocates nothing.
+  /// Starts helpers until there are `threads` threads, the caller included. for_each() then allocates nothing.
   void ensure(int threads) {
     std::lock_guard const lock(use_);
     for (; helpers_ + 1 < std::min(threads, kMaxThreads); ++helpers_) {
       std::thread([this, id = helpers_ + 1] { help(id); }).detach();
     }
   }
-  /// f(i, worker) for i in [0, n), each once, on at most `threads` threads; 0 <= worker < threads, and no two calls run at once with
-  /// equal workers. A thread takes `grain` indices at a time, in ascending order. f must not throw.
+  /// f(i, worker) for i in [0, n), each once, on at most `threads` threads; 0 <= worker < threads, and concurrent calls have different
+  /// workers. A thread takes `grain` indices at a time, in ascending order. f must not throw.
   template <class F>
   void for_each(std::int64_t n, std::int64_t grain, int threads, F const& f) {
     std::int64_t const tasks = (n + grain - 1) / grain;
@@ -74,7 +74,7 @@ class HostPool {
   };
   static constexpr int kMaxThreads = 256;
   static constexpr int kSpins = 2000;                // polls before a thread sleeps: some microseconds
-  static constexpr std::uint32_t kOpen = 1U << 31U;  // of state_: helpers may enter; below it, how many are in
+  static constexpr std::uint32_t kOpen = 1U << 31U;  // bit of state_: helpers may enter; lower bits: helpers inside
   static bool& helping() {
     static thread_local bool in_a_loop = false;
     return in_a_loop;
@@ -94,7 +94,7 @@ class HostPool {
     work(0);
     helping() = false;
 
-    // Who has not entered by now has nothing to do.
+    // Helpers that have not entered by now stay out.
     std::uint32_t inside = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     for (int polls = 0; inside != 0; inside = state_.load(std::memory_order_acquire)) {
       if (++polls > kSpins) {
@@ -136,7 +136,7 @@ class HostPool {
   std::atomic<std::uint32_t> loop_{0};
   std::atomic<std::uint32_t> state_{0};
   std::atomic<std::int64_t> next_{0};
-  // Of the loop under way; written before state_ opens, read by those inside.
+  // The current loop; written before state_ opens, read by the helpers inside.
   Call call_ = nullptr;
   void const* body_ = nullptr;
   std::int64_t tasks_ = 0;

@@ -6,7 +6,7 @@ namespace moe::detail {
 
 inline constexpr int kMostJsonLevels = 64;
 
-/// A callback for nlohmann::json::parse(): calls fail(), which throws, where a text nests deeper.
+/// A callback for nlohmann::json::parse(): calls fail(), which throws, if the text nests deeper.
 template <class Fail>
 auto bounded_levels(Fail fail) {
   return [fail](int depth, auto, auto const&) {

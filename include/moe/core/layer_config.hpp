@@ -25,7 +25,7 @@ struct LayerDefaults {
   static constexpr bool batch_invariant = false;
 };
 
-/// Whether a configuration asks for rows that do not depend on their batch; one that says nothing does not.
+/// Whether a configuration asks for rows that do not depend on their batch. Default: it does not.
 template <class Config>
 inline constexpr bool kBatchInvariant = false;
 template <class Config>
@@ -75,7 +75,7 @@ using ConfigContract =
 template <class C>
 concept LayerConfig = detail::kAllHold<detail::ConfigContract<C>>;
 
-/// Most rows, columns or experts of a layer, so that sizes of arrays do not overflow.
+/// The most rows, columns or experts of a layer, so that sizes of arrays do not overflow.
 inline constexpr std::int64_t kMostSize = std::int64_t{1} << 24;
 
 /// The dimensions of one layer at run time; 0 leaves a fixed dimension to the type.
@@ -92,8 +92,8 @@ struct LayerShape {
 template <LayerConfig Config>
 class Shape {
  public:
-  /// E_CONFIG if a dimension is missing, not in [1, kMostSize], or contradicts the type; also if topk exceeds kMaxTopK. Whether there are
-  /// topk experts to choose is for the router to say: its zero experts count, too.
+  /// E_CONFIG if a dimension is missing, not in [1, kMostSize], or contradicts the type; also if topk exceeds kMaxTopK. The router checks
+  /// that there are topk experts to choose, since its zero experts count, too.
   explicit Shape(LayerShape const& s)
       : hidden_(resolve("hidden", Config::hidden, s.hidden)),
         intermediate_(resolve("intermediate", Config::intermediate, s.intermediate)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/space.hpp: what a memory space gives: memory, copies, and a stream that orders work. The CUDA half is core/cuda_space.hpp.
+// core/space.hpp: what a memory space provides: memory, copies, and a stream that orders work. The CUDA half is core/cuda_space.hpp.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +55,7 @@ struct Memory<space::host> {
   static void fill(void* p, int byte, std::size_t bytes) { std::memset(p, byte, bytes); }
 };
 
-/// A point in the work of a stream that the host can ask for without waiting. One that was never recorded is done.
+/// A point in a stream's work that the host can query without waiting. A point that was never recorded counts as reached.
 template <class Space>
 class Fence;
 

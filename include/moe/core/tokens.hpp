@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/tokens.hpp: what router, backend and experts hand each other. All arrays are views in the composition's memory space.
+// core/tokens.hpp: what router, backend and experts pass to each other. All arrays are views in the composition's memory space.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace moe {
 
-/// What a rank brings to prepare(): its own tokens and their routing.
+/// What a rank passes to prepare(): its own tokens and their routing.
 template <class Act, int Hidden = dynamic>
 struct RoutedTokens {
   Rows<Act const, Hidden> hidden;     ///< [M, H]
   Rows<std::int32_t const> topk_ids;  ///< [M, k] physical ids, or kNoExpert
   Rows<float const> topk_weights;     ///< [M, k]
-  /// Device: rows that are valid, at most M, when only the device knows; null: all of them. For exchanges that take one (kTakesRowCount).
+  /// device: number of valid rows (at most M) if only the device knows it; null: all rows. For exchanges that take one (kTakesRowCount).
   std::int32_t const* num_rows = nullptr;
   bool experts_skip_foreign_ids = false;  ///< the experts look at ids of [0, L) only: on one rank ids need no change
 };

@@ -21,7 +21,7 @@ inline std::int64_t expert_capacity(double capacity_factor, std::int64_t num_row
 }
 
 namespace detail {
-/// How a group counts where experts are full: by those that are left, one alone by itself, none as -inf. room: places by expert.
+/// Score of a group with full experts: that of the experts left; with one left, its own score; with none, -inf. room: free slots by expert.
 struct GroupScoreOfRoom {
   GroupScore kind;
   std::int64_t const* room;
@@ -92,7 +92,7 @@ class CapacityTopK {
         bool const by_bias = c.correction_bias != nullptr && !(c.correction_bias[e] > -detail::kInfinity);
         disabled = disabled && (by_bias || !(to_float(a.logits(t, e)) > -detail::kInfinity));
       }
-      if (!disabled) row.degenerate = DegeneratePolicy::drop;  // no room is left, which says nothing about the row
+      if (!disabled) row.degenerate = DegeneratePolicy::drop;  // all experts are full; the row itself is not degenerate
       route_row(row, row_ptr(a.logits, t), 0, ids, weights);
       if (disabled && a.counters != nullptr) ++a.counters->degenerate_rows;
       for (int j = 0; j < c.topk; ++j) {

@@ -101,8 +101,8 @@ MOE_HD inline std::int32_t map_expert(ExpertMapping const& m, std::int32_t id, s
 }
 
 /// Maps the first k columns of ids in place (logical in, physical out) and records the load; further columns (fused shared experts) stay as
-/// they are and are not counted. Rows at or past num_valid_rows are padding and become -1. `mapping` null: ids are physical already, only
-/// counted. Throws E_INTERNAL in debug builds if an expert has no replica.
+/// they are and are not counted. Rows at or past num_valid_rows are padding and become -1. `mapping` null: ids are physical already and are
+/// only counted. Throws E_INTERNAL in debug builds if an expert has no replica.
 inline void map_experts(ExpertMapping const* mapping, LoadRecorder const& recorder, int k, std::int64_t num_valid_rows,
                         Rows<std::int32_t> ids) {
   bool const record = recorder.load_counter != nullptr && (recorder.record == nullptr || *recorder.record != 0);

@@ -14,17 +14,17 @@
 
 namespace moe::routing {
 
-/// How blocks of one launch learn of each other's counts between routing and placing.
+/// How the blocks of a launch exchange their counts between routing and placing.
 enum class GridBarrier : std::uint8_t {
   none,         ///< one block, or nothing to place
   cluster,      ///< the grid is one thread block cluster (sm_90)
-  cooperative,  ///< all blocks are resident: through the workspace
+  cooperative,  ///< all blocks are resident and use the workspace
 };
 constexpr char const* name(GridBarrier b) {
   return b == GridBarrier::none ? "none" : b == GridBarrier::cluster ? "cluster" : "cooperative";
 }
 
-/// Launch shape of the routing kernel: a warp a token, consecutive tokens in a block.
+/// Launch shape of the routing kernel: one warp per token, consecutive tokens in a block.
 struct RoutingTuning {
   int blocks = 0;
   int warps = 0;    ///< per block
@@ -37,8 +37,8 @@ struct RoutingTuning {
   }
 };
 
-/// Blocks of the routing kernel that a device runs at the same time, one a multiprocessor, in clusters of 1, 2, 4, 8 and 16: fewer in
-/// larger ones, which must fit into its groups of multiprocessors. 0: it has no such clusters.
+/// Blocks of the routing kernel that a device runs at the same time, one per multiprocessor, in clusters of 1, 2, 4, 8 and 16. Larger
+/// clusters run fewer blocks, because a cluster must fit into one group of multiprocessors. 0: no clusters of this size.
 struct RoutingCapacity {
   static constexpr int kSizes = 5;
   int blocks[kSizes] = {};
@@ -48,14 +48,13 @@ struct RoutingCapacity {
 MOE_HD constexpr int max_routing_warps(int lane_values) { return lane_values <= 8 ? 32 : 16; }
 
 namespace detail {
-/// Most tokens that 8 bits count, beside a mark.
+/// The most tokens that an 8-bit count holds; counts are stored plus one.
 inline constexpr int kSmallCount = 254;
 }  // namespace detail
 
-/// Chooses the launch shape. Blocks of one cluster exchange their counts at a fraction of what the way through memory costs, so a batch
-/// gets one cluster while that holds it, of few warps a block. Beyond, every multiprocessor gets a block at most, so that all are resident,
-/// in the largest clusters that neither make a block route more tiles nor need wider counts. `permute`: whether blocks must wait for each
-/// other.
+/// Chooses the launch shape. Blocks of one cluster exchange counts at a fraction of the cost of device memory, so a batch that fits gets
+/// one cluster, with few warps per block. A larger batch gets at most one block per multiprocessor, so that all blocks are resident, in the
+/// largest clusters that neither make a block route more tiles nor need wider counts. `permute`: whether blocks must wait for each other.
 constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_logits, RoutingCapacity const& device, bool permute) {
   int const most = max_routing_warps(detail::lane_values(num_logits));
   if (!permute) return {static_cast<int>(std::min<std::int64_t>((num_rows + 7) / 8, 16LL * device.blocks[0])), 8, 1, GridBarrier::none};
@@ -94,7 +93,7 @@ struct FusedRouting {
   float* zero_expert_weights = nullptr;   ///< [M] out: sum of the row's zero-expert weights, whose slots become -1; or null: they stay
   Permutation permutation = {};           ///< or none
   void* workspace = nullptr;              ///< routing_workspace_bytes(), zeroed once after allocation; needed for a permutation
-  RoutingTuning const* tuning = nullptr;  ///< null: choose_routing_tuning() says
+  RoutingTuning const* tuning = nullptr;  ///< null: choose_routing_tuning() decides
 };
 
 namespace detail {

@@ -32,7 +32,7 @@ struct SimulatorParams {
   double mean = 0.0;                      ///< normal_routing
   double deviation = 1.0;                 ///< normal_routing
   double zipf_exponent = 1.0;             ///< zipf: P(e) ~ 1 / (e + 1)^s
-  double hot_fraction = 0.5;              ///< hot_expert, hot_rank: share of the tokens that surely hit
+  double hot_fraction = 0.5;              ///< hot_expert, hot_rank: share of the tokens that always hit
   int hot_expert = 0;                     ///< hot_expert
   int rank = 0;                           ///< hot_rank, one_rank, empty_rank
   int num_ranks = 1;                      ///< ranks that share the experts, linear placement: the first E % R ranks own one more
@@ -237,7 +237,7 @@ class SimulatorRegistry {
   };
 };
 
-/// Overrides the real router. Host space; a device composition copies the ids it wants.
+/// Overrides the real router. Host space; a device composition copies the ids that it needs.
 class Simulator {
  public:
   static constexpr char const* kName = "simulator";

@@ -12,17 +12,17 @@
 
 namespace moe::routing {
 
-/// Whether an id that a router gave is a zero expert's.
+/// Whether an id that a router gave is that of a zero expert.
 MOE_HD constexpr bool is_zero_expert(std::int32_t id, int num_experts) { return id >= num_experts; }
 
-/// What a token itself is multiplied with in its output: the sum of the weights of the zero experts among one row's k slots; 0 for kind
-/// none. docs/semantics/routing.md §10.
+/// The factor of a token itself in its output: the sum of the weights of the zero experts among one row's k slots; 0 for kind none.
+/// docs/semantics/routing.md §10.
 MOE_HD inline float zero_expert_factor(int num_experts, ZeroExpertKind kind, int k, std::int32_t const* ids, float const* weights) {
   if (kind == ZeroExpertKind::none) return 0.0F;
   return detail::row_sum(detail::kWarp, [&](int j) { return j < k && is_zero_expert(ids[j], num_experts) ? weights[j] : 0.0F; });
 }
 
-/// zero_expert_factor() of a row, whose zero experts become id -1 with weight 0.
+/// Returns zero_expert_factor() of a row and replaces its zero experts by id -1 with weight 0.
 MOE_HD inline float take_zero_experts(int num_experts, ZeroExpertKind kind, int k, std::int32_t* ids, float* weights) {
   float const factor = zero_expert_factor(num_experts, kind, k, ids, weights);
   for (int j = 0; j < k; ++j) {

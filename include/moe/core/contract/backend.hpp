@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/backend.hpp: what a PrepareAndFinalize backend has, and the exchange of it that a layer owns.
+// core/contract/backend.hpp: what a PrepareAndFinalize backend must have, and its exchange, which a layer owns.
 #pragma once
 
 #include <concepts>
@@ -77,7 +77,7 @@ MOE_MEMBER(ExchangeIsBuilt, "the exchange",
            "Exchange(Comm&, Shape<Config> const&, int64_t max_tokens, ExpertPlacement const&, Quant const&, Params const&, Arena<Space>&)",
            "collective construction");
 
-/// Most rows (standard) or rows per expert (batched) that the experts are given.
+/// The most rows (standard), or rows per expert (batched), that the experts get.
 template <class X>
 concept ExchangeHasMaxRows = requires(X const& x) {
   { x.max_rows() } -> std::convertible_to<std::int64_t>;
@@ -118,7 +118,7 @@ using ExchangeCalls =
                Verdict<rules::ExchangeAbandons, ExchangeAbandons<X>, X>>;
 }  // namespace detail
 
-/// The calls of a round.
+/// The calls of one round.
 template <class X, class Config>
 concept ExchangeOf =
     ExchangeHasMaxRows<X> && ExchangePrepares<X, Config> && ExchangeHasOutput<X> && ExchangeFinalizes<X, Config> && ExchangeAbandons<X>;

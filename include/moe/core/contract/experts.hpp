@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/experts.hpp: what an Experts policy has, and the kernel of it that a layer owns.
+// core/contract/experts.hpp: what an Experts policy must have, and its kernel, which a layer owns.
 #pragma once
 
 #include <concepts>
@@ -88,7 +88,7 @@ template <class K>
 concept KernelHasOutput = requires { typename K::Output; };
 MOE_MEMBER(KernelHasOutput, "the experts kernel", "using Output", "element of the rows that it writes");
 
-/// The third argument: most rows, or rows per expert, that apply() will see. The weights are borrowed.
+/// The third argument: the most rows, or rows per expert, that apply() gets. The weights are borrowed.
 template <class K, class E, class Config, class Quant>
 concept KernelIsBuilt = std::constructible_from<K, Shape<Config> const&, WeightsOf<Config, Quant> const&, std::int64_t, Quant const&,
                                                 typename Config::Activation const&, typename E::Params const&, Arena<typename E::Space>&>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/facts.hpp: what a policy may say beside its contract, each with the answer of one that says nothing. Layers, exchanges and
-// rules read these functions, never the members themselves.
+// core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions, never the
+// members themselves.
 #pragma once
 
 #include <concepts>
@@ -9,7 +9,7 @@
 
 namespace moe::facts {
 
-/// Backend::kRowsStay: rows stay on their rank, so that experts may read them as they are and quantise on the way. Default: they do not.
+/// Backend::kRowsStay: rows stay on their rank, so experts may read them unquantised and quantise them while reading. Default: they do not.
 template <class Backend>
 constexpr bool rows_stay() {
   if constexpr (requires { Backend::kRowsStay; }) {
@@ -19,7 +19,7 @@ constexpr bool rows_stay() {
   }
 }
 
-/// Backend::carries_element<Act>(): whether it moves rows of this element type. Default: of every one.
+/// Backend::carries_element<Act>(): whether it moves rows of this element type. Default: every type.
 template <class Backend, class Act>
 constexpr bool carries_element() {
   if constexpr (requires { Backend::template carries_element<Act>(); }) {
@@ -58,7 +58,7 @@ constexpr int shared_memory_bytes() {
     return 0;
   }
 }
-/// Experts::kSharedMemoryLimit: most of it on the architecture. Default: none.
+/// Experts::kSharedMemoryLimit: the most shared memory that a thread block can have on the architecture. Default: none.
 template <class Experts>
 constexpr int shared_memory_limit() {
   if constexpr (requires { Experts::kSharedMemoryLimit; }) {
@@ -68,8 +68,8 @@ constexpr int shared_memory_limit() {
   }
 }
 
-/// Exchange::kTakesRowCount: prepare() takes RoutedTokens::num_rows, a count in device memory. Default: it does not, and a call with one is
-/// E_UNSUPPORTED.
+/// Exchange::kTakesRowCount: prepare() takes RoutedTokens::num_rows, a count in device memory. Default: it does not; a call that gives a
+/// count gets E_UNSUPPORTED.
 template <class Exchange>
 constexpr bool takes_row_count() {
   if constexpr (requires { Exchange::kTakesRowCount; }) {
@@ -89,8 +89,8 @@ constexpr bool skips_foreign_ids() {
   }
 }
 
-/// Kernel::RowsAsTheyAre: the quantisation of the rows that the kernel would rather read from a backend whose rows stay, because it
-/// quantises them itself. Default: the layer's own.
+/// Kernel::RowsAsTheyAre: the quantisation in which the kernel reads rows from a backend whose rows stay, because it quantises them itself.
+/// Default: the layer's quantisation.
 template <class Kernel, class Quant>
 struct RowsRead {
   using type = Quant;
@@ -101,8 +101,8 @@ struct RowsRead<Kernel, Quant> {
   using type = typename Kernel::RowsAsTheyAre;
 };
 
-/// Backend::Params::deduplicate: a token goes to a rank once, and its outputs there are added before they come back. Default: no such
-/// choice.
+/// Backend::Params::deduplicate: a token goes to a rank once, and its outputs there are added before they come back. Default: the backend
+/// has no such option.
 template <class Params>
 constexpr bool deduplicates([[maybe_unused]] Params const& params) {
   if constexpr (requires { params.deduplicate; }) {
@@ -122,8 +122,8 @@ auto expert_output(Exchange& exchange, [[maybe_unused]] Output output) {
   }
 }
 
-/// Kernel::weights_changed(stream): the bytes of the weights were replaced in place; a form of its own is made anew in stream order.
-/// Default: the kernel reads the weights where they lie.
+/// Kernel::weights_changed(stream): the bytes of the weights were replaced in place; a kernel with its own copy of the weights rebuilds the
+/// copy in stream order. Default: the kernel reads the weights where they lie.
 template <class Kernel, class StreamT>
 void weights_changed([[maybe_unused]] Kernel& kernel, [[maybe_unused]] StreamT stream) {
   if constexpr (requires { kernel.weights_changed(stream); }) kernel.weights_changed(stream);
@@ -139,14 +139,14 @@ std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {
   }
 }
 
-/// Exchange::wait(stream): waits for the stream, within the deadline even if a peer has died, and throws what went wrong. Default: nothing,
-/// the exchange's work ends by itself.
+/// Exchange::wait(stream): waits for the stream, within the deadline even if a peer has died, and throws any error. Default: nothing; the
+/// exchange's work ends without it.
 template <class Exchange, class StreamT>
 void wait([[maybe_unused]] Exchange& exchange, [[maybe_unused]] StreamT stream) {
   if constexpr (requires { exchange.wait(stream); }) exchange.wait(stream);
 }
 
-/// Exchange::check(): throws what went wrong in rounds that the stream has finished. Default: nothing, every call throws its own.
+/// Exchange::check(): throws the error of a round that the stream has finished, if any. Default: nothing; every call throws its own errors.
 template <class Exchange>
 void check([[maybe_unused]] Exchange& exchange) {
   if constexpr (requires { exchange.check(); }) exchange.check();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/policy.hpp: what policies of several kinds have.
+// core/contract/policy.hpp: members that several kinds of policy share.
 #pragma once
 
 #include <concepts>
@@ -28,7 +28,7 @@ concept HasParams = requires { typename P::Params; };
 MOE_MEMBER(PolicyHasParams, "the policy", "struct Params", "what the user gives at construction");
 
 namespace detail {
-/// NotIncluded with the rule of one space.
+/// NotIncluded with OnHost or OnDevice as its rule, by Space.
 template <class Space, class OnHost, class OnDevice>
 using NotIncludedIn = NotIncluded<std::conditional_t<std::same_as<Space, space::host>, OnHost, OnDevice>>;
 

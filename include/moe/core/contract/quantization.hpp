@@ -57,7 +57,7 @@ concept QuantizationHasWeightScaleCount = requires(std::int64_t n) {
 MOE_MEMBER(QuantizationHasWeightScaleCount, "the quantization", "static constexpr int64_t weight_scale_count(int64_t rows, int64_t cols)",
            "scales of a weight matrix");
 
-/// Whether it can store rows of these widths; `dynamic` asks nothing.
+/// Whether it can store rows of these widths; a width of `dynamic` always passes.
 template <class Q>
 concept QuantizationHasSupports = requires {
   { Q::supports(dynamic, dynamic) } -> std::same_as<bool>;

@@ -11,8 +11,8 @@ namespace moe {
 template <auto V>
 struct Value {};
 
-// One macro, because static_assert takes nothing but a literal: it declares the rule's sentence for run time and, as a template
-// that is instantiated only for a broken rule, the error whose arguments are the values that do not fit.
+// A macro, because static_assert takes only a literal. It declares the rule's sentence for run time, and the error as a template that is
+// instantiated only for a broken rule; its arguments are the values that do not fit.
 #define MOE_RULE(Rule, sentence)                                                 \
   struct Rule {                                                                  \
     static constexpr char const* kName = #Rule;                                  \
@@ -31,13 +31,13 @@ struct Value {};
   }                                                                                                                 \
   static_assert(true)
 
-// The rule that the header which defines something is included, for something that a policy's header only declares.
+// The rule that the header with a definition is included, for a class that the policy's header only declares.
 #define MOE_INCLUDED(Rule, what, header) \
   MOE_RULE(Rule, "moe: " what " is not included. Fix: #include <" header "> before the layer is named (docs/errors.md#missing-include)")
 
 namespace detail {
 
-/// What a rule says of one case. Found: the values it compared.
+/// The verdict of a rule on one case. Found: the values that were compared.
 template <class Rule, bool Holds, class... Found>
 struct Verdict {
   static constexpr bool kHolds = Holds;
@@ -62,7 +62,7 @@ constexpr std::size_t first_broken() {
 template <class List>
 inline constexpr bool kAllHold = first_broken<List>() == std::tuple_size_v<List>;
 
-/// A class that is only declared, as a base of its primary template. Rule: says which header defines it.
+/// Base of the primary template of a class that is only declared. Rule: names the header that defines the class.
 template <class Rule>
 struct NotIncluded {
   using MissingInclude = Rule;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/async_copy.cuh: copies of 4 and 16 bytes from global to shared memory that a thread does not wait for.
+// core/ptx/async_copy.cuh: asynchronous copies of 4 and 16 bytes from global to shared memory.
 #pragma once
 
 #include "moe/core/ptx/shared_address.cuh"
@@ -12,8 +12,7 @@ __device__ inline void cp_async_arrive(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-/// Asynchronous 16-byte copy, global to shared, past L1. Of the source `bytes` are read (16, or 0: nothing), the rest of the target is
-/// zero.
+/// Asynchronous 16-byte copy, global to shared, past L1. Reads `bytes` of the source (16 or 0) and writes zeros to the rest of the target.
 __device__ inline void cp_async_16(std::uint32_t smem, void const* global, std::uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global), "r"(bytes) : "memory");
 }

@@ -7,7 +7,7 @@
 
 namespace moe::ptx {
 
-/// `bytes`, both addresses: multiples of 16. The bytes count at `barrier`.
+/// `bytes` and both addresses are multiples of 16. `barrier` counts the bytes.
 __device__ inline void bulk_load([[maybe_unused]] void* shared, [[maybe_unused]] void const* global, [[maybe_unused]] int bytes,
                                  [[maybe_unused]] std::uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -27,25 +27,25 @@ __device__ inline void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-/// This thread's stores have read their shared memory.
+/// Waits until this thread's stores have read their shared memory.
 __device__ inline void bulk_wait_read() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
-/// This thread's stores are complete.
+/// Waits until this thread's stores are complete.
 __device__ inline void bulk_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
-/// Ordinary writes to shared memory before it are seen by the copy engine after it.
+/// Makes earlier ordinary writes to shared memory visible to later accesses of the copy engine.
 __device__ inline void fence_shared_to_bulk() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/// Orders all accesses of the copy engine and ordinary ones.
+/// Orders ordinary accesses to any memory with accesses of the copy engine.
 __device__ inline void fence_bulk() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async;" ::: "memory");
@@ -54,8 +54,8 @@ __device__ inline void fence_bulk() {
 
 // The following are for sm_90 only: `policy` is an L2 cache policy.
 
-/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. To targets that are no
-/// multiples of 128 bytes it takes 30 % longer, in pieces of 1 KB 12 % longer than in pieces of 2 KB.
+/// Copy of contiguous bytes (a multiple of 16; both addresses too) by the copy engine, completing on `barrier`. It takes 30 % longer if the
+/// target is not 128-byte aligned, and 12 % longer in pieces of 1 KB than in pieces of 2 KB.
 __device__ inline void bulk_load(void* smem, void const* global, std::uint32_t bytes, std::uint64_t* barrier, std::uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    smem_address(smem)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/clock.cuh: the clock that deadlines go by.
+// core/ptx/clock.cuh: the clock for deadlines.
 #pragma once
 
 #include <cuda_runtime.h>

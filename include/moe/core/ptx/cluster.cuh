@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/cluster.cuh: the blocks of a cluster: its barrier, and each other's shared memory. On architectures before sm_90, which have no
-// clusters, the functions exist: barriers and stores do nothing, and a block is a cluster of its own.
+// core/ptx/cluster.cuh: the blocks of a cluster: its barrier, and each other's shared memory. Architectures before sm_90 have no clusters:
+// there barriers and stores do nothing, and every block is a cluster with one block.
 #pragma once
 
 #include "moe/core/ptx/shared_address.cuh"
 
 namespace moe::ptx {
 
-/// First half of the barrier over all threads of the cluster, by whole warps: orders this thread's earlier accesses before what others do
-/// after cluster_wait(). It waits for this block's earlier stores to global memory.
+/// First half of the barrier over all threads of the cluster; whole warps call it. Orders this thread's earlier accesses before accesses of
+/// the other threads after cluster_wait(). It waits for this block's earlier stores to global memory.
 __device__ inline void cluster_arrive_release() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-/// The same without order: only says that this thread has come so far.
+/// The same without memory ordering: only signals that this thread has arrived.
 __device__ inline void cluster_arrive_relaxed() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -27,7 +27,7 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
-/// Place of this block in its cluster.
+/// Rank of this block in its cluster.
 __device__ inline int rank_in_cluster() {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t rank = 0;
@@ -37,7 +37,7 @@ __device__ inline int rank_in_cluster() {
   return 0;
 #endif
 }
-/// Place of this block's cluster in the grid.
+/// Index of this block's cluster in the grid.
 __device__ inline int cluster_in_grid() {
 #if __CUDA_ARCH__ >= 900
   int cluster = 0;
@@ -48,14 +48,14 @@ __device__ inline int cluster_in_grid() {
 #endif
 }
 
-/// What lies at `address` in this block's shared memory, in block `rank` of the cluster.
+/// The address in block `rank` of the cluster that corresponds to `address` in this block's shared memory.
 __device__ inline std::uint32_t remote_address(std::uint32_t address, std::uint32_t rank) {
   std::uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
 }
 
-/// Stores 16 bytes at the place that `here` has in this block, in block `rank` of the cluster, whose barrier counts them.
+/// Stores 16 bytes into block `rank` of the cluster, at the offset that `here` has in this block; that block's barrier counts them.
 __device__ inline void store_remote_16([[maybe_unused]] void* here, [[maybe_unused]] std::uint64_t* barrier,
                                        [[maybe_unused]] std::uint32_t rank, [[maybe_unused]] uint4 v) {
 #if __CUDA_ARCH__ >= 900
@@ -69,7 +69,7 @@ __device__ inline void store_remote_16([[maybe_unused]] void* here, [[maybe_unus
 // The following are for sm_90 only.
 
 /// Arrives on the barrier of the CTA `rank` of this cluster (the same offset in that CTA's shared memory). It orders nothing beyond this
-/// CTA: a release at cluster scope is a memory barrier of about 2000 cycles, too dear for freeing a stage that was only read.
+/// CTA: a release at cluster scope is a memory barrier of about 2000 cycles, too expensive for freeing a stage that was only read.
 __device__ inline void arrive_cluster(std::uint64_t* barrier, std::uint32_t rank) {
   std::uint32_t remote = 0;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(smem_address(barrier)), "r"(rank));

@@ -29,14 +29,14 @@ __device__ inline std::uint32_t pack_e4m3(float low, float high) {
   return bits;
 }
 
-/// x / divisor, correctly rounded: the product with the reciprocal, put right by its remainder. Quotients of bf16 numbers often lie midway
+/// x / divisor, correctly rounded: the product with the reciprocal, corrected by its remainder. Quotients of bf16 numbers often lie midway
 /// between two codes.
 __device__ inline float quotient(float x, float divisor, float reciprocal) {
   float const q = x * reciprocal;
   return fmaf(fmaf(-q, divisor, x), reciprocal, q);
 }
 
-/// amax / 448; infinity stays what it is.
+/// amax / 448; infinity stays infinity.
 __device__ inline float e4m3_scale(float amax) { return amax <= 3.4e38F ? quotient(amax, 448.0F, 1.0F / 448.0F) : amax; }
 
 }  // namespace moe::ptx

@@ -6,8 +6,8 @@
 
 namespace moe::ptx {
 
-/// Programmatic dependent launch: blocks until the kernels that this one depends on have finished and their writes are visible. Nothing
-/// without it.
+/// Programmatic dependent launch: blocks until the kernels that this one depends on have finished and their writes are visible. Does
+/// nothing in an ordinary launch.
 __device__ inline void wait_for_dependencies() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

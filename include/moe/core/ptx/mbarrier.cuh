@@ -27,8 +27,8 @@ __device__ inline void arrive([[maybe_unused]] std::uint64_t* barrier) {
 __device__ inline void arrive(std::uint64_t* barrier, std::uint32_t count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
 }
-/// Waits until the phase of `parity` is over, without a deadline: for bytes that this GPU's own copy engine brings, and for arrivals of
-/// threads whose own waits have one.
+/// Waits until the phase of `parity` is over, without a deadline. For bytes that this GPU's copy engine delivers, and for arrivals of
+/// threads whose waits have a deadline.
 __device__ inline void barrier_wait([[maybe_unused]] std::uint64_t* barrier, [[maybe_unused]] std::uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t done = 0;
@@ -40,7 +40,7 @@ __device__ inline void barrier_wait([[maybe_unused]] std::uint64_t* barrier, [[m
   }
 #endif
 }
-/// The same for bytes that other blocks of the cluster store, which are visible afterwards. The first phase.
+/// The same for bytes that other blocks of the cluster store, which are visible afterwards. Waits for the barrier's first phase.
 __device__ inline void barrier_wait_cluster([[maybe_unused]] std::uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   std::uint32_t done = 0;

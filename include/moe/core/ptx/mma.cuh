@@ -16,7 +16,7 @@ __device__ inline void mma_bf16(float* d, std::uint32_t const (&a)[4], std::uint
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/// The same in e4m3 over 32 columns: where an element of 16 bits was, there are two of 8.
+/// The same in e4m3 over 32 columns: two 8-bit elements replace each 16-bit element.
 __device__ inline void mma_e4m3(float* d, std::uint32_t const (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

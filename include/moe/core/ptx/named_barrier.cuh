@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/named_barrier.cuh: the barriers of a thread block that some of its warps meet at.
+// core/ptx/named_barrier.cuh: barriers among some of a thread block's warps.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -25,11 +25,11 @@ namespace moe::hopper {
 
 using namespace moe::ptx;
 
-/// Ends the program with an error. In a function of its own: a trap among a role's own instructions makes ptxas ignore what setmaxnreg
-/// grants that role (168 registers and spills, where with this call it uses 222).
+/// Ends the program with an error. It is a separate function because a trap inlined into a role makes ptxas ignore the registers that
+/// setmaxnreg grants to the role (168 registers and spills; with this call 222 registers).
 __device__ __noinline__ inline void stop_program() { __trap(); }
 
-/// Longest wait for a barrier in a kernel, nanoseconds: so long because `racecheck` slows kernels down to where four seconds pass.
+/// Longest wait for a barrier in a kernel, nanoseconds. It is long because `racecheck` slows kernels down so far that four seconds pass.
 inline constexpr std::uint64_t kWaitLimit = 60'000'000'000ULL;
 
 /// Waits until the phase of `parity` of a shared-memory barrier is over. A wait beyond the limit is a fault in the program, not slowness:

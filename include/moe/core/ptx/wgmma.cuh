@@ -27,7 +27,7 @@ __device__ inline void pin(float (&d)[N]) {
 /// "matrix descriptor": start address in 16 bytes; stride offset 1024 >> 4 at bit 32, swizzle mode 1 at bit 62). `smem` is 1024-byte
 /// aligned up to the offset along K; offsets in 16 bytes may be added.
 __device__ inline std::uint32_t descriptor_low(std::uint32_t smem) { return (smem >> 4) | (1u << 16); }
-/// The whole of it.
+/// The whole descriptor.
 __device__ inline std::uint64_t descriptor(std::uint32_t low) {
   std::uint64_t whole = 0;
   asm("mov.b64 %0, {%1, %2};" : "=l"(whole) : "r"(low), "r"(0x40000040u));

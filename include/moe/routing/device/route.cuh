@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/device/route.cuh: launches the routing kernel in the shape that the batch and the device ask for.
+// routing/device/route.cuh: launches the routing kernel in a shape chosen for the batch and the device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,7 +35,7 @@ inline RoutingDevice routing_device() {
   return d;
 }
 
-/// A launch of blocks in clusters. Lives as long as its config, which points into it.
+/// A launch of blocks in clusters. Must outlive the use of its config, which points into it.
 struct RoutingLaunch {
   std::array<cudaLaunchAttribute, 2> attributes{};
   cudaLaunchConfig_t config{};
@@ -62,7 +62,7 @@ struct RoutingLaunch {
   RoutingLaunch& operator=(RoutingLaunch const&) = delete;
 };
 
-/// The capacity of a kernel on a device, asked of the driver once for both.
+/// The capacity of a kernel on a device; the driver is asked once for each pair.
 template <class Kernel>
 RoutingCapacity measure_routing_capacity(Kernel* kernel, RoutingDevice const& device, int warps) {
   RoutingCapacity capacity;
@@ -89,7 +89,7 @@ RoutingCapacity routing_capacity(RoutingDevice const& device) {
     std::atomic<bool> ready{false};
     std::array<std::atomic<int>, RoutingCapacity::kSizes> blocks{};
   };
-  static std::array<Known, kDevices> known;  // two threads that measure at once store the same
+  static std::array<Known, kDevices> known;  // threads that measure at the same time store equal values
   if (device.device >= kDevices) return measure_routing_capacity(kernel, device, max_routing_warps(V));
   Known& k = known[static_cast<std::size_t>(device.device)];
   RoutingCapacity capacity;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/device/route_kernel.cuh: the routing kernel: a warp a token, then counts, offsets and the permutation, in one launch.
+// routing/device/route_kernel.cuh: the routing kernel: one warp per token, then counts, offsets and the permutation, in one launch.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct RoutingCall {
   int scratch_floats;  // per warp
 };
 
-/// A lane's part of a row that is loaded before it is needed; nothing for routers that load it themselves.
+/// A lane's part of a row, loaded ahead; empty for routers that load it themselves.
 template <class Config, class L>
 __device__ inline void load_ahead(RoutingCall<L> const& c, std::int64_t t, int lane, float (&z)[SigmoidGroups::kValues]) {
   if constexpr (kIsSigmoidGroups<Config>) {
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   int const lane = thread % kWarp;
   int valid = c.valid_rows;
   if (c.valid_rows_word != nullptr) valid = min(max(*c.valid_rows_word, 0), c.num_rows);
-  // Whole tiles a block, so that only the last block with work has idle warps.
+  // Whole tiles per block, so that only the last block with work has idle warps.
   int block_tiles = c.block_tiles;
   if (c.valid_rows_word != nullptr) {
     int const tiles = (valid + warps - 1) / warps;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
     bool const last = tile + 1 == block_tiles;
     if (permute && physical >= 0) {
       rank = counter.rank(physical, warp);
-      // Kept where the row number will lie; the last tile keeps it in a register.
+      // Kept where the row number will be stored; the last tile keeps it in a register.
       if (!last) p.inverse[t * slots + lane] = static_cast<std::int32_t>(rank);
     }
     if (!last) counter.next_tile();
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
 
   if (block_tiles == 0) __syncthreads();  // clear()
 
-  // Counts in local order, then their offsets. Every block computes them; one writes them down.
+  // Counts in local order, then their offsets. Every block computes them; one block writes them to memory.
   auto const local_of = [&](int e) { return p.expert_map == nullptr ? e : p.expert_map[e]; };
   counter.sum_up([&](int e, int total) {
     if (e >= c.num_physical) return;

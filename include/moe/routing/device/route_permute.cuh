@@ -3,9 +3,9 @@
 //
 // Slots are numbered in the order of tokens and every block routes consecutive tokens, so a slot's row is offset[expert] + slots of the
 // expert in earlier blocks + its rank in its own block: stable in the slot number, whatever the order in which blocks ran. Blocks of a
-// cluster write their counts into each other's shared memory. Clusters exchange sums through the workspace: every count is stored plus
-// one, so that a word says itself whether it is there, and no flag, fence or second trip is needed. Two buffers take turns; each launch
-// clears what the launch before it wrote.
+// cluster write their counts into each other's shared memory. Clusters exchange sums through the workspace: every count is stored plus one,
+// so a word that is not zero has arrived, and no flag, fence or second round trip is needed. Two buffers alternate; each launch clears what
+// the previous launch wrote.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,11 @@ struct RoutingGrid {
 /// The first words of the workspace.
 struct WorkspaceHeader {
   unsigned turn;   ///< the buffer of the next launch, 0 or 1; it is all zeros
-  unsigned dirty;  ///< bytes of the other one that are not
+  unsigned dirty;  ///< bytes of the other buffer that are not zero
 };
 static_assert(sizeof(WorkspaceHeader) <= kHeaderBytes);
 
-/// Counts as they travel: `per` of them in a word. The width is chosen at run time: little code depends on it.
+/// Counts packed for the exchange, kPer to a word. The width is chosen at run time, because little code depends on it.
 struct SmallCounts {
   using Count = std::uint8_t;
   static constexpr int kPer = 4;
@@ -70,7 +70,7 @@ MOE_HD inline RoutingShared routing_shared(int num_physical, int local_experts, 
 // Barriers of clusters would wait for this block's earlier stores to global memory. Instead every block has a barrier in shared memory that
 // counts the bytes that the others store.
 
-/// Opens this block's barrier for so many bytes, by one thread.
+/// Makes this block's barrier expect so many bytes; one thread calls it.
 __device__ inline void expect_bytes([[maybe_unused]] std::uint64_t* barrier, [[maybe_unused]] int bytes) {
 #if __CUDA_ARCH__ >= 900
   cuda::ptx::mbarrier_init(barrier, 1);
@@ -85,7 +85,7 @@ struct BinSum {
   unsigned total = 0;
   unsigned before = 0;
 };
-/// The same of the experts that share a word: two to a word, if more than one.
+/// The same for all experts of a word of counts: two 16-bit sums per word here, or one sum if the word has one expert.
 template <class Counts>
 struct WordSum {
   static constexpr int kWords = (Counts::kPer + 1) / 2;
@@ -108,7 +108,7 @@ struct WordSum {
       before[i] += other.before[i];
     }
   }
-  /// Of the e-th expert of the word.
+  /// The sums of the word's e-th expert.
   __device__ BinSum of(int e) const {
     if (Counts::kPer == 1) return {total[0], before[0]};
     int const shift = e / 2 * 16;
@@ -116,9 +116,9 @@ struct WordSum {
   }
 };
 
-// Loops over experts go round once or a few times: unrolled, they would first divide to count their rounds.
+// Loops over experts run once or a few times. Unrolled, they would first compute their trip count by a division.
 
-/// Counts slots, first of a block's tiles of one token a warp, then of the whole launch.
+/// Counts slots: first of a block's tiles (one token per warp), then of the whole launch.
 class SlotCounter {
  public:
   __device__ SlotCounter(RoutingGrid const& grid, unsigned* shared, RoutingShared const& at, int num_physical)
@@ -131,7 +131,7 @@ class SlotCounter {
         barrier_(reinterpret_cast<std::uint64_t*>(shared + at.header + 2)),
         bins_(histogram_bins(num_physical)) {}
 
-  /// First of all; needs __syncthreads() before add().
+  /// Call first. Needs __syncthreads() before add().
   __device__ void clear() {
 #pragma unroll 1
     for (int i = thread(); i < bins_; i += threads()) masks_[i] = before_[i] = 0;
@@ -150,7 +150,7 @@ class SlotCounter {
   __device__ unsigned rank(int physical, int warp) const {
     return before_[physical] + static_cast<unsigned>(__popc(masks_[physical] & ((1U << warp) - 1)));
   }
-  /// Closes a tile that another one follows.
+  /// Ends a tile that is not the last.
   __device__ void next_tile() {
     __syncthreads();
 #pragma unroll 1
@@ -173,7 +173,7 @@ class SlotCounter {
     }
   }
   __device__ unsigned before(int e) const { return before_[e]; }
-  /// Last of all, after a __syncthreads(): leaves the workspace to the next launch. By now every block has read the header.
+  /// Call last, after a __syncthreads(): prepares the workspace for the next launch. By now every block has read the header.
   __device__ void leave() const {
     if (grid_.workspace == nullptr || blockIdx.x != 0 || thread() != 0) return;
     unsigned const clusters = gridDim.x / static_cast<unsigned>(grid_.cluster);
@@ -185,7 +185,7 @@ class SlotCounter {
   static __device__ int thread() { return static_cast<int>(threadIdx.x); }
   static __device__ int threads() { return static_cast<int>(blockDim.x); }
 
-  /// Writes this block's counts into every block of the cluster, 16 bytes a store, a warp a block.
+  /// Writes this block's counts into every block of the cluster, 16 bytes per store, one warp per target block.
   template <class Count>
   __device__ void push() {
     constexpr int kPerStore = 16 / static_cast<int>(sizeof(Count));
@@ -297,7 +297,7 @@ class SlotCounter {
     for (int i = thread(); i < parts * words; i += words) sum.add(sums[i]);
     finish(thread(), sum);
   }
-  /// Every step-th row of a column, waiting for those that are not there yet.
+  /// Sums every step-th row of a column; waits for words that have not arrived.
   template <class Counts>
   __device__ WordSum<Counts> column(unsigned turn, int w, int words, int first, int step, int clusters, int mine) const {
     constexpr int kAhead = 5;
@@ -317,7 +317,7 @@ class SlotCounter {
     }
     return sum;
   }
-  /// The buffers lie in turns of 128 bytes, so that their places do not depend on the launch.
+  /// The two buffers alternate every 128 bytes, so that their addresses do not depend on the launch.
   __device__ unsigned char* byte_of(unsigned turn, unsigned i) const {
     return grid_.workspace + kHeaderBytes + std::int64_t{i} + (i & ~127U) + turn * 128;
   }
@@ -335,8 +335,8 @@ class SlotCounter {
   int bins_;
 };
 
-/// offsets[0 … n): exclusive prefix of the counts in there, each rounded up; visit(i, count, offset, end) for each, by one thread.
-/// sums: kWarp words. Begins after, and ends in, __syncthreads().
+/// Replaces the counts in offsets[0 … n) by the exclusive prefix sums of the rounded-up counts; one thread calls visit(i, count, offset,
+/// end) for each. sums: kWarp words. Needs a __syncthreads() before it and ends with one.
 template <class Visit>
 __device__ inline void scan_offsets(std::int32_t* offsets, int n, int alignment, unsigned* sums, Visit const& visit) {
   int const lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -2,9 +2,9 @@
 // routing/device/route_sigmoid_groups.cuh: route_row() by one warp for DeepSeek-V3's router: sigmoid, 256 experts, the 4 best of 8 groups,
 // top 8.
 //
-// route_warp() holds for every router; this is the same choice, bit for bit, with less than half its instructions. A lane scores 8 experts
-// and 4 lanes hold a group. The 128 experts of the groups that are kept then pass through shared memory, so that every lane holds 4 of
-// them, lower lanes lower ids: each lane sorts its 4, and 8 times the lowest lane with the largest head gives it away.
+// route_warp() works for every router; this makes the same choice, bit for bit, with less than half its instructions. A lane scores 8
+// experts and 4 lanes hold a group. The 128 experts of the kept groups then pass through shared memory, so that every lane holds 4 of them,
+// lower lanes lower ids. Each lane sorts its 4; then, 8 times, the lowest lane with the largest head gives it up.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct SigmoidGroups {
   static constexpr int kScratchFloats = kPitch * (kGroups + kKept) + kTopK;
 };
 
-/// A configuration of these sizes: they are compiled in, and nothing else is.
+/// A configuration of these sizes: makes them compile-time constants and changes nothing else.
 template <class Config>
 struct SigmoidGroupsConfig : Config {
   static constexpr int num_experts = SigmoidGroups::kExperts;
@@ -79,7 +79,7 @@ __device__ inline float usual_sigmoid(float z) {
   return fma_rn(near, fma_rn(-y, near, 1.0F), near);
 }
 
-/// N consecutive elements as floats, by 16-byte loads that stay where they are written.
+/// N consecutive elements as floats, by 16-byte loads that the compiler does not move.
 template <int N, class L>
 __device__ inline void load_floats(L const* from, float (&to)[N]) {
   constexpr int kPerLoad = 16 / static_cast<int>(sizeof(L));
@@ -95,8 +95,8 @@ __device__ inline void store_floats(float const (&from)[N], float* to) {
   for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(from[i], from[i + 1], from[i + 2], from[i + 3]);
 }
 
-/// A lane's scores of its logits z, as score() defines them, and selection values. bias: its part, or null. `slot`: 8 floats of shared
-/// memory of this lane, which only unusual logits need: their values take the general functions one by one.
+/// A lane's scores of its logits z, as score() defines them, and selection values. bias: this lane's part, or null. `slot`: 8 floats of
+/// this lane in shared memory, used only for unusual logits, whose values take the general functions one by one.
 __device__ inline void score_sigmoid(float const (&z)[SigmoidGroups::kValues], float const* bias, float* slot,
                                      float (&score)[SigmoidGroups::kValues], float (&sel)[SigmoidGroups::kValues]) {
   constexpr int V = SigmoidGroups::kValues;

@@ -11,7 +11,7 @@ namespace moe::routing::detail {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
-/// What a warp knows of its row: lane j < k holds slot j.
+/// A warp's result for its row: lane j < k holds slot j.
 struct WarpRow {
   std::int32_t id;
   float weight;
@@ -19,14 +19,14 @@ struct WarpRow {
   bool degenerate;
 };
 
-/// The butterfly sum of 32 lanes, of which those from `Lanes` on hold 0: their steps would add nothing. In the first `Lanes` lanes.
+/// The butterfly sum of 32 lanes. Lanes from `Lanes` on hold 0, so their steps are skipped. The result is in the first `Lanes` lanes.
 template <int Lanes = kWarp>
 __device__ inline float warp_sum(float v) {
 #pragma unroll
   for (int half = Lanes / 2; half > 0; half /= 2) v = add_rn(v, __shfl_xor_sync(kAllLanes, v, half));
   return v;
 }
-/// A key that orders as the float does. The float is no NaN and no -0.
+/// An integer key with the order of the floats. The float must not be NaN or -0.
 __device__ inline unsigned order_key(float v) {
   auto const bits = static_cast<unsigned>(float_bits(v));
   return bits ^ (static_cast<unsigned>(float_bits(v) >> 31) | 0x80000000U);

@@ -10,13 +10,13 @@
 
 namespace moe::routing {
 
-/// What becomes of id -1 in an unsigned type.
+/// What id -1 becomes in an unsigned type.
 enum class NegativeId : std::uint8_t {
   refuse,    ///< E_UNSUPPORTED: the caller compacts first
-  sentinel,  ///< the type's largest value: the transport knows it
+  sentinel,  ///< the type's largest value, which the transport recognises
 };
 
-/// out = ids as Index. Throws E_UNSUPPORTED if an id is negative and Index cannot say so; nothing is written then.
+/// out = ids as Index. Throws E_UNSUPPORTED if an id is negative and Index cannot represent it; nothing is written then.
 template <std::integral Index>
 void convert_ids(Rows<std::int32_t const> ids, Rows<Index> out, NegativeId negative = NegativeId::refuse) {
   if constexpr (std::unsigned_integral<Index>) {

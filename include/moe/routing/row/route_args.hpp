@@ -8,7 +8,7 @@
 
 namespace moe::routing {
 
-/// What a router counts while it selects. Owned by the caller; null where nobody wants to know.
+/// Counters of a router's select(). Owned by the caller; a null pointer turns counting off.
 struct RouteCounters {
   std::int64_t degenerate_rows = 0;  ///< rows of which no expert could be chosen
 };

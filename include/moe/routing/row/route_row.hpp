@@ -10,10 +10,10 @@
 
 namespace moe::routing {
 
-/// What route_row() has to say about its row.
+/// What route_row() reports about its row.
 struct RowResult {
   int num_chosen = 0;       ///< routed slots with an expert
-  bool degenerate = false;  ///< no expert could be chosen; RouterConfig::degenerate said what happened
+  bool degenerate = false;  ///< no expert could be chosen; RouterConfig::degenerate decided its slots
 };
 
 /// Scratch of one row, on the caller's stack: selection values of up to kMaxLogits experts.

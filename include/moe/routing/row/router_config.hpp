@@ -36,7 +36,7 @@ enum class Selection : std::uint8_t {
 };
 /// What a zero expert adds to the output: nothing, or its input times its weight.
 enum class ZeroExpertKind : std::uint8_t { none, identity };
-/// What a row gets of which no expert can be chosen.
+/// What happens to a row for which no expert can be chosen.
 enum class DegeneratePolicy : std::uint8_t { uniform_first_k, drop };
 
 constexpr std::string_view name(Scoring s) {

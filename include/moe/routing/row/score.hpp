@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // routing/row/score.hpp: the arithmetic of routing, with the same bits on the host and on the device.
 //
-// The top-k of a row hangs on single bits where scores nearly tie, so a device kernel can agree with the host only if both compute the
+// The top-k of a row depends on single bits where scores nearly tie, so a device kernel can agree with the host only if both compute the
 // same scores. Everything here is built from operations that IEEE 754 rounds correctly (add, multiply, fused multiply-add, divide,
 // square root) in a stated order, and sums over experts follow the shape of a warp: 32 partial sums, then a butterfly.
 #pragma once
@@ -26,8 +26,8 @@ inline constexpr int kWarp = 32;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kLargest = std::numeric_limits<float>::max();
 
-// The explicit _rn intrinsics keep nvcc from contracting a product and a sum into one rounding. On the host a product never flows into
-// a sum here unless it is exact, so that contraction by a host compiler changes nothing either.
+// The explicit _rn intrinsics keep nvcc from contracting a product and a sum into one rounding. On the host, contraction changes no result:
+// a product is added to something only if it is exact.
 MOE_HD inline float mul_rn(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -180,7 +180,7 @@ MOE_HD inline float score_by(Scoring scoring, float z, float max, float sum) {
   return 0.0F;
 }
 #ifdef __CUDACC__
-// A kernel of run-time choices holds each of them once instead of once per register of a row: its code would be twenty times as long.
+// A kernel with run-time choices holds each function once, not once per register of a row, which would make its code twenty times as long.
 __device__ __noinline__ inline float softcapped_called(float z, float cap) { return softcapped(z, cap); }
 __device__ __noinline__ inline float score_called(Scoring scoring, float z, float max, float sum) { return score_by(scoring, z, max, sum); }
 #endif
