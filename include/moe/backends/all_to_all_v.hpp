@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/all_to_all_v.hpp: a token goes once to each rank that has an expert for it, and comes back as that rank's weighted sum. The
-// policy, and its exchange in the host space; that of the device is in all_to_all_v_cuda.hpp.
+// backends/all_to_all_v.hpp: each token is sent once to each rank that has an expert for it; that rank returns its weighted sum. The
+// policy, and its exchange in the host space; the device exchange is in all_to_all_v_cuda.hpp.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,13 @@ MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space"
 namespace moe::backends {
 
 namespace detail {
-/// The exchange of one communicator. Specialised per memory space.
+/// The exchange over one communicator. Specialised per memory space.
 template <class Comm, class Config, class Quant, class Partial, class Space = typename Comm::Space>
 class AllToAllVExchange : public moe::detail::NotIncluded<rules::AllToAllVOnDevice> {};
 }  // namespace detail
 
-/// Standard format over any communicator, on any transport that it has. Ranks exchange row counts first, so that each sends only what the
-/// other needs; on the device also without the host's reading them (Params::sizes).
+/// Standard format over any communicator and transport. Ranks exchange row counts first, so that each sends only the rows that the other
+/// needs. On the device the host need not read the counts (Params::sizes).
 template <Communicator CommT>
 struct AllToAllV {
   static constexpr char const* kName = "all_to_all_v";
@@ -37,8 +37,8 @@ struct AllToAllV {
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   struct Params {
-    /// Rows that a rank can receive in one round; 0: the worst case, R T_max. Less saves memory, and a round that needs more is
-    /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
+    /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more
+    /// is E_CAPACITY on all ranks before any row moves. The same on all ranks.
     std::int64_t max_recv_rows = 0;
     /// Device only; the same on all ranks. Fixed sizes need the worst case of max_recv_rows.
     Sizes sizes = Sizes::automatic;
@@ -66,7 +66,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   using Params = typename AllToAllV<Comm>::Params;
 
   /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_CAPACITY if
-  /// its memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
+  /// memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
   AllToAllVExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
                     Params const& params, Arena<Space>& arena)
       : quant_(quant),
@@ -120,11 +120,11 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     }
   }
 
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
   void abandon(HostStream) { rounds_.abandon(); }
 
  private:
-  /// A rank that a token goes to, and its row among those that go there (later, among all rows sent).
+  /// A rank that a token is sent to, and the token's row among those for that rank (later, among all rows sent).
   struct Destination {
     std::int32_t rank;
     std::int32_t row;
@@ -156,7 +156,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
 
   bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
 
-  // The ranks of each token, ascending and each once, and in `counts` how many tokens go to each rank.
+  // The ranks of each token, ascending and without repeats; `counts`: how many tokens go to each rank.
   void find_destinations(Rows<std::int32_t const> ids, std::int64_t* counts) {
     for (std::int64_t t = 0; t < ids.extent(0); ++t) {
       Destination* const first = destinations_ + t * max_destinations_;
@@ -231,7 +231,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     }
   }
 
-  // Rows of `row_bytes` to their ranks; those of this rank are already where they are read.
+  // Moves rows of `row_bytes` to their ranks; this rank's rows are already in place.
   void move_rows(std::int64_t row_bytes, std::byte const* from, std::byte* to, std::int64_t const* from_rows,
                  std::int64_t const* from_first, std::int64_t const* to_rows, std::int64_t const* to_first) {
     for (int r = 0; r < rounds_.size(); ++r) {
@@ -266,7 +266,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   std::int64_t topk_;
   std::int64_t max_tokens_;
   int num_physical_;
-  std::int64_t max_destinations_;  // of one token
+  std::int64_t max_destinations_;  // of one token, at most
   std::int64_t max_rows_;
   WireRow<Config, Quant> wire_;
   std::int32_t* owner_ = nullptr;             // [P]
@@ -278,10 +278,10 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   Partial* partial_ = nullptr;                // [max_rows_, H]
   Partial* returned_ = nullptr;               // rows in the order of sent_
   std::int64_t* out_rows_ = nullptr;          // [R] rows to each rank
-  std::int64_t* out_first_ = nullptr;         // [R] the first of them in sent_ and returned_
+  std::int64_t* out_first_ = nullptr;         // [R] first of those rows in sent_ and returned_
   std::int64_t* in_rows_ = nullptr;           // [R] rows from each rank
-  std::int64_t* in_first_ = nullptr;          // [R] the first of them in received_ and partial_
-  std::int64_t* counts_ = nullptr;            // [R] four arrays for the collective under way, bytes
+  std::int64_t* in_first_ = nullptr;          // [R] first of those rows in received_ and partial_
+  std::int64_t* counts_ = nullptr;            // [R] four arrays for the collective in progress, bytes
   std::int64_t* offsets_ = nullptr;
   std::int64_t* peer_counts_ = nullptr;
   std::int64_t* peer_offsets_ = nullptr;

@@ -12,8 +12,8 @@
 namespace moe::backends {
 
 /// Standard format over any communicator; ranks may bring different numbers of rows. Memory: R T_max rows in, R T_max rows out. On the
-/// device the reduce-scatter is an exchange of rows in the experts' own type and a float32 sum in rank order: the bytes of NCCL's, half of
-/// them if the experts write bf16, and the same bits always.
+/// device the reduce-scatter exchanges rows in the experts' output type and sums them in float32 in rank order: as many bytes as NCCL's,
+/// half of them if the experts write bf16, and reproducible to the bit.
 template <Communicator CommT>
 struct AllGatherReduceScatter {
   static constexpr char const* kName = "allgather_reduce_scatter";
@@ -33,7 +33,7 @@ struct AllGatherReduceScatter {
   template <class Config, class Quant, class Partial>
   using Exchange = moe::detail::GatherExchange<AllGatherReduceScatter, Config, Quant, Partial>;
 
-  // ---- the steps of GatherExchange
+  // ---- hooks that GatherExchange calls
   static constexpr bool kReducesEverywhere = false;
   static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s, Stream<Space> stream) {
     comm.all_gather_v(records + s.offsets[comm.rank()], s.counts[comm.rank()], records, s.counts, s.offsets, stream);

@@ -25,8 +25,8 @@ template <class Window>
 struct HighThroughputParams;
 }  // namespace detail
 
-/// Standard format over a window of peer memory, fixed capacity, rows by source rank and then by token. No host synchronisation: on the
-/// device capturable in a CUDA graph.
+/// Standard format over a window of peer memory, fixed capacity, rows by source rank and then by token. No host synchronisation: the device
+/// exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
 struct HighThroughput {
   static constexpr char const* kName = "high_throughput";

@@ -28,7 +28,7 @@ struct LowLatencyRankMajorParams {
 }  // namespace detail
 
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host
-/// synchronisation: on the device capturable in a CUDA graph.
+/// synchronisation: the device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
 struct LowLatency {
   static constexpr char const* kName = "low_latency";
@@ -54,8 +54,8 @@ struct LowLatency {
 };
 
 /// The same exchange in the rank-major layout of docs/semantics/exchange.md §12: a row for each (token, rank) at [source rank][token], with
-/// ids and weights, for experts that weigh and sum. Rows that did not come have no expert. The host packs each source's rows and lets parts
-/// begin at multiples of the most rows that any rank brings.
+/// ids and weights, for experts that apply weights and sum. Missing rows have no expert. The host packs each source's rows; each source's
+/// part begins at a multiple of the most rows that any rank brings.
 template <SymmetricMemory WindowT>
 struct LowLatencyRankMajor {
   static constexpr char const* kName = "low_latency_rank_major";

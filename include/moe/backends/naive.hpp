@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/naive.hpp: every rank broadcasts its tokens, and the outputs of all tokens are summed everywhere. The oracle for the others.
+// backends/naive.hpp: every rank broadcasts its tokens, and the outputs of all tokens are summed everywhere. The reference for other
+// backends.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@
 
 namespace moe::backends {
 
-/// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank. On the device the sum over ranks is in
-/// NCCL's order.
+/// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank. On the device NCCL chooses the order of
+/// the sum over ranks.
 template <Communicator CommT>
 struct Naive {
   static constexpr char const* kName = "naive";
@@ -33,7 +34,7 @@ struct Naive {
   template <class Config, class Quant, class Partial>
   using Exchange = moe::detail::GatherExchange<Naive, Config, Quant, Partial>;
 
-  // ---- the steps of GatherExchange
+  // ---- hooks that GatherExchange calls
   static constexpr bool kReducesEverywhere = true;
   static void gather(Comm& comm, std::byte* records, moe::detail::RankSlices const& s, Stream<Space> stream) {
     for (int r = 0; r < comm.size(); ++r) {

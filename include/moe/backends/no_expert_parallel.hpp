@@ -75,8 +75,8 @@ class LocalExchange<space::host, Config, Quant, Partial> {
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return max_tokens_; }
 
-  /// Quantised rows with local ids. Unquantised rows are the caller's own, which must stay until the experts are done.
-  /// E_STATE without finalize() after the last prepare(); E_ARG, E_CAPACITY.
+  /// Quantised rows with local ids. Unquantised rows are the caller's memory, which must stay valid until the experts are done. E_STATE
+  /// without finalize() after the last prepare(); E_ARG, E_CAPACITY.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, HostStream) {
     order_.expect_idle();
     moe::detail::check_routed_tokens(in, hidden_, topk_, max_tokens_);
@@ -118,7 +118,7 @@ class LocalExchange<space::host, Config, Quant, Partial> {
     order_.set_idle();
   }
 
-  /// Gives up a round: the next call is prepare().
+  /// Gives up a round; the next call must be prepare().
   void abandon(HostStream) { order_.set_idle(); }
 
  private:

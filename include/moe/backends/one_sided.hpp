@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/one_sided.hpp: a workspace of every rank into which all push, and from which all pull. docs/semantics/exchange.md §10. What the
-// policy promises; the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
+// backends/one_sided.hpp: ranks push rows into every rank's workspace and pull the outputs from there. docs/semantics/exchange.md §10. The
+// policy only; the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"
@@ -22,9 +22,9 @@ template <class Window>
 struct OneSidedParams;
 }  // namespace detail
 
-/// Standard format over a window of peer memory. Every source has a part of its own in every rank's workspace; rows that are not used have
-/// no expert. Outputs are added in the order in which a token's choices first name their ranks. No count is waited for before rows move; no
-/// host synchronisation: on the device capturable in a CUDA graph.
+/// Standard format over a window of peer memory. Every source has its own part of every rank's workspace; unused rows have no expert.
+/// Outputs are added in the order in which a token's choices first name their ranks. Rows move without waiting for any count, and without
+/// host synchronisation: the device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
 struct OneSided {
   static constexpr char const* kName = "one_sided";

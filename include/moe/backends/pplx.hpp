@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/pplx.hpp: capacity-bounded exchange by expert, tokens shared out among the ranks that hold the same ones.
-// docs/semantics/exchange.md §9. What the policy promises; the exchanges are in window/host/pplx.hpp and window/device/pplx.cuh.
+// backends/pplx.hpp: capacity-bounded exchange by expert; ranks that hold the same tokens share the sending. docs/semantics/exchange.md §9.
+// The policy only; the exchanges are in window/host/pplx.hpp and window/device/pplx.cuh.
 //
-// Dispatch: lane rank % dp_size of a data-parallel group sends every dp_size-th token; rows go to the owner's part for this source, then
-// counts, with the round. Receive: prefix sums over sources give the batches [L, T_max D, H]. Combine: each row goes to the row of its
-// choice on every rank of the source's group; a token is summed as soon as all its rows have come.
+// Dispatch: lane rank % dp_size of a data-parallel group sends every dp_size-th token; rows go to this source's part at the expert's rank,
+// then counts tagged with the round. Receive: prefix sums over sources give the batches [L, T_max D, H]. Combine: each row goes to its
+// choice's row on every rank of the source's group; a token is summed as soon as all its rows have arrived.
 #pragma once
 
 #include "moe/backends/common/carries.hpp"
@@ -26,8 +26,8 @@ template <class Window>
 struct PplxParams;
 }  // namespace detail
 
-/// Batched format over a window of peer memory; finalize applies the top-k weights. E_UNSUPPORTED unless the experts divide by the ranks.
-/// Sending and receiving are separate. On the device capturable in a CUDA graph.
+/// Batched format over a window of peer memory; finalize applies the top-k weights. E_UNSUPPORTED unless the number of ranks divides the
+/// number of experts. Sending and receiving are separate calls. The device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
 struct Pplx {
   static constexpr char const* kName = "pplx";

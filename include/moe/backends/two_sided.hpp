@@ -22,8 +22,9 @@ template <class Window>
 struct TwoSidedParams;
 }  // namespace detail
 
-/// Standard format over a window of fixed size: ranks exchange counts, then rows through queues, and back. Rows by source rank, then by
-/// token. The experts apply the weights, outputs are added in rank order. On the device capturable in a CUDA graph.
+/// Standard format over a window of fixed size: ranks exchange counts, then move rows through queues, and outputs back. Rows by source
+/// rank, then by token. The experts apply the weights, outputs are added in rank order. The device exchange can be captured in a CUDA
+/// graph.
 template <SymmetricMemory WindowT>
 struct TwoSided {
   static constexpr char const* kName = "two_sided";

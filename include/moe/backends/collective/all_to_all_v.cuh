@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v.cuh: the kernels of AllToAllV on the device: who gets which token, records, and rows that no token
-// fills.
+// backends/collective/all_to_all_v.cuh: the kernels of AllToAllV on the device: which rank gets which token, records, and rows without a
+// token.
 #pragma once
 
 #include "moe/backends/collective/all_to_all_v_cuda.hpp"
@@ -10,7 +10,7 @@ namespace moe::backends::detail {
 
 inline constexpr int kPlanThreads = 512;
 
-/// What the kernels of one exchange read. Device addresses.
+/// Parameters of the kernels of one exchange. Device addresses.
 struct RouteTable {
   std::int32_t const* ids;  ///< [M, k]
   std::int64_t stride;
@@ -30,8 +30,8 @@ struct RouteTable {
   }
 };
 
-/// Block r: positions[t, r] of the tokens for rank r, in token order, their count into this rank's header, and rank r's header marked
-/// absent.
+/// Block r: writes positions[t, r] of the tokens for rank r, in token order, and their count into this rank's header; marks rank r's header
+/// as absent.
 template <class View>
 __global__ void __launch_bounds__(kPlanThreads)
     plan_routes(View const v, moe::detail::RoundOpening const o, RouteTable const table, std::int64_t rows, std::int32_t* positions) {
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
-/// The record of a token for each rank that has an expert for it. A warp for `ranks_per_warp` ranks of a token, one or all: the row is
-/// quantised for the first of them and copied for the others.
+/// Writes the record of a token for each rank that has an expert for it. One warp serves `ranks_per_warp` ranks of a token, one or all: it
+/// quantises the row for the first of them and copies it for the others.
 template <class Config, class Quant>
 __global__ void __launch_bounds__(moe::detail::kRoundThreads)
     pack_routes(moe::detail::RoundView const v, Quant const quant, WireRow<Config, Quant> const wire, RouteTable const table,
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(moe::detail::kRoundThreads)
   }
 }
 
-/// Fixed sizes: rows past what a rank sent, or all rows of a round that failed, have no expert.
+/// Fixed sizes: rows past the count of a rank, or all rows of a round that failed, have no expert.
 template <class Wire>
 __global__ void hide_rows(moe::detail::RoundView const v, Wire const wire, std::int64_t max_tokens, std::byte* received) {
   bool const bad = *v.bad != 0;
@@ -146,7 +146,7 @@ void AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda>::launch_pack(R
   if (own_rows_ == 0) {
     return;
   }
-  constexpr std::int64_t kManyTokens = 2048;  // that keep every multiprocessor busy with a warp each
+  constexpr std::int64_t kManyTokens = 2048;  // enough to keep every multiprocessor busy with one warp each
   RouteTable const table{in.topk_ids.data_handle(), in.topk_ids.stride(0), topk_, owner_, local_, num_physical_};
   int const ranks_per_warp = own_rows_ >= kManyTokens ? rounds_.size() : 1;
   std::int64_t const warps = own_rows_ * (rounds_.size() / ranks_per_warp);

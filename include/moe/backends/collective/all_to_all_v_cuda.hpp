@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v_cuda.hpp: AllToAllV between GPUs over comm::Nccl (or comm::Self): the exchange that a layer owns. Plain
-// host C++; its kernels are in all_to_all_v.cuh.
+// backends/collective/all_to_all_v_cuda.hpp: AllToAllV between GPUs over comm::Nccl (or comm::Self): the exchange that a layer owns. Host
+// C++ only; its kernels are in all_to_all_v.cuh.
 #pragma once
 
 #include "moe/backends/all_to_all_v.hpp"
@@ -36,12 +36,12 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
 
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return max_rows_; }
-  /// Whether forward() may be captured in a graph: no count reaches the host.
+  /// Whether forward() can be captured in a graph: no count reaches the host.
   bool capturable() const { return fixed_; }
 
-  /// Collective. Rows by source rank, then by token, with local ids. Exact sizes: one for each token that has an expert here; waits on the
-  /// host for the counts and throws what is wrong with this round, as on the host. Fixed sizes: [R T_max] rows, those past each rank's
-  /// count without ids; throws for this rank's arguments alone, what else goes wrong gives NaN and is thrown by check().
+  /// Collective. Rows by source rank, then by token, with local ids. Exact sizes: one row for each token that has an expert here; waits on
+  /// the host for the counts and throws this round's errors, as on the host. Fixed sizes: [R T_max] rows, those past each rank's count
+  /// without ids; throws only for this rank's arguments; other errors give NaN and are thrown by check().
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     auto const refused =
         rounds_.begin_dispatch(stream, [&] { moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_); });
@@ -58,7 +58,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
       rounds_.exchange(stream, [](auto&) {});
       rounds_.judge(RoundCall::dispatch, !refused, stream);
       rounds_.mark(stream);
-      launch_pack(in, stream);  // while the host waits
+      launch_pack(in, stream);  // overlaps with the host's wait
       rounds_.wait();
       if (refused) {
         throw Error(*refused);
@@ -76,8 +76,8 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
   Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
 
   /// Collective. Enqueues out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token that went
-  /// nowhere. E_STATE without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). What goes wrong on other ranks gives NaN
-  /// and is thrown by the next prepare() (exact sizes) or by check().
+  /// nowhere. E_STATE without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). Errors of other ranks give NaN and are
+  /// thrown by the next prepare() (exact sizes) or by check().
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     auto const refused = rounds_.begin_combine([&] { moe::detail::check_output(out, own_rows_, hidden_); });
     join_combine(rounds_.opening(RoundCall::combine, 0, refused), stream);
@@ -87,7 +87,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
     launch_sum(out, stream);
   }
 
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
   void abandon(cudaStream_t stream) noexcept {
     try {
       own_rows_ = 0;
@@ -103,17 +103,17 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
       if (fixed_ || rounds_.dispatched()) {
         join_combine(rounds_.abandoning(RoundCall::combine), stream);
       }
-    } catch (Error const&) {  // the communicator reports its failure to the next call as well
+    } catch (Error const&) {  // the communicator reports its failure again on the next call
     }
   }
-  /// Throws what the rounds so far came to; call after synchronising the stream.
+  /// Throws the error of the rounds so far, if any; call after synchronising the stream.
   void check() { rounds_.check(); }
-  /// Waits for the stream, at most the communicator's deadline, and throws what the rounds so far came to.
+  /// Waits for the stream, at most the communicator's deadline, and throws the error of the rounds so far, if any.
   void wait(cudaStream_t stream) { rounds_.wait_for(stream); }
 
  private:
   using RoundCall = moe::detail::RoundCall;
-  /// Rows to or from each rank: how many, and where the first of them lies.
+  /// Rows to or from each rank: their number, and where the first of them lies.
   struct Spans {
     std::vector<std::int64_t> rows;
     std::vector<std::int64_t> first;
@@ -142,7 +142,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
     Memory<Space>::copy_from_host(owner_, placement.owners().data(), static_cast<std::size_t>(num_physical_) * sizeof(std::int32_t));
     Memory<Space>::copy_from_host(local_, placement.locals().data(), static_cast<std::size_t>(num_physical_) * sizeof(std::int32_t));
     positions_ = arena.template take<std::int32_t>(max_tokens_ * ranks);
-    // Ids of -1 wherever no record has come: if a transfer is cut off, the experts must not read an expert that does not exist.
+    // Rows that have not arrived have ids of -1: if a transfer is cut off, the experts must not use an invalid id.
     sent_ = arena.template take_filled<std::byte>(max_sent * wire_.bytes(), 0xff);
     received_ = arena.template take_filled<std::byte>(std::max<std::int64_t>(max_rows_, 1) * wire_.bytes(), 0xff);
     partial_ = arena.template take<Partial>(std::max<std::int64_t>(max_rows_, 1) * hidden_);
@@ -164,7 +164,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
     }
   }
 
-  /// Rows of `row_bytes` to their ranks; those of this rank are already where they are read.
+  /// Moves rows of `row_bytes` to their ranks; this rank's rows are already in place.
   template <class Group>
   void move_rows(Group& group, std::int64_t row_bytes, void const* from, void* to, Spans const& sent, Spans const& received,
                  cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device_rounds.cuh: the kernels with which ranks agree on a round (one writes the own header, one judges all of them),
-// and those that the exchanges over communicators share.
+// backends/collective/device_rounds.cuh: the kernels with which ranks agree on a round (one writes this rank's header, one judges all
+// headers), and kernels that the exchanges over communicators share.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline unsigned round_blocks(std::int64_t items, int per_block) {
   return static_cast<unsigned>(std::clamp<std::int64_t>((items + per_block - 1) / per_block, 1, 1 << 20));
 }
 
-/// The fixed words of the own header; one thread.
+/// Writes the fixed words of this rank's header; one thread.
 __device__ inline void write_header(RoundView const& v, RoundOpening const& o) {
   std::int64_t* const own = v.headers + v.rank * v.words;
   std::int64_t status = o.status;
@@ -29,7 +29,8 @@ __device__ inline void write_header(RoundView const& v, RoundOpening const& o) {
     }
     *v.pending = 0;
     *v.bad = 0;
-  } else if (status == 0 && *v.bad != 0) {  // a combine is as bad as its dispatch, for the peers too: one of them may not have seen it
+  } else if (status == 0 &&
+             *v.bad != 0) {  // the dispatch failed, so the combine fails too; this also tells peers that may not have seen the failure
     status = 1 + static_cast<std::int64_t>(ErrorCode::peer);
   }
   own[kTag] = o.tag;
@@ -53,10 +54,10 @@ __global__ void open_round(View const v, RoundOpening const o) {
   }
 }
 
-/// One block. In order of importance: another layer, call or round; a rank that gave up or refused; too many rows for a rank.
+/// One block. Errors by priority: another layer, call or round; a rank that gave up or refused; too many rows for a rank.
 template <class View>
 __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_recv_rows, bool record) {
-  __shared__ unsigned long long first;  // importance above rank above nothing: the smallest is the verdict
+  __shared__ unsigned long long first;  // priority in the high word, rank in the low word: the smallest is the verdict
   auto const tid = static_cast<int>(threadIdx.x);
   auto const threads = static_cast<int>(blockDim.x);
   std::int64_t const* const own = v.headers + v.rank * v.words;
@@ -82,7 +83,7 @@ __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_r
   __syncthreads();
   bool const dispatch = own[kCall] == static_cast<std::int64_t>(RoundCall::dispatch);
   bool const known = !dispatch && *v.bad != 0;  // the dispatch has failed and been recorded
-  std::int64_t received = 0;                    // by rank tid
+  std::int64_t received = 0;                    // rows received from rank tid
   if (dispatch && first == kNone && layout == RoundLayout::by_counts) {
     for (int to = tid; to < v.size; to += threads) {
       received = 0;
@@ -115,7 +116,7 @@ __global__ void judge_round(View const v, RoundLayout layout, std::int64_t max_r
     return;
   }
   *v.bad = 1;
-  if (dispatch && failure >> 32 < 2) {  // another layer or call: those that were elsewhere have not counted the round
+  if (dispatch && failure >> 32 < 2) {  // another layer or call: ranks in another call have not counted the round
     *v.rounds -= 1;
   }
   if (!record || known) {
@@ -159,7 +160,7 @@ void DeviceRounds<Comm>::judge(RoundCall, bool record, cudaStream_t stream) {
   check_launch("judge_round");
 }
 
-/// Row t of `in` as a record of another array, but for the ids, by one warp.
+/// Copies row t of `in` into a record of another array, except the ids, by one warp.
 template <class Config, class Quant>
 __device__ void pack_record(Quant const& quant, WireRow<Config, Quant> const& wire, typename Config::Act const* x, float const* weights,
                             std::byte* record, int lane) {
@@ -169,17 +170,17 @@ __device__ void pack_record(Quant const& quant, WireRow<Config, Quant> const& wi
   }
 }
 
-/// Where the partial sums of the own tokens lie, rank by rank.
+/// Where the partial sums of this rank's tokens lie, by rank.
 template <class Partial>
 struct PartialRows {
   Partial const* own;                ///< rows that this rank computed
-  Partial const* others;             ///< rows that came back
-  std::int32_t const* positions;     ///< [M, size] row among those of a rank, or -1: the rank had no expert; null: row t everywhere
+  Partial const* others;             ///< rows that other ranks returned
+  std::int32_t const* positions;     ///< [M, size] row among those of a rank, or -1: no expert there; null: row t everywhere
   std::int64_t const* own_first;     ///< device: first row in `own`, of each rank
   std::int64_t const* others_first;  ///< device: first row in `others`, of each rank; null: r M
 };
 
-/// out[t, c] = the sum over ranks, ascending, in float32, one rounding; NaN if the round failed. A thread for eight columns of a token.
+/// out[t, c] = the sum over ranks, ascending, in float32, one rounding; NaN if the round failed. One thread per eight columns of a token.
 template <class Act, class Partial>
 __global__ void sum_partial_rows(RoundView const v, PartialRows<Partial> const p, std::int64_t rows, std::int64_t hidden, Act* out,
                                  std::int64_t stride) {

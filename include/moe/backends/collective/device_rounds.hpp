@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device_rounds.hpp: how ranks whose rows are on devices agree: headers that travel with the rows, judged by a kernel,
-// so that a wrong call is an error on all ranks and never a hang. docs/semantics/exchange.md §14. Plain host C++; the kernels are in
+// backends/collective/device_rounds.hpp: how ranks with rows on devices agree: headers travel with the rows and a kernel judges them, so
+// that a wrong call is an error on all ranks and never hangs. docs/semantics/exchange.md §14. Host C++ only; the kernels are in
 // device_rounds.cuh.
 #pragma once
 
@@ -20,50 +20,51 @@ namespace moe::detail {
 
 enum class RoundCall : std::int64_t { dispatch, combine };
 
-/// A header is kCounts words of 64 bits and a row count for each rank; the same on all device exchanges of a communicator.
+/// A header is kCounts words of 64 bits and a row count for each rank; all device exchanges of a communicator have the same.
 enum HeaderWord : std::int64_t { kTag, kRound, kCall, kStatus, kRows, kCounts };
 inline constexpr std::int64_t kAbsentWord = -1;       ///< every word of a header that has not arrived
-inline constexpr std::int64_t kAbandonedStatus = -1;  ///< kStatus: 0, or 1 + the code that a rank refused with, or this
+inline constexpr std::int64_t kAbandonedStatus = -1;  ///< kStatus: 0, 1 + the code that a rank refused with, or this value
 
-/// What the ranks' headers came to, in host memory that the device maps. The first failure stays until the host has taken it.
+/// The verdict on the ranks' headers, in host memory that the device maps. The first failure stays until the host has read it.
 struct RoundVerdict {
   std::int32_t code;  ///< 0: none; else 1 + ErrorCode; written last
   std::int32_t peer;
-  std::int64_t word;  ///< the HeaderWord that shows it; kCounts: too many rows for `peer`
+  std::int64_t word;  ///< the HeaderWord that shows the error; kCounts: too many rows for `peer`
   std::int64_t call;
   std::int64_t round;
   std::int64_t expected;
   std::int64_t found;
 };
 
-/// What the kernels of a round share. Device addresses.
+/// Parameters of the kernels of a round. Device addresses.
 struct RoundView {
   int rank = 0;
   int size = 1;
   std::int64_t words = 0;              ///< of a header
-  std::int64_t* headers = nullptr;     ///< [size, words]; the own one is sent
-  std::int64_t* rounds = nullptr;      ///< rounds so far; counted on the device, so that a captured graph counts too
-  std::int64_t* out_first = nullptr;   ///< [size] first of the rows for each rank, among those sent
-  std::int64_t* in_first = nullptr;    ///< [size] first row of each rank, among those received
-  std::int32_t* bad = nullptr;         ///< the round under way has failed: nothing in it counts
-  std::int32_t* pending = nullptr;     ///< a combine failed that no dispatch has reported yet
+  std::int64_t* headers = nullptr;     ///< [size, words]; this rank sends its own
+  std::int64_t* rounds = nullptr;      ///< rounds so far; counted on the device, so that replays of a captured graph count too
+  std::int64_t* out_first = nullptr;   ///< [size] first of the rows for each rank, among the rows sent
+  std::int64_t* in_first = nullptr;    ///< [size] first row of each rank, among the rows received
+  std::int32_t* bad = nullptr;         ///< the round in progress has failed: its results are void
+  std::int32_t* pending = nullptr;     ///< a combine has failed, and no dispatch has reported it yet
   RoundVerdict* verdict = nullptr;     ///< mapped host memory
   std::int64_t* host_words = nullptr;  ///< [size, words], mapped host memory
 };
 
-/// What this rank's header says.
+/// The words of this rank's header.
 struct RoundOpening {
   std::int64_t tag = 0;
   RoundCall call = RoundCall::dispatch;
   std::int64_t status = 0;
   std::int64_t rows = 0;
-  bool reports_pending = false;  ///< a combine that failed makes this dispatch a refusal, so that all ranks stop together
+  bool reports_pending = false;  ///< a failed combine turns this dispatch into a refusal, so that all ranks stop together
 };
 
-/// Where rows lie follows from the headers (exact sizes), or is the same in every round (fixed sizes).
+/// The headers decide where rows lie (exact sizes), or it is the same in every round (fixed sizes).
 enum class RoundLayout : std::uint8_t { fixed, by_counts, by_rows };
 
-/// Whether an exchange moves fixed sizes. `bytes`: what a rank then receives in one dispatch; `worst_case`: it has the room.
+/// Whether an exchange moves fixed sizes. `bytes`: what a rank then receives in one dispatch; `worst_case`: its buffers hold the worst
+/// case.
 inline bool has_fixed_sizes(backends::Sizes wanted, std::int64_t bytes, bool worst_case) {
   return wanted == backends::Sizes::fixed || (wanted == backends::Sizes::automatic && worst_case && bytes <= backends::kMaxFixedBytes);
 }
@@ -88,7 +89,7 @@ class MappedArray {
   T* data_ = nullptr;
 };
 
-/// The sends and receives of a communicator without peers (comm::Self): none.
+/// Sends and receives of a communicator without peers (comm::Self): no-ops.
 struct NoPeersGroup {
   template <class Comm>
   explicit NoPeersGroup(Comm&) {}
@@ -106,11 +107,11 @@ struct GroupOf<Comm> {
   using type = typename Comm::Group;
 };
 
-/// The rounds of one device exchange over a Communicator with groups and deadlines (comm::Nccl), or one without peers. Every call,
-/// dispatch or combine, is:
+/// The rounds of one device exchange over a Communicator with groups and deadlines (comm::Nccl), or one without peers. Every dispatch or
+/// combine is a sequence:
 /// begin_*() → open() [header written] → exchange() [headers and rows move] → judge() [bad set, layout and verdict written].
-/// Exact sizes: dispatch moves headers alone and wait() for the verdict follows before rows move; a combine that failed is an error of the
-/// next dispatch, on all ranks. Fixed sizes: nothing waits; a round that failed gives NaN, and check() throws what it was.
+/// Exact sizes: a dispatch moves the headers alone, then wait() for the verdict, then the rows; a failed combine is an error of the next
+/// dispatch, on all ranks. Fixed sizes: no step waits; a round that failed gives NaN, and check() throws its error.
 template <class Comm>
 class DeviceRounds {
  public:
@@ -118,8 +119,8 @@ class DeviceRounds {
   static constexpr bool kAlone = std::is_same_v<Group, NoPeersGroup>;
   static_assert(std::is_same_v<typename Comm::Space, space::cuda>);
 
-  /// Collective. `refused`: why this rank cannot go on; it is thrown here, once the peers know. E_MISMATCH names the first field that
-  /// differs; E_PEER: another rank refused.
+  /// Collective. `refused`: why this rank cannot take part; thrown here after the peers have been told. E_MISMATCH names the first field
+  /// that differs; E_PEER: another rank refused.
   DeviceRounds(Comm& comm, ExchangeContract contract, RoundLayout layout, std::int64_t max_recv_rows, std::optional<Error> refused,
                Arena<space::cuda>& arena)
       : comm_(comm), layout_(layout), max_recv_rows_(max_recv_rows) {
@@ -157,13 +158,13 @@ class DeviceRounds {
   bool fixed() const { return layout_ == RoundLayout::fixed; }
   bool dispatched() const { return order_.dispatched(); }
   RoundView const& view() const { return view_; }
-  /// After wait(): rows that rank r brought, and how many of them go to `to`.
+  /// After wait(): rows of rank r, and how many of them go to `to`.
   std::int64_t rows(int r) const { return word(r, kRows); }
   std::int64_t count(int r, int to) const { return word(r, kCounts + to); }
 
   /// Starts a dispatch. Throws without communication E_STATE (the last round is open; exact sizes while the stream is captured; the group
-  /// failed) and E_TIMEOUT (an earlier round is not done). Otherwise why this rank cannot take part: what `check` throws, or what an
-  /// earlier round came to (exact sizes); the peers must learn it before it is thrown.
+  /// failed) and E_TIMEOUT (an earlier round is not done). Otherwise returns why this rank cannot take part, if so: the error of `check` or
+  /// of an earlier round (exact sizes). The caller tells the peers before it throws that error.
   template <class Check>
   std::optional<Error> begin_dispatch(cudaStream_t stream, Check&& check) {
     order_.expect_idle();
@@ -184,7 +185,7 @@ class DeviceRounds {
     return error_of(check);
   }
   void opened() { order_.set_dispatched(); }
-  /// Starts a combine: E_STATE without dispatch; otherwise what check() throws, if anything.
+  /// Starts a combine: E_STATE without dispatch; otherwise returns the error that check() throws, if any.
   template <class Check>
   std::optional<Error> begin_combine(Check&& check) {
     order_.expect_dispatched("finalize");
@@ -198,15 +199,15 @@ class DeviceRounds {
     }
   }
 
-  /// The header's words but for the counts. `refused`: this rank takes part only to say so.
+  /// The header's words except the counts. `refused`: this rank takes part only to report it.
   RoundOpening opening(RoundCall call, std::int64_t rows, std::optional<Error> const& refused) const {
     return {tag_, call, refused ? status_of(refused->code()) : 0, refused ? 0 : rows, !fixed()};
   }
   RoundOpening abandoning(RoundCall call) const { return {tag_, call, kAbandonedStatus, 0, false}; }
 
-  /// Enqueues: this rank's header, those of the others marked absent, the counts zero.
+  /// Enqueues: writes this rank's header, marks those of the others absent, sets the counts to zero.
   void open(RoundOpening const& opening, cudaStream_t stream);
-  /// Enqueues one group: headers, then what post(Group&) adds.
+  /// Enqueues one group: the headers, and the transfers that post(Group&) adds.
   template <class Post>
   void exchange(cudaStream_t stream, Post&& post) {
     Group group(comm_);
@@ -220,22 +221,22 @@ class DeviceRounds {
     post(group);
     group.end();
   }
-  /// Enqueues what the headers mean. `record`: also for the host; not for a rank that only says that it cannot take part.
+  /// Enqueues the evaluation of the headers. `record`: also record errors for the host; false on a rank that only reports its refusal.
   void judge(RoundCall call, bool record, cudaStream_t stream);
 
-  /// Marks the place that wait() waits for.
+  /// Records the event that wait() waits for.
   void mark(cudaStream_t stream) { check_cuda(cudaEventRecord(events_[kAhead], stream), "cudaEventRecord"); }
-  /// Waits for mark(), then throws what the round came to.
+  /// Waits for mark(), then throws the error of the round, if any.
   void wait() {
     wait_for_event(events_[kAhead], "headers of all ranks");
     check();
   }
-  /// Waits for everything on the stream, then throws what the rounds so far came to.
+  /// Waits for all work on the stream, then throws the error of the rounds so far, if any.
   void wait_for(cudaStream_t stream) {
     mark(stream);
     wait();
   }
-  /// Throws, once, what the kernels have found so far.
+  /// Throws, once, the error that the kernels have found so far.
   void check() {
     RoundVerdict& v = *verdict_->data();
     std::int32_t const raw = *const_cast<std::int32_t const volatile*>(&v.code);
@@ -291,7 +292,7 @@ class DeviceRounds {
     seen_.emplace(view_.words * size());
     view_.verdict = verdict_->data();
     view_.host_words = words_->data();
-    if (fixed()) {  // rank r's rows begin at r T_max, here and there, in every round
+    if (fixed()) {  // rank r's rows begin at r T_max, at the sender and the receiver, in every round
       std::vector<std::int64_t> first;
       for (int r = 0; r < size(); ++r) {
         first.push_back(r * (max_recv_rows_ / size()));
@@ -304,7 +305,8 @@ class DeviceRounds {
     }
   }
 
-  /// While the device waits: the nearest rank before this one whose header has not come. Throws E_MISMATCH if one came that does not fit.
+  /// While the device waits: the nearest rank before this one whose header has not arrived. Throws E_MISMATCH if one that arrived
+  /// disagrees.
   int missing() {
     std::int64_t* const headers = seen_->data();
     auto const bytes = static_cast<std::size_t>(view_.words * size()) * sizeof(std::int64_t);
@@ -362,7 +364,7 @@ class DeviceRounds {
   RoundView view_;
   std::optional<MappedArray<RoundVerdict>> verdict_;
   std::optional<MappedArray<std::int64_t>> words_;
-  std::optional<MappedArray<std::int64_t>> seen_;  // what missing() reads
+  std::optional<MappedArray<std::int64_t>> seen_;  // a copy of the headers, read by missing()
   CudaStream side_;
   std::array<cudaEvent_t, kAhead + 1> events_{};  // ends of rounds, and mark()
   std::int64_t tag_ = 0;

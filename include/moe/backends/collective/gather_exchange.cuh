@@ -8,7 +8,7 @@
 
 namespace moe::detail {
 
-/// A warp a token: its record, with physical ids, at its place among those of all ranks.
+/// One warp per token: writes its record, with physical ids, at its place among those of all ranks.
 template <class Config, class Quant>
 __global__ void __launch_bounds__(kRoundThreads)
     pack_rows(RoundView const v, Quant const quant, WireRow<Config, Quant> const wire, typename Config::Act const* x, std::int64_t x_stride,
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRoundThreads)
   }
 }
 
-/// Physical ids become local ones; rows past what a rank brought (max_tokens > 0: fixed sizes) and rows of a failed round get none.
+/// Physical to local ids; rows past a rank's count (max_tokens > 0: fixed sizes) and all rows of a failed round get no expert.
 template <class Wire>
 __global__ void map_ids(RoundView const v, Wire const wire, std::int32_t const* expert_map, int num_physical, std::int64_t rows,
                         std::int64_t max_tokens, std::byte* records) {

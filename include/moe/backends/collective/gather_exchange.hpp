@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/gather_exchange.hpp: exchanges in which every rank sees every token: gather all rows, compute the own experts, sum
-// over ranks. In the host space; that of the device is in gather_exchange_cuda.hpp.
+// backends/collective/gather_exchange.hpp: exchanges in which every rank sees every token: gather all rows, compute this rank's experts,
+// sum over ranks. For the host space; the device exchange is in gather_exchange_cuda.hpp.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
   using Tokens = StandardTokensOf<Config, Quant>;
 
   /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_CAPACITY if
-  /// its memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
+  /// memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
   GatherExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
                  typename Backend::Params const&, Arena<Space>& arena)
       : quant_(quant),
@@ -110,7 +110,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
     }
   }
 
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
   void abandon(HostStream) { rounds_.abandon(); }
 
  private:
@@ -152,7 +152,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
   WireRow<Config, Quant> wire_;
   std::int64_t* rows_ = nullptr;     // [R] of the round
   std::int64_t* first_ = nullptr;    // [R] first row of each rank
-  std::int64_t* counts_ = nullptr;   // [R] for the collective under way
+  std::int64_t* counts_ = nullptr;   // [R] for the collective in progress
   std::int64_t* offsets_ = nullptr;  // [R]
   std::int32_t* expert_map_ = nullptr;
   std::byte* records_ = nullptr;  // [R T_max] records

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/collective/gather_exchange_cuda.hpp: Naive and AllGatherReduceScatter between GPUs over comm::Nccl: the exchange that a layer
-// owns. Plain host C++; its kernels are in gather_exchange.cuh.
+// owns. Host C++ only; its kernels are in gather_exchange.cuh.
 #pragma once
 
 #include "moe/backends/allgather_reduce_scatter.hpp"
@@ -36,12 +36,12 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
 
   /// Most rows that the experts are given: T_max of every rank.
   std::int64_t max_rows() const { return max_tokens_ * rounds_.size(); }
-  /// Whether forward() may be captured in a graph: no count reaches the host.
+  /// Whether forward() can be captured in a graph: no count reaches the host.
   bool capturable() const { return fixed_; }
 
-  /// Collective. The rows of all ranks, in rank order, with local ids. Exact sizes: waits on the host for the counts and throws what is
-  /// wrong with this round, as on the host. Fixed sizes: [R T_max] rows, those past each rank's count without ids; throws for this rank's
-  /// arguments alone, what else goes wrong gives NaN and is thrown by check().
+  /// Collective. The rows of all ranks, in rank order, with local ids. Exact sizes: waits on the host for the counts and throws this
+  /// round's errors, as on the host. Fixed sizes: [R T_max] rows, those past each rank's count without ids; throws only for this rank's
+  /// arguments; other errors give NaN and are thrown by check().
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     auto const refused = rounds_.begin_dispatch(stream, [&] { check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_); });
     own_rows_ = refused ? 0 : in.hidden.extent(0);
@@ -68,8 +68,8 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
   Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
 
   /// Collective. Enqueues out[M, H] = Σ over ranks of their expert_output() rows of this rank's tokens in float32, one rounding. E_STATE
-  /// without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). What goes wrong on other ranks gives NaN and is thrown
-  /// by the next prepare() (exact sizes) or by check().
+  /// without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). Errors of other ranks give NaN and are thrown by the next
+  /// prepare() (exact sizes) or by check().
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     auto const refused = rounds_.begin_combine([&] { check_output(out, own_rows_, hidden_); });
     join_combine(rounds_.opening(RoundCall::combine, 0, refused), stream);
@@ -79,7 +79,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
     launch_sum(out, stream);
   }
 
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
   void abandon(cudaStream_t stream) noexcept {
     try {
       own_rows_ = rounds_.dispatched() ? own_rows_ : 0;
@@ -93,12 +93,12 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
       if (fixed_ || rounds_.dispatched()) {
         join_combine(rounds_.abandoning(RoundCall::combine), stream);
       }
-    } catch (Error const&) {  // the communicator reports its failure to the next call as well
+    } catch (Error const&) {  // the communicator reports its failure again on the next call
     }
   }
-  /// Throws what the rounds so far came to; call after synchronising the stream.
+  /// Throws the error of the rounds so far, if any; call after synchronising the stream.
   void check() { rounds_.check(); }
-  /// Waits for the stream, at most the communicator's deadline, and throws what the rounds so far came to.
+  /// Waits for the stream, at most the communicator's deadline, and throws the error of the rounds so far, if any.
   void wait(cudaStream_t stream) { rounds_.wait_for(stream); }
 
  private:
@@ -113,7 +113,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
     std::vector<std::int32_t> const map = placement.expert_map(comm.rank());
     expert_map_ = arena.template take<std::int32_t>(num_physical_);
     Memory<Space>::copy_from_host(expert_map_, map.data(), map.size() * sizeof(std::int32_t));
-    // Ids of -1 wherever no record has come: if a transfer is cut off, the experts must not read an expert that does not exist.
+    // Rows that have not arrived have ids of -1: if a transfer is cut off, the experts must not use an invalid id.
     records_ = arena.template take_filled<std::byte>(max_rows * wire_.bytes(), 0xff);
     partial_ = arena.template take<Partial>(max_rows * hidden_);
     if constexpr (kWidens) {
@@ -194,13 +194,13 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
   bool fixed_;
   std::vector<std::int64_t> rows_;     // [R] that move in the round
   std::vector<std::int64_t> first_;    // [R] first row of each rank
-  std::vector<std::int64_t> counts_;   // [R] for the collective under way
+  std::vector<std::int64_t> counts_;   // [R] for the collective in progress
   std::vector<std::int64_t> offsets_;  // [R]
   std::int32_t* expert_map_ = nullptr;
   std::byte* records_ = nullptr;  // [R T_max] records
   Partial* partial_ = nullptr;    // [R T_max, H]
-  Partial* returned_ = nullptr;   // [R, M, H]: the own tokens' rows of every rank; unless reduced everywhere
-  float* widened_ = nullptr;      // [R T_max, H], where the experts do not write what is reduced
+  Partial* returned_ = nullptr;   // [R, M, H]: this rank's tokens, one row from every rank; unless kReducesEverywhere
+  float* widened_ = nullptr;      // [R T_max, H], if the experts' output type is not the reduced type
   std::int64_t own_rows_ = 0;
   std::int64_t total_ = 0;
   std::optional<Error> refused_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/no_expert_parallel.cuh: the kernels of NoExpertParallel: ids into range, rows quantised, partial sums rounded.
+// backends/collective/no_expert_parallel.cuh: the kernels of NoExpertParallel: ids checked, rows quantised, partial sums rounded.
 #pragma once
 
 #include <algorithm>

@@ -37,8 +37,8 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
 
   std::int64_t max_rows() const { return max_tokens_; }
 
-  /// Enqueues. Unquantised rows are the caller's own. Ids outside [0, P) become kNoExpert, unless the experts skip them anyway: then the
-  /// ids are the caller's own, too.
+  /// Enqueues. Unquantised rows are the caller's memory. Ids outside [0, P) become kNoExpert; if the experts skip such ids anyway, the ids
+  /// are the caller's memory too.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     moe::detail::check_routed_tokens(in, hidden_, topk_, max_tokens_);
@@ -60,7 +60,8 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
   }
 
   Rows<Partial> expert_output() { return make_rows(partial_, rows_, hidden_); }
-  /// The same, or `out` itself where nothing is left to round: packed rows of the experts' element, apart from this round's input.
+  /// The same, or `out` itself if no rounding is needed: `out` must be packed, of the experts' element type, and not overlap this round's
+  /// input.
   Rows<Partial> expert_output(Rows<Act, Config::hidden> out) {
     if constexpr (std::is_same_v<Partial, Act>) {
       std::less_equal<Act const*> const before;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/carries.hpp: which quantised rows the exchanges over device windows can carry.
+// backends/common/carries.hpp: which quantised rows the exchanges over device windows support.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +9,7 @@
 
 namespace moe::backends::detail {
 
-/// What the device exchanges can carry: bf16 rows as they are, or e4m3 with a float scale for 128 values.
+/// The row formats of the device exchanges: bf16 without scales, or e4m3 with a float scale for each 128 values.
 template <class Quant>
 constexpr bool device_exchange_carries() {
   if constexpr (!Quant::kQuantizesActivations) {
@@ -20,7 +20,7 @@ constexpr bool device_exchange_carries() {
     return false;
   }
 }
-/// The elements that rows of a window exchange may have: any on the host, bf16 on the device, which quantises from bf16 too.
+/// The element types that a window exchange accepts: any on the host, bf16 on the device, which also quantises from bf16.
 template <class Space, class Act>
 inline constexpr bool window_exchange_carries_element = Space::kKind == SpaceKind::host || std::is_same_v<Act, bf16>;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/combine_format.hpp: how expert outputs travel back: as they are, as e4m3, or as LogFMT-10. One row at a time.
+// backends/common/combine_format.hpp: how expert outputs travel back: uncoded, as e4m3, or as LogFMT-10. One row at a time.
 // docs/semantics/exchange.md §8.2.
 #pragma once
 
@@ -14,11 +14,11 @@
 
 namespace moe::backends {
 
-/// How expert outputs travel back. What is not `plain` costs accuracy (docs/log/exchange.md) and a pass over the outputs.
+/// How expert outputs travel back. Formats other than `plain` cost accuracy (docs/log/exchange.md) and a pass over the outputs.
 enum class CombineFormat : std::uint8_t {
   plain,   ///< as the experts wrote them (device: bf16)
-  fp8,     ///< e4m3 with a float scale for 128 values: at most 2^-4 of a value off, or 2^-10 of the scale
-  logfmt,  ///< a sign and 9 bits of logarithm between the least and the largest magnitude of 128; bf16 where the largest is 1 or more
+  fp8,     ///< e4m3 with a float scale for each 128 values: error at most 2^-4 of a value, or 2^-10 of the scale
+  logfmt,  ///< sign and 9 bits of logarithm between least and largest magnitude of 128 values; bf16 where the largest is at least 1
 };
 constexpr char const* name(CombineFormat f) { return f == CombineFormat::plain ? "plain" : f == CombineFormat::fp8 ? "fp8" : "logfmt"; }
 
@@ -34,7 +34,7 @@ inline constexpr int kLogFmtCodes = 511;      ///< codes of magnitudes; 0 is zer
 inline constexpr float kLogFmtRange = 32.0F;  ///< binary orders of magnitude below the largest that are kept
 using CombineUnit = quantization::Fp8Unit<quantization::ScaleFloor::amax_1e4>;
 
-/// Bytes of a row's codes, and words of its headers (a float scale, or bf16 amax below bf16 amin), one for each 128 values.
+/// Bytes of a row's codes, and words of its headers (a float scale, or bf16 amax below bf16 amin): one header per 128 values.
 MOE_HD constexpr std::int64_t combine_groups(std::int64_t hidden) { return (hidden + kCombineGroup - 1) / kCombineGroup; }
 MOE_HD constexpr std::int64_t combine_row_bytes(CombineFormat f, std::int64_t hidden) {
   return f == CombineFormat::fp8 ? hidden : f == CombineFormat::logfmt ? combine_groups(hidden) * kLogFmtSlot : 2 * hidden;
@@ -46,8 +46,8 @@ MOE_HD inline float bits_to_float(std::uint32_t bits) {
   return f;
 }
 
-/// The code of one group, from the largest and the least nonzero magnitude in it, both bf16 bits (magnitudes: 15 bits).
-/// code c stands for 2^(lmin + (c - 1) step), and a magnitude takes the code whose value is nearest.
+/// The code of one group, from its largest and least nonzero magnitude, both as bf16 bits (magnitudes: 15 bits). Code c stands for 2^(lmin
+/// + (c - 1) step); a magnitude gets the code with the nearest value.
 class LogFmt {
  public:
   MOE_HD explicit LogFmt(std::uint32_t header) {
@@ -76,11 +76,11 @@ class LogFmt {
   bool used_;
 };
 
-// Where the parts of a LogFMT group lie in its slot: the low 8 bits of the codes of 16 values at 16 u, their ninth bits and signs (2 bits a
-// value) at 128 + 4 u. As bf16: the first 8 of 16 values at 16 u, the others at 128 + 16 u. So the first 16 bytes may be read before it is
-// known which of the two it is.
+// Layout of a LogFMT group in its slot. Coded: the low 8 bits of the codes of 16 values at 16 u, their ninth bits and signs (2 bits a
+// value) at 128 + 4 u. As bf16: the first 8 of 16 values at 16 u, the others at 128 + 16 u. In both cases a reader needs the first 16
+// bytes, so it may load them before it knows the format.
 
-/// One row on the host: `x` to `codes` and `headers`. LogFMT rounds to bf16 first.
+/// Codes one row on the host: `x` to `codes` and `headers`. LogFMT rounds to bf16 first.
 template <class T>
 void encode_row(CombineFormat format, T const* x, std::int64_t hidden, std::byte* codes, std::uint32_t* headers) {
   for (std::int64_t g = 0; g < combine_groups(hidden); ++g) {
@@ -128,7 +128,7 @@ void encode_row(CombineFormat format, T const* x, std::int64_t hidden, std::byte
   }
 }
 
-/// The row that encode_row() wrote, in float.
+/// Decodes the row that encode_row() wrote, in float.
 inline void decode_row(CombineFormat format, std::byte const* codes, std::uint32_t const* headers, std::int64_t hidden, float* out) {
   for (std::int64_t g = 0; g < combine_groups(hidden); ++g) {
     std::int64_t const begin = g * kCombineGroup;

@@ -15,14 +15,14 @@
 
 namespace moe::backends {
 
-/// How many rows an exchange over a Communicator on the device moves; the host's always moves exactly those that are needed.
+/// How many rows a device exchange over a Communicator moves; a host exchange always moves only the needed rows.
 enum class Sizes : std::uint8_t {
   automatic,  ///< fixed where kMaxFixedBytes allows, else exact
-  exact,      ///< those that are needed: the host waits, with the deadline, for the counts of each dispatch. Not capturable in a graph
-  fixed,      ///< max_tokens_per_rank between each two ranks: no count reaches the host. Capturable in a graph
+  exact,      ///< only the needed rows: the host waits, with the deadline, for each dispatch's counts. Cannot be captured in a graph
+  fixed,      ///< max_tokens_per_rank between each two ranks: no count reaches the host. Can be captured in a graph
 };
-/// `automatic` is `fixed` if the rows that a rank receives in one dispatch then take at most this: the time of moving them is about that of
-/// one wait of the host.
+/// `automatic` means `fixed` if the rows that a rank then receives in one dispatch take at most this many bytes: moving them takes about as
+/// long as one wait of the host.
 inline constexpr std::int64_t kMaxFixedBytes = std::int64_t{8} << 20;
 
 }  // namespace moe::backends
@@ -36,8 +36,7 @@ inline constexpr bool kChecksIds = false;
 inline constexpr bool kChecksIds = true;
 #endif
 
-/// A scheme whose payload is the activation type itself, with as many columns and no scales, stores rows as they are: they need not
-/// be quantised.
+/// If the payload of a scheme is the activation type itself, with as many columns and no scales, rows need no quantising.
 template <class Quant, class Act>
 bool stores_rows_unchanged(std::int64_t hidden) {
   return std::is_same_v<typename Quant::template Payload<Act>, Act> && Quant::payload_cols(hidden) == hidden &&
@@ -55,7 +54,7 @@ inline void expect_data(char const* what, void const* data, std::int64_t rows) {
   }
 }
 
-/// The arguments of prepare() that can be judged without looking at the ids. E_ARG, or E_CAPACITY for more than max_tokens rows.
+/// Checks the arguments of prepare() without looking at the ids. E_ARG, or E_CAPACITY for more than max_tokens rows.
 template <class Act, int Hidden>
 void check_routed_tokens(RoutedTokens<Act, Hidden> const& in, std::int64_t hidden, int topk, std::int64_t max_tokens) {
   std::int64_t const rows = in.hidden.extent(0);
@@ -87,7 +86,7 @@ inline void check_ids(Rows<std::int32_t const> ids, int num_physical) {
   }
 }
 
-/// The arguments of finalize(): `out` must be [rows, hidden], rows being those that prepare() was given.
+/// Checks the arguments of finalize(): `out` must be [rows, hidden], with the number of rows that prepare() got.
 template <class View>
 void check_output(View const& out, std::int64_t rows, std::int64_t hidden) {
   expect_equal("output: rows", out.extent(0), rows);
@@ -107,7 +106,7 @@ void convert_row(From const* in, std::int64_t n, To* out) {
   }
 }
 
-/// Where an exchange stands: finalize() needs a prepare() before it, prepare() a finalized one.
+/// The state of an exchange: prepare() and finalize() must alternate.
 class CallOrder {
  public:
   /// E_STATE unless the previous round was finalized or abandoned.

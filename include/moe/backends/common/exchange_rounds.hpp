@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/exchange_rounds.hpp: how ranks agree before rows move, so that a wrong call is an error on all of them and never a hang.
+// backends/common/exchange_rounds.hpp: how ranks agree before rows move, so that a wrong call is an error on all ranks and never hangs.
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,11 @@ struct ExchangeContract {
   char backend[kNameLength] = {};       // NOLINT(modernize-avoid-c-arrays): bytes that travel
   char quantization[kNameLength] = {};  // NOLINT(modernize-avoid-c-arrays)
   std::array<std::int64_t, kFields.size()> values{};
-  std::int64_t tag = 0;     ///< tells the exchanges of one process apart; rank 0's counts for all
-  std::int64_t status = 0;  ///< 0, or 1 + the code with which this rank's construction failed
+  std::int64_t tag = 0;     ///< distinguishes the exchanges of one process; all ranks use rank 0's
+  std::int64_t status = 0;  ///< 0, or 1 + the code of the error that failed this rank's construction
 };
 
-/// What some exchanges have besides the shape; 0 in the others.
+/// Fields of some exchanges only; 0 in the others.
 struct ContractSizes {
   std::int64_t max_recv_rows = 0;
   std::int64_t num_slots = 0;
@@ -42,7 +42,7 @@ struct ContractSizes {
   std::int64_t queue_entry_bytes = 0;
 };
 
-/// 64-bit FNV-1a over who owns which expert and what it holds.
+/// 64-bit FNV-1a over the placement: the owner of each expert, and the experts of each rank.
 inline std::int64_t placement_hash(ExpertPlacement const& placement) {
   std::uint64_t hash = 14695981039346656037ULL;
   auto add = [&](std::int32_t v) { hash = (hash ^ static_cast<std::uint32_t>(v)) * 1099511628211ULL; };
@@ -79,7 +79,7 @@ ExchangeContract make_contract(char const* backend, Shape<Config> const& shape, 
   return contract;
 }
 
-/// What rank `rank` makes of the contracts of all: E_MISMATCH naming the first field that differs; E_PEER if another rank refused.
+/// Compares the contracts of all ranks on rank `rank`: E_MISMATCH naming the first field that differs; E_PEER if another rank refused.
 inline void compare_contracts(int rank, std::vector<ExchangeContract> const& all) {
   auto differ = [&](char const* field, std::size_t r, auto const& a, auto const& b) {
     if (a != b) {
@@ -87,7 +87,7 @@ inline void compare_contracts(int rank, std::vector<ExchangeContract> const& all
                            text(field, ": rank 0 has ", a, ", rank ", r, " has ", b));
     }
   };
-  constexpr std::size_t kPlacement = ExchangeContract::kFields.size() - 1;  // a hash: it says that placements differ, not where
+  constexpr std::size_t kPlacement = ExchangeContract::kFields.size() - 1;  // a hash: it shows that placements differ, not where
   for (std::size_t r = 1; r < all.size(); ++r) {
     differ("backend", r, std::string_view(all[0].backend), std::string_view(all[r].backend));
     differ("quantization", r, std::string_view(all[0].quantization), std::string_view(all[r].quantization));
@@ -107,7 +107,7 @@ inline void compare_contracts(int rank, std::vector<ExchangeContract> const& all
   }
 }
 
-/// The arguments of an exchange that a rank can judge alone. E_CONFIG.
+/// Checks the arguments of an exchange that a rank can check alone. E_CONFIG.
 inline void check_exchange(ExpertPlacement const& placement, int num_ranks, std::int64_t max_tokens, std::int64_t max_recv_rows) {
   if (placement.ep_size() != num_ranks) {
     throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", the communicator has ", num_ranks, " ranks"));
@@ -131,15 +131,15 @@ std::optional<Error> error_of(Call&& call) {
   return std::nullopt;
 }
 
-/// The rounds of one exchange: each has a dispatch (prepare) and a combine (finalize), and each of these starts with a small
-/// all-gather that carries the row count, whether this rank takes part, and what tells a wrong partner.
+/// The rounds of one exchange: each has a dispatch (prepare) and a combine (finalize). Both start with a small all-gather of the row count,
+/// of whether this rank takes part, and of the values that detect a mismatched call.
 template <class Comm>
 class ExchangeRounds {
  public:
   static_assert(std::is_same_v<typename Comm::Space, space::host>, "the host exchanges need a communicator of the host space");
 
-  /// Collective. `num_extra`: words that each rank adds to the header of a dispatch. `refused`: why this rank cannot go on; it is
-  /// thrown here, once the peers know. E_MISMATCH names the first field that differs; E_PEER: another rank refused.
+  /// Collective. `num_extra`: words that each rank adds to the header of a dispatch. `refused`: why this rank cannot take part; thrown here
+  /// after the peers have been told. E_MISMATCH names the first field that differs; E_PEER: another rank refused.
   ExchangeRounds(Comm& comm, ExchangeContract contract, std::int64_t num_extra, std::optional<Error> const& refused,
                  Arena<space::host>& arena)
       : comm_(comm), words_(kFixed + num_extra) {
@@ -161,39 +161,39 @@ class ExchangeRounds {
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
   Comm& comm() { return comm_; }
-  /// Tells this exchange from all others of the process; the same number on all ranks.
+  /// Distinguishes this exchange from all others of the process; the same number on all ranks.
   std::int64_t tag() const { return tag_; }
-  /// Rounds so far, the one under way included.
+  /// Rounds so far, including the one in progress.
   std::uint64_t round() const { return static_cast<std::uint64_t>(round_); }
 
   /// Collective. Starts a round with `rows` rows of this rank. check() throws Error if this rank's arguments are wrong, and may write
-  /// extra(). E_STATE, without communication, if the last round is still open; this rank's own error; E_MISMATCH; E_CAPACITY or
-  /// E_PEER if another rank has refused. opened() follows once the rows have moved.
+  /// extra(). E_STATE, without communication, if the last round is still open; this rank's own error; E_MISMATCH; E_CAPACITY or E_PEER if
+  /// another rank has refused. Call opened() once the rows have moved.
   template <class Check>
   void open(std::int64_t rows, Check&& check) {
     order_.expect_idle();
     agree(Call::dispatch, rows, check);
   }
   void opened() { order_.set_dispatched(); }
-  /// Collective. Ends the round with its combine. As open(); a round that a rank abandons is over for all, one whose arguments a
-  /// rank refuses stays open.
+  /// Collective. Ends the round with its combine. Errors as in open(). A round that a rank abandons has ended for all; a round whose
+  /// arguments a rank refuses stays open.
   template <class Check>
   void close(Check&& check) {
     order_.expect_dispatched("finalize");
     agree(Call::combine, 0, check);
     order_.set_idle();
   }
-  /// Collective. Joins what the peers are doing now only to say that this rank cannot. They get E_PEER. Never throws.
+  /// Collective. Joins the peers' current call only to report that this rank cannot take part. They get E_PEER. Never throws.
   void abandon() noexcept {
     Call const call = order_.dispatched() ? Call::combine : Call::dispatch;
     try {
       exchange(call, 0, kAbandoned);
-    } catch (Error const&) {  // the communicator reports its failure to the next call as well
+    } catch (Error const&) {  // the communicator reports its failure again on the next call
     }
     order_.set_idle();
   }
 
-  /// Rows that rank r brought, and its extra words, after open(); close() overwrites them.
+  /// The number of rows of rank r, and its extra words, after open(); close() overwrites them.
   std::int64_t rows(int r) const { return header(r)[kRows]; }
   std::int64_t const* extra(int r) const { return header(r) + kFixed; }
   /// This rank's extra words, to be written in open()'s check.
@@ -223,7 +223,7 @@ class ExchangeRounds {
     mine_[kRows] = rows;
     set_phase(phase(call));
     comm_.all_gather(mine_, words_ * static_cast<std::int64_t>(sizeof(std::int64_t)), headers_, {});
-    // A round counts if all ranks are in it: those that were elsewhere have not counted it, and the next one must be the same for all.
+    // A round counts only if all ranks are in it: ranks in another call have not counted it, and all must agree on the next number.
     bool together = true;
     std::int64_t latest = mine_[kRound];
     for (int r = 0; r < size(); ++r) {

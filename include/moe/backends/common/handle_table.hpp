@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/handle_table.hpp: which dispatches of an exchange are under way, and which calls a handle to one of them allows.
+// backends/common/handle_table.hpp: which dispatches of an exchange are in progress, and which calls a handle to one of them allows.
 //
-// A slot numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records are used in turn, so a handle is live until
-// two dispatches of its slot have followed. The number of dispatches so far lies outside the table, because exchanges of several layers may
-// share a window: in the window (host) or in comm::WindowUse (device).
+// A slot numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records alternate, so a handle is live until two more
+// dispatches of its slot have begun. The dispatch counter lies outside the table, because exchanges of several layers may share a window:
+// in the window (host) or in comm::WindowUse (device).
 #pragma once
 
 #include <array>
@@ -19,32 +19,32 @@ namespace moe::detail {
 /// Names a dispatch.
 struct Handle {
   int slot = 0;
-  std::uint32_t generation = 0;  ///< dispatches of the slot so far, this one included
+  std::uint32_t generation = 0;  ///< dispatches of the slot so far, including this one
   /// Which half of the slot's buffers the dispatch uses.
   int parity() const { return static_cast<int>(generation & 1U); }
 };
 
-/// What a dispatch is waiting for.
+/// What a dispatch waits for.
 enum class DispatchState : std::uint8_t {
-  idle,            ///< nothing: it is over, or never was
+  idle,            ///< nothing: it has ended, or never began
   sent,            ///< its receive half
-  received_early,  ///< its receive half was done by abandon() of an older dispatch; the caller's receive is still due
+  received_early,  ///< abandon() of an older dispatch has done its receive half; the caller's receive call is still to come
   received,        ///< its combine
   combining,       ///< the receive half of its combine
 };
 
-/// What the table keeps of a dispatch. The records of an exchange derive from it.
+/// The state of one dispatch. The records of an exchange derive from it.
 struct DispatchRecord {
   DispatchState state = DispatchState::idle;
   std::uint32_t generation = 0;
-  std::uint64_t number = 0;  ///< of the dispatch, among those of all slots of this exchange
+  std::uint64_t number = 0;  ///< number of the dispatch among those of all slots of this exchange
 };
 
-/// The records of one exchange, `Record` derived from DispatchRecord. One thread at a time.
+/// The records of one exchange, `Record` derived from DispatchRecord. Not thread-safe.
 template <class Record>
 class HandleTable {
  public:
-  /// A dispatch that this rank refused, and that it still owes a combine of nothing, so that the peers' round ends.
+  /// A dispatch that this rank refused. An empty combine must follow, so that the peers' round ends.
   struct Refusal {
     Handle handle;
     std::uint32_t code;
@@ -53,7 +53,7 @@ class HandleTable {
   explicit HandleTable(int num_slots = 1) : slots_(static_cast<std::size_t>(num_slots)) {}
 
   int num_slots() const { return static_cast<int>(slots_.size()); }
-  /// Before anything else: where the slot's dispatches are counted. Must outlive the table.
+  /// Call it first: sets the slot's dispatch counter, which must outlive the table.
   void set_counter(int slot, std::uint32_t* dispatches) { at(slot).dispatches = dispatches; }
   /// E_ARG unless the slot exists.
   void expect_slot(int slot) const {
@@ -62,19 +62,19 @@ class HandleTable {
     }
   }
 
-  /// The record that a handle's dispatch has or had. E_ARG for its slot.
+  /// The record that a handle's dispatch has or had. E_ARG if the slot does not exist.
   Record& record(Handle handle) {
     expect_slot(handle.slot);
     return at(handle.slot).records[handle.generation & 1U];
   }
   std::array<Record, 2>& records(int slot) { return at(slot).records; }
-  /// The handle of the next dispatch: counted so far + 1.
+  /// The handle of the next dispatch: the counter + 1.
   Handle next(int slot) const {
     expect_slot(slot);
     return {slot, *at(slot).dispatches + 1};
   }
-  /// Begins next(slot) in the place of the dispatch before the last. The caller counts it: at once if only this rank counts (device), when
-  /// all ranks have read the same headers if the count lies in the window (host).
+  /// Begins next(slot) in the record of the dispatch before the last. The caller then increments the counter: at once if it is local to
+  /// this rank (device), after all ranks have read the same headers if it lies in the window (host).
   Handle open(int slot, DispatchState state) {
     Handle const handle = next(slot);
     DispatchRecord& r = record(handle);
@@ -83,16 +83,16 @@ class HandleTable {
     r.number = ++dispatches_;
     return handle;
   }
-  /// open(), counted.
+  /// open(), and increments the counter.
   Handle open_counted(int slot, DispatchState state) {
     Handle const handle = open(slot, state);
     *at(slot).dispatches = handle.generation;
     return handle;
   }
 
-  /// Whether fewer than two dispatches of the slot have followed.
+  /// Whether fewer than two further dispatches of the slot have begun.
   bool live(Handle handle) const { return age(handle) <= 1; }
-  /// E_STATE if two dispatches of the slot have followed: their results have taken the place of this one's. E_ARG for the slot.
+  /// E_STATE if two further dispatches of the slot have begun: their results have overwritten this one's. E_ARG for the slot.
   Record& expect_live(Handle handle, char const* what) {
     Record& r = record(handle);
     if (!live(handle)) {
@@ -108,7 +108,7 @@ class HandleTable {
     }
     return r;
   }
-  /// The oldest live dispatch of all slots that is not over.
+  /// The oldest live dispatch of all slots that has not ended.
   std::optional<Handle> oldest() const {
     std::optional<Handle> oldest;
     std::uint64_t number = 0;
@@ -128,10 +128,10 @@ class HandleTable {
     return records[0].state == DispatchState::sent || records[1].state == DispatchState::sent;
   }
 
-  /// This rank refused the dispatch `handle`, open() as idle: remembers that its combine is due. One at a time for each slot.
+  /// This rank refused the dispatch `handle`, opened as idle: remembers that its combine must follow. One at a time per slot.
   void refuse(Handle handle, std::uint32_t code) { at(handle.slot).refusal = Refusal{handle, code}; }
-  /// The refused dispatch whose combine can be enqueued now, once: all ranks combine the dispatch before it first. To be asked for after
-  /// refuse() and after each combine of the slot.
+  /// The refused dispatch whose combine can be enqueued now; returned once. All ranks first combine the dispatch before it, so call this
+  /// after refuse() and after each combine of the slot.
   std::optional<Refusal> take_refusal(int slot) {
     std::optional<Refusal>& refusal = at(slot).refusal;
     if (!refusal || at(slot).records[(refusal->handle.generation + 1) & 1U].state != DispatchState::idle) {
@@ -142,7 +142,7 @@ class HandleTable {
     return due;
   }
 
-  /// Goes on as if the slots had had no dispatch: no handle is live, no refusal is due. The counters are the caller's.
+  /// Resets to the state before the first dispatch: no handle is live, no refused combine is pending. The caller resets the counters.
   void reset() {
     for (Slot& s : slots_) {
       for (Record& r : s.records) {
@@ -160,7 +160,7 @@ class HandleTable {
   };
   Slot& at(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
   Slot const& at(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
-  /// Dispatches that have followed; -1: not counted yet.
+  /// How many further dispatches have begun; -1: this one is not counted yet.
   std::int32_t age(Handle handle) const { return static_cast<std::int32_t>(*at(handle.slot).dispatches - handle.generation); }
 
   std::vector<Slot> slots_;

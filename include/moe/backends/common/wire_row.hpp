@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/wire_row.hpp: one token as it travels between ranks, and as the experts read it on arrival.
+// backends/common/wire_row.hpp: one token as it travels between ranks, in the layout that the experts read.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace moe::detail {
 
-/// A record of bytes per token: payload, scales, top-k weights, ids, each starting at a multiple of kAlignment. Everything of a token
-/// travels in one piece, and the arrays that the experts get are views with the record's length as row stride.
+/// A record of bytes per token: payload, scales, top-k weights, ids, each starting at a multiple of kAlignment. A token's data travels in
+/// one piece; the arrays that the experts get are views whose row stride is the record's length.
 template <class Config, class Quant>
 class WireRow {
  public:
@@ -38,7 +38,7 @@ class WireRow {
   MOE_HD float* weights(std::byte* record) const { return reinterpret_cast<float*>(record + weights_at_); }
   MOE_HD std::int32_t* ids(std::byte* record) const { return reinterpret_cast<std::int32_t*>(record + ids_at_); }
 
-  /// Writes row t of `in`, quantised, with its weights; the ids are left to the caller.
+  /// Writes row t of `in`, quantised, with its weights; the caller writes the ids.
   template <int Hidden>
   void pack(Quant const& quant, RoutedTokens<Act, Hidden> const& in, std::int64_t t, std::byte* record) const {
     quant.template quantize_row<Act>(row_ptr(in.hidden, t), hidden_, payload(record), scales(record));
