@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/async_rearrangement.hpp: a rearrangement beside the engine's steps: weights move while forwards run, and one layer at a time
-// changes over between two steps, on all ranks in the same one.
+// eplb/async_rearrangement.hpp: a rearrangement in the background of the engine's steps: weights move while forwards run. Layers switch to
+// their new maps one at a time, between two steps, in the same step on all ranks.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace moe::eplb {
 
 /// What a step of an asynchronous rearrangement did; the same on every rank.
 struct AsyncStep {
-  int committed_layer = -1;  ///< its weights and its map are new from now on; -1: none
+  int committed_layer = -1;  ///< its new weights and map are in use from now on; -1: none
   bool finished = false;     ///< the rearrangement is complete
   bool operator==(AsyncStep const&) const = default;
 };
@@ -43,11 +43,11 @@ class AsyncRearrangement {
  public:
   using StreamType = Stream<typename Comm::Space>;
   struct Params {
-    /// A thread plans and moves. Without it step() does: the plan and one layer a step, collectively, so that a step takes longer.
+    /// true: a thread plans and moves. false: step() does both, collectively, one layer per step, so that a step takes longer.
     bool background = true;
-    /// A step in which some rank is not ready starts a clock; if none is committed for so long, that is E_TIMEOUT. Milliseconds.
+    /// Milliseconds from a step in which some rank is not ready. E_TIMEOUT if no layer is committed in that time.
     std::int64_t timeout_ms = 60'000;
-    /// Called first on the worker's thread; device space: must select the device. What it throws is the worker's failure.
+    /// Called first on the worker's thread; device space: must select the device. If it throws, the worker has failed.
     std::function<void()> on_thread_start{};
   };
 
@@ -72,7 +72,7 @@ class AsyncRearrangement {
   bool disabled() const { return disabled_; }
 
   /// On all ranks in the same step. `current`: the maps in use. `plan` makes the next maps, equal on every rank; it runs in the worker, so
-  /// it must own its load. E_STATE while one is pending or after a failure.
+  /// it must own its copy of the load. E_STATE while one is pending or after a failure.
   void begin(ExpertMaps current, std::function<ExpertMaps()> plan) {
     if (disabled_) throw Error(ErrorCode::state, "asynchronous rearrangement is off after a failure");
     if (pending_) throw Error(ErrorCode::state, "a rearrangement is pending already");
@@ -89,10 +89,10 @@ class AsyncRearrangement {
     if (params_.background) worker_ = std::thread([this] { run(); });
   }
 
-  /// Ends an engine step; collective over `group`. Where all ranks hold the next layer, they replace its weights and call
+  /// Ends an engine step; collective over `group`. Once all ranks hold the next layer, they replace its weights and call
   /// commit(layer, maps), which must make that layer's map of `maps` the one in use; no forward runs meanwhile.
-  /// Errors are the same step on all ranks and end balancing with the last good maps: what the worker threw, on its rank; E_PEER naming
-  /// that rank on the others; E_TIMEOUT naming the ranks that were not ready in time, or one that did not come to this step.
+  /// Errors occur in the same step on all ranks and end balancing; the last good maps stay in use. A rank whose worker failed throws that
+  /// error, the others E_PEER naming that rank. E_TIMEOUT names the ranks that were not ready in time, or one that did not join this step.
   template <BalancingGroup Group, class Commit>
   AsyncStep step(Group& group, Commit&& commit, StreamType stream = {}) {
     if (!pending_) return {};
@@ -106,8 +106,8 @@ class AsyncRearrangement {
     }
   }
 
-  /// Ends what is under way after the layer that is being moved; layers committed so far stay, the others are as before. Waits for the
-  /// worker, whose waits have the communicator's deadline. Not collective.
+  /// Cancels a rearrangement after the layer that is being moved. Committed layers keep their new maps, the others their old ones. Waits
+  /// for the worker, whose waits end at the communicator's deadline. Not collective.
   void stop() {
     cancel();
     if (worker_.joinable()) worker_.join();
@@ -119,7 +119,7 @@ class AsyncRearrangement {
   using Clock = std::chrono::steady_clock;
   enum class Stage : std::uint8_t { working, ready, unchanged, failed };
 
-  /// What a rank says in a step.
+  /// What a rank reports in a step.
   struct Word {
     Stage stage = Stage::working;
     bool expired = false;
@@ -181,8 +181,8 @@ class AsyncRearrangement {
     }
     return word;
   }
-  /// Where every failure is a peer's, the peer's own report comes a step later at the latest (fail() precedes what the others see of it),
-  /// and all ranks wait for it.
+  /// If every reported failure is E_PEER, the failed rank's own report follows at most one step later (it calls fail() before the others
+  /// can notice), and all ranks wait for it.
   void throw_failures(std::vector<Word> const& words) {
     auto const is_failed = [](Word const& w) { return w.stage == Stage::failed; };
     auto failed = std::ranges::find_if(words, [=](Word const& w) { return is_failed(w) && w.code != ErrorCode::peer; });
@@ -220,7 +220,7 @@ class AsyncRearrangement {
     event_.notify_all();
   }
 
-  /// The worker. It is cancelled only between layers, where all ranks' workers have moved the same ones: none waits for a peer that left.
+  /// The worker. Cancelled only between layers: there all ranks' workers have moved the same layers, and none waits for a stopped peer.
   void run() {
     for (;;) {
       advance();
@@ -249,7 +249,7 @@ class AsyncRearrangement {
     if (!error_) error_ = std::move(error);
     stage_ = Stage::failed;
   }
-  /// Comes first in a worker.
+  /// The worker's first action.
   void make_plan() {
     std::exception_ptr failed;
     try {
@@ -277,7 +277,7 @@ class AsyncRearrangement {
     auto const old_row = current_.physical_to_logical().row(layer);
     auto const new_row = next_.physical_to_logical().row(layer);
     if (std::ranges::equal(old_row, new_row)) return;  // only the order of replicas changes
-    mover_.wait();                                     // until the layer before has left the buffer
+    mover_.wait();                                     // until the previous layer has left the buffer
     mover_.fetch(layer, old_row, new_row, stream_);
     mover_.wait();
   }
@@ -287,10 +287,10 @@ class AsyncRearrangement {
   StreamType stream_;
   bool pending_ = false;
   bool disabled_ = false;
-  bool blamed_peer_ = false;  // the step before saw failures, all of them blaming a peer
+  bool blamed_peer_ = false;  // all failures of the previous step were E_PEER
   std::optional<Clock::time_point> waiting_since_;
 
-  // Of the worker until a layer is ready; then of step() until it is consumed.
+  // Owned by the worker until a layer is ready, then by step() until the layer is consumed.
   ExpertMaps current_, next_;
   std::function<ExpertMaps()> plan_;
   bool planned_ = false;

@@ -25,7 +25,7 @@ struct BalancerOptions {
   bool never_rearrange = false;  ///< a static map: counting and reports only
 };
 
-/// What the engine says of a step; the same on every rank but for is_dummy.
+/// What the engine reports about a step; equal on every rank except is_dummy.
 struct StepInput {
   bool is_dummy = false;    ///< this rank ran a batch without real tokens
   bool is_profile = false;  ///< reserve memory and warm up communicators; nothing is counted
@@ -94,7 +94,7 @@ class Balancer {
     if (!m.maps.same_shape(maps)) throw Error(ErrorCode::argument, text("new maps of \"", m.name, "\" have another shape"));
     m.maps.set_layer(layer, maps);
   }
-  /// New maps of another topology (a dead rank, scaling): the window starts anew. E_CONFIG on P % num_ranks != 0, with nothing changed.
+  /// New maps of another topology (a dead rank, scaling): the window is cleared. E_CONFIG on P % num_ranks != 0, with nothing changed.
   void replace(int model, ExpertMaps maps, int num_ranks) {
     Model& m = at(model);
     check_ranks(maps, num_ranks);
@@ -203,7 +203,7 @@ class Balancer {
   }
 
   BalancerOptions options_;
-  std::int64_t step_;  // never starts anew under never_rearrange
+  std::int64_t step_;  // not reset under never_rearrange
   std::int64_t log_calls_ = 0;
   std::vector<Model> models_;
 };

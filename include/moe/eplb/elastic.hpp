@@ -40,7 +40,7 @@ inline ElasticSizes elastic_sizes(int num_logical, int slots_per_rank, int new_n
   return {new_num_ranks, static_cast<int>(physical), static_cast<int>(physical) - num_logical};
 }
 
-/// Scaling by one rank map. During the move both topologies live in one space of ranks: all old ranks, then the joining ones.
+/// Scaling by one rank map. During the move both topologies share one rank numbering: all old ranks, then the joining ones.
 struct ElasticPlan {
   ElasticSizes sizes;
   std::vector<int> rank_map;           ///< [R]: new rank of each old rank, -1 if it leaves
@@ -126,7 +126,7 @@ constexpr std::string_view name(ElasticState state) {
   return names[static_cast<int>(state)];
 }
 
-/// One rank's walk through a scaling operation. Forwards are allowed only where they see one whole topology.
+/// The state of one rank in a scaling operation. Forwards are allowed only in states that use one complete topology.
 class ElasticOperation {
  public:
   explicit ElasticOperation(ElasticRole role = ElasticRole::existing) : role_(role), state_(order().front()) {}
@@ -142,7 +142,7 @@ class ElasticOperation {
                                                state_ != ElasticState::drained && state_ != ElasticState::exited;
   }
 
-  /// Starts anew. E_STATE "scaling in progress" if one is under way.
+  /// Starts an operation. E_STATE "scaling in progress" if one is under way.
   void begin(ElasticRole role) {
     if (in_progress()) throw Error(ErrorCode::state, text("scaling in progress: state is ", name(state_)));
     role_ = role;

@@ -34,7 +34,7 @@ inline nlohmann::json read_json(std::filesystem::path const& path) {
   return parsed;
 }
 
-/// Written beside its place and renamed, so that no reader sees half a file.
+/// Written to a temporary file and renamed, so that no reader sees a partial file.
 inline void write_json(std::filesystem::path const& path, nlohmann::json const& value) {
   std::filesystem::path const unfinished = path.string() + ".tmp";
   {

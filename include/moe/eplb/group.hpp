@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/group.hpp: the few words that ranks exchange to balance alike: sums of loads, steps, hashes, and whether everyone succeeded.
+// eplb/group.hpp: the small values that ranks exchange to agree on balancing: load sums, steps, hashes, and whether all succeeded.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace moe::eplb {
 
-/// The collectives that balancing needs over the EPLB group; a rank that does not arrive must end in E_TIMEOUT, not in a hang.
+/// The collectives that balancing needs over the EPLB group; a missing rank must cause E_TIMEOUT, not a hang.
 template <class G>
 concept HasRankSize = requires(G& group) {
   { group.size() } -> std::convertible_to<int>;
@@ -81,7 +81,7 @@ class CommGroup {
       offsets[i] = std::min(n, share * r) * kWord;
       counts[i] = std::min(n, share * (r + 1)) * kWord - offsets[i];
     }
-    // Each rank sums its share of everyone's values, then all gather the shares.
+    // Each rank sums its share of all ranks' values, then all ranks gather the shares.
     auto const me = static_cast<std::size_t>(comm_.rank());
     std::int64_t const mine = counts[me];
     std::vector<std::int64_t> from_counts(counts.size(), mine), from_offsets(counts.size());
@@ -128,9 +128,9 @@ class CommGroup {
   Fence<Space> fence_;
 };
 
-/// Collective: every rank says whether its part of `what` succeeded (`mine` null) or which error it got. If one failed, all throw: a
-/// rank that failed its own error, the others E_PEER naming the first rank that failed and its code. A rank that does not even answer
-/// is what the group's own error names; the cause of a failed wait for another rank is such a rank, so that error comes first.
+/// Collective: every rank reports whether its part of `what` succeeded (`mine` null) or its error. If one failed, all throw: a rank that
+/// failed its own error, the others E_PEER naming the first rank that failed and its code. A rank that does not answer is named by the
+/// group's error. That error takes precedence, because the missing rank also causes failed waits of others.
 template <BalancingGroup Group>
 void succeed_together(Group& group, std::exception_ptr const& mine, std::string_view what) {
   std::uint64_t word = 0;

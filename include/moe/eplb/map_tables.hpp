@@ -68,7 +68,7 @@ class MapTables {
             .ranks_per_node = ranks_per_node};
   }
 
-  /// Moves the counters into load [layers, P] (Balancer::load_pass) and starts them anew. Blocking; the streams that count must be idle.
+  /// Moves the counters into load [layers, P] (Balancer::load_pass) and clears them. Blocking; the streams that count must be idle.
   void take_load(Table<std::int32_t>& load) {
     if (load.rows() != num_layers_ || load.cols() != num_physical_) {
       throw Error(ErrorCode::argument,

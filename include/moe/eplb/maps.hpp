@@ -178,7 +178,7 @@ class ExpertMaps {
     return !std::ranges::equal(physical_to_logical_.row(layer), other.physical_to_logical_.row(layer)) ||
            !std::ranges::equal(logical_to_physical_.row(layer), other.logical_to_physical_.row(layer));
   }
-  /// Takes one layer over. The tables stay where they are, so that views of them (ExpertMapping, captured graphs) see the new map.
+  /// Copies one layer from `from`. The tables keep their addresses, so that views of them (ExpertMapping, captured graphs) see the new map.
   /// E_ARG on another shape or a layer out of range.
   void set_layer(int layer, ExpertMaps const& from) {
     if (!same_shape(from)) throw Error(ErrorCode::argument, "maps of another shape cannot replace a layer");
@@ -229,7 +229,7 @@ class ExpertMaps {
   Table<std::int32_t> replica_count_;
 };
 
-/// E_ARG unless a mapping that came as three tables is one mapping (what a user or a file supplies). Names the first bad entry.
+/// E_ARG unless three tables, from a user or a file, describe the same mapping. Names the first bad entry.
 inline void check_views(ExpertMaps const& maps, Table<std::int32_t> const& logical_to_physical, Table<std::int32_t> const& replica_count) {
   if (replica_count.rows() != maps.num_layers() || replica_count.cols() != maps.num_logical() ||
       logical_to_physical.rows() != maps.num_layers() || logical_to_physical.cols() != maps.num_logical() * maps.max_replicas()) {

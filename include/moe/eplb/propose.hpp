@@ -106,7 +106,7 @@ struct ProposeOptions {
   double min_gain = 0.0;         ///< a layer keeps its map if its predicted balancedness would rise by less
 };
 
-/// Maps to move to, and what that is worth.
+/// The maps to move to, and the predicted gain.
 struct Proposal {
   ExpertMaps maps;
   std::vector<std::int32_t> changed_layers;  ///< ascending

@@ -39,12 +39,12 @@ void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMa
 
 }  // namespace detail
 
-/// Collective over the mover's communicator and over `group` (two communicators of the same ranks, or one; a group's deadline should be
-/// longer than the mover's, so that whoever waits for a dead rank can still tell the others). No forward may run meanwhile.
+/// Collective over the mover's communicator and over `group` (one communicator, or two of the same ranks). The group's deadline should be
+/// longer than the mover's: a rank whose wait for a dead rank has timed out can then still tell the others. No forward may run meanwhile.
 ///
 /// For each layer that differs: its experts move, all ranks agree that they have theirs, the weights are replaced, and `commit(layer)`
-/// is called, which must make next's map of that layer the one in use (ExpertMaps::set_layer, MapTables::publish). Equal maps cost the
-/// agreement only. Device space: enqueued on `stream`, complete but for the last copies when it returns.
+/// is called, which must put next's map of that layer into use (ExpertMaps::set_layer, MapTables::publish). For equal maps, ranks exchange
+/// the agreement only. Device space: enqueued on `stream`; all but the last copies are complete on return.
 ///
 /// E_ARG on maps that do not fit, E_MISMATCH if ranks have other maps. If a rank fails in a layer, all ranks throw (succeed_together);
 /// the layers before it are changed everywhere, that layer and those after it nowhere.

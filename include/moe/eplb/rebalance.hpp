@@ -39,7 +39,7 @@ constexpr std::string_view name(Arithmetic arithmetic) { return arithmetic == Ar
 enum class Policy : std::uint8_t { hierarchical, global };
 constexpr std::string_view name(Policy policy) { return policy == Policy::hierarchical ? "hierarchical" : "global"; }
 
-/// n items dealt to packs: pack[i] and the item's position in it.
+/// n items assigned to packs: pack[i] and the item's position in it.
 struct Packing {
   std::vector<std::int32_t> pack;
   std::vector<std::int32_t> position;

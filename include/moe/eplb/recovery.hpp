@@ -24,7 +24,7 @@ struct Reload {
   bool operator==(Reload const&) const = default;
 };
 
-/// Maps of the survivors: slots of dead ranks are empty. Windows start anew and transports mask the dead ranks.
+/// Maps of the survivors: slots of dead ranks are empty. Load windows are cleared, and transports mask the dead ranks.
 struct Recovery {
   ExpertMaps maps;
   std::vector<Reload> reloads;  ///< by layer, then expert; empty if every expert had a replica on a live rank
@@ -38,7 +38,7 @@ inline std::vector<int> ep_ranks_of_dp_rank(int dp_rank, int tp_size, int pcp_si
 }
 
 /// Remaps around the dead ranks. Each missing expert, in ascending order, takes a slot of the expert that then has the most live
-/// replicas (equals: lowest id) and more than one; live ranks give in turn. A pure function, equal on every survivor.
+/// replicas (equals: lowest id) and more than one; the slots come from the live ranks in turn. A pure function, equal on every survivor.
 /// E_ARG on a rank outside [0, R) or P % R != 0. E_PEER "insufficient redundancy" if no slot can be spared; nothing is changed then.
 inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
   if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
@@ -59,7 +59,7 @@ inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks,
       if (dead.contains(slot / slots_per_rank)) e = kEmptySlot;
       if (e != kEmptySlot) ++live[static_cast<std::size_t>(e)];
     }
-    int turn = 0;  // the live rank that is asked first
+    int turn = 0;  // the live rank that is tried first
     for (std::int32_t missing = 0; missing < maps.num_logical(); ++missing) {
       if (live[static_cast<std::size_t>(missing)] > 0) continue;
       auto const donor = std::max_element(live.begin(), live.end());

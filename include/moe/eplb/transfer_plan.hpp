@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/transfer_plan.hpp: who sends which expert to whom when one layer's map changes, computed alike on every rank from the two maps.
+// eplb/transfer_plan.hpp: who sends which expert to whom when one layer's map changes, computed identically on every rank from the two
+// maps.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +33,9 @@ struct SlotCopy {
 };
 
 /// What one rank does for one layer, in the order that needs one spare buffer of L slots and never overwrites what is still read:
-/// local_copies (weights → buffer), sends (from weights) and receives (→ buffer), wait for own, duplicates (buffer → buffer), then
-/// commits (buffer[slot] → weights[slot]). With pulls over peer memory, a barrier before the sends and one before the commits.
+/// local_copies (weights → buffer), sends (from weights) and receives (→ buffer), wait for this rank's transfers, duplicates (buffer →
+/// buffer), then commits (buffer[slot] → weights[slot]). With pulls over peer memory, a barrier before the sends and one before the
+/// commits.
 struct RankPlan {
   std::vector<SlotCopy> local_copies;
   std::vector<Flow> sends;
@@ -95,7 +97,7 @@ inline void match(std::int32_t expert, std::vector<Holder> const& senders, std::
 
 /// The flows of one layer, by expert, then by receiver. old_map, new_map [P]: the expert of every slot, -1 where a rank is joining
 /// (receives only) or leaving (sends only). A pure function, so that both ends know every flow without negotiation.
-/// E_ARG: maps of different length, P % R != 0, an id out of range, a new expert that nobody holds (names expert and slot).
+/// E_ARG: maps of different length, P % R != 0, an id out of range, a new expert that no rank holds (names expert and slot).
 inline std::vector<Flow> plan_flows(std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, int num_logical,
                                     int num_ranks, TransferOptions const& options = {}) {
   if (old_map.size() != new_map.size() || num_ranks < 1 || old_map.size() % static_cast<std::size_t>(num_ranks) != 0) {

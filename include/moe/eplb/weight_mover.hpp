@@ -31,16 +31,16 @@ struct MoveStats {
   bool operator==(MoveStats const&) const = default;
 };
 
-/// Moves expert weights between the ranks of a communicator of its own: the EPLB group has the members of EP, but weights must never
-/// come between the messages of a layer. Works in the communicator's space (host: comm::Self, comm::Mpi; device: comm::Nccl).
+/// Moves expert weights between ranks, over a communicator used for nothing else: the EPLB group has the members of EP, but weight messages
+/// must never interleave with a layer's messages. Works in the communicator's space (host: comm::Self, comm::Mpi; device: comm::Nccl).
 ///
 /// A layer moves in two steps. fetch() brings every expert that this rank needs into the spare buffer while the weights in use stay as
 /// they are: forwards may run meanwhile. commit() copies the buffer into the weights: no forward may run on any rank between the first
 /// rank's commit and the last one's, so ranks agree before they commit (rearrange(), AsyncRearrangement).
 ///
-/// One rank never takes more than one layer's worth of its own experts besides the weights. Every call but discard() and the accessors
-/// is collective. What is in flight is bounded: in each round a rank sends to one peer and receives from one, one array of one expert
-/// at a time. After an error of the communicator the layer is as before, and the communicator decides whether there is a next call.
+/// Besides the weights, a rank allocates memory for at most one layer of its own experts. Every call but discard() and the accessors
+/// is collective. Messages in flight are bounded: in each round a rank sends to one peer and receives from one, one array of one expert
+/// at a time. After a communicator error the layer is unchanged; the communicator decides whether further calls are possible.
 template <Communicator Comm>
 class WeightMover {
  public:
@@ -124,11 +124,11 @@ class WeightMover {
     fence_.record(stream);
     fetched_.reset();
   }
-  /// Gives the fetched layer up; the weights are as before.
+  /// Discards the fetched layer; the weights are unchanged.
   void discard() { fetched_.reset(); }
 
   /// Steps 1 to 4 on the layer with the largest experts, slot 0 of each rank to every other rank: reserves the memory of the transport
-  /// and warms up its connections. Weights and maps stay.
+  /// and warms up its connections. Weights and maps do not change.
   void profile(StreamType stream = {}) {
     if (fetched_) throw Error(ErrorCode::state, text("layer ", fetched_->layer, " is in the spare buffer: commit or discard it first"));
     if (layers_.empty() || slots_per_rank_ == 0) return;
@@ -222,7 +222,7 @@ class WeightMover {
   }
 
   /// One round: this rank's message to one peer and from one peer. The collective takes one array of one expert at a time, straight from
-  /// the weights into the peer's buffer; ranks without a message join it with no bytes.
+  /// the weights into the peer's buffer; ranks without a message join with zero bytes.
   void move_round(int layer, std::vector<Message> const& round, StreamType stream) {
     Message const* out = nullptr;
     Message const* in = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/block_metadata.hpp: the description of a block file (one MoE block with its weights and inputs) from the file's metadata.
 //
-// The semantics come from the metadata fields, never from model_type, so that a model that this library has never seen runs too if
-// its semantics are known. A value or a key that is not known is an error that names it.
+// The semantics come from the metadata fields, never from model_type, so a model type that the library does not know runs if its semantics
+// are known. An unknown key or value is an error that names it.
 #pragma once
 
 #include <algorithm>
@@ -67,13 +67,13 @@ class MetadataReader {
     return static_cast<float>(x);
   }
   bool flag(std::string_view key) { return one_of(required(key), key, {"false", "true"}) == 1; }
-  /// A flag that is false where it is absent.
+  /// An optional flag: false if absent.
   bool optional_flag(std::string_view key) { return present(key) && flag(key); }
-  /// The place of the value in a list. E_UNSUPPORTED naming the key and the value if it is not in it.
+  /// The index of the value in `known`. E_UNSUPPORTED, naming key and value, if it is not in the list.
   std::size_t choice(std::string_view key, std::initializer_list<std::string_view> known) { return one_of(required(key), key, known); }
   std::size_t optional_choice(std::string_view key, std::initializer_list<std::string_view> known) { return one_of(get(key), key, known); }
 
-  /// E_UNSUPPORTED for a key that was not read and whose value switches something on.
+  /// E_UNSUPPORTED for an unread key whose value enables something.
   void refuse_unknown() const {
     static constexpr std::array<std::string_view, 21> kInformative{"case",
                                                                    "model_type",
@@ -172,7 +172,7 @@ inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view 
 }  // namespace detail
 
 // Longer than 120 lines: the fields of a file in their order, each judged where it is read.
-/// The description of a block file. E_CONFIG for a field that is missing or absurd, E_UNSUPPORTED for a semantic that is not known.
+/// The description of a block file. E_CONFIG for a missing or invalid field, E_UNSUPPORTED for unknown semantics.
 inline LayerDescription from_block_metadata(Metadata const& map, std::string_view label) {
   using namespace routing;
   detail::MetadataReader m(map, label);
@@ -264,7 +264,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   d.shared.gate = gates[m.choice("shared_expert_gate", {"none", "sigmoid", "routing weight"})];
   d.shared.combination =
       m.optional_choice("shared_expert_combination", {"none", "sum", "average"}) == 2 ? Combination::average : Combination::sum;
-  // Only the step form has a limit of its own for the shared expert, and no clamp there if that is absent.
+  // Only the step form has a separate limit for the shared expert. If that is absent, the shared expert has no clamp.
   bool const own_limit = m.get("glu").starts_with("min(silu(gate)");
   d.shared.activation = own_limit ? detail::metadata_activation(m, "shared_swiglu_limit") : d.activation;
   if (d.shared.count > 0 && d.shared.intermediate == 0) {

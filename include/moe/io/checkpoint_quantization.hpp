@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/checkpoint_quantization.hpp: what the quantization_config of a config.json says about how weights are stored.
 //
-// The tensors mostly describe themselves; the configuration decides what they leave open (GPTQ and AWQ share their names) and must
-// agree with what is found.
+// Names and dtypes of the tensors mostly determine the format. The configuration decides the rest (GPTQ and AWQ use the same names) and
+// must agree with the tensors that are found.
 #pragma once
 
 #include <algorithm>
@@ -43,12 +43,12 @@ inline std::string text_of(StoredWeights const& w) {
 /// How the weights of a checkpoint are stored.
 struct CheckpointQuantization {
   QuantMethod method = QuantMethod::none;
-  std::vector<StoredWeights> weights{};  ///< the kinds that the configuration announces; gptq and awq: exactly one
+  std::vector<StoredWeights> weights{};  ///< the kinds that the configuration states; gptq and awq: exactly one
   std::int64_t block[2] = {128, 128};    ///< rows and columns that one scale of a block-quantised weight covers
   bool zeros_minus_one = true;           ///< gptq: the format v1 stores z - 1
-  bool split = false;                    ///< set by a loader that cuts the matrices between ranks: an activation order is refused then
+  bool split = false;                    ///< set by a loader that splits matrices between ranks: an activation order is then refused
 
-  /// E_CONFIG naming both if the configuration announces other weights than `found` in a row of `cols`; `where` names the tensor.
+  /// E_CONFIG, naming both, if the configuration states weights other than `found` for rows of `cols`; `where` names the tensor.
   void require(StoredWeights found, std::int64_t cols, std::string_view where) const {
     if (method == QuantMethod::none) return;
     auto const whole = [&](std::int64_t group) { return group == -1 ? cols : group; };
@@ -71,7 +71,7 @@ inline int weight_bits(HfConfig const& q, std::initializer_list<std::string_view
   if (bits != 4 && bits != 8) q.fail(one_line("only 4 and 8 bit weights, got ", bits, " bits"));
   return bits;
 }
-/// A group size that integers are stored with, -1 for a whole row, else E_CONFIG.
+/// The group size of stored integers, -1 for a whole row; else E_CONFIG.
 inline std::int64_t weight_group(HfConfig const& q, std::initializer_list<std::string_view> fields, int bits) {
   std::int64_t const group = q.integer(fields, -1);
   try {
@@ -82,7 +82,7 @@ inline std::int64_t weight_group(HfConfig const& q, std::initializer_list<std::s
   return group;
 }
 
-/// "weights" of a config_groups entry, as compressed-tensors writes it and ModelOpt does too.
+/// "weights" of a config_groups entry, as compressed-tensors and ModelOpt write it.
 inline StoredWeights scheme_weights(HfConfig const& w, CheckpointQuantization& out) {
   StoredWeights s;
   s.bits = weight_bits(w, {"num_bits"});
@@ -105,7 +105,7 @@ inline void compressed_format(HfConfig const& q) {
   q.string("format", {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
                       "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense"});
 }
-/// Adds what each group says of its weights.
+/// Adds the weights that each group states.
 inline void config_groups(HfConfig const& groups, CheckpointQuantization& out) {
   for (auto const& [key, value] : groups.json().items()) {
     HfConfig const group = groups.section(key);
@@ -143,8 +143,8 @@ inline void modelopt(HfConfig const& outer, CheckpointQuantization& out) {
 
 }  // namespace detail
 
-/// Reads a quantization_config. E_UNSUPPORTED naming a method, format or algorithm that is not known, E_CONFIG for a field that is missing
-/// or absurd: bits other than 4 and 8, a group size that no packing has.
+/// Reads a quantization_config. E_UNSUPPORTED naming a method, format or algorithm that is not known, E_CONFIG for a missing or invalid
+/// field (bits other than 4 and 8, a group size that no packing has).
 inline CheckpointQuantization checkpoint_quantization(HfConfig const& q) {
   CheckpointQuantization out;
   std::string const method = q.string("quant_method", {"fp8", "mxfp4", "gptq", "awq", "compressed-tensors", "modelopt", "modelopt_fp4"});

@@ -180,7 +180,7 @@ void for_each_float(FileDType type, std::byte const* bytes, std::int64_t count, 
   }
 }
 
-/// Calls f(i, value of element i as int64) for `count` elements; U64 values above the int64 range come as nothing.
+/// Calls f(i, value of element i as int64) for `count` elements; U64 values above the int64 range are passed as nullopt.
 template <class F>
 void for_each_integer(FileDType type, std::byte const* bytes, std::int64_t count, F&& f) {
   auto each = [&]<class U>(U) {

@@ -61,7 +61,7 @@ void deinterleave_rows(T* m, std::int64_t rows, std::int64_t cols) {
 }  // namespace detail
 
 /// Reads the routed experts of one layer one at a time. Whatever the file's layout, w13 comes as [2I, H] with the gate's rows first
-/// ([I, H] without a gate) and w2 as [H, I], both [out, in]. Only the bytes of the experts that are asked for are read.
+/// ([I, H] without a gate) and w2 as [H, I], both [out, in]. Only the bytes of the requested experts are read.
 class ExpertReader {
  public:
   /// `root` is the prefix of the block's tensors ("model.layers.3.mlp."), `layer` its number for errors. Throws E_ARG if the layout
@@ -73,7 +73,7 @@ class ExpertReader {
 
   WeightLayout layout() const { return layout_; }
 
-  /// Throws as read() if the weights of expert e are missing or have another shape, without reading them: for callers that allocate.
+  /// Throws as read() does if the weights of expert e are missing or have a wrong shape. Reads no data: for checks before allocation.
   void check_shapes(int e) const {
     check(e);
     if (layout_ != WeightLayout::per_expert) return;  // find_layout() checked all experts
@@ -218,7 +218,7 @@ class ExpertReader {
     std::int64_t const e = d_.router.num_experts, n = d_.w13_rows(), h = d_.expert_hidden(), i = d_.intermediate;
     auto const is = [](StoredTensor const& t, std::initializer_list<std::int64_t> s) { return std::ranges::equal(t.shape(), s); };
     if (d_.layout == WeightLayout::automatic) {
-      // Both tensors decide together: one of them alone would be ambiguous where 2I = H or I = H, both never are.
+      // Both shapes are needed: one alone is ambiguous where 2I = H or I = H, the pair never is.
       if (is(*gate_up_, {e, n, h}) && is(*down_, {e, h, i})) {
         layout_ = WeightLayout::fused;
       } else if (is(*gate_up_, {e, h, n}) && is(*down_, {e, i, h})) {
@@ -306,7 +306,7 @@ class ExpertReader {
     shard(names_.up, i, h, names_.gate.empty() ? w13 : w13 + i * h);
     shard(names_.down, h, i, w2);
   }
-  /// Matrix e [rows, cols] of a fused tensor [E, rows, cols], as it lies there.
+  /// Matrix e [rows, cols] of a fused tensor [E, rows, cols], in its stored layout.
   template <class T>
   void read_slice(StoredTensor const& t, std::string const& base, int e, std::int64_t rows, std::int64_t cols, T* out) const {
     bool const transposed = layout_ == WeightLayout::fused_transposed || layout_ == WeightLayout::fused_transposed_interleaved;
@@ -363,7 +363,7 @@ class ExpertReader {
     block("w2", down.data());
     detail::transpose(down.data(), i, h, w2);
   }
-  /// Row `row` of a bias [rows, n]; the whole of [n] where rows is 1 and the tensor is one expert's.
+  /// Row `row` of a bias [rows, n], or all of one expert's bias [n] if rows is 1.
   void bias_row(std::string const& tensor, std::int64_t row, std::int64_t rows, std::int64_t n, float* out) const {
     auto const t = store_.find(tensor);
     if (!t)

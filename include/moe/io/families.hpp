@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/families.hpp: the model families: from a config.json and a layer index to what that layer's MoE block computes.
 //
-// One function a family, in the words of the family's own configuration. A constant stands here only where no configuration states it;
-// a field that is missing is an error, and one that is stated but not read is refused (io/unread_fields.hpp).
+// One function per family, which uses the field names of that family's configuration. A constant appears here only if no configuration
+// states it. A missing field is an error; a field that is stated but not read is refused (io/unread_fields.hpp).
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ inline void deepseek_v4(Config c, Out d, std::int64_t layer) {
   d.correction_bias = !hash;
   d.activation.kind = Kind::silu_clamped;
   d.activation.constants.limit = c.positive("swiglu_limit");
-  if (c.has("n_shared_experts")) (void)c.integer("n_shared_experts", 1, 1);  // the model has one, whatever its number says
+  if (c.has("n_shared_experts")) (void)c.integer("n_shared_experts", 1, 1);  // must be 1: the model always has one shared expert
   shared_of_routed_width(c, d, {"n_shared_experts"});
 }
 inline void ernie(Config c, Out d) {

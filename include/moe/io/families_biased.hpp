@@ -17,7 +17,7 @@ namespace moe::io::detail::families {
 inline void deepseek_v2(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
   if (c.has("scoring_func")) c.string("scoring_func", {"softmax"});
-  // The field must be there, but transformers' model does not act on it: the weights are never renormalised.
+  // The field must be there, but transformers' model ignores it: the weights are never renormalised.
   (void)c.flag("norm_topk_prob");
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
   c.ignore("n_group");  // the greedy choice has no groups
@@ -26,7 +26,7 @@ inline void deepseek_v2(Config c, Out d) {
   }
   shared_of_routed_width(c, d, {"n_shared_experts"});
 }
-/// Sigmoid scores, a bias that takes part in choosing only.
+/// Sigmoid scores, and a bias that is used for selection only.
 inline void biased_sigmoid(Out d) {
   d.router.scoring = Scoring::sigmoid;
   d.correction_bias = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/families_softmax.hpp: the families whose weights are a softmax (or its kin) without a selection bias.
+// io/families_softmax.hpp: the families whose weights are a softmax (or a related function) without a selection bias.
 #pragma once
 
 #include <string>
@@ -111,7 +111,7 @@ inline void openai_privacy_filter(Config c, Out d) {
   d.layout = WeightLayout::fused_transposed;
 }
 inline void aria(Config c, Out d) {
-  shapes(c, d, {"moe_topk"}, {"intermediate_size"}, "");  // the routed experts are silu-gated whatever hidden_act says
+  shapes(c, d, {"moe_topk"}, {"intermediate_size"}, "");  // the routed experts are always silu-gated; hidden_act is ignored
   topk_softmax(d);
   shared_of_routed_width(c, d, {"moe_num_shared_experts"});
   d.shared.activation.kind = gated_kind(c.string("hidden_act"), c.label());

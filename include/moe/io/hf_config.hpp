@@ -30,8 +30,8 @@ inline constexpr std::int64_t kMaxConfigValue = 10'000'000;
 class HfConfig {
  public:
   /// Reads a config.json, or the one in a checkpoint directory.
-  /// A directory's hf_quant_config.json, in which ModelOpt's first releases state the quantisation, stands in for a missing
-  /// quantization_config.
+  /// If quantization_config is missing, the directory's hf_quant_config.json is used: ModelOpt's first releases state the quantisation
+  /// there.
   static HfConfig from_file(std::filesystem::path path) {
     std::error_code ignored;
     std::filesystem::path beside;
@@ -65,13 +65,13 @@ class HfConfig {
     out.read_ = &fields;
     return out;
   }
-  /// Notes a field as read that makes no difference to what the model computes.
+  /// Marks a field as read that does not affect what the model computes.
   void ignore(std::string_view field) const { (void)value(field); }
 
   /// The field is there and not null.
   bool has(std::string_view field) const { return value(field) != nullptr; }
-  /// The fields, tried in order, that are there: the first. Several spellings of one thing must agree.
-  /// An integer in [low, high]; E_CONFIG if no spelling is there, or the value is of another type or out of range.
+  /// An integer in [low, high], from the first of `fields` that is present. All spellings that are present must agree. E_CONFIG if none is
+  /// present, or the value has another type or is out of range.
   std::int64_t integer(std::initializer_list<std::string_view> fields, std::int64_t low = 1, std::int64_t high = kMaxConfigValue) const {
     std::optional<std::int64_t> result;
     std::string_view first;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/host_layer_weights.hpp: what the weights of one MoE block are in host memory, and which part of them a rank asks for.
+// io/host_layer_weights.hpp: the weights of one MoE block in host memory, and which part of them a rank requests.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ struct HostLayerWeights {
   std::int64_t w13_rows() const { return (description.activation.gated() ? 2 : 1) * intermediate; }
 };
 
-/// The router's configuration with its pointers set into the weights. Valid as long as they.
+/// The router's configuration with its pointers set into the weights. Valid as long as the weights are.
 template <class T>
 routing::RouterConfig router_config(HostLayerWeights<T> const& w) {
   auto const pointer = [](auto const& v) { return v.empty() ? nullptr : v.data(); };

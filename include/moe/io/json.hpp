@@ -16,7 +16,7 @@
 namespace moe::io {
 
 namespace detail {
-/// Replaces the words NaN, Infinity and -Infinity, which Python's json writes and JSON does not know, by null.
+/// Replaces the words NaN, Infinity and -Infinity, which Python's json writes but JSON does not allow, by null.
 inline std::string without_python_numbers(std::string_view in) {
   std::string out;
   out.reserve(in.size());
@@ -43,7 +43,7 @@ inline std::string without_python_numbers(std::string_view in) {
 }
 }  // namespace detail
 
-/// Parses a JSON text; `label` names it in errors. Throws `code` with the byte at which it stops being JSON, or if it nests too deep.
+/// Parses a JSON text; `label` names it in errors. Throws `code` with the offset of the first invalid byte, or if the nesting is too deep.
 inline nlohmann::json parse_json(std::string_view text_, std::string_view label, ErrorCode code = ErrorCode::config) {
   auto const bounded = moe::detail::bounded_levels(
       [&] { throw Error(code, one_line("'", label, "' nests deeper than ", moe::detail::kMostJsonLevels, " levels")); });

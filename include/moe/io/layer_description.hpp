@@ -80,10 +80,10 @@ struct SharedExperts {
   Combination combination = Combination::sum;
 };
 
-/// One MoE block: y = c * sum_e w_e FFN_e(x) + shared(x), with everything that the families vary. Source of the formulas: the golden
+/// One MoE block: y = c * sum_e w_e FFN_e(x) + shared(x), with all variations between the families. Source of the formulas: the golden
 /// data's README section 1.3. The pointers of `router` are null here: router_config() of io/layer_weights.hpp sets them.
 struct LayerDescription {
-  std::string model_type{};       ///< for reports only; no semantics hang on it
+  std::string model_type{};       ///< for reports only; does not affect the computation
   std::int64_t hidden = 0;        ///< H
   std::int64_t intermediate = 0;  ///< I of one routed expert
   std::int64_t latent = 0;        ///< width that the routed experts work on between two projections (Nemotron-H, Kimi-K3); 0: H
@@ -91,7 +91,7 @@ struct LayerDescription {
   routing::RouterConfig router{};
   RouterInput router_input = RouterInput::hidden;
   bool router_bias = false;       ///< the router's linear layer has a bias
-  bool correction_bias = false;   ///< a bias takes part in choosing, not in weighting
+  bool correction_bias = false;   ///< a bias is used for selection, not for the weights
   bool per_expert_scale = false;  ///< the weights are multiplied by a scale per expert (Gemma-4)
   WeightOn weight_on = WeightOn::expert_output;
   float output_scaling_factor = 1.0F;  ///< c, on the routed sum; not in the router's weights
@@ -101,8 +101,8 @@ struct LayerDescription {
   bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
   float rms_norm_eps = 0.0F;  ///< of all norms
-  /// Switch: an expert takes this many tokens of one sequence, and its later ones pass by. 0: all. Stated, not applied: a block sees
-  /// tokens, not where their sequences end.
+  /// Switch: how many tokens of one sequence an expert takes; later tokens skip it. 0: all. Recorded but not applied: a block does not see
+  /// where sequences end.
   std::int64_t expert_capacity = 0;
   WeightLayout layout = WeightLayout::automatic;
   CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights
@@ -138,7 +138,7 @@ inline activation::Kind ungated_kind(std::string_view spelled, std::string_view 
 
 }  // namespace detail
 
-/// Checks what no single field can show. E_CONFIG naming the values.
+/// Checks that the fields are consistent with each other. E_CONFIG naming the values.
 inline void validate(LayerDescription const& d, std::string_view label) {
   auto const fail = [&](std::string const& what) { throw Error(ErrorCode::config, one_line("'", label, "': ", what)); };
   routing::RouterConfig const& r = d.router;

@@ -33,7 +33,7 @@ enum class MoeLayers : std::uint8_t {
   jamba,          ///< expert_layer_period, expert_layer_offset
   blocks,         ///< layers_block_type or hybrid_override_pattern
   encoder_step,   ///< encoder_sparse_step
-  listed,         ///< mlp_layer_types, or the field that releases had before it
+  listed,         ///< mlp_layer_types, or the field of earlier releases
 };
 
 struct Family {
@@ -128,7 +128,7 @@ inline Family const& family_of(HfConfig const& c) {
   throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
 }
 
-/// why_dense() for families that list their layers in mlp_layer_types, by the fields of their releases before that.
+/// why_dense() for families that list their layers in mlp_layer_types, by the fields of their earlier releases.
 inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::int64_t layer) {
   if (c.has("moe_layers_enum")) {  // Step-3.7: "3,4,5" or [3, 4, 5]
     nlohmann::json const& layers = c.json()["moe_layers_enum"];
@@ -152,7 +152,7 @@ inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::in
 /// Why a layer has no MoE block, or nothing if it has one.
 inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, std::int64_t layer) {
   auto const dense_if = [](bool dense, auto const&... why) { return dense ? std::optional(text(why...)) : std::nullopt; };
-  if (c.has("mlp_layer_types")) {  // newer releases list the layers, whatever rule their predecessors had
+  if (c.has("mlp_layer_types")) {  // newer releases list the layers; the list takes precedence
     nlohmann::json const& type = c.at("mlp_layer_types", layer);
     if (!type.is_string()) c.fail(one_line("'mlp_layer_types'[", layer, "] is not a string"));
     auto const& name_ = type.get_ref<std::string const&>();
@@ -248,9 +248,9 @@ inline std::vector<std::int64_t> moe_layers(HfConfig const& c) {
   return out;
 }
 
-/// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for a model type or a choice that is not known, and for a field that
-/// decides what the block computes but that this family's description does not read; E_CONFIG for a field
-/// that is missing or absurd, E_ARG for a layer out of range or without an MoE block.
+/// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for an unknown model type or option, and for a field that affects the
+/// block but that this family does not read; E_CONFIG for a missing or invalid field, E_ARG for a layer out of range or without an MoE
+/// block.
 inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) {
   std::set<std::string, std::less<>> read;
   HfConfig const c = config.noting(read);
@@ -276,7 +276,7 @@ inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) 
   if (c.has("quantization_config")) {
     HfConfig const q = c.section("quantization_config");
     d.quantization = checkpoint_quantization(q);
-    // DeepSeek-V4: the routed experts are mxfp4 beside everything else in fp8. transformers writes the field into quantization_config.
+    // DeepSeek-V4: the routed experts are mxfp4, everything else is fp8. transformers writes the field into quantization_config.
     auto const fp4 = [](HfConfig const& at) { return at.has("expert_dtype") && at.string("expert_dtype", {"fp4", "fp8"}) == "fp4"; };
     if (fp4(q) || (!q.has("expert_dtype") && fp4(c))) d.quantization.weights.push_back({false, 4, 32});
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/layer_weights.hpp: finds and reads the weights of one MoE block, into one layout whatever the checkpoint's was.
+// io/layer_weights.hpp: finds and reads the weights of one MoE block, from any checkpoint layout into one layout.
 #pragma once
 
 #include <algorithm>
@@ -209,7 +209,7 @@ class LayerLoader {
     std::int64_t const h = d_.expert_hidden(), full = d_.intermediate, part = w.intermediate, rows = w.w13_rows();
     auto const count = static_cast<std::int64_t>(w.experts.size());
     bool const gated = d_.activation.gated(), whole = options.tp_size == 1;
-    for (int e : w.experts) reader.check_shapes(e);  // before memory is taken for what a configuration says
+    for (int e : w.experts) reader.check_shapes(e);  // before allocating the sizes that the configuration states
     w.w13.resize(detail::at(count * rows * h));
     w.w2.resize(detail::at(count * h * part));
     std::vector<T> full13, full2;
@@ -252,7 +252,8 @@ class LayerLoader {
   std::string layer_prefix_, root_, router_;
 };
 
-/// Layer `layer` of a Hugging Face checkpoint directory: config.json says what it computes, its tensors are read for the experts asked for.
+/// Layer `layer` of a Hugging Face checkpoint directory: config.json describes the computation; the tensors of the requested experts are
+/// read.
 template <class T>
 HostLayerWeights<T> load_checkpoint_layer(std::filesystem::path const& directory, std::int64_t layer, LoadOptions const& options = {}) {
   LayerDescription d = from_config(HfConfig::from_file(directory), layer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/linear_reader.hpp: reads one linear weight [out, in] of a checkpoint as float or bf16, whatever it is stored as.
+// io/linear_reader.hpp: reads one linear weight [out, in] of a checkpoint as float or bf16, from any stored form.
 //
 // | tensors                                                       | stored as                                                         |
 // |---------------------------------------------------------------|-------------------------------------------------------------------|
@@ -38,8 +38,8 @@ inline bool has_packed_floats(TensorStore const& store, StoredTensor const& w, s
 }
 }  // namespace detail
 
-/// Refuses a weight that cannot be [n, k], before memory for n * k elements is there. Returns false if the store has no such weight.
-/// E_ARG with both shapes. Packed codes are only checked for being far too few; read_linear() checks the rest.
+/// Checks that a weight can be [n, k] before n * k elements are allocated; else E_ARG with both shapes. Returns false if the store has no
+/// such weight. Of packed codes it refuses only far too few; read_linear() checks the rest.
 inline bool check_linear(TensorStore const& store, std::string const& base, std::int64_t n, std::int64_t k) {
   auto w = store.find(base + ".weight");
   if (w && !detail::has_packed_floats(store, *w, base)) {
@@ -49,7 +49,7 @@ inline bool check_linear(TensorStore const& store, std::string const& base, std:
   if (!w) w = store.find(base + ".weight_packed");
   if (!w) w = store.find(base + ".qweight");
   if (!w) return false;
-  // At most 8 codes lie in a word. What is up to 8 times too small is left to read_linear(), which names what the packing needs.
+  // A word holds at most 8 codes. Tensors up to 8 times too small are left to read_linear(), whose error names what the packing needs.
   constexpr std::int64_t kSlack = 8 * 8;
   if (w->info->elements() < n * k / kSlack) {
     throw Error(ErrorCode::argument,
@@ -59,7 +59,7 @@ inline bool check_linear(TensorStore const& store, std::string const& base, std:
 }
 
 /// Reads the linear weight `base` [n, k] into out[n * k]. Returns false if the store has no such weight. E_ARG with both shapes on a wrong
-/// shape and for a tensor that is missing beside it, E_CONFIG if `q` announces something else, E_UNSUPPORTED for another stored form.
+/// shape and for a tensor that is missing beside it, E_CONFIG if `q` states another form, E_UNSUPPORTED for another stored form.
 template <class T>
 bool read_linear(TensorStore const& store, std::string const& base, std::int64_t n, std::int64_t k, CheckpointQuantization const& q,
                  T* out) {

@@ -19,7 +19,7 @@
 
 namespace moe::io::detail {
 
-/// Runs `f`; an error gets the tensor's name in front.
+/// Runs `f`; prefixes its errors with the tensor's name.
 template <class F>
 auto naming(StoredTensor const& t, F&& f) {
   try {
@@ -32,15 +32,15 @@ auto naming(StoredTensor const& t, F&& f) {
 /// A whole integer tensor.
 inline std::vector<std::int32_t> read_words(StoredTensor const& t) { return t.file->read<std::int32_t>(*t.info); }
 
-/// The group of each of k columns, or nothing where column j belongs to group j / group. E_ARG for a group outside [0, groups);
-/// E_UNSUPPORTED for another order in matrices that are cut between ranks: a part's groups would be scattered over the whole row.
+/// The group of each of k columns; empty if column j belongs to group j / group. E_ARG for a group outside [0, groups). E_UNSUPPORTED for
+/// another order in matrices split between ranks: the groups of one part would be scattered over the whole row.
 inline std::vector<std::int32_t> read_group_index(TensorStore const& store, std::string const& tensor, std::int64_t k, std::int64_t group,
                                                   bool split) {
   auto const t = store.find(tensor);
   if (!t) return {};
   require_shape(*t, {k});
   std::vector<std::int32_t> index = read_words(*t);
-  // Where columns were not reordered, some writers leave the tensor but not its meaning: -1 in its first place.
+  // If columns were not reordered, some writers still store the tensor, with -1 as its first element.
   if (!index.empty() && index[0] == -1) return {};
   bool in_order = true;
   for (std::int64_t j = 0; j < k; ++j) {
@@ -57,7 +57,7 @@ inline std::vector<std::int32_t> read_group_index(TensorStore const& store, std:
   return in_order ? std::vector<std::int32_t>{} : index;
 }
 
-/// out[n, k] = (code - zero) · scale, column j in group index[j], or in its own place if there is no index.
+/// out[n, k] = (code - zero) · scale, column j in group index[j], or in group j / group if index is empty.
 template <class T>
 void dequantize_integers(quantization::IntWeight const& w, std::vector<std::int32_t> const& index, T* out) {
   std::int64_t const groups = w.groups();
@@ -111,7 +111,7 @@ void read_qweight(TensorStore const& store, StoredTensor const& w, std::string c
     return;
   }
   auto const index = read_group_index(store, base + ".g_idx", k, group, q.split);
-  // The order of the columns does not touch how the words are laid out.
+  // The order of the columns does not affect the layout of the words.
   auto const unpacked = naming(w, [&] {
     return quantization::read_gptq({.qweight = words,
                                     .qzeros = zeros,

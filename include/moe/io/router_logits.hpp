@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/router_logits.hpp: the router's linear layer in float32 on the host, with the few models whose router is more than that.
+// io/router_logits.hpp: the router's linear layer in float32 on the host, and the additional steps of the few models whose router has them.
 #pragma once
 
 #include <cmath>

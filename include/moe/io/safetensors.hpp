@@ -27,7 +27,7 @@
 
 namespace moe::io {
 
-/// One safetensors file, mapped into memory. Reading converts; nothing is read that was not asked for. Safe to read from several threads.
+/// One safetensors file, mapped into memory. Reading converts; only requested data is read. Safe to read from several threads.
 class SafetensorsFile {
  public:
   /// Maps the file and checks its header. Throws E_ARG naming the file, the tensor, the value and the bound.
@@ -63,14 +63,14 @@ class SafetensorsFile {
     return *info;
   }
 
-  /// The bytes of a tensor as they lie in the file (little-endian, possibly unaligned). Counts them as read.
+  /// The bytes of a tensor as stored in the file (little-endian, possibly unaligned). Counts them as read.
   std::span<std::byte const> raw(TensorInfo const& info) const {
     count(info.size_bytes());
     return data(info);
   }
   std::span<std::byte const> raw(std::string_view tensor) const { return raw(at(tensor)); }
 
-  /// Bytes [first, first + count) of a tensor as they lie in the file, for packed codes of any dtype. Throws E_ARG on a range outside it.
+  /// Bytes [first, first + count) of a tensor as stored in the file, for packed codes of any dtype. Throws E_ARG on a range outside it.
   void read_bytes(TensorInfo const& info, std::int64_t first, std::int64_t count, std::uint8_t* out) const {
     auto const size = static_cast<std::int64_t>(info.size_bytes());
     if (first < 0 || count < 0 || first > size - count) {

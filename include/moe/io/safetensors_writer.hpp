@@ -29,11 +29,11 @@
 
 namespace moe::io {
 
-/// A file that is written under a temporary name in the same directory and renamed by commit(); without commit() nothing is left.
+/// A file that is written under a temporary name in the same directory and renamed by commit(); without commit() no file remains.
 class AtomicFile {
  public:
-  /// Throws E_ARG if the directory cannot be written, or if the path is anything but a regular file or nothing yet: a rename would
-  /// put the file in place of a device, a pipe or a link.
+  /// Throws E_ARG if the directory cannot be written, or if the path exists and is not a regular file: a rename would replace a device, a
+  /// pipe or a link.
   explicit AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
     std::error_code error;
     auto const kind = std::filesystem::symlink_status(path_, error).type();
@@ -100,7 +100,7 @@ class AtomicFile {
 /// Collects tensors and writes them as one file. The order in the file depends on the contents only: widest type first, then by name.
 class SafetensorsWriter {
  public:
-  /// Adds a tensor whose bytes a function makes when the file is written, so that not all tensors need be in memory at once.
+  /// Adds a tensor whose bytes a function makes when the file is written, so that the tensors need not all be in memory at once.
   /// Throws E_ARG if the name is taken.
   void add_lazy(std::string name, FileDType dtype, std::vector<std::int64_t> shape, std::function<std::vector<std::byte>()> make) {
     insert(std::move(name), dtype, std::move(shape), [make = std::move(make)](AtomicFile& file, std::uint64_t expected) {
@@ -139,7 +139,7 @@ class SafetensorsWriter {
     for (auto const& [name_, entry] : entries_) order.push_back(&entry);
     std::ranges::stable_sort(order, std::greater<>{}, [](Entry const* e) { return bits(e->info.dtype); });
 
-    // The header's members in the order of the data, which a JSON object would not keep.
+    // Writes the header's members in the order of the data; a JSON object would not keep that order.
     std::string json;
     std::uint64_t offset = 0;
     auto const member = [&](std::string const& key, nlohmann::json const& value) {

@@ -72,8 +72,8 @@ struct ScaleGrid {
   float operator()(std::int64_t row, std::int64_t col) const { return values[at(row / row_block * cols + col / col_block)]; }
 };
 
-/// The scales of one matrix: one, one a row ([rows] or [rows, 1]), one a column of a stacked matrix ([1, cols]), one a block, or one a
-/// group along a row. E_ARG naming the shapes that fit.
+/// The scales of one matrix: one, one per row ([rows] or [rows, 1]), one per column of a stacked matrix ([1, cols]), one per block, or one
+/// per group along a row. E_ARG naming the shapes that fit.
 inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPlace const& m, std::int64_t block_rows, std::int64_t block_cols) {
   ScaleGrid grid;
   std::int64_t const rows = (m.rows + block_rows - 1) / block_rows, cols = (m.cols + block_cols - 1) / block_cols;
@@ -105,7 +105,7 @@ inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPlace const& m, st
   return grid;
 }
 
-/// out[rows, cols] = codes · scales. e4m3 codes that are NaN (0x7F, 0xFF) are refused: no released checkpoint means them.
+/// out[rows, cols] = codes · scales. e4m3 codes that are NaN (0x7F, 0xFF) are refused: no released checkpoint uses them.
 template <class T>
 void read_scaled_e4m3(StoredTensor const& w, MatrixPlace const& m, ScaleGrid const& scales, T* out) {
   std::vector<float> codes(at(m.elements()));
@@ -118,7 +118,7 @@ void read_scaled_e4m3(StoredTensor const& w, MatrixPlace const& m, ScaleGrid con
     }
   }
 }
-/// The same for int8; zeros: as the scales, or nothing.
+/// The same for int8; zeros: laid out as the scales, or absent.
 template <class T>
 void read_scaled_int8(StoredTensor const& w, MatrixPlace const& m, ScaleGrid const& scales, ScaleGrid const* zeros, T* out) {
   std::vector<std::int8_t> codes(at(m.elements()));

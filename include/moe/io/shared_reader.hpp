@@ -30,7 +30,7 @@ class SharedReader {
                  layer_prefix + "share_expert."};
   }
 
-  /// E_CONFIG if the file has shared experts that the description does not have: the layer would be another one without them.
+  /// E_CONFIG if the file has shared experts that the description lacks: without them the layer would compute something else.
   void refuse_any() const {
     for (std::string const& prefix : prefixes_) {
       auto const found = store_.names(prefix);
@@ -40,7 +40,7 @@ class SharedReader {
       }
     }
   }
-  /// Everything of the shared experts that a rank needs. E_ARG on a missing tensor or a wrong shape.
+  /// The parts of the shared experts that a rank needs. E_ARG on a missing tensor or a wrong shape.
   template <class T>
   void load(SharedWeights<T>& s, LoadOptions const& options) const {
     bool const gated = d_.shared.activation.gated();
@@ -55,7 +55,7 @@ class SharedReader {
       throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,
                                                 "shared_experts.*' in '", store_.label(), "')"));
     };
-    require(check_shared(separate, full), 0);  // before memory is taken for what a configuration says
+    require(check_shared(separate, full), 0);  // before allocating the sizes that the configuration states
     s.w13.resize(detail::at(s.count * rows * h));
     s.w2.resize(detail::at(s.count * h * s.intermediate));
     std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
@@ -84,7 +84,7 @@ class SharedReader {
     std::int64_t row;
     bool interleaved = false;  ///< its rows are gate, up, gate, up, …
   };
-  /// The weights of one shared expert of `width`, in the names that the file has; empty if it has none. `stacked`: all of them are
+  /// The weights of one shared expert of `width`, under the names in the file; empty if it has none. `stacked`: all of them are
   /// tensors [S, n, k].
   std::vector<SharedPart> shared_parts(bool stacked, std::int64_t width) const {
     std::int64_t const h = d_.hidden;

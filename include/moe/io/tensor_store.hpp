@@ -67,7 +67,7 @@ class TensorStore {
 
   std::string const& label() const { return label_; }
   bool contains(std::string_view tensor) const { return where_.find(tensor) != where_.end(); }
-  /// The tensor of that name, or nothing. Throws E_ARG if the index promises it and its shard is missing, malformed or lacks it.
+  /// The tensor of that name, or nothing. Throws E_ARG if the index lists it but its shard is missing or malformed, or lacks it.
   std::optional<StoredTensor> find(std::string_view tensor) const {
     auto const at = where_.find(tensor);
     if (at == where_.end()) return std::nullopt;

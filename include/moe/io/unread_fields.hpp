@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/unread_fields.hpp: refuses a config.json that states a field of another family's block, which its own family does not read.
+// io/unread_fields.hpp: refuses a config.json with a field that affects another family's block and that its own family does not read.
 //
-// Each family reads the fields that its model's code has. A field that decides what a block computes in any family, and that a
-// configuration states without its family reading it, must not be dropped silently: it has to say what the description says anyway.
+// Each family reads the fields that its model's code reads. A configuration may also state a field that affects the block of another family
+// only. Such a field must not be dropped silently: its value must agree with the description.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline bool is_number(Json const& v, float wanted) {
   return v.is_number() && std::abs(v.get<float>() - wanted) <= 1e-6F * std::abs(wanted);
 }
 
-/// A field that decides what a block computes, and whether its value says no more than `d` does.
+/// A field that affects what a block computes, and whether its value agrees with `d`.
 struct SemanticField {
   std::string_view name;
   bool (*agrees)(Json const& v, LayerDescription const& d);
@@ -146,7 +146,7 @@ inline constexpr SemanticField kSemanticFields[] = {
     {"latent_moe_use_norm", agrees_latent_norm},
 };
 
-/// E_UNSUPPORTED naming a field of kSemanticFields that `c` states, that is not in `read` and that says something else than `d`.
+/// E_UNSUPPORTED naming a field of kSemanticFields that `c` states, that is not in `read` and that disagrees with `d`.
 inline void refuse_unread(HfConfig const& c, std::set<std::string, std::less<>> const& read, LayerDescription const& d) {
   for (SemanticField const& field : kSemanticFields) {
     auto const at = c.json().find(field.name);

@@ -32,7 +32,7 @@ class Block {
   static constexpr bool kRounds = !std::is_same_v<Act, float>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
-  /// E_MISMATCH if the ranks' routers have different weights, as from different versions of a checkpoint.
+  /// E_MISMATCH if the ranks' routers have different weights, for example from different versions of a checkpoint.
   Block(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
         std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
       : frame_(agreed_frame(comm, std::move(weights), max_tokens_per_rank)),
@@ -172,7 +172,7 @@ class Block {
     Buffer<std::int64_t, Space> tokens;
   };
 
-  /// The layer's input to where it reads it.
+  /// Copies the layer's input to where the layer reads it.
   ForwardOptions bring(typename BlockFrame<Loaded>::LayerInput const& in, std::int64_t const* token_ids, std::int64_t rows) {
     ForwardOptions options;
     options.token_ids = token_ids;

@@ -9,15 +9,15 @@ namespace moe::models {
 
 /// A model is a struct of constexpr values that derives from this: a LayerConfig (core/layer_config.hpp) in bf16 with a silu gate, plus
 /// what the rest of its MoE block and its layers look like. The values are those of the released config.json; a checkpoint's own
-/// configuration always goes first (io/layer_from_config.hpp). A number that is not the model's is 0. A layer takes them where its user
-/// gives no Params for the router or the activation (core/config_defaults.hpp).
+/// configuration takes precedence (io/layer_from_config.hpp). A value that the model does not have is 0. A layer uses these values if its
+/// user gives no Params for the router or the activation (core/config_defaults.hpp).
 struct ModelDefaults : LayerDefaults {
   using Act = bf16;
   using Weight = bf16;
   using Activation = activation::Silu;
   static constexpr int num_layers = dynamic;  ///< all layers, dense ones included
   static constexpr int first_moe_layer = 0;   ///< index of the first MoE layer
-  static constexpr int moe_layer_step = 1;    ///< every how many layers from there on is one
+  static constexpr int moe_layer_step = 1;    ///< from there on, every n-th layer is an MoE layer
   static constexpr int num_shared_experts = 0;
   static constexpr int shared_intermediate = 0;       ///< total width of the shared experts
   static constexpr bool shared_sigmoid_gate = false;  ///< their output is multiplied by sigmoid(v . x)

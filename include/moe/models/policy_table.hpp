@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// models/policy_table.hpp: from the names of the registry's policies to what a program writes: the C++ type, the header that a translation
+// models/policy_table.hpp: maps the names of the registry's policies to what a program writes: the C++ type, the header that a translation
 // unit which instantiates a layer includes, and the CMake target to link.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace moe::registry {
 
-/// A type as C++ writes it. The stand-ins for what a build may lack go by the names of the real ones.
+/// A type as C++ writes it. Stand-ins for optional components are written with the names of the real types.
 template <class Type>
 std::string type_name() {
   std::string_view const function = __PRETTY_FUNCTION__;  // "… type_name() [with Type = T; …]" or "… [Type = T]"
@@ -33,7 +33,7 @@ std::string type_name() {
   return name;
 }
 
-/// The name of the file that defines a policy of that name: the same, but for variants that share one.
+/// The base name of the file that defines a policy: the policy's name, except for variants that share a file.
 inline std::string_view file_of(std::string_view policy) {
   constexpr std::array<std::array<std::string_view, 2>, 3> kShared{
       {{"low_latency_rank_major", "low_latency"}, {"any", "any_router"}, {"zero_expert", "row/zero_expert"}}};

@@ -68,11 +68,11 @@ inline constexpr auto backends_over_window =
                   backends::Pplx<Window>, backends::LowLatencyRankMajor<Window>>;
 
 inline constexpr auto host_backends = hana::append(backends_over_comm<comm::Mpi>, hana::type_c<backends::NoExpertParallel<space::host>>);
-/// Whoever instantiates one includes backends/window/host/NAME.hpp.
+/// To instantiate one, include backends/window/host/NAME.hpp.
 inline constexpr auto window_backends = backends_over_window<comm::MpiShared>;
 
-/// Stand-ins for comm::Nccl and comm::NcclSymmetric, which a build may lack: names, facts and rules are the same. Whoever instantiates a
-/// layer takes the lists above with the real ones.
+/// Stand-ins for comm::Nccl and comm::NcclSymmetric, which a build may lack: names, facts and rules are the same. To instantiate a layer,
+/// use the lists above with the real types.
 using DeviceComm = comm::Self<space::cuda>;
 class DeviceWindow {
  public:
@@ -87,7 +87,7 @@ inline constexpr auto cuda_backends = hana::prepend(backends_over_comm<DeviceCom
 inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
 
 /// Schemes that the tests and the tool pair with windows of host memory: rows as they are, and codes with a scale for each group. These
-/// backends move the bytes of a row whatever they mean, so any other scheme adds compile time and no case.
+/// backends copy rows as bytes, so any other scheme adds compile time but no new case.
 inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;

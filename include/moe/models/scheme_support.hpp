@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// models/scheme_support.hpp: how well the library runs each quantisation of the registry on each GPU: the best that its experts say.
+// models/scheme_support.hpp: how well the library supports each quantisation of the registry on each GPU: the best support level of its
+// experts.
 #pragma once
 
 #include <array>
@@ -15,13 +16,13 @@ struct SchemeSupport {
   std::string_view scheme;
   int architecture;  ///< compute capability, 80 for 8.0
   quantization::Support support = quantization::Support::none;
-  std::string_view experts = "";  ///< the first that runs it so
+  std::string_view experts = "";  ///< the first experts policy with this support level
 };
 
 /// The architectures that the table has a column for.
 inline constexpr std::array<int, 4> kArchitectures{80, 89, 90, 100};
 
-/// The best of the registry's experts of the CUDA space.
+/// The best support level among the registry's experts of the CUDA space.
 template <class Quant>
 SchemeSupport best_support(int architecture) {
   SchemeSupport best{.scheme = Quant::kName, .architecture = architecture};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/construction.hpp: how ranks that build one object learn that one of them cannot, so that none waits for it.
+// parallel/construction.hpp: how ranks that build one object learn that one of them cannot, so that no rank waits for it.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace moe::detail {
 
-/// Collective. `in`, `bytes` of host memory, of all ranks to `all`. False, and nothing done, for a communicator that cannot (simulated
-/// ranks).
+/// Collective. Gathers `bytes` bytes of host memory at `in` from all ranks to `all`. Returns false and does nothing if the communicator
+/// cannot gather host memory (simulated ranks).
 template <class Comm>
 bool gather_host(Comm& comm, void const* in, std::int64_t bytes, void* all) {
   if constexpr (requires { comm.set_phase("construction"); }) comm.set_phase("construction");
@@ -29,8 +29,8 @@ bool gather_host(Comm& comm, void const* in, std::int64_t bytes, void* all) {
   return false;
 }
 
-/// Collective. The word of every rank that has come this far, 0 or less, else 1 + the code that it failed with. A communicator that cannot
-/// gather host words (simulated ranks) reports this rank alone, and 0 of the others.
+/// Collective. One word per rank: 0 or less if the rank has come this far, else 1 + the code of its error. If the communicator cannot
+/// gather host words (simulated ranks): this rank's word, and 0 for the others.
 template <class Comm>
 std::vector<std::int64_t> gather_construction(Comm& comm, std::int64_t status) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()), 0);
@@ -72,7 +72,7 @@ void agree_on_fingerprint(Comm& comm, Fingerprint const& mine) {
   });
 }
 
-/// make(). What it throws is thrown once the peers, who are at their next agree_on_construction(), know.
+/// Calls make(). If it throws, the peers are told in their next agree_on_construction(); then the error is rethrown.
 template <class Comm, class Make>
 auto build(Comm& comm, Make const& make) -> decltype(make()) {
   auto tell = [&](ErrorCode code) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/dp_metadata.hpp: how many tokens each data-parallel rank brings to a step, and what follows: offsets, chunks, the step vote.
+// parallel/dp_metadata.hpp: how many tokens each data-parallel rank brings to a step, and what is derived from that: offsets, chunks, the
+// step vote.
 #pragma once
 
 #include <algorithm>
@@ -104,8 +105,8 @@ class DpMetadata {
     return sizes;
   }
 
-  /// While it lives, local_sizes() of the metadata answers for one chunk or for the whole split batch. Scopes nest last in, first
-  /// out; every exit path restores the one before.
+  /// While the scope is open, local_sizes() of the metadata returns the sizes of one chunk or of the whole split batch. Scopes nest last
+  /// in, first out; every exit path restores the previous scope.
   class Scope {
    public:
     Scope(Scope const&) = delete;
@@ -229,8 +230,8 @@ inline StepDecision decide_step(std::span<std::optional<StepVote> const> votes, 
   return out;
 }
 
-/// The same over a host communicator of the DP group. Collective; the same decision on every rank. A rank that does not answer is the
-/// communicator's E_TIMEOUT, which names it.
+/// The same over a host communicator of the DP group. Collective; the same decision on every rank. If a rank does not answer, the
+/// communicator throws E_TIMEOUT, which names it.
 template <class Comm>
 StepDecision decide_step_over(Comm& comm, StepVote const& mine, int num_ubatches = 2) {
   constexpr std::size_t kFields = 4;

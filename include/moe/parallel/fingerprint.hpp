@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/fingerprint.hpp: proof that all ranks were configured alike: named fields, a hash, and the first field that differs.
+// parallel/fingerprint.hpp: checks that all ranks have the same configuration: named fields, a hash, and the first field that differs.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class Fingerprint {
     for (auto const& [field, value] : fields_) out += field + '=' + value + '\n';
     return out;
   }
-  /// Inverse of encode(). E_MISMATCH on text that is none (a peer that speaks another version).
+  /// Inverse of encode(). E_MISMATCH on text that is not a fingerprint (a peer of another version).
   static Fingerprint decode(std::string_view lines) {
     Fingerprint out;
     while (!lines.empty()) {

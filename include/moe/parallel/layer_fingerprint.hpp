@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// parallel/layer_fingerprint.hpp: what all ranks of one layer must have chosen alike. Exchanges compare part of it, on the device only with
-// the first round's words. docs/semantics/parallel.md §4.
+// parallel/layer_fingerprint.hpp: the choices that must be equal on all ranks of a layer. Exchanges compare part of them, on the device
+// only with the first round's words. docs/semantics/parallel.md §4.
 #pragma once
 
 #include <cstdio>
@@ -13,14 +13,14 @@
 
 namespace moe::detail {
 
-/// Nine digits tell every float from its neighbours.
+/// Nine digits distinguish every float from its neighbours.
 inline std::string digits(float value) {
   char out[32];
   std::snprintf(out, sizeof out, "%.9g", static_cast<double>(value));
   return out;
 }
 
-/// A rank may choose experts of its own, and its own number of tokens; the rest decides what a token's result is.
+/// The experts policy and the number of tokens may differ between ranks. The other choices affect a token's result.
 template <class Config, class Backend, class Quant, class Router>
 Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, Quant const& quant,
                               typename Config::Activation const& activation, ExpertPlacement const& placement) {

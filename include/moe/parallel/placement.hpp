@@ -155,7 +155,7 @@ class ExpertPlacement {
     return ids;
   }
 
-  /// Re-deals the experts to new_ep_size ranks and returns those that change their owner, by physical id. Only between steps: any
+  /// Redistributes the experts over new_ep_size ranks and returns those that change their owner, by physical id. Only between steps: any
   /// live dispatch handle is E_STATE; sizes are checked as in the constructor. On error the placement is unchanged.
   std::vector<OwnerChange> update(int new_ep_size, int live_handles = 0) {
     if (live_handles != 0) {

@@ -34,7 +34,7 @@ struct DboOptions {
   int prefill_threshold = 512;
 };
 
-/// Everything about parallelism that a process is told.
+/// The parallel configuration of a process.
 struct ParallelConfig {
   GridSizes grid{};
   int global_rank = 0;
