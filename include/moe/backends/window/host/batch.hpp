@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/batch.hpp: what batched host exchanges over a window share: where rows were sent, the packed batches of the experts,
-// the weighted sums.
+// backends/window/host/batch.hpp: common parts of batched host exchanges over a window: where rows were sent, the packed batches of the
+// experts, the weighted sums.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ void sum_rows(std::int64_t terms, Row&& row, Scale&& scale, std::int64_t n, To* 
   }
 }
 
-/// Row t times the token's only weight, rounded into `scaled`.
+/// Row t times the token's only weight, rounded, into `scaled`.
 template <class Act, int Hidden>
 Act const* weighted_row(RoutedTokens<Act, Hidden> const& in, std::int64_t t, Act* scaled) {
   Act const* const row = row_ptr(in.hidden, t);
@@ -46,7 +46,7 @@ Act const* weighted_row(RoutedTokens<Act, Hidden> const& in, std::int64_t t, Act
   return scaled;
 }
 
-/// A quantised row with four words: payload, scales, words, each at a multiple of kAlignment.
+/// A quantised row with `words` 32-bit words: payload, scales, words, each at a multiple of kAlignment.
 template <class Config, class Quant>
 class BatchMessage {
  public:
@@ -62,7 +62,7 @@ class BatchMessage {
         words_at_(scales_at_ + aligned(Quant::scale_cols(hidden) * static_cast<std::int64_t>(sizeof(Scale)))),
         bytes_(words_at_ + aligned(words * 4)) {}
   std::int64_t bytes() const { return bytes_; }
-  /// Bytes of payload and scales, which copies of one token have in common.
+  /// Bytes of payload and scales, which copies of one token share.
   std::int64_t row_bytes() const { return words_at_; }
   std::int32_t* words(std::byte* message) const { return reinterpret_cast<std::int32_t*>(message + words_at_); }
   std::int32_t const* words(std::byte const* message) const { return reinterpret_cast<std::int32_t const*>(message + words_at_); }
@@ -82,7 +82,7 @@ class BatchMessage {
   std::int64_t bytes_;
 };
 
-/// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per slot, used in turn.
+/// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per slot, used alternately.
 template <class Config, class Quant, class Partial>
 class BatchRecord : public DispatchRecord {
  public:
@@ -91,7 +91,7 @@ class BatchRecord : public DispatchRecord {
   using Scale = typename Quant::Scale;
   using Tokens = BatchedTokensOf<Config, Quant>;
 
-  /// Where the output of a row of a batch is wanted.
+  /// Where to return the output of a batch row.
   struct Origin {
     std::int32_t rank;
     std::int32_t place;
@@ -117,7 +117,7 @@ class BatchRecord : public DispatchRecord {
     record_origins = arena.take<Origin>(received_records);
   }
 
-  /// Of the own rows; 1 if they went into the input.
+  /// Stores the weights of this rank's rows; 1 if they were applied to the input.
   void take_weights(Rows<float const> given, bool on_input) const {
     for (std::int64_t t = 0; t < rows; ++t) {
       for (std::int64_t j = 0; j < topk_; ++j) {
@@ -125,7 +125,7 @@ class BatchRecord : public DispatchRecord {
       }
     }
   }
-  /// Where the outputs lie if they are not the record's own.
+  /// Sets where the outputs lie, if not in the record's own memory.
   void set_output(Partial* output) { output_ = output; }
   Tokens tokens() const {
     return {make_blocks(static_cast<Payload const*>(payload_), num_local_, capacity_, Quant::payload_cols(hidden_)),
@@ -136,14 +136,14 @@ class BatchRecord : public DispatchRecord {
   Partial* output_row(std::int64_t row) const { return output_ + row * hidden_; }
   Payload* payload_row(std::int64_t row) const { return payload_ + row * Quant::payload_cols(hidden_); }
   Scale* scale_row(std::int64_t row) const { return scales_ + row * Quant::scale_cols(hidden_); }
-  /// The next free row of expert `e`'s batch, among all rows of all batches.
+  /// The next free row of expert `e`'s batch, as an index into all batches.
   std::int64_t append(std::int32_t e) const { return e * capacity_ + counts[e]++; }
 
-  std::uint32_t round = 0;              ///< of the operation under way
-  std::int64_t rows = 0;                ///< own tokens
+  std::uint32_t round = 0;              ///< of the operation in progress
+  std::int64_t rows = 0;                ///< tokens of this rank
   float* weights = nullptr;             ///< [T_max, k]
-  std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice takes (the first with the same expert), or -1
-  std::int32_t* ranks = nullptr;        ///< [T_max, k] where the row of that place went
+  std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice uses (the first with the same expert), or -1
+  std::int32_t* ranks = nullptr;        ///< [T_max, k] the rank that the row of that place was sent to
   Origin* origins = nullptr;            ///< [L C]
   std::int32_t* counts = nullptr;       ///< [L]
   std::int64_t num_records = 0;         ///< deduplicated: rows received

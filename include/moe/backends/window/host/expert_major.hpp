@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/expert_major.hpp: rows of a standard dispatch by expert, in the host space, for experts that want whole batches of
-// one expert one after the other. docs/semantics/exchange.md §12. The device's high-throughput exchange makes the same lists in its kernel.
+// backends/window/host/expert_major.hpp: rows of a standard dispatch sorted by expert, in the host space, for experts that process one
+// expert's batch at a time. docs/semantics/exchange.md §12. The device's high-throughput exchange makes the same lists in its kernel.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace moe::backends {
 
-/// Which row of a dispatch each entry is; entries of one expert follow each other, by row, from a multiple of the alignment on.
+/// The row of each entry. Entries of one expert are contiguous, sorted by row, and begin at a multiple of the alignment.
 struct ExpertMajorList {
   std::vector<std::int32_t> rows;    ///< -1 in the gaps that the alignment leaves
   std::vector<std::int32_t> counts;  ///< [L] entries of each expert
@@ -50,7 +50,7 @@ ExpertMajorList expert_major(StandardTokens<Payload, Scale> const& tokens, int n
   return list;
 }
 
-/// out[r] = Σ_j w_j y[entry of (r, j)], float32 in j order, one rounding: what the caller of the layout owes before combine.
+/// out[r] = Σ_j w_j y[entry of (r, j)], float32 in j order, one rounding. A caller that uses the layout must call it before combine.
 template <class Payload, class Scale, class Y, class Out>
 void reduce_expert_major(StandardTokens<Payload, Scale> const& tokens, ExpertMajorList const& list, Rows<Y> y, Rows<Out> out) {
   std::vector<std::int32_t> next = list.first;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/high_throughput.hpp: HighThroughput over a window of host memory: rows straight to their place, outputs read back.
-// docs/semantics/exchange.md §7.
+// backends/window/host/high_throughput.hpp: HighThroughput over a window of host memory: senders store rows at their final place and read
+// outputs back. docs/semantics/exchange.md §7.
 #pragma once
 
 #include <concepts>
@@ -14,14 +14,14 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct HighThroughputParams<Window> {
-  /// Rows that a rank can receive in one round; 0: the worst case, R T_max. Less saves memory, and a round that needs more is
+  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more is
   /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
   std::int64_t max_recv_rows = 0;
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// Every rank tells every rank how many rows it sends to whom, so each row's place is known: by source rank, then by token. The source
+/// Every rank tells every rank how many rows it sends to each rank, so each row's place is known: by source rank, then by token. The source
 /// reads the outputs back and adds them in rank order. Any scheme, any placement.
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::host>

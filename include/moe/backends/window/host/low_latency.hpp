@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency.hpp: LowLatency over a window of host memory: rows straight to the owning peer, no barrier.
-// docs/semantics/exchange.md §8.
+// backends/window/host/low_latency.hpp: LowLatency over a window of host memory: rows go straight to the peer that owns the expert, no
+// barrier. docs/semantics/exchange.md §8.
 //
-// Dispatch, send half: every token's row is quantised once and stored into recv[parity][expert][me] of the owner, then the row counts of
-// every (expert, rank), zero too, are published with the round. Receive half: rows are packed by source rank, then by token.
-// Combine, send half: every output row goes to returned[parity][place] of its source, then the round is published to every rank.
+// Dispatch, send half: every token's row is quantised once and stored into recv[parity][expert][me] at the expert's rank; then the row
+// counts of every (expert, rank), including zeros, are published with the round. Receive half: rows are packed by source rank, then by
+// token. Combine, send half: every output row goes to returned[parity][place] of its source, then the round is published to every rank.
 // Receive half: out[t] = Σ_j w_j returned[place of j], in j order.
 #pragma once
 
@@ -76,7 +76,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
   }
 
-  /// Rows of one expert's batch, at most.
+  /// The most rows of one expert's batch.
   std::int64_t max_rows() const { return max_tokens_ * ranks_; }
   /// Collective: send() and receive(). E_STATE without finalize() after the last prepare().
   Tokens prepare(Routed const& in, HostStream) {
@@ -103,9 +103,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles it gives up the
-  /// oldest dispatch that is not over, after what its slot has sent and not received: the peers get E_PEER from that combine, newer
-  /// dispatches go on. If outputs were sent and not received, only these are lost, and the peers lack nothing. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles it gives up
+  /// the oldest dispatch that has not ended, after receiving what its slot has sent: peers get E_PEER from that combine, newer dispatches
+  /// go on. If outputs were sent and not received, only this rank's results are lost; peers get all outputs. Never throws.
   void abandon(HostStream) {
     std::optional<Handle> const oldest = order_.dispatched() ? last_ : handles_.oldest();
     oldest ? give_up(*oldest) : slots_[0].rounds->abandon(WindowCall::dispatch);
@@ -113,7 +113,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   }
 
   /// The send half of a dispatch: waits for no peer. E_STATE if the slot's last send was not received, E_ARG for the slot; E_ARG,
-  /// E_CAPACITY for this rank's arguments, which peers hear of in receive().
+  /// E_CAPACITY for this rank's arguments, which receive() reports to the peers.
   Handle send(Routed const& in, int slot = 0) {
     Slot& s = slot_at(slot);
     s.rounds->send(WindowCall::dispatch, in.hidden.extent(0), [&] {
@@ -128,8 +128,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     messages_.send(s, r, in);
     return handle;
   }
-  /// The receive half: waits for every rank. The batches are valid until two dispatches of the slot have followed. E_STATE for a
-  /// handle that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for other ranks' doings; TransportError of the window.
+  /// The receive half: waits for every rank. The batches are valid until two further dispatches of the slot have begun. E_STATE for a
+  /// handle that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for errors of other ranks; TransportError of the window.
   Tokens receive(Handle handle) {
     Slot& s = slot_at(handle.slot);
     bool const early = handles_.record(handle).state == DispatchState::received_early;
@@ -175,11 +175,11 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     r.state = DispatchState::idle;
   }
 
-  /// Which ranks this one takes for dead. It says nothing of membership, which is the engine's.
+  /// Ranks that this rank considers dead. Does not change membership; the engine decides that.
   std::vector<bool> query_mask() { return window().query_mask(); }
-  /// Masks a rank on this rank only. E_STATE without Params::masks, E_ARG for the own rank.
+  /// Masks a rank on this rank only. E_STATE without Params::masks, E_ARG for this rank.
   void mask_rank(int rank) { window().mask(rank); }
-  /// Collective over all ranks, the masked ones too, between rounds: nobody is masked any more.
+  /// Collective over all ranks, also the masked ones, between rounds: clears all masks.
   void clear_mask() {
     if (!params_.masks) {
       throw Error(ErrorCode::state, "mask: the exchange was built without masks");
@@ -254,7 +254,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     handles_.record(handle).state = over ? DispatchState::idle : handles_.record(handle).state;
     return over;
   }
-  // What this rank still owes for a dispatch.
+  // Gives up a dispatch, and does what the peers still wait for: receives what was sent, then abandons the combine.
   void give_up(Handle handle) noexcept {
     Slot& s = slot_at(handle.slot);
     Record* over = &handles_.record(handle);
@@ -265,11 +265,11 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
           sent.state = DispatchState::received_early;
         } else if (sent.state == DispatchState::combining) {
           over = &sent;
-          sent.state = DispatchState::received;  // and stays it if a peer refuses the combine, which they then repeat
+          sent.state = DispatchState::received;  // and remains so if a peer refuses the combine; all ranks then repeat it
           s.rounds->receive(WindowCall::combine);
           sent.state = DispatchState::idle;
         }
-      } catch (Error const&) {  // the peers have got the same error, or the window reports its failure to the next call as well
+      } catch (Error const&) {  // the peers got the same error, or the window reports its failure again on the next call
         end_if_abandoned({handle.slot, sent.generation});
       }
     }
@@ -311,7 +311,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
   }
 
-  /// What came back for a choice (deduplicated: for a rank), or null if it went nowhere or its rank is dead.
+  /// The returned output for a choice (deduplicated: for a rank), or null if the choice had no expert or its rank is dead.
   std::byte const* returned_at(Slot& s, Record& r, std::int64_t choice) {
     std::int32_t const place = r.places[choice];
     if (place < 0 || window().masked(r.ranks[params_.deduplicate ? choice : place])) {
@@ -319,7 +319,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     return window().template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + place * returns_.bytes();
   }
-  /// Zero copy: that row of the rank that the choice went to.
+  /// Zero copy: that output row, in the part of the rank that computed it.
   Partial const* output_at(Slot& s, Record& r, std::int64_t choice, std::int32_t row) {
     std::size_t const which = r.generation & 1U;
     return s.rounds->window().template at<Partial>(r.ranks[r.places[choice]], s.at.outputs[which]) + row * hidden_;
@@ -333,7 +333,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   int rank_;
   int max_local_;
   int num_local_;
-  std::int64_t max_destinations_;  // of one token
+  std::int64_t max_destinations_;  // of one token, at most
   bool on_input_;
   LowLatencyMessages<Window, Config, Quant, Partial> messages_;
   moe::detail::WindowOffsets offsets_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency_messages.hpp: the dispatch of LowLatency over a host window: tokens to messages in the owners' parts,
+// backends/window/host/low_latency_messages.hpp: the dispatch of LowLatency over a host window: tokens to messages in the receivers' parts,
 // and messages to the batches of this rank's experts.
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace moe::backends::detail {
 
-/// Where a slot's parts lie in the window, and its operations.
+/// Where a slot's parts lie in the window, and its rounds.
 template <class Window>
 struct LowLatencySlot {
   LowLatencyOffsets at;
   std::optional<moe::detail::WindowRounds<Window>> rounds;
 };
 
-/// What of the exchange decides which messages there are.
+/// The properties of the exchange that decide which messages exist.
 struct LowLatencyMessageShape {
   std::int64_t hidden;
   std::int64_t topk;
@@ -32,11 +32,11 @@ struct LowLatencyMessageShape {
   int max_local;       ///< most experts of any rank
   bool on_input;       ///< rows are multiplied by the router weight before they are quantised
   bool per_rank;       ///< one message for each (token, rank) instead of each (token, expert): Params::deduplicate
-  std::int64_t terms;  ///< most outputs that come back for a token
+  std::int64_t terms;  ///< most outputs that are returned for one token
 };
 
-/// Messages lie in recv[parity][block][i]: block is (expert, source), or with per_rank the source. A count of each block is published with
-/// the round. Words of a message: its place at the source; with per_rank also the k local ids and the k weights.
+/// Messages lie in recv[parity][block][i]: block is (expert, source), or with per_rank the source. Each block's count is published with the
+/// round. The words of a message: its place at the source; with per_rank also the k local ids and the k weights.
 template <class Window, class Config, class Quant, class Partial>
 class LowLatencyMessages {
  public:
@@ -64,13 +64,13 @@ class LowLatencyMessages {
   /// Bytes of one parity's counts, and of its messages.
   std::int64_t count_bytes() const { return 8 * std::int64_t{count_rows()} * shape_.ranks; }
   std::int64_t received_bytes() const { return std::int64_t{count_rows()} * shape_.ranks * shape_.max_tokens * message_.bytes(); }
-  /// The word that says how many messages rank `from` has sent for an expert (per_rank: for expert 0, to this rank).
+  /// The word with the number of messages that rank `from` has sent for an expert (per_rank: for expert 0, to this rank).
   std::size_t count_at(Slot const& s, int parity, std::int32_t expert, int from) const {
     return s.at.counts[static_cast<std::size_t>(parity)] +
            8 * (static_cast<std::size_t>(expert) * static_cast<std::size_t>(shape_.ranks) + static_cast<std::size_t>(from));
   }
 
-  /// Stores the messages of r.rows tokens, and publishes the counts, zero too. Waits for no peer.
+  /// Stores the messages of r.rows tokens, and publishes the counts, including zeros. Waits for no peer.
   void send(Slot& s, Record& r, Routed const& in) {
     std::fill_n(counts_, num_physical_ + shape_.ranks, 0);
     for (std::int64_t t = 0; t < r.rows; ++t) {
@@ -103,7 +103,7 @@ class LowLatencyMessages {
   }
   bool is_expert(std::int32_t id) const { return id >= 0 && id < num_physical_; }
 
-  // Row t quantised into the staging message, weighted first if the router weight goes on the input.
+  // Quantises row t into the staging message, weighted first if the router weight is applied to the input.
   std::byte* pack(Routed const& in, std::int64_t t) {
     message_.pack(quant_, shape_.on_input ? moe::detail::weighted_row(in, t, scaled_) : row_ptr(in.hidden, t), staging_);
     return staging_;
@@ -123,7 +123,7 @@ class LowLatencyMessages {
         continue;
       }
       for (std::int64_t i = 0; i < j && place < 0; ++i) {
-        place = in.topk_ids(t, i) == id ? r.places[t * shape_.topk + i] : -1;  // sent already: its output is added twice
+        place = in.topk_ids(t, i) == id ? r.places[t * shape_.topk + i] : -1;  // sent already: its output is added once per choice
       }
       if (place >= 0) {
         continue;

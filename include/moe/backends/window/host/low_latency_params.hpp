@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency_params.hpp: what may be chosen of LowLatency in the host space, and the rank-major layout there.
+// backends/window/host/low_latency_params.hpp: the options of LowLatency in the host space, and the rank-major layout there.
 #pragma once
 
 #include <array>
@@ -17,23 +17,24 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct LowLatencyParams<Window> {
-  /// One row travels for each (token, rank), the receiver deals it to its experts and sums their weighted outputs before the way
-  /// back: fewer bytes, one more rounding to the experts' output type. The same on all ranks.
+  /// One row travels for each (token, rank). The receiver distributes it to its experts and sums their weighted outputs before it returns
+  /// them: fewer bytes, one more rounding to the experts' output type. The same on all ranks.
   bool deduplicate = false;
-  /// What outputs travel as; the same on all ranks. Other than plain: coded by their owner, decoded where they are summed.
+  /// The format in which outputs travel; the same on all ranks. Formats other than plain: the expert's rank codes, the summing rank
+  /// decodes.
   CombineFormat combine = CombineFormat::plain;
-  /// Experts write into the window and every rank reads its rows there, so that outputs are not copied. The same on all ranks. E_ARG with
-  /// another CombineFormat, E_UNSUPPORTED with deduplicate.
+  /// Experts write into the window and every rank reads its rows there, so that outputs are not copied. The same on all ranks. E_ARG with a
+  /// CombineFormat other than plain, E_UNSUPPORTED with deduplicate.
   bool zero_copy = false;
-  /// A rank that does not come within the deadline, or whose process ends, is masked instead of ending the group: neither waited for
-  /// nor sent to, its experts' terms left out. The same on all ranks.
+  /// A rank that misses the deadline, or whose process ends, is masked instead of ending the group: the others neither wait for it nor send
+  /// to it, and leave out its experts' terms. The same on all ranks.
   bool masks = false;
   int num_slots = 1;                               ///< dispatches whose receive half may be outstanding at once; the same on all ranks
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// E_CONFIG, E_ARG, E_UNSUPPORTED.
+/// Checks the options. E_CONFIG, E_ARG, E_UNSUPPORTED.
 template <class Window>
 void check_params(LowLatencyParams<Window> const& p) {
   if (p.num_slots < 1 || p.num_slots > 16) {
@@ -47,7 +48,7 @@ void check_params(LowLatencyParams<Window> const& p) {
   }
 }
 
-/// What ranks compare before anything else, so that those that chose otherwise are told.
+/// The options that ranks compare first, so that ranks with different options get an error.
 template <class Window>
 std::string contract_name(LowLatencyParams<Window> const& p) {
   bool const coded = p.combine != CombineFormat::plain;
@@ -55,17 +56,17 @@ std::string contract_name(LowLatencyParams<Window> const& p) {
               coded ? name(p.combine) : "");
 }
 
-/// Where the parts of a slot lie in the window.
+/// Offsets of a slot's parts in the window.
 struct LowLatencyOffsets {
   std::size_t rounds = 0;
   std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
   std::array<std::size_t, 2> counts{};    // u64 [max_local][rank]; deduplicated: [rank]
   std::array<std::size_t, 2> received{};  // messages [max_local][rank][T_max]; deduplicated: [rank][T_max]
-  std::array<std::size_t, 2> returned{};  // outputs [T_max k], deduplicated [T_max min(k, R)]; zero copy: i32, the row at its owner
+  std::array<std::size_t, 2> returned{};  // outputs [T_max k], deduplicated [T_max min(k, R)]; zero copy: i32, the row at the expert's rank
   std::array<std::size_t, 2> outputs{};   // zero copy only, by record: Partial [max_local][C][H]
 };
 
-/// The latest operation, and the most dispatches, of any slot on any rank. To be read between two barriers.
+/// The latest operation, and the most dispatches, of any slot on any rank. Read it between two barriers.
 template <class Slots>
 std::array<std::uint32_t, 2> latest_of(Slots const& slots) {
   std::array<std::uint32_t, 2> latest = slots[0].rounds->latest();
@@ -82,7 +83,7 @@ template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct LowLatencyRankMajorParams<Window> {
   struct type {
-    std::int64_t max_recv_rows = 0;                  ///< 0: the workspace is of the worst case, R T_max rows
+    std::int64_t max_recv_rows = 0;                  ///< 0: the workspace has the worst case, R T_max rows
     typename Window::Params window{};                ///< of the exchange's own window
     comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
   };

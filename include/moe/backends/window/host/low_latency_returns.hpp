@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency_returns.hpp: an expert output on its way back through a host window: as it is, coded, or only where it
-// lies.
+// backends/window/host/low_latency_returns.hpp: how an expert output returns through a host window: plain, coded, or as the index of its
+// row.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace moe::detail {
 
-/// Coded: headers, then codes. Zero copy: an i32, the row at its owner.
+/// Coded: headers, then codes. Zero copy: an i32, the row at the expert's rank.
 template <class Partial>
 class ReturnedOutputs {
  public:
@@ -31,10 +31,10 @@ class ReturnedOutputs {
       decoded_ = arena.take<float>(topk * hidden);
     }
   }
-  /// Of one output.
+  /// Bytes of one returned output.
   std::int64_t bytes() const { return bytes_; }
 
-  /// Row `row` of its owner.
+  /// Stores an output to `to`; `row` is its row at the expert's rank.
   void store(Partial const* output, std::int64_t row, std::byte* to) const {
     if (zero_copy_) {
       *reinterpret_cast<std::int32_t*>(to) = static_cast<std::int32_t>(row);
@@ -44,7 +44,7 @@ class ReturnedOutputs {
       encode_row(format_, output, hidden_, to + 4 * combine_groups(hidden_), reinterpret_cast<std::uint32_t*>(to));
     }
   }
-  /// sum_rows() of the owner's rows.
+  /// Stores sum_rows() of this rank's expert outputs.
   template <class Row, class Scale>
   void store_sum(std::int64_t terms, Row&& row, Scale&& scale, std::byte* to) const {
     if (format_ == CombineFormat::plain) {
@@ -54,7 +54,7 @@ class ReturnedOutputs {
       store(sum_, 0, to);
     }
   }
-  /// sum_rows() of what store() wrote: at(j) is null if term j did not come back; at_owner(j, row) is where zero copy left it.
+  /// sum_rows() of what store() wrote: at(j) is null if term j was not returned; zero copy reads the row at at_owner(j, row).
   template <class At, class AtOwner, class Scale, class Out>
   void sum(std::int64_t terms, At&& at, AtOwner&& at_owner, Scale&& scale, Out* out) const {
     if (format_ == CombineFormat::plain) {

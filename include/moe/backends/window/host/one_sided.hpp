@@ -13,7 +13,7 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct OneSidedParams<Window> {
-  std::int64_t max_recv_rows = 0;                  ///< 0: the workspace is of the worst case, R T_max rows
+  std::int64_t max_recv_rows = 0;                  ///< 0: the workspace has the worst case, R T_max rows
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };

@@ -21,12 +21,12 @@ using moe::detail::DispatchState;
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct PplxParams<Window> {
-  int dp_size = 1;  ///< consecutive ranks that hold the same tokens and all receive their results; divides the number of ranks
+  int dp_size = 1;  ///< consecutive ranks that hold the same tokens and all receive their results; must divide the number of ranks
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// Any scheme; the experts must divide by the ranks.
+/// Any scheme; the number of ranks must divide the number of experts.
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::host>
 class PplxExchange<Window, Config, Quant, Partial> {
@@ -40,8 +40,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
   using Output = Rows<Act, Config::hidden>;
 
   /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_UNSUPPORTED
-  /// for experts that do not divide by the ranks, E_ARG for the router weight on the input with top-k other than 1, E_CAPACITY if memory
-  /// does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
+  /// unless the number of ranks divides that of experts, E_ARG for the router weight on the input with top-k other than 1, E_CAPACITY if
+  /// memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
   PplxExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
                Params const& params, Arena<Space>& arena)
       : quant_(quant),
@@ -60,7 +60,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
                refused_, arena, params.manager, offsets_.user_bytes(), params.window),
         rounds_(group_.window(), rounds_at_, group_.tag()) {}
 
-  /// Rows of one expert's batch, at most: T_max for each data-parallel group.
+  /// The most rows of one expert's batch: T_max for each data-parallel group.
   std::int64_t max_rows() const { return max_tokens_ * (ranks_ / dp_size_); }
 
   /// Collective: send() and receive(). E_STATE without finalize() after the last prepare().
@@ -87,8 +87,9 @@ class PplxExchange<Window, Config, Quant, Partial> {
     receive_outputs(out);
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(), or of a half: this rank gives up the round, its peers get E_PEER, after send() from
-  /// their combine. Once its outputs are sent they lack nothing, and only its own are lost. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(), or of one half: this rank gives up the round, its peers get E_PEER; after
+  /// send() they get it from their combine. Once this rank has sent its outputs the peers have all they need, and only its own results are
+  /// lost. Never throws.
   void abandon(HostStream) {
     if (record_.state == DispatchState::idle) {
       rounds_.abandon(moe::detail::WindowCall::dispatch);
@@ -100,7 +101,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
       if (record_.state == DispatchState::combining) {
         wait_outputs([](std::int64_t) {});
       }
-    } catch (Error const&) {  // the peers have got the same error, or the window reports its failure to the next call as well
+    } catch (Error const&) {  // the peers got the same error, or the window reports its failure again on the next call
     }
     if (record_.state == DispatchState::received) {
       rounds_.abandon(moe::detail::WindowCall::combine);
@@ -126,7 +127,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
     }
   }
   /// The receive half. E_STATE without send(); E_MISMATCH if ranks of a data-parallel group brought different numbers of rows; E_CAPACITY,
-  /// E_PEER for other ranks' doings; TransportError of the window.
+  /// E_PEER for errors of other ranks; TransportError of the window.
   Tokens receive() {
     record_.state = record_.state == DispatchState::sent ? DispatchState::idle : record_.state;
     rounds_.receive(moe::detail::WindowCall::dispatch);
@@ -239,7 +240,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
         continue;
       }
       for (std::int64_t i = 0; i < j && place < 0; ++i) {
-        place = in.topk_ids(t, i) == id ? record_.places[t * topk_ + i] : -1;  // sent already: its output is added twice
+        place = in.topk_ids(t, i) == id ? record_.places[t * topk_ + i] : -1;  // sent already: its output is added once per choice
       }
       if (place >= 0) {
         continue;
@@ -287,7 +288,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
       }
     }
   }
-  // Calls done(t) for each token in turn, once all its rows have come back.
+  // Calls done(t) for each token in order, once all its rows have returned.
   template <class Done>
   void wait_outputs(Done&& done) {
     for (std::int64_t t = 0; t < record_.rows; ++t) {
@@ -295,10 +296,10 @@ class PplxExchange<Window, Config, Quant, Partial> {
       done(t);
     }
   }
-  // Waits until all rows of token t have come back, and makes its counter ready for the round after the next.
+  // Waits until all rows of token t have returned, and resets its counter for the round after the next.
   void wait_token(std::int64_t t, std::size_t counter) {
     std::uint32_t wanted = 0;
-    int owner = rank_;  // one of those that owe a row: the counter does not tell which has not sent it
+    int owner = rank_;  // a rank that must return a row; the counter does not show which rank has not
     for (std::int64_t j = 0; j < topk_; ++j) {
       if (record_.places[t * topk_ + j] == t * topk_ + j) {
         ++wanted;
@@ -326,7 +327,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
   std::size_t rounds_at_ = 0;
   std::array<std::size_t, 2> count_words_{};  // u64 [rank][L]
   std::array<std::size_t, 2> received_{};     // messages [rank][L][T_max]
-  std::array<std::size_t, 2> arrived_{};      // u32 [T_max] rows of a token that have come back
+  std::array<std::size_t, 2> arrived_{};      // u32 [T_max] rows of a token that have returned
   std::array<std::size_t, 2> returned_{};     // Partial [T_max k][H]
   std::int32_t* owner_ = nullptr;             // [P]
   std::int32_t* local_ = nullptr;             // [P]

@@ -11,11 +11,11 @@
 namespace moe::detail {
 
 /// Queues of `depth` entries of whole records. The sender writes entries and then the tail, the receiver reads them and then writes the
-/// head; both count entries for ever and wrap.
+/// head; both counters increase without reset and wrap.
 template <class Window>
 class WindowQueues {
  public:
-  /// E_CONFIG unless depth is a power of two, so that counters may wrap, and an entry holds a record.
+  /// E_CONFIG unless depth is a power of two, so that counters can wrap, and an entry holds at least one record.
   WindowQueues(WindowOffsets& offsets, int ranks, int depth, std::int64_t entry_bytes, std::int64_t record_bytes)
       : ranks_(ranks), depth_(static_cast<std::uint32_t>(depth)), entry_bytes_(entry_bytes) {
     if (depth < 1 || (depth & (depth - 1)) != 0) {
@@ -31,8 +31,8 @@ class WindowQueues {
   }
   WindowQueues() = default;
 
-  /// Collective. write(r, i, p): record i for rank r to p; read(r, i, p): record i from rank r at p. to[r], from[r]: records; the own
-  /// rank is left out. Waits only while neither a send nor a receive can go on. TransportError of the window.
+  /// Collective. write(r, i, p) writes record i for rank r to p; read(r, i, p) reads record i from rank r at p. to[r], from[r]: numbers of
+  /// records; this rank is skipped. Waits only while it can neither send nor receive. TransportError of the window.
   template <class Write, class Read>
   void exchange(Window& w, std::int64_t record_bytes, std::int64_t const* to, std::int64_t const* from, std::int64_t* sent,
                 std::int64_t* received, std::uint32_t round, comm::ExchangePhase phase, Write&& write, Read&& read) const {
@@ -68,7 +68,7 @@ class WindowQueues {
   template <class Write>
   bool send_entry(Window& w, int to, std::int64_t per_entry, std::int64_t record_bytes, std::int64_t total, std::int64_t& sent,
                   Write&& write) const {
-    std::uint32_t const tail = *w.template at<std::uint32_t>(to, word(tail_, w.rank()));  // this rank alone writes it
+    std::uint32_t const tail = *w.template at<std::uint32_t>(to, word(tail_, w.rank()));  // only this rank writes it
     if (tail - w.template load<std::uint32_t>(to, word(head_, w.rank())) >= depth_) {
       return false;
     }

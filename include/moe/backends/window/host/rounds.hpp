@@ -3,9 +3,9 @@
 // two-parity scheme.
 //
 // Operations (dispatches and combines) of a slot are numbered; number i is its round. Each begins with a header word from every rank to
-// every rank, tokens or not: round, what the rank thinks it takes part in (12 bits), how many rows it brings or why it cannot.
-// Headers lie twice, by parity of the round: a rank that writes the header of round i + 2 has read the headers of round i + 1, which its
-// peers wrote after they had read those of round i.
+// every rank, with or without tokens: the round, the call and layer as this rank sees them (12 bits), and its number of rows or the reason
+// why it cannot take part. There are two headers, by parity of the round: a rank that writes the header of round i + 2 has read the headers
+// of round i + 1, which its peers wrote after they had read those of round i.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace moe::detail {
 
-/// Hands out offsets of a window, each a multiple of 64 bytes.
+/// Allocates offsets of a window, each a multiple of 64 bytes.
 class WindowOffsets {
  public:
   std::size_t take(std::int64_t bytes) {
@@ -28,29 +28,29 @@ class WindowOffsets {
     end_ += (static_cast<std::size_t>(bytes) + 63) / 64 * 64;
     return at;
   }
-  /// Bytes taken behind the control part.
+  /// Bytes allocated behind the control part.
   std::int64_t user_bytes() const { return static_cast<std::int64_t>(end_ - comm::kWindowControlBytes); }
 
  private:
   std::size_t end_ = comm::kWindowControlBytes;
 };
 
-/// What ranks do together in one operation. Ranks that do not do the same get E_MISMATCH.
+/// What ranks do together in one operation. Ranks in different calls get E_MISMATCH.
 enum class WindowCall : std::uint32_t { dispatch, combine, cached_dispatch };
 
-/// The operations of one slot. All that outlives a call lies in the window, because exchanges of several layers may share it.
+/// The operations of one slot. All state that outlives a call lies in the window, because exchanges of several layers may share it.
 template <class Window>
 class WindowRounds {
  public:
   /// Most rows that a header can carry.
   static constexpr std::int64_t kMaxRows = static_cast<std::int64_t>(comm::kCountMask) - 64;
-  /// Bytes of a window that the slot takes at its offset.
+  /// Bytes of the window that the slot takes at its offset.
   static std::int64_t bytes(int ranks) { return kOwnBytes + 2 * kLine * ranks; }
 
   /// `tag`: 12 bits that all ranks of the layer have in common.
   WindowRounds(Window& window, std::size_t offset, std::uint32_t tag) : window_(&window), offset_(offset), tag_(tag) {}
 
-  /// Sends the header of the next operation, and then throws what check() threw, once the peers' headers are there. E_STATE, without
+  /// Sends the header of the next operation; if check() threw, waits for the peers' headers and throws that error. E_STATE, without
   /// communication, if the last operation has not been received. Returns the round.
   template <class Check>
   std::uint32_t send(WindowCall call, std::int64_t rows, Check&& check) {
@@ -66,7 +66,7 @@ class WindowRounds {
     }
     return round();
   }
-  /// Waits for the headers of the operation that was sent last. E_STATE without one. E_MISMATCH if a rank takes part in something else;
+  /// Waits for the headers of the last operation sent. E_STATE without one. E_MISMATCH if a rank takes part in another call or layer;
   /// E_CAPACITY or E_PEER if a rank has refused or abandoned it. All ranks come to the same verdict. TransportError of the window.
   void receive(WindowCall call) {
     window_->expect_sound(phase(call), wait_phase(call), round());
@@ -93,17 +93,17 @@ class WindowRounds {
       }
     }
   }
-  /// Takes part in the next operation only to say that this rank cannot. Never throws.
+  /// Joins the next operation only to report that this rank cannot take part. Never throws.
   void abandon(WindowCall call) noexcept {
     try {
       if (!window_->failed() && own(kPending) == 0) {
         send_header(call, kAbandoned);
         receive_headers(call);
       }
-    } catch (Error const&) {  // the window reports its failure to the next call as well
+    } catch (Error const&) {  // the window reports its failure again on the next call
     }
   }
-  /// Whether some rank abandoned the operation that was received last.
+  /// Whether some rank abandoned the last operation received.
   bool abandoned() const {
     for (int r = 0; r < window_->size(); ++r) {
       if (comm::word_count(headers_[static_cast<std::size_t>(r)]) == kAbandoned) {
@@ -112,10 +112,10 @@ class WindowRounds {
     }
     return false;
   }
-  /// Rows that rank r brought, after receive().
+  /// The number of rows of rank r, after receive().
   std::int64_t rows(int r) const { return comm::word_count(headers_[static_cast<std::size_t>(r)]); }
 
-  /// Where the slot's dispatches that all ranks have come to are counted, equal on all ranks.
+  /// The counter of the slot's dispatches that all ranks have joined, equal on all ranks.
   std::uint32_t* dispatches() const { return &own(kDispatches); }
 
   std::uint32_t round() const { return own(kRound); }
@@ -124,8 +124,8 @@ class WindowRounds {
   /// A count with the round of the current operation.
   std::uint64_t word(std::int64_t count) const { return comm::count_word(round(), tag_, static_cast<std::uint32_t>(count)); }
 
-  /// The latest operation, and the most dispatches, of any rank's slot: what ranks that come back after a mask go on from. To be read
-  /// between two barriers.
+  /// The latest operation, and the most dispatches, of any rank's slot. Ranks that return after a mask continue from there. Read it between
+  /// two barriers.
   std::array<std::uint32_t, 2> latest() const {
     std::array<std::uint32_t, 2> most{own(kRound), own(kDispatches)};
     for (int r = 0; r < window_->size(); ++r) {
@@ -135,13 +135,13 @@ class WindowRounds {
     }
     return most;
   }
-  /// Goes on as if nothing were under way and so many dispatches had been done.
+  /// Continues as if no operation were in progress and the given numbers of operations and dispatches had been done.
   void restart(std::uint32_t dispatches) {
     own(kPending) = 0;
     own(kDispatches) = dispatches;
   }
 
-  /// Collective, for tests and for groups that were put together anew: continues as if `round` operations had been done.
+  /// Collective, for tests and for rebuilt groups: continues as if `round` operations had been done.
   void preset(std::uint32_t round) {
     own(kRound) = round;
     for (int parity = 0; parity < 2; ++parity) {
@@ -180,11 +180,11 @@ class WindowRounds {
   void receive_headers(WindowCall call) {
     for (int r = 0; r < window_->size(); ++r) {
       std::uint64_t const word = window_->wait_count(header(parity(), r), round(), wait_phase(call), r);
-      // A masked rank takes part in whatever the others do, and brings nothing.
+      // A masked rank counts as part of the same call, with no rows.
       headers_[static_cast<std::size_t>(r)] = window_->masked(r) ? comm::count_word(round(), tag(call), 0) : word;
     }
     own(kPending) = 0;
-    // All ranks read the same headers, so they count alike, whatever each of them is doing.
+    // All ranks read the same headers, so they count alike, even in different calls.
     bool combine = true;
     for (int r = 0; r < window_->size(); ++r) {
       combine = combine && comm::word_tag(headers_[static_cast<std::size_t>(r)]) == tag(WindowCall::combine);
@@ -198,7 +198,7 @@ class WindowRounds {
   std::array<std::uint64_t, comm::kMaxWindowRanks> headers_{};
 };
 
-/// What batched exchanges refuse. E_ARG for the router weight on the input with top-k other than 1; E_CAPACITY.
+/// Arguments that batched exchanges refuse. E_ARG for the router weight on the input with top-k other than 1; E_CAPACITY.
 template <class Window>
 void check_batched(bool on_input, std::int64_t max_tokens, std::int64_t topk) {
   if (on_input && topk != 1) {
@@ -210,19 +210,20 @@ void check_batched(bool on_input, std::int64_t max_tokens, std::int64_t topk) {
   }
 }
 
-/// What window exchanges begin with: all ranks agree on the contract, then the window is there. Members in the order of construction.
+/// The first step of every window exchange: all ranks agree on the contract, then the window is made. Members in construction order.
 template <class Window>
 class WindowGroup {
  public:
   using Comm = typename Window::Comm;
 
-  /// Collective. `refused`: why this rank cannot go on; it is thrown once the peers know. Errors of ExchangeRounds and of the window.
+  /// Collective. `refused`: why this rank cannot take part; thrown after the peers have been told. Errors of ExchangeRounds and of the
+  /// window.
   WindowGroup(Comm& comm, ExchangeContract const& contract, std::optional<Error> const& refused, Arena<space::host>& arena,
               comm::WindowManager<Window>* manager, std::int64_t user_bytes, typename Window::Params const& params)
       : tag_(agree(comm, contract, refused, arena)), handle_(comm, manager, arguments(contract, user_bytes), params) {}
 
   Window& window() const { return *handle_; }
-  /// 12 bits that tell the layer.
+  /// 12 bits that identify the layer.
   std::uint32_t tag() const { return tag_; }
 
  private:
@@ -235,12 +236,12 @@ class WindowGroup {
     for (std::int64_t value : contract.values) {
       hash.add(static_cast<std::uint64_t>(value));
     }
-    // Layers of one shape differ in the number of the exchange.
+    // Layers of one shape differ in the number of their exchange.
     return (hash.value() + 3U * static_cast<std::uint32_t>(agreed.tag())) & 0xfffU;
   }
   static comm::WindowArguments arguments(ExchangeContract const& contract, std::int64_t user_bytes) {
     comm::WindowArguments a{contract.backend, {contract.values.begin(), contract.values.end()}, user_bytes};
-    a.values.pop_back();  // layers of one shape share a window whatever their placement
+    a.values.pop_back();  // layers of one shape share a window even if their placements differ
     return a;
   }
   std::uint32_t tag_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/row_layout.hpp: which row of which rank each token of a standard dispatch becomes, and how ranks agree on it.
+// backends/window/host/row_layout.hpp: which row of which rank each token of a standard dispatch gets, and how ranks agree on it.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace moe::detail {
 
-/// A rank that a token goes to, and its row among those that go there.
+/// A rank that a token is sent to, and the token's row among those for that rank.
 struct RowDestination {
   std::int32_t rank;
   std::int32_t row;
@@ -20,16 +20,16 @@ struct RowDestination {
 
 /// The layout of one dispatch on this rank.
 struct RowLayout : DispatchRecord {
-  std::int64_t rows = 0;                     ///< own tokens
-  std::int64_t total = 0;                    ///< rows received, empty ones included
+  std::int64_t rows = 0;                     ///< tokens of this rank
+  std::int64_t total = 0;                    ///< rows received, including empty ones
   std::int64_t stride = 0;                   ///< workspace: rows of each source's part
   std::int32_t* num_destinations = nullptr;  ///< [T_max]
   RowDestination* destinations = nullptr;    ///< [T_max, max_destinations]
   std::int64_t* matrix = nullptr;            ///< [R, R] rows from each rank to each rank
 };
 
-/// Rows of rank `to` lie by source rank, then by token: one source after the other (packed), or, `Workspace`, each source at a multiple of
-/// the most rows that any rank brings.
+/// Rows of rank `to` lie by source rank, then by token: the sources without gaps (packed), or, with `Workspace`, each source at a multiple
+/// of the most rows that any rank brings.
 template <class Window, bool Workspace>
 class RowLayouts {
  public:
@@ -57,12 +57,12 @@ class RowLayouts {
   }
 
   int num_physical() const { return num_physical_; }
-  /// Destinations of one token, at most.
+  /// The most destinations of one token.
   std::int64_t max_destinations() const { return max_destinations_; }
   RowDestination const* destinations(RowLayout const& r, std::int64_t t) const { return r.destinations + t * max_destinations_; }
-  /// Rows that this rank sends to each rank. [R]
+  /// The number of rows that this rank sends to each rank. [R]
   std::int64_t* outgoing(RowLayout const& r) const { return r.matrix + rank_ * ranks_; }
-  /// The local id of an expert on rank `to`; kNoExpert if it is elsewhere or none.
+  /// The local id of an expert on rank `to`; kNoExpert if it is on another rank or the id names none.
   std::int32_t local_id(std::int32_t id, int to) const { return is_expert(id) && owner_[id] == to ? local_[id] : kNoExpert; }
   /// The first row of rank `from` on rank `to`.
   std::int64_t start(RowLayout const& r, int from, int to) const {
@@ -73,7 +73,7 @@ class RowLayouts {
     return first;
   }
 
-  /// The ranks of each token, each once: ascending, or in choice order (workspace). Counts are this rank's row of the matrix.
+  /// The ranks of each token, without repeats: ascending, or in choice order (workspace). Counts are this rank's row of the matrix.
   void find_destinations(RowLayout& r, Rows<std::int32_t const> ids) const {
     std::fill_n(outgoing(r), ranks_, 0);
     for (std::int64_t t = 0; t < ids.extent(0); ++t) {
@@ -107,7 +107,7 @@ class RowLayouts {
       }
     }
   }
-  /// The whole matrix, the same on all ranks, and so the same verdict on capacity: E_CAPACITY naming the rank.
+  /// Receives the whole matrix. It is the same on all ranks, and so is the verdict on capacity: E_CAPACITY naming the rank.
   void receive_counts(RowLayout& r, WindowRounds<Window> const& rounds) const {
     for (int from = 0; from < ranks_; ++from) {
       for (int to = 0; to < ranks_; ++to) {
@@ -131,7 +131,7 @@ class RowLayouts {
       r.total = to == rank_ ? rows : r.total;
     }
   }
-  /// The layout of `from`, a dispatch of as many own tokens, for `to` too.
+  /// Copies the layout of `from` to `to`, a dispatch with the same number of tokens on this rank.
   void copy(RowLayout const& from, RowLayout& to) const {
     to.total = from.total;
     to.stride = from.stride;

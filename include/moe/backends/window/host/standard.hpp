@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/standard.hpp: the standard-format exchanges over a window of host memory: a row for each (token, rank) and its
-// weighted sum back. HighThroughput, OneSided and TwoSided differ in where rows lie and in how they get there.
+// backends/window/host/standard.hpp: the standard-format exchanges over a window of host memory: a row for each (token, rank), and its
+// weighted sum returned. HighThroughput, OneSided and TwoSided differ in where rows lie and in how they travel.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace moe::detail {
 
 /// Where rows lie on arrival, and how they travel.
 enum class RowTransport : std::uint8_t {
-  packed,     ///< by source rank, then by token, stored there by the sender; the source reads outputs back
-  workspace,  ///< [source][most rows of any rank], rest empty; sums in choice order
-  queues,     ///< packed, through bounded queues both ways
+  packed,     ///< by source rank, then by token; the sender stores rows there and reads the outputs back
+  workspace,  ///< [source][most rows of any rank], unused rows without expert; sums in choice order
+  queues,     ///< packed, through bounded queues in both directions
 };
 
 /// Backend gives kName and Params{max_recv_rows, window, manager[, queue_depth, queue_entry_bytes]}.
@@ -90,8 +90,8 @@ class HostStandardExchange {
     }
     order_.set_idle();
   }
-  /// Collective. Instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles, if a dispatch has no
-  /// combine yet, instead of the combine of the oldest such: it is over on all ranks, a newer one goes on. Never throws.
+  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles, call it
+  /// instead of the combine of the oldest dispatch that has none yet: that dispatch ends on all ranks, a newer one goes on. Never throws.
   void abandon(HostStream) {
     std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
     rounds_.abandon(given_up ? WindowCall::combine : WindowCall::dispatch);
@@ -101,9 +101,9 @@ class HostStandardExchange {
     order_.set_idle();
   }
 
-  /// Collective. prepare() for callers with two batches under way: at most two dispatches may be without their combine. With `like`, the
-  /// same routing again as that dispatch, which must be one of the last two: places and counts are taken from it. E_STATE if it is
-  /// stale, E_ARG if it had another number of rows.
+  /// Collective. prepare() for callers with two batches in progress: at most two dispatches may be without their combine. With `like`, the
+  /// same routing as that dispatch, which must be one of the last two: places and counts are copied from it. E_STATE if it is stale, E_ARG
+  /// if it had another number of rows.
   Handle dispatch(Routed const& in, std::optional<Handle> like = std::nullopt) {
     WindowCall const call = like ? WindowCall::cached_dispatch : WindowCall::dispatch;
     Record const* const from = like ? &handles_.expect_live(*like, "prepare") : nullptr;
@@ -133,7 +133,7 @@ class HostStandardExchange {
     r.state = DispatchState::received;
     return handle;
   }
-  /// What a dispatch received.
+  /// The rows that a dispatch received.
   Tokens tokens(Handle handle) { return wire_.tokens(received(handles_.record(handle)), handles_.record(handle).total); }
   Rows<Partial> expert_output(Handle handle) { return make_rows(output(handles_.record(handle)), handles_.record(handle).total, hidden_); }
   /// Collective. finalize() of one dispatch. E_STATE for a handle that is stale, was combined or was abandoned by a rank.
@@ -160,7 +160,7 @@ class HostStandardExchange {
 
   /// Rows that this rank received from rank `source` in the last prepare().
   std::int64_t rows_from(int source) { return handles_.record(last_).matrix[source * ranks_ + rank_]; }
-  /// Slots with work for each local expert in the last prepare(), each rounded up to a multiple of `alignment`. [L] into `counts`.
+  /// The number of slots for each local expert in the last prepare(), each rounded up to a multiple of `alignment`. [L] into `counts`.
   void expert_counts(std::int32_t alignment, std::int32_t* counts) {
     Tokens const t = tokens(last_);
     std::fill_n(counts, num_local_, 0);
@@ -190,7 +190,7 @@ class HostStandardExchange {
   struct Record : RowLayout {
     std::size_t rows_at = 0;           // received records in the window
     std::size_t output_at = 0;         // [max_rows_, H] in the window
-    std::byte* rows_buffer = nullptr;  // queues: both in private memory
+    std::byte* rows_buffer = nullptr;  // queues: rows and outputs in private memory
     Partial* output_buffer = nullptr;
   };
   static constexpr bool kQueues = Transport == RowTransport::queues;
@@ -241,7 +241,7 @@ class HostStandardExchange {
   std::byte* received(Record& r) { return kQueues ? r.rows_buffer : window().template own<std::byte>(r.rows_at); }
   Partial* output(Record& r) { return kQueues ? r.output_buffer : window().template own<Partial>(r.output_at); }
 
-  // Token t's record in the staging place, with the ids of rank `to`.
+  // Writes token t's record into the staging memory, with the ids of rank `to`.
   void write_record(Routed const& in, std::int64_t t, int to, std::byte* record) {
     std::copy_n(staging_, wire_.bytes(), record);
     std::int32_t* const ids = wire_.ids(record);
@@ -278,13 +278,13 @@ class HostStandardExchange {
     for (int from = 0; from < ranks_ && kWorkspace; ++from) {
       for (std::int64_t row = r.matrix[from * ranks_ + rank_]; row < r.stride; ++row) {
         std::byte* const record = received(r) + (from * r.stride + row) * wire_.bytes();
-        std::memset(record, 0, static_cast<std::size_t>(wire_.bytes()));  // experts that read all rows find numbers
+        std::memset(record, 0, static_cast<std::size_t>(wire_.bytes()));  // experts that read all rows read zeros
         std::fill_n(wire_.ids(record), topk_, kNoExpert);
       }
     }
   }
 
-  // Queues: places_ holds the tokens for each rank, by rank; first_[r] is where rank r's begin.
+  // Queues: places_ holds the tokens for each rank, by rank; first_[r] is where rank r's tokens begin.
   void list_tokens(Record const& r) {
     std::int64_t end = 0;
     for (int to = 0; to < ranks_; ++to) {
@@ -353,14 +353,14 @@ class HostStandardExchange {
   WireRow<Config, Quant> wire_;
   WindowOffsets offsets_;
   std::size_t rounds_at_ = 0;
-  std::size_t arrived_ = 0;  // u32 [rank], 64 bytes apart: that rank's rows of the round are there
+  std::size_t arrived_ = 0;  // u32 [rank], 64 bytes apart: that rank's rows of the round have arrived
   WindowQueues<Window> queues_;
   HandleTable<Record> handles_;
   std::int64_t* first_ = nullptr;   // [R] scratch
   std::int64_t* sent_ = nullptr;    // [R] scratch
   std::int64_t* got_ = nullptr;     // [R] scratch
   std::byte* staging_ = nullptr;    // one record
-  Partial* returned_ = nullptr;     // queues: rows that came back, by rank
+  Partial* returned_ = nullptr;     // queues: returned rows, by rank
   std::int32_t* places_ = nullptr;  // queues: tokens by rank
   std::array<std::int64_t, comm::kMaxWindowRanks> incoming_{};
   std::optional<Error> refused_;

@@ -13,7 +13,7 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct TwoSidedParams<Window> {
-  /// Rows that a rank can receive in one round; 0: the worst case, R T_max. Less saves memory, and a round that needs more is
+  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more is
   /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
   std::int64_t max_recv_rows = 0;
   int queue_depth = 8;                             ///< entries of each queue, a power of two; the same on all ranks
@@ -22,7 +22,7 @@ struct TwoSidedParams<Window> {
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
 };
 
-/// With one rank no queue is used. Any scheme, any placement.
+/// A single rank uses no queue. Any scheme, any placement.
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::host>
 class TwoSidedExchange<Window, Config, Quant, Partial>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/launch.cuh: how the kernels of all exchanges over device windows are started.
+// backends/window/device/common/launch.cuh: how the exchanges over device windows launch their kernels.
 #pragma once
 
 #include "moe/comm/symmetric_memory.cuh"
@@ -7,7 +7,7 @@
 
 namespace moe::detail {
 
-/// Launches with or without programmatic dependent launch; E_CUDA if refused.
+/// Launches with or without programmatic dependent launch; E_CUDA on failure.
 template <class Args>
 void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int threads, std::size_t shared, bool programmatic,
                      cudaStream_t stream, Args const& args) {
@@ -24,7 +24,7 @@ void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int thr
   check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 
-/// E_UNSUPPORTED unless all `blocks` of the kernel run at once on the current device: they wait for their counterparts on other ranks.
+/// E_UNSUPPORTED unless all `blocks` of the kernel can be resident at once on the current device: they wait for blocks of other ranks.
 template <class Kernel>
 void expect_resident(Kernel* kernel, char const* name, int blocks, int threads, std::size_t shared) {
   int device = 0;
@@ -39,7 +39,7 @@ void expect_resident(Kernel* kernel, char const* name, int blocks, int threads, 
   }
 }
 
-/// One warp: the group is over, and the rank that says so is the missing one.
+/// One warp: ends the group, and names this rank as the missing one.
 static __global__ void abandon_exchange(comm::WindowView const __grid_constant__ w) {
   if (threadIdx.x == 0) {
     comm::detail::fail(w, ErrorCode::peer, comm::ExchangePhase::dispatch_counts, w.rank, 0, 0);

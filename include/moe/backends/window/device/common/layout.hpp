@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/layout.hpp: how the windows of all device exchanges are laid out.
+// backends/window/device/common/layout.hpp: layout of the windows of all device exchanges.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,21 @@
 
 namespace moe::detail {
 
-/// Most thread blocks of one exchange kernel: flags and round words are laid out for so many.
+/// The most thread blocks of one exchange kernel; sizes the flags and round words.
 inline constexpr int kMaxExchangeBlocks = 160;
 
-/// Hands out places in a window, each a multiple of 256 bytes.
+/// Allocates offsets in a window, each a multiple of 256 bytes.
 class WindowPlaces {
  public:
-  /// `begin`: the first byte that is free, a multiple of 256.
+  /// `begin`: the first free byte, a multiple of 256.
   explicit WindowPlaces(std::size_t begin = comm::kWindowControlBytes) : end_(begin) {}
-  /// `count` of `each` bytes.
+  /// Allocates `count` elements of `each` bytes.
   std::size_t take(std::size_t each, std::int64_t count) {
     std::size_t const at = end_;
     end_ += (each * static_cast<std::size_t>(count) + 255) / 256 * 256;
     return at;
   }
-  /// A round word for each block, so that a block may advance its own while others still read theirs.
+  /// A round word for each block, so that a block may advance its own while other blocks still read theirs.
   std::size_t take_rounds() { return take(4, kMaxExchangeBlocks); }
   std::size_t bytes() const { return end_; }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/peer_exchange.hpp: what the exchanges OneSided, TwoSided and Pplx between GPUs do alike before they enqueue
-// kernels.
+// backends/window/device/common/peer_exchange.hpp: the host part that the exchanges OneSided, TwoSided and Pplx between GPUs share.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +10,7 @@
 
 namespace moe::backends::detail {
 
-/// What the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape.
+/// The shape that the ranks of such an exchange agree on. E_CONFIG, E_UNSUPPORTED for the shape.
 template <class Quant, class Config>
 moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> const& shape, std::int64_t max_tokens,
                                   ExpertPlacement const& placement, int blocks) {
@@ -34,13 +33,13 @@ moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> con
   return s;
 }
 
-/// What a rank chooses for itself.
+/// Options that a rank may choose independently.
 template <class Quant>
 moe::detail::PeerOptions peer_options(bool programmatic, ExpertPlaces const& places, ExpertPlacement const& placement) {
   return {programmatic, scale_rule<Quant>(), places.data(), placement.num_physical()};
 }
 
-/// The arguments of a window that layers of one shape may share. `more`: what besides the shape decides where things lie in it.
+/// The arguments of a window that layers of one shape may share. `more`: what else, besides the shape, decides the layout.
 inline comm::WindowArguments peer_window(moe::detail::PeerShape const& s, std::initializer_list<std::int64_t> more, std::size_t bytes) {
   comm::WindowArguments a{s.name,
                           {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.blocks},
@@ -48,14 +47,14 @@ inline comm::WindowArguments peer_window(moe::detail::PeerShape const& s, std::i
   a.values.insert(a.values.end(), more);
   return a;
 }
-/// The shape with the number of the exchange among those of the window: layers that are mixed up get E_MISMATCH.
+/// The shape with the number of the exchange among those of the window: ranks in different layers get E_MISMATCH.
 inline moe::detail::PeerShape numbered(moe::detail::PeerShape shape, int number) {
   shape.layer = number;
   return shape;
 }
 
-/// The arguments of a prepare. Throws what ended the group earlier; what is wrong with them it throws after refuse(code) has enqueued what
-/// this rank owes its peers in the round: a dispatch and a combine of nothing that say so.
+/// Checks the arguments of a prepare. Throws the failure that ended the group, if any. For wrong arguments it first calls refuse(code),
+/// which enqueues a refused dispatch and combine so that the peers' round ends, and then throws.
 template <class Window, int Hidden, class Refuse>
 moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf16, Hidden> const& in, moe::detail::PeerShape const& shape,
                                           int max_tokens, Refuse&& refuse) {
@@ -70,8 +69,8 @@ moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf1
   }
 }
 
-/// The order of the calls of one exchange, and of all that share its window: one dispatch at a time has no combine yet
-/// (docs/semantics/exchange.md §10).
+/// The order of the calls of one exchange, and of all exchanges that share its window: at most one dispatch at a time is without its
+/// combine (docs/semantics/exchange.md §10).
 class PeerOrder {
  public:
   explicit PeerOrder(comm::WindowUse& use) : use_(&use) {}
@@ -84,9 +83,9 @@ class PeerOrder {
   }
   void expect_dispatched(char const* what) const { order_.expect_dispatched(what); }
   bool dispatched() const { return order_.dispatched(); }
-  /// Another exchange of the window has a dispatch under way: no rank can begin one of this exchange.
+  /// Another exchange of the window has a dispatch in progress: no rank can begin one of this exchange.
   bool others_dispatched() const { return use_->dispatched && !order_.dispatched(); }
-  /// Counts a dispatch of the window's exchanges; which half of its buffers that one has.
+  /// Counts a dispatch of the window's exchanges; returns which half of the buffers it uses.
   int next_parity() { return static_cast<int>(++use_->dispatches[0] & 1U); }
   void set_dispatched() {
     order_.set_dispatched();
@@ -102,7 +101,7 @@ class PeerOrder {
   comm::WindowUse* use_;
 };
 
-/// What an exchange OneSided, TwoSided or Pplx between GPUs owns: a window, the table of places, the calls of its kernels.
+/// The members that an exchange OneSided, TwoSided or Pplx between GPUs owns: a window, the table of places, the calls of its kernels.
 template <class Window, class Config, class Quant, class Partial, class Calls>
 class PeerExchange {
  public:
@@ -111,8 +110,8 @@ class PeerExchange {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: exchanges over device windows take expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Throws what the kernels reported since; call after synchronising the stream. A rank that refused or gave up is thrown once, on all
-  /// ranks, and the group goes on.
+  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A refusal or an abandoned
+  /// round is thrown once, on all ranks, and the group goes on.
   void check() const { check_window(*window_); }
   Window& window() const { return *window_; }
 
@@ -129,7 +128,7 @@ class PeerExchange {
         place_(placement, arena),
         calls_(make(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement))) {}
 
-  /// Where experts write `rows` rows: in the window, or in memory of its own if they write float.
+  /// Where experts write `rows` rows: in the window, or in separate memory if they write float.
   void take_outputs(Arena<Space>& arena, std::int64_t rows) {
     if constexpr (std::is_same_v<Partial, float>) {
       partial_ = arena.take<float>(rows * shape_.hidden);
@@ -142,7 +141,7 @@ class PeerExchange {
       return partial_;
     }
   }
-  /// The received rows, one after the other, from byte `rows` of the window on; their scales from byte `scales` on.
+  /// The received rows, contiguous from byte `rows` of the window; their scales from byte `scales`.
   auto payload(std::size_t rows, std::int64_t n) const {
     return make_rows(static_cast<Payload const*>(calls_.template own<Payload>(rows)), n, Quant::payload_cols(shape_.hidden));
   }

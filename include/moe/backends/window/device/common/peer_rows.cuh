@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/peer_rows.cuh: the pieces of the kernels of OneSided, TwoSided and Pplx: rounds, rows staged in shared
-// memory, the block that comes last, sums of rows.
+// backends/window/device/common/peer_rows.cuh: common parts of the kernels of OneSided, TwoSided and Pplx: rounds, rows staged in shared
+// memory, detecting the last block, sums of rows.
 //
-// Four warps, a quad, work on one row together: each stages a quarter of it and lets the copy engine store that to all who want it.
+// Four warps, a quad, work on one row together: each stages a quarter of it, and the copy engine stores that to all destinations.
 #pragma once
 
 #include "moe/backends/window/device/common/launch.cuh"
@@ -19,7 +19,7 @@ inline constexpr int kPeerThreads = 512;
 inline constexpr int kQuadThreads = 128;
 inline constexpr int kQuads = kPeerThreads / kQuadThreads;
 
-/// Values of a row that one of `parts` warps takes: whole units of 512, so that their scales are whole 16-byte units.
+/// Values of a row that each of `parts` warps takes: whole units of 512, so that their scales are whole 16-byte units.
 MOE_HD constexpr int part_values(int hidden, int parts) { return (hidden + 512 * parts - 1) / (512 * parts) * 512; }
 /// Bytes that `values` values and their scales take in shared memory.
 MOE_HD constexpr int staged_bytes(bool fp8, int values) {
@@ -35,11 +35,11 @@ inline void expect_peer_device(PeerShape const& s) {
   }
 }
 
-/// The round that begins, as this block counts.
+/// The number of the round that begins, from this block's word.
 __device__ inline std::uint32_t next_round(comm::WindowView const& w, std::size_t rounds) {
   return comm::detail::own<std::uint32_t>(w, rounds)[blockIdx.x] + 1;
 }
-/// The round is over for this block; words of blocks that this launch lacks advance too. By one thread.
+/// Ends the round for this block; also advances the words of blocks that this launch lacks. By one thread.
 __device__ inline void end_round(comm::WindowView const& w, std::size_t rounds, std::uint32_t round) {
 #pragma unroll 1
   for (unsigned b = blockIdx.x; b < kMaxExchangeBlocks; b += gridDim.x) {
@@ -47,7 +47,7 @@ __device__ inline void end_round(comm::WindowView const& w, std::size_t rounds, 
   }
 }
 
-/// True on all threads of the block that comes last of all here; what the others wrote before is then visible to it, and to the system.
+/// True on all threads of the last block to arrive here; it then sees what the other blocks wrote before, and so does the system.
 __device__ inline bool is_last_block(std::uint32_t* arrived) {
   bool last = false;
   __syncthreads();
@@ -62,10 +62,10 @@ __device__ inline bool is_last_block(std::uint32_t* arrived) {
   return __syncthreads_or(last ? 1 : 0) != 0;
 }
 
-/// Meets the other warps of the quad.
+/// Barrier of the quad's warps.
 __device__ inline void sync_quad(int quad) { ptx::named_barrier(quad + 1, kQuadThreads); }
 
-/// The part of a row that one warp holds in shared memory, as it travels: values, then scales. All lanes call all functions.
+/// The part of a row that one warp holds in shared memory, in wire format: values, then scales. All lanes call all functions.
 template <bool kFp8>
 class WarpStage {
  public:
@@ -77,7 +77,7 @@ class WarpStage {
     }
     __syncwarp();
   }
-  /// Takes `values` values from x, times `factor` if `scaled`. Waits until what was staged before has left shared memory.
+  /// Loads `values` values from x, times `factor` if `scaled`. Waits until the copy engine has read the part staged before.
   __device__ void fill(__nv_bfloat16 const* x, int values, ScaleRule const& rule, bool scaled = false, float factor = 1.0F) {
     using namespace comm::detail;
     values_ = values;
@@ -104,7 +104,7 @@ class WarpStage {
       phase_ ^= 1;
     }
   }
-  /// This lane stores the values, and their scales in whole 16-byte units, to where they are wanted; null: nowhere. Not waited for.
+  /// This lane stores the values, and their scales in whole 16-byte units, to its destination; null: none. Does not wait for completion.
   __device__ void store(char* values_to, char* scales_to) const {
     if (values_to != nullptr && values_ > 0) {
       ptx::bulk_store(values_to, row_, kFp8 ? values_ : 2 * values_);
@@ -123,7 +123,7 @@ class WarpStage {
   std::uint32_t phase_ = 0;
 };
 
-/// What this thread stored, whichever way, is complete before what follows.
+/// Completes all stores of this thread, by the copy engine or not, before what follows.
 __device__ inline void finish_stores() {
   ptx::bulk_wait();
   ptx::fence_bulk();
@@ -136,7 +136,7 @@ struct Terms {
   int count;
 };
 /// out[0, H) = Σ_i weight[i] row[i][0, H), in this order, in float32, one rounding; rows in bf16. By the 128 threads of a quad. `first`:
-/// which row is asked for first, so that at any moment all links are in use.
+/// the row to load first, chosen so that all links are busy at any time.
 __device__ inline void sum_terms(Terms const& terms, int first, int hidden, __nv_bfloat16* out) {
   int const n = terms.count;
 #pragma unroll 1
@@ -157,9 +157,9 @@ __device__ inline void sum_terms(Terms const& terms, int first, int hidden, __nv
   }
 }
 
-/// The part of every kernel's arguments that is the same.
+/// The tokens part of every kernel's arguments.
 struct PeerTokens {
-  int bound = 0;                         ///< M, or its bound
+  int bound = 0;                         ///< M, or an upper bound
   std::int32_t const* device = nullptr;  ///< optional: M on the device
   __nv_bfloat16 const* x = nullptr;      ///< [M][x_stride]
   std::int64_t x_stride = 0;
@@ -168,9 +168,9 @@ struct PeerTokens {
   std::int32_t const* expert_place = nullptr;  ///< [num_ids] rank * L + local of every id; null: the id itself
   int num_ids = 0;
   __device__ int count() const { return device != nullptr ? min(*device, bound) : bound; }
-  /// Where choice i = t k + j has its expert, rank * L + local, or -1.
+  /// Where the expert of choice i = t k + j is, rank * L + local, or -1.
   __device__ int place(int i) const { return place_of(ids[i]); }
-  /// The same of an id. The table is out of the way of those who have none.
+  /// The same for an id. The lookup is skipped if there is no table.
   __device__ int place_of(int id) const {
     bool const known = static_cast<unsigned>(id) < static_cast<unsigned>(num_ids);
     if (__builtin_expect(static_cast<long>(expert_place != nullptr), 0L) != 0) {
@@ -180,8 +180,7 @@ struct PeerTokens {
   }
 };
 
-/// The part of every kernel's parameters that is the same: made by PeerCalls::params() from what the ranks agree on and from one call's
-/// tokens.
+/// The common part of every kernel's parameters. PeerCalls::params() makes it from what the ranks agree on and from one call's tokens.
 template <class Layout>
 struct PeerParams {
   comm::WindowView window;
@@ -209,15 +208,15 @@ PeerParams<Layout> PeerCalls<Layout>::params(ExchangeTokens const& in, int parit
 
 /// The tag of the count words of a call.
 struct PeerTags {
-  std::uint32_t expected = 0;  ///< of every rank that takes part
+  std::uint32_t expected = 0;  ///< from every rank that takes part
   std::uint32_t sent = 0;      ///< by this rank: expected, or refused_tag(expected)
 };
 inline PeerTags peer_tags(comm::HeaderTag const& tag, std::uint32_t refused) {
   return {tag.value(), refused != 0 ? comm::refused_tag(tag.value()) : tag.value()};
 }
 
-/// The words with which one peer may have refused a combine that does not wait for everyone. Loaded at the start of the next one, or of the
-/// same one by those who have waited, looked at when the thread has nothing better to do.
+/// The two words in which one peer may have refused a combine that does not wait for all ranks. Loaded at the start of the next combine, or
+/// of the same one by threads that have waited; evaluated when the thread is idle.
 struct PeerRefusals {
   std::uint32_t even = 0;
   std::uint32_t odd = 0;
@@ -232,7 +231,7 @@ struct PeerRefusals {
   }
 };
 
-/// Before the kernels of an operation of `round` = *rounds + ahead, in which this rank takes part only to say that it cannot.
+/// Runs before the kernels of an operation of `round` = *rounds + ahead: tells the peers that this rank cannot take part.
 static __global__ void refuse_operation(comm::WindowView const __grid_constant__ w, std::size_t rounds, std::uint32_t ahead,
                                         std::uint64_t ranks, std::uint32_t code) {
   std::uint32_t const round = *comm::detail::own<std::uint32_t>(w, rounds) + ahead;
@@ -241,7 +240,7 @@ static __global__ void refuse_operation(comm::WindowView const __grid_constant__
     ptx::fence_system();
   }
 }
-/// Enqueues it. `rounds`: offset of the word that counts the operation, which then is at its round less `ahead`; `ranks`: whom to tell.
+/// Enqueues refuse_operation. `rounds`: offset of the word that counts the operation, `ahead` below its round; `ranks`: the ranks to tell.
 inline void enqueue_refusal(comm::WindowView const& w, std::size_t rounds, int ahead, std::uint64_t ranks, std::uint32_t code,
                             cudaStream_t stream) {
   refuse_operation<<<1, comm::kMaxWindowRanks, 0, stream>>>(w, rounds, static_cast<std::uint32_t>(ahead), ranks, code);
@@ -249,7 +248,7 @@ inline void enqueue_refusal(comm::WindowView const& w, std::size_t rounds, int a
 }
 inline constexpr std::uint64_t kAllRanks = ~std::uint64_t{0};
 
-/// Float32 outputs rounded once: every row of `y` that valid(row) names.
+/// Rounds float32 outputs once: every row of `y` for which valid(row) is true.
 template <class Valid>
 __global__ void round_peer_rows(float const* y, Valid valid, int rows, int hidden, __nv_bfloat16* out) {
   comm::detail::begin_dependent_kernel();

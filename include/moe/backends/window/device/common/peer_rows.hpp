@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/peer_rows.hpp: what OneSided, TwoSided and Pplx between GPUs have in common: what all ranks agree on, and
-// how a window is laid out. docs/semantics/exchange.md §9-11.
+// backends/window/device/common/peer_rows.hpp: common parts of OneSided, TwoSided and Pplx between GPUs: what all ranks agree on, and the
+// layout of a window. docs/semantics/exchange.md §9-11.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,17 @@ struct PeerShape {
   int max_tokens = 0;  ///< T: tokens that one rank may bring
   int hidden = 0;      ///< H, a multiple of 128
   int topk = 0;
-  int num_experts = 0;          ///< L for each rank, L being the most physical experts of a rank
+  int num_experts = 0;          ///< L per rank, where L is the most physical experts of a rank
   bool fp8 = true;              ///< rows travel as e4m3 with one float scale for 128 values; else bf16
   int blocks = 64;              ///< thread blocks of every kernel, all resident at once
   int layer = 0;                ///< number of the exchange among those that share a window
-  std::uint32_t placement = 0;  ///< a hash of where the experts are; 0: that of id e is e % L of rank e / L
+  std::uint32_t placement = 0;  ///< a hash of the placement; 0: id e is expert e % L of rank e / L
 
   int local_experts() const { return num_experts / ranks; }
   int groups() const { return hidden / 128; }
   /// Bytes of the values of one row.
   int row_bytes() const { return fp8 ? hidden : 2 * hidden; }
-  /// Floats from one row's scales to the next's: whole lines of 128 bytes, which travel better than parts of them.
+  /// Floats from one row's scales to the next's: whole 128-byte lines, which transfer faster than partial ones.
   int scale_stride() const { return (groups() + 31) / 32 * 32; }
   /// Rows that one rank can receive.
   int rows() const { return ranks * max_tokens; }
@@ -42,7 +42,7 @@ struct PeerShape {
     }
     return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer).add(placement);
   }
-  /// E_CONFIG or E_UNSUPPORTED, naming the value.
+  /// Checks the shape. E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {
     auto require = [&](bool ok, ErrorCode code, auto const&... what) {
       if (!ok) {
@@ -63,24 +63,24 @@ struct PeerShape {
   }
 };
 
-/// What a rank may choose for itself.
+/// Options that a rank may choose independently.
 struct PeerOptions {
-  bool programmatic = true;  ///< each kernel's blocks are placed while the kernel before it ends; not for ranks that share a GPU
+  bool programmatic = true;  ///< programmatic dependent launch; not for ranks that share a GPU
   ScaleRule rule{1e-10F, false};
-  std::int32_t const* expert_place = nullptr;  ///< device [num_ids]: rank * L + local of every id; null: that is the id
+  std::int32_t const* expert_place = nullptr;  ///< device [num_ids]: rank * L + local of every id; null: the id itself
   int num_ids = 0;                             ///< ids that have an expert; 0: the shape's num_experts
 };
 
 template <class Layout>
 struct PeerParams;  // peer_rows.cuh
 
-/// One rank's part of a window, with the layout of a backend. Holds no memory.
+/// One rank's part of a window, with the layout of a backend. Owns no memory.
 template <class Layout>
 class PeerCalls {
  public:
   PeerShape const& shape() const { return shape_; }
   Layout const& layout() const { return at_; }
-  /// The own part at an offset of the layout.
+  /// This rank's part at an offset of the layout.
   template <class T>
   T* own(std::size_t offset) const {
     return reinterpret_cast<T*>(window_.peer[window_.rank] + offset);
@@ -93,7 +93,7 @@ class PeerCalls {
     shape.check();
     options_.num_ids = options.num_ids == 0 ? shape.num_experts : options.num_ids;
   }
-  /// What all kernels of one call are given.
+  /// The parameters that all kernels of one call share.
   PeerParams<Layout> params(ExchangeTokens const& in, int parity) const;
 
   comm::WindowView window_;

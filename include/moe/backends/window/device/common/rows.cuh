@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/rows.cuh: what the device exchanges do with one choice and with one row: where its expert is, how it is
+// backends/window/device/common/rows.cuh: how the device exchanges process one choice and one row: where its expert is, how it is
 // quantised.
 #pragma once
 
@@ -21,12 +21,12 @@ __device__ inline int expert_of(int id, ExpertTable const& experts) {
   return experts.place == nullptr ? id : experts.place[id];
 }
 
-/// How far back the first choice of the same expert in the token of slot i lies: an expert gets one row of a token, however often it is
-/// named, so that T rows of each source always suffice. 0: slot i is the first. For whole warps whose lanes have consecutive slots; `id` is
-/// ids[i], or negative where a lane has none.
+/// The distance from slot i back to the first choice of the same expert in its token: an expert gets one row per token, even if the token
+/// names it twice, so that T rows per source always suffice. 0: slot i is the first. For whole warps whose lanes have consecutive slots;
+/// `id` is ids[i], or negative where a lane has none.
 __device__ inline int distance_to_first(std::int32_t const* ids, int i, int id, int topk) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
-  int const before = i % topk;  // choices of the token ahead of this one, of which the warp holds those of its lower lanes
+  int const before = i % topk;  // earlier choices of the token; the lower lanes of the warp hold them
   unsigned const token = ((1U << lane) - 1U) & ~((1U << (lane - min(before, lane))) - 1U);
   unsigned const same = __match_any_sync(0xffffffffU, id) & token;
   int back = same != 0 ? lane - (__ffs(static_cast<int>(same)) - 1) : 0;
@@ -48,7 +48,7 @@ __device__ inline uint4 weigh_eight(uint4 v, float weight) {
   return v;
 }
 
-/// The masked ranks, a bit each.
+/// The masked ranks, one bit each.
 __device__ inline std::uint64_t masked_ranks(comm::WindowView const& w) {
   std::uint32_t const* const masked = comm::detail::own<std::uint32_t>(w, comm::WindowControl::masked);
   std::uint64_t bits = 0;
@@ -59,7 +59,7 @@ __device__ inline std::uint64_t masked_ranks(comm::WindowView const& w) {
   return bits;
 }
 
-/// Division by a scale whose reciprocal is known, rounded as x / s is: one Newton step on the residual.
+/// Divides by a scale whose reciprocal is known; the result is rounded like x / s: one Newton step on the residual.
 __device__ inline float divide_by(float x, float s, float inverse) {
   float const q = x * inverse;
   return fmaf(fmaf(-q, s, x), inverse, q);
@@ -110,8 +110,9 @@ __device__ inline uint4 scale_eight(uint4 v, float factor) {
   return round_eight(scaled);
 }
 
-/// x[0, values) → e4m3 codes and a float scale for 128, in shared memory, by all lanes of a warp; x times `factor` first if `scaled`. Waits
-/// until what this warp stored from there before has left; `kBatch` loads of a lane are under way meanwhile.
+/// x[0, values) → e4m3 codes and a float scale for each 128, in shared memory, by all lanes of a warp; x times `factor` first if `scaled`.
+/// Before it overwrites them, waits until the copy engine has read this warp's earlier values; meanwhile `kBatch` loads per lane are in
+/// flight.
 template <int kBatch = 4>
 __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, ScaleRule const& rule, int lane, unsigned char* codes,
                                     float* scales, bool scaled = false, float factor = 1.0F) {
@@ -127,7 +128,7 @@ __device__ inline void quantize_row(__nv_bfloat16 const* from, int values, Scale
       v[i][1] = u < units ? x[2 * u + 1] : uint4{};
     }
     if (u0 == 0) {
-      ptx::bulk_wait_read();  // the loads above did not wait for it
+      ptx::bulk_wait_read();  // after the loads above, so that they are already in flight
       __syncwarp();
     }
 #pragma unroll

@@ -27,7 +27,7 @@ __device__ inline uint4 round_eight(float const (&acc)[8]) {
   return v;
 }
 
-/// v[i] = sixteen bytes at `offset` of each of the `n` <= 8 rows, asked for in the order kFirst, kFirst + 1, …
+/// v[i] = sixteen bytes at `offset` of each of the `n` <= 8 rows, loaded in the order kFirst, kFirst + 1, …
 template <int kFirst>
 __device__ inline void load_terms_from(uint4 (&v)[8], char const* const* rows, int n, std::size_t offset) {
 #pragma unroll
@@ -39,7 +39,7 @@ __device__ inline void load_terms_from(uint4 (&v)[8], char const* const* rows, i
     }
   }
 }
-/// The order in which rows are asked for decides which link is busy; the order in which they are added does not depend on it.
+/// Order of loads: decides which link is busy. The order of the sum does not depend on it.
 __device__ inline void load_terms(uint4 (&v)[8], char const* const* rows, int n, int first, std::size_t offset) {
   switch (first & 7) {
     case 0: load_terms_from<0>(v, rows, n, offset); break;

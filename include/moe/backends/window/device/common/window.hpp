@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/common/window.hpp: what all exchanges over device windows share on the host side of the device:
-// where experts are, how scales follow from values, failures that end a group and failures that do not.
+// backends/window/device/common/window.hpp: the host part that all exchanges over device windows share: where experts are, how to compute
+// scales, failures that end a group and failures that do not.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@
 
 namespace moe::backends::detail {
 
-/// The rule of a scheme's scales, read off the scheme.
+/// How a scheme computes its scales, derived from the scheme.
 template <class Quant>
 moe::detail::ScaleRule scale_rule() {
   moe::detail::ScaleRule rule;
@@ -30,7 +30,7 @@ moe::detail::ScaleRule scale_rule() {
   return rule;
 }
 
-/// Where the device exchanges look for the expert of an id: rank * L + local, L the most experts of a rank. No table if that is the id.
+/// How the device exchanges find the expert of an id: rank * L + local, L the most experts of a rank. No table if the id equals that.
 class ExpertPlaces {
  public:
   ExpertPlaces(ExpertPlacement const& placement, Arena<space::cuda>& arena) {
@@ -52,7 +52,7 @@ class ExpertPlaces {
   std::int32_t* device_ = nullptr;
 };
 
-/// E_CONFIG unless the placement is for as many ranks as there are.
+/// E_CONFIG unless the placement has as many ranks as the group.
 inline void expect_group(ExpertPlacement const& placement, int ranks) {
   if (placement.ep_size() != ranks) {
     throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", the window has ", ranks, " ranks"));
@@ -64,34 +64,34 @@ inline int checked_int(char const* what, std::int64_t value) {
   }
   return static_cast<int>(value);
 }
-/// Rows without gaps. E_ARG.
+/// E_ARG unless the rows have no gaps.
 template <class View>
 void expect_dense(char const* what, View const& rows) {
   if (rows.extent(0) > 1 && rows.stride(0) != rows.extent(1)) {
     throw Error(ErrorCode::argument, text(what, ": row stride ", rows.stride(0), ", expected ", rows.extent(1)));
   }
 }
-/// Rows that kernels and the copy engine take in units of 16 bytes. E_ARG.
+/// E_ARG unless kernels and the copy engine can move the rows in units of 16 bytes.
 template <class View>
 void expect_units(char const* what, View const& rows) {
   moe::detail::check_alignment(what, rows.data_handle(), rows.extent(0),
                                rows.stride(0) * static_cast<std::int64_t>(sizeof(*rows.data_handle())));
 }
-/// What the kernels want of a prepare's arguments besides what every exchange wants. E_ARG.
+/// What the kernels require of a prepare's arguments beyond the checks of every exchange. E_ARG.
 template <class Routed>
 void expect_device_tokens(Routed const& in) {
   expect_dense("topk_ids", in.topk_ids);
   expect_dense("topk_weights", in.topk_weights);
   expect_units("hidden", in.hidden);
 }
-/// The same of a finalize's output.
+/// The same for a finalize's output.
 template <class View>
 void expect_device_output(View const& out, std::int64_t rows, std::int64_t hidden) {
   moe::detail::check_output(out, rows, hidden);
   expect_units("output", out);
 }
 
-/// The arguments of a prepare as the kernels take them.
+/// The arguments of a prepare in the kernels' form.
 template <int Hidden>
 moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in) {
   moe::detail::ExchangeTokens tokens;
@@ -103,7 +103,8 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   return tokens;
 }
 
-/// Throws what the kernels reported. What all ranks have seen alike is cleared, so that the group goes on. The stream must be idle.
+/// Throws the error that the kernels reported. Clears a failure that all ranks have seen, so that the group goes on. The stream must be
+/// idle.
 template <class Window>
 void check_window(Window const& window) {
   comm::FailureRecord& f = *window.view().failure;

@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_combine(OneS
   __syncthreads();
   std::uint32_t refusal = 0;
   if (tid < w.size && ((a.active >> tid) & 1U) != 0) {
-    if (block == 0) {  // the experts' kernel is over: its rows may be read
+    if (block == 0) {  // the experts' kernel has ended: peers may read its rows
       publish(at<std::uint32_t>(w, tid, a.at.ready) + w.rank, round);
     }
     if (!wait_round(w, own<std::uint32_t>(w, a.at.ready) + tid, round, comm::ExchangePhase::combine_rows, tid)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/one_sided/dispatch.cuh: rows pushed to places that the sender chooses. docs/semantics/exchange.md §10.
 //
-// A source's rows have a part of their own at every rank, so a row needs no count but the source's own: the first row leaves at once. Which
-// row of the part a token gets is a race; which outputs it adds, and in which order, is not.
+// Each source has its own part at every rank, so a row's place depends on no count of another rank: the first row leaves at once. Which row
+// of the part a token gets depends on timing; which outputs are added, and in which order, does not.
 #pragma once
 
 #include "moe/backends/window/device/common/peer_rows.cuh"
@@ -16,7 +16,7 @@ struct OneSidedDispatch : PeerParams<OneSidedLayout> {
   int runtime_max = 0;
 };
 
-/// This lane's choice: the rank that it goes to, or -1, and whether it is the token's first for that rank.
+/// This lane's choice: its rank, or -1, and whether it is the token's first choice for that rank.
 struct RankChoice {
   int expert;  ///< rank * L + local
   int rank;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     char* const to = slot >= 0 ? w.peer[choice.rank] : nullptr;
     stage.store(to == nullptr ? nullptr : to + a.at.rows[a.parity] + (row * a.hidden + from) * (kFp8 ? 1 : 2),
                 to == nullptr ? nullptr : to + a.at.scales[a.parity] + (row * a.scale_stride + from / 128) * 4);
-    // Local ids and weights: a quarter of the destinations each.
+    // Local ids and weights: each warp serves a quarter of the destinations.
     float const weight = lane < K ? a.tokens.weights[t * K + lane] : 0.0F;
     int i = 0;
 #pragma unroll 1
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
         at<float>(w, r, a.at.weights[a.parity])[index] = choice.rank == r ? weight : 0.0F;
       }
     }
-    sync_quad(quad);  // slot_of is free again
+    sync_quad(quad);  // slot_of may be overwritten
   }
   finish_stores();
   if (is_last_block(own<std::uint32_t>(w, a.at.arrived))) {
@@ -105,14 +105,14 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
     }
   }
 
-  // Sources are dealt to the blocks; a block takes its part of the rows that its source did not use.
+  // Sources are distributed over the blocks; a block clears its share of the rows that its source did not use.
 #pragma unroll 1
   for (int source = block % R; source < R; source += blocks) {
     __syncthreads();
     if (tid == 0) {
       bool const alive = ((a.active >> source) & 1U) != 0;
       count = alive ? sum_counts(w, own<std::uint64_t>(w, a.at.counts[a.parity]), 1, source, source + 1, round, a.tags.expected) : 0;
-      ptx::fence_system();  // acquires what came with the word
+      ptx::fence_system();  // acquires the data that was released with the word
     }
     __syncthreads();
     int const share = block / R;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/one_sided/exchange.hpp: OneSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are started in launch.cuh. docs/semantics/exchange.md §10.
+// backends/window/device/one_sided/exchange.hpp: OneSided between GPUs: the layout of its window and the exchange that a layer owns. Host
+// C++ only; launch.cuh launches its kernels. docs/semantics/exchange.md §10.
 #pragma once
 
 #include "moe/backends/one_sided.hpp"
@@ -13,7 +13,7 @@ struct OneSidedLayout {
   std::size_t sent = 0;               ///< own: round words of dispatch
   std::size_t combined = 0;           ///< own: round words of combine
   std::size_t arrived = 0;            ///< own: u32 blocks that have sent their rows
-  std::size_t ready = 0;              ///< u32 [rank]: that rank's outputs of the round may be read
+  std::size_t ready = 0;              ///< u32 [rank]: that rank's outputs of the round can be read
   std::size_t send_counters[2] = {};  ///< own: u32 [R] rows sent to each rank; zero between dispatches
   std::size_t counts[2] = {};         ///< u64 [rank]: rows from that rank, with the round
   std::size_t rows[2] = {};           ///< [R][runtime maximum] rows of row_bytes()
@@ -53,19 +53,19 @@ class OneSidedCalls : public PeerCalls<OneSidedLayout> {
   OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape) { return OneSidedLayout(shape).bytes; }
 
-  /// Bit r: rank r takes part; the choices of the others are dropped, nothing is sent to them and nothing waited for. E_ARG unless the own
-  /// bit is set.
+  /// Bit r: rank r takes part. Choices of the other ranks are dropped; nothing is sent to those ranks, and no wait includes them. E_ARG
+  /// unless this rank's bit is set.
   void set_active_ranks(std::uint64_t mask);
-  /// Every rank's part of the workspace has `runtime_max` rows in this call, at least in.tokens and at most max_tokens; ranks that do not
-  /// agree get E_MISMATCH. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty.
+  /// Every rank's part of the workspace has `runtime_max` rows in this call, at least in.tokens and at most max_tokens; ranks that disagree
+  /// get E_MISMATCH. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty.
   void dispatch(ExchangeTokens const& in, int runtime_max, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
-  /// Reads the rows that outputs(parity) hold on the ranks that each token went to, and sums them in choice order. `refused`: tells the
-  /// peers that this rank's outputs are not there; `in` must be empty.
+  /// Reads the rows in outputs(parity) of the ranks that each token was sent to, and sums them in choice order. `refused`: tells the peers
+  /// that this rank has no outputs; `in` must be empty.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int runtime_max, int parity, cudaStream_t stream,
                std::uint32_t refused = 0) const;
   /// Rounds float32 rows [R * runtime_max][H] into outputs(parity), before combine().
   void round(float const* y, int runtime_max, int parity, cudaStream_t stream) const;
-  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  /// Tells every rank that this rank gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
 
   __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
@@ -105,7 +105,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
 
   /// Most rows that the experts are given.
   std::int64_t max_rows() const { return shape_.rows(); }
-  /// From the next prepare() on no rank brings more rows than `rows`, so that the experts see fewer. The same on all ranks, else
+  /// From the next prepare() on no rank brings more rows than `rows`, so that the experts get fewer rows. The same on all ranks, else
   /// E_MISMATCH. Initially max_tokens_per_rank. E_ARG outside [1, max_tokens_per_rank], E_STATE between prepare and finalize.
   void set_runtime_max(std::int64_t rows) {
     order_.expect_idle();
@@ -114,14 +114,14 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     }
     runtime_max_ = static_cast<int>(rows);
   }
-  /// Bit r: rank r takes part. E_ARG unless the own bit is set, E_STATE between prepare and finalize.
+  /// Bit r: rank r takes part. E_ARG unless this rank's bit is set, E_STATE between prepare and finalize.
   void set_active_ranks(std::uint64_t mask) {
     order_.expect_idle();
     calls_.set_active_ranks(mask);
   }
 
-  /// Enqueues. Rows of source r begin at r times the runtime maximum; rows that are not used have no expert. Throws what ended the group
-  /// earlier; an error of this rank's arguments, which peers hear of from check(), leaves the group sound.
+  /// Enqueues. Rows of source r begin at r times the runtime maximum; unused rows have no expert. Throws the failure that ended the group,
+  /// if any; an error in this rank's arguments, which check() throws on the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });
@@ -133,7 +133,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
             this->template choices<std::int32_t>(at.ids[parity_], rows()), this->template choices<float>(at.weights[parity_], rows())};
   }
 
-  /// [rows, H], weighted and summed over this rank's experts. Experts that write bf16 write into the window itself.
+  /// [rows, H], weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return make_rows(this->outputs(), rows(), shape_.hidden); }
 
   /// Enqueues out[t] = the sum over the token's ranks, in the order in which its choices name them, in float32, one rounding; 0 for a
@@ -148,7 +148,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     order_.set_idle();
   }
 
-  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
+  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (order_.dispatched()) {

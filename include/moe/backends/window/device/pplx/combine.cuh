@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/pplx/combine.cuh: outputs returned to the slot of their choice, and their sums. docs/semantics/exchange.md §9.
 //
-// Every returned row has a flag word of its own with the round, where the description counts arrivals by token: one writer a word, no
-// reset, and a row that does not come names the rank that owes it.
+// Every returned row has its own flag word with the round; the specification counts arrivals by token instead. A flag has one writer and
+// needs no reset, and a missing row shows which rank did not send it.
 #pragma once
 
 #include "moe/backends/window/device/pplx/dispatch.cuh"
 
 namespace moe::detail {
 
-/// Waits until the own word, which `peer` writes, is exactly `round`: a choice that no token made for long has an old word.
+/// Waits until this rank's word, which `peer` writes, equals `round`: a place that no choice used for many rounds holds an old round.
 static __device__ __noinline__ bool wait_exactly(comm::WindowView const& w, std::uint32_t const* p, std::uint32_t round, int peer) {
   std::uint64_t start = 0;
   for (unsigned i = 0;; ++i) {
@@ -26,8 +26,8 @@ static __device__ __noinline__ bool wait_exactly(comm::WindowView const& w, std:
   }
 }
 
-/// All quads, a row each: the rows of all batches in one sequence, dealt to the quads; each goes to the slot of its choice on every rank
-/// of its source's group, whose word then says so. `rows_of`: shared memory, [L].
+/// All quads, one row each: the rows of all batches form one sequence, distributed over the quads. Each row goes to the slot of its choice
+/// on every rank of its source's group, then sets that slot's flag word. `rows_of`: shared memory, [L].
 __device__ inline void return_rows(PplxMove const& a, int* rows_of, std::uint32_t round) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -87,7 +87,7 @@ __device__ inline void return_rows(PplxMove const& a, int* rows_of, std::uint32_
   }
 }
 
-/// All quads, a token each: the first warp waits for the rows of its choices, a lane each, and lists them; then the quad adds them.
+/// All quads, one token each: the first warp waits for the rows of its choices, one per lane, and lists them; then the quad adds them.
 __device__ inline void sum_tokens(PplxMove const& a, Terms (&terms)[kQuads], std::uint32_t round) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -96,7 +96,7 @@ __device__ inline void sum_tokens(PplxMove const& a, Terms (&terms)[kQuads], std
   int const quad = tid / kQuadThreads;
   int const thread = tid % kQuadThreads;
   int const blocks = static_cast<int>(gridDim.x);
-  // What a rank of the group did not send does not come back.
+  // Rows that a rank of the group did not send are not returned.
   bool const incomplete = a.group.dp_size > 1 && *own<std::uint32_t>(w, a.at.incomplete[a.parity]) == round;
   int const M = incomplete ? 0 : a.tokens.count();
 #pragma unroll 1

@@ -16,7 +16,7 @@ struct PplxMove : PeerParams<PplxLayout> {
   std::int64_t out_stride = 0;
 };
 
-/// This lane's choice, and the first lane that made the same one.
+/// This lane's choice, and the first lane with the same choice.
 struct ExpertChoice {
   int expert;  ///< rank * L + local; -1: none
   int first;
@@ -26,7 +26,7 @@ __device__ inline ExpertChoice expert_choice(PplxMove const& a, int t, int lane)
   return {e, __ffs(__match_any_sync(0xffffffffU, e)) - 1};
 }
 
-/// `n` 16-byte units of this rank's memory by one warp.
+/// Copies `n` 16-byte units of this rank's memory by one warp.
 __device__ inline void copy_units(uint4* to, uint4 const* from, int n, int lane) {
   constexpr int kBatch = 7;
 #pragma unroll 1
@@ -49,15 +49,15 @@ __device__ inline void copy_units(uint4* to, uint4 const* from, int n, int lane)
   }
 }
 
-/// What the threads of a block tell each other.
+/// State that the threads of a block share.
 struct PplxBlock {
   std::uint64_t loaded[kPeerThreads / 32];  ///< a barrier for each warp's part of a row
-  int slot_of[kQuads][32];                  ///< row of each choice of the quad's token in the owner's part for this rank, or -1
-  int begin_of[kQuads];                     ///< first row in the batch of what the quad packs
-  int count_of[kQuads];                     ///< rows that it packs
+  int slot_of[kQuads][32];                  ///< per choice of the quad's token: its row in this rank's part at the receiver, or -1
+  int begin_of[kQuads];                     ///< first row in the batch for the rows that the quad packs
+  int count_of[kQuads];                     ///< the number of rows that it packs
 };
 
-/// All quads, a token each: rows to their owners, then the counts by the block that comes last. Ranks of a group share out its tokens.
+/// All quads, one token each: rows to the experts' ranks, then the counts by the last block. Ranks of a group share its tokens.
 template <bool kFp8>
 __device__ inline void send_rows(PplxMove const& a, PplxBlock& block, unsigned char* shared, std::uint32_t round, int tokens) {
   using namespace comm::detail;
@@ -99,7 +99,7 @@ __device__ inline void send_rows(PplxMove const& a, PplxBlock& block, unsigned c
     std::size_t const row = batch + (slot >= 0 ? slot : 0);
     stage.store(slot < 0 ? nullptr : w.peer[owner] + a.at.rows[a.parity] + row * row_bytes + from * (kFp8 ? 1 : 2),
                 slot < 0 ? nullptr : w.peer[owner] + a.at.scales[a.parity] + (row * a.scale_stride + from / 128) * 4);
-    sync_quad(quad);  // slot_of is free again
+    sync_quad(quad);  // slot_of may be overwritten
   }
   finish_stores();
 
@@ -119,8 +119,8 @@ __device__ inline void send_rows(PplxMove const& a, PplxBlock& block, unsigned c
   }
 }
 
-/// All quads, a (local expert, source) each: the first thread waits for the counts of this source and those before it, then the quad packs
-/// its rows into the batch.
+/// All quads, one (local expert, source) each: the first thread waits for the counts of this source and those before it, then the quad
+/// packs its rows into the batch.
 template <bool kFp8>
 __device__ inline void pack_rows(PplxMove const& a, PplxBlock& block, std::uint32_t round) {
   using namespace comm::detail;
@@ -141,7 +141,7 @@ __device__ inline void pack_rows(PplxMove const& a, PplxBlock& block, std::uint3
       int const begin = sum_counts(w, counts + le, L + 1, 0, source, round, a.tags.expected);
       int const n = sum_counts(w, counts + le, L + 1, source, source + 1, round, a.tags.expected);
       bool const good = begin >= 0 && n >= 0;
-      ptx::fence_system();  // acquires what came with the words
+      ptx::fence_system();  // acquires the data that was released with the words
       block.begin_of[quad] = begin;
       block.count_of[quad] = good ? n : 0;
       if (source == R - 1) {
@@ -174,8 +174,8 @@ __device__ inline void pack_rows(PplxMove const& a, PplxBlock& block, std::uint3
   }
 }
 
-/// A thread for each rank of the own group, which holds the same tokens: waits for its number of them. One that refuses leaves the round
-/// incomplete; another number is a failure.
+/// One thread for each rank of this rank's group, all of which must hold the same tokens: waits for that rank's number of tokens. A rank
+/// that refuses makes the round incomplete; a different number is a failure.
 __device__ inline void compare_group(PplxMove const& a, std::uint32_t round, int tokens) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;

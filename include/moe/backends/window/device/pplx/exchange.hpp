@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/pplx/exchange.hpp: Pplx between GPUs: the layout of its window and the exchange that a layer owns. Plain host C++;
-// its kernels are started in launch.cuh. docs/semantics/exchange.md §9.
+// backends/window/device/pplx/exchange.hpp: Pplx between GPUs: the layout of its window and the exchange that a layer owns. Host C++ only;
+// launch.cuh launches its kernels. docs/semantics/exchange.md §9.
 #pragma once
 
 #include "moe/backends/pplx.hpp"
@@ -8,37 +8,37 @@
 
 namespace moe::detail {
 
-/// What may be chosen besides the common shape.
+/// Options besides the common shape.
 struct PplxGroup {
   int dp_size = 1;            ///< consecutive ranks that hold the same tokens and all receive their results
   bool weight_first = false;  ///< rows are multiplied by their router weight before they are sent, the sum has weight one; top-1 only
 };
 
-/// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine. Counts go by the round
-/// instead, in rings of four: a rank that no row comes back to does not wait in its combine, so that, with two dispatches under way, it
-/// may send the third after the round whose counts a peer still waits to read.
+/// Byte offsets in the window of the pplx exchange. Two of each region: two dispatches may be without their combine. Counts instead use
+/// rings of four, by round: a rank that gets no rows back does not wait in its combine, so with two dispatches in progress it may send the
+/// third after the round whose counts a peer still waits to read.
 struct PplxLayout {
   static constexpr std::uint32_t kCountRounds = 4;
   std::size_t sent = 0;              ///< own: round words of dispatch sends
   std::size_t received = 0;          ///< own: round words of dispatch receives
   std::size_t arrived = 0;           ///< own: u32 blocks that have sent their rows
   std::size_t counts = 0;            ///< u64 [round % 4][rank][L + 1]: rows from that rank for each expert, then its tokens, with the round
-  std::size_t counts_bytes = 0;      ///< of one round's
+  std::size_t counts_bytes = 0;      ///< of one round
   std::size_t round_of[2] = {};      ///< own: u32 last dispatch of each parity
   std::size_t incomplete[2] = {};    ///< own: u32 last dispatch in which a rank of this one's group did not send its share
   std::size_t counters[2] = {};      ///< own: u32 [E] rows sent to each expert; zero between dispatches
   std::size_t rows[2] = {};          ///< [rank][L][S] rows of row_bytes(), as that rank stored them
   std::size_t scales[2] = {};        ///< float [rank][L][S][scale_stride()]
   std::size_t places[2] = {};        ///< i32 [rank][L][S]: token * k + choice
-  std::size_t returned[2] = {};      ///< bf16 [T][k][H]: what the experts of each choice made of it
-  std::size_t back[2] = {};          ///< u32 [T][k]: round in which that row came back
+  std::size_t returned[2] = {};      ///< bf16 [T][k][H]: the expert output of each choice
+  std::size_t back[2] = {};          ///< u32 [T][k]: round in which that row was returned
   std::size_t batch[2] = {};         ///< own: [L][C] rows, packed by source rank
   std::size_t batch_scales[2] = {};  ///< own: float [L][C][groups()]
   std::size_t origins[2] = {};       ///< own: i32 [L][C]: source rank * T * k + token * k + choice
   std::size_t num_tokens[2] = {};    ///< own: i32 [L]
   std::size_t outputs[2] = {};       ///< own: bf16 [L][C][H]
   std::size_t bytes = 0;
-  int per_source = 0;  ///< S: tokens that one rank of a group sends, at most
+  int per_source = 0;  ///< S: most tokens that one rank of a group sends
   int capacity = 0;    ///< C: rows of one expert's batch, T for each group
 
   PplxLayout() = default;
@@ -80,21 +80,20 @@ class PplxCalls : public PeerCalls<PplxLayout> {
   PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape, PplxGroup const& group) { return PplxLayout(shape, group).bytes; }
 
-  /// Sends the rows, then packs what arrived into batches; either half alone if asked.
+  /// Sends the rows, then packs the received ones into batches; on request only one half.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, bool send = true, bool receive = true) const {
     dispatch(in, parity, stream, send, receive, 0);
   }
-  /// Both halves, of nothing: tells the peers that this rank cannot take part. `code`: 1 + ErrorCode.
+  /// Both halves, without tokens: tells the peers that this rank cannot take part. `code`: 1 + ErrorCode.
   void refuse_dispatch(int parity, cudaStream_t stream, std::uint32_t code) const { dispatch({}, parity, stream, true, true, code); }
-  /// Sends the outputs back, then sums each token as soon as its rows have come; either half alone if asked.
+  /// Sends the outputs back, then sums each token as soon as its rows have arrived; on request only one half.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream, bool send = true,
                bool receive = true) const;
-  /// Tells the peers that this rank's outputs are not there. Ranks that have no rows here do not wait for it, and see it with the next
-  /// combine.
+  /// Tells the peers that this rank has no outputs. Ranks without rows here do not wait for it, and see the refusal in the next combine.
   void refuse_combine(int parity, cudaStream_t stream, std::uint32_t code) const;
   /// Rounds float32 expert outputs [L][C][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream) const;
-  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  /// Tells every rank that this rank gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
 
   __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
@@ -113,7 +112,7 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct PplxParams<Window> {
-  int dp_size = 1;           ///< consecutive ranks that hold the same tokens and all receive their results; divides the number of ranks
+  int dp_size = 1;           ///< consecutive ranks that hold the same tokens and all receive their results; must divide the number of ranks
   int blocks = 64;           ///< thread blocks of every kernel; equal on all ranks
   bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
   typename Window::Params window{};                ///< of the exchange's own window
@@ -130,8 +129,8 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   using typename Base::Space;
   using Tokens = BatchedTokensOf<Config, Quant>;
 
-  /// Collective. E_UNSUPPORTED unless the experts divide by the ranks, wherever they are; E_ARG for the router weight on the input with
-  /// top-k other than 1, E_CAPACITY if the window cannot be had.
+  /// Collective. E_UNSUPPORTED unless the number of ranks divides the number of experts, for any placement; E_ARG for the router weight on
+  /// the input with top-k other than 1, E_CAPACITY if the window cannot be allocated.
   PplxExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                Quant const&, PplxParams<Window> const& params, Arena<Space>& arena)
       : PplxExchange(comm, peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks),
@@ -140,15 +139,15 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   /// Rows of one expert's batch, at most.
   std::int64_t max_rows() const { return calls_.layout().capacity; }
 
-  /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws what ended the group earlier; an error of this rank's
-  /// arguments, which peers hear of from check(), leaves the group sound.
+  /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws the failure that ended the group, if any; an error in this
+  /// rank's arguments, which check() throws on the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream);
     return received();
   }
-  /// The halves of prepare(): the first enqueues the sending and occupies the GPU no longer, so that other work fits in between; the second
-  /// enqueues the waiting. E_STATE if the second is called without the first.
+  /// The halves of prepare(): the first enqueues only the sending, so that other work can use the GPU before the second enqueues the
+  /// waiting. E_STATE if the second is called without the first.
   void prepare_send(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream, true, false);
@@ -186,8 +185,8 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
     order_.set_idle();
   }
 
-  /// Instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers get E_PEER
-  /// from check(): after prepare() those whose rows are missing in this round, the others in the next.
+  /// Call it instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers
+  /// get E_PEER from check(): after prepare() those that miss rows in this round, the others in the next.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (!order_.dispatched()) {
@@ -199,7 +198,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
     if (half_ == Half::dispatch) {
       calls_.dispatch(tokens_, parity_, stream, false, true);
     }
-    if (half_ != Half::combine) {  // else its outputs are on their way: the peers lack nothing
+    if (half_ != Half::combine) {  // otherwise its outputs were already sent, and the peers have all they need
       calls_.refuse_combine(parity_, stream, kPeer);
     }
     order_.set_idle();
@@ -267,7 +266,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
                         Quant::scale_cols(shape_.hidden)),
             make_vector(static_cast<std::int32_t const*>(calls_.template own<std::int32_t>(at.num_tokens[parity_])), L)};
   }
-  /// The shape, if the group fits it.
+  /// The shape, after a check that the group fits it.
   static moe::detail::PeerShape const& checked(moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group) {
     if (group.dp_size < 1 || shape.ranks % group.dp_size != 0) {
       throw Error(ErrorCode::config, text("dp_size: ", group.dp_size, " does not divide ", shape.ranks, " ranks"));

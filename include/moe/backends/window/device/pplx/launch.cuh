@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/pplx/launch.cuh: how the kernels of Pplx are started.
+// backends/window/device/pplx/launch.cuh: launches the kernels of Pplx.
 // Include it in one translation unit: its functions are emitted there even if nothing in that file calls them.
 #pragma once
 
