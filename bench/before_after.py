@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/before_after.py: times the benchmarks of two build folders in turns, in one sitting, and says which points became slower.
+# bench/before_after.py: times the benchmarks of two build folders alternately, in one run, and reports which points became slower.
 """Usage: before_after.py BEFORE AFTER [--gpus N] [--seconds S] [--sweeps K] [--only REGEX] [--limit PERCENT] [--json OUT]
 
 BEFORE and AFTER are build folders (build/gpu) with bench/layer, for more than one GPU with bench/exchange_bench and bench/ep_layer_bench.

@@ -49,7 +49,7 @@ class Report {
   std::vector<Result> results_;
 };
 
-/// The median of some repeats, and how far they lie apart.
+/// The median and the spread of some repeats.
 inline std::pair<double, double> median_and_spread(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return {v[v.size() / 2], v.back() - v.front()};

@@ -10,12 +10,12 @@ namespace moe_bench {
 
 inline int wrong_results = 0;
 
-/// Ends a benchmark whose result is wrong; `what` says how.
+/// Ends a benchmark whose result is wrong; `what` is the error text.
 inline void skip_wrong(benchmark::State& state, std::string const& what) {
   ++wrong_results;
   state.SkipWithError(what.c_str());
 }
-/// Runs what the command line asks for, after benchmark::Initialize(). Returns the exit code.
+/// Runs the benchmarks that the command line selects, after benchmark::Initialize(). Returns the exit code.
 inline int run_benchmarks() {
   benchmark::RunSpecifiedBenchmarks();
   return wrong_results == 0 ? 0 : 1;

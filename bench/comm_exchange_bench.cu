@@ -5,8 +5,8 @@
 //   mpirun -n <GPUs> comm_exchange_bench [--json FILE]
 //
 // One process a GPU. Hidden 7168, top-8 of 256 experts, uniform random routing. "rows": the records (dispatch) or the outputs (combine)
-// alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts what leaves one GPU. Bytes and outputs are compared with what
-// they must be before anything is timed; a wrong result is printed, not timed, and makes the exit code 1.
+// alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts the bytes that leave one GPU. Bytes and outputs are checked
+// before anything is timed; a wrong result is printed, not timed, and makes the exit code 1.
 #include <mpi.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ using Device = Buffer<T, space::cuda>;
 struct Timed {
   double us;
   double spread;
-  double host_us;  ///< that one call keeps the host
+  double host_us;  ///< time that the host spends in one call
 };
 
 class Bench {
@@ -98,7 +98,7 @@ class Bench {
     return out;
   }
 
-  /// NCCL's own: no library between.
+  /// NCCL's own grouped send and receive, without this library.
   void plain_exchange(std::byte const* in, std::byte* out, std::vector<std::int64_t> const& sent,
                       std::vector<std::int64_t> const& received) {
     ncclGroupStart();
@@ -208,7 +208,7 @@ class Bench {
       if (!expect_at_most(name + "/" + shape, output_error<Quant>(host_x, ids, host_weights, host_out, tokens), 5e-3)) return;
 
       double dispatch = 0, combine = 0;
-      // The halves need each other, so they are timed together and dispatch alone as the difference of a pair and its second half.
+      // The halves cannot run alone: the pair is timed, and dispatch is the difference of the pair and its second half.
       std::vector<CudaEvent> marks(3);
       std::vector<double> d, c;
       for (int i = -3; i < 4 * kRepeats; ++i) {
@@ -313,7 +313,7 @@ class Bench {
     }
     return std::sqrt(error / norm);
   }
-  /// Collective. Whether no rank's error exceeds the bound; if one does, says so and remembers it.
+  /// Collective. Whether no rank's error exceeds the bound; if one does, prints it and records the failure.
   bool expect_at_most(std::string const& name, double error, double most) {
     if (!std::isfinite(error)) error = 1e9;
     double worst = 0;

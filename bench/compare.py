@@ -275,7 +275,7 @@ def measure(library, handle, layer, tokens, peers, rates):
             once = replay_ms(capture(calls, 1))
             repeats[name] = max(1, min(64, int(1.5 / max(once, 0.01)) + 1))
             graphs[name] = capture(calls, repeats[name])
-        except Exception as error:  # a candidate that cannot run this point, or is wrong, is left out, and said so
+        except Exception as error:  # a candidate that cannot run this point, or is wrong, is left out with a message
             point["not_timed"][name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     sustained, single = in_turns(graphs, 250 if tokens >= 1024 else 60, 15)
     for name in graphs:
@@ -328,7 +328,7 @@ def main():
                 point = measure(library, handle, layer, tokens, peers, rates)
             report(shape, args.dtype, point)
             results["points"].append({"shape": shape} | point)
-            if args.json:  # after every point: a run that is cut off leaves what it has
+            if args.json:  # after every point, so that an interrupted run keeps its results
                 with open(args.json, "w") as file:
                     json.dump(results, file, indent=1)
         library.lib.moe_hopper_destroy(handle)

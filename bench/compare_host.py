@@ -23,7 +23,7 @@ parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--json", default="")
 options = parser.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # for both: spinning threads measure the scheduler where a core is not free
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # for both: if a core is busy, spinning threads measure the scheduler
 
 import torch  # noqa: E402  after OMP_NUM_THREADS
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig  # noqa: E402

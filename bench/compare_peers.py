@@ -16,8 +16,8 @@ class Unavailable(Exception):
 def quantize_groups(x):
     """e4m3 codes and scales of groups of 128 along the last axis."""
     groups = x.float().unflatten(-1, (-1, 128))
-    # By a tensor: torch multiplies by the reciprocal of a Python number, and a scale that differs in its last bit moves codes, since
-    # quotients of bf16 numbers often lie midway between two.
+    # Divides by a tensor: for a Python number, torch multiplies by the reciprocal. A scale that differs in its last bit changes codes,
+    # because quotients of bf16 numbers often lie midway between two codes.
     scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-10) / torch.tensor(448.0, device=x.device)
     return (groups / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
 

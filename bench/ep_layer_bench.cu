@@ -7,9 +7,9 @@
 // One process a GPU. window: LowLatency + HopperMasked up to 256 tokens a rank, HighThroughput + HopperContiguous above; all_to_all_v:
 // AllToAllV + HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls
 // one after the other; slowest rank, median. Each composition is first compared with the layer's definition in float32; a wrong result
-// makes the exit code 1. --routing given: ids and weights stand in the layer before it runs, as engines that route themselves bring them;
-// softmax: the layer routes from logits. --like-ranks 8: as many experts a rank as on eight ranks, so that a rank computes what it would
-// there.
+// makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do the routing;
+// softmax: the layer routes from logits. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same
+// amount.
 #include <mpi.h>
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Config : LayerDefaults {
 using Fp8 = quantization::Fp8Block<>;
 using None = quantization::None;
 
-/// Softmax and the k largest, or nothing: then the layer's topk_ids() and topk_weights() keep what the caller wrote there.
+/// Softmax and the k largest; or no routing: then the layer's topk_ids() and topk_weights() keep the caller's values.
 class Routing : public routing::SoftmaxTopK<routing::Renormalize::yes> {
   using Base = routing::SoftmaxTopK<routing::Renormalize::yes>;
 
@@ -188,7 +188,7 @@ class Weights {
   DeviceArray<float> s13_, s2_;
 };
 
-/// What one rank brings to every call. With `softmax`, ids and weights are what the host's router makes of the logits.
+/// What one rank brings to every call. With `softmax`, ids and weights are the host router's results for the logits.
 struct Batch {
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;
@@ -365,7 +365,7 @@ class Bench {
     bool captures = true;
     if constexpr (requires { exchange.capturable(); }) captures = exchange.capturable();
     auto const [us, spread] = time(forward, captures, finish);
-    // The layer's experts alone, on what this rank was sent.
+    // The layer's experts alone, on the rows that this rank received.
     constexpr bool kSkips = requires { requires Layer::Kernel::kSkipsForeignIds; };
     auto const received = exchange.prepare({hidden, layer.topk_ids(), layer.topk_weights(), nullptr, kSkips}, stream_);
     std::function<void()> const experts = [&] {
@@ -435,7 +435,7 @@ class Bench {
     int replays = 1;
     for (int repeat = -2; repeat < kRepeats; ++repeat) {
       host_.barrier({});
-      once();  // ranks start together: nobody waits for the first launch of another inside the timed part
+      once();  // ranks start together, so the timed part does not include another rank's first launch
       begin_.record(stream_);
       for (int i = 0; i < replays; ++i) once();
       end_.record(stream_);

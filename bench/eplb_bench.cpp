@@ -51,7 +51,7 @@ void rebalance(benchmark::State& state) {
   state.counters["balancedness_after"] = after;
 }
 
-// What the engine does at a rearrangement: new maps with slots kept, and every layer's flows in rounds.
+// The engine's planning at a rearrangement: new maps that keep slots, and every layer's flows in rounds.
 void propose_and_plan_transfers(benchmark::State& state) {
   Table<double> const load = load_of(state);
   Topology const topology = topology_of(state);

@@ -4,7 +4,7 @@
 //   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick]
 //                  [--rounds N] [--json FILE]
 //
-// One process, one thread, one GPU a rank (or all ranks on one GPU: no timing worth reporting, but the same checks). Every shape is checked
+// One process, one thread, one GPU a rank (or all ranks on one GPU: the same checks, but the times are meaningless). Every shape is checked
 // (payload bytes against the host's quantisation, places, outputs of identity experts) before it is timed. Low latency: a CUDA graph of ten
 // pairs, replayed back to back, slowest rank. High throughput: calls back to back in a stream, slowest rank.
 #include <chrono>
@@ -198,7 +198,7 @@ class Bench {
     }
     std::vector<double> repeats;
     for (int k = 0; k < 4; ++k) {
-      once();  // ranks start together: nobody waits for the first launch of another inside the timed part
+      once();  // ranks start together, so the timed part does not include another rank's first launch
       for (int r = 0; r < R; ++r) {
         group_.use(r);
         check_cuda(cudaEventRecord(begin[static_cast<std::size_t>(r)], group_.stream(r)), "cudaEventRecord");

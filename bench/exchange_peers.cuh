@@ -8,7 +8,7 @@
 
 namespace moe_bench {
 
-/// What one line of the report is of.
+/// What one line of the report describes.
 struct PeerCase {
   int hidden, topk, experts, tokens;
   bool fp8;
@@ -89,7 +89,7 @@ bool bench_peer(Bench& bench, PeerCase const& c, bool programmatic) {
   return true;
 }
 
-/// All shapes of the section. The number of those that came out wrong.
+/// All shapes of the section. Returns the number of wrong results.
 template <class Bench>
 int bench_peers(Bench& bench, bool programmatic, bool simulated) {
   using namespace moe_test;

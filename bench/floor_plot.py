@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/floor_plot.py: draws what bench/compare.py measured: time over the floor against tokens, one panel per model, as one small SVG.
+# bench/floor_plot.py: draws the results of bench/compare.py: time over the floor against tokens, one panel per model, as one small SVG.
 """Usage: floor_plot.py OUT.svg RESULT.json [RESULT.json ...]
 
 Each RESULT.json is one run of compare.py; runs of one element type belong into one picture. Needs nothing but Python.

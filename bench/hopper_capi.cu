@@ -12,7 +12,7 @@ using namespace moe::hopper;
 
 extern "C" {
 
-/// A layer, or null after printing why not. `scheme`: 0 bf16, 1 fp16, 2 fp8 blocks.
+/// A layer, or null after printing the error. `scheme`: 0 bf16, 1 fp16, 2 fp8 blocks.
 void* moe_hopper_create(int scheme, int num_experts, int hidden, int intermediate, int topk, void const* w13, void const* w2,
                         float const* w13_scales, float const* w2_scales) try {
   return new ContiguousLayer(LocalShape{num_experts, hidden, intermediate, topk}, static_cast<Scheme>(scheme),

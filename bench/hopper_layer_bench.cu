@@ -5,7 +5,7 @@
 //   hopper_layer_bench check [seed]
 //   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
 //
-// fp8_codes: fp8_block of rows that come quantised.
+// fp8_codes: fp8_block with input rows that are already quantised.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -2,9 +2,9 @@
 // bench/layer.cu: whole layers on one GPU, by policy, scheme, shape and tokens: time, TFLOP/s, GB/s and the ratio to the floor.
 //
 // hopper_contiguous sorts the slots, quantises x if the scheme does, multiplies, applies the activation and the router weights and sums
-// over the slots; cuda_reference takes x quantised. Times are of CUDA graph replays between events, after warming up, over inputs and
-// weights that take turns; every layer is compared with float32 before it is timed, and a wrong one
-// makes the exit code 1. Routing is routing_bench's.
+// over the slots; cuda_reference takes x quantised. Times are of CUDA graph replays between events, after warming up, over rotating inputs
+// and weights. Every layer is compared with float32 before it is timed; a wrong one makes the exit code 1. Routing is timed by
+// routing_bench.
 //
 //   layer --benchmark_filter='hopper_contiguous/bf16/qwen3-30b.*/tokens:64/'
 #include <benchmark/benchmark.h>
@@ -54,7 +54,7 @@ struct Config : moe::LayerDefaults {
   using Activation = moe::activation::Silu;
 };
 
-/// experts::CudaReference. It dequantises the weights once, into 4 bytes each.
+/// experts::CudaReference. It dequantises the weights once, to 4 bytes each.
 template <class Quant>
 class Reference {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/layer_problem.cuh: what the layer benchmarks share: the five shapes, the floor, and inputs and weights that take turns, so that no
-// call finds them in L2.
+// bench/layer_problem.cuh: what the layer benchmarks share: the five shapes, the floor, and rotating inputs and weights, so that no call
+// finds them in L2.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct LayerWork {
   double floor_us() const { return 1e6 * std::max(flops / ceiling, bytes / kStreamCeiling); }
 };
 
-/// Input sets that take turns: several batches over one or two sets of weights, each many times the L2.
+/// Rotating input sets: several batches over one or two sets of weights, each many times larger than L2.
 struct Rotation {
   LocalShape shape;
   Scheme scheme;
@@ -124,7 +124,7 @@ class Replay {
     return 1000.0 * static_cast<double>(ms) / calls_;
   }
   int calls() const { return calls_; }
-  /// Replays until so many milliseconds of them are over.
+  /// Replays for at least this many milliseconds.
   void warm_up(double ms) {
     for (double spent = 0; spent < ms;) spent += us() * calls_ * 1e-3;
   }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/routing_bench.cu: the routing kernel with mapping, load counts and permutation, replayed from a CUDA graph; microseconds a launch.
 //
-// A graph holds kLaunches calls over rotating logits, so that a time is that of a call inside a captured model, launch gap included: the
-// empty kernels are the floor, in the launch shapes of 1, 128 and 4096 tokens. The result is compared with the host before anything is
-// timed.
+// A graph holds kLaunches calls over rotating logits, so a time is that of a call inside a captured model, launch gap included. Empty
+// kernels in the launch shapes of 1, 128 and 4096 tokens are the floor. The result is compared with the host before anything is timed.
 // --benchmark_format=json gives what scripts read; routing_peer.py times torch's softmax and topk in the same way.
 #include <benchmark/benchmark.h>
 
@@ -34,7 +33,7 @@ Buffer<T, space::cuda> on_device(std::vector<T> const& v) {
   return b;
 }
 
-/// Whether the device's ids and offsets of the first input are the host's.
+/// Whether the device's ids and offsets of the first input equal the host's.
 template <class Router>
 bool agrees(Router const& router, std::vector<float> const& logits, std::int64_t rows, std::vector<std::int32_t> const& ids,
             std::vector<std::int64_t> const& offsets) {

@@ -5,7 +5,8 @@
 //   tune [path of the header to write]      measurements go to standard output in any case
 //
 // A candidate's time is that of a whole layer: a CUDA graph of calls over two sets of inputs, candidates in turns, median of the turns. In
-// its turn a candidate is replayed twice and the second replay counts, which runs at the clocks that its own power draw leaves.
+// each turn a candidate is replayed twice. Only the second replay counts, because it runs at the clocks that the candidate's own power draw
+// allows.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -59,7 +60,7 @@ class Bench {
     out_ = DeviceArray<char>(static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(shape.hidden) * 2);
   }
 
-  /// Microseconds of each tuning. Throws if one computes something wrong.
+  /// Microseconds of each tuning. Throws if a result is wrong.
   std::vector<float> measure(int tokens, std::vector<Tuning> const& tunings) {
     for (Tuning const& t : tunings) check(tokens, t);
     std::list<moe_bench::Replay> replays;
@@ -142,7 +143,7 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
       if (log_us[r][c] < log_us[r][best] - 0.01 * static_cast<double>(std::size(kShapes))) best = c;
     }
     Candidate pick = all[best];
-    if (!chosen.empty() && pick.tile_rows < chosen.back().tile_rows) pick = chosen.back();  // more rows take no smaller tile
+    if (!chosen.empty() && pick.tile_rows < chosen.back().tile_rows) pick = chosen.back();  // more rows never take a smaller tile
     chosen.push_back(pick);
     std::printf("%-9s %5d rows: %-60s -> %d x%d\n", name(scheme), kRows[r], notes[r].c_str(), pick.tile_rows, pick.cluster);
     std::fflush(stdout);
@@ -162,8 +163,8 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
   }
 }
 
-/// Most megabytes of a token's weights for which the one-token kernel is faster, between the largest that is and the least that is not, or
-/// half as much again as the largest.
+/// The threshold, in megabytes of a token's weights, up to which the one-token kernel is faster: between the largest size where it is and
+/// the smallest where it is not, or 1.5 times the largest.
 long long tune_one_token(Scheme scheme, std::ostream& notes) {
   long long wins = 0;
   long long loses = 0;

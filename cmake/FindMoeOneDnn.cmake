@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/FindMoeOneDnn.cmake: MoeOneDnn::dnnl. Not by oneDNN's own package file: Debian's asks for OpenCL, which nothing here uses.
+# cmake/FindMoeOneDnn.cmake: MoeOneDnn::dnnl. Does not use oneDNN's own package file: Debian's requires OpenCL, which nothing here uses.
 find_path(MoeOneDnn_INCLUDE_DIR dnnl.h)
 find_library(MoeOneDnn_LIBRARY dnnl)
 mark_as_advanced(MoeOneDnn_INCLUDE_DIR MoeOneDnn_LIBRARY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeCompilerCache.cmake: use ccache when it is installed and nobody chose another launcher.
+# cmake/MoeCompilerCache.cmake: use ccache if it is installed and no other launcher is set.
 find_program(MOE_CCACHE ccache)
 mark_as_advanced(MOE_CCACHE)
 if(MOE_CCACHE)

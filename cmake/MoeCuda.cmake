@@ -31,8 +31,9 @@ message(STATUS "moe: CUDA toolkit ${MoeToolkit_VERSION} in ${MoeToolkit_ROOT}, C
 include(MoeCudaArchitectures)  # moe_cuda_architectures
 
 # How this project's own .cu files are compiled with RelWithDebInfo. Everything is compiled by both of nvcc's passes and linked, with and
-# without a GPU. Where nothing of it will run on one (MOE_RUN_CUDA is OFF), the device code of a target is not optimised, which saves half
-# of its time; except with moe_cuda_optimised(target): what ptxas says of the kernels there is tested (tests/gpu/kernel_registers.txt).
+# without a GPU. If none of it will run on a GPU (MOE_RUN_CUDA is OFF), the device code of a target is not optimised, which saves half of
+# its compile time. Exception: targets of moe_cuda_optimised(target), where the ptxas output of the kernels is tested
+# (tests/gpu/kernel_registers.txt).
 if(NOT MOE_RUN_CUDA AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
   set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")
   set(MOE_CUDA_FLAGS "$<IF:$<BOOL:$<TARGET_PROPERTY:MOE_CUDA_OPTIMISED>>,-O1,-O0;--Ofast-compile=max>")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeCudaArchitectures.cmake: which machine code this library's kernels are compiled to; here, and where the package is used.
+# cmake/MoeCudaArchitectures.cmake: the GPU architectures that this library's kernels are compiled for, here and in projects that use the
+# package.
 
 # moe_cuda_architectures(target HOPPER|ALL|OLDEST): the target's .cu files are compiled for sm_90a, for sm_90a and sm_80, or for sm_80, and
-# for nothing beside them: CMake's own default is older than the kernels.
+# for nothing else: CMake's own default is older than the kernels support.
 function(moe_cuda_architectures target which)
   set(sm80 "-gencode=arch=compute_80,code=sm_80")
   set(sm90a "-gencode=arch=compute_90a,code=sm_90a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeDependencies.cmake: finds every package. What the core needs is always required; the rest unless MOE_HOST_DEPS is OFF.
+# cmake/MoeDependencies.cmake: finds every package. The core's packages are always required, the others unless MOE_HOST_DEPS is OFF.
 set(_moe_required REQUIRED)
 if(NOT MOE_HOST_DEPS)
   set(_moe_required QUIET)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeModelLibrary.cmake: libraries of explicit instantiations, so that a program that uses a composition need not compile it.
+# cmake/MoeModelLibrary.cmake: libraries of explicit instantiations, so that a program can use a composition without compiling it.
 #
 #   moe_add_model_library(<name> [CUDA] HEADERS <header>... [KERNELS <header>...]
 #                         COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"... [LOGITS <type>...])
@@ -8,7 +8,7 @@
 # a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It also writes
 # <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
 # no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the policies, so
-# that g++ compiles what links a CUDA library. forward() with a probe of the program's own is compiled where it is called.
+# that g++ can compile the programs that link a CUDA library. forward() with a probe of the program is compiled where it is called.
 function(moe_add_model_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;KERNELS;COMPOSITIONS;LOGITS")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
@@ -35,7 +35,7 @@ function(moe_add_model_library name)
   set(sources)
   set(number 0)
   foreach(composition IN LISTS arg_COMPOSITIONS)
-    # The layer's members live in the base, which an instantiation of the derived class alone would leave out.
+    # The layer's members are in the base class, which an instantiation of the derived class alone would not include.
     set(layer "moe::detail::Layer<moe::Composition<${composition}>>")
     set(instantiations "template class ${layer};\n")
     foreach(logits IN LISTS arg_LOGITS)
@@ -56,7 +56,7 @@ function(moe_add_model_library name)
   target_include_directories(${name} PUBLIC ${folder}/include)
   if(arg_CUDA)
     target_link_libraries(${name} PUBLIC moe::cuda)
-    # A project's own architectures stay, unless one is older than sm_80, as CMake's default is: the kernels are for sm_80 and later.
+    # A project's own architectures are kept unless one is older than sm_80, as CMake's default is: the kernels need sm_80 or later.
     set(too_old ${CMAKE_CUDA_ARCHITECTURES})
     list(FILTER too_old INCLUDE REGEX "^[1-7][0-9](-|$)")
     if(too_old OR NOT CMAKE_CUDA_ARCHITECTURES)

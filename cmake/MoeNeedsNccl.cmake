@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeNeedsNccl.cmake: which of this project's sources are left out where there is no NCCL.
+# cmake/MoeNeedsNccl.cmake: which of this project's sources are left out if NCCL is missing.
 
 # moe_needs_nccl(result file): whether NCCL is missing here and the file includes its headers, itself or through this project's headers.
 function(moe_needs_nccl result file)

@@ -16,10 +16,10 @@ target_compile_features(moe INTERFACE cxx_std_20)
 target_include_directories(moe INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(moe INTERFACE MoeToolkit::headers Boost::headers OpenMP::OpenMP_CXX Threads::Threads)
-# FindOpenMP speaks of CXX only; the host half of a .cu sees the same pragmas.
+# FindOpenMP sets CXX flags only; the host code of a .cu has the same pragmas.
 target_compile_options(moe INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fopenmp>")
 
-# moe_component(name depends...): moe::<name>, which adds one dependency to moe::moe; not there if the dependency is not.
+# moe_component(name depends...): moe::<name>, which adds one dependency to moe::moe; not defined if the dependency is missing.
 function(moe_component name)
   foreach(dependency IN LISTS ARGN)
     if(NOT TARGET ${dependency})
@@ -61,7 +61,7 @@ endif()
 add_library(moe_build_flags INTERFACE)
 set(MOE_WARNINGS -Wall -Wextra -Werror)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # g++ 12 guesses these after inlining and is often wrong about the standard library's own code.
+  # g++ 12 emits these warnings after inlining, often wrongly for code of the standard library.
   list(APPEND MOE_WARNINGS -Wno-array-bounds -Wno-free-nonheap-object -Wno-maybe-uninitialized -Wno-restrict -Wno-stringop-overflow
        -Wno-stringop-overread)
 endif()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cmd_layer.cpp: `moe layer` and `moe block`: deal the rows to the ranks, run the composition, gather, compare, report.
-// Under mpirun every rank runs this; each step that can fail ends in agree(), so that no rank waits for one that has given up.
+// examples/moe/cmd_layer.cpp: `moe layer` and `moe block`: distribute the rows over the ranks, run the composition, gather, compare,
+// report. Under mpirun every rank runs this; each step that can fail ends in agree(), so that no rank waits for one that has given up.
 #include <fmt/core.h>
 #include <mpi.h>
 #include <omp.h>
@@ -83,7 +83,7 @@ void report_error(char const* what) {
 }
 
 void require_one_rank(char const* command) {
-  for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {  // Open MPI's mpirun, and the others'
+  for (char const* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {  // Open MPI's mpirun, and other launchers
     char const* const ranks = std::getenv(variable);
     if (ranks != nullptr && std::strtol(ranks, nullptr, 10) > 1) {
       throw CLI::ValidationError(command, moe::text("runs on 1 rank, and ", variable, " is ", ranks, "; start it without mpirun"));
@@ -98,7 +98,7 @@ namespace {
 
 using namespace moe;
 
-/// MPI for as long as it lives. After a transport error the group is ended instead: a rank may be gone.
+/// Initialises MPI and finalises it at the end. After a transport error the group is aborted instead, because a rank may be gone.
 class MpiSession {
  public:
   MpiSession() {
@@ -208,7 +208,7 @@ io::StoredTensor expected_tensor(Job const& job, io::TensorStore const& store) {
   if (t.shape()[0] != job.first_row.back()) {
     throw Error(ErrorCode::argument, text(t.where(), ": shape ", t.info->shape_text(), ", the output has ", job.first_row.back(), " rows"));
   }
-  t.file->read_elements<float>(*t.info, 0, 0, nullptr);  // judges the type
+  t.file->read_elements<float>(*t.info, 0, 0, nullptr);  // checks the type
   return t;
 }
 
@@ -288,7 +288,7 @@ std::vector<std::filesystem::path> inputs_of(Job const& job, std::initializer_li
   return files;
 }
 
-/// E_MISMATCH, on every rank, naming what a rank was asked for that rank 0 was not. Paths may differ between machines.
+/// E_MISMATCH, on every rank, naming the first option that differs from rank 0's. Paths may differ between machines.
 void require_same_run(Job const& job) {
   JobOptions const& o = job.options;
   moe::Fingerprint f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cmd_list.cpp: `moe list`: the policies by name and by type, and which compositions this program runs, which the library has,
-// and which the rules forbid.
+// examples/moe/cmd_list.cpp: `moe list`: the policies by name and by type, and which compositions this program runs, which only the library
+// has, and which the rules forbid.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -118,7 +118,8 @@ void print_models(bool as_json) {
 
 // ---- Compositions.
 
-/// What a router adds to the answer: every composition runs with every router, but for the weight on the input of a batched backend.
+/// The router's constraint: every composition runs with every router, except that batched backends take the weight on the input only for
+/// topk = 1.
 std::string router_condition(ListOptions const& o, CompositionRow const& row) {
   bool on_input = false;
   if (!o.router.empty()) {
@@ -164,7 +165,7 @@ std::string count(std::vector<CompositionRow> const& rows) {
               " more are in the library, the rules forbid ", of("no"));
 }
 
-/// Backends down, experts across: with how many quantisations a pair runs here, and with how many more the library has it.
+/// Rows: backends; columns: experts. Each cell: with how many quantisations the pair runs here, and how many more the library has.
 void print_summary(std::vector<CompositionRow> const& rows) {
   for (std::string_view const space : {"host", "cuda"}) {
     std::vector<std::string_view> backends, experts;

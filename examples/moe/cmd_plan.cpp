@@ -102,7 +102,7 @@ Plan make_plan(PlanOptions const& options) {
   return plan;
 }
 
-/// Which of --groups and --nodes the plan leaves out of account, and why; empty if none.
+/// Which of --groups and --nodes the plan ignores, and why; empty if none.
 std::string ignored(Plan const& plan) {
   Topology const& asked = plan.asked;
   std::string out;

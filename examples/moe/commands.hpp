@@ -16,14 +16,14 @@ void add_list(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_quantize(CLI::App& app);
 
-/// An error that has been printed while all ranks were there: mpirun ends the others as soon as one exits with a code.
+/// An error that was printed while all ranks were still running: mpirun ends the others as soon as one exits with a code.
 struct Reported : std::exception {};
 
 /// Prints one line on the first rank. Under mpirun it returns on the others only when the first has printed; MPI is started for that if
 /// it is not running.
 void report_error(char const* what);
 
-/// Refuses, as bad usage, more than one rank: they would all do the same work and write the same files. For a subcommand's callback.
+/// Refuses more than one rank, as bad usage: all ranks would do the same work and write the same files. For a subcommand's callback.
 void require_one_rank(char const* command);
 
 }  // namespace moe_tool

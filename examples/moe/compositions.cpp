@@ -15,7 +15,7 @@ namespace hana = boost::hana;
 namespace registry = moe::registry;
 using moe::text;
 
-/// What builds a composition that this program leaves out.
+/// How to build a composition that this program leaves out.
 template <class Backend, class Experts>
 std::string own_program() {
   return text("a program that includes ", registry::include_of_backend<Backend>(), " and ", registry::include_of_experts<Experts>(),

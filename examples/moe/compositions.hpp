@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/compositions.hpp: every composition of the registry by the names of its policies, as this program has it: what
-// `moe list compositions` prints and what `moe layer` and `moe block` run.
+// examples/moe/compositions.hpp: every composition of the registry by the names of its policies, and whether this program has it. `moe list
+// compositions` prints this table; `moe layer` and `moe block` run from it.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct CompositionRow {
   bool batched = false;           ///< the backend delivers batches by expert
   char const* refused = nullptr;  ///< the sentence of the rule that forbids it
   Runner run = nullptr;           ///< runs a job with it; null: not in this program
-  std::string builds{};           ///< not in this program, but in the library: what builds it
+  std::string builds{};           ///< how to build a composition that is in the library but not in this program
 
   /// "yes", "not in this program" or "no".
   std::string_view answer() const { return refused != nullptr ? "no" : run != nullptr ? "yes" : "not in this program"; }
@@ -32,7 +32,7 @@ struct CompositionRow {
 std::vector<CompositionRow> const& compositions();
 
 /// The runner of the composition that the options name. E_CONFIG with the rule's sentence for one that the rules forbid; E_UNSUPPORTED,
-/// saying what builds it, for one that this program does not have.
+/// naming how to build it, for one that this program does not have.
 Runner runner_of(JobOptions const& options);
 
 }  // namespace moe_tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/job.hpp: one run of `moe layer` or `moe block`: what was asked for, and what came out.
+// examples/moe/job.hpp: one run of `moe layer` or `moe block`: the request and the result.
 #pragma once
 
 #include <array>
@@ -66,10 +66,10 @@ struct JobResult {
   std::size_t layer_bytes = 0;         ///< the layer's buffers
 };
 
-/// The weights of this rank's experts and of all that surrounds them. E_ARG also if they make a router logit NaN.
+/// The weights of this rank's experts and of the rest of the block. E_ARG also if they make a router logit NaN.
 moe::io::HostLayerWeights<float> load_weights(Job const& job);
 
-/// Throws on every rank if `error` is not empty on any: the first rank's words. Collective.
+/// Throws on every rank if `error` is not empty on any: the error text of the first such rank. Collective.
 void agree(moe::comm::Mpi& comm, std::string const& error);
 
 /// Runs `stage` on every rank; if it throws anywhere, every rank throws. Collective.
@@ -93,7 +93,7 @@ JobResult run_host(Job const& job);
 /// windows_*.cpp, for the schemes of registry::window_quantizations.
 template <class Quant, moe::ActivationFormat Format>
 JobResult run_windows(Job const& job);
-/// The policies of a run that names none.
+/// The default policies of a run.
 std::string default_backend(Job const& job);
 std::string default_experts(Job const& job);
 

@@ -14,7 +14,7 @@ template class moe::models::BlockFrame<float>;
 namespace moe_tool {
 namespace {
 
-/// Loading draws a percentage on a terminal once it takes long enough to wonder.
+/// Prints the progress in percent on a terminal if loading takes long.
 class Progress {
  public:
   explicit Progress(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
@@ -49,7 +49,7 @@ void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64
   }
 }
 
-/// The router gives a token outside the table no experts; a user means none such.
+/// The router gives tokens outside the table no experts. In the tool such a token is a user error.
 void check_token_ids(Job const& job, std::int64_t vocabulary) {
   for (std::size_t i = 0; i < job.token_ids.size(); ++i) {
     if (job.token_ids[i] < 0 || job.token_ids[i] >= vocabulary) {

@@ -29,7 +29,7 @@ int flush_output() {
   return fail(moe::text("standard output cannot be written", errno != 0 ? ": " + std::generic_category().message(errno) : ""), 1);
 }
 
-/// What is wrong with the command line. Where no subcommand was given, CLI11 does not say which word stands in its place.
+/// The error of the command line. If the subcommand is missing, CLI11 does not say which word was given instead.
 std::string usage_error(CLI::App const& app, CLI::ParseError const& e) {
   if (!app.get_subcommands().empty()) {
     return e.what();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/output.hpp: what can be wrong with --output, found before any work is done.
+// examples/moe/output.hpp: checks --output before any work is done.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@
 
 namespace moe_tool {
 
-/// E_ARG if `output` is one of the files that are read, under whatever name, or cannot be written. Nothing is left behind.
+/// E_ARG if `output` is one of the input files, under any name, or cannot be written. Leaves no file behind.
 inline void check_output(std::filesystem::path const& output, std::vector<std::filesystem::path> const& inputs) {
   for (auto const& input : inputs) {
     std::error_code missing;

@@ -37,7 +37,7 @@ struct QuantizedTensor {
 
 /// Names that --scheme takes.
 std::vector<std::string> quantize_schemes();
-/// Of those, the ones in which a checkpoint can be written.
+/// The subset in which a checkpoint can be written.
 std::vector<std::string> checkpoint_schemes();
 /// `count` matrices [rows, cols], one after the other. E_ARG for an unknown scheme, E_CONFIG for a shape that it cannot take.
 QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<moe::quantization::MxRule> rule, std::vector<float> const& w,
@@ -48,7 +48,7 @@ void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const
 
 /// Writes q, scale, dq (and what the scheme has besides) of one tensor. Returns the exit code.
 int quantize_tensor_file(QuantizeOptions const& options);
-/// Writes a checkpoint whose routed experts are quantised, everything else as it was. Returns the exit code.
+/// Writes a checkpoint with quantised routed experts; everything else is unchanged. Returns the exit code.
 int quantize_checkpoint(QuantizeOptions const& options);
 
 }  // namespace moe_tool

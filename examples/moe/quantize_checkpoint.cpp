@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/quantize_checkpoint.cpp: a checkpoint whose routed experts are quantised, everything else as it was.
+// examples/moe/quantize_checkpoint.cpp: writes a checkpoint with quantised routed experts; everything else is unchanged.
 //
-// Experts that are tensors of their own keep their names. Fused experts [E, …, …] stay fused where releases of such checkpoints do:
-// fp8_block128 in the orientation they have, every 8-bit scheme where they are modules ("input_linear.weight", Granite), mxfp4 blocks
-// where they have biases (gpt-oss). Else every expert becomes modules of its own, as compressed-tensors checkpoints of fused models have.
+// Experts that are separate tensors keep their names. Fused experts [E, …, …] stay fused where released checkpoints keep them fused:
+// fp8_block128 in the existing orientation, every 8-bit scheme where they are modules ("input_linear.weight", Granite), mxfp4 blocks where
+// they have biases (gpt-oss). Otherwise every expert becomes separate modules, as in compressed-tensors checkpoints of fused models.
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -42,14 +42,14 @@ using moe::io::TensorInfo;
 struct ExpertName {
   std::string_view layer, projection;
 };
-/// Nothing for any other tensor, one that is quantised already among them.
+/// Nullopt for any other tensor, including one that is already quantised.
 std::optional<ExpertName> expert_name(TensorInfo const& t) {
   constexpr std::string_view kWeight = ".weight", kDigits = "0123456789";
   constexpr std::string_view kWord = "0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
   std::string_view rest = t.name;
   if (t.shape.size() != 2 || !rest.ends_with(kWeight)) return std::nullopt;
   rest.remove_suffix(kWeight.size());
-  // Cuts the part behind the last dot off.
+  // Cuts off the part behind the last dot.
   auto const last_part = [&rest] {
     std::size_t const dot = rest.rfind('.');
     if (dot == std::string_view::npos) return std::string_view();
@@ -80,7 +80,7 @@ FusedName const* fused_name(TensorInfo const& t) {
 }
 std::string base_of(std::string const& weight) { return weight.substr(0, weight.size() - std::string(".weight").size()); }
 
-/// Whether there is such a file. E_ARG if that cannot be found out, as in a directory that may not be read.
+/// Whether the file exists. E_ARG if that cannot be determined, as in a directory without read permission.
 bool is_there(fs::path const& path) {
   std::error_code error;
   fs::file_status const status = fs::status(path, error);
@@ -135,7 +135,7 @@ class NewDirectory {
   explicit NewDirectory(fs::path path) : path_(std::move(path)) {
     if (path_.filename().empty()) path_ = path_.parent_path();  // "out/"
     std::error_code ignored;
-    if (fs::is_symlink(path_, ignored) || is_there(path_)) {  // a link to nothing is there, too
+    if (fs::is_symlink(path_, ignored) || is_there(path_)) {  // a dangling link also counts as existing
       throw Error(ErrorCode::argument, moe::text("output directory '", path_.string(), "' exists already"));
     }
     temporary_ = path_;
@@ -164,11 +164,11 @@ class NewDirectory {
 
  private:
   fs::path path_, temporary_;
-  std::vector<fs::path> made_;  // parents that were not there, the innermost first
+  std::vector<fs::path> made_;  // parent directories that were created, innermost first
   bool committed_ = false;
 };
 
-/// The experts of one layer whose tensors are fused: its description says how they lie, its reader gives them one at a time.
+/// The experts of one layer whose tensors are fused: its description gives their layout, its reader returns them one at a time.
 class FusedLayer {
  public:
   FusedLayer(moe::io::TensorStore const& store, moe::io::HfConfig const& config, std::int64_t layer)
@@ -212,7 +212,7 @@ class FusedLayer {
     int number = -1;
     std::vector<float> w13, w2;
   };
-  /// The tensors of one expert are written one after the other, so that the last one read serves them all.
+  /// The tensors of one expert are written one after the other, so caching the last expert read is enough.
   Expert const& expert(int e) {
     if (last_.number != e) {
       auto const& d = description_;
@@ -230,13 +230,13 @@ class FusedLayer {
   Expert last_;
 };
 
-/// A checkpoint that is read, and what each of its expert tensors becomes.
+/// The source checkpoint, and what each of its expert tensors becomes.
 class Conversion {
  public:
   Conversion(Source const& source, CheckpointScheme scheme)
       : store_(source.directory), config_(moe::io::HfConfig::from_file(source.directory)), scheme_(std::move(scheme)) {
     for (auto const& name : source.shards) shards_.push_back(std::make_unique<SafetensorsFile>(source.directory / name));
-    for (std::string_view name : store_.names()) (void)store_.at(name);  // E_ARG if the index puts it where it is not
+    for (std::string_view name : store_.names()) (void)store_.at(name);  // E_ARG if a shard lacks it despite the index
     for (auto const& shard : shards_) {
       for (auto const& [name, t] : shard->tensors()) {
         if (!store_.contains(name))
@@ -255,7 +255,7 @@ class Conversion {
   std::int64_t expert_weights() const { return expert_weights_; }
   nlohmann::ordered_json quantization_config() const { return moe_tool::quantization_config(scheme_, blocks_, unquantized_); }
 
-  /// The tensors that replace t, or nothing: it stays as it is.
+  /// The tensors that replace t; empty if t stays unchanged.
   std::vector<NewTensor> replacement(SafetensorsFile const& file, TensorInfo const& t) {
     if (expert_name(t)) {
       return quantized_linear(scheme_, {base_of(t.name), t.shape[0], t.shape[1], [&file, &t] {
@@ -315,7 +315,7 @@ class Conversion {
     blocks_ = blocks_ || kind == Kind::blocks;
     expert_weights_ += t.shape[0];
   }
-  /// One more of a layer's projections of one kind, which are all of one shape.
+  /// Counts one more projection of a kind in a layer; all of one kind have the same shape.
   void note_expert(SafetensorsFile const& file, TensorInfo const& t, ExpertName const& name) {
     Projection& like = projections_[std::string(name.layer)][std::string(name.projection)];
     if (like.count++ == 0) like.first = &t;
@@ -324,7 +324,7 @@ class Conversion {
                   moe::text(file.where(t), ": shape ", t.shape_text(), ", of other experts ", like.first->shape_text()));
     }
   }
-  /// E_ARG unless a layer has as many of each projection.
+  /// E_ARG unless a layer has the same number of each projection.
   void check_experts() const {
     for (auto const& [layer, projections] : projections_) {
       auto const& [first, all] = *projections.begin();
@@ -432,7 +432,7 @@ int quantize_checkpoint(QuantizeOptions const& options) {
     write_json(directory.path() / "model.safetensors.index.json", index);
   }
   write_json(directory.path() / "config.json", config);
-  // Tokeniser, generation settings, licence: whatever else belongs to the model.
+  // The other files of the model: tokeniser, generation settings, licence.
   for (auto const& entry : fs::directory_iterator(source.directory)) {
     auto const name = entry.path().filename();
     if (entry.is_regular_file() && entry.path().extension() != ".safetensors" && !fs::exists(directory.path() / name)) {

@@ -55,7 +55,7 @@ std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group) {
   std::int64_t const rows = s.rows, cols = s.cols;
   auto const quantized = [=] { return int4(s.read(), rows, cols, group); };
   return {
-      // the original [N, K], which the packed shape does not tell
+      // the original [N, K]; the packed shape does not determine it
       {s.base + ".weight_shape", FileDType::i64, {2}, [=] { return bytes_of(std::vector<std::int64_t>{rows, cols}); }},
       {s.base + ".weight_packed", FileDType::i32, {rows, cols / 8}, [=] { return bytes_of(moe::quantization::pack_words(quantized())); }},
       {s.base + ".weight_scale", FileDType::f32, {rows, cols / group}, [=] { return bytes_of(quantized().scales); }}};
@@ -97,7 +97,7 @@ std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMa
   if (scheme.name == "nvfp4") {
     return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
             {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, [=] { return bytes_of(quantized().block_scale); }},
-            // compressed-tensors stores what divides
+            // compressed-tensors stores the divisor
             {s.base + ".weight_global_scale", FileDType::f32, {1}, [=] {
                return bytes_of(std::vector<float>{1.0F / quantized().global_scale.at(0)});
              }}};

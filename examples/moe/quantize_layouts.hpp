@@ -29,7 +29,7 @@ struct SourceMatrix {
   std::int64_t rows = 0, cols = 0;
   std::function<std::vector<float>()> read;
 };
-/// A fused tensor [count, rows, cols] of the source, as it lies there; read(e) gives matrix e.
+/// A fused tensor [count, rows, cols] of the source, in its stored layout; read(e) gives matrix e.
 struct SourceStack {
   std::string tensor;
   std::int64_t count = 0, rows = 0, cols = 0;
@@ -43,13 +43,13 @@ struct CheckpointScheme {
   std::int64_t int4_group = 128;
 };
 
-/// E_CONFIG unless the scheme can hold rows of `cols` elements; `where` names the tensor. Narrows the int4 group where it must.
+/// E_CONFIG unless the scheme can hold rows of `cols` elements; `where` names the tensor. Reduces the int4 group if necessary.
 void fit_scheme(CheckpointScheme& scheme, std::int64_t cols, std::string const& where);
 
 /// One module: `.weight` with its scale, or `.weight_packed` and what belongs to it.
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& source);
-/// Schemes of 8 bits: the fused tensor with e4m3 or int8 elements in its own orientation and its scales beside it: blocks of 128 × 128,
-/// one a row, or one a matrix.
+/// Schemes of 8 bits: the fused tensor with e4m3 or int8 elements in its own orientation and its scales beside it: blocks of 128 × 128, one
+/// per row, or one per matrix.
 std::vector<NewTensor> quantized_stack(CheckpointScheme const& scheme, SourceStack const& source);
 /// gpt-oss: a fused tensor [E, in, out] becomes blocks U8 [E, out, in / 32, 16] and exponents U8 [E, out, in / 32].
 std::vector<NewTensor> mxfp4_blocks(CheckpointScheme const& scheme, SourceStack const& source);

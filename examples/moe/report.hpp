@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/report.hpp: what `moe layer` and `moe block` tell a person, or as JSON a program.
+// examples/moe/report.hpp: the report of `moe layer` and `moe block`, as text or as JSON.
 #pragma once
 
 #include <array>

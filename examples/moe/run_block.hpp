@@ -38,7 +38,7 @@ class PhaseTimer {
   std::array<double, 4> seconds_{};
 };
 
-/// The communicator of a backend: MPI's, or that of a single rank, which has no state.
+/// The communicator of a backend: MPI's, or the stateless one of a single rank.
 template <class Comm>
 Comm& comm_of(Job const& job) {
   if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
@@ -49,7 +49,7 @@ Comm& comm_of(Job const& job) {
   }
 }
 
-/// Waits for what a block in the CUDA space has enqueued; the host's is done.
+/// Waits for the work that a block in the CUDA space has enqueued; a host block has none left.
 template <class Block>
 void finish(Block& block) {
   if constexpr (Block::kOnDevice) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/whole_number.hpp: the check of an option whose values reach to the end of an integer type.
+// examples/moe/whole_number.hpp: the check of an option whose range ends at the limit of an integer type.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,8 +12,8 @@
 
 namespace moe_tool {
 
-/// For CLI::Option::check: refuses what is not a decimal number of [least, the largest T]; CLI11 itself takes "" for 0 and the nearest
-/// bound for what overflows.
+/// For CLI::Option::check: refuses what is not a decimal number of [least, the largest T]; CLI11 itself reads "" as 0 and clamps values
+/// that overflow.
 template <class T>
 auto whole_number(T least) {
   return [least](std::string const& words) -> std::string {

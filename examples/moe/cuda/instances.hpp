@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/instances.hpp: which compositions of the CUDA space the tool instantiates, what each needs, and the functions that run
-// them. Plain C++: a build without CUDA, NCCL or cuBLAS includes it too, to say what is missing.
+// examples/moe/cuda/instances.hpp: the compositions of the CUDA space that the tool instantiates, what each needs, and the functions that
+// run them. Plain C++: a build without CUDA, NCCL or cuBLAS also includes it, to report what is missing.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ inline constexpr bool kHasNccl = false;
 /// Whether this program has what a composition needs.
 inline constexpr std::array<bool, 4> kHas{kHasCuda, kHasCuda && kHasCublas, kHasCuda && kHasNccl, false};
 
-/// What would put a composition into this program.
+/// How to build this program with a composition.
 inline char const* what_builds(Needs needs) {
   if (!kHasCuda) {
     return "it was built without CUDA; build the cuda preset, or use --device host";

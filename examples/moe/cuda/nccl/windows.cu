@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/nccl/windows.cu: the kernel that finds the peers of NCCL's windows, and the device oracle for rows that came over one.
+// examples/moe/cuda/nccl/windows.cu: the kernel that finds the peers of NCCL's windows, and the device oracle for rows received over one.
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
