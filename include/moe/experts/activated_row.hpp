@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/activated_row.hpp: the activation between the two matrix products, fused with the quantisation of what enters the second.
+// experts/activated_row.hpp: the activation between the two matrix products, fused with the quantisation of the second product's input.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace moe::experts {
 
-/// The first product's row seen through the activation: element i is act(gate i, up i) in float32, computed where it is read. A scheme
-/// quantises it like any row, so that nothing is written in between: scheme.quantize_row<Act>(row, width, q, s). The codes and scales are
-/// those of the two steps with a float32 row between them; the rounding to Act that a row in memory would have is skipped.
-/// In: element of the first product's row (float, or Act).
+/// A row of the first product with the activation applied on reading: element i is act(gate i, up i) in float32. A scheme quantises it like
+/// any row, so no activated row is stored: scheme.quantize_row<Act>(row, width, q, s). The codes and scales equal those of two separate
+/// steps with a float32 row between them, without the rounding to Act that a stored row would have. In: element of the first product's row
+/// (float, or Act).
 template <class Activation, class In>
 struct ActivatedRow {
   Activation activation;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/any_composition.hpp: the facts of experts that take every format, element of the library, activation, scheme and shape.
+// experts/any_composition.hpp: the facts of experts that take every format, element type, activation, scheme and shape of the library.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@ namespace moe::experts {
 
 struct AnyComposition {
   static constexpr bool reads(ActivationFormat) { return true; }
-  /// Standard rows are weighted and summed by the experts; batched rows leave it to the backend.
+  /// The experts weight and sum standard rows; batched rows are weighted and summed by the backend.
   static constexpr TopKReduction reduction(ActivationFormat f) {
     return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
   }

@@ -35,7 +35,7 @@ struct Slots {
   __device__ float weight(std::int64_t slot) const { return weights[slot / topk * weights_stride + slot % topk]; }
 };
 
-/// One block per expert: the places of its slots in slot order, and how many there are.
+/// One block per expert: the places of its slots in slot order, and their number.
 template <int Threads>
 __global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t* places, std::int32_t* counts) {
   static_assert(Threads == 1024, "as many warps as a warp has lanes");
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t
   if (threadIdx.x == 0) counts[expert] = before;
 }
 
-/// What the group list is made of. Element sizes are of one element type.
+/// The inputs of the group list. Element sizes are of one element type.
 struct PlanArgs {
   std::int32_t const* given;  // [L] counts of a batched call, or null
   std::int64_t capacity;      // batched or fixed groups: rows of a block; else 0
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Threads) plan_groups(PlanArgs a) {
   }
 }
 
-/// A warp per slot: its row of x to its place.
+/// One warp per slot: copies its row of x to its place.
 template <class T>
 __global__ void gather_rows(Slots slots, T const* x, std::int64_t stride, std::int64_t hidden, std::int64_t const* offsets,
                             std::int32_t const* places, T* to, std::int32_t* row_expert, float* row_weight) {
@@ -134,7 +134,7 @@ __global__ void gather_rows(Slots slots, T const* x, std::int64_t stride, std::i
   }
 }
 
-/// A warp per row of a batch: to[e, i] = x[gather[e, i]] for the valid rows of each block.
+/// One warp per row of a batch: to[e, i] = x[gather[e, i]] for the valid rows of each block.
 template <class T>
 __global__ void gather_blocks(std::int32_t const* gather, std::int32_t const* counts, std::int64_t capacity, std::int64_t rows, T const* x,
                               std::int64_t hidden, T* to) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/cublas_grouped.hpp: the experts through cuBLAS's grouped matrix product, with kernels of this library around it: the library
-// baseline, and for shapes that nobody tuned. Any GPU from sm_80; float32, bf16 and fp16; every activation; biases; both formats. Plain
-// host C++; the definitions are in cublas_grouped.cuh, which needs cuBLAS (CMake: moe::cublas).
+// experts/cublas_grouped.hpp: the experts through cuBLAS's grouped matrix product, with kernels of this library around it: the baseline
+// from a vendor library, also for shapes without tuning. Any GPU from sm_80; float32, bf16 and fp16; every activation; biases; both
+// formats. Plain host C++; the definitions are in cublas_grouped.cuh, which needs cuBLAS (CMake: moe::cublas).
 #pragma once
 
 #include <concepts>
@@ -24,15 +24,15 @@ class Products;  ///< the cuBLAS handle and the host's half of a group list
 }  // namespace cublas
 
 /// Rows are gathered by expert, multiplied, activated, multiplied, and summed in slot order in float32. cuBLAS takes the sizes of the
-/// groups from the host, so a call reads the rows per expert back: it waits for the stream once and cannot be captured in a CUDA graph, but
-/// with `fixed_groups`.
+/// groups from the host, so a call reads the rows per expert back. It therefore waits for the stream once and cannot be captured in a CUDA
+/// graph, except with `fixed_groups`.
 struct CublasGrouped : AnyComposition {
   static constexpr char const* kName = "cublas_grouped";
   using Space = space::cuda;
   struct Params {
-    /// Every local expert is a group of as many rows as it could get (all rows of the call, or the capacity): nothing is read back and a
-    /// call can be captured, at the price of products of rows that are not there, of reading the weights of idle experts, and of a
-    /// workspace for rows × experts.
+    /// Every local expert is a group with the most rows that it could get (all rows of the call, or the capacity). Nothing is read back and
+    /// a call can be captured. The price: products of rows that do not exist, reads of idle experts' weights, and a workspace for rows ×
+    /// experts.
     bool fixed_groups = false;
   };
 
@@ -64,15 +64,15 @@ struct CublasGrouped : AnyComposition {
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena);
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device; one rounding of the float32 sum of
-    /// rows rounded to Act. E_STATE in a stream that is being captured, but with fixed_groups.
+    /// rows rounded to Act. E_STATE in a stream that is being captured, except with fixed_groups.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const;
-    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device; rows past the valid ones are left
-    /// alone, or with fixed_groups hold anything.
+    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device; rows past the valid ones are not
+    /// written, or with fixed_groups have undefined contents.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const;
 
    private:
     void check(std::int64_t rows, std::int64_t out_rows, cudaStream_t stream) const;
-    /// Both products and the activation between them, of the groups that were planned.
+    /// Both products of the planned groups, and the activation between them.
     void multiply(std::int64_t capacity, Act const* x, Act* y, cudaStream_t stream) const;
 
     std::int64_t hidden_;
@@ -85,9 +85,9 @@ struct CublasGrouped : AnyComposition {
     Weights weights_;
     typename Config::Activation activation_;
     std::shared_ptr<cublas::Products> products_;
-    std::int32_t* counts_ = nullptr;      // [L] rows of each expert
-    std::int64_t* offsets_ = nullptr;     // [L] its first row
-    std::int32_t* places_ = nullptr;      // [slots] place of a slot among its expert's
+    std::int32_t* counts_ = nullptr;      // [L] number of rows of each expert
+    std::int64_t* offsets_ = nullptr;     // [L] first row of each expert
+    std::int32_t* places_ = nullptr;      // [slots] place of a slot among the slots of its expert
     std::int32_t* row_expert_ = nullptr;  // [rows]
     float* row_weight_ = nullptr;         // [rows]
     void const** pointers_ = nullptr;     // [6, L] operands and results of the groups

@@ -29,7 +29,7 @@ inline constexpr cudaDataType kDataType = std::is_same_v<T, bf16>  ? CUDA_R_16BF
 struct Product {
   std::int64_t rows;      ///< of a weight matrix
   std::int64_t cols;      ///< of a weight matrix and of x
-  std::int64_t capacity;  ///< rows from one expert's first to the next one's, where they lie in blocks
+  std::int64_t capacity;  ///< rows between the first rows of two consecutive experts, for rows in blocks
   void const* weights;    ///< [L, rows, cols]
   void const* x;
   void* y;
@@ -67,10 +67,11 @@ class Products {
     cublasDestroy(handle_);
   }
 
-  /// Takes the groups of a call: device `counts` [L], read back unless the groups are `fixed` at `capacity` rows. Returns the rows in all.
+  /// Takes the groups of a call: device `counts` [L], read back unless the groups are `fixed` at `capacity` rows. Returns the total number
+  /// of rows.
   std::int64_t begin(bool fixed, std::int64_t capacity, std::int32_t const* counts, cudaStream_t stream) {
     check(cublasSetStream(handle_, stream), "cublasSetStream");
-    check(cublasSetWorkspace(handle_, workspace_, kWorkspaceBytes), "cublasSetWorkspace");  // setting a stream took it away
+    check(cublasSetWorkspace(handle_, workspace_, kWorkspaceBytes), "cublasSetWorkspace");  // cublasSetStream removes it
     fixed_ = fixed;
     num_groups_ = 0;
     if (fixed) return num_experts_ * capacity;

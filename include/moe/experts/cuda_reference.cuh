@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/cuda_reference.cuh: the kernels of CudaReference: a warp per dot product, nothing clever.
+// experts/cuda_reference.cuh: the kernels of CudaReference: one warp per dot product, not optimised.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ __global__ void widen_rows(Quant quant, typename Quant::template Payload<Act> co
   }
 }
 
-/// h[slot, i] = act(gate, up): a warp per (slot, i).
+/// h[slot, i] = act(gate, up): one warp per (slot, i).
 template <class Activation>
 __global__ void first_product(Activation activation, SlotTable table, float const* x, float const* w13, float const* bias,
                               std::int64_t hidden, std::int64_t width, bool on_input, float* h) {
@@ -121,7 +121,7 @@ __global__ void requantize_rows(Quant quant, SlotTable table, std::int64_t width
   }
 }
 
-/// Standard: y[r, c] = Σ_j w_j (W2 h)[c]; batched: y[slot, c] = (W2 h)[c] for valid slots. A warp per (row, c).
+/// Standard: y[r, c] = Σ_j w_j (W2 h)[c]; batched: y[slot, c] = (W2 h)[c] for valid slots. One warp per (row, c).
 template <class Out>
 __global__ void second_product(SlotTable table, float const* h, float const* w2, float const* bias, std::int64_t width, std::int64_t hidden,
                                std::int64_t rows, bool on_input, Out* y, std::int64_t stride) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/cuda_reference.hpp: the experts as their definition reads, on any GPU from sm_80: any quantisation by dequantising, any
-// activation, both formats, float32 sums in j order. The device oracle and the fallback where no tuned kernel fits.
+// experts/cuda_reference.hpp: the experts exactly as defined, on any GPU from sm_80: any quantisation by dequantising, any activation, both
+// formats, float32 sums in j order. The reference for tests on the device, and the fallback for shapes without a tuned kernel.
 #pragma once
 
 #include "moe/core/buffer.hpp"
@@ -61,7 +61,7 @@ struct CudaReference : AnyComposition {
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     }
 
-    /// Dequantises the weights anew after they were replaced in place. Enqueues.
+    /// Dequantises the weights again after they were replaced in place. Enqueues.
     void weights_changed(cudaStream_t stream);  // defined in cuda_reference.cuh, like apply()
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] float32 on the device. Enqueues.

@@ -23,7 +23,7 @@ namespace moe::experts {
 
 namespace detail {
 
-/// How a quantisation stores 4-bit weights, or that it is none of the layer's.
+/// The layer's scheme for a quantisation's 4-bit weights; kSupported is false if there is none.
 template <class Quant>
 struct W4Storage {
   static constexpr bool kSupported = false;
@@ -70,14 +70,14 @@ struct HopperW4A16 {
   using Space = space::cuda;
   static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
-    int expected_rows = 16;  ///< batched: rows to expect of an expert; a hint for the tile
+    int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
   };
 
   static constexpr bool reads(ActivationFormat) { return true; }
   static constexpr TopKReduction reduction(ActivationFormat f) {
     return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
   }
-  /// The stored weights are codes; `Weight` is the type that they were before.
+  /// The stored weights are codes; `Weight` is their type before quantisation.
   template <class Act, class Weight>
   static constexpr bool supports_element() {
     return std::same_as<Act, bf16>;
@@ -87,7 +87,7 @@ struct HopperW4A16 {
     if constexpr (requires { A::kKind; }) {
       return detail::is_w4_activation(A::kKind);
     } else {
-      return std::same_as<A, activation::Any>;  // judged when the layer is made
+      return std::same_as<A, activation::Any>;  // checked when the layer is constructed
     }
   }
   template <class Q>
@@ -126,7 +126,7 @@ struct HopperW4A16 {
       workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
     }
 
-    /// Packs the weights anew after they were replaced in place. Enqueues.
+    /// Packs the weights again after they were replaced in place. Enqueues.
     void weights_changed(cudaStream_t stream) { layer_.weights_changed(stream); }
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/host_rows.hpp: how the host experts read quantised weights and rows: as float32 rows, without a copy where they are that.
+// experts/host_rows.hpp: how the host experts read quantised weights and rows: as float32 rows, without a copy if they are float32 already.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace moe::experts::detail {
 
-/// True if the matrix is stored as plain float32, so that a row is readable where it lies.
+/// True if the matrix is stored as plain float32, so that a row can be read in place.
 template <class Quant, class Weight>
 inline constexpr bool kPlainFloat =
     std::is_same_v<typename Quant::template WeightCode<Weight>, float> && Quant::kWeightGranularity == quantization::ScaleGranularity::none;
@@ -29,7 +29,7 @@ float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, st
   }
 }
 
-/// Whether the scheme quantises activations from any row; a user's scheme may know arrays only.
+/// Whether the scheme quantises activations from any row; a user's scheme may support only arrays.
 template <class Quant, class Row>
 inline constexpr bool kQuantizesComputedRows =
     Quant::kActGranularity != quantization::ScaleGranularity::none &&
@@ -37,7 +37,7 @@ inline constexpr bool kQuantizesComputedRows =
       quant.template quantize_row<float>(row, std::int64_t{1}, q, s);
     };
 
-/// The activation scheme rounds what enters the second GEMM too (a2): quantise and dequantise one row in place.
+/// For an activation scheme that also rounds the second GEMM's input (a2): quantises and dequantises one row in place.
 template <class Quant, class Act>
 void requantize_row(Quant const& quant, float* row, std::int64_t n, typename Quant::template Payload<float>* codes,
                     typename Quant::Scale* scales) {

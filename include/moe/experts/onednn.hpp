@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/onednn.hpp: the fast host experts: float32 matrix products by oneDNN over all cores (HostPool). Weights of any storage are
-// widened block by block into a cache-resident scratch right before their product, so bf16 and quantised weights cost their own bytes only.
+// widened block by block into a cache-resident scratch right before their product, so bf16 and quantised weights only cost their stored
+// bytes.
 //
-// Work is cut so that no two threads write one place and every sum has one order, whatever the thread count:
+// Work is divided so that no two threads write the same place and every sum has one order, whatever the thread count:
 //   first product + activation: tasks (expert, block of intermediate columns);
 //   second product + weighted sum: tasks (block of hidden columns), experts in ascending order within a task.
 #pragma once
@@ -27,7 +28,7 @@ struct OneDnn : AnyComposition {
   static constexpr char const* kName = "onednn";
   using Space = space::host;
   struct Params {
-    int num_threads = 0;  ///< 0: omp_get_max_threads(). They wait in HostPool, whatever OMP_WAIT_POLICY says
+    int num_threads = 0;  ///< 0: omp_get_max_threads(). Threads wait in HostPool; OMP_WAIT_POLICY is ignored
   };
 
   template <class Config, class Quant, ActivationFormat Format>
@@ -68,7 +69,8 @@ inline float dot(float const* a, float const* b, std::int64_t n) {
 /// (docs/log/host.md).
 inline constexpr std::int64_t kDotRows = 8;
 
-/// OpenMP, which oneDNN uses, has one thread in this thread while this lives; nobody else's setting changes.
+/// While this object lives, OpenMP, which oneDNN uses, runs on one thread when called from this thread. Other threads' settings do not
+/// change.
 class OneOpenMpThread {
  public:
   OneOpenMpThread() { omp_set_num_threads(1); }
@@ -80,7 +82,7 @@ class OneOpenMpThread {
   int before_ = omp_get_max_threads();
 };
 
-/// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN on this thread alone. A failure lands in `status`, because no
+/// C [m, n] (row stride ldc) = A [m, k] · B [n, k]ᵀ, float32, by oneDNN on this thread alone. A failure is stored in `status`, because no
 /// exception may leave HostPool's loops.
 inline void gemm_nt(std::atomic<int>& status, std::int64_t m, std::int64_t n, std::int64_t k, float const* a, std::int64_t lda,
                     float const* b, std::int64_t ldb, float* c, std::int64_t ldc) {
@@ -115,7 +117,7 @@ class OneDnn::Kernel {
   using Act = typename Config::Act;
   using Weight = typename Config::Weight;
 
-  /// max_rows: rows (standard) or rows per expert (batched) that apply() will see at most. Weights are borrowed.
+  /// max_rows: rows (standard) or rows per expert (batched) that apply() gets at most. Weights are borrowed.
   Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
          typename Config::Activation const& activation, Params const& params, Arena<space::host>& arena)
       : shape_(shape),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/reference.hpp: the experts as their definition reads, on the host: any quantisation (by dequantising), any activation, both
-// formats. The oracle for every other experts kernel. Sum over k in j order, accumulation in `Accumulate` (float or double).
+// experts/reference.hpp: the experts exactly as defined, on the host: any quantisation (by dequantising), any activation, both formats. The
+// reference for tests of every other experts kernel. Sum over k in j order, accumulation in `Accumulate` (float or double).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Reference : AnyComposition {
     using Output = float;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// max_rows: rows (standard) or rows per expert (batched) that apply() will see at most. Weights are borrowed.
+    /// max_rows: rows (standard) or rows per expert (batched) that apply() gets at most. Weights are borrowed.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
            typename Config::Activation const& activation, Params const&, Arena<space::host>& arena)
         : shape_(shape), weights_(weights), max_rows_(max_rows), quant_(quant), activation_(activation), threads_(host_threads()) {
@@ -95,7 +95,7 @@ struct Reference : AnyComposition {
       typename Quant::template Payload<float>* codes;
       typename Quant::Scale* scales;
     };
-    /// One for a call so small that waking others would take longer.
+    /// One thread for a call so small that waking others would take longer.
     int threads(std::int64_t slots) const { return slots * shape_.hidden() * shape_.intermediate() < (1 << 15) ? 1 : threads_; }
     Scratch scratch(std::int64_t t) const {
       std::int64_t const h = shape_.hidden();

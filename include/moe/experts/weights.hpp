@@ -37,8 +37,8 @@ class WeightStore {
     store_bias(w13_, local, b13);
     store_bias(w2_, local, b2);
   }
-  /// Calls visit(name, view) for every array that holds a part of each expert, codes first, then scales, then biases: [L, …] views of
-  /// this object's memory, one expert after the other. For whoever moves experts between ranks.
+  /// Calls visit(name, view) for every array that holds a part of each expert, codes first, then scales, then biases: [L, …] views of this
+  /// object's memory, one expert after the other. For moving experts between ranks.
   template <class Visit>
   void visit_tensors(Visit&& visit) {
     visit("w13", make_blocks(w13_.codes.data(), num_local_, w13_.rows, w13_.code_cols));
@@ -149,8 +149,8 @@ void check_weight_matrix(char const* name, Matrix const& m, std::int64_t rows, s
 
 }  // namespace detail
 
-/// E_ARG, naming the array, unless the weights are all that a layer of `Quant` reads: w13 [L, rows13, H], w2 [L, H, I], equal L, codes and
-/// scales of those shapes, biases of them or none.
+/// E_ARG, naming the array, unless the weights are complete for a layer of `Quant`: w13 [L, rows13, H], w2 [L, H, I], equal L, codes and
+/// scales of those shapes, and biases of those shapes or none.
 template <class Quant, class Weights>
 void check_weights(Weights const& w, std::int64_t hidden, std::int64_t intermediate, bool gated) {
   detail::check_weight_matrix<Quant>("w13", w.w13, (gated ? 2 : 1) * intermediate, hidden);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/arguments.hpp: the rules of what a layer is given: the arrays of forward(), the parameters of its construction.
+// layer/arguments.hpp: the rules for a layer's arguments: the arrays of forward(), the parameters of its construction.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/construction.hpp: how a layer is built: what it refuses, what its ranks agree on, the memory that it takes.
+// layer/construction.hpp: the construction of a layer: its checks, the agreement of its ranks, its memory.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
 template <class C>
 Layer<C>::~Layer() = default;
 
-/// A router whose weight belongs on the input makes the layer put it there, whatever the caller's shape says.
+/// If the router weights the input (kWeightOnInput), the layer does too, even if the caller's shape does not ask for it.
 template <class C>
 LayerShape Layer<C>::layer_shape(LayerShape shape) {
   shape.weight_on_input = shape.weight_on_input || RouterType::kWeightOnInput;
@@ -64,7 +64,7 @@ auto Layer<C>::row_quantization([[maybe_unused]] Quant const& quant) -> RowQuant
   }
 }
 
-/// Collective. T_max, once every rank has found its own arguments right.
+/// Collective. Returns T_max, once every rank has accepted its arguments.
 template <class C>
 std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
   build(comm, [&] {
@@ -110,8 +110,8 @@ void Layer<C>::check_router() const {
   }
 }
 
-/// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read one for each of
-/// the weights. Weights without a matrix are left to the experts; a placement of other ranks to the exchange.
+/// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read a block for each
+/// expert of the weights. The experts check weights without a matrix; the exchange checks a placement for another number of ranks.
 template <class C>
 void Layer<C>::check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks) {
   if (weights.w13.rows == 0 || placement.ep_size() != num_ranks) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/contract.hpp: the kernel and the exchange that a legal composition owns, and the judgement of their members. Unlike the rules of
+// layer/contract.hpp: the kernel and the exchange that a legal composition owns, and the checks of their members. Unlike the rules of
 // core/check.hpp this instantiates the two classes.
 #pragma once
 
@@ -23,7 +23,7 @@ MOE_RULE(KernelIsDefined,
          "Fix: include the header that defines it before the layer is named (docs/errors.md#missing-include)");
 }  // namespace rules
 
-/// Routes a batch on the host. routing/row/route_args.hpp says what is read and written.
+/// Routes a batch on the host. routing/row/route_args.hpp defines inputs and outputs.
 template <class R>
 concept RouterSelectsOnHost = requires(R const& r, routing::RouteArgs<float> const& args) { r.select(args); };
 MOE_MEMBER(RouterSelectsOnHost, "the router", "template <class L> void select(routing::RouteArgs<L> const&) const",
@@ -40,7 +40,7 @@ MOE_MEMBER(RouterSelectsOnDevice, "the router", "template <class L> void select(
 
 namespace detail {
 
-/// The member templates that make the two objects.
+/// The member templates that are the types of the two objects.
 template <class C>
 struct PartTemplates {
   using type = std::tuple<
@@ -53,8 +53,8 @@ struct PartTemplates {
 template <class C>
 using KernelOf = typename C::Experts::template Kernel<typename C::Config, typename C::Quant, C::Backend::kFormat>;
 
-/// The types of the two objects. The rows that the backend hands over are quantised by Quant, or by what the experts would rather read if
-/// the rows stay on their rank.
+/// The types of the two objects. The backend's rows are quantised by Quant or, if rows stay on their rank, in the form that the experts
+/// prefer to read.
 template <class C>
 struct Parts {
   using Config = typename C::Config;
@@ -98,7 +98,7 @@ struct ExchangeMembers {
   using type = ExchangeCalls<typename Parts<C>::Exchange, typename C::Backend, typename C::Config, typename Parts<C>::RowQuant>;
 };
 
-/// What kernel and router make of the exchange's arrays.
+/// The rules that kernel and router accept the exchange's arrays.
 template <class C>
 struct Meeting {
   using Config = typename C::Config;

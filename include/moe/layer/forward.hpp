@@ -49,8 +49,8 @@ void Layer<C>::run(Hidden hidden, Rows<L const> logits, Output output, ForwardOp
   probe.end(Phase::combine);
 }
 
-/// topk_ids() and topk_weights(), and in dispatched_ the ids that leave this rank: physical, and none for a zero expert, which needs
-/// no rank. On the device without a mapping the exchange leaves zero experts out itself.
+/// Fills topk_ids() and topk_weights(), and dispatched_ with the ids that leave this rank: physical, and no expert for a zero expert, which
+/// needs no rank. On the device without a mapping the exchange leaves zero experts out itself.
 template <class C>
 template <class L>
 void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream) {

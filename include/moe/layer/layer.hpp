@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/layer.hpp: the layer that a legal composition makes. Members that do work are defined out of class, in construction.hpp and
-// forward.hpp, and are not inline: where a model library declares the layer `extern template`, a program compiles none of them.
+// layer/layer.hpp: the layer of a legal composition. Members that do work are defined out of class, in construction.hpp and forward.hpp,
+// and are not inline: if a model library declares the layer `extern template`, a program compiles none of them.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Layer {
   using Comm = typename Backend::Comm;
   using Act = typename Config::Act;
   using Kernel = typename Parts<C>::Kernel;
-  using RowQuant = typename Parts<C>::RowQuant;  ///< of the rows that the backend hands over
+  using RowQuant = typename Parts<C>::RowQuant;  ///< quantisation of the rows that the backend passes to the experts
   using Exchange = typename Parts<C>::Exchange;
   using Weights = WeightsOf<Config, Quant>;
   using Hidden = Rows<Act const, Config::hidden>;
@@ -43,10 +43,10 @@ class Layer {
   struct Params {
     /// Dimensions that Config leaves dynamic.
     LayerShape shape = default_shape<Config>();
-    std::int64_t max_tokens_per_rank = 0;  ///< T_max: rows that one forward() may bring on any rank
+    std::int64_t max_tokens_per_rank = 0;  ///< T_max: the most rows of one forward() on any rank
     /// Which rank owns which physical expert; for one rank ExpertPlacement(E, 1). Required.
     ExpertPlacement placement = missing_placement<Layer>();
-    /// Unset, router and activation have what Config states (core/config_defaults.hpp), so that a preset's constants hold.
+    /// Unset: router and activation take what Config states (core/config_defaults.hpp), so that a preset's constants hold.
     typename RouterType::Params router = default_router_params<Config, typename RouterType::Params>();
     Quant quantization{};
     typename Config::Activation activation = default_activation<Config>();
@@ -56,11 +56,11 @@ class Layer {
     /// may be rewritten between calls (eplb::MapTables). Unset: physical ids are the logical ones.
     routing::ExpertMapping mapping{};
     routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
-    /// Told once, at the end of construction, what the layer is and takes, in one line. Unset: silent.
+    /// Called once, at the end of construction, with one line about the layer and its memory. Unset: silent.
     std::function<void(std::string const&)> log{};
   };
 
-  /// Collective over `comm`. Takes all memory that the layer will ever use. `weights` are borrowed and must outlive the layer. Throws
+  /// Collective over `comm`. Allocates all memory that the layer ever uses. `weights` are borrowed and must outlive the layer. Throws
   /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
   /// naming the first choice that differs between them.
   Layer(Comm& comm, Weights const& weights, Params const& p);
@@ -82,13 +82,13 @@ class Layer {
     }
   }
 
-  /// To be called where the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay:
-  /// experts that keep a form of their own of the weights make it anew, in stream order.
+  /// Call this after the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay: experts
+  /// with their own copy of the weights rebuild it, in stream order.
   void weights_changed(Stream<Space> stream = {});
-  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws what went wrong. Does nothing for backends
-  /// whose work ends by itself.
+  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error. Does nothing for backends whose
+  /// work ends without it.
   void wait(Stream<Space> stream = {});
-  /// Throws what went wrong in calls that the stream has finished, for backends that enqueue; the others have thrown it from the call.
+  /// Throws the errors of calls that the stream has finished, for backends that enqueue; other backends throw from the call.
   void check();
 
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
@@ -101,9 +101,9 @@ class Layer {
   LayerMemory memory() const { return {arena_.bytes(), facts::window_bytes(exchange_)}; }
   /// Bytes that the layer holds on this rank besides its weights: memory(), summed.
   std::size_t bytes() const { return memory().arena + memory().window; }
-  /// What routing has counted since construction: rows without a finite logit (all NaN or -inf). These go to the first k experts with
-  /// weight 1/k, or nowhere if the router's `degenerate` says drop. A NaN beside finite logits only leaves its expert out. CUDA space:
-  /// reads device memory, so synchronise the stream first, and do not call while it is captured.
+  /// Counts of routing since construction: rows without a finite logit (all NaN or -inf). Such rows go to the first k experts with weight
+  /// 1/k, or to no expert if the router's `degenerate` is drop. In a row with finite logits, a NaN only excludes its expert. CUDA space:
+  /// reads device memory, so synchronise the stream first, and do not call this during capture.
   routing::RouteCounters counters() const;
 
  private:

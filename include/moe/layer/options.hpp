@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer/options.hpp: what a call of a layer takes beside its arrays.
+// layer/options.hpp: arguments of a layer's calls besides the arrays.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,19 @@ struct NoProbe {
   void end(Phase) {}
 };
 
-/// What a layer holds on this rank besides its weights, in bytes.
+/// Memory that a layer holds on this rank besides its weights, in bytes.
 struct LayerMemory {
   std::size_t arena = 0;   ///< in the layer's own arena
   std::size_t window = 0;  ///< this rank's part of the window that the exchange maps; layers of one shape may share it (WindowManager)
 };
 
-/// What may differ from call to call besides the arrays.
+/// Arguments that may differ from call to call besides the arrays.
 struct ForwardOptions {
   std::int64_t num_valid_rows = -1;         ///< rows at or past it are padding and give zero rows; -1: all rows are valid
   std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing, in the layer's space
   Rows<float> shared_weights = {};          ///< [M, S] out: weights of jointly normalised shared experts; or no rows
-  /// CUDA space: [1] rows that are there, at most M, in device memory, so that a captured graph follows it. Output rows past it are
-  /// not written or zero, their routing says nothing. For backends whose exchange takes it (no_expert_parallel), else E_UNSUPPORTED.
+  /// CUDA space: [1] number of valid rows, at most M, in device memory, so that a captured graph follows it. Output rows past it are zero
+  /// or not written, and their routing is undefined. For backends whose exchange takes it (no_expert_parallel), else E_UNSUPPORTED.
   std::int32_t const* num_rows = nullptr;
 };
 

@@ -8,7 +8,7 @@
 
 namespace moe::quantization {
 
-/// A row's last group may be shorter; transports want whole groups.
+/// A row's last group may be shorter; transports need whole groups.
 template <int Group = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Floor = ScaleFloor::amax_1e10>
 struct Fp8Group : QuantizedRows<Fp8Unit<Floor, Format>, Group>,
                   TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 1, Group>,

@@ -11,9 +11,9 @@
 
 namespace moe::quantization {
 
-/// Dynamic activation scale. A dynamic scale of the whole tensor would differ between the ranks of a dispatch, so a row carries its own
-/// (docs/semantics/quantization.md §2): quantize_row is that of fp8_per_token. Where all rows are present, quantize_tensor() gives the one
-/// scale.
+/// Dynamic activation scale. A dynamic scale of the whole tensor would differ between the ranks of a dispatch, so every row has its own
+/// scale (docs/semantics/quantization.md §2): quantize_row is that of fp8_per_token. If all rows are present, quantize_tensor() gives the
+/// one scale.
 template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
 struct Fp8PerTensor : QuantizedRows<Fp8Unit<Floor, Format>, 0>,
                       TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, 0, 0>,

@@ -10,7 +10,7 @@
 
 namespace moe::quantization {
 
-/// Fp8Unit whose amax is cut at an upper bound, so that one outlier does not take the row's resolution: it saturates instead.
+/// Fp8Unit with an upper bound on amax, so that an outlier saturates instead of reducing the resolution of its row.
 template <ScaleFloor Floor, ScaleFormat Format>
 struct BoundedFp8Unit : Fp8Unit<Floor, Format> {
   float amax_upper_bound = bits_float(0x7F7FFFFFU);

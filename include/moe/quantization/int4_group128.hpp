@@ -10,8 +10,8 @@
 
 namespace moe::quantization {
 
-/// The group that a row of `cols` elements really has: `group` halved until it divides, 0 if that would be fewer than 32 (or fewer than
-/// `group` where that is already less). group 0: the whole row. docs/semantics/quantization.md §5.
+/// The actual group of a row of `cols` elements: `group` halved until it divides `cols`; 0 if that would be fewer than 32 (or fewer than
+/// `group` if `group` is already below 32). group 0: the whole row. docs/semantics/quantization.md §5.
 MOE_HD constexpr std::int64_t effective_group(std::int64_t cols, std::int64_t group) {
   if (group == 0) return cols;
   if (cols <= 0) return group;
@@ -30,7 +30,7 @@ struct ScaleZero {
   friend bool operator==(ScaleZero const&, ScaleZero const&) = default;
 };
 
-/// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints bring the codes.
+/// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints contain the codes.
 template <int Bits>
 struct ZeroPointUnit {
   using Code = std::uint8_t;
@@ -42,7 +42,7 @@ struct ZeroPointUnit {
   MOE_HD static float decode(std::uint32_t code, ScaleZero s) { return (static_cast<float>(code) - s.zero) * s.scale; }
 };
 
-/// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group a row), codes low nibble first, activations as they are.
+/// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group per row), codes low nibble first, activations as they are.
 /// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
 template <int Bits, int Group, bool ZeroPoint = false>
 struct WNa16 : UnquantizedRows {

@@ -8,7 +8,7 @@
 
 namespace moe::quantization {
 
-/// bf16, f16 or f32 throughout.
+/// bf16, f16 or f32 for activations and weights.
 struct None : UnquantizedRows, UnquantizedWeights, ShapeMultiple<1> {
   static constexpr char const* kName = "none";
 };

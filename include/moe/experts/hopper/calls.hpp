@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/calls.hpp: what the kernel objects of the Hopper policies share: the sizes of a layer, and a call's tokens checked against
-// them.
+// experts/hopper/calls.hpp: what the kernel objects of the Hopper policies share: the sizes of a layer, and checks of a call's tokens
+// against them.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace moe::experts::detail {
 
 class HopperCalls {
  protected:
-  /// `who` begins the messages.
+  /// Error messages begin with `who`.
   template <class Config>
   HopperCalls(char const* who, Shape<Config> const& shape, std::int64_t max_rows, std::int64_t num_local)
       : who_(who), hidden_(shape.hidden()), topk_(shape.topk()), max_rows_(max_rows), num_local_(num_local) {}
 
-  /// Tokens that the workspace is for; E_CAPACITY for more slots than the kernels count.
+  /// The number of tokens that the workspace is for; E_CAPACITY if their slots exceed the kernels' 32-bit counts.
   int workspace_tokens(ActivationFormat format) const {
     std::int64_t const tokens = max_rows_ * (format == ActivationFormat::standard ? 1 : num_local_);
     if (tokens * topk_ > std::numeric_limits<std::int32_t>::max()) {
@@ -52,7 +52,7 @@ class HopperCalls {
     return true;
   }
 
-  /// Rows of a block; 0: nothing to do. E_ARG for sizes that do not fit.
+  /// The capacity of a block; 0: nothing to do. E_ARG for sizes that do not fit.
   template <class Tokens, class Output>
   int checked_capacity(Tokens const& tokens, Blocks<Output> y) const {
     std::int64_t const capacity = tokens.capacity();
@@ -65,7 +65,7 @@ class HopperCalls {
     expect("entries of expert_num_tokens", tokens.expert_num_tokens.extent(0), num_local_);
     return static_cast<int>(capacity);
   }
-  /// Rows by index, or null: in place.
+  /// The row indices of the batch, or null: rows are in place.
   template <class Tokens>
   static std::int32_t const* gather_of(Tokens const& tokens) {
     return tokens.gather.extent(0) > 0 ? tokens.gather.data_handle() : nullptr;

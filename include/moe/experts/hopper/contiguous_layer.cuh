@@ -27,37 +27,37 @@ struct ContiguousLayer::State {
   LayerOptions options;
   GateUp order;
   void const* weights[2];    ///< w13, w2
-  LayerConstants constants;  ///< what every call hands to the kernels
+  LayerConstants constants;  ///< arguments of the kernels that are the same in every call
   LayerLauncher launcher;
   int workers;
-  int* counters = nullptr;  ///< of calls that plan for themselves: next unit, exits, then as in the workspace
+  int* counters = nullptr;  ///< for kernels that plan for themselves: next unit, exits, then as in the workspace
   State() = default;
   State(State const&) = delete;
   State& operator=(State const&) = delete;
   ~State() { cudaFree(counters); }
 
-  /// What one call comes to.
+  /// The plan of one call.
   struct Plan {
     Tuning tuning;
     Workspace space;
     bool blocks;      ///< the kernel for block-scaled fp8 with many rows per expert
     bool self_align;  ///< no aligning kernel
-    bool quantises;   ///< x is in 16 bits and its codes are made on the way
-    bool prepares;    ///< the products read codes of x that this call makes or moves
+    bool quantises;   ///< x has 16-bit elements and this call quantises it
+    bool prepares;    ///< the products read codes of x that this call writes
     std::int64_t x_stride;
     std::int64_t x_scale_stride;
   };
 
   bool fp8() const { return is_fp8(scheme); }
   bool has_bias() const { return constants.w13_bias != nullptr || constants.w2_bias != nullptr; }
-  /// Whether x comes in 16 bits and its codes are made on the way.
+  /// Whether x has 16-bit elements and the call quantises it.
   bool quantises(LayerCall const& call) const { return scheme == Scheme::fp8_block && call.x_scales == nullptr; }
 
   /// Enqueues the layer.
   void enqueue(Request const& request, Tuning const& tuning, cudaStream_t stream) const;
   /// E_ARG for a call that the kernels cannot read.
   void check(Request const& request, Plan const& plan) const;
-  /// The kernel and its tiles, as far as the layer has them.
+  /// The kernel and its tiles, limited to those that the layer has.
   Plan choose_kernel(Request const& request, Tuning const& wanted) const;
   /// The rest of the plan; E_CAPACITY for too many slots.
   void complete(Request const& request, Plan& plan) const;
@@ -184,7 +184,7 @@ inline ContiguousLayer::State::Plan ContiguousLayer::State::choose_kernel(Reques
   plan.prepares = plan.quantises || plan.blocks;
   if (plan.blocks) {
     plan.tuning.tile_rows = kBlockRows;
-  } else if (plan.tuning.tile_rows > most_rows(scheme)) {  // the largest tile that there is; its clusters want more rows
+  } else if (plan.tuning.tile_rows > most_rows(scheme)) {  // the largest tile available; its clusters need more rows
     plan.tuning.tile_rows = most_rows(scheme);
     plan.tuning.cluster = 1;
   }
@@ -252,7 +252,7 @@ inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const
                   {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
                   std::max(1, t.raster / t.cluster),
                   gate_features};
-  if (plan.blocks && t.cluster == 2) {  // as decode_block_unit counts
+  if (plan.blocks && t.cluster == 2) {  // counted as in decode_block_unit
     for (int& tiles : a.plan.space.weight_tiles) tiles = (tiles + 1) / 2;
   }
   bool const cuts = t.tile_rows <= most_split_rows(scheme) && is_column_count(t.tile_rows) && t.cluster == 1;
@@ -300,7 +300,7 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
 inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
   if (a.x == nullptr) return 0;
   long long const groups = static_cast<long long>(a.max_tokens) * (shape.hidden / 128);
-  // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more would wait for a second round.
+  // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more clusters would need a second round.
   int const most = std::max(1, workers / kAlignCluster - 1);
   return static_cast<int>(std::min<long long>((groups + 1023) / 1024, most));
 }
@@ -351,7 +351,8 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
   call.max_tokens = shape.num_experts * capacity;
   if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
   Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
-  // A tile that is a row too small reads an expert's weights twice: room for what a random routing gives nearly every expert.
+  // A tile that is one row too small reads an expert's weights twice: leave room for the rows that random routing gives nearly every
+  // expert.
   double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));
   if (likely <= 16) tuning.tile_rows = likely <= 8 ? 8 : 16;
   state_->enqueue({call, counts, capacity, workspace}, tuning, stream);

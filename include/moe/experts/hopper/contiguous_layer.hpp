@@ -43,8 +43,8 @@ inline void check_sizes(LocalShape const& s, Scheme scheme) {
   if (s.topk < 1) throw Error(ErrorCode::config, text("topk ", s.topk, " must be at least 1"));
 }
 
-/// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured.
-/// One forward of an object at a time: it owns counters that a forward leaves as it found them.
+/// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured. Run one
+/// forward of an object at a time: the object has counters, which every forward leaves at their initial values.
 class ContiguousLayer {
  public:
   /// `launcher`: layer_launcher<scheme, an activation that covers options.activation, and biases if there are any>(). E_UNSUPPORTED without
@@ -61,12 +61,12 @@ class ContiguousLayer {
   std::int64_t workspace_bytes(int max_tokens) const;
   /// E_ARG on null or misaligned pointers, before anything is launched.
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
-  /// The same with a tile choice of the caller's.
+  /// The same with the caller's tile choice.
   void forward(LayerCall const& call, Tuning const& tuning, void* workspace, CUstream_st* stream) const;
 
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots. x_scales: [E, capacity, …] as in LayerCall.
-  /// gather [E, capacity]: row i of expert e is row gather[e][i] of x and of x_scales, which then have any number of rows.
+  /// `expected_rows` of an expert is a hint for the tile. The workspace is for E·capacity slots. x_scales: [E, capacity, …] as in
+  /// LayerCall. gather [E, capacity]: row i of expert e is row gather[e][i] of x and of x_scales, which then have any number of rows.
   void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
                        CUstream_st* stream, float const* x_scales = nullptr, std::int32_t const* gather = nullptr) const;
 

@@ -26,7 +26,7 @@ namespace moe::experts {
 
 namespace detail {
 
-/// Which of the kernels' schemes a quantisation is, read off its facts; -1 if it is none of them.
+/// The kernels' scheme for a quantisation, derived from its facts; -1 if there is none.
 template <class Quant, class Act>
 constexpr int hopper_scheme() {
   using quantization::ScaleGranularity;
@@ -47,14 +47,13 @@ constexpr int hopper_scheme() {
   }
 }
 
-/// Whether the kernels quantise a layer's rows on the way: e4m3 in whole groups of 128 from bf16, by the rule of Fp8Block.
+/// Whether the kernels quantise a layer's rows while loading: e4m3 in whole groups of 128 from bf16, by the rule of Fp8Block.
 template <class Config, class Quant, ActivationFormat Format>
 inline constexpr bool hopper_quantizes_rows =
     std::same_as<Quant, quantization::Fp8Block<>> && std::same_as<typename Config::Act, bf16> && Format == ActivationFormat::standard &&
     Config::hidden != dynamic && Config::hidden % 128 == 0;
 
-/// What a kernel object says of it: RowsAsTheyAre is the quantisation of the rows that it would rather read, from a backend that leaves
-/// them where they are.
+/// A base of the kernel object. RowsAsTheyAre: the quantisation in which it reads rows from a backend whose rows stay on their rank.
 template <bool Quantizes>
 struct HopperRows {};
 template <>
@@ -62,16 +61,16 @@ struct HopperRows<true> {
   using RowsAsTheyAre = quantization::None;
 };
 
-/// The facts and the kernel object that both policies share. Tiles: as hopper::DefaultTiles.
+/// The facts and the kernel object that both policies share. Tiles: a struct like hopper::DefaultTiles.
 template <ActivationFormat Reads, class Tiles>
 struct HopperPolicy {
   using Space = space::cuda;
   static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
-  static constexpr bool kBatchInvariant = true;  ///< where the layer's configuration asks for it
+  static constexpr bool kBatchInvariant = true;  ///< if the layer's configuration asks for it
   struct Params {
-    /// Rows to expect of an expert, a hint for the tile; 0: 16 (batched), or as if every slot of the rows given had an expert here.
+    /// Expected rows per expert, a hint for the tile; 0: 16 (batched), or as if every slot of the given rows had an expert here.
     int expected_rows = 0;
-    int workers = 0;  ///< multiprocessors to use at most, so that others can run beside; 0: all
+    int workers = 0;  ///< multiprocessors to use at most, so that other kernels can run at the same time; 0: all
   };
 
   static constexpr bool reads(ActivationFormat f) { return f == Reads; }
@@ -98,7 +97,7 @@ struct HopperPolicy {
   static constexpr bool fits_shape() {
     constexpr int scheme = hopper_scheme<Quant, typename Config::Act>();
     if constexpr (scheme < 0) {
-      return true;  // another rule says why not
+      return true;  // another rule reports this
     } else {
       constexpr auto s = static_cast<hopper::Scheme>(scheme);
       return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
@@ -243,7 +242,7 @@ struct HopperPolicy {
     hopper::LocalShape sizes_;
     hopper::ContiguousLayer layer_;
     char* workspace_ = nullptr;
-    Act* packed_ = nullptr;  // rows that the caller has apart, where the kernels quantise them
+    Act* packed_ = nullptr;  // packed copy of the caller's strided rows, for kernels that quantise them
   };
 };
 

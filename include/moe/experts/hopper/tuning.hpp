@@ -10,19 +10,19 @@
 
 namespace moe::hopper {
 
-/// A choice made by hand, for over `above` to `rows` expected rows per expert; it comes before the measured one.
+/// A choice made by hand, for more than `above` and up to `rows` expected rows per expert; it takes precedence over the measured one.
 struct HandChoice {
   std::int64_t above;
   TileChoice tile;
 };
 
-// Clusters and tiles of 96 rows, from runs of one candidate alone, sustained (docs/log/hopper.md): in turns with smaller tiles,
-// which draw less power, the candidate that follows them looks up to 6 % faster than it stays. Microseconds: qwen3-30b; gpt-oss;
-// qwen3-235b; mixtral; deepseek.
+// Clusters and tiles of 96 rows, from sustained runs of one candidate alone (docs/log/hopper.md). If candidates alternate, one that follows
+// smaller tiles, which draw less power, looks up to 6 % faster than its sustained speed. Microseconds: qwen3-30b; gpt-oss; qwen3-235b;
+// mixtral; deepseek.
 inline constexpr HandChoice kHandChoices[] = {
-    // Few tiles are cut along K in tiles of 96 rows only: mixtral-8x7b: 64 rows: 96 739 160 757; 80 rows: 96 772 160 816
+    // If there are few tiles, K is split only with tiles of 96 rows: mixtral-8x7b: 64 rows: 96 739 160 757; 80 rows: 96 772 160 816
     {52, {Scheme::bf16, 82, 96, 1}},
-    // In clusters the tiles of an expert are even in number.
+    // In clusters an expert has an even number of tiles.
     // 192 rows: 160 571 160x2 536; 160 2673 160x2 2466; -; 160 1063 160x2 1016; 160 1087 160x2 1021
     // 256 rows: 160 668 160x2 640; 160 3059 160x2 2928; 160 2316 160x2 2192; 160 1286 160x2 1227; 160 1260 160x2 1225
     // 360 rows: 160 1042 160x2 1067; 160 4237 160x2 4402; -; 160 1767 160x2 1794; 160 1807 160x2 1871
@@ -35,8 +35,7 @@ inline constexpr HandChoice kHandChoices[] = {
     {400, {Scheme::fp8_block, kAnyRows, 128, 2}},
 };
 
-/// The tile for that many expected rows per expert. A scheme without rows of its own takes those of the scheme with elements of the same
-/// size.
+/// The tile for that many expected rows per expert. A scheme without measurements takes those of the scheme with elements of the same size.
 constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
   Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
   for (HandChoice const& hand : kHandChoices) {
@@ -48,13 +47,13 @@ constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
   return {measured, kAnyRows, most_rows(scheme), 1};
 }
 
-/// The tile choice for that many tokens; `rows` is the expected rows of one expert. `quantises`: x comes in 16 bits and its codes are made
-/// on the way, as fp8_block does without x_scales.
+/// The tile choice for that many tokens; `rows` is the expected rows of one expert. `quantises`: x has 16-bit elements and the call
+/// quantises it, as fp8_block does without x_scales.
 constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_tokens, bool quantises) {
   Tuning t{};
   long long const slots = static_cast<long long>(max_tokens) * shape.topk;
   long long const rows = slots / (shape.num_experts > 0 ? shape.num_experts : 1);
-  if (max_tokens <= 16) {  // which is the most that an expert can have
+  if (max_tokens <= 16) {  // an expert has at most max_tokens rows
     t.tile_rows = max_tokens <= 8 ? 8 : 16;
   } else {
     TileChoice const choice = tile_choice(scheme, rows);
@@ -72,8 +71,8 @@ constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_t
   return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
 }
 
-/// What of a choice keeps each row's sums in one order: no parts of K, and neither of the kernels of their own for one token and for many
-/// rows of fp8.
+/// The choice changed so that each row's sums have one order: K is not split, and the special kernels for one token and for many rows of
+/// fp8 are not used.
 constexpr Tuning invariant(Tuning t, Scheme scheme) {
   if (t.tile_rows > most_rows(scheme)) {
     t.tile_rows = most_rows(scheme);

@@ -41,7 +41,7 @@ struct W4A16Layer::State {
   int* largest = nullptr;
   int* bad_zeros = nullptr;
   int* split_counters = nullptr;
-  w4::Constants constants{};  ///< what every call hands to the kernel
+  w4::Constants constants{};  ///< arguments of the kernel that are the same in every call
 
   int intermediate() const { return padded_intermediate(shape.intermediate); }
   /// Divides the memory of the packed weights.
@@ -159,10 +159,10 @@ inline void W4A16Layer::State::check(Request const& r, W4Tuning const& tuning) c
 inline AlignArgs W4A16Layer::State::align_args(Request const& r, W4Workspace const& w, W4Tuning const& tuning) const {
   w4::Constants const& c = constants;
   AlignArgs a = detail::align_args(r, shape, w, tuning.tile_rows);
-  a.plan.row_step = 1;  // the kernels' numbers of columns lie too far apart to round to one of them
+  a.plan.row_step = 1;  // the kernels have too few numbers of columns to round to one of them
   a.plan.cluster = 1;
   a.plan.workers = workers;
-  a.plan.max_splits = 1;  // the layer kernel splits by a rule of its own
+  a.plan.max_splits = 1;  // the layer kernel chooses the parts of K itself
   a.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
                   {(c.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (c.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
                   std::max(1, tuning.raster),

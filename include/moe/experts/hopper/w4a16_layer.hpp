@@ -16,17 +16,17 @@ namespace moe::hopper {
 /// count may be in device memory.
 class W4A16Layer {
  public:
-  /// One forward of an object at a time: it owns counters that a forward leaves as it found them.
-  /// Packs the weights into `packed` (device memory of packed_bytes(), 16-byte aligned, of the layer's lifetime) and waits for that; only
-  /// the biases are read afterwards, and all of it by weights_changed(). E_UNSUPPORTED without a Hopper device or for a zero point that is
-  /// no integer of 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned memory.
+  /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
+  /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
+  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device or for a zero point that is no integer of
+  /// 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
   ~W4A16Layer();
   W4A16Layer(W4A16Layer&&) noexcept;
   W4A16Layer& operator=(W4A16Layer&&) noexcept;
 
-  /// Bytes of the packed weights and what belongs to them.
+  /// Bytes of the packed weights and their parameters.
   static constexpr std::int64_t packed_bytes(LocalShape const& s, W4Scheme scheme) {
     int const width = padded_intermediate(s.intermediate);
     std::int64_t const matrices = hopper::packed_bytes(scheme, 2LL * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
@@ -34,14 +34,14 @@ class W4A16Layer {
   }
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
   std::int64_t workspace_bytes(int max_tokens) const;
-  /// Packs again, in stream order, what the weights' memory holds now. Zero points are not checked again.
+  /// Packs the current contents of the weights' memory again, in stream order. Zero points are not checked again.
   void weights_changed(CUstream_st* stream);
   /// x and out of the call are bf16. E_ARG on null or misaligned pointers.
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;
-  /// The same with a tile choice of the caller's.
+  /// The same with the caller's tile choice.
   void forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const;
   /// Batched format: x and out are [E, capacity, H], counts[e] rows of expert e are valid (device memory); no router weights.
-  /// `expected_rows` of an expert is a hint for the tile. The workspace is of E·capacity slots.
+  /// `expected_rows` of an expert is a hint for the tile. The workspace is for E·capacity slots.
   /// gather [E, capacity]: row i of expert e is row gather[e][i] of x, which then has any number of rows; or null.
   void forward_batched(void const* x, std::int32_t const* counts, int capacity, int expected_rows, void* out, void* workspace,
                        CUstream_st* stream, std::int32_t const* gather = nullptr) const;

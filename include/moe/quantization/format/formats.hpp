@@ -32,7 +32,7 @@ enum class Overflow : std::uint8_t {
 MOE_HD inline std::uint32_t float_bits(float v) { return cuda::std::bit_cast<std::uint32_t>(v); }
 MOE_HD inline float bits_float(std::uint32_t b) { return cuda::std::bit_cast<float>(b); }
 MOE_HD inline float quiet_nan() { return bits_float(kNanBits); }
-/// Bits of |v|. As integers they order like the magnitudes, infinity and then NaN on top, so an integer maximum is an amax that
+/// Bits of |v|. As integers they have the order of the magnitudes, with infinity and then NaN on top. So an integer maximum is an amax that
 /// never loses a NaN and does not depend on the order.
 MOE_HD inline std::uint32_t abs_bits(float v) { return float_bits(v) & 0x7FFFFFFFU; }
 /// Correctly rounded a / b, whatever fast-math flags the device code is compiled with.
@@ -66,7 +66,7 @@ MOE_HD inline std::uint8_t encode_float8(float v, Overflow overflow) {
   return static_cast<std::uint8_t>(sign | u);
 }
 
-/// Code without its sign → float32, exact: the fields moved into place are the value times a power of two.
+/// Code without its sign → float32, exact: the fields, shifted into place, are the value times a power of two.
 template <int Mantissa, int Bias>
 MOE_HD inline float decode_magnitude(std::uint32_t code) {
   return bits_float(code << (23 - Mantissa)) * bits_float(static_cast<std::uint32_t>(254 - Bias) << 23);
@@ -84,7 +84,7 @@ MOE_HD inline float decode_fnuz(std::uint8_t code) {
 MOE_HD inline std::uint8_t encode_e4m3(float v, Overflow overflow = Overflow::saturate) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   if (overflow == Overflow::saturate) {
-    // The instruction drops the sign of a NaN and of nothing else.
+    // The instruction drops the sign of a NaN and changes nothing else.
     return static_cast<std::uint8_t>(__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3) | ((float_bits(v) >> 24) & 0x80U));
   }
 #endif
@@ -110,7 +110,7 @@ MOE_HD inline float decode_e5m2(std::uint8_t code) {
   float const magnitude = u >= 0x7CU ? bits_float(kInfBits | (u << 21)) : detail::decode_magnitude<2, 15>(u);
   return (code & 0x80U) != 0 ? -magnitude : magnitude;
 }
-/// The "fnuz" variants (max 240 and 57344, NaN 0x80). No scheme uses them: they are decoded so that a converter can.
+/// The "fnuz" variants (max 240 and 57344, NaN 0x80). No scheme uses them; decoding exists for converters.
 MOE_HD inline float decode_e4m3fnuz(std::uint8_t code) { return detail::decode_fnuz<3, 8>(code); }
 MOE_HD inline float decode_e5m2fnuz(std::uint8_t code) { return detail::decode_fnuz<2, 16>(code); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/layouts.hpp: where scales lie for the kernels that want them rearranged: swizzled, packed, column-major.
+// quantization/format/layouts.hpp: scale layouts of kernels that need them rearranged: swizzled, packed, column-major.
 // docs/semantics/quantization.md §3, §4, §6.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace moe::quantization {
 
 MOE_HD constexpr std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// Block scales of the tensor cores, "128 × 4": [rows, cols] bytes padded to multiples of 128 and 4, in tiles of 512 bytes. It mixes rows,
-/// so a swizzled scale cannot be exchanged by row: transports carry linear scales, and swizzling comes after the dispatch.
+/// Block scales of the tensor cores, "128 × 4": [rows, cols] bytes padded to multiples of 128 and 4, in tiles of 512 bytes. A tile mixes
+/// rows, so a swizzled scale cannot be exchanged by row: transports carry linear scales, and swizzling follows the dispatch.
 struct SwizzledScales {
   std::int64_t rows = 0;
   std::int64_t cols = 0;  ///< scales of a row: K / 16 (nvfp4) or K / 32 (mx)
@@ -23,7 +23,7 @@ struct SwizzledScales {
   MOE_HD constexpr std::int64_t padded_cols() const { return round_up(cols, 4); }
   /// Bytes of the swizzled tensor.
   MOE_HD constexpr std::int64_t size() const { return padded_rows() * padded_cols(); }
-  /// Where scale c of row r lies.
+  /// Position of scale c of row r.
   MOE_HD constexpr std::int64_t offset(std::int64_t r, std::int64_t c) const {
     return ((r / 128) * (padded_cols() / 4) + c / 4) * 512 + (r % 32) * 16 + ((r / 32) % 4) * 4 + c % 4;
   }
@@ -44,7 +44,7 @@ inline void unswizzle(SwizzledScales layout, std::uint8_t const* swizzled, std::
 }
 
 /// Four consecutive UE8M0 group scales of a row in one 32-bit word, little-endian; words column-major with the row count padded to 4, as a
-/// TMA copy wants them.
+/// TMA copy needs them.
 struct PackedUe8m0 {
   std::int64_t rows = 0;
   std::int64_t groups = 0;  ///< scales of a row, a multiple of 4
@@ -60,7 +60,7 @@ struct PackedUe8m0 {
   MOE_HD constexpr std::int64_t words_per_row() const { return (groups + 3) / 4; }
   /// 32-bit words of the packed tensor.
   MOE_HD constexpr std::int64_t size() const { return padded_rows() * words_per_row(); }
-  /// Byte in which scale g of row r lies.
+  /// The byte that holds scale g of row r.
   MOE_HD constexpr std::int64_t byte_offset(std::int64_t r, std::int64_t g) const { return ((g / 4) * padded_rows() + r) * 4 + g % 4; }
 };
 

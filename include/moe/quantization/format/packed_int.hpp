@@ -19,7 +19,7 @@ struct IntWeight {
   int bits = 4;
   std::int64_t rows = 0;            ///< N, output channels
   std::int64_t cols = 0;            ///< K
-  std::int64_t group = 0;           ///< elements of a group along K; cols if there is one group a row
+  std::int64_t group = 0;           ///< elements of a group along K; cols if a row is one group
   std::vector<std::uint8_t> codes;  ///< [N, K], 0 … 2^bits - 1
   std::vector<float> scales;        ///< [N, K / group]
   std::vector<std::uint8_t> zeros;  ///< [N, K / group]; empty: symmetric, 2^(bits - 1)
@@ -41,7 +41,7 @@ struct IntWeight {
   }
 };
 
-/// E_CONFIG unless bits are 4 or 8 and the group size is one that checkpoints use (-1: one group a row).
+/// E_CONFIG unless bits are 4 or 8 and the group size is one that checkpoints use (-1: one group per row).
 inline void check_int_format(int bits, int group_size) {
   if (bits != 4 && bits != 8) throw Error(ErrorCode::config, text("only 4 and 8 bit weights, got ", bits, " bits"));
   if (group_size != -1 && group_size != 16 && group_size != 32 && group_size != 64 && group_size != 128 && group_size != 256) {
@@ -128,7 +128,7 @@ inline IntWeight read_gptq(GptqTensors const& t, std::int64_t rows, std::int64_t
       for (std::int64_t n = 0; n < rows; ++n) {
         int const stored =
             detail::field(t.qzeros[static_cast<std::size_t>((g * rows + n) / per_word)], static_cast<int>(n % per_word), t.bits);
-        // v1 stored z - 1 in an unsigned field: z = 0 comes as all ones.
+        // v1 stored z - 1 in an unsigned field: z = 0 is stored as all ones.
         int const zero = t.zeros_minus_one ? (stored + 1) & ((1 << t.bits) - 1) : stored;
         w.zeros[static_cast<std::size_t>(n * w.groups() + g)] = static_cast<std::uint8_t>(zero);
       }
@@ -218,9 +218,9 @@ inline std::vector<std::int32_t> pack_words(IntWeight const& w) {
   return {words.begin(), words.end()};
 }
 
-/// Into the arrays that Scheme, a WNa16 of the same bits, computes with: codes [N, weight_code_cols(K)], scales
-/// [weight_scale_count(N, K)]. Where the scheme's group is finer than the checkpoint's, scales are repeated. E_CONFIG if the bits or groups
-/// do not fit or a zero point has no place.
+/// Writes the arrays that Scheme, a WNa16 of the same bits, computes with: codes [N, weight_code_cols(K)], scales [weight_scale_count(N,
+/// K)]. If the scheme's group is smaller than the checkpoint's, scales are repeated. E_CONFIG if the bits or groups do not fit, or if the
+/// scheme cannot store a zero point.
 template <class Scheme>
 void to_internal(IntWeight const& w, std::uint8_t* codes, typename Scheme::WeightScale* scales) {
   constexpr bool kHasZero = std::is_same_v<typename Scheme::WeightScale, ScaleZero>;
@@ -248,7 +248,7 @@ void to_internal(IntWeight const& w, std::uint8_t* codes, typename Scheme::Weigh
   }
 }
 
-/// Zero points two output channels a byte, [N / 2, K / group], low nibble the even one: the layout of packed 4-bit kernels.
+/// Zero points of two output channels per byte, [N / 2, K / group], the even channel in the low nibble: the layout of packed 4-bit kernels.
 inline std::vector<std::uint8_t> pack_zero_points(IntWeight const& w) {
   if (w.bits != 4 || w.rows % 2 != 0) {
     throw Error(ErrorCode::config, text("zero points are packed for 4 bit and even N, got ", w.bits, " bits and N ", w.rows));

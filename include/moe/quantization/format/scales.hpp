@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/scales.hpp: from the largest magnitude of a unit to its scale, on the bits where a logarithm is meant.
+// quantization/format/scales.hpp: the scale of a unit from its largest magnitude; logarithms are computed on the bits.
 // docs/semantics/quantization.md §2–§4.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace moe::quantization {
 
-/// What keeps the scale of a tiny or all-zero unit above zero.
+/// The lower bound that keeps the scale of a tiny or all-zero unit above zero.
 enum class ScaleFloor : std::uint8_t {
   amax_1e10,  ///< amax is at least 1e-10: the rule of group, block and offline quantisation
   amax_1e4,   ///< amax is at least 1e-4: the cast inside low-latency transports
@@ -65,7 +65,8 @@ MOE_HD inline std::uint8_t mx_exponent(std::uint32_t amax_bits) {
   if (amax_bits >= kInfBits) return kE8m0Nan;
   int b = 0;
   if constexpr (Rule == MxRule::ceil) {
-    // Largest finite element: e4m3 1.75 · 2^8, e2m1 1.5 · 2^2. One more power of two exactly if amax's mantissa passes it.
+    // Largest finite element: e4m3 1.75 · 2^8, e2m1 1.5 · 2^2. One more power of two exactly if amax's mantissa exceeds that of this
+    // element.
     constexpr std::uint32_t kTop = Mantissa == 3 ? 0x600000U : 0x400000U;
     b = static_cast<int>(amax_bits >> 23) - Emax + ((amax_bits & 0x7FFFFFU) > kTop ? 1 : 0);
   } else if constexpr (Rule == MxRule::ocp) {

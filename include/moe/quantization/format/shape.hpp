@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/shape.hpp: which hidden and intermediate sizes a scheme can take.
+// quantization/format/shape.hpp: the hidden and intermediate sizes that a scheme supports.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace moe::quantization {
 
-/// hidden and intermediate (per partition) are multiples of `Multiple`; a negative size is one known only at run time and passes.
-/// Transports and grouped GEMMs of a scheme want `Transport` instead: they pad or refuse. docs/semantics/quantization.md §11.
+/// hidden and intermediate (per partition) are multiples of `Multiple`; a negative size is known only at run time and passes. Transports
+/// and grouped GEMMs of a scheme need multiples of `Transport` instead: they pad or refuse. docs/semantics/quantization.md §11.
 template <int Multiple, int Transport = Multiple>
 struct ShapeMultiple {
   static constexpr int kShapeMultiple = Multiple;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/static_scales.hpp: scales that come with a checkpoint: merged over experts, codes moved to
-// another scale. docs/semantics/quantization.md §2, §4, §6.
+// quantization/format/static_scales.hpp: scales from a checkpoint: merging them over experts, and requantising codes to another scale.
+// docs/semantics/quantization.md §2, §4, §6.
 #pragma once
 
 #include <algorithm>
@@ -18,27 +18,26 @@ inline void check_scale(char const* what, float scale) {
   if (!(scale > 0.0F) || !std::isfinite(scale)) throw Error(ErrorCode::argument, text(what, " is ", scale, ", expected finite and > 0"));
 }
 
-/// One activation scale that serves all experts: the largest of theirs, so that one quantised row can go to any of them.
+/// One activation scale for all experts: the largest of theirs, so that one quantised row can go to any of them.
 inline float merge_static_scales(std::span<float const> per_expert) {
   if (per_expert.empty()) throw Error(ErrorCode::argument, "no activation scales to merge: expected at least 1");
   for (float const s : per_expert) check_scale("static activation scale", s);
   return *std::max_element(per_expert.begin(), per_expert.end());
 }
 
-/// Codes under scale `from` rounded again to codes under scale `to`, in place: gate and up with scales of their own become one matrix
-/// with the larger scale.
+/// Requantises codes from scale `from` to scale `to`, in place: gate and up with different scales become one matrix with the larger scale.
 inline void requantize_e4m3(std::span<std::uint8_t> codes, float from, float to) {
   if (from == to) return;
   for (std::uint8_t& code : codes) code = Fp8Unit<>::encode(Fp8Unit<>::decode(code, from), to);
 }
 
-/// nvfp4 block scales (e4m3) under global scale `from` rounded again under the larger global scale `to`, in place.
+/// Requantises nvfp4 block scales (e4m3) from global scale `from` to the larger global scale `to`, in place.
 inline void rescale_nvfp4_blocks(std::span<std::uint8_t> block_scales, float from, float to) {
   if (from == to) return;
   for (std::uint8_t& s : block_scales) s = encode_e4m3(divide(decode_e4m3(s) * from, to));
 }
 
-/// Multiplier of the nvfp4 GEMM's result: input_scale · weight_scale_2. Kernels that ask for the quantiser's side take 1 / input_scale.
+/// Multiplier of the nvfp4 GEMM's result: input_scale · weight_scale_2. Kernels that take the quantiser's factor need 1 / input_scale.
 inline float nvfp4_alpha(float input_scale, float weight_scale_2) {
   check_scale("input_scale", input_scale);
   check_scale("weight_scale_2", weight_scale_2);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/units.hpp: what happens inside one unit (the elements that share a scale): amax → scale, value ↔ code.
+// quantization/format/units.hpp: the arithmetic inside one unit (the elements that share a scale): amax → scale, value ↔ code.
 //
-// A unit is the arithmetic of a scheme and nothing else; who walks over rows, tiles or lanes is rows.hpp, tiles.hpp and
-// quantize_row.cuh. A unit has
+// A unit is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, tiles and lanes. A unit has
 //   Code, Scale       storage types;  kCodeDType, kScaleDType  the same as values;  kPack  codes a Code holds
 //   magnitude(x)      what enters the unit's amax: an unsigned integer whose order is that of |x|
 //   scale(amax)       the stored scale

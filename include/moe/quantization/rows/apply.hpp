@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/rows/apply.hpp: a scheme over matrices of host memory, with the shapes checked.
+// quantization/rows/apply.hpp: applies a scheme to matrices in host memory and checks the shapes.
 #pragma once
 
 #include <cstdint>

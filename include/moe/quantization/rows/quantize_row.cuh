@@ -20,7 +20,7 @@ inline constexpr int kWarpElements = kWarp * kLaneElements;
 
 __device__ inline bool aligned(void const* p, unsigned bytes) { return (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1U)) == 0; }
 
-/// Elements [at, at + 8) of a row of n as float; zero past the end, which no amax sees.
+/// Elements [at, at + 8) of a row of n as float; zero past the end, which does not change the amax.
 template <class Act>
 __device__ inline void load8(Act const* x, std::int64_t at, std::int64_t n, bool vector, float (&v)[kLaneElements]) {
   if (vector && at + kLaneElements <= n) {
@@ -37,7 +37,7 @@ __device__ inline void load8(Act const* x, std::int64_t at, std::int64_t n, bool
   }
 }
 
-/// The same of any row: an array, or values that are computed eight at a time.
+/// The same for any row: an array, or values that are computed eight at a time.
 template <class Row>
 __device__ inline void read8(Row const& x, std::int64_t at, std::int64_t n, bool vector, float (&v)[kLaneElements]) {
   if constexpr (std::is_pointer_v<Row>) {
@@ -168,7 +168,7 @@ __device__ inline void quantize_row_warp(Scheme const& scheme, Row const& x, std
     } else {
       constexpr int kLanes = kGroup / kLaneElements;
       static_assert(kGroup % kLaneElements == 0 && kWarp % kLanes == 0, "a group is a power of two of lanes");
-      // All lanes take every step, because the shuffles need them.
+      // All lanes run every step, because the shuffles need them.
       for (std::int64_t base = 0; base < n; base += kWarpElements) {
         std::int64_t const at = base + lane * kLaneElements;
         read8(x, at, n, vector_in, v);

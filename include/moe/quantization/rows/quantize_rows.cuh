@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/rows/quantize_rows.cuh: kernels over all rows, a warp a row, for where no other kernel can inline the quantisation.
+// quantization/rows/quantize_rows.cuh: kernels over all rows, one warp per row, for use if no other kernel can inline the quantisation.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void quantize_rows_on_device(Scheme const& scheme, Rows<Act const> x, Rows<typen
   check_launch("quantize_rows");
 }
 
-/// Batched rows x [L, C, H]: only the first counts[e] rows of expert e, counts [L] in device memory, so that nothing waits for the host.
+/// Batched rows x [L, C, H]: only the first counts[e] rows of expert e, counts [L] in device memory, so that no call waits for the host.
 template <class Scheme, class Act>
 void quantize_batched_on_device(Scheme const& scheme, Blocks<Act const> x, std::int32_t const* counts,
                                 Blocks<typename Scheme::template Payload<Act>> q, Blocks<typename Scheme::Scale> s, cudaStream_t stream) {

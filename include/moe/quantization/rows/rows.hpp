@@ -14,7 +14,7 @@ namespace moe::quantization {
 
 namespace detail {
 
-/// An element of a row as Act: itself, or a float32 value rounded.
+/// An element of a row as Act: unchanged, or rounded from float32.
 template <class Act, class T>
 MOE_HD inline Act element_as(T v) {
   if constexpr (std::is_same_v<Act, T>) {
@@ -46,7 +46,7 @@ MOE_HD inline auto load_code(typename Unit::Code const* row, std::int64_t i) {
 
 }  // namespace detail
 
-/// Activations travel and compute as they are: no codes, no scales.
+/// Activations are exchanged and computed in their own type: no codes, no scales.
 struct UnquantizedRows {
   static constexpr ScaleGranularity kActGranularity = ScaleGranularity::none;
   /// Nominal: a row has the dtype of the activations.
@@ -123,8 +123,8 @@ struct QuantizedRows {
   }
 };
 
-/// A scale that comes with the checkpoint (static, one for the tensor and equal on all ranks): no scale travels with a row, values
-/// beyond it saturate, NaN stays NaN (0 in int8).
+/// A scale from the checkpoint (static, one for the tensor and equal on all ranks): no scale is sent with a row, values beyond it saturate,
+/// NaN stays NaN (0 in int8).
 template <class Unit_>
 struct StaticRows {
   using Unit = Unit_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/activation.cuh: the activations over the registers of a thread: what GEMM1's epilogue inlines.
+// experts/hopper/common/activation.cuh: the activations on the registers of a thread, inlined into GEMM1's epilogue.
 #pragma once
 
 #include "moe/core/ptx/approximate.cuh"
@@ -22,10 +22,10 @@ __device__ inline void multiply_ups(ActivationParams const& p, float (&gate)[N],
 
 }  // namespace detail
 
-// What the kernels are templates on. kGating: 1 gated, 0 ungated, -1 known at run time. apply() works on the whole register array of a
-// thread: `gate` becomes the result; ungated, `gate` and `up` are two arrays of values and both become results.
+// The template arguments of the kernels. kGating: 1 gated, 0 ungated, -1 known at run time. apply() works on the whole register array of a
+// thread: gated, `gate` becomes the result; ungated, `gate` and `up` are two arrays of values and both become results.
 
-/// SwiGLU; as an element-wise function it costs the least registers.
+/// SwiGLU; as an element-wise function it needs the fewest registers.
 struct FastSilu {
   static constexpr char const* kName = "silu";
   static constexpr bool kFineTiles = true;  ///< products for tiles of every multiple of 8 rows, and for clusters
@@ -33,7 +33,8 @@ struct FastSilu {
   static constexpr bool kElementwise = true;
   __device__ explicit FastSilu(ActivationParams const&) {}
   __device__ float operator()(float gate, float up) const { return detail::fast_divide(gate * up, 1.0F + detail::fast_exp(-gate)); }
-  /// Two of one row, which share a division: three special functions instead of four. Below a gate of -41 the result is gate · up · 2^-60.
+  /// Two elements of one row that share a division: three special functions instead of four. Below a gate of -41 the result is gate · up ·
+  /// 2^-60.
   __device__ static void pair(float& gate0, float& gate1, float up0, float up1) {
     float const a = 1.0F + ptx::approximate_exp2(fminf(gate0 * -1.44269504F, 60.0F));
     float const b = 1.0F + ptx::approximate_exp2(fminf(gate1 * -1.44269504F, 60.0F));
@@ -64,8 +65,7 @@ struct FixedActivation {
   }
 };
 
-/// Any activation, chosen at run time: one branch for all elements, not one each. The formulas of all of them are a lot of code, so it
-/// has fewer tile sizes.
+/// Any activation, chosen at run time by one branch for all elements. The formulas together are a lot of code, so it has fewer tile sizes.
 struct AnyActivation {
   static constexpr char const* kName = "any";
   static constexpr bool kFineTiles = false;

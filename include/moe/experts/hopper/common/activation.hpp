@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/activation.hpp: the activations as GEMM1's epilogue computes them: one parametric formula, so that a kernel which
-// serves every activation stays small, and the same formula with its shape fixed at compile time. Hardware exponential and division on the
-// device.
+// experts/hopper/common/activation.hpp: the activations as GEMM1's epilogue computes them. One parametric formula keeps a kernel for every
+// activation small; the same formula also exists with its shape fixed at compile time. Hardware exponential and division on the device.
 #pragma once
 
 #include <cmath>
@@ -14,7 +13,7 @@
 
 namespace moe::hopper {
 
-/// The part of an activation that the gate value goes through.
+/// The part of an activation that is applied to the gate value.
 enum class GateShape : std::uint8_t {
   sigmoid,  ///< min(g σ(c1 g + c3 g³), post_limit), g cut at gate_limit: silu, gelu_tanh (½(1 + tanh y) = σ(2y)), the swiglu variants
   erf,      ///< ½ g (1 + erf(g / √2))
@@ -23,8 +22,8 @@ enum class GateShape : std::uint8_t {
   relu2,  ///< max(g, 0)²
 };
 
-/// An activation for the kernels: shape(gate) · (clamp(up, ±up_limit) + beta), or · l tanh(up / l), or shape(gate) alone if ungated.
-/// Every shape gives 0 at 0, and with it the whole, so that features past the end of a tile stay 0.
+/// An activation for the kernels: shape(gate) · (clamp(up, ±up_limit) + beta), or · l tanh(up / l), or shape(gate) alone if ungated. Every
+/// shape gives 0 at 0, and so does the whole formula, so that features past the end of a tile stay 0.
 struct ActivationParams {
   GateShape shape = GateShape::sigmoid;
   bool gated = true;
@@ -39,7 +38,7 @@ struct ActivationParams {
   float situ_up = 25.0F;
 };
 
-/// The formula of docs/semantics/experts.md §9 for a kind and its constants in that form.
+/// The formula of docs/semantics/experts.md §9 for a kind and its constants, as ActivationParams.
 constexpr ActivationParams activation_params(activation::Kind kind, activation::Constants const& c) {
   using activation::Kind;
   ActivationParams p;
@@ -123,7 +122,7 @@ MOE_HD inline float shape_gate(ActivationParams const& p, float gate) {
     return Shape == GateShape::relu ? g : g * g;
   }
 }
-/// What shape(gate) is multiplied with in a gated activation.
+/// The factor of shape(gate) in a gated activation.
 template <bool TanhUp>
 MOE_HD inline float shape_up(ActivationParams const& p, float up) {
   if constexpr (TanhUp) {
@@ -149,7 +148,7 @@ MOE_HD inline float evaluate(ActivationParams const& p, float gate, float up) {
   return g * (p.tanh_up ? detail::shape_up<true>(p, up) : detail::shape_up<false>(p, up));
 }
 
-// What the kernels are templates on; defined in activation.cuh.
+// The template arguments of the kernels; defined in activation.cuh.
 struct FastSilu;  ///< SwiGLU without biases and without weights on the input: their code alone would cost the plain layer 1-2 %
 template <activation::Kind K>
 struct FixedActivation;  ///< an activation that the composition fixes

@@ -46,7 +46,8 @@ __device__ inline void count_slots(AlignArgs const& a, SlotRange own, int* histo
   }
 }
 
-/// Thread e owns expert e (E is at most 1024): its rows in this CTA, each warp's histogram made the number of them in earlier warps.
+/// Thread e owns expert e (E is at most 1024). Returns its rows in this CTA; each warp's histogram becomes the number of rows in earlier
+/// warps.
 __device__ inline int rows_in_block(AlignArgs const& a, int* histogram, int* totals) {
   int const thread = static_cast<int>(threadIdx.x);
   int rows = 0;
@@ -66,7 +67,7 @@ __device__ inline int rows_in_block(AlignArgs const& a, int* histogram, int* tot
   return rows;
 }
 
-/// The counters of the layer kernel, as it expects them: the second CTA clears the tiles', the next two those of each phase's parts of K.
+/// Clears the counters of the layer kernel: the second CTA those of the tiles, the next two those of each phase's parts of K.
 __device__ inline void clear_counters(AlignArgs const& a, Control const& control, int rank) {
   int const thread = static_cast<int>(threadIdx.x);
   if (rank == 1) {
@@ -96,7 +97,8 @@ __device__ inline void place_batches(AlignArgs const& a, int const* row_begin, i
   }
 }
 
-/// Writes this warp's slots to their places: after those of earlier CTAs (row_begin) and warps (histogram, which moves on), in order.
+/// Writes this warp's slots to their places, in order: after those of earlier CTAs (row_begin) and of earlier warps (histogram, which
+/// advances).
 __device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const* row_begin, int* histogram) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   for (int base = own.begin; base < own.end; base += 32 * kAlignBatch) {
@@ -131,8 +133,8 @@ __device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const*
 
 }  // namespace detail
 
-/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy. These wait for `sorted`, if they need the places
-/// of slots; the sorting CTAs wait for each other's totals only.
+/// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy. The latter wait for `sorted` if they need the
+/// places of slots; the sorting CTAs wait only for each other's totals.
 template <int Cluster>
 __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
   extern __shared__ int align_smem[];

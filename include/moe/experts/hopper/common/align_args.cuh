@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/align_args.cuh: what the aligning kernel is given. The layer kernels take it as it is: it names the slots of a call
-// and the work list.
+// experts/hopper/common/align_args.cuh: the arguments of the aligning kernel. The layer kernels take the same struct for the slots of a
+// call and the work list.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct AlignArgs {
   int num_experts;
   PlanArgs plan;
   Control* control;
-  int* next_unit;  ///< the counter that clusters draw from; starts at the number of clusters, each of which begins with its own index
+  int* next_unit;  ///< the counter that clusters draw units from; starts at the number of clusters, since cluster i begins with unit i
   int* counters;   ///< ready counters [max_tiles], then split counters of phase 0 and 1
   int max_tiles;
   SortedRow* sorted_rows;
-  // fp8_block: CTAs past the first cluster quantise x meanwhile, or copy rows that are codes already into the sorted order. Where the layer
-  // kernel plans for itself, it quantises x.
+  // fp8_block: meanwhile, CTAs past the first cluster quantise x, or copy rows that are codes already into the sorted order. A layer kernel
+  // that plans for itself quantises x itself.
   void const* x;  ///< [M, H] bf16, or e4m3 with given_scales
   long long x_row_bytes;
   float const* given_scales;  ///< [M, H / 128], or null

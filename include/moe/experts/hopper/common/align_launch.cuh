@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/align_launch.cuh: from a call's arguments to the parameters that all kernels share, and the launches around a layer
-// kernel.
+// experts/hopper/common/align_launch.cuh: the parameters that all kernels share, made from a call's arguments, and the launches around a
+// layer kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,7 +37,7 @@ inline T* at(void* workspace, std::int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
-/// What every call must have: E_ARG.
+/// Checks what every call needs: E_ARG.
 inline void check_request(Request const& r) {
   for (void const* pointer : {r.call.x, static_cast<void const*>(r.call.out), static_cast<void const*>(r.workspace)}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
@@ -46,14 +46,14 @@ inline void check_request(Request const& r) {
   }
   if (r.call.max_tokens < 0) throw Error(ErrorCode::argument, text("max_tokens ", r.call.max_tokens, " is negative"));
 }
-/// The standard format: E_ARG without ids or weights.
+/// Checks the standard format: E_ARG without ids or weights.
 inline void check_routing(LayerCall const& call) {
   if (call.max_tokens > 0 && (call.topk_ids == nullptr || call.topk_weights == nullptr)) {
     throw Error(ErrorCode::argument, "topk_ids or topk_weights is null");
   }
 }
 
-/// Multiprocessors of the present device; E_UNSUPPORTED unless it is a Hopper.
+/// Multiprocessors of the current device; E_UNSUPPORTED unless it is a Hopper.
 inline int hopper_multiprocessors() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -63,7 +63,7 @@ inline int hopper_multiprocessors() {
   return facts.multiProcessorCount;
 }
 
-/// The slots of a call and the work list in the workspace; `shape`: the layer's. The plan's sizes are the engine's.
+/// The slots of a call and the work list in the workspace; `shape`: the layer's. The engine sets the plan's sizes.
 template <class Workspace>
 inline AlignArgs align_args(Request const& r, LocalShape const& shape, Workspace const& w, int tile_rows) {
   AlignArgs a{};
@@ -89,7 +89,7 @@ inline AlignArgs align_args(Request const& r, LocalShape const& shape, Workspace
   return a;
 }
 
-/// `quantizers`: clusters beside the one that sorts.
+/// `quantizers`: number of clusters besides the one that sorts.
 inline void launch_align(AlignArgs const& a, int quantizers, cudaStream_t stream) {
   static OncePerDevice once;
   allow_shared_memory(align_kernel<kAlignCluster>, align_smem_bytes(1024), once);

@@ -19,10 +19,11 @@ inline void check_cuda(cudaError_t status, char const* what) {
 
 namespace detail {
 
-/// The devices on which something was done, for a static of each place that does it. Devices from 64 on are never noted.
+/// The set of devices on which an action was done; each place with such an action has a static object. Devices from 64 on are never
+/// recorded.
 class OncePerDevice {
  public:
-  /// Calls `act` unless it was called on the present device before; it throws if it fails.
+  /// Calls `act` unless it was called on the current device before. An `act` that throws does not count.
   template <class Act>
   void operator()(Act act) {
     int device = 0;
@@ -37,13 +38,13 @@ class OncePerDevice {
   std::atomic<std::uint64_t> done_{0};
 };
 
-/// Lets a kernel take up to `bytes` of dynamic shared memory, on each device once; `once` is the kernel's own.
+/// Allows a kernel up to `bytes` of dynamic shared memory, once per device; `once` is specific to the kernel.
 template <class... Params>
 inline void allow_shared_memory(void (*kernel)(Params...), int bytes, OncePerDevice& once) {
   once([&] { check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute"); });
 }
 
-/// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the one before it in the stream.
+/// Launches with programmatic dependent launch: the kernel's prologue overlaps the end of the preceding kernel in the stream.
 template <class... Params, class... Args>
 inline void launch(void (*kernel)(Params...), int grid, int block, int smem, int cluster, cudaStream_t stream, Args const&... args) {
   cudaLaunchAttribute attributes[2]{};

@@ -6,15 +6,15 @@
 
 namespace moe::hopper {
 
-/// Where a weight matrix lies in its tensor map and in the arrays of one value per feature (biases, scales of rows). Index 0 of a pair is
-/// the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
+/// The place of a weight matrix in its tensor map and in the arrays with one value per feature (biases, scales of rows). Index 0 of a pair
+/// is the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
 struct MatrixLayout {
   int depth;          ///< map slices per expert
-  int dx, dy, dz;     ///< the second box's place in the map, from the first's: column, row, slice
+  int dx, dy, dz;     ///< offset of the second box in the map from the first: column, row, slice
   int rows;           ///< of one expert
   int row_step;       ///< from a feature's row to the next feature's
-  int half_step;      ///< from a feature's row in the first box to that in the second
-  int half_features;  ///< features that the second box lies behind the first: 0 for gate and up, 128 else
+  int half_step;      ///< from a feature's row in the first box to its row in the second
+  int half_features;  ///< features from the first box to the second: 0 for gate and up, else 128
   int limit;          ///< features
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/problem.hpp: what the Hopper expert kernels are asked to do: sizes, device pointers, tile choices. Plain host C++.
+// experts/hopper/common/problem.hpp: a problem for the Hopper expert kernels: sizes, device pointers, tile choices. Plain host C++.
 #pragma once
 
 #include <cstdint>
@@ -30,21 +30,21 @@ constexpr char const* name(Scheme s) {
   return "?";
 }
 
-/// Most rows of one tile: what the registers hold. Sums of fp8 products, which the tensor cores add with some 14 bits, are promoted to
-/// float32 and need half as many again.
+/// Most rows of one tile, limited by registers. The tensor cores add fp8 products with about 14 bits, so these sums are promoted to
+/// float32, which takes half as many registers again.
 constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 160; }
 template <Scheme S>
 inline constexpr int kMostRows = most_rows(S);
 
-/// fp8_block: in tiles of at most so many rows a kernel that plans for itself quantises x as it loads it; in others every CTA quantises
-/// all of x first.
+/// fp8_block, kernels that plan for themselves: with tiles of at most this many rows they quantise x while loading it; with larger tiles
+/// every CTA quantises all of x first.
 inline constexpr int kQuantizingRows = 16;
 inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
 
 inline constexpr int kSharedMemoryLimit = 232448;  ///< of one thread block on sm_90
-inline constexpr int kUnitSlots = 8;  ///< more than a ring's stages: one CTA of a cluster is never so many units ahead of the other
+inline constexpr int kUnitSlots = 8;  ///< more than a ring's stages: one CTA of a cluster is never this many units ahead of the other
 
-/// What a device must be: throws E_UNSUPPORTED, naming it and what to use instead, unless its compute capability is 9.0.
+/// Throws E_UNSUPPORTED unless the compute capability is 9.0; the message names the device and what to use instead.
 inline void check_device(int device, char const* device_name, int major, int minor) {
   if (major != 9 || minor != 0) {
     throw Error(ErrorCode::unsupported, text("hopper experts: they are built for compute capability 9.0 (sm_90a), device ", device, " (",
@@ -52,8 +52,8 @@ inline void check_device(int device, char const* device_name, int major, int min
   }
 }
 
-/// What H and I must be multiples of: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. What is
-/// left of a tile is zero: the copy engine and the gathering loader fill it, and nothing past the end is stored.
+/// H and I must be multiples of these: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. The rest
+/// of a tile is zero: the copy engine and the gathering loader fill it with zeros, and nothing past the end is stored.
 constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
 constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : is_fp8(s) ? 16 : 8; }
 
@@ -66,7 +66,7 @@ struct LocalShape {
   friend bool operator==(LocalShape const&, LocalShape const&) = default;
 };
 
-/// Choices that change speed and not results (up to the order of float32 sums under split-K). Printable and comparable.
+/// Choices that change speed but not results (except the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
   int tile_rows = 160;  ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
   int max_splits = 16;  ///< most parts that K is cut into where there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
@@ -81,19 +81,20 @@ struct Tuning {
   }
 };
 
-/// Whether every kernel has exactly so many columns, as tiles must have whose K is cut: the parts of their sums lie one behind the other.
+/// Whether every kernel has exactly this number of columns. Tiles whose K is split need that: the parts of their sums are stored back to
+/// back.
 constexpr bool is_column_count(int tile_rows) { return tile_rows <= 16 ? tile_rows % 8 == 0 : tile_rows % 32 == 0; }
 
-/// What the layer does besides its two products.
+/// What the layer does in addition to its two products.
 struct LayerOptions {
   activation::Kind activation = activation::Kind::silu;
   activation::Constants constants{};
   bool weight_on_input = false;         ///< the router weight multiplies the expert's input instead of its output (Llama-4)
   float static_scale = 0.0F;            ///< fp8_row: over 0, the one scale of x and of the intermediate; else each row has its own
-  float scale_floor = 1e-10F / 448.0F;  ///< fp8: least scale of a group or row of the intermediate
+  float scale_floor = 1e-10F / 448.0F;  ///< fp8: smallest scale of a group or row of the intermediate
   float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
   int workers = 0;                                       ///< multiprocessors to use at most; 0: all
-  bool batch_invariant = false;  ///< a row's bits do not depend on the others: one kernel for any number of rows, K is never cut
+  bool batch_invariant = false;  ///< a row's bits do not depend on the other rows: one kernel for any number of rows, K is never cut
 };
 
 /// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
@@ -102,17 +103,17 @@ struct LayerCall {
   std::int64_t x_stride = 0;                 ///< elements between rows of x; 0: H
   float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
   std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
-  std::int32_t const* gather = nullptr;      ///< batched: [M] the row of x that each row computes with, or null: its own
+  std::int32_t const* gather = nullptr;      ///< batched: [M] the row of x that each row reads, or null: row i reads row i
   std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
   std::int64_t id_stride = 0;                ///< elements between rows of topk_ids; 0: k
   float const* topk_weights = nullptr;       ///< [M, k]
   std::int64_t weight_stride = 0;            ///< between rows of topk_weights; 0: k
-  std::int32_t const* num_tokens = nullptr;  ///< [1] tokens really there, at most M, or null for all M
+  std::int32_t const* num_tokens = nullptr;  ///< [1] number of valid tokens, at most M, or null for all M
   void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
   int max_tokens = 0;                        ///< M
 };
 
-/// Elements between rows of k; E_ARG if there cannot be that many.
+/// Elements between rows of k; E_ARG for an impossible stride.
 inline int slot_gap(std::int64_t stride, int topk) {
   if (stride != 0 && (stride < topk || stride - topk > std::numeric_limits<std::int32_t>::max())) {
     throw Error(ErrorCode::argument, text("hopper experts: row stride ", stride, " of topk_ids or topk_weights, k is ", topk));
@@ -141,7 +142,8 @@ struct Workspace {
   static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
 };
 
-/// From the scales of one block of columns to those of the next, where rows are the inner dimension: whole 16 bytes for tensor maps.
+/// The distance from the scales of one block of columns to those of the next, with rows as the inner dimension: whole 16 bytes for tensor
+/// maps.
 constexpr std::int64_t scale_stride(std::int64_t rows) { return (rows + 3) / 4 * 4; }
 
 constexpr Workspace plan_workspace(LocalShape const& s, Scheme scheme, int max_tokens, int tile_rows) {

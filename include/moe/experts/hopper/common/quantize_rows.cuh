@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/quantize_rows.cuh: rows of x for fp8_block: e4m3 codes and scales of groups of 128, in their own order or in the
-// sorted one.
+// experts/hopper/common/quantize_rows.cuh: rows of x for fp8_block: e4m3 codes and scales of groups of 128, in the order of x or in the
+// sorted order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,15 +17,15 @@ inline constexpr int kAlignCluster = 8;  ///< CTAs that sort
 
 namespace detail {
 
-/// Larger magnitude of each half of two pairs of bf16 numbers.
+/// The larger magnitude of each half of two pairs of bf16 numbers.
 __device__ inline std::uint32_t max_magnitudes(std::uint32_t a, std::uint32_t b) {
   __nv_bfloat162 const m =
       __hmax2(__habs2(*reinterpret_cast<__nv_bfloat162 const*>(&a)), __habs2(*reinterpret_cast<__nv_bfloat162 const*>(&b)));
   return *reinterpret_cast<std::uint32_t const*>(&m);
 }
 
-/// e4m3 codes of a 1×128 group of bf16 numbers, of which eight neighbouring lanes have sixteen each, and the group's scale =
-/// max(amax, 1e-10) / 448; codes from the correctly rounded quotient (values of few bits often lie midway between two codes).
+/// e4m3 codes of a 1×128 group of bf16 numbers, sixteen in each of eight neighbouring lanes, and the group's scale = max(amax, 1e-10) /
+/// 448. Codes come from the correctly rounded quotient (values of few bits often lie midway between two codes).
 __device__ inline float quantize_group(std::uint32_t const (&word)[8], std::uint32_t (&code)[4]) {
   std::uint32_t most = max_magnitudes(word[0], word[1]);
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ inline float quantize_group(std::uint32_t const (&word)[8], std::uint
   return scale;
 }
 
-/// Codes and scales of all groups of x. Of a group each of eight lanes has the chunks of eight numbers `lane` and `lane + 8`.
+/// Codes and scales of all groups of x. Each of a group's eight lanes has the chunks `lane` and `lane + 8` of eight numbers.
 template <int Threads>
 __device__ inline void quantize_groups(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
@@ -84,7 +84,7 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
     load_positions(now, base);
   }
   for (; base - own < groups; base += kBatch * step) {
-    load(next, base + kBatch * step);  // on its way while this batch is converted
+    load(next, base + kBatch * step);  // in flight while this batch is converted
     if (a.positions != nullptr) load_positions(next, base + kBatch * step);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -121,7 +121,7 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
   }
 }
 
-/// Copies rows of codes and their scales to the places of their slots, a warp one row at a time.
+/// Copies rows of codes and their scales to the places of their slots; a warp copies one row at a time.
 template <int Threads>
 __device__ inline void sort_codes(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
@@ -129,7 +129,7 @@ __device__ inline void sort_codes(AlignArgs const& a, int worker, int workers) {
   int const chunks = a.hidden / 16;
   int const lane = static_cast<int>(threadIdx.x) & 31;
   constexpr int kWarps = Threads / 32;
-  constexpr int kBatch = 7;  // of 14 chunks a lane has at 7168 columns
+  constexpr int kBatch = 7;  // a lane has 14 chunks at 7168 columns
   if (threadIdx.x == 0) wait_counter(a.sorted, kAlignCluster);
   __syncthreads();
   for (int token = worker * kWarps + (static_cast<int>(threadIdx.x) >> 5); token < tokens; token += workers * kWarps) {

@@ -53,7 +53,7 @@ __device__ inline void store_sum(Output* to, float const (&sum)[8]) {
 }
 
 /// Zeroes output rows that nothing else writes: with `all` every row, else (topk 1) those of tokens whose slot no local expert computes.
-/// Of each thread block its first `Warps` warps.
+/// Runs on the first `Warps` warps of each thread block.
 template <class Output, int Warps>
 __device__ inline void zero_rows(AlignArgs const& a, void* out, bool all) {
   int const tokens = a.num_tokens != nullptr ? min(*a.num_tokens, a.max_tokens) : a.max_tokens;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/roles.cuh: what the roles of warps of a layer kernel share: their place in the ring, the announced units, their
+// experts/hopper/common/roles.cuh: what the warp roles of a layer kernel share: their position in the ring, the announced units, their
 // barriers.
 #pragma once
 
@@ -28,7 +28,8 @@ struct RingState {
   }
 };
 
-/// The next unit that the loading thread announces. Every reading thread releases the place it read; lanes may come back one by one.
+/// The next unit that the loading thread announces. Every reading thread releases the place that it read; lanes may return at different
+/// times.
 template <class Memory, class Slot>
 __device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
   wait_parity(memory.unit_full(slot.stage), slot.parity);
@@ -38,11 +39,11 @@ __device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
   return unit;
 }
 
-inline constexpr int kGroupBarrier = 1;  ///< named barriers from here on: one per consumer warpgroup, then one of all of them
+inline constexpr int kGroupBarrier = 1;  ///< named barriers from here on: one per consumer warpgroup, then one of all consumer warpgroups
 
 /// Barrier of the 128 threads of a consumer warpgroup.
 __device__ inline void group_barrier(int group) { named_barrier(kGroupBarrier + group, 128); }
-/// Barrier of all of them.
+/// Barrier of all consumer warpgroups.
 template <int Groups>
 __device__ inline void joint_barrier() {
   named_barrier(kGroupBarrier + Groups, 128 * Groups);

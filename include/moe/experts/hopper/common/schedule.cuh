@@ -2,8 +2,8 @@
 // experts/hopper/common/schedule.cuh: the work list of one layer, made on the device from the rows of each expert.
 //
 // A token tile is up to `tile_rows` consecutive rows (sorted by expert) of one expert. Phase 0 is GEMM1, phase 1 is GEMM2; a unit is
-// (phase, token tile, weight tile of 256 rows, part of K). CTAs take units in order from one counter: all units of phase 0 come first,
-// so a unit of phase 1 that waits for rows of phase 0 waits only for units that some CTA has already begun.
+// (phase, token tile, weight tile of 256 rows, part of K). CTAs take units in order from one counter, and all units of phase 0 come first.
+// So a unit of phase 1 that waits for rows of phase 0 waits only for units that some CTA has already started.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace moe::hopper {
 
-/// What one token tile (a group of as many tiles as the cluster has CTAs) must know of its expert.
+/// What a token tile (a group of as many tiles as the cluster has CTAs) needs to know about its expert.
 struct alignas(16) TokenTile {
   int expert;
   int expert_row;     ///< sorted position of the expert's first row
@@ -33,9 +33,9 @@ struct alignas(8) SortedRow {
 
 /// The plan of one call.
 struct alignas(16) Control {
-  int token_tiles;  ///< entries in all
+  int token_tiles;  ///< total number of entries
   int rows;         ///< valid slots
-  int missing;      ///< slots of tokens in range that no local expert computes
+  int missing;      ///< slots of valid tokens that no local expert computes
   int pad;
   int splits[2];  ///< parts of K in each phase
   int units[2];   ///< units of each phase
@@ -51,13 +51,13 @@ struct alignas(16) Unit {
   int feature;    ///< first gate (and up) row in phase 0, first output column in phase 1
   int k_begin;    ///< in steps of 128 bytes of K
   int k_count;
-  int token_tile;  ///< names the counter that tells when the tile's rows are whole
-  int tile;        ///< entry × weight tile in this phase: names the split-K counter
+  int token_tile;  ///< index of the counter that tells when the tile's rows are complete
+  int tile;        ///< entry × weight tile in this phase: index of the split-K counter
   int split;
   int splits;
   int shared;       ///< more than one token tile reads these weights
-  int rows_shared;  ///< block kernel, clusters of two: both CTAs have these rows, and different weight tiles
-  int loaded_rows;  ///< there: rows that are loaded, also where the CTA has no weight tile left and `rows` is 0
+  int rows_shared;  ///< block kernel, clusters of two: both CTAs have these rows, with different weight tiles
+  int loaded_rows;  ///< block kernel: rows to load, also if the CTA has no weight tile left and `rows` is 0
   int pad[2];
 };
 static_assert(sizeof(Unit) == 64);
@@ -109,7 +109,7 @@ __device__ inline Unit decode_unit(UnitSpace const& space, Control const& contro
   return unit;
 }
 
-/// Parts of K for one phase, tried by the 32 lanes of one warp; all lanes return the choice, of equal ones the least.
+/// Parts of K for one phase, tried by the 32 lanes of one warp; all lanes return the cheapest choice, the smallest of equals.
 __device__ inline int choose_splits(SplitProblem const& p) {
   int const lane = thread_index() & 31;
   unsigned cost = 0xFFFFFFFFu;
@@ -117,11 +117,11 @@ __device__ inline int choose_splits(SplitProblem const& p) {
   return static_cast<int>(__reduce_min_sync(0xFFFFFFFFu, cost) & 31u) + 1;
 }
 
-/// What planning needs and where it writes. `counters` are not touched.
+/// The inputs of planning and its output `tiles`. Planning does not touch the counters.
 struct PlanArgs {
   int tile_rows;
-  int row_step;  ///< an expert's rows are shared out evenly among its tiles, in multiples of so many
-  int cluster;   ///< CTAs per cluster of the layer kernel: token tiles come in groups of so many
+  int row_step;  ///< an expert's rows are divided evenly among its tiles, in multiples of this
+  int cluster;   ///< CTAs per cluster of the layer kernel: token tiles come in groups of this size
   int workers;   ///< clusters
   int max_splits;
   int max_units;  ///< split counters of one phase
@@ -151,9 +151,9 @@ __device__ inline int exclusive_sum(int value, int* scratch, int* total) {
   return before + sum - value;
 }
 
-/// Splits and units of both phases; called by whole warps.
+/// Computes splits and units of both phases; called by whole warps.
 __device__ inline void plan_units(PlanArgs const& a, Control& control) {
-  int const rows = (control.rows + control.token_tiles - 1) / max(1, control.token_tiles);  // of a tile
+  int const rows = (control.rows + control.token_tiles - 1) / max(1, control.token_tiles);  // per tile
   int before = 0;
 #pragma unroll
   for (int phase = 0; phase < 2; ++phase) {
@@ -164,7 +164,7 @@ __device__ inline void plan_units(PlanArgs const& a, Control& control) {
   }
 }
 
-/// Thread e brings the rows of expert e (zero past the last expert); every thread returns the plan, and `first_row` its expert's first row.
+/// Thread e passes the rows of expert e (zero past the last expert). Every thread returns the plan; `first_row` is its expert's first row.
 template <int Threads>
 __device__ inline Control plan_tiles(PlanArgs const& a, int rows, int slots, bool write, int* scratch, int& first_row) {
   Control control{};

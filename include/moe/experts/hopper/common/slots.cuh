@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/common/slots.cuh: where what belongs to a slot lies: slot j of token t has the number t · topk + j.
+// experts/hopper/common/slots.cuh: where the data of a slot lies: slot j of token t has the number t · topk + j.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct SlotIds {
   __device__ std::int32_t const* row(long long token, int topk) const { return ids + token * (topk + gap); }
 };
 
-/// The row of x that a slot computes with: `gather`'s, or its token's.
+/// The row of x that a slot reads: `gather`'s, or its token's.
 __device__ inline long long input_row(std::int32_t const* gather, int slot, int topk) {
   return gather != nullptr ? gather[slot] : slot / topk;
 }

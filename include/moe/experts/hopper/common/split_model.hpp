@@ -12,8 +12,8 @@ struct SplitProblem {
   int k_steps;
   int workers;
   int max_splits;
-  int max_units;  ///< parts of all tiles, at most
-  int before;     ///< steps of a unit of the phase before; 0 in the first
+  int max_units;  ///< at most this many parts in all tiles
+  int before;     ///< steps of a unit of the previous phase; 0 in the first phase
 };
 
 inline constexpr int kMostSplits = 32;  ///< one for each lane of the warp that chooses
@@ -22,10 +22,10 @@ constexpr bool may_split(SplitProblem const& p, int splits) {
   return splits == 1 || (splits <= p.max_splits && splits <= p.k_steps && p.tiles < 2 * p.workers && p.tiles * splits <= p.max_units);
 }
 
-/// Steps that the phase takes in so many parts, by a model (docs/log/hopper.md, log 28). Two neighbouring multiprocessors share
-/// what one of them can load, so a wave of up to half of the CTAs takes half of a unit's time, a larger one all of it. Where there are more
-/// units than CTAs, which draw them one by one, the last costs a part of a unit. A part costs its sum, which at the end of the layer
-/// nothing hides, and CTAs begin the second phase as far apart as the units of the first are long.
+/// Time of the phase in steps if K is split into this many parts, by a model (docs/log/hopper.md, log 28). Two neighbouring multiprocessors
+/// share their load bandwidth, so a wave of up to half of the CTAs takes half of a unit's time, a larger wave all of it. With more units
+/// than CTAs, which draw them one by one, the last unit costs a part of a unit. Every part costs its sum, and at the end of the layer no
+/// other work hides this cost. CTAs start the second phase as far apart in time as the units of the first are long.
 constexpr float split_cost(SplitProblem const& p, int splits) {
   int const units = p.tiles * splits;
   float const waves = static_cast<float>(units) / static_cast<float>(p.workers);

@@ -48,7 +48,7 @@ inline CUtensorMap encode_map(void const* base, CUtensorMapDataType type, std::i
 }  // namespace detail
 
 /// Map of a row-major [depth, rows, columns] tensor of `element_bytes`-byte elements (1: e4m3, 2: bf16 or fp16, which are copied alike),
-/// read in boxes of 128 bytes × `box_rows` rows in the 128-byte swizzle. What lies past a row or column bound reads as zero and is not
+/// read in boxes of 128 bytes × `box_rows` rows in the 128-byte swizzle. Elements past a row or column bound read as zero and are not
 /// fetched. E_ARG on misalignment (16 bytes for the base and the row).
 inline CUtensorMap make_tensor_map(void const* base, int element_bytes, std::int64_t depth, std::int64_t rows, std::int64_t columns,
                                    int box_rows) {

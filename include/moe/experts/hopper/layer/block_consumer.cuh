@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/block_consumer.cuh: products and epilogues of the block-scaled fp8 kernel for many rows per expert. Rows of
-// activations are the M side of wgmma, 64 per consumer warpgroup, and each weight box of 128 rows is its N side: a thread's sums then
-// belong to two rows and one weight block, so that a step of K costs two scale factors instead of N / 4, and both epilogues stay within one
-// warp.
+// activations are the M side of wgmma, 64 per consumer warpgroup, and each weight box of 128 rows is its N side. So a thread's sums belong
+// to two rows and one weight block, a step of K costs two scale factors instead of N / 4, and both epilogues stay within one warp.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +37,8 @@ struct BlockLayout {
   static_assert(kBytes <= kSharedMemoryLimit && kControl % 16 == 0);
 };
 
-/// total[c] = rows 64 group + [0, 64) of the tile times weight box c, over the unit's part of K. While one warpgroup adds its products,
-/// with their scales, to its sums, the other multiplies. (Turns enforced by barriers were 2 to 3 % slower.)
+/// total[c] = rows 64 group + [0, 64) of the tile times weight box c, over the unit's part of K. While one warpgroup scales its products
+/// and adds them to its sums, the other multiplies. (Turns enforced by barriers were 2 to 3 % slower.)
 template <int Stages, int Cluster, class Memory>
 __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& ring, int group, int first_row, int k_count,
                                        float (&total)[2][64]) {
@@ -115,15 +114,16 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
   }
 }
 
-/// Where a warp's lane writes its part of four 8x8 matrices: rows 0-7 and 8-15 of 16-byte chunk `chunk`, then of the next; rows are 128
-/// bytes, chunks swizzled by the row.
+/// The address at which a lane writes its part of four 8x8 matrices: rows 0-7 and 8-15 of 16-byte chunk `chunk`, then of the next; rows are
+/// 128 bytes, chunks swizzled by the row.
 __device__ inline std::uint32_t chunk_address(std::uint32_t base, int lane, int chunk) {
   int const row = (lane & 7) + (lane & 8);
   return base + static_cast<std::uint32_t>(row * 128 + (((chunk + (lane >> 4)) ^ (row & 7)) << 4));
 }
 
 /// Stores 64 rows × 128 features of the intermediate as e4m3 codes with one scale per row. v[4 j + 2 h + c] is feature 8 j + 2 (lane % 4) +
-/// c of row lane / 4 + 8 h of the warp's 16. `first_row` is the sorted position of the warpgroup's first row, `rows` those that exist.
+/// c of row lane / 4 + 8 h of the warp's 16. `first_row` is the sorted position of the warpgroup's first row, `rows` the number of valid
+/// rows.
 __device__ inline void store_block_codes(LayerParams const& p, int scale_stride, int first_row, int rows, int feature, float const (&v)[64],
                                          char* staging) {
   int const lane = thread_index() & 31;
@@ -180,8 +180,8 @@ __device__ inline void store_block_codes(LayerParams const& p, int scale_stride,
   __syncwarp();
 }
 
-/// Stores 64 rows × up to 256 columns of the output, each row times its router weight, at the row of its slot. Lane l below 16 brings the
-/// slot and weight of row l of its warp's 16.
+/// Stores 64 rows × up to 256 columns of the output, each row times its router weight, at the row of its slot. Lanes 0 to 15 pass the slot
+/// and weight of row `lane` of their warp's 16.
 template <class Output>
 __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& sorted, int rows, int feature, float const (&total)[2][64],
                                         char* staging) {
@@ -224,8 +224,8 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
   }
 }
 
-/// One thread tells the other CTAs which rows of the intermediate are there: a fence takes 1000 to 2000 cycles, which no consumer waits
-/// for.
+/// One thread tells the other CTAs which rows of the intermediate are complete. Its fence takes 1000 to 2000 cycles; no consumer waits for
+/// it.
 template <class Memory>
 __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
   RingState<kUnitSlots> slot;
@@ -245,7 +245,7 @@ __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
   }
 }
 
-/// One unit of a warpgroup, products and epilogue. `slot`: the unit's place, where storing is reported.
+/// One unit of a warpgroup, products and epilogue. `slot`: the unit's place, through which the stored rows are reported.
 template <int Stages, int Cluster, class Activation, class Memory>
 __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Memory const& memory, RingState<Stages>& ring,
                                       Unit const& unit, int slot, int group) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/block_kernel.cuh: both products of one layer in block-scaled fp8 for many rows per expert, persistent and
-// specialised as layer_kernel.cuh. The quantiser leaves the codes of x sorted by expert, so that one thread feeds everything through the
-// copy engine: gathering rows with cp.async cost a third of shared memory's bandwidth, which bounds this kernel.
+// warp-specialised like layer_kernel.cuh. The quantiser writes the codes of x sorted by expert, so that one thread loads everything through
+// the copy engine. Gathering rows with cp.async took a third of shared memory's bandwidth, which limits this kernel.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace moe::hopper {
 
-/// Sizes that a cluster decodes units with. Clusters of two draw pairs: two token tiles that share a weight tile or, for the last of an odd
-/// number of token tiles of an expert, two weight tiles that share the rows. space.weight_tiles counts pairs of weight tiles there, so that
-/// an expert has as many entries of so many units as it has token tiles.
+/// Decodes unit `number` for CTA `rank` of its cluster. Clusters of two draw pairs: two token tiles that share a weight tile or, for the
+/// last token tile of an expert with an odd number of them, two weight tiles that share the rows. space.weight_tiles then counts pairs of
+/// weight tiles, so that an expert has one entry, with this many units, per token tile.
 template <int Cluster>
 __device__ inline Unit decode_block_unit(UnitSpace const& space, Control const& control, TokenTile const* tiles,
                                          int const (&weight_tiles)[2], int number, int rank) {
@@ -56,7 +56,8 @@ __device__ inline Unit decode_block_unit(UnitSpace const& space, Control const& 
   return unit;
 }
 
-/// Draws units and loads weights, rows and row scales. Where GEMM2's rows are not there yet, weights go ahead as far as the ring holds.
+/// Draws units and loads weights, rows and row scales. If GEMM2's rows are not complete yet, weights are loaded ahead as far as the ring
+/// holds.
 template <int Stages, int Cluster, class Memory>
 __device__ void load_blocks(BlockParams const& params, Memory const& memory, int rank) {
   using Layout = BlockLayout<Stages>;
@@ -117,7 +118,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
     };
     auto const send_number = [&](int k) {
       if constexpr (Cluster > 1) {
-        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
+        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has arrived
           store_cluster(memory.number(drawn.stage), 1, number);
           ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
           arrive_cluster(memory.number_full(drawn.stage), 1);
@@ -164,7 +165,7 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
   }
 }
 
-/// Two threads load the scales of the two weight boxes: of four bytes each, which is below what the copy engine moves.
+/// Two threads load the scales of the two weight boxes: each is four bytes, less than the copy engine can move.
 template <int Stages, class Memory>
 __device__ void load_block_scales(LayerParams const& p, Memory const& memory, int which) {
   RingState<Stages> ring;
@@ -224,15 +225,15 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
   wait_for_dependencies();
 
   if (threadIdx.x == 0) *memory.control() = *p.align.control;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // as the next call's sort expects it
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.align.sorted = 0;  // the next call's sort needs it zero
   ptx::fence_proxy_async();                                      // x was quantised by ordinary stores
   __syncthreads();
 
   if (warp >= kConsumerThreads / 32) {
     give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
-    // Waits for room in the ring, for a free place to announce a unit and, in phase 1, for published rows of any CTA.
+    // Waits for room in the ring, for a free place to announce a unit and, in phase 1, for rows that any CTA publishes.
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
-    // Waits for announced units and for both warpgroups to have stored one of phase 0.
+    // Waits for announced units and, in phase 0, until both warpgroups have stored the unit.
     if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
     // Wait for announced units and for room in the ring.
     if ((threadIdx.x - kConsumerThreads) / 2 == 16) load_block_scales<Stages>(p, memory, static_cast<int>(threadIdx.x) & 1);

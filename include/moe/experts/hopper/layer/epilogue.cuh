@@ -10,7 +10,7 @@
 
 namespace moe::hopper {
 
-/// Calls f(i, row) for row 128 i + thread of a tile of `rows` rows: what one thread of a warpgroup has of an array with one value a row.
+/// Calls f(i, row) for row 128 i + thread of a tile of `rows` rows: a thread's part, in a warpgroup, of an array with one value per row.
 template <int N, class F>
 __device__ inline void for_thread_rows(int rows, F f) {
 #pragma unroll
@@ -35,8 +35,8 @@ __device__ inline float4 scale_columns(float const* weights, int j, float const*
   return make_float4(v[0] * w.x, v[1] * w.y, v[2] * w.x, v[3] * w.y);
 }
 
-/// This thread's features: row h of weight box `half` in the arrays of one value per feature. `at` is relative to the expert's first, and
-/// negative past the last feature.
+/// This thread's features: row h of weight box `half` in the arrays of one value per feature. `at` is relative to the expert's first
+/// feature, and negative past the last one.
 struct ThreadFeatures {
   long long base;
   int at[2][2];  ///< [half][h]
@@ -56,7 +56,7 @@ __device__ inline ThreadFeatures thread_features(MatrixLayout const& matrix, Uni
   return f;
 }
 
-/// Adds the bias of each feature. Once per slot: the parts of K are summed before.
+/// Adds the bias of each feature, once per slot, because the parts of K are summed before.
 template <int N>
 __device__ inline void add_bias(float const* bias, MatrixLayout const& matrix, Unit const& unit, int group, float (&total)[2][N / 2]) {
   ThreadFeatures const f = thread_features(matrix, unit, group);
@@ -75,7 +75,7 @@ __device__ inline void add_bias(float const* bias, MatrixLayout const& matrix, U
 }
 
 /// Writes 64 features of N rows through the warpgroup's staging buffer as whole 16-byte chunks. `values(j)` gives the thread's four
-/// elements of rows 8 j to 8 j + 7, in the order of the wgmma fragment: asked for when they are packed, so that few are alive at a time.
+/// elements of rows 8 j to 8 j + 7, in the order of the wgmma fragment. It is called at packing, so that few values are live at a time.
 /// `row_pointer(row)` gives the address of feature 0 of a row; features from `feature_limit` on are not stored.
 template <class T, int N, int PassRows, class Values, class RowPointer>
 __device__ inline void store_rows(Values values, char* staging, int group, int rows, int feature_limit, RowPointer row_pointer) {
@@ -120,9 +120,9 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
   }
 }
 
-/// Adds the parts of K in order. Each warpgroup writes its part; the last one to arrive sums all of them, so the sum does not depend on
-/// who was last. Returns false in the others, which are then done with the unit.
-/// With `Joint` both warpgroups of a CTA get the same answer, which an epilogue that needs both must have.
+/// Adds the parts of K in order. Each warpgroup writes its part; the last to arrive sums all parts, in an order that does not depend on the
+/// arrivals. Returns false in the others, which have then finished the unit. With `Joint` both warpgroups of a CTA get the same answer, as
+/// an epilogue that needs both requires.
 template <int N, bool Joint>
 __device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int group, int* flags, float (&total)[2][N / 2]) {
   int const thread = thread_index() & 127;
@@ -175,7 +175,7 @@ __device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int gr
   return true;
 }
 
-/// Accumulators times the factors of their rows, which lie in shared memory.
+/// Accumulators times the factors of their rows, which are in shared memory.
 template <int N>
 __device__ inline void scale_rows(float const* factors, float (&total)[2][N / 2]) {
 #pragma unroll
@@ -218,7 +218,7 @@ __device__ inline float activation_scale(LayerParams const& p, Unit const& unit,
 }
 
 /// Writes 64 features of N rows as e4m3 codes with one scale per row over the 128 features from `feature` on (both warpgroups).
-/// `meet`: the other warpgroup may still be reading its staging buffer for what it stored before.
+/// `meet`: the other warpgroup may still be reading its staging buffer for its previous store.
 template <int N, int PassRows>
 __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, int feature, float (&v)[N / 2], char* staging_of_both,
                                        char* staging, int group, bool meet) {
@@ -300,14 +300,14 @@ __device__ inline void store_quantized(LayerParams const& p, Unit const& unit, i
   }
 }
 
-/// What follows the products of a unit of phase 0: `total` to rows of the intermediate. `weights`: this warpgroup's place in shared memory
-/// for MaxRows router weights. `close`: the unit has so few steps of K that the other warpgroup may be in the unit before.
+/// After the products of a unit of phase 0: `total` to rows of the intermediate. `weights`: this warpgroup's shared memory for MaxRows
+/// router weights. `close`: the unit has so few steps of K that the other warpgroup may be in the unit before.
 template <Scheme S, int N, int PassRows, class Activation>
 __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
                                       ThreadRows<N> const& sorted, char* staging_of_both, char* staging, bool close) {
   using Output = typename SchemeTraits<S>::Output;
   bool const weighted = !kPlainKernels<Activation> && p.weight_on_input;
-  if (S == Scheme::fp8_row || weighted) {  // a weighted input is the same as weighted sums, which are linear up to here
+  if (S == Scheme::fp8_row || weighted) {  // the sums are linear up to here, so weighted sums equal those of a weighted input
     for_thread_rows<N>(unit.rows, [&](int i, int row) {
       float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, row) : 1.0F;
       weights[row] = weighted ? scale * sorted.row[i].weight : scale;
@@ -363,7 +363,7 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
   }
 }
 
-/// What follows the products of a unit of phase 1: `total` to weighted rows of the slots. `targets`: MaxRows slots in shared memory.
+/// After the products of a unit of phase 1: `total` to weighted rows of the slots. `targets`: MaxRows slots in shared memory.
 template <Scheme S, int N, int PassRows, class Activation>
 __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
                                    int* targets, ThreadRows<N> const& sorted, char* staging) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/launch.cuh: launches of the layer kernel. A program may instantiate layer_launcher once per scheme and activation in
-// files of their own and declare the instances extern, to compile them in parallel and the rest without nvcc.
+// separate files and declare the instances extern. These files then compile in parallel, and the rest of the program needs no nvcc.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -31,7 +31,7 @@ inline void launch_blocks(BlockParams const& p, int workers, cudaStream_t stream
   launch(kernel, workers / Cluster * Cluster, kLayerThreads, kSmem, Cluster, stream, p);
 }
 
-/// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales lie in the sorted order, which tensor maps describe.
+/// Tiles of 128 rows in block-scaled fp8: x, x_scales and inter_scales are in the sorted order, which tensor maps describe.
 template <class Activation>
 void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cudaStream_t stream) {
   AlignArgs const& a = base.align;
@@ -51,11 +51,11 @@ void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cuda
   }
 }
 
-/// Whether tiles of the scheme's most rows have a kernel for clusters of two.
+/// Whether there is a kernel for clusters of two with the scheme's largest tiles.
 template <Scheme S, class Activation>
 inline constexpr bool kHasClusters = !is_fp8(S) && Activation::kFineTiles;
 
-/// `t.cluster` is 2 only in tiles of kBlockRows, or of the most rows with kHasClusters.
+/// `t.cluster` is 2 only with tiles of kBlockRows, or with the largest tiles and kHasClusters.
 template <Scheme S, class Activation, class Tiles>
 void launch_layer_tuned(LayerParams const& p, int workers, Tuning const& t, cudaStream_t stream) {
   constexpr int kStages = Tiles::large_stages(S);

@@ -14,10 +14,10 @@ struct LayerParams;
 
 /// The kernels of one scheme and activation.
 struct LayerLauncher {
-  /// Enqueues the layer kernel that `tuning` asks for on `workers` multiprocessors.
+  /// Enqueues the layer kernel that `tuning` selects on `workers` multiprocessors.
   void (*enqueue)(LayerParams const& params, int workers, Tuning const& tuning, CUstream_st* stream);
-  int max_cluster;    ///< largest Tuning::cluster that there is a kernel for
-  bool block_kernel;  ///< tiles of kBlockRows rows in fp8_block
+  int max_cluster;    ///< largest Tuning::cluster with a kernel
+  bool block_kernel;  ///< has tiles of kBlockRows rows in fp8_block
 };
 
 /// The launcher of one scheme, one activation of experts/hopper/common/activation.hpp and one set of tiles. Defined in launch.cuh.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/layer_kernel.cuh: both products of one MoE layer in one persistent, warp-specialised kernel.
 //
-// Warps 0-7 are two consumer warpgroups, warp 8 draws units and streams weights, warps 9-11 gather rows. Each warpgroup has half of
-// a 256-row weight tile. GEMM1 leaves activated rows in `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when
-// they are whole. Nothing waits for a grid-wide barrier, so the tail of GEMM1 is filled with GEMM2.
+// Warps 0-7 are two consumer warpgroups, warp 8 draws units and streams weights, warps 9-11 gather rows. Each warpgroup has half of a
+// 256-row weight tile. GEMM1 writes activated rows to `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when its
+// rows are complete. There is no grid-wide barrier, so GEMM2 fills the tail of GEMM1.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace moe::hopper {
 
 namespace detail {
 
-/// Where the kernel plans for itself and topk is over 1: the warpgroup that finishes the last unit of its 128 columns adds the rows of
+/// For kernels that plan for themselves with topk over 1: the warpgroup that finishes the last unit of its 128 columns adds the rows of
 /// each token's slots, in order. `finished` counts units per weight tile and warpgroup.
 template <class Output, class Params>
 __device__ inline void reduce_columns(Params const& p, Unit const& unit, int group, int token_tiles, int* flags) {
@@ -73,7 +73,7 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
   return true;
 }
 
-/// After a unit that this warpgroup finished: tells GEMM2's loaders, or sums what is whole.
+/// After a unit that this warpgroup finished: notifies GEMM2's loaders, or sums the columns that are complete.
 template <Scheme S, int Stages, int MaxRows, class Memory>
 __device__ inline void report_unit(LayerParams const& p, Memory const& memory, Unit const& unit, int group) {
   using Layout = SmemLayout<S, Stages, MaxRows>;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   if (warp >= kConsumerThreads / 32) {
     give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
     if (warp == kConsumerThreads / 32) {
-      // Waits for room in the ring and for a free place to announce a unit; for no rows.
+      // Waits for room in the ring and for a free place to announce a unit; never for rows.
       if (threadIdx.x == kConsumerThreads) load_weights<S, Stages, Cluster>(p, memory, rank);
     } else {
       // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
         if constexpr (N <= MaxRows && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))
           finished = detail::consume_unit<S, Stages, MaxRows, Cluster, Activation, N>(p, memory, ring, unit, group);
       };
-      constexpr bool kFine = MaxRows > 64;  // tiles of 64 rows and more in steps of 8
+      constexpr bool kFine = MaxRows > 64;  // tiles of more than 64 rows in steps of 8
       int eights = (unit.rows + 7) / 8;
       if (!Activation::kFineTiles && eights > 2) eights = min((eights + 3) / 4 * 4, MaxRows / 8);
       switch (eights) {
@@ -209,14 +209,14 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     cluster_wait();
   }
   if (MaxRows <= kSelfAlignRows && p.self_align) {
-    __syncwarp();  // one lane alone streamed the weights
+    __syncwarp();  // a single lane streamed the weights
     __syncthreads();
     bool last = false;
     if (threadIdx.x == 0) {
       fence_device();
       last = atomicAdd(p.exits, 1) + 1 == static_cast<int>(gridDim.x);
     }
-    if (__syncthreads_or(last ? 1 : 0) != 0) {  // every other CTA is done with the counters: leave them as they were found
+    if (__syncthreads_or(last ? 1 : 0) != 0) {  // all other CTAs have finished with the counters: reset them
       fence_device();
       Control const control = *memory.control();
       for (int i = static_cast<int>(threadIdx.x); i < control.token_tiles; i += kLayerThreads) p.align.counters[i] = 0;

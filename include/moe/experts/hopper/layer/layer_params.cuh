@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/layer_params.cuh: what the layer kernel is given, and where its roles find what in shared memory.
+// experts/hopper/layer/layer_params.cuh: the parameters of the layer kernel, and its roles' pointers into shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,10 +59,10 @@ struct InputRows {
   long long scale_stride;      ///< from a row of scales to the next
 };
 
-/// What GEMM1 leaves for GEMM2.
+/// The intermediate, from GEMM1 to GEMM2.
 struct IntermediateRows {
   void* rows;     ///< [slots, I] codes
-  void* wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `rows` where a tile's rows are whole
+  void* wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `rows` once a tile's rows are complete
   float* scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
 };
 
@@ -75,17 +75,17 @@ struct LayerParams {
   bool standard;         ///< ids given: rows of x are tokens; else the batched format
   bool weight_on_input;  ///< the router weight multiplies GEMM1's sums, not GEMM2's
   bool self_align;       ///< no aligning kernel ran: plan with `align`, whose counters are zero on entry
-  int* exits;            ///< CTAs that are done, where the kernel plans for itself and must leave its counters zero
-  int* finished;         ///< there also: units done per weight tile of phase 1 and warpgroup
+  int* exits;            ///< kernels that plan for themselves: CTAs that have finished; the last one clears the counters
+  int* finished;         ///< likewise: units finished per weight tile of phase 1 and warpgroup
   void* rows_out;        ///< rows addressed by slot: out itself if topk is 1
-  void* out;             ///< [M, H]; where the kernel plans for itself also the sums over the slots go here, if topk is over 1
+  void* out;             ///< [M, H]; a kernel that plans for itself also writes the sums over the slots here if topk is over 1
   float* partials;       ///< sums of parts of K
 };
 
-/// The row of the input that a slot computes with.
+/// The row of the input that a slot reads.
 __device__ inline long long input_row(LayerParams const& p, int slot) { return input_row(p.input.gather, slot, p.align.topk); }
 
-/// fp8_block: the scales along K of weight box `box` (0 or 1) of a unit, `blocks` of them in a row of blocks.
+/// fp8_block: the scales along K of weight box `box` (0 or 1) of a unit; a row of blocks has `blocks` of them.
 __device__ inline float const* box_scales(float const* scales, MatrixLayout const& matrix, Unit const& unit, int box, int blocks) {
   int const out_blocks = (matrix.rows + 127) / 128;
   int const block = min(unit.feature / 128 + (box == 0 ? 0 : matrix.half_step / 128), out_blocks - 1);  // past the last feature: zeros
@@ -94,9 +94,9 @@ __device__ inline float const* box_scales(float const* scales, MatrixLayout cons
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;
-inline constexpr int kGatherWarps = 3;     ///< one alone cannot feed the products: 74% of the tensor rate where three give 85%
-inline constexpr int kSelfAlignRows = 64;  ///< only kernels of at most so many rows per tile plan for themselves
-/// K is split only in tiles of at most so many rows: in larger ones the sums of the parts cost what they even out.
+inline constexpr int kGatherWarps = 3;     ///< one warp is too slow: 74% of the tensor rate, three give 85%
+inline constexpr int kSelfAlignRows = 64;  ///< only kernels with at most this many rows per tile plan for themselves
+/// K is split only in tiles of at most this many rows: in larger ones the sums of the parts cost as much as the better balance gains.
 constexpr int most_split_rows(Scheme s) { return is_fp8(s) ? 64 : 96; }
 static_assert(sizeof(Unit) == kUnitBytes && sizeof(Control) == kControlBytes);
 

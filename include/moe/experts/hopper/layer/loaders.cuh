@@ -10,9 +10,9 @@
 
 namespace moe::hopper {
 
-/// Draws units, announces each to the other roles, and loads its weight tiles. Weights depend on nothing, so this thread runs ahead of
-/// a unit whose rows are not there yet, by as much as the ring holds. In a cluster of two, the first CTA draws for both, and each loads
-/// one of the two weight boxes into both.
+/// Draws units, announces each to the other roles, and loads its weight tiles. Weights do not depend on earlier results, so this thread
+/// runs ahead of a unit whose rows are not complete yet, as far as the ring holds. In a cluster of two, the first CTA draws for both, and
+/// each loads one of the two weight boxes into both.
 template <Scheme S, int Stages, int Cluster, class Memory, class Params>
 __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   constexpr int kStep = SchemeTraits<S>::kStepElements;
@@ -55,7 +55,7 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
       }
       ring.advance();
       if constexpr (Cluster > 1) {
-        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has come
+        if (rank == 0 && k == min(1, unit.k_count - 1)) {  // by now the drawn number has arrived
           store_cluster(memory.number(drawn.stage), 1, number);
           ptx::fence(ptx::sem_acq_rel, ptx::scope_cluster);
           arrive_cluster(memory.number_full(drawn.stage), 1);
@@ -72,8 +72,8 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   }
 }
 
-/// Gathers rows: in phase 0 rows of x by token, in phase 1 rows of the intermediate, after all its columns are there. Eight lanes fetch
-/// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads. Rows of x that are not codes yet go through quantize_rows.
+/// Gathers rows: in phase 0 rows of x by token, in phase 1 rows of the intermediate, once all their columns are complete. Eight lanes fetch
+/// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads. Rows of x that are not quantised yet go through quantize_rows.
 template <Scheme S, int Stages, int MaxRows, class Memory, class Params>
 __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp) {
   using Traits = SchemeTraits<S>;
@@ -92,7 +92,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       }
     }
 
-    int const lane = thread_index() & 31;  // read here, so that nothing of this takes registers in quantize_rows
+    int const lane = thread_index() & 31;  // read here, so that it takes no registers in quantize_rows
     int const first_row = 4 * gather_warp + (lane >> 3);
     int const chunk = lane & 7;
     // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
@@ -101,7 +101,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     bool const first = unit.phase == 0;
     int const row_bytes = (first ? p.align.hidden : p.layer.intermediate) * Traits::kElementBytes;
     long long const width = first ? p.input.row_bytes : row_bytes;
-    // The last step of K may reach past the row: what lies there is not read, zeros stand for it.
+    // The last step of K may reach past the row: zeros are written there, and nothing is read.
     int const last_byte = (unit.k_begin + unit.k_count) * 128;
     int const tail = last_byte > row_bytes ? unit.k_count - 1 : -1;
     bool const past = chunk * 16 >= row_bytes - (last_byte - 128);
@@ -134,7 +134,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
     if (!first && unit.rows > 0) {
       if (lane == 0) {
-        int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more: quantised
+        int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more report: quantised
         wait_counter(p.align.counters + unit.token_tile, target);
       }
       __syncwarp();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/mainloop.cuh: the consumer warpgroups' products. Operands are swapped: 128 weight rows per warpgroup are the M side
-// of wgmma and the N rows of activations are its N side, N from 8 to 160: a tile of more than 64 wastes at most seven of them.
+// experts/hopper/layer/mainloop.cuh: the products of the consumer warpgroups. Operands are swapped: 128 weight rows per warpgroup are the M
+// side of wgmma and the N rows of activations are its N side, N from 8 to 160. A tile of more than 64 rows wastes at most seven of them.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace moe::hopper {
 
-/// Arrivals that release a stage: of each consumer warp, from each CTA of the cluster, or of each lane.
+/// Arrivals that release a stage: one per consumer warp of each CTA of the cluster, or one per lane.
 template <int Cluster, bool EveryLane>
 inline constexpr int kReleases = EveryLane ? kConsumerThreads : kConsumerThreads / 32 * Cluster;
 
-/// Releases a stage to the loaders of every CTA of the cluster. Lane 0 speaks for its warp where only it and the products have read the
-/// stage, as far as cp.async wrote it; else every lane arrives.
+/// Releases a stage to the loaders of every CTA of the cluster. Lane 0 arrives for its warp if only lane 0 and the products have read what
+/// cp.async wrote to the stage; otherwise every lane arrives.
 template <int Cluster, bool EveryLane, class Memory>
 __device__ inline void release_stage(Memory const& memory, int stage) {
   static_assert(!EveryLane || Cluster == 1);
@@ -27,7 +27,7 @@ __device__ inline void release_stage(Memory const& memory, int stage) {
   }
 }
 
-/// Passes over a unit in which this CTA has no rows.
+/// Skips a unit in which this CTA has no rows.
 template <int Stages, int Cluster, bool EveryLane, class Memory>
 __device__ inline void skip(Memory const& memory, RingState<Stages>& ring, int k_count) {
   for (int k = 0; k < k_count; ++k) {
@@ -42,7 +42,7 @@ template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory>
 __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, int group, int k_count, float (&total)[2][N / 2]) {
   using Traits = SchemeTraits<S>;
   using Mma = Wgmma<Traits::kMma, N>;
-  // A register that is read before it is written counts as live everywhere, so sums start from written zeros.
+  // A register that is read before it is written counts as live everywhere, so the sums are set to zero first.
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) {
     total[0][i] = 0.0F;
@@ -55,7 +55,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
     int previous = -1;
     for (int k = 0; k < k_count; ++k) {
       wait_parity(memory.full(ring.stage), ring.parity);
-      ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
+      ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not in the async proxy
       std::uint32_t const stage = uniform(base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16)));
       std::uint32_t const a0 = stage + group_offset;
       std::uint32_t const a1 = a0 + kWeightBytes / 32;
@@ -90,7 +90,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
       ptx::fence_proxy_async(ptx::space_shared);
       std::uint32_t const stage = smem_address(memory.stage(ring.stage));
       std::uint32_t const low = uniform(base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16)));
-      // Scales first: once the products run, they take most of shared memory's bandwidth.
+      // Scales first: once the products run, they use most of shared memory's bandwidth.
       [[maybe_unused]] float2 row_scale[N / 8];
       [[maybe_unused]] float2 weight_scale;  // of the first box, of the second
       if constexpr (Traits::kBlock) {
@@ -112,7 +112,7 @@ __device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, i
         wgmma_commit();
         wgmma_wait<0>();
         pin(part);
-        if (half == 1) release_stage<Cluster, Traits::kBlock>(memory, ring.stage);  // every lane has read scales
+        if (half == 1) release_stage<Cluster, Traits::kBlock>(memory, ring.stage);  // every lane has read its scales
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
           if constexpr (Traits::kBlock) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/quantizing_rows.cuh: what the gathering warps do where x comes in bf16 and no kernel ran before this one: they make
-// the e4m3 codes and scales of GEMM1's rows on the way into the ring.
+// experts/hopper/layer/quantizing_rows.cuh: the gathering warps' work if x is bf16 and no kernel ran before this one: they make the e4m3
+// codes and scales of GEMM1's rows while writing them into the ring.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,32 @@
 
 namespace moe::hopper {
 
-/// Whether a kernel's gathering warps can quantise: their registers hold four parts of a step on the way, of four rows each.
+/// Whether a kernel's gathering warps can quantise: their registers hold four parts of a step in flight, of four rows each.
 template <Scheme S, int MaxRows>
 inline constexpr bool kQuantizesRows = (S == Scheme::fp8_block) && (MaxRows <= kQuantizingRows);
 
-/// Rows, their scales and the weights' scales of a unit of phase 0. `own` is the step of the unit that is this warp's first.
+/// Writes rows, their scales and the weights' scales of a unit of phase 0 into the ring. `own` is this warp's first step in the unit.
 ///
-/// The warps take steps in turn, and the lanes of a step's warp arrive for all three: each has three steps' time for its own, loads
-/// included. Of up to four rows, which units mostly have, the first twelve steps are on their way at once, of more than eight the first
-/// three. A warp looks at the ring at least every third step, so that it cannot take one round of it for another. Eight lanes convert a
-/// row, four rows at a time.
+/// The warps take steps in turn, and the lanes of a step's warp arrive for all three warps, so each has the time of three steps for its own
+/// step, loads included. With up to four rows, the usual case, the first twelve steps are in flight at once; with more than eight rows the
+/// first three. A warp checks the ring at least every third step, so that it cannot mistake one pass over the ring for the next. Eight
+/// lanes convert a row, four rows at a time.
 template <int Stages, int MaxRows, class Memory, class Params>
 __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit const& unit, RingState<Stages>& ring, int& own) {
-  constexpr int kParts = 4;  // in registers; of one step 1, 2 or 4
+  constexpr int kParts = 4;  // parts in registers; 1, 2 or 4 of them belong to one step
   static_assert(MaxRows <= 4 * kParts && Stages >= kGatherWarps);
   int const lane = thread_index() & 31;
   int const chunk = lane & 7;
   int const parts = unit.rows <= 4 ? 1 : unit.rows <= 8 ? 2 : 4;
-  int const round = kGatherWarps * (kParts / parts);  // steps from what a register holds to what it holds next
+  int const round = kGatherWarps * (kParts / parts);  // steps between two successive contents of a register
   auto const row_of = [&](int part) { return 4 * (part & (parts - 1)) + (lane >> 3); };
   auto const step_of = [&](int part) { return kGatherWarps * (parts == 1 ? part : parts == 2 ? part >> 1 : 0); };
 
-  int const weight_part = lane >> 1;  // for which this lane has the weights' scale of one of the two boxes
+  int const weight_part = lane >> 1;  // the part for which this lane has the weight scale of one of the two boxes
   float const* weight_scales = nullptr;
   if (weight_part < kParts) weight_scales = box_scales(p.layer.w13_scales, p.layer.matrix[0], unit, lane & 1, p.align.hidden / 128);
-  int const token = lane < unit.rows ? p.align.sorted_rows[unit.first_row + lane].slot / p.align.topk : 0;  // of row `lane`
-  int row[kParts];  // where this lane's first 16 bytes of it lie in x in step 0 of the unit, the others 128 bytes on; or -1
+  int const token = lane < unit.rows ? p.align.sorted_rows[unit.first_row + lane].slot / p.align.topk : 0;  // token of row `lane`
+  int row[kParts];  // offset in x of this lane's first 16 bytes in step 0 of the unit, the others 128 bytes on; or -1
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     int const from = __shfl_sync(0xFFFFFFFFu, token, row_of(i)) * (p.align.hidden / 8) + unit.k_begin * 16 + chunk;
@@ -83,7 +83,7 @@ __device__ inline void quantize_rows(Params const& p, Memory const& memory, Unit
       }
       if (weight_part == i && (i & (parts - 1)) == 0) store_shared(scales + 512 + static_cast<std::uint32_t>(lane & 1) * 4, weight_scale);
       if ((i & (parts - 1)) == parts - 1) {
-        ptx::fence_proxy_async(ptx::space_shared);  // a memory barrier: no loads are on their way here, for which it might wait
+        ptx::fence_proxy_async(ptx::space_shared);  // a memory barrier: no loads are in flight here that it would wait for
         arrive(memory.full(at.stage), kGatherWarps);
       }
     }

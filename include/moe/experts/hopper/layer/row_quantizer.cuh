@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/row_quantizer.cuh: one scale per row of the intermediate (fp8_row). The largest magnitude of a row is known only
-// when GEMM1 has made all its columns, so GEMM1 stores 16-bit rows and the warpgroup that completes a token tile quantises the tile's rows.
+// after GEMM1 has computed all its columns, so GEMM1 stores 16-bit rows and the warpgroup that completes a token tile quantises the tile's
+// rows.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,7 @@ __device__ inline float warp_max(float v) {  // of non-negative numbers, whose o
   return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(v)));
 }
 
-/// Rows [first, first + count) of the unit's tile, count · per_row at most kHeldChunks; one warp. per_row: chunks of a lane in a row.
+/// Rows [first, first + count) of the unit's tile, count · per_row at most kHeldChunks; one warp. per_row: chunks of one lane in a row.
 __device__ inline void quantize_short_rows(LayerParams const& p, Unit const& unit, int first, int count, int per_row) {
   int const lane = thread_index() & 31;
   int const chunks = p.layer.intermediate / 8;
@@ -98,8 +99,8 @@ __device__ inline void quantize_long_row(LayerParams const& p, long long row) {
 
 }  // namespace detail
 
-/// A warpgroup that has stored its features of a unit of phase 0 reports here. The one whose report completes the token tile quantises its
-/// rows and reports once more, which is what GEMM2's loaders wait for.
+/// A warpgroup reports here that it has stored its features of a unit of phase 0. The one whose report completes the token tile quantises
+/// its rows and reports once more; GEMM2's loaders wait for this last report.
 __device__ inline void quantize_whole_rows(LayerParams const& p, Unit const& unit, int group, int* flags) {
   int const thread = thread_index() & 127;
   int const warp = thread >> 5;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/self_align.cuh: the aligning kernel's work by one CTA of the layer kernel, for at most kSelfAlignSlots slots in the
-// standard format. Every CTA does it and writes the same values to the same places, of which it then reads its own, so that no kernel runs
+// standard format. Every CTA does all of it, writes the same values to the same places, and reads only its own writes. So no kernel runs
 // before and no CTA waits for another.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace moe::hopper {
 
 inline constexpr int kSelfAlignSlots = 128;
 
-/// One warp plans for at most 32 slots: places by comparing all pairs of lanes, no histogram. All lanes return the plan.
+/// One warp plans for at most 32 slots: it finds places by comparing all pairs of lanes, without a histogram. All lanes return the plan.
 __device__ inline Control self_align_warp(AlignArgs const& a) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
@@ -53,7 +53,7 @@ __device__ inline Control self_align_warp(AlignArgs const& a) {
   return control;
 }
 
-/// All threads of the CTA, by a histogram in shared memory.
+/// The same by all threads of the CTA, with a histogram in shared memory.
 template <int Threads>
 __device__ inline Control self_align(AlignArgs const& a, int* shared_ids, int* counts, int* scratch) {
   int const thread = static_cast<int>(threadIdx.x);

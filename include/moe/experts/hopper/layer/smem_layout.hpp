@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/layer/smem_layout.hpp: how the layer kernel's shared memory lies, and which tiles a set of kernels has. Plain host C++,
-// so that the composition rules can say before any kernel is compiled that a tile does not fit.
+// experts/hopper/layer/smem_layout.hpp: the layer kernel's shared memory, and the tiles of a set of kernels. Plain host C++, so that the
+// composition rules can report a tile that does not fit before any kernel is compiled.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
 inline constexpr int kUnitBytes = 64;
 inline constexpr int kControlBytes = 32;
 
-/// Rows that go through a warpgroup's staging buffer at a time: of the largest tiles fewer, so that one more stage of the ring fits.
+/// Rows that go through a warpgroup's staging buffer at a time: fewer for the largest tiles, so that one more stage of the ring fits.
 constexpr int pass_rows(Scheme s, int max_rows) { return std::min(max_rows, is_fp8(s) ? 32 : max_rows > 128 ? 56 : 64); }
 
 /// Byte offsets in dynamic shared memory, from a 1024-byte aligned base.
@@ -36,7 +36,7 @@ struct SmemLayout {
   static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;  ///< with room to align the base
 };
 
-/// Ring stages of 128 bytes of K of the three kernels that a layer chooses from: for tiles of at most 16 rows, of at most 64, and of the
+/// Ring stages of 128 bytes of K in the three kernels that a layer chooses from: for tiles of at most 16 rows, of at most 64, and of the
 /// scheme's most rows. A policy takes another such struct for other tiles.
 struct DefaultTiles {
   static constexpr int kSmallStages = 6;
@@ -44,7 +44,7 @@ struct DefaultTiles {
   static constexpr int large_stages(Scheme s) { return is_fp8(s) ? 5 : 4; }
 };
 
-/// Shared memory that the largest of the kernels takes.
+/// Shared memory of the largest of the kernels.
 template <Scheme S, class Tiles>
 constexpr int layer_smem_bytes() {
   return std::max({SmemLayout<S, Tiles::kSmallStages, 16>::kBytes, SmemLayout<S, Tiles::kMediumStages, 64>::kBytes,

@@ -8,26 +8,26 @@
 
 namespace moe::hopper {
 
-inline constexpr int kTokenWarps = 12;  ///< at most
+inline constexpr int kTokenWarps = 12;  ///< the most warps
 inline constexpr int kTokenDepth = 2;   ///< buffers of a warp
 inline constexpr int kTokenBuffer = 8192;
 inline constexpr int kTokenSharedMemory = kSharedMemoryLimit - 2048;  ///< dynamic, at most; the rest is for what the kernel declares
-inline constexpr int kTokenSlots = 32;                                ///< most experts of the token
+inline constexpr int kTokenSlots = 32;                                ///< the most experts of a token
 
-/// How both products are cut into tasks, one warp's work at a time: some rows of one expert, whole or, where they are long, four rows'
-/// parts. Index 0 is the first product, whose tasks have as many gate rows as up rows.
+/// How both products are cut into tasks. A task is one warp's work at a time: some whole rows of one expert or, if rows are long, the same
+/// part of four rows. Index 0 is the first product, whose tasks have as many gate rows as up rows.
 struct TokenPlan {
   int row_bytes[2];
-  int rows[2];           ///< of a task, at most 16
+  int rows[2];           ///< rows of a task, at most 16
   int unit_pairs;        ///< of a task of the first product: half of its rows are gate rows
-  int piece_rows[2];     ///< of one copy: rows that lie one behind the other
+  int piece_rows[2];     ///< rows of one copy, contiguous in memory
   int segments[2];       ///< parts of a row
   int segment_bytes[2];  ///< of all parts but the last, a multiple of 128
   float per_segment[2];  ///< 1 / segments
   float per_row[2];      ///< 1 / row pairs of a task, 1 / rows of a task
   float per_feature;     ///< 1 / intermediate
   int warps;             ///< 0: the kernel cannot take this shape
-  int plane_bytes;       ///< of one form of the vector, which lies first in shared memory
+  int plane_bytes;       ///< bytes of one form of the vector, which is first in shared memory
   int raw_at, scales_at, parts_at, buffers_at;
   int bytes;  ///< dynamic shared memory
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/token/tasks.cuh: the tasks of the one-token kernel: which a block has, how their rows are fetched, and their products.
+// experts/hopper/token/tasks.cuh: the tasks of the one-token kernel: those of a block, the loads of their rows, and their products.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct TokenParams {
   float const* weights;
   std::int32_t const* num_tokens;
   float* inter;  ///< [k, I]
-  int* arrived;  ///< thread blocks that have stored their part of `inter`, and that are past the wait for all: both zero on entry and exit
+  int* arrived;  ///< thread blocks that have stored their part of `inter`; `passed`: that have passed the wait. Zero on entry and exit
   int* passed;
   void* out;  ///< [H]
 };
@@ -36,7 +36,7 @@ namespace detail {
 
 /// Shared memory as one warp sees it.
 struct TokenMemory {
-  char* vector;         ///< x or the intermediate, in the form that the products take
+  char* vector;         ///< x or the intermediate, in the form that the products read
   float* group_scales;  ///< fp8: of the vector's groups of 128
   float* parts;         ///< sums of the block's tasks
   char* buffers;        ///< [kTokenDepth] of this warp
@@ -47,29 +47,29 @@ struct TokenMemory {
 
 /// A block's share of both products: tasks are numbered over both.
 struct TokenShare {
-  int first_unit;  ///< of pairs of a gate and an up row
+  int first_unit;  ///< first unit of pairs of a gate and an up row
   int units;
-  int first_column;  ///< of the output
+  int first_column;  ///< first column of the output
   int columns;
-  int groups;       ///< of columns, for each slot
+  int groups;       ///< groups of columns, for each slot
   float per_group;  ///< 1 / groups
-  int tasks0;       ///< of the first product
-  int tasks;        ///< in all
+  int tasks0;       ///< tasks of the first product
+  int tasks;        ///< tasks of both products
 };
 
 /// One warp's work at a time: some rows of one expert.
 struct TokenTask {
   int slot;
-  int row;        ///< of its expert
-  int rows;       ///< 0: there is no such task
-  int offset;     ///< in the row
+  int row;        ///< first row in the matrix of its expert
+  int rows;       ///< 0: no task
+  int offset;     ///< byte offset in the row
   int bytes;      ///< of each row
-  int vector_at;  ///< where the vector's part is that the rows are multiplied with
-  int boundary;   ///< rows from here on are up rows, or of the next block of scales
-  float scale;    ///< fp8, of a block of weights: lanes 0 to 15 have those of the rows before the boundary, the others those behind it
+  int vector_at;  ///< place of the vector's part that the rows are multiplied with
+  int boundary;   ///< rows from here on are up rows, or rows of the next block of scales
+  float scale;    ///< fp8, of a block of weights: lanes 0 to 15: rows before the boundary, the others: rows after it
 };
 
-/// Of small non-negative numbers, by the reciprocal of the divisor.
+/// The quotient of small non-negative integers, from the reciprocal of the divisor.
 __device__ inline int divide(int n, float reciprocal) { return __float2int_rz((static_cast<float>(n) + 0.5F) * reciprocal); }
 
 /// One product of the tensor cores: 16 rows of 32 bytes times 8 columns.
@@ -84,7 +84,7 @@ __device__ inline void multiply(float (&c)[4], char const* rows, std::uint32_t c
   }
 }
 
-/// This block's share, for a token of that many slots. The columns even out what the pairs, which are long, leave uneven.
+/// This block's share, for a token of that many slots. Pairs are long and do not divide evenly; the columns balance the blocks.
 __device__ inline TokenShare token_share(TokenParams const& p, int slots) {
   TokenShare s{};
   unsigned const count = gridDim.x;
@@ -100,7 +100,7 @@ __device__ inline TokenShare token_share(TokenParams const& p, int slots) {
   s.first_unit = static_cast<int>(begin);
   s.units = static_cast<int>(end - begin);
   s.first_column = column_of(w, begin);
-  s.columns = max(0, column_of(w + 1, end) - s.first_column);  // of few columns roundings may cross
+  s.columns = max(0, column_of(w + 1, end) - s.first_column);  // with few columns, rounding can make this negative
   s.groups = (s.columns + p.plan.rows[1] - 1) / p.plan.rows[1];
   s.per_group = __fdividef(1.0F, static_cast<float>(s.groups));
   s.tasks0 = s.units * p.plan.segments[0];
@@ -136,8 +136,8 @@ __device__ inline TokenTask token_task(TokenParams const& p, TokenShare const& s
   return task;
 }
 
-/// Sends for the rows of a task: the copy engine fills buffer `place` and completes on its barrier. fp8: each lane also loads the scale of
-/// its part. `expert` is that of the slot with this lane's number.
+/// Starts the loads of a task's rows: the copy engine fills buffer `place` and completes on its barrier. fp8: each lane also loads the
+/// scale of its part. `expert` is the expert of the slot with this lane's number.
 template <bool kFp8>
 __device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memory, TokenTask& task, bool second, int place, int expert,
                                   std::uint64_t policy) {
@@ -208,7 +208,7 @@ __device__ inline void multiply_rows(TokenParams const& p, TokenMemory const& me
 #pragma unroll
       for (int h = 0; h < 4; ++h) sum += c[h][0] + c[h][3];
     }
-    sum = (lane & (kFp8 ? 3 : 1)) == (n & 1) ? sum : 0.0F;  // else another column's
+    sum = (lane & (kFp8 ? 3 : 1)) == (n & 1) ? sum : 0.0F;  // else the sum of another column
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 4);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/token/token_kernel.cuh: the whole layer for one token in one kernel, as matrix-vector products. Every warp has two
-// buffers in shared memory into which the copy engine brings rows of weights, across the one grid-wide step between the two products, so
-// that memory never idles. The code is kept short: each instruction runs a few times a call, and fetching it costs as much as running it.
+// experts/hopper/token/token_kernel.cuh: the whole layer for one token in one kernel, as matrix-vector products. Every warp has two buffers
+// in shared memory into which the copy engine loads rows of weights, also during the one grid-wide step between the two products, so that
+// memory never idles. The code is kept short: each instruction runs a few times per call, and fetching it costs as much as running it.
 //
-// All warps have the same role: each goes through its block's tasks, those of the first product, then those of the second. A warp waits for
-// the copy of its own rows, all threads of a block for x, and all blocks for each other once, between the products.
+// All warps have the same role: each processes its block's tasks, those of the first product, then those of the second. A warp waits for
+// the copies of its rows, all threads of a block for x, and all blocks for each other once, between the products.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ namespace moe::hopper {
 
 namespace detail {
 
-/// Brings x (fp8: its codes are made here) or the intermediate into the form that the products take. All threads of the block.
+/// Converts x (fp8: quantises it) or the intermediate into the form that the products read. Called by all threads of the block.
 template <bool kFp8>
 __device__ inline void stage_vector(TokenParams const& p, TokenMemory const& memory, int slots, bool second) {
   int const thread = static_cast<int>(threadIdx.x);
@@ -61,7 +61,7 @@ __device__ inline void stage_vector(TokenParams const& p, TokenMemory const& mem
         };
         reinterpret_cast<std::uint32_t*>(memory.vector)[item] = code(v[i].x, v[i].y) | code(v[i].z, v[i].w) << 16;
         if (lane == 0) memory.group_scales[item / 32] = divisor;
-      } else if (item < items) {  // the high part and, as bf16 again, the rest: none of an infinite value
+      } else if (item < items) {  // the high part and, also as bf16, the rest: zero for an infinite value
         auto const high = make_uint2(pack<__nv_bfloat16>(v[i].x, v[i].y), pack<__nv_bfloat16>(v[i].z, v[i].w));
         auto const rest = [](float x, std::uint32_t part) { return x == __uint_as_float(part) ? 0.0F : x - __uint_as_float(part); };
         reinterpret_cast<uint2*>(memory.vector)[item] = high;
@@ -74,7 +74,7 @@ __device__ inline void stage_vector(TokenParams const& p, TokenMemory const& mem
 }
 
 /// Between the products: adds the parts of this block's pairs, stores its part of the intermediate, and waits until every block has stored
-/// its own. Thread 0 returns how many blocks were past the wait before this one.
+/// its part. Thread 0 returns how many blocks passed the wait before this one.
 __device__ inline unsigned exchange_intermediate(TokenParams const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
   int const thread = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
@@ -101,14 +101,14 @@ __device__ inline unsigned exchange_intermediate(TokenParams const& p, TokenMemo
     for (std::uint32_t spin = 0; load_acquire_gpu(p.arrived) < workers; ++spin) {
       if (spin > 400'000'000u) stop_program();
     }
-    order = atomicInc(reinterpret_cast<unsigned*>(p.passed), static_cast<unsigned>(workers - 1));  // zero again after the last
+    order = atomicInc(reinterpret_cast<unsigned*>(p.passed), static_cast<unsigned>(workers - 1));  // wraps to zero after the last block
   }
   __syncthreads();
   return order;
 }
 
-/// Waits for the kernel before this one, reads the token's slots and sends for x. Lane j of every warp gets the expert of the j-th slot
-/// that has one here. False if there is no token.
+/// Waits for the preceding kernel, reads the token's slots and starts the load of x. Lane j of every warp gets the expert of the j-th slot
+/// with a local expert. False if there is no token.
 template <bool kFp8>
 __device__ inline bool read_token(TokenParams const& p, TokenMemory const& memory, std::uint64_t policy, int& slots, int& expert) {
   int const thread = static_cast<int>(threadIdx.x);
@@ -163,7 +163,7 @@ __device__ inline void store_columns(TokenParams const& p, TokenMemory const& me
   }
 }
 
-/// Opens the barriers, brings into L2 what all blocks read first and, in bf16, clears the low part of the vector.
+/// Initialises the barriers, prefetches into L2 what all blocks read first and, in bf16, clears the low part of the vector.
 template <bool kFp8>
 __device__ inline void open_token(TokenParams const& p, TokenMemory const& memory) {
   int const thread = static_cast<int>(threadIdx.x);
@@ -172,14 +172,14 @@ __device__ inline void open_token(TokenParams const& p, TokenMemory const& memor
   if (thread == 0) ptx::mbarrier_init(memory.x_full, 1);
   ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
 
-  if (blockIdx.x == 0) {  // a hint, which may come too early for what the kernel before this one writes
+  if (blockIdx.x == 0) {  // a hint; it may come too early for data that the preceding kernel writes
     if (thread * 64 < p.shape.hidden) prefetch_l2(static_cast<char const*>(p.x) + 128 * thread);
     if (thread == 0) prefetch_l2(p.ids);
     if (thread == 32) prefetch_l2(p.weights);
     if (thread == 64 && p.num_tokens != nullptr) prefetch_l2(p.num_tokens);
   }
 
-  if constexpr (!kFp8) {  // of x there is only the high part
+  if constexpr (!kFp8) {  // x has only the high part
     uint4* const low = reinterpret_cast<uint4*>(memory.vector + p.plan.plane_bytes);
     for (int i = thread; i < p.shape.hidden / 8; i += static_cast<int>(blockDim.x)) low[i] = make_uint4(0, 0, 0, 0);
   }
@@ -188,11 +188,11 @@ __device__ inline void open_token(TokenParams const& p, TokenMemory const& memor
 }  // namespace detail
 
 /// `S` is bf16 or fp8_block; gated, without biases, weights of slots on the output. A block computes some pairs of a gate and an up row of
-/// the first product, a grid-wide step follows, then some columns of the output with all their slots.
+/// the first product, then, after a grid-wide step, some columns of the output over all their slots.
 template <Scheme S>
 __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_constant__ TokenParams const p) {
   constexpr bool kFp8 = is_fp8(S);
-  // Copies to addresses that are no multiples of 128 bytes take 30 % longer.
+  // Copies to addresses that are not multiples of 128 bytes take 30 % longer.
   extern __shared__ __align__(1024) uint4 token_smem[];
   __shared__ std::uint64_t full[kTokenWarps][kTokenDepth];
   __shared__ std::uint64_t x_full;
@@ -214,20 +214,20 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
   launch_dependents();
 
   int slots = p.shape.topk;
-  int expert = 0;  // of the slot that has this lane's number
+  int expert = 0;  // expert of the slot with this lane's number
   detail::TokenShare share{};
-  bool stale = true;  // the share is that of another number of slots
+  bool stale = true;  // the share must be computed for the current number of slots
   bool known = false;
-  int staged = 0;  // vectors that the products can take
+  int staged = 0;  // vectors that are ready for the products
   unsigned order = 0;
   int place = 0;
   std::uint32_t parity = 1;
   detail::TokenTask queue[kTokenDepth]{};
-  for (int number = warp - kTokenDepth * warps;;) {  // first only fetches, as many as there are buffers
+  for (int number = warp - kTokenDepth * warps;;) {  // the first rounds only start loads, one per buffer
     if (stale) share = detail::token_share(p, slots);
     stale = false;
     int const coming = number + kTokenDepth * warps;
-    detail::TokenTask next = detail::token_task(p, share, coming);  // before the wait for the present one, which hides it
+    detail::TokenTask next = detail::token_task(p, share, coming);  // computed before the wait for the current task, which hides its cost
 
     if (number < 0) {
       if (!known) {

@@ -13,7 +13,7 @@
 
 namespace moe::hopper {
 
-/// What a thread reads of one brick: its codes and the parameters of its rows r and r + 8.
+/// A thread's part of one brick: its codes and the parameters of its rows r and r + 8.
 template <W4Scheme S>
 struct BrickRegisters {
   uint4 codes;
@@ -66,7 +66,7 @@ struct BrickRegisters {
     }
   }
 
-  /// int4: what the sums of rows r and r + 8 must be multiplied with.
+  /// int4: the factors for the sums of rows r and r + 8.
   __device__ float2 sum_scales() const { return __half22float2(*reinterpret_cast<__half2 const*>(&scales)); }
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/codes.hpp: where the e2m1 codes of a brick lie in its words, so that few instructions get them out. Plain C++, for host
-// and device.
+// experts/hopper/w4/codes.hpp: the layout of the e2m1 codes of a brick in its words, chosen so that few instructions extract them. Plain
+// C++, for host and device.
 //
-// A fragment register takes two codes, as sign at bit 15 and exponent and mantissa at bits 8 to 6 of either half: read as bf16 that is the
-// code's value times 2^-126. A pair of words holds eight registers f: 0 to 2 in the first word and 4 to 6 in the second, rotated to places
-// that do not overlap; what these leave of both words, the second's shifted, makes room for 3 and 7. Half of the shifts are to the left,
-// which other units of a multiprocessor can do than those that do logic.
+// A fragment register holds two codes, one per half: sign at bit 15 of the half, exponent and mantissa at bits 8 to 6. Read as bf16 that is
+// the code's value times 2^-126. A pair of words holds eight registers f: 0 to 2 in the first word and 4 to 6 in the second, rotated so
+// that they do not overlap. The remaining bits of both words, the second's shifted, hold registers 3 and 7. Half of the shifts are to the
+// left, because units of a multiprocessor other than the logic units can do these.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ namespace moe::hopper {
 
 inline constexpr std::uint32_t kE2m1Bits = 0x81C081C0u;     ///< of a fragment register
 inline constexpr std::uint32_t kRestOfFirst = 0x0C180C18u;  ///< bits that registers 0 to 2 leave of the first word
-inline constexpr int kRestShift = 2;                        ///< the second word's, shifted left by so many, fall between them
+inline constexpr int kRestShift = 2;                        ///< the second word's remaining bits, shifted left by this, fall between them
 
 MOE_HD constexpr std::uint32_t rotate_left(std::uint32_t v, int bits) {
   int const n = bits & 31;
   return n == 0 ? v : (v << n) | (v >> (32 - n));
 }
-/// By how much register f lies rotated to the left (negative: to the right) of where it is used.
+/// The distance by which register f is rotated to the left (negative: to the right) from where it is used.
 MOE_HD constexpr int e2m1_place(int f) { return f == 3 ? 4 : f == 7 ? -2 : (f & 3) == 0 ? 0 : (f & 3) == 1 ? 6 : -6; }
 
 /// f[i]: the two codes of register i, the first one in bits 0 to 3, the second in bits 4 to 7.
 MOE_HD constexpr void pack_e2m1(std::uint32_t const (&f)[8], std::uint32_t& first, std::uint32_t& second) {
-  std::uint32_t word[3] = {0, 0, 0};  // the third: what the two others have room for
+  std::uint32_t word[3] = {0, 0, 0};  // the third goes into the free bits of the other two
   for (int i = 0; i < 8; ++i) {
     std::uint32_t const low = ((f[i] & 8u) << 12) | ((f[i] & 7u) << 6);
     std::uint32_t const high = ((f[i] & 0x80u) << 24) | ((f[i] & 0x70u) << 18);

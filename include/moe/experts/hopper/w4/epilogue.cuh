@@ -74,8 +74,8 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
   }
 }
 
-/// Adds the parts of K in order. Every CTA writes its part; the last one to arrive sums all of them, so the sum does not depend on who
-/// was last. Returns false in the others, which are then done with the unit.
+/// Adds the parts of K in order. Every CTA writes its part; the last to arrive sums all parts, in an order that does not depend on the
+/// arrivals. Returns false in the others, which have then finished the unit.
 template <class L, int N>
 __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit const& unit, int group, bool any,
                                   float (&total)[L::kBricks][N / 2]) {
@@ -130,7 +130,7 @@ __device__ inline bool sum_splits(Params const& p, Memory<L> const& memory, Unit
   return true;
 }
 
-/// Phase 0: activated rows of the bricks from `first` on, `count` of them if positive, then the tile's counter.
+/// Phase 0: stores activated rows of the bricks from `first` on, `count` of them if positive, then advances the tile's counter.
 template <class L, int N>
 __device__ inline void store_activated(Params const& p, Memory<L> const& memory, Unit const& unit, int first, int count, int group,
                                        float (&total)[L::kBricks][N / 2]) {
@@ -165,7 +165,7 @@ __device__ inline void store_activated(Params const& p, Memory<L> const& memory,
   }
 }
 
-/// Phase 1: weighted rows of the bricks, each to its slot.
+/// Phase 1: stores weighted rows of the bricks, each to its slot.
 template <class L, int MaxRows, int N>
 __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, Unit const& unit, int first, int count, int group,
                                      float (&total)[L::kBricks][N / 2]) {

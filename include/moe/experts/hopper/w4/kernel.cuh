@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/w4/kernel.cuh: both products of one MoE layer with 4-bit weights in one persistent, warp-specialised kernel.
 //
-// Consumer warpgroups hold the weight rows of their bricks as wgmma's A operand in registers, converted from codes while the product
-// before runs; the token rows are B in shared memory. One producer warp draws units and copies bricks, three gather rows. GEMM1 leaves
-// activated rows in `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when they are whole. Four warpgroups where
-// rows are few and converting is the work, two where the products are.
+// Consumer warpgroups hold the weight rows of their bricks as wgmma's A operand in registers, converted from codes while the previous
+// product runs; the token rows are B in shared memory. One producer warp draws units and copies bricks, three gather rows. GEMM1 writes
+// activated rows to `inter`, sorted by expert; a counter per token tile tells GEMM2's loaders when its rows are complete. There are four
+// warpgroups with few rows, where converting limits the speed, and two with many, where the products do.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,14 +19,14 @@
 
 namespace moe::hopper::w4 {
 
-/// One unit of a warpgroup: its products, then its rows of the intermediate or of the output. Where K is split, the part that comes last
-/// goes on with the sum.
+/// One unit of a warpgroup: its products, then its rows of the intermediate or of the output. If K is split, the part that finishes last
+/// sums all parts and continues.
 template <W4Scheme S, class L, int MaxRows, int N>
 __device__ inline void consume_unit(Params const& p, Memory<L> const& memory, RingState<L::kStages>& ring, Unit const& unit, int group) {
   Span const span = span_of(p, unit);
   int const mine = span.side - group * L::kBricks;  // bricks of this warpgroup, or fewer than one
   float total[L::kBricks][N / 2];
-  // A register that is read before it is written counts as live everywhere, so sums start from written zeros, on every path.
+  // A register that is read before it is written counts as live everywhere, so the sums are set to zero first, on every path.
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
 #pragma unroll
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   if (warp >= 4 * Groups) {
     give_registers<Groups == 2 ? 88 : 56>();
     if (warp == 4 * Groups) {
-      // Waits for room in the ring and for a free place to announce a unit; for no rows.
+      // Waits for room in the ring and for a free place to announce a unit; never for rows.
       if (threadIdx.x == L::kConsumers) load_weights<L>(p, memory);
     } else {
       // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.

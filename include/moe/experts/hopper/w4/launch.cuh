@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/w4/launch.cuh: launches of the layer kernel with 4-bit weights. A program may instantiate w4_launcher once per scheme in
-// files of their own and declare the instances extern, to compile them in parallel and the rest without nvcc.
+// separate files and declare the instances extern. These files then compile in parallel, and the rest of the program needs no nvcc.
 #pragma once
 
 #include <cuda_runtime_api.h>

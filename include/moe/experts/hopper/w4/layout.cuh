@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/layout.cuh: what the 4-bit layer kernel is given, and how its shared memory lies.
+// experts/hopper/w4/layout.cuh: the parameters and the shared memory of the 4-bit layer kernel.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ static_assert(kGateFeatures == 32 * kTileBricks && kOutputFeatures == kBrickRows
 
 inline constexpr int kProducerThreads = 128;  ///< one warp draws units and copies weights, three gather rows
 inline constexpr int kGatherWarps = 3;
-inline constexpr int kMostSplitRows = 64;  ///< K is split only in kernels of at most so many rows per tile
+inline constexpr int kMostSplitRows = 64;  ///< K is split only in kernels of at most this many rows per tile
 inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the plan, which counts in steps of 32 KiB of weights
 
 /// A layer's part of the parameters, the same at every call. Index 0: w13, phase 0; 1: w2, phase 1.
@@ -26,7 +26,7 @@ struct Constants {
   int steps[2];            ///< bricks along K
   int intermediate;        ///< a multiple of 64
   int bias_width;          ///< features that have a bias: the layer's own intermediate width
-  int* split_counters;     ///< of each tile whose K is split: parts that are done; zero before and after
+  int* split_counters;     ///< finished parts of each tile whose K is split; zero before and after
   W4Activation activation;
 };
 
@@ -34,7 +34,7 @@ struct Constants {
 struct Params {
   Constants layer;
   AlignArgs align;             ///< the slots and the work list; plan.space counts K in steps of kCoarse bricks
-  int max_splits;              ///< most parts of K; the aligning kernel cuts none
+  int max_splits;              ///< most parts of K; the aligning kernel does not split K
   bool standard;               ///< ids given: rows of x are tokens; else the batched format
   void const* x;               ///< [M, H] bf16
   long long x_stride;          ///< elements between rows of x
@@ -87,9 +87,9 @@ struct Memory {
   __device__ int* flag() const { return reinterpret_cast<int*>(base + L::kFlag); }
 };
 
-/// Parts of K for `tiles` tiles of `steps` steps of the plan, tried by the 32 lanes of one warp; all lanes return the choice. A CTA alone
-/// takes as long for a step as one of many, because converting codes is its work, so whole rounds of units are what counts; a part costs
-/// `kPartSteps` more for its sum.
+/// Parts of K for `tiles` tiles of `steps` steps of the plan, tried by the 32 lanes of one warp; all lanes return the choice. Converting
+/// codes limits a CTA, so a step takes as long on an idle device as on a busy one. Hence the number of whole rounds of units decides; a
+/// part costs `kPartSteps` more for its sum.
 __device__ inline int choose_parts(int tiles, int steps, int workers, int max_splits, int max_units) {
   constexpr float kPartSteps = 1.5F;
   int const splits = (thread_index() & 31) + 1;
@@ -115,7 +115,7 @@ __device__ inline Control split_plan(Params const& p) {
   return control;
 }
 
-/// A unit's bricks: the part of K, and how many lie side by side from the first.
+/// A unit's bricks: the part of K, and the number of bricks side by side from the first.
 struct Span {
   int k_begin;
   int k_count;

@@ -11,7 +11,7 @@
 
 namespace moe::hopper::w4 {
 
-/// One thread: draws units, announces each, and copies its bricks. Weights depend on nothing, so it runs ahead of the rows.
+/// One thread: draws units, announces each, and copies its bricks. Weights do not depend on earlier results, so it runs ahead of the rows.
 template <class L>
 __device__ void load_weights(Params const& p, Memory<L> const& memory) {
   Control const control = *memory.control();
@@ -49,7 +49,7 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
   }
 }
 
-/// Three warps: rows of x by token in phase 0, rows of the intermediate in phase 1 once all their columns are there. Eight lanes fetch
+/// Three warps: rows of x by token in phase 0, rows of the intermediate in phase 1 once all their columns are complete. Eight lanes fetch
 /// the 128 bytes of a row, in the 128-byte swizzle that wgmma reads.
 template <int MaxRows, class L>
 __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_warp) {

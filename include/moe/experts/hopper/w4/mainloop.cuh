@@ -15,14 +15,14 @@
 
 namespace moe::hopper::w4 {
 
-/// Every lane releases what it has read.
+/// Every lane arrives, which releases the stage that it has read.
 template <class L>
 __device__ inline void release(Memory<L> const& memory, int stage) {
   arrive(memory.empty(stage));
   __syncwarp();
 }
 
-/// Passes over a unit in which this warpgroup has no weight rows.
+/// Skips a unit in which this warpgroup has no weight rows.
 template <class L>
 __device__ inline void skip(Memory<L> const& memory, RingState<L::kStages>& ring, int k_count) {
   for (int k = 0; k < k_count; k += L::kDepth) {
@@ -32,8 +32,8 @@ __device__ inline void skip(Memory<L> const& memory, RingState<L::kStages>& ring
   }
 }
 
-/// total += the warpgroup's brick rows times 8 or 16 activation rows, over the unit's part of K, by the warps' own products: they take
-/// fewer cycles and instructions than a warpgroup's do for so few rows.
+/// total += the warpgroup's brick rows times 8 or 16 activation rows, over the unit's part of K, by products of single warps: for so few
+/// rows they take fewer cycles and instructions than products of a warpgroup.
 template <W4Scheme S, class L, int N>
 __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                     float (&total)[N / 2]) {
@@ -99,8 +99,9 @@ __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStage
   }
 }
 
-/// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. Of few rows, a brick is converted while
-/// the products of the brick before run; else the registers are needed for sums, and one warpgroup converts while another multiplies.
+/// total[b] += the warpgroup's brick rows b times the N activation rows, over the unit's part of K. With few rows, a brick is converted
+/// while the products of the previous brick run. With many, the registers are needed for sums, and one warpgroup converts while another
+/// multiplies.
 template <W4Scheme S, class L, int N>
 __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                 float (&total)[L::kBricks][N / 2]) {
@@ -138,8 +139,8 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
   };
   for (int k = 0; k < span.k_count; k += L::kDepth) {
     wait_parity(memory.full(ring.stage), ring.parity);
-    ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not of the async proxy
-    // Broadcast, so that the compiler knows it for the same in all lanes and keeps descriptors in uniform registers.
+    ptx::fence_proxy_async(ptx::space_shared);  // rows were written by cp.async, which is not in the async proxy
+    // Broadcast, so that the compiler knows that all lanes have the same value and keeps descriptors in uniform registers.
     std::uint32_t const rows = __shfl_sync(0xFFFFFFFFu, descriptor_low(smem_address(memory.rows(ring.stage))), 0);
     std::uint32_t const bricks = smem_address(memory.bricks(ring.stage)) + static_cast<std::uint32_t>(group * L::kBricks * L::kBrickBytes);
     std::uint32_t const step_bytes = static_cast<std::uint32_t>(span.side * L::kBrickBytes);

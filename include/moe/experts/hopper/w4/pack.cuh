@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/pack.cuh: rearranges 4-bit weights into bricks, once, when a layer is made.
+// experts/hopper/w4/pack.cuh: rearranges 4-bit weights into bricks, once, when a layer is constructed.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,12 +18,12 @@ struct W4PackArgs {
   void const* scales;         ///< [E, rows, cols / group], see W4Weights
   int rows;                   ///< 2I or H
   int cols;                   ///< H or I
-  int packed_rows;            ///< the same with I a multiple of 64: what is beyond the matrix becomes zero weights
+  int packed_rows;            ///< the same with I a multiple of 64: rows and columns beyond the matrix become zero weights
   int packed_cols;
   int group;
   bool gate_up;    ///< w13: pair gate and up rows
   int* largest;    ///< [E] between the two kernels: see find_largest_scale
-  float* factor;   ///< [E] out: what sums must be multiplied with
+  float* factor;   ///< [E] out: the factor of the sums
   int* bad_zeros;  ///< out: set if a zero point is no integer of 0 … 15
   std::uint8_t* packed;
 };
@@ -63,8 +63,8 @@ __device__ inline int source_row(W4PackArgs const& a, int tile, int p) {
   return (p & 8) != 0 ? a.rows / 2 + feature : feature;
 }
 
-/// The power of two that an expert's stored scales must be multiplied with: brings the largest fp16 scale to [2^14, 2^15), and e2m1
-/// multipliers under 2^128.
+/// The exponent of the power of two by which an expert's stored scales are multiplied: brings the largest fp16 scale to [2^14, 2^15), and
+/// e2m1 multipliers under 2^128.
 template <W4Scheme S>
 __device__ inline int common_exponent(int largest) {
   if constexpr (S == W4Scheme::mxfp4) {

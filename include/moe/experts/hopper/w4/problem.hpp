@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/problem.hpp: how the weight-only 4-bit layer stores its weights, and what it is asked to do. Plain host C++.
+// experts/hopper/w4/problem.hpp: the stored form of the weight-only 4-bit layer's weights, and its arguments. Plain host C++.
 //
-// A brick is 64 weight rows by 64 of K: the codes as the threads of a warpgroup want them (thread t of it reads 16 bytes at 16 t: its A
-// fragments of four wgmma steps of 16), then the scales of each thread's rows r and r + 8, one 32-bit word per (warp, r):
+// A brick is 64 weight rows by 64 of K: the codes in the order of a warpgroup's threads (thread t reads 16 bytes at 16 t: its A fragments
+// of four wgmma steps of 16), then the scales of each thread's rows r and r + 8, one 32-bit word per (warp, r):
 //   int4       fp16 scale of row r, of row r + 8, over a power of two of the expert, so that scales of 11 bits are exact
 //   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
 //   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
@@ -48,7 +48,7 @@ MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + (s == W4
 /// Most rows of one tile: the scaled sums of int4 need half as many registers again.
 constexpr int most_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 128 : 80; }
 
-/// The intermediate width that the layer computes with: what is added has zero weights.
+/// The intermediate width that the layer computes with; the added features have zero weights.
 constexpr int padded_intermediate(int intermediate) { return (intermediate + kBrickDepth - 1) / kBrickDepth * kBrickDepth; }
 
 /// Packed bytes of one matrix of `rows` (2I or H) by `cols`, both multiples of 64.
@@ -146,7 +146,7 @@ constexpr W4Workspace plan_w4_workspace(LocalShape const& s, int max_tokens) {
   return w;
 }
 
-/// Rows of a tile that the middle one of the three kernels takes at most; the largest does not cut K.
+/// The most rows in a tile of the middle one of the three kernels; the largest kernel does not split K.
 constexpr int medium_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 64 : 32; }
 
 /// Tile choices of the layer: rows of one expert in one tile, and the most parts of K.
@@ -172,7 +172,7 @@ namespace w4 {
 struct Params;
 }  // namespace w4
 
-/// Enqueues the layer kernel of one scheme on so many multiprocessors.
+/// Enqueues the layer kernel of one scheme on this number of multiprocessors.
 using W4Launcher = void (*)(w4::Params const& params, int workers, CUstream_st* stream);
 /// The launcher of a scheme; defined in experts/hopper/w4/launch.cuh, from which a program instantiates it or links it
 /// (moe_add_hopper_kernels).
