@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/archetypes.hpp: the archetypes under the name of the tests, and how a test makes a policy that lacks one member.
+// tests/archetypes.hpp: the archetypes in the tests' namespace, and macros that make a policy lack one member.
 #pragma once
 
 #include "moe/archetypes.hpp"
@@ -9,7 +9,7 @@ namespace moe_test {
 using namespace moe;
 using namespace moe::archetypes;
 
-/// A layer of archetypes but for the policies given.
+/// A layer of archetypes, except for the given policies.
 template <class Router = ArchetypeRouter<>, class Quant = ArchetypeQuantization<>, class Backend = ArchetypeBackend<>,
           class Experts = ArchetypeExperts<>, class Config = Tiny>
 using Compose = ModularKernel<Config, Router, Quant, Backend, Experts>;
@@ -34,7 +34,7 @@ struct WithKernel : Experts {
 
 }  // namespace moe_test
 
-// MOE_WITHOUT(Name, Base, member): Name is Base without a member: a deleted function hides it, a private type if it is one.
+// MOE_WITHOUT(Name, Base, member): Name is Base without a member: a deleted function hides it, or a private type if the member is a type.
 // MOE_CHANGE_WITHOUT: the same as a template on the base. With MOE_FIXED nothing is hidden.
 #ifdef MOE_FIXED
 #define MOE_HIDE(member)

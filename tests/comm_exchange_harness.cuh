@@ -61,7 +61,7 @@ class DeviceHarness {
   Exchange& exchange() { return exchange_; }
   moe::CudaStream& stream() { return stream_; }
 
-  /// Copies a batch to the device; a batch with more rows than fit is cut, but says that it has them.
+  /// Copies a batch to the device; a batch with more rows than fit is truncated, but keeps its row count.
   moe::RoutedTokens<Act> upload(Batch<Act> const& b) {
     auto const rows = static_cast<std::size_t>(std::min(b.rows, setup_.max_tokens));
     auto copy = [](auto& to, auto const& from, std::size_t n) {

@@ -51,7 +51,7 @@ struct Batch {
   }
 };
 
-/// A batch that every rank can make for any rank. `exact`: sums of its values have no rounding. Ids are in [-1, num_experts).
+/// A batch that every rank can generate for any rank. `exact`: sums of its values have no rounding. Ids are in [-1, num_experts).
 template <class Act>
 Batch<Act> random_batch(int rank, int round, std::int64_t rows, std::int64_t hidden, std::int64_t k, int num_experts, bool exact = true) {
   std::mt19937 gen(static_cast<unsigned>(rank * 7919 + round * 104729 + 1));
@@ -64,7 +64,7 @@ Batch<Act> random_batch(int rank, int round, std::int64_t rows, std::int64_t hid
   return b;
 }
 
-/// Rows that `rank` brings in `round`: anything from 0 to max_tokens, often the ends.
+/// The number of rows of `rank` in `round`: from 0 to max_tokens, often one of these bounds.
 inline std::int64_t random_rows(int rank, int round, std::int64_t max_tokens) {
   std::mt19937 gen(static_cast<unsigned>(rank * 31 + round * 1009 + 17));
   unsigned const kind = gen() % 6;

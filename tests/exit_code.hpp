@@ -10,8 +10,8 @@ namespace moe_test {
 
 inline constexpr int kSkipped = 77;
 
-/// From what RUN_ALL_TESTS() returned: a program whose every case was skipped is skipped, and one that ran no case at all (a filter that
-/// matches nothing) fails.
+/// Maps the result of RUN_ALL_TESTS(): if every case was skipped, the program is skipped; if no case ran (the filter matches nothing), it
+/// fails.
 inline int exit_code(int result) {
   auto const& all = *testing::UnitTest::GetInstance();
   if (result != 0 || GTEST_FLAG_GET(list_tests)) return result;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/factor_experts.cuh: experts on the device whose result is easy to know: each multiplies a row by a factor of its own.
+// tests/factor_experts.cuh: experts on the device with a simple result: each multiplies a row by its factor.
 #pragma once
 
 #include <cmath>

@@ -11,7 +11,7 @@
 #include "moe/io/layer_from_config.hpp"
 
 namespace {
-/// A description must be one that a layer can be built from.
+/// A layer must be constructible from a description.
 void check(moe::io::LayerDescription const& d) {
   bool const sound = d.hidden >= 1 && d.hidden <= moe::io::kMaxConfigValue && d.intermediate >= 1 && d.router.num_experts >= 1 &&
                      d.router.topk >= 1 && d.router.topk <= d.router.num_experts + d.router.num_zero_experts &&
@@ -19,7 +19,7 @@ void check(moe::io::LayerDescription const& d) {
   if (!sound) __builtin_trap();
   (void)moe::io::to_json(d);
 }
-/// Whatever the text holds, an error about it is one printable line.
+/// Every error is one printable line, for any text.
 void check(moe::Error const& error) {
   std::string const& message = error.message();
   if (message.empty() || message.size() > 4096) __builtin_trap();

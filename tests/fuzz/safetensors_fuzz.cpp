@@ -9,7 +9,7 @@
 #include "moe/io/safetensors.hpp"
 
 namespace {
-/// Whatever names a file holds, an error about it is one printable line.
+/// Every error is one printable line, for any names in the file.
 void check(moe::Error const& error) {
   std::string const& message = error.message();
   if (message.empty() || message.size() > 4096) __builtin_trap();

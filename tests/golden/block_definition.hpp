@@ -67,7 +67,7 @@ inline Row expert_input(HostLayerWeights<float> const& w, Row const& x) {
   LayerDescription const& d = w.description;
   return d.latent > 0 ? times(w.latent_in.data(), static_cast<std::size_t>(d.expert_hidden()), x) : x;
 }
-/// The weighted sum over those of one token's experts that `w` holds, of the rows and columns that it holds of them.
+/// The weighted sum over those experts of one token that `w` holds, restricted to the rows and columns that `w` holds.
 inline Row routed_sum(HostLayerWeights<float> const& w, Row const& in, std::int32_t const* ids, float const* weights, std::size_t topk) {
   LayerDescription const& d = w.description;
   auto const hx = static_cast<std::size_t>(d.expert_hidden()), width = static_cast<std::size_t>(w.intermediate);
@@ -86,7 +86,7 @@ inline Row routed_sum(HostLayerWeights<float> const& w, Row const& in, std::int3
   }
   return routed;
 }
-/// What the shared experts add, of the rows and columns that `w` holds of them.
+/// The shared experts' contribution, restricted to the rows and columns that `w` holds.
 inline Row shared_sum(HostLayerWeights<float> const& w, Row const& x, float const* gammas) {
   LayerDescription const& d = w.description;
   auto const h = static_cast<std::size_t>(d.hidden), width = static_cast<std::size_t>(w.shared.intermediate);

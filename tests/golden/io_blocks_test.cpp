@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/io_blocks_test.cpp: every block file and checkpoint is read, and what was read reproduces the reference values.
 //
-// The block's output is computed here from the file's own topk_ids and topk_weights by the plain definition, in double precision, so
-// that a weight read wrongly, a name mapped wrongly or a semantic described wrongly shows in the output.
+// The block's output is computed here from the file's own topk_ids and topk_weights by the plain definition, in double precision, so that a
+// wrong weight, a wrong name mapping or a wrong description changes the output.
 #include "moe/io/router_logits.hpp"
 
 #include <gtest/gtest.h>

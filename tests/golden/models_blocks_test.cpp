@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/golden/models_blocks_test.cpp: the router and the activation of every preset reproduce the block files of its family.
 //
-// A preset brings its types and its constants; a file has its own dimensions, scaling factor and bias.
+// A preset gives its types and constants; the file gives its dimensions, scaling factor and bias.
 #include <gtest/gtest.h>
 
 #include <boost/hana/for_each.hpp>
@@ -22,8 +22,8 @@ namespace {
 using namespace moe;
 using moe_test::read;
 
-/// The block files that a preset's types describe: the beginning of their names, and a part that makes a file another model's. Families of
-/// which no file exists are left out: Grok-1, Kimi-K3.
+/// The block files that a preset's types describe: a prefix of their names, and a substring that marks another model's file. Families
+/// without a file are left out: Grok-1, Kimi-K3.
 struct FilesOf {
   std::string_view preset, prefix, without = "-";
 };

@@ -22,7 +22,7 @@ using moe::experts::ActivatedRow;
 
 constexpr std::int64_t kRows = 9;
 
-/// Row r of `in` through both ways: in one step, and through a float32 row in memory.
+/// Row r of `in` computed both ways: in one step, and through a float32 row in memory.
 template <class Scheme, class In>
 __global__ void both_ways(Scheme scheme, Any act, In const* in, std::int64_t width, bool interleaved, float* h,
                           typename Scheme::template Payload<float>* q, typename Scheme::Scale* s) {
@@ -69,7 +69,7 @@ void compare(Kind kind, bool interleaved, std::int64_t width) {
   EXPECT_EQ(std::memcmp(codes.data(), codes.data() + codes.size() / 2, codes.size() / 2 * sizeof(Code)), 0);
   EXPECT_EQ(std::vector(scales.begin(), scales.begin() + std::ssize(scales) / 2),
             std::vector(scales.begin() + std::ssize(scales) / 2, scales.end()));
-  // The values between are those of the definition.
+  // The intermediate values equal the definition's.
   auto const got = host(h);
   for (std::int64_t r = 0; r < kRows; ++r) {
     ActivatedRow const row{act, static_cast<In const*>(in.data()) + r * width * (act.gated() ? 2 : 1), width, interleaved};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/batched_exchange.hpp: the batched format on one rank, the plain way: a backend that packs rows by expert, for experts that read
-// batches. Rows past a count, and rows of out that nobody writes, hold NaN.
+// tests/gpu/batched_exchange.hpp: a simple backend for the batched format on one rank: packs rows by expert, for experts that read batches.
+// Rows past a count, and rows of `out` that are not written, hold NaN.
 #pragma once
 
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 
 namespace moe_test {
 
-/// Gathers: rows lie once for each token, and each expert has a list of them.
+/// Gathers: each token's row is stored once, and each expert has a list of rows.
 template <class Config, class Quant, class Partial, bool Gathers = false>
 class BatchedExchange {
  public:

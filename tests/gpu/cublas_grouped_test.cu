@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/cublas_grouped_test.cu: the experts through cuBLAS equal the device oracle: element types, sizes, activations, biases, odd
-// loads, both formats, poisoned memory and idle experts, captured graphs, and what they refuse.
+// loads, both formats, poisoned memory and idle experts, captured graphs, and refused arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -145,14 +145,14 @@ TEST(CudaLayer, Float32EqualsHost) { host_equals_device<float, quantization::Non
 TEST(CudaLayer, Bf16EqualsHost) { host_equals_device<bf16, quantization::None>(2e-3); }
 TEST(CudaLayer, Fp8BlockEqualsHost) {
   host_equals_device<float, quantization::Fp8Block<>>(2e-2);
-}  // a requantised value may move by a code
+}  // a requantised value may change by one code
 
 TEST(CudaLayer, GraphReplaysWithNewInputs) {
   Problem<float, quantization::None, space::cuda, experts::CudaReference> captured;
   Problem<float, quantization::None, space::cuda, experts::CudaReference> direct;
   CudaStream stream;
   captured.fill(16, 1);
-  captured.launch(16, stream);  // module load happens outside the capture
+  captured.launch(16, stream);  // modules must be loaded outside the capture
   stream.synchronize();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/device_rows.hpp: what a scheme made of rows on the device, in bytes, so that a test that reads reference files needs no nvcc.
+// tests/gpu/device_rows.hpp: rows quantised on the device, as bytes, so that tests that read reference files need no nvcc.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/exchange_policy_ranks.cuh: ranks of an exchange policy on one GPU, driven by one thread: identity experts over what the
-// exchange hands out, outputs held to the host, refusals. Whatever the backend.
+// tests/gpu/exchange_policy_ranks.cuh: ranks of any exchange policy on one GPU, driven by one thread: identity experts on the dispatched
+// rows, outputs compared with the host, refusals.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ struct PolicyConfig : moe::LayerDefaults {
   struct Activation {};
 };
 
-// ---- Identity experts over what the exchanges hand out.
+// ---- Identity experts on the dispatched rows.
 
 template <class Payload>
 __device__ float decoded(Payload const* row, float const* scales, int h) {
@@ -197,8 +197,8 @@ class Ranks {
   }
   /// Owner of an id, or -1.
   int owner(int id) const { return id >= 0 && id < setup_.experts ? placement_.owner(id) : -1; }
-  /// "" or the first output that differs by more than `relative` of the sum of magnitudes (0: at all). Terms of ranks in `dead` are left
-  /// out.
+  /// "" or the first output that differs by more than `relative` of the sum of magnitudes (0: at all). Terms of the ranks in `dead` are
+  /// omitted.
   std::string differs(int r, bool per_rank, float relative = 0.0F, std::uint64_t dead = 0, float absolute = 0.0F) {
     auto const& t = brought(r);
     auto const got = buffer(r).out.host();
@@ -240,7 +240,7 @@ class Ranks {
     synchronize_and_check();
     for (int r = 0; r < size(); ++r) EXPECT_EQ(differs(r, per_rank, relative), "") << what;
   }
-  /// The last round was refused: every rank throws that once, and has taken the words back that said so.
+  /// The last round was refused: every rank throws that error once and has reset the words that reported it.
   void expect_refusal(moe::ErrorCode code, std::string const& sentence, std::string const& phase = "") {
     synchronize();
     for (int r = 0; r < size(); ++r) {
@@ -259,7 +259,7 @@ class Ranks {
       EXPECT_EQ(std::count(words.begin(), words.end(), 0U), static_cast<std::ptrdiff_t>(words.size())) << "rank " << r;
     }
   }
-  /// A refusal that no host has taken, then a rank that does not come.
+  /// A refusal that no host has read yet, then a missing rank.
   void expect_timeout_after_refusal() {
     bring(3, Routing::uniform, setup_.max_tokens);
     at(0).abandon(stream(0));
@@ -276,7 +276,7 @@ class Ranks {
         EXPECT_EQ(std::string(e.message()).find("abandoned"), std::string::npos) << e.what();
         EXPECT_EQ(e.peer(), 0) << e.what();
       }
-      expect_error(moe::ErrorCode::timeout, moe::ErrorCode::peer, [&] { at(r).prepare(in(r), stream(r)); });  // the group is over
+      expect_error(moe::ErrorCode::timeout, moe::ErrorCode::peer, [&] { at(r).prepare(in(r), stream(r)); });  // the group is unusable
     }
   }
 

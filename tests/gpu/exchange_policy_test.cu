@@ -56,7 +56,7 @@ TEST(LowLatencyPolicy, T1_T3_T19_T20_EveryLayoutAndPlacement) {
   }
 }
 
-// More than T rows for one expert from one rank, if each choice had its row.
+// One rank would send one expert more than T rows if each choice had its own row.
 TEST(LowLatencyPolicy, T3_T19_AllSlotsOnOneExpert) {
   for (bool masks : {false, true}) {
     for (bool dedup : {false, true}) {
@@ -124,7 +124,7 @@ TEST(LowLatencyPolicy, T18_ZeroCopyAndCodedOutputs) {
         for (unsigned seed = 0; seed < 4; ++seed) {
           run.bring(seed, seed % 2 == 0 ? Routing::uniform : Routing::duplicates);
           run.round();
-          // e4m3: half of 2^-3 of a value, and of the least step 2^-9 under the scale. LogFMT: half of 2^(32/510) - 1.
+          // e4m3: half of 2^-3 of a value, or half of the smallest step, 2^-9 of the scale. LogFMT: half of 2^(32/510) - 1.
           run.expect_good(dedup, moe::text(name(format), dedup ? " deduplicated" : ""), 0.066F);
         }
       };
@@ -136,7 +136,7 @@ TEST(LowLatencyPolicy, T18_ZeroCopyAndCodedOutputs) {
   expect_error(ErrorCode::unsupported, [&] { Ranks<Low>(s, {.deduplicate = true, .zero_copy = true}); });
 }
 
-// The device writes the codes that the host writes, and decodes them alike.
+// The device writes the host's codes and decodes them identically.
 TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
   constexpr int kHidden = 1088;
   for (auto format : {CombineFormat::fp8, CombineFormat::logfmt}) {
@@ -185,7 +185,7 @@ TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
       }
     }
     if (format == CombineFormat::fp8) continue;
-    EXPECT_LT(worst, 1.001);  // what lies under 2^-32 of the largest becomes zero or the least code
+    EXPECT_LT(worst, 1.001);  // values under 2^-32 of the largest become zero or the smallest code
   }
 }
 
@@ -229,7 +229,7 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndSlots) {
   }
 }
 
-// A third result takes the place of the first.
+// A third result overwrites the first.
 TEST(LowLatencyPolicy, T8_StaleHandle) {
   Ranks<Low> run(Sizes{.ranks = 1, .experts = 4}, {.window = {kTimeout}});
   run.bring(5, Routing::uniform, 8);
@@ -241,7 +241,7 @@ TEST(LowLatencyPolicy, T8_StaleHandle) {
   expect_error(ErrorCode::state, [&] { x.combine(d0, run.out(0), s); });
 }
 
-// ---- T4, T12, section 14: what one rank refuses.
+// ---- T4, T12, section 14: refusals by one rank.
 
 template <class R>
 void refusals(R& run, bool per_rank) {
@@ -301,7 +301,7 @@ TEST(HighThroughputPolicy, T4_T12_RefusalsLeaveTheGroupSound) {
   refusals(run, true);
 }
 
-// A refusal that the host has not taken yet does not hide that a rank is missing.
+// A refusal that the host has not read yet does not hide a missing rank.
 TEST(LowLatencyPolicy, T4_T10_ATimeoutReplacesARefusal) {
   Ranks<Low> run(Sizes{}, {.window = {kShort}});
   run.expect_timeout_after_refusal();
@@ -320,7 +320,7 @@ TEST(LowLatencyPolicy, T11_MasksDropDeadRanks) {
     run.bring(4);
     run.round();
     run.expect_good(false, "all alive", tolerance);
-    for (unsigned i = 0; i < 4; ++i) {  // rank 2 does not come; from the second round on nobody waits for it
+    for (unsigned i = 0; i < 4; ++i) {  // rank 2 is missing; from the second round on no rank waits for it
       run.bring(5 + i, Routing::uniform, 8);
       for (int r : {0, 1, 3}) run.pair(r);
       run.synchronize();
@@ -330,7 +330,7 @@ TEST(LowLatencyPolicy, T11_MasksDropDeadRanks) {
         EXPECT_EQ(run.at(r).query_mask(), (std::vector<bool>{false, false, true, false}));
       }
     }
-    // It is back: everybody clears its mask, and it takes part again.
+    // Rank 2 is back: all ranks clear its mask, and it takes part again.
     for (int r = 0; r < 4; ++r) run.at(r).clear_mask(run.stream(r));
     for (unsigned i = 0; i < 3; ++i) {
       run.bring(20 + i);
@@ -372,7 +372,8 @@ TEST(LowLatencyPolicy, T11_RankDiesBeforeCombine) {
 }
 
 constexpr int kLateRounds = 5;
-/// Rank `late` starts every round `ns` after the others: nanoseconds that each rank has then waited for each, in all rounds together.
+/// Rank `late` starts every round `ns` after the others: the nanoseconds that each rank has waited for each other rank, summed over all
+/// rounds.
 template <class R>
 std::vector<std::vector<std::uint64_t>> waits_for(R& run, int late, std::uint64_t ns) {
   std::vector<std::vector<std::uint64_t>> waited;
@@ -390,8 +391,8 @@ std::vector<std::vector<std::uint64_t>> waits_for(R& run, int late, std::uint64_
   }
   return waited;
 }
-/// The statistics of every other rank name the late one. One thread launches the ranks one after the other, so that they start apart, by
-/// microseconds or, under a sanitizer, by milliseconds: the delay is long beside what they wait without one.
+/// The statistics of every other rank identify the late one. One thread launches the ranks one after the other, so they start microseconds
+/// apart, or milliseconds under a sanitizer. The delay is much longer than the waits without one.
 template <class R>
 void late_rank(R& run) {
   waits_for(run, 0, 0);  // the first launches
@@ -490,7 +491,7 @@ TEST(HighThroughputPolicy, T8_T14_TwoBatchesAndTheSameRoutingAgain) {
       auto const s = run.stream(r);
       d0.push_back(x.dispatch(run.in(r), s));
       d1.push_back(i < 2 ? x.dispatch(run.in(r), s) : x.dispatch(run.in(r), s, d0.back()));
-      if (i >= 2) {  // a new layout would take the place of one in use
+      if (i >= 2) {  // a new layout would overwrite one in use
         expect_error(ErrorCode::state, [&] { x.dispatch(run.in(r), s); });
       }
       for (auto d : {d0.back(), d1.back()}) run_identity(x.tokens(d), x.expert_output(d), s);

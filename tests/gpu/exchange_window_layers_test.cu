@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/exchange_window_layers_test.cu: OneSided, TwoSided and Pplx between ranks that share one GPU give the bits that the host
-// protocols of the same policies give between threads, and whole layers with them equal a layer on one host rank.
+// tests/gpu/exchange_window_layers_test.cu: OneSided, TwoSided and Pplx between ranks that share one GPU give the same bits as the
+// policies' host protocols between threads, and whole layers with them equal a layer on one host rank.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -170,7 +170,7 @@ void round_weights(RankTokens& t, RankBuffers& b) {
     moe::check_cuda(cudaMemcpy(const_cast<float*>(b.in.weights), t.weights.data(), t.weights.size() * 4, cudaMemcpyHostToDevice), "copy");
   }
 }
-/// What identity experts give through the host protocol, for the tokens of every rank.
+/// The outputs of identity experts through the host protocol, for the tokens of every rank.
 template <template <class> class Backend, class Quant>
 std::vector<std::vector<bf16>> host_outputs(std::vector<RankTokens> const& brought, int hidden, int topk, int max_tokens,
                                             moe::ExpertPlacement const& placement) {

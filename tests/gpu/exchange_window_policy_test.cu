@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/exchange_window_policy_test.cu: OneSided, TwoSided and Pplx as policies, between simulated ranks on one GPU: what one rank
-// refuses or gives up and what the others then get, placements, windows that layers share.
+// tests/gpu/exchange_window_policy_test.cu: OneSided, TwoSided and Pplx as policies, between simulated ranks on one GPU: refusals and
+// abandoned rounds of one rank and the others' errors, placements, windows that layers share.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -68,7 +68,7 @@ struct BackendNames {
 using Backends = testing::Types<OneSided, TwoSided, Pplx>;
 TYPED_TEST_SUITE(DevicePolicy, Backends, BackendNames);
 
-/// What a rank may be given that it refuses, and what it and the others then get.
+/// An argument that a rank refuses, and the errors that it and the others get.
 struct Wrong {
   ErrorCode own;
   ErrorCode others;
@@ -94,7 +94,7 @@ std::vector<Wrong> wrongs() {
   };
 }
 
-// One rank, then two, then all refuse what they are given. Every rank is told which and why, and the rounds after that are exact.
+// One rank, then two, then all refuse their arguments. Every rank is told which rank and why, and the following rounds are exact.
 TYPED_TEST(DevicePolicy, T4_T12_RefusalsLeaveTheGroupSound) {
   Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
   this->good_rounds(run, "before");
@@ -165,7 +165,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
         expect_error(ErrorCode::state, [&] { run.at(r).finalize(run.out(r), run.stream(r)); });
       }
       if (prepared && std::is_same_v<TypeParam, Pplx>) {
-        // It has told the others, and waits for nothing itself: it sees its own word in the next round.
+        // It has told the others and does not wait: it sees its own word in the next round.
         run.synchronize();
         for (int r = 0; r < run.size(); ++r) {
           if (r == gives_up) continue;
@@ -187,7 +187,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
   }
 }
 
-// Ranks that have no rows at the one that gives up lack nothing, and do not wait for it.
+// Ranks without rows at the rank that gives up are complete and do not wait for it.
 TYPED_TEST(DevicePolicy, T12_WhoLacksNothingIsToldLater) {
   Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
   run.bring(5, Routing::uniform, kMaxTokens);
@@ -262,7 +262,7 @@ TYPED_TEST(DevicePolicy, T21_F2_ASharedWindowHasOneDispatchAtATime) {
     EXPECT_EQ(expect_error(ErrorCode::state, [&] { b.at(r).prepare(b.in(r), b.stream(r)); }),
               "prepare: another exchange of this window has a dispatch without its combine");
     expect_error(ErrorCode::state, [&] { b.at(r).finalize(b.out(r), b.stream(r)); });
-    b.at(r).abandon(b.stream(r));  // there is no round to give up
+    b.at(r).abandon(b.stream(r));  // there is no open round
     run_identity(tokens, a.at(r).expert_output(), a.stream(r));
     a.at(r).finalize(a.out(r), a.stream(r));
   }
@@ -271,7 +271,7 @@ TYPED_TEST(DevicePolicy, T21_F2_ASharedWindowHasOneDispatchAtATime) {
   this->good_rounds(a, "first layer");
 }
 
-// Placements that are no ranges: dealt in turn, uneven, ranks without experts, replicas of a plan.
+// Placements that are not contiguous ranges: round robin, uneven, ranks without experts, replicas of a plan.
 TYPED_TEST(DevicePolicy, T1_T20_Placements) {
   auto rounds = [&](Sizes const& s, std::string const& what) {
     Ranks<TypeParam, Fp8> run(s, params<TypeParam>());
@@ -311,7 +311,7 @@ TYPED_TEST(DevicePolicy, T12_PlacementsThatDifferAreAMismatch) {
   EXPECT_EQ(shape(ExpertPlacement(16, 4)), shape(ExpertPlacement(16, 4)));
 }
 
-// A rank of a group that holds the same tokens refuses: the others of the group do not wait for what it did not send.
+// One rank of a group with identical tokens refuses: the others of the group do not wait for its sends.
 TEST(PplxDevicePolicy, T4_RefusalsInAGroupThatSharesTokens) {
   auto p = params<Pplx>();
   p.dp_size = 2;

@@ -122,7 +122,7 @@ TYPED_TEST(DeviceWindow, T9_GraphReplayWithNewInputs) {
   for (auto graph : graphs) cudaGraphExecDestroy(graph);
 }
 
-// A graph of one pair keeps to one parity, and a rank that brings nothing and gets nothing back need not wait for a slow one.
+// A graph of one pair always uses one parity, and a rank that sends and receives nothing need not wait for a slow one.
 TYPED_TEST(DeviceWindow, T9_RanksWithoutRowsRunAhead) {
   PeerRun<TypeParam> run(kSmall);
   run.bring(0);
@@ -308,7 +308,7 @@ TEST(OneSidedDevice, T11_DeadRanksAreLeftOut) {
     run.dispatch(r, 0);
     run.experts(r, 0);
     run.combine(r, 0);
-    std::replace_if(ids.begin(), ids.end(), [](int e) { return e / 4 == 2; }, -1);  // what is then expected
+    std::replace_if(ids.begin(), ids.end(), [](int e) { return e / 4 == 2; }, -1);  // the ids that are expected then
   }
   for (int r : {0, 1, 3}) {
     moe::check_cuda(cudaStreamSynchronize(run.group().stream(r)), "cudaStreamSynchronize");
@@ -392,7 +392,7 @@ TEST(PplxDevice, RanksOfAGroupShareOutTheirTokens) {
       EXPECT_EQ(check_sums(s, SumOrder::choices, tokens[static_cast<std::size_t>(r)], buffers[static_cast<std::size_t>(r)], r, 1), "");
     }
   }
-  buffers[3].in.tokens -= 1;  // ranks 2 and 3 hold the same tokens, so they must bring as many
+  buffers[3].in.tokens -= 1;  // ranks 2 and 3 hold the same tokens, so their counts must be equal
   round(0);
   int mismatches = 0;
   for (int r : {2, 3}) {

@@ -41,7 +41,7 @@ class HopperBlocks : public testing::Test {
       if (f.description.intermediate % 16 != 0 || f.description.expert_hidden() % 16 != 0) return;
       ++fit;
       auto const want = f.run<Quant, Local, experts::CudaReference>();
-      // Few rows of few values: one code of the intermediate that rounds the other way is a large part.
+      // Few rows of few values: one code of the intermediate that rounds differently is a large error.
       EXPECT_LT(relative_error(f.run<Quant, Local, experts::HopperContiguous>(), want), 3e-2);
     });
     EXPECT_GE(10 * fit, 8 * all) << "only widths that are no multiples of 16 do not fit";
@@ -68,7 +68,7 @@ TEST_F(HopperBlocks, Bf16EqualsOracle) {
 TEST_F(HopperBlocks, Fp8PerTokenEqualsOracle) { equals_oracle<quantization::Fp8PerToken<>>(); }
 TEST_F(HopperBlocks, Fp8PerTensorEqualsOracle) { equals_oracle<quantization::Fp8PerTensor<>>(); }
 
-/// Experts of an intermediate width that is a multiple of 32, as mxfp4 needs: what is added has weights and biases of zero.
+/// Experts of an intermediate width that is a multiple of 32, as mxfp4 needs: the padding has weights and biases of zero.
 void pad_intermediate(io::HostLayerWeights<float>& w) {
   std::int64_t const from = w.intermediate;
   std::int64_t const to = (from + 31) / 32 * 32;

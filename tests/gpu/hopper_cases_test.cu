@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/hopper_cases_test.cu: numbered cases of docs/semantics/experts.md that the Hopper experts' other tests do not hold: the order
+// tests/gpu/hopper_cases_test.cu: numbered cases of docs/semantics/experts.md that the Hopper experts' other tests do not cover: the order
 // of the slots, shapes of all sizes, partial experts that are summed, and calls that must be refused before anything is launched.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/hopper_composition.cuh: a whole layer in the CUDA space over any experts, on random weights and inputs, for tests that hold one
-// experts policy to another.
+// tests/gpu/hopper_composition.cuh: a whole layer in the CUDA space over any experts, on random weights and inputs, for tests that compare
+// two experts policies.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,8 +39,8 @@ struct Types {
   using Act = T;
   using Quant = Q;
 };
-/// The most that a composition's output may differ from CudaReference's. 16-bit products: the rounding of the intermediate and of the
-/// slots. fp8: the oracle quantises the unrounded intermediate, so that a value may move by a code, more often where the kernel first
+/// The largest allowed difference between a composition's output and CudaReference's. 16-bit products: the rounding of the intermediate and
+/// of the slots. fp8: the oracle quantises the unrounded intermediate, so a value may change by one code, more often where the kernel first
 /// rounds the row to bf16 (scales of whole rows).
 template <class Quant>
 constexpr double composition_tolerance() {
@@ -48,7 +48,7 @@ constexpr double composition_tolerance() {
   return std::is_same_v<Quant, moe::quantization::Fp8Block<>> ? 1e-2 : 1.5e-2;
 }
 
-/// One layer, and what its weights are besides random.
+/// One layer with random weights, and its options.
 struct LayerCase {
   int hidden = 256;
   int intermediate = 256;

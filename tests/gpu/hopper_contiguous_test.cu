@@ -23,8 +23,8 @@ constexpr LocalShape kQwen3_30b{128, 2048, 768, 8};
 constexpr LocalShape kDeepseekRank{32, 7168, 2048, 1};
 constexpr LocalShape kGptOss{128, 2880, 2880, 4};
 
-/// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; of few
-/// values, one e4m3 code of the intermediate that rounds the other way is a large part.
+/// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; with few
+/// values, one e4m3 code of the intermediate that rounds differently is a large error.
 
 bool on_hopper() {
   int major = 0;
@@ -75,7 +75,7 @@ TEST_P(Hopper, X5_OneExpertSomeAndAllMissing) {
 }
 
 TEST_P(Hopper, TilesOfEverySize) {
-  for (int rows : {24, 40, 56}) {  // of one expert, so that K would be cut, into parts of more columns than the tile has rows
+  for (int rows : {24, 40, 56}) {  // of one expert: K would be split into parts with more columns than the tile has rows
     Tuning tuning{};
     tuning.tile_rows = rows;
     check({1, 2048, 256, 1}, rows, Pattern::random, &tuning);
@@ -99,7 +99,7 @@ TEST_P(Hopper, TilesFilledToEveryWidth) {
   }
 }
 
-// Eight steps of K and several units a thread block: what racecheck must see is a ring that comes round.
+// Eight steps of K and several units a thread block: racecheck must see the ring wrap.
 TEST_P(Hopper, RingsThatComeRound) {
   constexpr LocalShape kDeep{8, 1024, 256, 2};
   for (int rows : {8, 64, most_rows(GetParam()), kBlockRows}) {
@@ -214,7 +214,7 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
   Problem const packed(shape, GetParam(), places, Pattern::random, 17);
   ContiguousLayer const layer(shape, GetParam(), packed.layer_weights());
   std::vector<std::int32_t> const counts{40, 0, 7, 33};
-  std::vector<std::int32_t> gather(static_cast<std::size_t>(places), 1 << 30);  // places past a count are not looked at
+  std::vector<std::int32_t> gather(static_cast<std::size_t>(places), 1 << 30);  // places past a count are not read
   for (int e = 0; e < shape.num_experts; ++e) {
     for (int i = 0; i < counts[static_cast<std::size_t>(e)]; ++i)
       gather[static_cast<std::size_t>(e * kCapacity + i)] = (7 * e + 5 * i) % kRows;
@@ -245,7 +245,7 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
   EXPECT_TRUE(gathered.download() == in_place.download());
 }
 
-/// Tiles of 128 rows read codes in the sorted order: copied from rows that come quantised and apart, or made on the way from the same rows.
+/// Tiles of 128 rows read codes in the sorted order: copied from separate quantised rows, or quantised from the same rows while gathering.
 TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   constexpr std::size_t kGap = 64, kScaleGap = 3;
@@ -300,7 +300,7 @@ TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
   }
 }
 
-/// Few rows that come in bf16, whose codes the layer kernel makes as it loads them, or the aligning kernel before it.
+/// Few bf16 rows, which either the layer kernel quantises as it loads them, or the aligning kernel before it.
 TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   struct Case {
@@ -364,7 +364,7 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
             wanted = got;
             if (tokens == most) EXPECT_LT(compare(problem, out.data(), 16).relative, tolerance(Scheme::fp8_block, 1));
           }
-          if (way == kCounted) {  // fewer rows may be cut along K elsewhere: the reference is the same count with the kernel before
+          if (way == kCounted) {  // fewer rows may be split along K differently: the reference is the same count with the kernel before
             out.fill_bytes(0xFF);
             tuning.self_align = false;
             layer.forward(call, tuning, workspace.data(), nullptr);
@@ -379,8 +379,7 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
   }
 }
 
-/// Whole tiles of 128 rows, tiles that fill more than half of one, and up to half, in one call. The rows behind the last expert's are no
-/// numbers.
+/// Whole tiles of 128 rows, tiles that fill more than half of one, and up to half, in one call. The rows behind the last expert's hold NaN.
 TEST(HopperBlocks, RowsBeyondWholeTiles) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   constexpr int kCounts[] = {1, 7, 128, 8, 9, 33, 0, 63, 64, 65, 127, 129, 136, 192, 193, 256, 257, 300, 400, 16, 17, 32, 48, 49, 384, 5};

@@ -54,7 +54,7 @@ constexpr int kRanks = 3;
 constexpr std::int64_t kMaxTokens = 16;
 using Weights = experts::WeightStore<Config, Quant, space::cuda>;
 
-/// The weights of expert `e`, the same wherever it lies.
+/// The weights of expert `e`, equal on every rank.
 void set_expert(Weights& store, std::int64_t slot, int e) {
   std::mt19937 gen(static_cast<unsigned>(e) + 5);
   std::normal_distribution<float> normal;
@@ -81,7 +81,7 @@ class RankLayer {
                              .placement = placement,
                              .router = typename Router::Params{kExperts, kTopK},
                              .backend = params};
-    // Blocks of the experts are placed while the dispatch before them still waits: those of all ranks must leave room for the last
+    // The experts' blocks become resident while the dispatch before them still waits: the blocks of all ranks must leave room for the last
     // dispatch.
     if constexpr (requires { p.experts.workers; }) p.experts.workers = 24;
     layer_ = std::make_unique<Layer>(comm, store_.view(), p);
@@ -131,7 +131,7 @@ void layers_equal_one_rank(typename Backend::Params params, char const* what, do
   params.blocks = 10;
   params.programmatic = false;
   params.window.timeout_ns = 3'000'000'000ULL;
-  {  // What a kernel's first launch waits for must not be a rank that waits for another: one rank alone launches them all first.
+  {  // A kernel's first launch must not wait for a rank that waits for another rank: one rank alone launches all kernels first.
     comm::SimulatedGroup group(1);
     comm::SimulatedRank one(group, 0);
     RankLayer<Backend, Experts> first(one, 0, ExpertPlacement(kExperts, 1), params, kRanks * kMaxTokens);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/hopper_features_test.cu: what the Hopper layer does besides plain SwiGLU: every activation, biases, weights on the input,
+// tests/gpu/hopper_features_test.cu: features of the Hopper layer besides plain SwiGLU: every activation, biases, weights on the input,
 // interleaved gate and up rows, ungated experts, scales per row and per tensor, sizes that do not fill a tile.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using moe::activation::Kind;
 moe::activation::Constants constants_of(Kind kind) {
   bool const limited = kind == Kind::swigluoai || kind == Kind::swigluoai_halves || kind == Kind::silu_clamped || kind == Kind::swiglu_step;
   moe::activation::Constants c;
-  if (limited) c.limit = 1.5F;  // binds for some of the values
+  if (limited) c.limit = 1.5F;  // limits some of the values
   return c;
 }
 

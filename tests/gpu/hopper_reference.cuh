@@ -92,7 +92,7 @@ __global__ void fill_positive(float* data, long long count, std::uint64_t seed, 
   }
 }
 
-/// What a layer has besides the plain SwiGLU of its scheme.
+/// Features of a layer besides the plain SwiGLU of its scheme.
 struct Features {
   moe::hopper::LayerOptions options{};
   bool bias = false;
@@ -379,7 +379,7 @@ struct Difference {
   double norm = 0;      ///< ‖ref‖
 };
 
-/// The most that `relative` may be. In a batch of few tokens one e4m3 code that rounds the other way is a large part of the output.
+/// The bound for `relative`. In a batch of few tokens one e4m3 code that rounds differently is a large part of the output.
 inline double tolerance(Scheme scheme, int tokens) { return !moe::hopper::is_fp8(scheme) ? 5e-3 : tokens < 8 ? 4e-2 : 1e-2; }
 
 /// Compares `out` [tokens, H] (bf16, or fp16 for f16) with the reference on the tokens given.

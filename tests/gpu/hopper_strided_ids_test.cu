@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_strided_ids_test.cu: ids and weights in rows that are longer than k, as exchanges hand them out in their records, give
-// the bits of packed ones.
+// the same bits as packed ones.
 #include <gtest/gtest.h>
 
 #include "tests/gpu/hopper_reference.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_w4a16_test.cu: the layer with 4-bit weights equals the device oracle on dequantised weights: int4 with and without zero
-// points, mxfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and what it refuses.
+// points, mxfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and refused arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>

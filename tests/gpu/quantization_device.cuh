@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/quantization_device.cuh: the device's codes, scales and values of a scheme are the host's, bit for bit. Each file that includes
-// this one takes some of the schemes, so that none takes long to compile.
+// this one takes some of the schemes, to keep compile times short.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/routing_case.cuh: one call of the routing kernel and everything the host says about it, for the tests of routers and policies.
+// tests/gpu/routing_case.cuh: one call of the routing kernel and the host's results for it, for the tests of routers and policies.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ struct OnDevice {
   }
 };
 
-/// One workspace for all calls of a test program, so that each meets what calls of other shapes have left there.
+/// One workspace for all calls of a test program, so that each call finds the leftovers of calls of other shapes.
 inline void* routing_workspace(int num_physical) {
   constexpr int kMostPhysical = 2048;
   EXPECT_LE(num_physical, kMostPhysical);
@@ -44,7 +44,7 @@ inline void* routing_workspace(int num_physical) {
   return workspace.data();
 }
 
-/// One call and what to ask of it.
+/// One call and its options.
 struct Case {
   RouterConfig config;
   std::int64_t rows = 0;
@@ -214,7 +214,7 @@ void expect_same(Router const& host_router, Router const& device_router, Case co
   f.workspace = routing_workspace(tables.physical);
   f.tuning = c.tuning;
   route_fused(device_router, f, nullptr);
-  route_fused(device_router, f, nullptr);  // again, on what the first has left in the workspace
+  route_fused(device_router, f, nullptr);  // again, on the workspace as the first call left it
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 
   EXPECT_EQ(d_ids.get(), ids);
@@ -234,7 +234,7 @@ void expect_same(Router const& host_router, Router const& device_router, Case co
   EXPECT_EQ(d_offsets.get(), offsets);
   EXPECT_EQ(d_num_tokens.get(), num_tokens);
   EXPECT_EQ(d_inverse.get(), inverse);
-  EXPECT_EQ(d_sorted.get(), sorted);  // past the last row both leave what was there
+  EXPECT_EQ(d_sorted.get(), sorted);  // past the last row both leave the memory unchanged
 }
 inline RouterConfig config(int e, int k, Scoring scoring, Renorm renorm = Renorm::sum) {
   RouterConfig c;

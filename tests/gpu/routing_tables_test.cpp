@@ -4,7 +4,7 @@
 
 #include "routing_golden.hpp"
 
-/// Narrow logits are widened here: which types the kernel reads is another test's subject (tests/gpu/routing_test.cu).
+/// Narrow logits are widened here: tests/gpu/routing_test.cu tests the logit types of the kernel.
 template <class Config, class L>
 moe_test::RoutedRow moe_test::route_one(Config const& cfg, std::vector<L> const& logits, std::int64_t token) {
   auto const slots = static_cast<std::size_t>(cfg.num_slots());

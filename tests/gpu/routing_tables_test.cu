@@ -7,7 +7,7 @@
 
 namespace {
 
-/// A copy on the device of n elements, or nothing of nothing.
+/// A device copy of n elements; empty for a null pointer.
 template <class T>
 class Copy {
  public:

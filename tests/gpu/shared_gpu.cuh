@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: how the process starts, delays, and
-// what must hold after a rank stayed away, after ranks disagreed, and of the same round twice.
+// tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: process start, delays, and checks:
+// after a missing rank, after ranks disagreed, and that repeated rounds are equal.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ inline void random_delay(unsigned delays, int rank, unsigned salt, cudaStream_t 
   delay<<<1, 1, 0, stream>>>((delays * 7919U + static_cast<unsigned>(rank) * 104729U + salt * 31U) % 40000U);
 }
 
-/// After the last rank did not come: the others name it, one of them because its wait ran out.
+/// After the last rank was missing: the others name it, one of them because its wait timed out.
 inline void expect_last_rank_is_named(RankGroup const& group) {
   group.synchronize();
   int const absent = group.size() - 1;
@@ -47,7 +47,7 @@ inline void expect_last_rank_is_named(RankGroup const& group) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-/// After ranks came with different shapes or sizes.
+/// After ranks used different shapes or sizes.
 inline void expect_mismatch(RankGroup const& group) {
   group.synchronize();
   int mismatches = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/user_program_test.cu: a user's program: one include for each policy, no explicit instantiation. One rank, so every backend
-// over a communicator gives the bits of none.
+// tests/gpu/user_program_test.cu: a user's program: one include for each policy, no explicit instantiation. One rank, so every backend over
+// a communicator gives the same bits as no expert parallelism.
 #include <gtest/gtest.h>
 
 #include <cmath>

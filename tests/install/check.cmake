@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; ask for a component that is
-# none. Any failure is the test's.
+# tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; request an unknown component.
+# Any failure fails the test.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(NOT status EQUAL 0)

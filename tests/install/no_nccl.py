@@ -62,7 +62,7 @@ def main() -> int:
             return f"{entry['file']} includes an NCCL header and is still built"
         return ""
 
-    # Not each .cuh alone, the rest of the tests includes them; not what nvcc has no part in.
+    # Only sources that nvcc compiles; without the header tests, because the other tests include the same headers.
     entries = [entry for entry in json.loads((build / "compile_commands.json").read_text())
                if entry["file"].endswith(".cu") and "/tests/headers/" not in entry["file"]]
     asked = len(entries)

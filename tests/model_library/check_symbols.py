@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 NEEDED = [r"moe::detail::Layer<.*>::Layer\(", r"moe::detail::Layer<.*>::~Layer\(\)", r"moe::detail::Layer<.*>::run<float, moe::NoProbe>\("]
-# What only bodies refer to or define. Names without their parameters, which name policies too.
+# Symbols that only function bodies refer to or define. Names without parameters, because those name policies too.
 FORBIDDEN = re.compile(r"::Kernel<.*>::(Kernel|~Kernel|apply|\w+)\(|Exchange<.*>::\w+\(|RowRouter<.*>::\w+|^dnnl_|route_row<|"
                        r"Layer<.*>::(run|route|validate|take_memory|agreed_max_tokens)[<(]|launch_\w+")
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/model_library/models.hpp: what the tested library is made of.
+// tests/model_library/models.hpp: the composition of the tested library.
 #pragma once
 
 #include <moe/activation/activation.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/install/consumer/consumer.cpp: includes the installed headers and uses one of them. MPI is not dragged in where it is visible.
+// tests/install/consumer/consumer.cpp: includes the installed headers and uses one of them. MPI is not included even if it is available.
 #include <moe/moe.hpp>
 
 #ifdef MPI_VERSION
