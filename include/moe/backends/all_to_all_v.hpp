@@ -83,7 +83,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
                                                                    {.max_recv_rows = max_rows_}),
                 comm.size(), refused_, arena) {}
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return max_rows_; }
 
   /// Collective. One row for each token that has an expert here, by source rank, then by token, with local ids. E_STATE without

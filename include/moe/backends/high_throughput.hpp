@@ -17,7 +17,7 @@ MOE_INCLUDED(HighThroughputOnDevice, "the exchange of high_throughput over a win
 namespace moe::backends {
 
 namespace detail {
-/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+/// The exchange over one kind of window, and its run-time options. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
 class HighThroughputExchange
     : public moe::detail::NotIncludedIn<typename Window::Space, rules::HighThroughputOnHost, rules::HighThroughputOnDevice> {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/low_latency.hpp: rows quantised and stored straight into the owning peer's expert batch, for decode. docs/semantics/exchange.md
-// §8. What the policy promises; the exchange over device windows is in window/device/low_latency.cuh, that of the host in
+// §8. The policy only; the exchange over device windows is in window/device/low_latency.cuh, that of the host in
 // window/host/low_latency.hpp.
 #pragma once
 
@@ -16,7 +16,7 @@ MOE_INCLUDED(LowLatencyOnDevice, "the exchange of low_latency over a window of t
 namespace moe::backends {
 
 namespace detail {
-/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+/// The exchange over one kind of window, and its run-time options. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
 class LowLatencyExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::LowLatencyOnHost, rules::LowLatencyOnDevice> {};
 template <class Window>

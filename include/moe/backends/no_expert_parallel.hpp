@@ -72,7 +72,7 @@ class LocalExchange<space::host, Config, Quant, Partial> {
     }
   }
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return max_tokens_; }
 
   /// Quantised rows with local ids. Unquantised rows are the caller's memory, which must stay valid until the experts are done. E_STATE

@@ -15,7 +15,7 @@ MOE_INCLUDED(OneSidedOnDevice, "the exchange of one_sided over a window of the d
 namespace moe::backends {
 
 namespace detail {
-/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+/// The exchange over one kind of window, and its run-time options. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
 class OneSidedExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::OneSidedOnHost, rules::OneSidedOnDevice> {};
 template <class Window>

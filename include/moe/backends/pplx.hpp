@@ -19,7 +19,7 @@ MOE_INCLUDED(PplxOnDevice, "the exchange of pplx over a window of the device", "
 namespace moe::backends {
 
 namespace detail {
-/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+/// The exchange over one kind of window, and its run-time options. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
 class PplxExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::PplxOnHost, rules::PplxOnDevice> {};
 template <class Window>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/two_sided.hpp: bounded queues between every two ranks. docs/semantics/exchange.md §11. What the policy promises; the exchanges
+// backends/two_sided.hpp: bounded queues between every two ranks. docs/semantics/exchange.md §11. The policy only; the exchanges
 // are in window/host/two_sided.hpp and window/device/two_sided.cuh.
 #pragma once
 
@@ -15,7 +15,7 @@ MOE_INCLUDED(TwoSidedOnDevice, "the exchange of two_sided over a window of the d
 namespace moe::backends {
 
 namespace detail {
-/// The exchange over one kind of window, and what may be chosen at run time. Specialised per memory space.
+/// The exchange over one kind of window, and its run-time options. Specialised per memory space.
 template <class Window, class Config, class Quant, class Partial>
 class TwoSidedExchange : public moe::detail::NotIncludedIn<typename Window::Space, rules::TwoSidedOnHost, rules::TwoSidedOnDevice> {};
 template <class Window>

@@ -97,8 +97,7 @@ class MpiShared : public HostWindow {
     }
     int on_node = 0;
     MPI_Comm_size(node, &on_node);
-    int const missing =
-        on_node == comm.size() ? -1 : first_missing(comm, node);  // every rank sees only the ranks of its node, so every rank throws
+    int const missing = on_node == comm.size() ? -1 : first_missing(comm, node);  // each rank sees only its node, so every rank throws
     if (given == MPI_COMM_NULL) {
       MPI_Comm_free(&node);
     }

@@ -34,7 +34,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
                                                                    max_tokens, placement, {.max_recv_rows = max_rows_}),
                 fixed_ ? moe::detail::RoundLayout::fixed : moe::detail::RoundLayout::by_counts, max_rows_, refused_, arena) {}
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return max_rows_; }
   /// Whether forward() can be captured in a graph: no count reaches the host.
   bool capturable() const { return fixed_; }

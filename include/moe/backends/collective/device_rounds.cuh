@@ -29,8 +29,7 @@ __device__ inline void write_header(RoundView const& v, RoundOpening const& o) {
     }
     *v.pending = 0;
     *v.bad = 0;
-  } else if (status == 0 &&
-             *v.bad != 0) {  // the dispatch failed, so the combine fails too; this also tells peers that may not have seen the failure
+  } else if (status == 0 && *v.bad != 0) {  // a combine fails with its dispatch; peers may not have seen the failure
     status = 1 + static_cast<std::int64_t>(ErrorCode::peer);
   }
   own[kTag] = o.tag;

@@ -56,7 +56,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
         refused_(error_of([&] { take_memory(comm, placement, arena); })),
         rounds_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement), 0, refused_, arena) {}
 
-  /// Most rows that the experts are given: T_max of every rank.
+  /// The most rows that the experts can get: T_max of every rank.
   std::int64_t max_rows() const { return max_tokens_ * rounds_.size(); }
 
   /// Collective. The rows of all ranks, in rank order, with local ids. E_STATE without finalize() after the last prepare(); E_ARG,

@@ -34,7 +34,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
                                                       placement),
                 fixed_ ? RoundLayout::fixed : RoundLayout::by_rows, max_tokens * comm.size(), refused_, arena) {}
 
-  /// Most rows that the experts are given: T_max of every rank.
+  /// The most rows that the experts can get: T_max of every rank.
   std::int64_t max_rows() const { return max_tokens_ * rounds_.size(); }
   /// Whether forward() can be captured in a graph: no count reaches the host.
   bool capturable() const { return fixed_; }

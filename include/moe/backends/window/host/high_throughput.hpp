@@ -18,7 +18,7 @@ struct HighThroughputParams<Window> {
   /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
   std::int64_t max_recv_rows = 0;
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 /// Every rank tells every rank how many rows it sends to each rank, so each row's place is known: by source rank, then by token. The source

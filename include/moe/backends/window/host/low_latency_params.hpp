@@ -31,7 +31,7 @@ struct LowLatencyParams<Window> {
   bool masks = false;
   int num_slots = 1;                               ///< dispatches whose receive half may be outstanding at once; the same on all ranks
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 /// Checks the options. E_CONFIG, E_ARG, E_UNSUPPORTED.
@@ -85,7 +85,7 @@ struct LowLatencyRankMajorParams<Window> {
   struct type {
     std::int64_t max_recv_rows = 0;                  ///< 0: the workspace has the worst case, R T_max rows
     typename Window::Params window{};                ///< of the exchange's own window
-    comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+    comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
   };
 };
 

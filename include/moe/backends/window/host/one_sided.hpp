@@ -15,7 +15,7 @@ template <class Window>
 struct OneSidedParams<Window> {
   std::int64_t max_recv_rows = 0;                  ///< 0: the workspace has the worst case, R T_max rows
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 /// Rank r's rows begin at r times the most rows that any rank brings in the round. Any scheme, any placement.

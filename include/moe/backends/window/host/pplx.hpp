@@ -23,7 +23,7 @@ template <class Window>
 struct PplxParams<Window> {
   int dp_size = 1;  ///< consecutive ranks that hold the same tokens and all receive their results; must divide the number of ranks
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 /// Any scheme; the number of ranks must divide the number of experts.

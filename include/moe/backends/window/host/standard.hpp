@@ -61,7 +61,7 @@ class HostStandardExchange {
     handles_.set_counter(0, rounds_.dispatches());
   }
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return max_rows_; }
 
   /// Collective. Rows for this rank's experts, with local ids, in the window; valid until the experts are done and finalize() is called.

@@ -19,7 +19,7 @@ struct TwoSidedParams<Window> {
   int queue_depth = 8;                             ///< entries of each queue, a power of two; the same on all ranks
   std::int64_t queue_entry_bytes = 256 * 1024;     ///< a multiple of 64, at least one record; the same on all ranks
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 /// A single rank uses no queue. Any scheme, any placement.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/calls.hpp: the high-throughput exchange of one rank as calls that enqueue its kernels. Defined in
+// backends/window/device/high_throughput/calls.hpp: the high-throughput exchange of one rank, as calls that enqueue its kernels. Defined in
 // launch.cuh.
 #pragma once
 
@@ -7,15 +7,15 @@
 
 namespace moe::detail {
 
-/// Sizes that change speed and nothing else.
+/// Sizes that affect speed only.
 struct HighThroughputTuning {
   int dispatch_warps = 16;
-  int dispatch_piece = 1024;  ///< bytes of a row that go to all its ranks before the next piece
+  int dispatch_piece = 1024;  ///< bytes of a row that are stored to all its ranks before the next piece
   int combine_piece = 2048;   ///< bytes of a row in one stage
   friend constexpr bool operator==(HighThroughputTuning const&, HighThroughputTuning const&) = default;
 };
 
-/// The kernels of one rank over one part of a window. Holds no memory of its own.
+/// The kernels of one rank over one part of a window. Owns no memory.
 class HighThroughputCalls {
  public:
   /// `options`: begin, expert_totals and weight_on_input are not used. E_CONFIG, E_UNSUPPORTED for the shape or the device.
@@ -26,21 +26,21 @@ class HighThroughputCalls {
       : HighThroughputCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}, tuning) {}
   static std::size_t window_bytes(HighThroughputShape const& shape) { return HighThroughputLayout(shape).bytes; }
 
-  /// `routing_parity` >= 0: cached, the places of the call that ran with that parity and the same routing are used again.
-  /// `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see
-  /// alike, leaves no row on any rank, and combine() then gives zeros.
+  /// `routing_parity` >= 0: cached; reuses the places of the call that ran with that parity and the same routing. `refused`, 1 + ErrorCode:
+  /// only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see, leaves no row on any rank,
+  /// and combine() then gives zeros.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity = -1, std::uint32_t refused = 0) const;
-  /// Reads and sums, in rank order, the rows that outputs(parity) hold on every rank.
+  /// Reads the rows in outputs(parity) of every rank and sums them in rank order.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                int routing_parity = -1, std::uint32_t refused = 0) const;
   /// Sums expert-major outputs [list entries][H] into outputs(parity), before combine(). Needs lists.
   void reduce(__nv_bfloat16 const* y, int parity, int blocks, cudaStream_t stream, int routing_parity = -1) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream, int routing_parity = -1) const;
-  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  /// Tells every rank that this rank gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
 
-  /// Blocks of the following calls. E_CONFIG, E_UNSUPPORTED if so many cannot be.
+  /// Sets the number of blocks of the following calls. E_CONFIG, E_UNSUPPORTED if it is not possible.
   void set_blocks(int blocks);
   HighThroughputShape const& shape() const { return shape_; }
   HighThroughputLayout const& layout() const { return params_.at; }

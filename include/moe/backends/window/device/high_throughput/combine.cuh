@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/combine.cuh: every rank reads its tokens' rows from the ranks they went to and sums them in rank
-// order. docs/semantics/exchange.md §7.5.
+// backends/window/device/high_throughput/combine.cuh: every rank reads its tokens' rows from the ranks that processed them and sums them in
+// rank order. docs/semantics/exchange.md §7.5.
 //
-// Rows are weighted and summed over the rank's experts before they are read. The copy engine keeps enough of them in flight with few
-// blocks: each warp owns a ring of stages, a stage holds the same piece of all rows of one token.
+// Each rank weights and sums its experts' outputs before peers read the rows. The copy engine keeps enough rows in flight with few blocks:
+// each warp owns a ring of stages; a stage holds the same piece of all rows of one token.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,13 +21,13 @@ struct HighThroughputCombine : HighThroughputKernelParams {
   int piece_bytes = 2048;        ///< of each row and stage, a multiple of 512
   int stages = 2;                ///< up to kHighThroughputStages
   bool fenced = true;            ///< publish() the ready flag, else announce() it
-  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank's outputs are not there
+  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank has no outputs
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
   __nv_bfloat16 const* bias[2] = {};  ///< optional [M][out_stride], added first
 };
 
-/// Stages of `piece_bytes` that `warps` warps can have at once.
+/// The number of stages of `piece_bytes` that fit for `warps` warps.
 inline int high_throughput_combine_stages(HighThroughputShape const& s, int warps, int piece_bytes) {
   int const rows = std::min(s.topk, s.ranks);
   return std::clamp(kHighThroughputShared / (warps * rows * piece_bytes), 1, kHighThroughputStages);
@@ -41,7 +41,7 @@ inline std::size_t high_throughput_combine_shared(HighThroughputShape const& s, 
          static_cast<std::size_t>(piece_bytes);
 }
 
-/// One warp's ring of stages: it asks for pieces in the order in which it will add them. Token by token, all pieces of one before the next.
+/// One warp's ring of stages. Pieces are requested in the order of the sum: token by token, all pieces of a token before the next token.
 class HighThroughputFetcher {
  public:
   /// `full`: a barrier for each stage; `first`, `stride`: the warp's tokens.
@@ -61,12 +61,12 @@ class HighThroughputFetcher {
     row_ = t_ < tokens_ ? row_of(t_) : -1;
     later_row_ = t_ + stride_ < tokens_ ? row_of(t_ + stride_) : -1;
   }
-  /// The row of a token at the rank of this lane, or -1.
+  /// The token's row at this lane's rank, or -1.
   __device__ int row_of(int t) const {
     int const lane = static_cast<int>(threadIdx.x) % 32;
     return lane < a_.window.size ? sent_rows_[t * a_.window.size + lane] : -1;
   }
-  /// Asks for the next piece, from all ranks that have the token, into the next stage. By all lanes.
+  /// Requests the next piece, from all ranks that have the token, into the next stage. By all lanes.
   __device__ void fetch() {
     if (t_ >= tokens_) {
       return;
@@ -95,7 +95,7 @@ class HighThroughputFetcher {
   }
   /// The rows of a stage, one piece each.
   __device__ uint4 const* stage(int stage) const { return reinterpret_cast<uint4 const*>(ring_ + stage * max_rows_ * a_.piece_bytes); }
-  /// Of one row.
+  /// The number of pieces of one row.
   __device__ int pieces() const { return pieces_; }
 
  private:
@@ -104,16 +104,16 @@ class HighThroughputFetcher {
   std::uint64_t* full_;
   std::int32_t const* sent_rows_;
   int tokens_, stride_, max_rows_, pieces_;
-  char const* rows_;  ///< outputs of the rank of this lane
-  int t_;             ///< of the piece to fetch next, as the following
+  char const* rows_;  ///< outputs of this lane's rank
+  int t_;             ///< state of the next piece to fetch, with the members below
   int piece_ = 0;
   int stage_ = 0;
   int row_;
   int later_row_;  ///< row_ of the token after it
 };
 
-/// A thread for each rank: says that this rank's rows may be read, then waits until those of that rank may. The block meets on both sides
-/// of the wait. False: a wait failed.
+/// One thread per rank: publishes that peers may read this rank's rows, then waits until this rank may read theirs. The block synchronises
+/// before and after the wait. False: a wait failed.
 __device__ inline bool meet_ranks(HighThroughputCombine const& a, std::uint32_t round, std::uint64_t* full, int* failed) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -151,13 +151,14 @@ __device__ inline bool meet_ranks(HighThroughputCombine const& a, std::uint32_t 
   return *failed == 0;
 }
 
-/// One warp: adds the rows of its tokens, ranks ascending, as their pieces come.
+/// One warp: adds the rows of its tokens, ranks ascending, as their pieces arrive.
 __device__ inline void sum_tokens(HighThroughputCombine const& a, unsigned char* ring, std::uint64_t* full) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const blocks = static_cast<int>(gridDim.x);
   int const M = a.in.tokens_device != nullptr ? min(*a.in.tokens_device, a.in.tokens) : a.in.tokens;
   int const stride = static_cast<int>(blockDim.x) / 32 * blocks;
-  int const t_first = static_cast<int>(blockIdx.x) + blocks * (static_cast<int>(threadIdx.x) / 32);  // neighbours on different blocks
+  // Neighbouring tokens go to different blocks.
+  int const t_first = static_cast<int>(blockIdx.x) + blocks * (static_cast<int>(threadIdx.x) / 32);
   HighThroughputFetcher fetcher(a, ring, full, M, t_first, stride);
   for (int s = 0; s < a.stages; ++s) {
     fetcher.fetch();
@@ -221,8 +222,8 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   }
 }
 
-/// Weighted sum over this rank's experts of what they computed for each received row, from expert-major outputs into the row that its
-/// source reads. Rows as counted by dispatch.
+/// Sums, over this rank's experts, their weighted outputs for each received row: from expert-major outputs into the row that its source
+/// reads. Uses the row counts of the dispatch.
 struct HighThroughputReduce : HighThroughputKernelParams {
   HighThroughputParity parity;
   bool weights_are_one = false;

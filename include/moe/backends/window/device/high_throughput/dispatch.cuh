@@ -2,10 +2,10 @@
 // backends/window/device/high_throughput/dispatch.cuh: layout, counts and rows in one kernel of few blocks; the copy engine moves the rows.
 // docs/semantics/exchange.md §7.
 //
-// Each block owns a contiguous range of tokens. Blocks exchange histograms on the rank, ranks exchange counts, and then every place is
+// Each block owns a contiguous range of tokens. Blocks exchange histograms within the rank, and ranks exchange counts; then every place is
 // known: the row of a token at each rank (sources in rank order, tokens in order) and the place of each choice in the expert-major list.
-// Meanwhile the warps that are not needed for that make their first row ready. Then each warp takes tokens, of its block's range first and
-// then of slower blocks: quantises one into shared memory once and lets the copy engine store it to every rank that wants it.
+// Meanwhile the warps that do no planning prepare their first row. Then each warp takes tokens, first from its block's range, then from
+// slower blocks: it quantises a token once into shared memory, and the copy engine stores it to every destination rank.
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/places.cuh"
@@ -26,7 +26,7 @@ MOE_HD inline int high_throughput_row_shared(int hidden, bool fp8) {
 inline int high_throughput_dispatch_warps(HighThroughputShape const& s) {
   return std::clamp(kHighThroughputShared / high_throughput_row_shared(s.hidden, s.fp8), 1, kHighThroughputWarps);
 }
-/// Bytes before the rows of the warps that need not wait for the places: the tables of the others, and later their rows.
+/// Bytes before the rows of the non-planner warps: the planners' tables, and later the planners' rows.
 MOE_HD inline int high_throughput_planned_shared(int n, int planners, int row_shared) {
   int const tables = (4 * n * (planners + 2) + 127) / 128 * 128;
   return tables > planners * row_shared ? tables : planners * row_shared;
@@ -39,18 +39,18 @@ inline std::size_t high_throughput_dispatch_shared(HighThroughputShape const& s)
   return static_cast<std::size_t>(high_throughput_planned_shared(n, planners, row) + (warps - planners) * row);
 }
 
-/// Where one token goes. Each lane serves a rank, and which one comes first changes from rank to rank and from token to token.
+/// Destinations of one token, a rank per lane. The first rank differs between source ranks and between tokens.
 struct HighThroughputTargets {
   int rank;            ///< of this lane
   int row = -1;        ///< of the token there, or -1
   int slot = -1;       ///< of this lane's choice in its expert's list, or -1
-  unsigned lanes = 0;  ///< whose rank gets the token
+  unsigned lanes = 0;  ///< mask of lanes whose rank gets the token
 
   __device__ HighThroughputTargets(comm::WindowView const& w, int t) {
     rank = static_cast<int>(threadIdx.x) % 32 + (w.rank + t) % w.size;
     rank = rank >= w.size ? rank - w.size : rank;
   }
-  /// Once the places are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
+  /// Call it when the places are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
   __device__ void look_up(HighThroughputDispatch const& a, std::int32_t const* sent_rows, std::int32_t const* sent_slots, int t) {
     int const lane = static_cast<int>(threadIdx.x) % 32;
     int const R = a.window.size;
@@ -60,8 +60,8 @@ struct HighThroughputTargets {
   }
 };
 
-/// One warp: a token's row as it travels into shared memory, once the row that this warp sent before has left. `loaded` is the warp's
-/// barrier, `phase` its parity.
+/// One warp: writes a token's row in wire format into shared memory, once the copy engine has read this warp's previous row. `loaded` is
+/// the warp's barrier, `phase` its parity.
 template <bool kFp8>
 __device__ inline void stage_row(HighThroughputDispatch const& a, int t, unsigned char* row, std::uint64_t* loaded, std::uint32_t& phase) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -81,7 +81,7 @@ __device__ inline void stage_row(HighThroughputDispatch const& a, int t, unsigne
   }
 }
 
-/// One warp: the staged row to all its ranks, piece by piece, and its scales if they are whole 16-byte units. Not waited for.
+/// One warp: stores the staged row to all its ranks, piece by piece, and its scales if they are whole 16-byte units. Does not wait.
 template <bool kFp8>
 __device__ inline void store_row(HighThroughputDispatch const& a, HighThroughputTargets const& to, unsigned char const* row) {
   comm::WindowView const& w = a.window;
@@ -104,8 +104,8 @@ __device__ inline void store_row(HighThroughputDispatch const& a, HighThroughput
   }
 }
 
-/// One warp: what a rank learns of a row: local ids, weights and places in lists of its choices, then its source. `expert`, `weight`: of
-/// this lane's choice.
+/// One warp: stores the record of a row at a rank: local ids, weights and places in lists of its choices, then its source. `expert`,
+/// `weight`: of this lane's choice.
 template <bool kFp8>
 __device__ inline void write_records(HighThroughputDispatch const& a, HighThroughputTargets const& to, int t, int expert, float weight,
                                      unsigned char const* row) {
@@ -121,7 +121,7 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
     int const r = __shfl_sync(0xffffffffU, to.rank, from);
     auto const index = static_cast<std::size_t>(__shfl_sync(0xffffffffU, to.row, from));
     bool const mine = dst == r;
-    // One store of the warp per record of up to 128 bytes: word i is choice i % K of part i / K.
+    // The warp stores records in pieces of up to 128 bytes, one store each: word i is choice i % K of part i / K.
     std::uint32_t const parts[3] = {static_cast<std::uint32_t>(mine ? expert - r * a.local_experts : -1),
                                     mine ? __float_as_uint(weight) : 0U, static_cast<std::uint32_t>(mine ? to.slot : -1)};
     std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity.rows]) + index * a.at.record_words;
@@ -150,18 +150,18 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
   }
 }
 
-/// The tokens that one warp moves: the first is fixed; if some block has more tokens than warps, the others go by ticket.
+/// The tokens that one warp moves. The first is fixed; if some block has more tokens than warps, tickets assign the others.
 struct HighThroughputMover {
   unsigned char* row;     ///< in shared memory
   std::uint64_t* loaded;  ///< barrier of the row
   std::uint64_t* places_known;
   int t, t_last;
-  bool shares;  ///< tokens go by ticket
+  bool shares;  ///< tickets assign the tokens after the first
   bool placed;  ///< the places are known
 };
 
-/// One warp takes tokens, stages each once and sends it. A warp that is no planner stages its first row before the places are known and
-/// then waits for its block's planners. False if no row may move.
+/// One warp takes tokens, stages each once and sends it. A non-planner warp stages its first row before the places are known, and then
+/// waits for its block's planners. False if no row may move.
 template <bool kFp8>
 __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughputBlock const& state, HighThroughputTickets& tickets,
                                    HighThroughputMover m) {
@@ -206,7 +206,7 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
   return state.failed == 0 && state.overflown == 0;
 }
 
-/// All warps: ids of the rows from `first` on, which no sender writes.
+/// All warps: clears the ids of the rows from `first` on, which no sender writes.
 __device__ inline void clear_ids(HighThroughputDispatch const& a, int first) {
   int const warp = static_cast<int>(threadIdx.x) / 32;
   int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -221,8 +221,8 @@ __device__ inline void clear_ids(HighThroughputDispatch const& a, int first) {
   }
 }
 
-/// All warps, once their rows are on their way: when the block's are complete, a thread for each rank publishes them; then it waits for
-/// those of the same block of that rank.
+/// All warps, after enqueuing their rows: when the block's rows are complete, one thread per rank publishes them, then waits for the rows
+/// from that rank's block of the same index.
 __device__ inline void publish_and_receive(HighThroughputDispatch const& a, HighThroughputBlock const& state, std::uint32_t round) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -247,7 +247,7 @@ __device__ inline void publish_and_receive(HighThroughputDispatch const& a, High
   }
 }
 
-/// Cached: what this rank receives, as the call said that filled the places, and the gaps of its lists.
+/// Cached: takes the number of received rows from the call that filled the places, and fills the gaps of the lists.
 __device__ inline void reuse_places(HighThroughputDispatch const& a, HighThroughputBlock& state) {
   int const L = a.local_experts;
   int const blocks = static_cast<int>(gridDim.x);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       shared +
       (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
 
-  // Planners: the places of all tokens. The other warps go on to their first rows.
+  // Planners: the places of all tokens. The other warps continue with their first rows.
   if (a.cached) {
     reuse_places(a, state);
   } else if (warp < planners) {
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     if (tid == 0 && shares) {
       tickets.open_range(t_first + warps);
     }
-    ptx::fence_shared_to_bulk();  // the rows take the place of the tables
+    ptx::fence_shared_to_bulk();  // the rows overwrite the tables
   }
   bool sends = !placed || (state.failed == 0 && state.overflown == 0);
   if (sends) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/exchange.hpp: HighThroughput between GPUs: the exchange that a layer owns. Plain host C++; its
+// backends/window/device/high_throughput/exchange.hpp: HighThroughput between GPUs: the exchange that a layer owns. Host C++ only; its
 // kernels are in high_throughput.cuh.
 #pragma once
 
@@ -18,21 +18,21 @@ template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct HighThroughputParams<Window> {
   int blocks = 16;           ///< thread blocks of dispatch and combine; equal on all ranks
-  int capacity = 0;          ///< rows that one rank can receive; 0: ranks * max_tokens_per_rank. Less saves memory: see prepare()
-  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  int expert_alignment = 0;  ///< over 0: expert_major() lists rows by expert, each expert's part a multiple of it. The same on all ranks
-  bool statistics = false;   ///< counts waited_ns()
+  int capacity = 0;          ///< rows that one rank can receive; 0: ranks * max_tokens_per_rank. A lower value saves memory: see prepare()
+  bool programmatic = true;  ///< programmatic dependent launch: blocks launch while the kernel before ends
+  int expert_alignment = 0;  ///< above 0: expert_major() lists rows by expert, each expert's part a multiple of it. The same on all ranks
+  bool statistics = false;   ///< collects waited_ns()
   bool fenced = true;        ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
-/// The rows of a dispatch by expert (docs/semantics/exchange.md §12, expert-major): device memory.
+/// The rows of a dispatch sorted by expert (docs/semantics/exchange.md §12, expert-major): device memory.
 struct ExpertMajor {
   std::int32_t const* rows = nullptr;         ///< [list] row of the dispatch; -1 in the gaps that the alignment leaves
   std::int32_t const* num_entries = nullptr;  ///< [1] entries of `rows`
   std::int32_t const* counts = nullptr;       ///< [L] rows of each expert
-  std::int32_t const* first = nullptr;        ///< [L] its first entry
+  std::int32_t const* first = nullptr;        ///< [L] first entry of each expert
   std::int64_t max_entries = 0;
 };
 
@@ -51,7 +51,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: high_throughput takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. E_CAPACITY if the window cannot be had. Any placement.
+  /// Collective. E_CAPACITY if the window cannot be allocated. Any placement.
   HighThroughputExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                          Quant const&, Params const& params, Arena<Space>& arena)
       : shape_(make_shape(comm, shape, max_tokens, placement, params)),
@@ -67,19 +67,19 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     }
   }
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return shape_.rows(); }
 
-  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws what ended the group earlier; an error of this rank's
-  /// arguments, which peers hear of from check(), leaves the group sound. If some rank would receive more than `capacity` rows, no row
-  /// moves on any rank: check() throws E_CAPACITY on all of them, naming that rank, the outputs are 0, and the next call works.
+  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws the failure that ended the group, if any; an error in
+  /// this rank's arguments, which check() throws on the peers, leaves the group usable. If some rank would receive more than `capacity`
+  /// rows, no row moves on any rank: check() throws E_CAPACITY on all ranks, naming that rank, the outputs are 0, and the next call works.
   Tokens prepare(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();
     last_ = dispatch(in, stream);
     order_.set_dispatched();
     return tokens(last_);
   }
-  /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write into the window itself.
+  /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return expert_output(last_); }
   /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
@@ -88,9 +88,9 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
   }
 
-  /// prepare() for callers with two batches under way: at most two dispatches may be without their combine. With `like`, the same routing
-  /// again as that dispatch: no layout and no counts. Ids and weights must stay until combine(). E_STATE if `like` is stale, or if its
-  /// layout or one that is still needed would be overwritten; E_ARG if it had another number of rows.
+  /// prepare() for callers with two batches in progress: at most two dispatches may be without their combine. With `like`, the same routing
+  /// as that dispatch: skips layout and counts. Ids and weights must stay valid until combine(). E_STATE if `like` is stale, or if its
+  /// layout or one still needed would be overwritten; E_ARG if it had another number of rows.
   Handle dispatch(Routed const& in, cudaStream_t stream, std::optional<Handle> like = std::nullopt) {
     comm::throw_if_over(*window_->view().failure);
     Record const* const from = like ? &expect_layout(*like) : nullptr;
@@ -117,7 +117,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     calls_.dispatch(r.tokens, handle.parity(), stream, from != nullptr ? routing : -1);
     return handle;
   }
-  /// What a dispatch received.
+  /// The rows that a dispatch received.
   Tokens tokens(Handle handle) {
     Record& r = expect(handle, "tokens");
     auto const& at = calls_.layout();
@@ -165,7 +165,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     int const L = shape_.local_experts();
     return {calls_.template own<std::int32_t>(calls_.layout().list[handle.parity()]), s + 1, s + 2, s + 2 + L, shape_.list_size()};
   }
-  /// Instead of writing expert_output(): weighs and sums expert-major outputs y [entries][H] into the rows of the dispatch.
+  /// Alternative to writing expert_output(): weights and sums expert-major outputs y [entries][H] into the rows of the dispatch.
   void reduce_expert_major(Handle handle, bf16 const* y, cudaStream_t stream) {
     expert_major(handle);
     Record& r = expect(handle, "reduce_expert_major");
@@ -173,10 +173,10 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     r.reduced = true;
   }
 
-  /// Thread blocks of the following calls; equal on all ranks, else they get E_MISMATCH. E_CONFIG, E_UNSUPPORTED if so many cannot be.
+  /// Sets the thread blocks of the following calls; ranks that disagree get E_MISMATCH. E_CONFIG, E_UNSUPPORTED if it is not possible.
   void set_blocks(int blocks) { calls_.set_blocks(blocks); }
-  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
-  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such.
+  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, call it instead of the combine of the oldest dispatch that has none yet.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
@@ -190,8 +190,8 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
     finish_refusal(stream);
   }
-  /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (an overflow, a
-  /// rank that refused its arguments) is thrown once, and the group goes on.
+  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A failure that all ranks see
+  /// (an overflow, a rank that refused its arguments) is thrown once, and the group goes on.
   void check() const { check_window(*window_); }
   /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
   std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
@@ -258,7 +258,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     }
     return r;
   }
-  // A dispatch with a layout of its own (`from` null) overwrites the one that the dispatch before the last filled.
+  // A dispatch with its own layout (`from` null) overwrites the layout that the dispatch before the last filled.
   void expect_free_layout(Record const* from) {
     int const parity = handles_.next(0).parity();
     Record const& other = handles_.records(0)[static_cast<std::size_t>(1 - parity)];
@@ -266,7 +266,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
       throw Error(ErrorCode::state, "prepare: a dispatch without its combine still needs the layout that this one would overwrite");
     }
   }
-  // A dispatch and a combine that only say no, so that the peers' rounds end. `cached`: the layout that the peers use again, else -1.
+  // Enqueues a refused dispatch and combine, so that the peers' rounds end. `cached`: the layout that the peers reuse, or -1.
   void refuse(std::uint32_t code, cudaStream_t stream, int cached = -1) {
     Handle const handle = handles_.open_counted(0, DispatchState::idle);
     if (cached < 0) {
@@ -276,7 +276,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     handles_.refuse(handle, code);
     finish_refusal(stream);
   }
-  // The combine of a refused dispatch, if it is due.
+  // Enqueues the combine of a refused dispatch, if it is due.
   void finish_refusal(cudaStream_t stream) {
     if (auto const due = handles_.take_refusal(0)) {
       combine_nothing(due->handle.parity(), due->handle.parity(), due->code, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/layout.hpp: where everything lies in the window of the high-throughput exchange. Equal on all
-// ranks. docs/semantics/exchange.md §7.
+// backends/window/device/high_throughput/layout.hpp: layout of the window of the high-throughput exchange. Equal on all ranks.
+// docs/semantics/exchange.md §7.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +75,7 @@ struct HighThroughputShape {
   }
 };
 
-/// Warps of a block that work out places while the others make their first rows ready: one thread for each of `n` counts, and at most
+/// Planners: warps of a block that compute places while the others prepare their first rows. One thread for each of `n` counts, and at most
 /// three quarters of the warps.
 MOE_HD inline int high_throughput_planners(int n, int warps) {
   int const wanted = (n + 31) / 32;
@@ -92,7 +92,7 @@ MOE_HD inline int first_token(int tokens, int block, int blocks) {
 struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]
   std::size_t combined = 0;        ///< own: u32 [blocks]
-  std::size_t counted = 0;         ///< own: u32 [blocks] this block's histogram is there
+  std::size_t counted = 0;         ///< own: u32 [blocks] round in which this block wrote its histogram
   std::size_t tickets = 0;         ///< own: u64 [blocks] round and next token of this block's range
   std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
   std::size_t arrive = 0;          ///< u32 [rank][blocks]
@@ -109,7 +109,7 @@ struct HighThroughputLayout {
   std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
   std::size_t bytes = 0;
   int row_bytes = 0;
-  int scale_stride = 0;  ///< floats from row to row: whole lines of 128 bytes, which travel better than parts of them
+  int scale_stride = 0;  ///< floats from row to row: whole 128-byte lines, which transfer faster than partial ones
   int record_words = 0;  ///< words from row to row, a multiple of 8
 
   HighThroughputLayout() = default;

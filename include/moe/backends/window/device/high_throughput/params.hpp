@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/params.hpp: what every kernel of the high-throughput exchange is given.
+// backends/window/device/high_throughput/params.hpp: parameters of every kernel of the high-throughput exchange.
 #pragma once
 
 #include "moe/backends/window/device/common/calls.hpp"
@@ -7,7 +7,7 @@
 
 namespace moe::detail {
 
-/// What is the same in every call: made once, by the constructor of HighThroughputCalls, from a shape that it has checked.
+/// Parameters that are the same in every call. The constructor of HighThroughputCalls makes them from a shape that it has checked.
 struct HighThroughputKernelParams {
   comm::WindowView window;
   HighThroughputLayout at;
@@ -39,10 +39,10 @@ struct HighThroughputKernelParams {
   }
 };
 
-/// Which half of the buffers a call uses.
+/// Which halves of the buffers a call uses.
 struct HighThroughputParity {
-  int rows = 0;     ///< where the rows and outputs are
-  int routing = 0;  ///< whose places are used; equal to `rows` unless cached
+  int rows = 0;     ///< half of the rows and outputs
+  int routing = 0;  ///< half of the places; equal to `rows` unless cached
   /// `routing_parity` < 0: not cached.
   static HighThroughputParity of(int parity, int routing_parity) { return {parity, routing_parity >= 0 ? routing_parity : parity}; }
 };

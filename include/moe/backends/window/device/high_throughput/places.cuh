@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/high_throughput/places.cuh: which row of which rank each token gets, from counts that blocks and ranks exchange.
-// A function for each step of the planners, the first warps of every block. docs/semantics/exchange.md §7.1, §7.2.
+// One function per step of the planners, the first warps of every block. docs/semantics/exchange.md §7.1, §7.2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,25 +16,25 @@ struct HighThroughputDispatch : HighThroughputKernelParams {
   ScaleRule scales;
   HighThroughputParity parity;
   int piece_bytes = 1024;     ///< of a row, stored to all its ranks before the next piece; a multiple of 16
-  bool cached = false;        ///< same routing as the call that filled parity.routing: no layout, no counts
+  bool cached = false;        ///< same routing as the call that filled parity.routing: skips layout and counts
   std::uint32_t refused = 0;  ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
 };
 
-/// What the threads of a block tell each other.
+/// State that the threads of a block share.
 struct HighThroughputBlock {
-  int num_rows;   ///< that this rank receives
+  int num_rows;   ///< rows that this rank receives
   int failed;     ///< a wait failed
-  int overflown;  ///< some rank would receive more rows than it has room for: all blocks of all ranks find the same
+  int overflown;  ///< some rank would receive more rows than its capacity; all blocks of all ranks find the same
 };
 
-inline constexpr int kPlannersMeet = 1;  ///< named barrier of the warps that work out places
+inline constexpr int kPlannersMeet = 1;  ///< named barrier of the planners
 
-/// The work of one planner thread, and the tables of its block.
+/// The state of one planner thread, and the tables of its block.
 struct HighThroughputPlan {
   int warps;  ///< planners of each block
   std::uint32_t round;
   int N;                ///< counts of a rank: E experts, then R ranks
-  int* counts;          ///< [warps][N]: rows of the block before each warp's tokens, later before its next
+  int* counts;          ///< [warps][N]: rows of the block before each warp's tokens; later before the warp's next token
   int* base;            ///< [N] first place of this block's rows
   int* all;             ///< [N] rows of all ranks
   int w_first, w_last;  ///< tokens of this warp
@@ -58,7 +58,7 @@ struct HighThroughputPlan {
   __device__ void meet() const { ptx::named_barrier(kPlannersMeet, threads()); }
 };
 
-/// A gap that the alignment leaves in the own list. By a whole warp.
+/// Fills a gap that the alignment leaves in this rank's list. By a whole warp.
 __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int to) {
 #pragma unroll 1
   for (int i = from + static_cast<int>(threadIdx.x) % 32; a.lists && i < to; i += 32) {
@@ -66,7 +66,7 @@ __device__ inline void fill_gap(HighThroughputDispatch const& a, int from, int t
   }
 }
 
-/// The ranks that token t goes to, a bit each.
+/// The ranks of token t, one bit each.
 __device__ inline std::uint32_t ranks_of(HighThroughputDispatch const& a, int t) {
   std::uint32_t mask = 0;
 #pragma unroll 8
@@ -111,7 +111,7 @@ __device__ inline std::uint32_t count_tokens(HighThroughputDispatch const& a, Hi
   return first_ranks;
 }
 
-/// The block's histogram for the other blocks of the rank, then waits for theirs.
+/// Publishes the block's histogram to the other blocks of the rank, then waits for theirs.
 __device__ inline void exchange_histograms(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -143,7 +143,7 @@ __device__ inline void exchange_histograms(HighThroughputDispatch const& a, High
   p.meet();
 }
 
-/// Adds up the histograms; this block's share of the counts goes to every rank.
+/// Adds up the histograms; sends this block's share of the counts to every rank.
 __device__ inline void send_counts(HighThroughputDispatch const& a, HighThroughputPlan const& p) {
   comm::WindowView const& w = a.window;
   int const block = static_cast<int>(blockIdx.x);
@@ -172,7 +172,7 @@ __device__ inline void send_counts(HighThroughputDispatch const& a, HighThroughp
   }
 }
 
-/// Waits for what every rank brings. All blocks of all ranks see the same numbers and so judge the capacity alike, before a row moves.
+/// Waits for the counts of every rank. All blocks of all ranks see the same numbers, so they agree on the capacity before a row moves.
 __device__ inline void receive_counts(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -197,7 +197,8 @@ __device__ inline void receive_counts(HighThroughputDispatch const& a, HighThrou
   p.meet();
 }
 
-/// First list entry of every expert on its rank: aligned counts, summed. A warp a rank; for the own rank it writes the summary too.
+/// First list entry of every expert on its rank: prefix sum of the aligned counts. One warp per rank; for this rank it also writes the
+/// summary.
 __device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
   comm::WindowView const& w = a.window;
   int const block = static_cast<int>(blockIdx.x);
@@ -248,7 +249,7 @@ __device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroug
   p.meet();
 }
 
-/// The place of every choice of the warp's tokens in its expert's list.
+/// The place of each choice of the warp's tokens in its expert's list.
 __device__ inline void place_choices(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown) {
   constexpr int kAtOnce = 4;
   int* const place = p.counts + p.warp() * p.N;
@@ -281,7 +282,7 @@ __device__ inline void place_choices(HighThroughputDispatch const& a, HighThroug
   }
 }
 
-/// The row of every token of the warp at each rank. An overflow sends nothing anywhere.
+/// The row of each token of the warp at each rank; none after an overflow.
 __device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown, std::uint32_t first_ranks) {
   int const R = a.window.size;
   int const E = a.num_experts;
@@ -309,8 +310,8 @@ __device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughpu
   }
 }
 
-/// Places of the tokens of this rank, and what it receives, by the planners of each block. They wait for the histograms of the rank's other
-/// blocks, then for the counts of the other ranks.
+/// Computes the places of this rank's tokens, and the rows that it receives, in the planners of each block. They wait for the histograms of
+/// the rank's other blocks, then for the counts of the other ranks.
 __device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, HighThroughputPlan const& p) {
   std::uint32_t const first_ranks = count_tokens(a, p);
   p.meet();

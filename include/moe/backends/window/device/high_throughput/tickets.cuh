@@ -7,37 +7,38 @@
 
 namespace moe::detail {
 
-/// The tokens of a rank, handed out one at a time: each block has a range and a ticket, and a warp whose range is used up goes on with the
-/// range that has most left. The place of a row does not depend on who moves it.
+/// Assigns the tokens of a rank to warps, one at a time: each block has a range and a ticket counter. A warp whose range is used up
+/// continues with the range that has the most tokens left. The place of a row does not depend on the warp that moves it.
 class HighThroughputTickets {
  public:
-  /// `next`: [blocks] key() | next token, or what an earlier round left.
+  /// `next`: [blocks] key() | next token, or a value of an earlier round.
   __device__ HighThroughputTickets(std::uint64_t* next, std::uint32_t round, int tokens)
       : next_(next), round_(round), tokens_(tokens), blocks_(static_cast<int>(gridDim.x)) {
     take_from(static_cast<int>(blockIdx.x));
   }
-  /// One thread, when the places of the range's tokens are written and its block has met: other blocks may take from it now.
+  /// By one thread, after the places of the range's tokens are written and its block has synchronised: other blocks may now take tokens
+  /// from it.
   __device__ void open_range(int first) const {
     __threadfence();
     ptx::store_relaxed_system(next_ + from_, key() | static_cast<std::uint32_t>(first));
   }
-  /// Asks for a token; the answer, which counts in lane 0, is for take(). Apart so that a warp can work on meanwhile.
+  /// Requests a token; pass the result, valid in lane 0, to take(). Separate from take() so that the warp can work meanwhile.
   __device__ std::uint64_t ask() const {
     bool const asks = threadIdx.x % 32 == 0;
     return asks ? atomicAdd(reinterpret_cast<unsigned long long*>(next_ + from_), 1ULL) : 0;
   }
-  /// The token that was asked for, or that of another range; -1: none is left. By a whole warp.
+  /// The requested token, or one of another range; -1: none is left. By a whole warp.
   __device__ int take(std::uint64_t ticket) {
 #pragma unroll 1
     for (;; ticket = ask()) {
       ticket = __shfl_sync(0xffffffffU, ticket, 0);
       if (!is_open(ticket)) {
-        continue;  // the own range, which the first thread opens right now
+        continue;  // this block's range, which its first thread is about to open
       }
       if (int const t = token(ticket); t < last_) {
         return t;
       }
-      std::uint32_t most = 0;  // tokens left, block
+      std::uint32_t most = 0;  // the largest (tokens left, block)
 #pragma unroll 1
       for (int b = static_cast<int>(threadIdx.x) % 32; b < blocks_; b += 32) {
         std::uint64_t const seen = ptx::load_relaxed_system(next_ + b);
@@ -56,7 +57,7 @@ class HighThroughputTickets {
   }
 
  private:
-  /// The first bits of a word of this round: no word of another round begins with them, nor one that was never written.
+  /// The upper bits of a word of this round; unlike those of other rounds and of words never written.
   __device__ std::uint64_t key() const { return static_cast<std::uint64_t>(round_) << 32 | 0x80000000U; }
   __device__ bool is_open(std::uint64_t ticket) const { return ticket >> 31 == key() >> 31; }
   __device__ static int token(std::uint64_t ticket) { return static_cast<int>(ticket & 0x7fffffffU); }

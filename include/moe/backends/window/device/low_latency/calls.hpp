@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/calls.hpp: the low-latency exchange of one rank as calls that enqueue its kernels. Defined in
+// backends/window/device/low_latency/calls.hpp: the low-latency exchange of one rank, as calls that enqueue its kernels. Defined in
 // launch.cuh.
 #pragma once
 
@@ -7,36 +7,36 @@
 
 namespace moe::detail {
 
-/// The kernels of one rank over one part of a window. Holds no memory of its own.
+/// The kernels of one rank over one part of a window. Owns no memory.
 class LowLatencyCalls {
  public:
   /// E_CONFIG, E_UNSUPPORTED for the shape; E_ARG for the router weight on the input with top-k other than 1.
   LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, ExchangeOptions const& options);
   LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, bool programmatic, ScaleRule const& rule = {})
       : LowLatencyCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}) {}
-  /// Bytes of the window that the exchange needs, those before it included.
+  /// Bytes of the window up to the end of the exchange.
   static std::size_t window_bytes(LowLatencyShape const& shape, std::size_t begin = comm::kWindowControlBytes) {
     return LowLatencyLayout(shape, begin).bytes;
   }
 
-  /// Sends the rows, then waits for all of them; either half alone if asked. expert_num_tokens: device [L]. `refused`, 1 + ErrorCode: only
+  /// Sends the rows, then waits for all of them; on request only one half. expert_num_tokens: device [L]. `refused`, 1 + ErrorCode: only
   /// tells the peers that this rank cannot take part; `in` must be empty.
   void dispatch(ExchangeTokens const& in, std::int32_t* expert_num_tokens, int parity, cudaStream_t stream, bool send = true,
                 bool receive = true, std::uint32_t refused = 0) const;
-  /// Reads and sums the rows that the experts left in outputs(parity).
+  /// Reads and sums the rows in outputs(parity) of the experts' ranks.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                std::uint32_t refused = 0) const;
   /// Per-rank layout: sums expert outputs [L*C][H] into outputs(parity), before combine().
   template <class T>
   void reduce(T const* y, int parity, int blocks, cudaStream_t stream) const;
-  /// Expert outputs [L][C][H], bf16 or float, as they travel, into outputs(parity), before combine(). `batches`: other than L.
+  /// Converts expert outputs [L][C][H], bf16 or float, to wire format in outputs(parity), before combine(). `batches`: if not L.
   template <class T>
   void code(T const* y, std::int32_t const* num_rows, int parity, cudaStream_t stream, int batches = 0) const;
-  /// Per-rank layout in standard format: local ids and weights of the received rows, packed [R*T][k]; -1 and 0 where none came.
+  /// Per-rank layout in standard format: local ids and weights of the received rows, packed [R*T][k]; -1 and 0 for missing rows.
   void rank_major(std::int32_t* ids, float* weights, int parity, cudaStream_t stream) const;
-  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  /// Tells every rank that this rank gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
-  /// With masks, collective over all ranks: the masked ones are back. Continues at the latest round.
+  /// With masks, collective over all ranks: clears all masks. Continues at the latest round.
   void rejoin(cudaStream_t stream) const;
 
   LowLatencyShape const& shape() const { return shape_; }
@@ -45,7 +45,7 @@ class LowLatencyCalls {
   T* own(std::size_t offset) const {
     return reinterpret_cast<T*>(params_.window.peer[params_.window.rank] + offset);
   }
-  /// Where experts may write what combine() reads, if outputs travel plain.
+  /// The memory that combine() reads; experts may write there if outputs travel plain.
   __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(params_.at.outputs[parity]); }
 
  private:

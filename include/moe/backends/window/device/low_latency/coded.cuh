@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/coded.cuh: expert outputs that travel as e4m3 or LogFMT-10: coded into the window by their owner,
-// decoded while they are summed. The same codes as combine_format.hpp writes on the host. docs/semantics/exchange.md §8.2.
+// backends/window/device/low_latency/coded.cuh: expert outputs that travel as e4m3 or LogFMT-10: the expert's rank codes them into the
+// window, the reader decodes while it sums. The same codes as combine_format.hpp on the host. docs/semantics/exchange.md §8.2.
 #pragma once
 
 #include "moe/backends/window/device/low_latency/combine.cuh"
 
 namespace moe::detail {
 
-/// Sixteen bf16 values of a group of 128 that eight neighbouring lanes hold, coded to `row` at value 16 u; `valid`: the values are part of
-/// the row. All 32 lanes must call it.
+/// Codes sixteen bf16 values of a group of 128, which eight neighbouring lanes hold, to `row` at value 16 u; `valid`: the values are part
+/// of the row. All 32 lanes must call it.
 template <CombineFormat kFormat>
 __device__ inline void code_sixteen(uint4 const (&v)[2], char* row, std::uint32_t* headers, int u, bool valid) {
   if constexpr (kFormat == CombineFormat::fp8) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine_cod
   });
 }
 
-/// The valid rows of every expert's batch into outputs(parity), coded, or rounded to bf16. Experts take blocks in turn.
+/// Converts the valid rows of every expert's batch to outputs(parity), coded or rounded to bf16. Blocks are distributed over the experts.
 struct LowLatencyOutputs : LowLatencyKernelParams {
   int batches = 1;  ///< of `capacity` rows: one for each local expert, or one
   int parity = 0;
@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(256) low_latency_outputs(LowLatencyOutputs con
   }
 }
 
-/// Per-rank layout: what the experts computed for one received row, weighted and summed over this rank's choices in their order, into the
-/// row that its source will read. Blocks take rows in turn.
+/// Per-rank layout: weights and sums the expert outputs of one received row over this rank's choices, in choice order, into the row that
+/// its source reads. Blocks take rows in turn.
 struct LowLatencyReduce : LowLatencyKernelParams {
   int parity = 0;
   void const* y = nullptr;  ///< [L*C][H] expert outputs, bf16 or float
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
   std::uint32_t const* const present = own<std::uint32_t>(w, a.at.present[a.parity]);
   for (int row = static_cast<int>(blockIdx.x); row < w.size * a.max_tokens; row += static_cast<int>(gridDim.x)) {
     if (present[row] != round) {
-      continue;  // the token chose nothing here
+      continue;  // the token has no choice on this rank
     }
     std::int32_t const* const slot = own<std::int32_t>(w, a.at.choices[a.parity]) + static_cast<std::size_t>(row) * 2 * K;
     float const* const weight = reinterpret_cast<float const*>(slot + K);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
   }
 }
 
-/// Per-rank layout in standard format: local ids and weights of every row [R*T][k]; rows that did not come have no expert.
+/// Per-rank layout in standard format: local ids and weights of every row [R*T][k]; missing rows have no expert.
 struct LowLatencyRankMajor : LowLatencyKernelParams {
   int parity = 0;
   std::int32_t* ids = nullptr;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/combine.cuh: the way back. Experts write into the window; every rank reads its tokens' rows from the
+// backends/window/device/low_latency/combine.cuh: the combine. Experts write into the window; every rank reads its tokens' rows from the
 // peers and sums them with the top-k weights, in choice order, in float32. docs/semantics/exchange.md §8.2 (zero copy).
 //
-// Reading needs one flag per pair of ranks and no staging: the sum is done in registers as the rows arrive.
+// Reading needs one flag per pair of ranks and no staging: rows are summed in registers as they arrive.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,21 +15,21 @@ namespace moe::detail {
 
 struct LowLatencyCombine : LowLatencyKernelParams {
   ExchangeTokens in;        ///< ids and weights as at dispatch; weights are not read in the per-rank layout, whose rows are weighted
-  LowLatencyPieces pieces;  ///< for in.tokens
+  LowLatencyPieces pieces;  ///< pieces of in.tokens
   int parity = 0;
   bool fenced = true;            ///< publish() the ready flag, else announce() it
-  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank's outputs are not there
+  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank has no outputs
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
   std::int64_t out_stride = 0;
 };
 
-/// What one token's output is the sum of.
+/// The terms of one token's output.
 struct CombineTerms {
   char const* row[comm::kMaxWindowRanks];
   std::uint32_t const* headers[comm::kMaxWindowRanks];  ///< coded outputs only
   float weight[comm::kMaxWindowRanks];
   int count;
-  int first;  ///< the one to ask for first
+  int first;  ///< the term to load first
 };
 
 /// One warp lists the rows to add for token t: a term per choice, or per rank that has choices, ascending.
@@ -62,17 +62,17 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
     }
     if (lane == 0) {
       terms.count = __popcll(ranks);
-      terms.first = t;  // tokens ask different ranks first, so that at any moment all links are in use
+      terms.first = t;  // tokens start at different ranks, so that all links are busy at any time
     }
   } else {
     if (a.masks && e >= 0 && own<std::uint32_t>(w, comm::WindowControl::masked)[e / L] != 0) {
-      e = -1;  // what went to a dead rank is lost
+      e = -1;  // terms of a dead rank are left out
     }
     unsigned const used = __ballot_sync(0xffffffffU, e >= 0);
     if (e >= 0) {
       int const dst = e / L;
       int row = place;
-      if (a.masks) {  // rows were packed by who received them: how many lower sources had, it alone knows
+      if (a.masks) {  // the receiver packed the rows by its own counts of lower sources: read them there
         std::uint32_t const* const bases = at<std::uint32_t>(w, dst, a.at.bases[a.parity]);
         row += static_cast<int>(ptx::load_relaxed_system(bases + (e - dst * L) * w.size + me)) - me * a.max_tokens;
       }
@@ -85,8 +85,7 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
   }
 }
 
-/// The waiting of a combine and its bookkeeping, around body(pieces, first item, last item, terms), whose terms are those of the first
-/// item.
+/// The waits and the bookkeeping of a combine, around body(pieces, first item, last item, terms). `terms` are those of the first item.
 template <bool kPerRank, bool kCoded, class Body>
 __device__ inline void combine_with(LowLatencyCombine const& a, Body&& body) {
   using namespace comm::detail;
@@ -100,7 +99,7 @@ __device__ inline void combine_with(LowLatencyCombine const& a, Body&& body) {
 
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + (a.masks ? 0 : 1);
-  if (!a.masks && block == 0 && tid >= 32 && tid < 32 + R) {  // the experts' kernel is over: its rows may be read
+  if (!a.masks && block == 0 && tid >= 32 && tid < 32 + R) {  // the experts' kernel has ended: peers may read its rows
     if (a.refused != 0) {
       refuse(w, tid - 32, round, a.refused);
     }

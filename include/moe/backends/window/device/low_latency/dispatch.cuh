@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/dispatch.cuh: rows quantised and stored into the owning peer's memory, with counts and arrival flags.
-// docs/semantics/exchange.md §8.1.
+// backends/window/device/low_latency/dispatch.cuh: rows quantised and stored into the memory of the expert's rank, with counts and arrival
+// flags. docs/semantics/exchange.md §8.1.
 //
-// One kernel, no host, no barrier. Every rank tells every rank how many rows it has for each expert; from these counts each sender knows
+// One kernel, no host, no barrier. Every rank tells every rank how many rows it has for each expert. From these counts each sender knows
 // where its rows begin in every batch (sources in rank order, tokens in token order), so rows land packed and in a fixed order, without a
-// copy on the receiving side. Two warps of each block work out places while the others quantise, so the counts travel meanwhile.
+// copy at the receiver. Two warps of each block compute places while the others quantise, so the counts travel meanwhile.
 #pragma once
 
 #include "moe/backends/window/device/low_latency/dispatch_send.cuh"
 
 namespace moe::detail {
 
-/// All warps: counts, then rows piece by piece, then the flags. The block meets after it has counted, before each piece is stored (the
-/// movers have filled it, the first warp knows the places) and before the flags.
+/// All warps: counts, then rows piece by piece, then the flags. The block synchronises after it has counted, before each piece is stored
+/// (the movers have filled it, the first warp knows the places) and before the flags.
 template <bool kFp8, bool kPerRank>
 __device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyTables const& shared,
                                  LowLatencyFlags& flags) {
@@ -76,8 +76,8 @@ __device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall con
   publish_rows(a, call, flags);
 }
 
-/// A thread for each rank waits for its rows: block b for those of block b of every rank, so that all are there when the kernel is over.
-/// Meanwhile one warp of planners adds up what the ranks bring for this block's share of the experts, and waits for their counts.
+/// One thread per rank waits for rows: block b waits for block b of every rank, so that all rows are there when the kernel ends. Meanwhile
+/// one planner warp waits for the counts of all ranks and adds them up, for this block's share of the experts.
 __device__ inline void receive_rows(LowLatencyDispatch const& a, LowLatencyCall const& call) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
     receive_rows(a, call);
   }
 
-  // A failed wait leaves the rounds as consistent as a good one. Words of blocks that this launch lacks advance too.
+  // A failed wait also leaves the round words consistent. Words of blocks that this launch lacks advance too.
   __syncthreads();
   if (tid == 0) {
 #pragma unroll 1

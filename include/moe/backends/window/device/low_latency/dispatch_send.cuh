@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/dispatch_send.cuh: the sending half of a low-latency dispatch, a function for each role of warps. Spec
-// 04 §8.1.
+// backends/window/device/low_latency/dispatch_send.cuh: the sending half of a low-latency dispatch, one function per warp role.
+// docs/semantics/exchange.md §8.1.
 //
-// Warps 0 and 1 are planners: warp 0 works out where this block's rows go and writes the small words, warp 1 stores scales. Warps 2-15 are
+// Warps 0 and 1 are planners: warp 0 computes where this block's rows go and writes the small words, warp 1 stores scales. Warps 2-15 are
 // movers: they quantise rows into shared memory and store them to the peers. Before the places are needed all warps count.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace moe::detail {
 
 struct LowLatencyDispatch : LowLatencyKernelParams {
   ExchangeTokens in;
-  LowLatencyPieces pieces;  ///< for in.tokens, so that the usual call divides nothing
+  LowLatencyPieces pieces;  ///< pieces of in.tokens, computed once so that a call without splitting needs no division
   ScaleRule scales;
   int parity = 0;
   bool send = true;
@@ -23,14 +23,14 @@ struct LowLatencyDispatch : LowLatencyKernelParams {
   std::int64_t* expert_totals = nullptr;      ///< optional [L]: rows of all calls
 };
 
-/// What the warps of a block tell each other.
+/// State that the warps of a block share.
 struct LowLatencyFlags {
-  int failed;    ///< before a row is sent: places are not known
-  int unplaced;  ///< the same of the per-rank layout, whose rows do not wait for them
+  int failed;    ///< the places could not be learned; no row was sent
+  int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the places
 };
 
-/// Shared memory: of each own choice the target addresses, [E] counts before this block's tokens, [E] all counts, of each own choice where
-/// its expert is, then two rows.
+/// Shared memory, with "choice" for a choice of this block's tokens: target addresses of each choice, [E] counts before this block's
+/// tokens, [E] all counts, the expert of each choice, then two rows.
 inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   auto const own = static_cast<std::size_t>((s.max_tokens + s.blocks - 1) / s.blocks + 2) * static_cast<std::size_t>(s.topk);
   std::size_t const row =
@@ -38,14 +38,14 @@ inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   return (8 * static_cast<std::size_t>(s.num_experts) + 32 * own + 15) / 16 * 16 + 2 * ((row + 15) / 16 * 16);
 }
 struct LowLatencyTables {
-  char** row_target;    ///< of each own choice; null: nothing to store
+  char** row_target;    ///< of each choice of this block; null: nothing to store
   char** scale_target;  ///< the same
-  int* before;          ///< [E] rows ahead of this block's tokens
+  int* before;          ///< [E] rows before this block's tokens
   int* total;           ///< [E] all rows of this rank
-  int* expert;          ///< of each own choice: rank * L + local, or -1
-  int* place;           ///< of each own choice: place in its expert's batch
-  int* rank_of;         ///< of each own choice, or -1
-  int* repeats;         ///< of each own choice: 1: an earlier choice of the token has the same expert
+  int* expert;          ///< of each choice of this block: rank * L + local, or -1
+  int* place;           ///< of each choice of this block: place in its expert's batch
+  int* rank_of;         ///< of each choice of this block, or -1
+  int* repeats;         ///< of each choice of this block: 1: an earlier choice of the token has the same expert
   unsigned char* rows;  ///< two rows
 
   __device__ LowLatencyTables(LowLatencyDispatch const& a, unsigned char* shared) {
@@ -64,17 +64,17 @@ struct LowLatencyTables {
   }
 };
 
-/// This call as all threads of a block see it.
+/// Values of this call that all threads of a block share.
 struct LowLatencyCall {
   std::uint32_t round;
   std::uint64_t masked;  ///< a bit for each masked rank
   LowLatencyPieces pieces;
 };
 
-/// This block's part of the tokens: pieces [first, last), which are of tokens [t_first, t_last).
+/// This block's share: pieces [first, last), which belong to the tokens [t_first, t_last).
 struct LowLatencyShare {
   int first, last, t_first, t_last;
-  int choices;  ///< of these tokens
+  int choices;  ///< number of choices of these tokens
   __device__ LowLatencyShare(LowLatencyPieces const& pieces, int topk) {
     unsigned const items = static_cast<unsigned>(pieces.tokens) * static_cast<unsigned>(pieces.per_token);
     first = static_cast<int>(items * blockIdx.x / gridDim.x);
@@ -85,7 +85,7 @@ struct LowLatencyShare {
   }
 };
 
-/// Movers: the first piece is on its way while places are worked out: 32 bytes a thread.
+/// Movers: load the first piece while places are computed: 32 bytes per thread.
 template <bool kFp8>
 __device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                         uint4 (&early)[2]) {
@@ -103,7 +103,7 @@ __device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyC
   }
 }
 
-/// All warps: counts of all rows, and of the rows before this block's first token. Places follow without atomics on memory, in token order.
+/// All warps: count all rows, and the rows before this block's first token. Places follow in token order, without atomics on global memory.
 __device__ inline void count_choices(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                      LowLatencyTables const& shared) {
   int const tid = static_cast<int>(threadIdx.x);
@@ -123,8 +123,8 @@ __device__ inline void count_choices(LowLatencyDispatch const& a, LowLatencyCall
   }
 }
 
-/// All warps but the first, after all have counted: this block's share of the count words goes to every rank: experts block,
-/// block + blocks, …; word E holds the number of tokens. A word a warp.
+/// All warps but the first, after all have counted: send this block's share of the count words to every rank: experts block, block +
+/// blocks, …; word E holds the number of tokens. One word per warp.
 __device__ inline void send_counts(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -145,7 +145,7 @@ __device__ inline void send_counts(LowLatencyDispatch const& a, LowLatencyCall c
   }
 }
 
-/// Movers: one piece of token t, as it travels, into `row` of shared memory. `early`: the piece, if it is the block's first.
+/// Movers: write one piece of token t, in wire format, into `row` of shared memory. `early`: the piece, if it is the block's first.
 template <bool kFp8>
 __device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, int values, bool is_first, uint4 const (&early)[2],
                                 unsigned char* row) {
@@ -185,8 +185,8 @@ __device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, in
   }
 }
 
-/// The first warp, a lane for each own choice: the rows of all lower ranks come first. Waits for their counts, unless ranks may be dead.
-/// False if they could not be learned.
+/// The first warp, one lane per choice of this block: adds the rows of all lower ranks to the places. Waits for their counts, unless ranks
+/// may be dead. False if the counts could not be learned.
 __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                  LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
@@ -204,7 +204,7 @@ __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall con
   return __all_sync(0xffffffffU, known) != 0;
 }
 
-/// The first warp, while the movers fill the first row: the expert and the place of every own choice. `early_id`: the lane's first id.
+/// The first warp, while the movers fill the first row: the expert and place of each choice of this block. `early_id`: the lane's first id.
 __device__ inline void find_places(LowLatencyDispatch const& a, LowLatencyShare const& own, LowLatencyTables const& shared, int early_id) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   std::int32_t const* const ids = a.in.ids + own.t_first * a.topk;
@@ -239,8 +239,8 @@ __device__ inline void find_places(LowLatencyDispatch const& a, LowLatencyShare 
   }
 }
 
-/// The first warp, before the block meets: a row's address per choice; in the per-rank layout it is that of the token, for the first choice
-/// of each rank.
+/// The first warp, before the block synchronises: one row address per choice; in the per-rank layout the token's row address, for the first
+/// choice of each rank.
 template <bool kPerRank>
 __device__ inline void find_targets(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                     LowLatencyTables const& shared) {
@@ -267,7 +267,7 @@ __device__ inline void find_targets(LowLatencyDispatch const& a, LowLatencyCall 
   }
 }
 
-/// Movers, once the block has met: a piece from shared memory to all who want it. `targets`: [k] of the token.
+/// Movers, after the block has synchronised: store a piece from shared memory to all its destinations. `targets`: [k] of the token.
 template <bool kFp8>
 __device__ inline void store_row(unsigned char const* row, int from, int values, char* const* targets, int topk) {
 #pragma unroll 1
@@ -291,7 +291,8 @@ __device__ inline void store_row(unsigned char const* row, int from, int values,
   }
 }
 
-/// The second warp, once the block has met: the scales of the piece, which lie behind its values. `wide`: whole 16-byte units.
+/// The second warp, after the block has synchronised: stores the scales of the piece, which lie behind its values. `wide`: whole 16-byte
+/// units.
 __device__ inline void store_scales(unsigned char const* row, int from, int values, char* const* targets, int topk, bool wide) {
 #pragma unroll 1
   for (int s = static_cast<int>(threadIdx.x) % 32; s < (wide ? values / 512 : (values + 127) / 128); s += 32) {
@@ -341,9 +342,9 @@ __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall
   }
 }
 
-/// The first warp, while the rows are on their way: the source of every row, the own places for combine, and in the per-rank layout what
-/// the local reduction needs, for which it waits for the counts of lower ranks. A token that several blocks share is the matter of the
-/// block that has its first piece.
+/// The first warp, while the rows are in flight: the source of every row, this rank's places for combine, and in the per-rank layout the
+/// records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block with its
+/// first piece writes its words.
 template <bool kPerRank>
 __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                          LowLatencyTables const& shared, LowLatencyFlags& flags) {
@@ -377,7 +378,7 @@ __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatency
   }
 }
 
-/// A thread for each rank, once all rows and words of the block are stored: tells the rank that they are there.
+/// One thread per rank, after all rows and words of the block are stored: tells the rank that they have arrived.
 __device__ inline void publish_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyFlags const& flags) {
   comm::WindowView const& w = a.window;
   int const r = static_cast<int>(threadIdx.x);

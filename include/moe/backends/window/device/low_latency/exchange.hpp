@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/exchange.hpp: LowLatency between GPUs: the exchange that a layer owns. Plain host C++; its kernels are
+// backends/window/device/low_latency/exchange.hpp: LowLatency between GPUs: the exchange that a layer owns. Host C++ only; its kernels are
 // in low_latency.cuh.
 #pragma once
 
@@ -20,25 +20,25 @@ template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct LowLatencyParams<Window> {
   int blocks = 128;          ///< thread blocks of every kernel; equal on all ranks
-  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  bool programmatic = true;  ///< programmatic dependent launch: blocks launch while the kernel before ends
   /// One row travels for each (token, rank) and the experts gather it by index (BatchedTokens::gather); their outputs are weighted and
-  /// summed before the way back: a third fewer bytes, one more rounding to bf16. The same on all ranks.
+  /// summed before they return: a third fewer bytes, one more rounding to bf16. The same on all ranks.
   bool deduplicate = false;
-  CombineFormat combine = CombineFormat::plain;  ///< what outputs travel as; the same on all ranks
-  /// Experts write where their peers read. Unset: if they can (outputs in bf16 that travel plain, one row for each (token, expert), or rank
-  /// major). true: E_ARG with another CombineFormat, E_UNSUPPORTED otherwise, if they cannot. false: outputs are copied.
+  CombineFormat combine = CombineFormat::plain;  ///< the format in which outputs travel; the same on all ranks
+  /// Experts write where their peers read. Unset: where possible (outputs in bf16 that travel plain, one row for each (token, expert), or
+  /// rank major). true: if not possible, E_ARG with another CombineFormat, else E_UNSUPPORTED. false: outputs are copied.
   std::optional<bool> zero_copy = std::nullopt;
-  /// A rank that does not come within the deadline is masked instead of ending the group: neither waited for nor sent to, its experts'
-  /// terms left out. Costs two small kernels. Not with deduplicate. The same on all ranks.
+  /// A rank that misses the deadline is masked instead of ending the group: the others neither wait for it nor send to it, and leave out
+  /// its experts' terms. Costs two small kernels. Not with deduplicate. The same on all ranks.
   bool masks = false;
-  bool statistics = false;           ///< counts waited_ns() and expert_totals()
+  bool statistics = false;           ///< collects waited_ns() and expert_totals()
   bool fenced = true;                ///< combine's ready flag is a release; see comm::detail::announce for what false relies on
   int num_slots = 1;                 ///< dispatches whose receive half may be outstanding at once; the same on all ranks
   typename Window::Params window{};  ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
-/// The same; `deduplicate` is ignored.
+/// The same options; `deduplicate` is ignored.
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct LowLatencyRankMajorParams<Window> {
@@ -62,7 +62,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. Two windows' worth of batches for `max_tokens` rows a rank and slot; E_CAPACITY if they do not fit. Any placement.
+  /// Collective. Allocates batches for both parities, of `max_tokens` rows per rank and slot; E_CAPACITY if they do not fit. Any placement.
   LowLatencyExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                      Quant const&, Params const& params, Arena<Space>& arena)
       : params_(checked(params)),
@@ -95,18 +95,18 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
   }
 
-  /// Rows of one expert's batch, at most; rank major: rows.
+  /// The most rows of one expert's batch; rank major: the most rows.
   std::int64_t max_rows() const { return shape_.capacity(); }
 
-  /// Enqueues. Batched: rows lie packed in each block, by source rank and then by token. Throws what ended the group earlier; an error of
-  /// this rank's arguments, which peers hear of from check(), leaves the group sound.
+  /// Enqueues. Batched: rows lie packed in each block, by source rank and then by token. Throws the failure that ended the group, if any;
+  /// an error in this rank's arguments, which check() throws on the peers, leaves the group usable.
   Tokens prepare(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();
     last_ = begin(in, stream, 0, true);
     order_.set_dispatched();
     return tokens(last_, stream);
   }
-  /// Of the last prepare(). Batched [L, C, H], rank major [R T, H].
+  /// Outputs of the last prepare(). Batched [L, C, H], rank major [R T, H].
   Outputs expert_output() { return expert_output(last_); }
   /// Enqueues out[t] = the weighted sum of the token's expert outputs, in choice order (deduplicated or rank major: the sum over ranks), in
   /// float32, one rounding.
@@ -116,11 +116,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     order_.set_idle();
   }
 
-  /// The send half of a dispatch: waits for no rows (without masks: for the counts of lower ranks), so that other work fits behind it. Ids
-  /// and weights must stay until combine(). E_STATE if the slot's last send was not received; E_ARG for the slot.
+  /// The send half of a dispatch: waits for no rows (without masks: waits for the counts of lower ranks), so that other work can run before
+  /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the slot's last send was not received; E_ARG for the
+  /// slot.
   Handle send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
-  /// The receive half. The batches are valid until two dispatches of the slot have followed. E_STATE for a handle that was received or is
-  /// stale.
+  /// The receive half. The batches are valid until two further dispatches of the slot have begun. E_STATE for a handle that was received or
+  /// is stale.
   Tokens receive(Handle handle, cudaStream_t stream) {
     Record& r = expect(handle, DispatchState::sent, "receive");
     calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, false, true);
@@ -159,8 +160,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     finish_refusal(handle.slot, stream);
   }
 
-  /// Instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
-  /// handles, if a dispatch has no combine yet, instead of the combine of the oldest such, and of its receive half if that is due.
+  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
+  /// handles, call it instead of the combine (and of a missing receive half) of the oldest dispatch that has no combine yet.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
@@ -176,18 +177,18 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     order_.set_idle();
     finish_refusal(given_up->slot, stream);
   }
-  /// Throws what the kernels reported since; call after synchronising the stream. A failure that all ranks have seen alike (a rank refused
-  /// its arguments) is thrown once, and the group goes on.
+  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A failure that all ranks see
+  /// (a rank refused its arguments) is thrown once, and the group goes on.
   void check() const { check_window(*window_); }
 
   /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
   std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }
-  /// With masks: which ranks this one takes for dead; the engine decides who is a member of the group. Synchronises the device.
+  /// With masks: ranks that this rank considers dead; the engine decides the membership of the group. Synchronises the device.
   std::vector<bool> query_mask() const {
     auto const words = read_control<std::uint32_t>(*window_, comm::WindowControl::masked);
     return {words.begin(), words.end()};
   }
-  /// Masks a rank on this rank only, in stream order. E_STATE without Params::masks; E_ARG for the own rank.
+  /// Masks a rank on this rank only, in stream order. E_STATE without Params::masks; E_ARG for this rank.
   void mask_rank(int rank, cudaStream_t stream) {
     expect_masks();
     if (rank < 0 || rank >= shape_.ranks || rank == window_->rank()) {
@@ -196,7 +197,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     auto* const word = static_cast<char*>(window_->peer(window_->rank(), comm::WindowControl::masked)) + 4 * rank;
     check_cuda(cudaMemsetAsync(word, 1, 1, stream), "cudaMemsetAsync");
   }
-  /// Collective over all ranks, the masked ones too, between rounds: afterwards no rank is masked. Enqueues.
+  /// Collective over all ranks, also the masked ones, between rounds: clears all masks. Enqueues.
   void clear_mask(cudaStream_t stream) {
     expect_masks();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -206,7 +207,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     handles_.reset();
     order_.set_idle();
   }
-  /// With statistics: rows that every local expert has received so far. [L] on the host. Synchronises the device.
+  /// With statistics: rows that each local expert has received so far. [L] on the host. Synchronises the device.
   std::vector<std::int64_t> expert_totals() const {
     std::vector<std::int64_t> host(totals_ == nullptr ? 0 : static_cast<std::size_t>(num_local_));
     if (!host.empty()) {
@@ -296,7 +297,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
   }
 
-  // Both halves in one kernel, or the first.
+  // Both halves in one kernel, or only the first.
   Handle begin(Routed const& in, cudaStream_t stream, int slot, bool receive) {
     handles_.expect_slot(slot);
     comm::throw_if_over(*window_->view().failure);
@@ -316,14 +317,14 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, receive);
     return handle;
   }
-  // A dispatch and a combine that only say no, so that the peers' rounds end.
+  // Enqueues a refused dispatch and combine, so that the peers' rounds end.
   void refuse(int slot, std::uint32_t code, cudaStream_t stream) {
     Handle const handle = handles_.open_counted(slot, DispatchState::idle);
     calls(handle).dispatch({}, handles_.record(handle).num_tokens, handle.parity(), stream, true, true, code);
     handles_.refuse(handle, code);
     finish_refusal(slot, stream);
   }
-  // The combine of a refused dispatch, if it is due.
+  // Enqueues the combine of a refused dispatch, if it is due.
   void finish_refusal(int slot, cudaStream_t stream) {
     if (auto const due = handles_.take_refusal(slot)) {
       combine_nothing(due->handle, due->code, stream);

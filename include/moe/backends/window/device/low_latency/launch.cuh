@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/launch.cuh: how the kernels of the low-latency exchange are started. Include it in one translation
-// unit: its functions are emitted there even if nothing in that file calls them, so that other files of the program need no nvcc.
+// backends/window/device/low_latency/launch.cuh: launches the kernels of the low-latency exchange. Include it in one translation unit: its
+// functions are emitted there even if no code in that file calls them, so that other files of the program need no nvcc.
 #pragma once
 
 #include "moe/backends/window/device/common/launch.cuh"

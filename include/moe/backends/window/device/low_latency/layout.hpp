@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/layout.hpp: where everything lies in the window of the low-latency exchange. Equal on all ranks. Spec
-// 04 §8.
+// backends/window/device/low_latency/layout.hpp: layout of the window of the low-latency exchange. Equal on all ranks.
+// docs/semantics/exchange.md §8.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ struct LowLatencyShape {
   bool fp8 = true;        ///< rows travel as e4m3 with one float scale per 128; else bf16
   bool per_rank = false;  ///< one row per (token, rank), gathered by index; else one row per (token, expert), in the expert's batch
   int blocks = 128;       ///< thread blocks of every exchange kernel, all resident at once
-  /// Ranks may die: rows of a source lie at fixed places (T for each source in every expert's batch), which experts gather by index.
+  /// Ranks may die: rows of a source have fixed places (T for each source in every expert's batch), and experts gather them by index.
   bool masks = false;
-  CombineFormat combine = CombineFormat::plain;  ///< what expert outputs travel as
+  CombineFormat combine = CombineFormat::plain;  ///< the format in which expert outputs travel
   int layer = 0;                                 ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
@@ -50,7 +50,7 @@ struct LowLatencyShape {
         .add(static_cast<std::uint64_t>(layer))
         .value();
   }
-  /// E_CONFIG or E_UNSUPPORTED, naming the value.
+  /// Checks the shape. E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {
     auto require = [](bool ok, ErrorCode code, auto const&... what) {
       if (!ok) {
@@ -73,7 +73,7 @@ struct LowLatencyShape {
   }
 };
 
-/// Byte offsets in the window. Two of each region that a later operation may overwrite while an earlier one is still read.
+/// Byte offsets in the window. Regions that a later operation may overwrite while an earlier one is still read exist twice.
 struct LowLatencyLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks] rounds of dispatch sends
   std::size_t received = 0;        ///< own: u32 [blocks] rounds of dispatch receives
@@ -98,7 +98,7 @@ struct LowLatencyLayout {
   int count_stride = 0;
 
   LowLatencyLayout() = default;
-  /// `begin`: the first byte that is free, a multiple of 256.
+  /// `begin`: the first free byte, a multiple of 256.
   explicit LowLatencyLayout(LowLatencyShape const& s, std::size_t begin = comm::kWindowControlBytes) {
     WindowPlaces places(begin);
     auto take = [&](std::size_t bytes) { return places.take(1, static_cast<std::int64_t>(bytes)); };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/low_latency/masks.cuh: the low-latency exchange among ranks that may die. docs/semantics/exchange.md §8.4.
 //
-// Who is dead is decided at two points of a call, each by one block, so that a whole rank sees it alike: after the rows have been sent
-// (low_latency_collect) and before outputs are read (low_latency_meet). Rows lie where no other source's count decides, so ranks need
-// not agree about the dead; each receiver packs its batches by index from what it has itself seen of live ranks.
+// A call decides at two points which ranks are dead, each time in one block, so that the whole rank agrees: after the rows have been sent
+// (low_latency_collect) and before outputs are read (low_latency_meet). A row's place depends on no other source's count, so ranks need not
+// agree about dead ranks; each receiver packs its batches by index from the rows of the ranks that it found alive.
 #pragma once
 
 #include "moe/backends/window/device/common/rows.cuh"
@@ -13,8 +13,8 @@ namespace moe::detail {
 
 inline constexpr int kMaskThreads = 1024;
 
-/// Waits for the own word at `p`; past the deadline, or when another thread has seen it pass, rank `peer` is dead. `dead`: shared memory,
-/// in atomic accesses only while threads wait.
+/// Waits for this rank's word at `p`. If the deadline has passed, or another thread has found so, rank `peer` is dead. `dead`: shared
+/// memory, in atomic accesses only while threads wait.
 static __device__ __noinline__ bool wait_or_mask(comm::WindowView const& w, std::uint32_t const* p, std::uint32_t round,
                                                  comm::ExchangePhase phase, int peer, std::uint64_t start, int* dead) {
   using namespace comm::detail;
@@ -45,7 +45,7 @@ struct LowLatencyCollect : LowLatencyKernelParams {
   std::int64_t* expert_totals = nullptr;      ///< optional [L]
 };
 
-/// One block: waits for the rows of live ranks, masks those that do not come, packs the batches by index.
+/// One block: waits for the rows of live ranks, masks ranks whose rows do not arrive, packs the batches by index.
 static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLatencyCollect const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
@@ -116,11 +116,11 @@ struct LowLatencyMeet : LowLatencyKernelParams {
   std::uint32_t refused = 0;
 };
 
-/// One block: tells live ranks that this rank's outputs are there, waits for theirs, masks those that do not come.
+/// One block: tells live ranks that this rank's outputs are ready, waits for theirs, masks ranks that do not answer.
 static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet(LowLatencyMeet const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
-  begin_dependent_kernel();  // the outputs are there before peers are told so
+  begin_dependent_kernel();  // the outputs must be complete before peers are told
   comm::WindowView const& w = a.window;
   int const r = static_cast<int>(threadIdx.x);
   std::uint32_t* const masked = own<std::uint32_t>(w, comm::WindowControl::masked);
@@ -147,8 +147,8 @@ static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet
   }
 }
 
-/// Collective, between window_barrier kernels. Step 0: this rank's round to all. Step 1: the latest round of all is this rank's, no rank is
-/// masked.
+/// Collective, between window_barrier kernels. Step 0: sends this rank's round to all. Step 1: adopts the latest round of all ranks and
+/// clears all masks.
 static __global__ void low_latency_rejoin(comm::WindowView const __grid_constant__ w, LowLatencyLayout const __grid_constant__ at,
                                           int step) {
   using namespace comm::detail;

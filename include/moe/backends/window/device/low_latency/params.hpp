@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/low_latency/params.hpp: what every kernel of the low-latency exchange is given, and how a batch of tokens is cut
+// backends/window/device/low_latency/params.hpp: parameters of every kernel of the low-latency exchange, and how a batch of tokens is split
 // into pieces.
 #pragma once
 
@@ -10,14 +10,14 @@
 namespace moe::detail {
 
 inline constexpr int kLowLatencyThreads = 512;
-inline constexpr int kPlanners = 64;  ///< threads that work out places and write the small words; the others move rows
+inline constexpr int kPlanners = 64;  ///< threads that compute places and write the small words; the others move rows
 inline constexpr int kMovers = kLowLatencyThreads - kPlanners;
 
-/// How a batch of tokens is cut into pieces of whole units, so that few tokens still occupy all blocks.
+/// Splits a batch of tokens into pieces of whole units, so that few tokens still occupy all blocks.
 struct LowLatencyPieces {
   int tokens = 0;
   int per_token = 1;
-  int values = 0;  ///< of one piece; the last of a token may be shorter
+  int values = 0;  ///< of one piece; the last piece of a token may be shorter
   LowLatencyPieces() = default;
   MOE_HD int token(int item) const { return per_token == 1 ? item : item / per_token; }
   MOE_HD int first_value(int item) const { return per_token == 1 ? 0 : item % per_token * values; }
@@ -30,18 +30,18 @@ struct LowLatencyPieces {
     per_token = (units + each - 1) / each;
   }
 };
-inline constexpr int kDispatchUnit = 512;  ///< values: scales of a piece are whole 16-byte units
+inline constexpr int kDispatchUnit = 512;  ///< in values: the scales of a piece are whole 16-byte units
 inline constexpr int kCombineUnit = 256;
 
-/// What is the same in every call: made once, by the constructor of LowLatencyCalls, from a shape that it has checked.
+/// Parameters that are the same in every call. The constructor of LowLatencyCalls makes them from a shape that it has checked.
 struct LowLatencyKernelParams {
   comm::WindowView window;
   LowLatencyLayout at;
   ExpertTable experts;
   std::uint32_t tag = 0;
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0, blocks = 0;
-  bool masks = false;            ///< ranks may be dead: they are skipped, and rows lie at fixed places
-  bool weight_on_input = false;  ///< rows are multiplied by their weight before they travel, and sums have weight one; k = 1
+  bool masks = false;            ///< ranks may be dead: they are skipped, and rows have fixed places
+  bool weight_on_input = false;  ///< rows are multiplied by their weight before they travel, and sums use weight one; k = 1
 
   LowLatencyKernelParams() = default;
   /// E_CONFIG, E_UNSUPPORTED for the shape; E_ARG for the router weight on the input with top-k other than 1.

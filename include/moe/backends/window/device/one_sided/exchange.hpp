@@ -49,7 +49,7 @@ struct OneSidedLayout {
 /// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class OneSidedCalls : public PeerCalls<OneSidedLayout> {
  public:
-  /// E_CONFIG, E_UNSUPPORTED for the shape, or if the kernels' blocks do not run at once.
+  /// E_CONFIG, E_UNSUPPORTED for the shape, or if the kernels' blocks cannot all be resident at once.
   OneSidedCalls(comm::WindowView const& window, PeerShape const& shape, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape) { return OneSidedLayout(shape).bytes; }
 
@@ -81,10 +81,10 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct OneSidedParams<Window> {
-  int blocks = 64;                   ///< thread blocks of every kernel; equal on all ranks
-  bool programmatic = true;          ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  typename Window::Params window{};  ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  int blocks = 64;                                 ///< thread blocks of every kernel; equal on all ranks
+  bool programmatic = true;                        ///< programmatic dependent launch: blocks launch while the kernel before ends
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -97,13 +97,13 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   using typename Base::Space;
   using Tokens = StandardTokensOf<Config, Quant>;
 
-  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
+  /// Collective. Any placement. E_CAPACITY if the window cannot be allocated.
   OneSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, OneSidedParams<Window> const& params, Arena<Space>& arena)
       : OneSidedExchange(comm, peer_shape<Quant>("one_sided", comm.size(), shape, max_tokens, placement, params.blocks), placement, params,
                          arena) {}
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return shape_.rows(); }
   /// From the next prepare() on no rank brings more rows than `rows`, so that the experts get fewer rows. The same on all ranks, else
   /// E_MISMATCH. Initially max_tokens_per_rank. E_ARG outside [1, max_tokens_per_rank], E_STATE between prepare and finalize.

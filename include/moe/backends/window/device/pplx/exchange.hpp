@@ -76,7 +76,7 @@ struct PplxLayout {
 /// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class PplxCalls : public PeerCalls<PplxLayout> {
  public:
-  /// E_CONFIG, E_UNSUPPORTED for the shape or the group, or if the kernels' blocks do not run at once.
+  /// E_CONFIG, E_UNSUPPORTED for the shape or the group, or if the kernels' blocks cannot all be resident at once.
   PplxCalls(comm::WindowView const& window, PeerShape const& shape, PplxGroup const& group, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape, PplxGroup const& group) { return PplxLayout(shape, group).bytes; }
 
@@ -114,9 +114,9 @@ template <class Window>
 struct PplxParams<Window> {
   int dp_size = 1;           ///< consecutive ranks that hold the same tokens and all receive their results; must divide the number of ranks
   int blocks = 64;           ///< thread blocks of every kernel; equal on all ranks
-  bool programmatic = true;  ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
+  bool programmatic = true;  ///< programmatic dependent launch: blocks launch while the kernel before ends
   typename Window::Params window{};                ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -136,7 +136,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
       : PplxExchange(comm, peer_shape<Quant>("pplx", comm.size(), shape, max_tokens, even(placement), params.blocks),
                      moe::detail::PplxGroup{params.dp_size, shape.weight_on_input()}, placement, params, arena) {}
 
-  /// Rows of one expert's batch, at most.
+  /// The most rows of one expert's batch.
   std::int64_t max_rows() const { return calls_.layout().capacity; }
 
   /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws the failure that ended the group, if any; an error in this

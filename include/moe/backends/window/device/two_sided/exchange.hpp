@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/exchange.hpp: TwoSided between GPUs: the layout of its window and the exchange that a layer owns. Plain
-// host C++; its kernels are started in launch.cuh. docs/semantics/exchange.md §11.
+// backends/window/device/two_sided/exchange.hpp: TwoSided between GPUs: the layout of its window and the exchange that a layer owns. Host
+// C++ only; launch.cuh launches its kernels. docs/semantics/exchange.md §11.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@ struct TwoSidedQueues {
   int entry_bytes = 64 * 1024;  ///< a multiple of 128, at least one record
 };
 
-/// Byte offsets in the window of the two-sided exchange. What peers write are counts and queues; all else is this rank's own. Two of each
-/// region that a later operation may overwrite while an earlier one is still read.
+/// Byte offsets in the window of the two-sided exchange. Peers write counts and queues; all other parts are this rank's own. Regions that a
+/// later operation may overwrite while an earlier one is still read exist twice.
 struct TwoSidedLayout {
   std::size_t planned = 0;          ///< round words of the plan
   std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
@@ -36,19 +36,19 @@ struct TwoSidedLayout {
   std::size_t ids[2] = {};          ///< own: i32 [R T][k] local ids or -1
   std::size_t weights[2] = {};      ///< own: float [R T][k]
   std::size_t outputs[2] = {};      ///< own: bf16 [R T][H]: weighted and summed over this rank's experts
-  std::size_t returned = 0;         ///< own: bf16 [T min(k, R)][H] what came back, by rank, then by token
+  std::size_t returned = 0;         ///< own: bf16 [T min(k, R)][H] returned outputs, by rank, then by token
   std::size_t bytes = 0;
   int send_blocks = 0;     ///< half of the blocks send, half receive
   int warps = 0;           ///< of one block
   int queues = 0;          ///< between each two ranks
-  int record_bytes = 0;    ///< a row as it travels: values, scales, ids, weights
+  int record_bytes = 0;    ///< a row in wire format: values, scales, ids, weights
   int record_scales = 0;   ///< offset of the scales in it
   int record_ids = 0;      ///< offset of the ids; the weights follow
-  int returned_bytes = 0;  ///< a row on its way back
+  int returned_bytes = 0;  ///< a returned row
 
   TwoSidedLayout() = default;
   TwoSidedLayout(PeerShape const& s, TwoSidedQueues const& q) {
-    constexpr int kShared = 220 * 1024;  // of a block
+    constexpr int kShared = 220 * 1024;  // of one block
     auto line = [](int bytes) { return (bytes + 127) / 128 * 128; };
     record_scales = s.row_bytes();
     record_ids = record_scales + (s.fp8 ? (s.groups() + 3) / 4 * 16 : 0);
@@ -61,7 +61,8 @@ struct TwoSidedLayout {
     WindowPlaces places;
     std::int64_t const pairs = std::int64_t{queues} * s.ranks;
     planned = places.take_rounds();
-    for (std::size_t& c : counts) {  // in front of what the shape and the queues move: ranks that disagree compare words at one place
+    for (std::size_t& c : counts) {  // placed before all parts whose size depends on shape or queues: ranks that disagree still compare
+                                     // words at the same offset
       c = places.take(8, s.ranks);
     }
     tail = places.take(4, pairs);
@@ -84,27 +85,27 @@ struct TwoSidedLayout {
     returned = places.take(2, std::int64_t{s.max_tokens} * std::min(s.topk, s.ranks) * s.hidden);
     bytes = places.bytes();
   }
-  /// Shared memory of one warp: a record, or a row on its way back.
+  /// Shared memory of one warp: a record, or a returned row.
   MOE_HD int stage_bytes() const { return ((record_bytes > returned_bytes ? record_bytes : returned_bytes) + 127) / 128 * 128; }
 };
 
 /// The kernels of one rank over one part of a window. Defined in launch.cuh.
 class TwoSidedCalls : public PeerCalls<TwoSidedLayout> {
  public:
-  /// E_CONFIG, E_UNSUPPORTED for the shape or the queues, or if the kernels' blocks do not run at once.
+  /// E_CONFIG, E_UNSUPPORTED for the shape or the queues, or if the kernels' blocks cannot all be resident at once.
   TwoSidedCalls(comm::WindowView const& window, PeerShape const& shape, TwoSidedQueues const& queues, PeerOptions const& options = {});
   static std::size_t window_bytes(PeerShape const& shape, TwoSidedQueues const& queues) { return TwoSidedLayout(shape, queues).bytes; }
 
   /// Lists and counts, then rows through the queues. `refused`, 1 + ErrorCode: only tells the peers that this rank cannot take part; `in`
   /// must be empty.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, std::uint32_t refused = 0) const;
-  /// Sends outputs(parity) back through the queues and sums what returns in rank order. `refused`: tells the peers that this rank's outputs
-  /// are not there; `in` must be empty. Ranks that have no rows here do not wait for it, and see it with the next combine.
+  /// Sends outputs(parity) back through the queues and sums the returned rows in rank order. `refused`: tells the peers that this rank has
+  /// no outputs; `in` must be empty. Ranks without rows here do not wait for it, and see the refusal in the next combine.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                std::uint32_t refused = 0) const;
   /// Rounds float32 rows [rows][H] into outputs(parity), before combine().
   void round(float const* y, int parity, cudaStream_t stream) const;
-  /// Tells every rank that this one gives up: their waits end with E_PEER.
+  /// Tells every rank that this rank gives up: their waits end with E_PEER.
   void abandon(cudaStream_t stream) const;
 
   __nv_bfloat16* outputs(int parity) const { return own<__nv_bfloat16>(at_.outputs[parity]); }
@@ -121,12 +122,12 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct TwoSidedParams<Window> {
-  int blocks = 32;                    ///< thread blocks of the kernels that move rows, half of them send; equal on all ranks
-  int queue_depth = 8;                ///< entries of each queue, a power of two; equal on all ranks
-  int queue_entry_bytes = 64 * 1024;  ///< a multiple of 128, at least one record; equal on all ranks
-  bool programmatic = true;           ///< programmatic dependent launch: the blocks of a kernel are placed while the one before it ends
-  typename Window::Params window{};   ///< of the exchange's own window
-  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window, which layers of one shape then share; null: the exchange does
+  int blocks = 32;                                 ///< thread blocks of the kernels that move rows, half of them send; equal on all ranks
+  int queue_depth = 8;                             ///< entries of each queue, a power of two; equal on all ranks
+  int queue_entry_bytes = 64 * 1024;               ///< a multiple of 128, at least one record; equal on all ranks
+  bool programmatic = true;                        ///< programmatic dependent launch: blocks launch while the kernel before ends
+  typename Window::Params window{};                ///< of the exchange's own window
+  comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
 template <class Window, class Config, class Quant, class Partial>
@@ -139,17 +140,17 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   using typename Base::Space;
   using Tokens = StandardTokensOf<Config, Quant>;
 
-  /// Collective. Any placement. E_CAPACITY if the window cannot be had.
+  /// Collective. Any placement. E_CAPACITY if the window cannot be allocated.
   TwoSidedExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                    Quant const&, TwoSidedParams<Window> const& params, Arena<Space>& arena)
       : TwoSidedExchange(comm, peer_shape<Quant>("two_sided", comm.size(), shape, max_tokens, placement, params.blocks),
                          moe::detail::TwoSidedQueues{params.queue_depth, params.queue_entry_bytes}, placement, params, arena) {}
 
-  /// Most rows that the experts are given.
+  /// The most rows that the experts can get.
   std::int64_t max_rows() const { return shape_.rows(); }
 
-  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws what ended the group earlier; an error of this rank's
-  /// arguments, which peers hear of from check(), leaves the group sound.
+  /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws the failure that ended the group, if any; an error in
+  /// this rank's arguments, which check() throws on the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
@@ -177,8 +178,8 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     order_.set_idle();
   }
 
-  /// Instead of prepare() or finalize(): this rank gives up the round, and the next call works. Peers get E_PEER from check(): after
-  /// prepare() those whose rows are missing in this round, the others in the next.
+  /// Call it instead of prepare() or finalize(): this rank gives up the round, and the next call works. Peers get E_PEER from check():
+  /// after prepare() those that miss rows in this round, the others in the next.
   void abandon(cudaStream_t stream) {
     constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
     if (order_.dispatched()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/launch.cuh: how the kernels of TwoSided are started.
+// backends/window/device/two_sided/launch.cuh: launches the kernels of TwoSided.
 // Include it in one translation unit: its functions are emitted there even if nothing in that file calls them.
 #pragma once
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/two_sided/move.cuh: rows through bounded queues, to the experts and back. docs/semantics/exchange.md §11.
 //
-// A queue belongs to one warp at the sender and one warp at the receiver. The warps of half of the blocks send, those of the other half
-// receive; warp v of either half serves the peer at distance 1 + v % R and the queue v / R, so that a sender always waits for a warp that
-// is there. The same kernel takes rows to the experts and back.
+// A queue has one sending warp and one receiving warp. The warps of half of the blocks send, those of the other half receive. Warp v of
+// either half serves the peer at distance 1 + v % R and the queue v / R, so every sender has a receiver that is resident. The same kernel
+// takes rows to the experts and back.
 #pragma once
 
 #include "moe/backends/window/device/two_sided/plan.cuh"
@@ -12,10 +12,10 @@ namespace moe::detail {
 
 struct TwoSidedMove : PeerParams<TwoSidedLayout> {
   TwoSidedQueues queues;
-  bool back = false;  ///< outputs to where the rows came from; else rows to the experts
+  bool back = false;  ///< outputs to the rows' sources; else rows to the experts
 };
 
-/// The entries that carry records [first, last): `each` to an entry.
+/// The number of entries for the records [first, last), `each` records per entry.
 __device__ inline std::uint32_t entries_of(int first, int last, int each) {
   return last > first ? static_cast<std::uint32_t>((last - first + each - 1) / each) : 0U;
 }
@@ -32,7 +32,7 @@ class TwoSidedStage {
   }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ unsigned char* record() const { return record_; }
-  /// Takes `bytes` from there, after the record before has left.
+  /// Loads `bytes` from there, once the copy engine has read the previous record.
   __device__ void load(void const* from, int bytes) {
     ptx::bulk_wait_read();
     __syncwarp();
@@ -51,7 +51,7 @@ class TwoSidedStage {
   std::uint32_t phase_ = 0;
 };
 
-/// Sending warp: record i for `peer` into shared memory: a quantised token with ids and weights, or on the way back an output.
+/// Sending warp: loads record i for `peer` into shared memory: a quantised token with ids and weights, or a returned output.
 template <bool kFp8>
 __device__ inline void stage_record(TwoSidedMove const& a, TwoSidedSummary const& summary, TwoSidedStage& stage, int peer, int i) {
   comm::WindowView const& w = a.window;
@@ -80,7 +80,7 @@ __device__ inline void stage_record(TwoSidedMove const& a, TwoSidedSummary const
   __syncwarp();
 }
 
-/// Receiving warp: the loaded record i of `peer` to where the experts, or on the way back the sums, read it.
+/// Receiving warp: copies the loaded record i of `peer` to its place for the experts, or for the sums on the way back.
 template <bool kFp8>
 __device__ inline void keep_record(TwoSidedMove const& a, TwoSidedSummary const& summary, TwoSidedStage const& stage, int peer, int i) {
   using comm::detail::own;
@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
 #pragma unroll 1
     for (int i0 = first; i0 < last && good; i0 += each, ++number) {
       int const i1 = min(i0 + each, last);
-      // A sender waits until the receiver has read the entry that it writes over, a receiver until the sender has written the next.
+      // A sender waits until the receiver has read the entry to be overwritten; a receiver waits until the sender has written the next
+      // entry.
       if (lane == 0) {
         std::uint32_t const* const word = own<std::uint32_t>(w, sends ? a.at.head : a.at.tail) + queue * R + peer;
         good = wait_round(w, word, sends ? number + 1 - depth : number + 1, phase, peer);
@@ -186,12 +187,12 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
           keep_record<kFp8>(a, summary, stage, peer, i);
           __syncwarp();
         }
-        if (lane == 0) {  // the records were loaded: the sender may write the entry again
+        if (lane == 0) {  // the records were loaded: the sender may overwrite the entry
           publish(at<std::uint32_t>(w, peer, a.at.head) + queue * R + me, number + 1);
         }
       }
     }
-    if (lane == 0) {  // a failed wait leaves the numbers as consistent as a good one
+    if (lane == 0) {  // also after a failed wait: the counters must stay consistent
       *mine = begin + entries_of(first, last, each);
     }
   }

@@ -13,8 +13,8 @@ struct TwoSidedSummary {
   std::int32_t* rows;        ///< received
   std::int32_t* rows_for;    ///< [R] sent to each rank
   std::int32_t* rows_from;   ///< [R] received from each rank
-  std::int32_t* first_from;  ///< [R] where they begin
-  std::int32_t* first_back;  ///< [R] where the outputs of a rank's rows begin when they return
+  std::int32_t* first_from;  ///< [R] first row from each rank
+  std::int32_t* first_back;  ///< [R] first returned output from each rank
   MOE_HD TwoSidedSummary(std::int32_t* at, int ranks)
       : rows(at), rows_for(at + 1), rows_from(rows_for + ranks), first_from(rows_from + ranks), first_back(first_from + ranks) {}
 };
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     for (int j0 = 0; j0 < a.topk; j0 += 8) {
       int id[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {  // all asked for before the first is looked at
+      for (int j = 0; j < 8; ++j) {  // all loads are issued before the first is used
         id[j] = t < M && j0 + j < a.topk ? a.tokens.ids[t * a.topk + j0 + j] : -1;
       }
 #pragma unroll
@@ -96,7 +96,9 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     }
     __syncthreads();
   }
-  if (tid < R) {  // a rank without rows may be a plan ahead: its words must not fall on those of this one, whatever the call's parity
+  // Words are indexed by round, not by call parity: those of a rank without rows, which may be a plan ahead, must not overwrite this
+  // plan's.
+  if (tid < R) {
     ptx::store_relaxed_system(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
                               comm::count_word(round, a.tags.sent, static_cast<std::uint32_t>(total[tid])));
     from[tid] = sum_counts(w, own<std::uint64_t>(w, a.at.counts[round % 2]), 1, tid, tid + 1, round, a.tags.expected);
@@ -106,7 +108,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     TwoSidedSummary const summary(own<std::int32_t>(w, a.at.summary[a.parity]), R);
     int first_from = 0;
     int first_back = 0;
-    bool over = false;  // then no row moves: the queues of a rank that disagrees may lie elsewhere
+    bool over = false;  // then no row moves: a rank that disagrees may have its queues elsewhere
 #pragma unroll 1
     for (int r = 0; r < R; ++r) {
       over = over || from[r] < 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/two_sided/sum.cuh: the sum of what returns. docs/semantics/exchange.md §11.
+// backends/window/device/two_sided/sum.cuh: the sum of the returned outputs. docs/semantics/exchange.md §11.
 #pragma once
 
 #include "moe/backends/window/device/two_sided/plan.cuh"
@@ -11,7 +11,7 @@ struct TwoSidedSum : PeerParams<TwoSidedLayout> {
   std::int64_t out_stride = 0;
 };
 
-/// Adds what came back for each token, ranks ascending.
+/// Adds the returned outputs of each token, ranks ascending.
 static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_sum(TwoSidedSum const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ Terms terms[kQuads];
