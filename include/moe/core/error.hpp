@@ -12,7 +12,7 @@
 
 namespace moe {
 
-/// What kind of failure it was, and so what the caller can do about it.
+/// The kind of a failure, which tells what the caller can do about it.
 enum class ErrorCode : std::uint8_t {
   config,       ///< E_CONFIG: impossible combination of configuration values; raised at construction
   argument,     ///< E_ARG: bad argument of a call (shape, dtype, range, alignment, null); nothing was launched

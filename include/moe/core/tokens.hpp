@@ -26,7 +26,7 @@ struct StandardTokens {
   Rows<Scale const> scales;                ///< [R, scale_cols(H)]; 0 columns if the scheme has none
   Rows<std::int32_t const> topk_ids;       ///< [R, k] **local** ids on this rank, or kNoExpert
   Rows<float const> topk_weights;          ///< [R, k]
-  std::int32_t const* num_rows = nullptr;  ///< device: rows that are valid, when only the device knows; null: all of them
+  std::int32_t const* num_rows = nullptr;  ///< device: number of valid rows if only the device knows it; null: all rows
 };
 
 /// Tokens as the experts read them, batched format: a block of rows per local expert.
@@ -34,11 +34,11 @@ template <class Payload, class Scale>
 struct BatchedTokens {
   Blocks<Payload const> rows;                    ///< [L, C, payload_cols(H)]
   Blocks<Scale const> scales;                    ///< [L, C, scale_cols(H)]
-  Vector<std::int32_t const> expert_num_tokens;  ///< [L] valid rows of each block; rows past them hold anything, NaN included
-  /// [L, C], or no rows. If given, row i of block e is row gather(e, i) of `rows`, counted over all its blocks, of which there may then be
-  /// fewer than L. Device exchanges only.
+  Vector<std::int32_t const> expert_num_tokens;  ///< [L] valid rows of each block; rows past them are undefined and may be NaN
+  /// [L, C], or no rows. If given, row i of block e is row gather(e, i) of `rows`, with the rows of all blocks numbered in order; `rows`
+  /// may then have fewer than L blocks. Device exchanges only.
   Rows<std::int32_t const> gather = {};
-  /// Rows that a block may have, C.
+  /// The most rows of a block, C.
   MOE_HD std::int64_t capacity() const { return gather.extent(0) > 0 ? gather.extent(1) : rows.extent(1); }
 };
 

@@ -12,7 +12,7 @@ namespace moe {
 /// The stages of forward(), in order.
 enum class Phase : std::uint8_t { route, dispatch, experts, combine };
 
-/// A probe that measures nothing. A real one has begin(Phase) and end(Phase) and is called on the host around each stage.
+/// A probe that measures nothing. A real probe has begin(Phase) and end(Phase), which are called on the host around each stage.
 struct NoProbe {
   void begin(Phase) {}
   void end(Phase) {}
@@ -20,7 +20,7 @@ struct NoProbe {
 
 /// Memory that a layer holds on this rank besides its weights, in bytes.
 struct LayerMemory {
-  std::size_t arena = 0;   ///< in the layer's own arena
+  std::size_t arena = 0;   ///< in the layer's arena
   std::size_t window = 0;  ///< this rank's part of the window that the exchange maps; layers of one shape may share it (WindowManager)
 };
 

@@ -21,7 +21,7 @@ struct Fp8PerTensor : QuantizedRows<Fp8Unit<Floor, Format>, 0>,
   static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_per_tensor" : "fp8_per_tensor_ue8m0";
 };
 
-/// The activation scale comes with the checkpoint (input_scale); no scale travels.
+/// The activation scale comes from the checkpoint (input_scale); no scale is sent.
 struct Fp8PerTensorStatic : StaticRows<Fp8Unit<>>, TileWeights<Fp8Unit<>, 0, 0>, ShapeMultiple<1> {
   static constexpr char const* kName = "fp8_per_tensor_static";
 

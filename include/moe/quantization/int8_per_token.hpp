@@ -13,7 +13,7 @@ struct Int8PerToken : QuantizedRows<Int8Unit, 0>, TileWeights<Int8Unit, 1, 0>, S
   static constexpr char const* kName = "int8_per_token";
 };
 
-/// The activation scale comes with the checkpoint and is one for the tensor; weights per output channel.
+/// One activation scale for the tensor, from the checkpoint; weights per output channel.
 struct Int8PerTensorStatic : StaticRows<Int8Unit>, TileWeights<Int8Unit, 1, 0>, ShapeMultiple<1> {
   static constexpr char const* kName = "int8_per_tensor_static";
 

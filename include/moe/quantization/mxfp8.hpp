@@ -8,7 +8,7 @@
 
 namespace moe::quantization {
 
-/// Activations take the rule `ActRule`, weights are quantised offline by `WeightRule` (those of a checkpoint come with their exponents).
+/// Activations use the rule `ActRule`; weights are quantised offline by `WeightRule` (a checkpoint's weights come with their exponents).
 template <MxRule ActRule = MxRule::ceil, MxRule WeightRule = MxRule::ceil>
 struct Mxfp8 : QuantizedRows<Mxfp8Unit<ActRule>, 32>, TileWeights<Mxfp8Unit<WeightRule>, 1, 32>, ShapeMultiple<32> {
   static constexpr char const* kName = "mxfp8";

@@ -60,9 +60,9 @@ class CapacityTopK {
   int num_logits() const { return p_.config.num_logits(); }
   int num_slots() const { return p_.config.num_slots(); }
 
-  /// Rows in ascending order, then columns: a slot takes its row's best remaining expert with room in the groups that the row keeps; if
-  /// none has any, id -1. Weights are the scores of the experts taken, renormalised if configured. A full expert does not count for its
-  /// group, whose score is that of the best one or two left; zero experts are never full. Allocates the table of free places.
+  /// Rows in ascending order, then columns: a slot takes the row's best remaining expert that has room and is in a kept group, or id -1 if
+  /// there is none. Weights are the scores of the experts taken, renormalised if configured. A full expert does not count for its group,
+  /// whose score is that of the best one or two left; zero experts are never full. Allocates the table of free slots.
   template <class L>
   void select(RouteArgs<L> const& a) const {
     RouterConfig const& c = p_.config;

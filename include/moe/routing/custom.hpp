@@ -12,7 +12,7 @@
 namespace moe::routing {
 
 /// Routes by `f(logits [M, E], k, renormalize, ids [M, k] out, weights [M, k] out)`, a host function over all valid rows. A function that
-/// wants the hidden states captures their view. Every id must be -1 or in [0, E) and unique in its row, every weight finite: else E_ARG.
+/// needs the hidden states captures their view. Every id must be -1 or in [0, E) and unique in its row, every weight finite: else E_ARG.
 template <class F>
 class CustomRouter {
  public:

@@ -86,7 +86,7 @@ constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_log
 template <class L>
 struct FusedRouting {
   RouteArgs<L> args;                             ///< topk_ids: physical ids if there is a mapping, else logical
-  std::int32_t const* num_valid_rows = nullptr;  ///< one device word: valid rows where only the device knows, at most M; null: args say
+  std::int32_t const* num_valid_rows = nullptr;  ///< device word: valid rows (at most M) if only the device knows; null: those of args
   ExpertMapping const* mapping = nullptr;        ///< host pointer to a mapping of device tables, or null
   LoadRecorder recorder = {};                    ///< counts per physical expert
   std::int32_t* logical_ids = nullptr;           ///< [M, k] out: ids before mapping, what the capture hook sees; or null

@@ -68,7 +68,7 @@ concept PrepareAndFinalize = detail::kAllHold<detail::BackendContract<B>>;
 
 // ---- Its exchange: prepare() → the experts write expert_output() → finalize(), in this order, once per forward.
 
-/// Collective: takes the arena's memory for the layer's life. The last arguments: T_max, the quantisation of the rows, the backend's
+/// Collective: allocates from the arena for the layer's lifetime. The last arguments: T_max, the quantisation of the rows, the backend's
 /// Params.
 template <class X, class Backend, class Config, class Quant>
 concept ExchangeIsBuilt = std::constructible_from<X, typename Backend::Comm&, Shape<Config> const&, std::int64_t, ExpertPlacement const&,
@@ -103,7 +103,7 @@ concept ExchangeFinalizes =
     requires(X& x, Rows<typename Config::Act, Config::hidden> out, Stream<typename X::Space> stream) { x.finalize(out, stream); };
 MOE_MEMBER(ExchangeFinalizes, "the exchange", "finalize(Rows<Act, hidden> output, Stream<Space>)", "brings the results back");
 
-/// Collective, instead of prepare() or finalize(), after this rank's arguments were refused or its experts failed: peers get E_PEER.
+/// Collective; replaces prepare() or finalize() if this rank's arguments were refused or its experts failed: peers get E_PEER.
 template <class X>
 concept ExchangeAbandons = requires(X& x, Stream<typename X::Space> stream) { x.abandon(stream); };
 MOE_MEMBER(ExchangeAbandons, "the exchange", "abandon(Stream<Space>)", "ends a round that this rank cannot finish, peers get E_PEER");

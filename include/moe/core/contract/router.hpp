@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/router.hpp: what a Router has: logits → (ids, weights).
+// core/contract/router.hpp: what a Router must have: logits → (ids, weights).
 //
-// Beside the members below a router has, for host layers,      template <class L> void select(RouteArgs<L> const&) const;
+// Besides the members below a router has, for host layers,      template <class L> void select(RouteArgs<L> const&) const;
 // and for layers on the device the type Config, the base class routing::RowRouter<Config>, and
 //                                                              template <class L> void select(RouteArgs<L> const&, cudaStream_t) const;
-// routing/row/route_args.hpp says what select() reads and writes; layer/contract.hpp checks it.
+// routing/row/route_args.hpp describes what select() reads and writes; layer/contract.hpp checks it.
 #pragma once
 
 #include <concepts>
@@ -27,7 +27,7 @@ template <class R>
 concept RouterHasParams = HasParams<R> && std::constructible_from<R, typename R::Params const&>;
 MOE_MEMBER(RouterHasParams, "the router", "explicit Router(Params const&)", "a struct Params, and the constructor that validates it");
 
-/// Logical experts that it chooses among, zero experts not counted.
+/// Logical experts to choose from, without zero experts.
 template <class R>
 concept RouterHasNumExperts = requires(R const& r) {
   { r.num_experts() } -> std::convertible_to<int>;

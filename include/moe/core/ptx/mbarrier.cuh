@@ -12,7 +12,7 @@ __device__ inline void barrier_init([[maybe_unused]] std::uint64_t* barrier, [[m
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(arrivals) : "memory");
 #endif
 }
-/// One arrival that also announces `bytes` to come.
+/// One arrival that also adds `bytes` to the bytes that the phase waits for.
 __device__ inline void barrier_expect([[maybe_unused]] std::uint64_t* barrier, [[maybe_unused]] int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes) : "memory");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/ptx/memory.cuh: loads and stores with a memory order and a scope, fences, and accesses that stay out of L1. The name says the scope:
-// `gpu` for the threads of one GPU, `system` for those of all GPUs and the host.
+// core/ptx/memory.cuh: loads and stores with a memory order and a scope, fences, and accesses that stay out of L1. The name gives the
+// scope: `gpu` for the threads of one GPU, `system` for those of all GPUs and the host.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -70,7 +70,7 @@ MOE_HD inline RoutingShared routing_shared(int num_physical, int local_experts, 
 // Barriers of clusters would wait for this block's earlier stores to global memory. Instead every block has a barrier in shared memory that
 // counts the bytes that the others store.
 
-/// Makes this block's barrier expect so many bytes; one thread calls it.
+/// Makes this block's barrier expect `bytes` bytes; one thread calls it.
 __device__ inline void expect_bytes([[maybe_unused]] std::uint64_t* barrier, [[maybe_unused]] int bytes) {
 #if __CUDA_ARCH__ >= 900
   cuda::ptx::mbarrier_init(barrier, 1);

@@ -175,7 +175,7 @@ __device__ inline WarpRow route_sigmoid_groups(Config const& cfg, float const (&
   bool const keep = (kept >> lane & 1U) != 0;
   int const place = __popc(kept & ((1U << (group * S::kGroupLanes)) - 1)) / S::kGroupLanes;
   if (keep) store_floats(sel, candidates + place * S::kPitch + in_group);
-  unsigned const groups = __reduce_or_sync(kAllLanes, keep ? static_cast<unsigned>(group) << (8 * place) : 0U);  // a byte a place
+  unsigned const groups = __reduce_or_sync(kAllLanes, keep ? static_cast<unsigned>(group) << (8 * place) : 0U);  // one byte per place
   __syncwarp();
 
   // This lane's candidates in descending order; equal ones stay in the order of their ids, which a byte each of `order` holds.

@@ -59,8 +59,8 @@ __device__ inline void load_logits(Config const& cfg, L const* row, int n, int l
   for (int i = 0; i < V; ++i) z[i] = first + i < n ? clean_logit(cfg, to_float(row[first + i])) : -kInfinity;
 }
 
-/// Sets sel to -inf outside the best groups. Groups of whole lanes, a power of two of them, stay in registers; others go through `scratch`:
-/// num_experts + num_expert_group floats of this warp.
+/// Sets sel to -inf outside the best groups. Groups that fill whole lanes, a power of two of lanes each, stay in registers. Others use
+/// `scratch`: num_experts + num_expert_group floats of this warp.
 template <int V, class Config>
 __device__ inline void mask_groups_warp(Config const& cfg, int lane, float* scratch, float (&sel)[V]) {
   int const groups = cfg.num_expert_group > 1 ? cfg.num_expert_group : 1;  // a fixed 0 compiles this too

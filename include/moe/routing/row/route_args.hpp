@@ -10,7 +10,7 @@ namespace moe::routing {
 
 /// Counters of a router's select(). Owned by the caller; a null pointer turns counting off.
 struct RouteCounters {
-  std::int64_t degenerate_rows = 0;  ///< rows of which no expert could be chosen
+  std::int64_t degenerate_rows = 0;  ///< rows for which no expert could be chosen
 };
 
 /// One batch to route. L: element of the logits (float, bf16 or f16). All arrays lie in the space that the router runs in.

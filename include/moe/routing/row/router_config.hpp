@@ -14,7 +14,7 @@ namespace moe::routing {
 
 /// Score of a logit. identity: the raw logit ("TopK" routing). Formulas: docs/semantics/routing.md §3.
 enum class Scoring : std::uint8_t { softmax, sigmoid, sqrtsoftplus, identity };
-/// What the k experts are chosen by, and what their weights are taken from.
+/// Whether the k experts are chosen by score or by logit, and how their weights follow.
 enum class Order : std::uint8_t {
   score_then_topk,  ///< weights are the scores over all experts, taken at the chosen ones
   topk_then_score,  ///< weights are the score function over the k chosen logits only

@@ -16,7 +16,7 @@
 
 namespace moe::hopper {
 
-/// One call as the engines see it.
+/// One call in the form that the engines use.
 struct Request {
   LayerCall const& call;
   std::int32_t const* batch_counts;  ///< null: standard format

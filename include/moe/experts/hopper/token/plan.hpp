@@ -11,7 +11,7 @@ namespace moe::hopper {
 inline constexpr int kTokenWarps = 12;  ///< the most warps
 inline constexpr int kTokenDepth = 2;   ///< buffers of a warp
 inline constexpr int kTokenBuffer = 8192;
-inline constexpr int kTokenSharedMemory = kSharedMemoryLimit - 2048;  ///< dynamic, at most; the rest is for what the kernel declares
+inline constexpr int kTokenSharedMemory = kSharedMemoryLimit - 2048;  ///< dynamic, at most; the rest is for declared variables
 inline constexpr int kTokenSlots = 32;                                ///< the most experts of a token
 
 /// How both products are cut into tasks. A task is one warp's work at a time: some whole rows of one expert or, if rows are long, the same

@@ -34,7 +34,7 @@ struct TokenParams {
 
 namespace detail {
 
-/// Shared memory as one warp sees it.
+/// One warp's view of shared memory.
 struct TokenMemory {
   char* vector;         ///< x or the intermediate, in the form that the products read
   float* group_scales;  ///< fp8: of the vector's groups of 128
@@ -169,9 +169,9 @@ __device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memor
   }
 }
 
-/// Multiplies a task's rows, which have come, with the vector. A lane reads 16 bytes of one of four rows, so that a warp reads 128 of each:
-/// they are 16 rows of the tensor core's first operand, for which its second has columns of their own: n = lane / 4 is high or low part
-/// (bf16), half of the 128 bytes, even or odd words of the 16.
+/// Multiplies a task's rows, which are loaded by now, with the vector. A lane reads 16 bytes of one of four rows, so a warp reads 128 bytes
+/// of each row. The tensor core takes these as 16 rows of its first operand. The columns of its second operand are parts of the vector:
+/// column n = lane / 4 is the high or low part (bf16), one half of the 128 bytes, the even or odd words of each 16 bytes.
 template <bool kFp8>
 __device__ inline void multiply_rows(TokenParams const& p, TokenMemory const& memory, TokenTask const& task, char const* weights,
                                      float* to) {
