@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/backend_agreement_test.cpp: what one rank does wrong is an error on all ranks, never a hang, and the next call works.
+// tests/mpi/backend_agreement_test.cpp: a mistake of one rank is an error on all ranks, never a hang, and the next call works.
 // moe-ranks: 1 2 3 4
 #undef NDEBUG  // ids out of range are an error in this file, whatever the build type
 #include "exchange_harness.hpp"
@@ -15,9 +15,9 @@ class Agreement : public testing::Test {
  protected:
   Comm comm{MPI_COMM_WORLD, {.timeout_ms = 20'000}};
   int rank() const { return comm.rank(); }
-  /// The last rank is the one that errs.
+  /// The last rank fails.
   bool errs() const { return comm.rank() == comm.size() - 1; }
-  /// What the ranks see if the one that errs gets `own`.
+  /// The error on each rank if the failing rank gets `own`.
   ErrorCode seen(ErrorCode own, ErrorCode others = ErrorCode::peer) const { return errs() ? own : others; }
 };
 struct Names {
@@ -83,7 +83,7 @@ TEST(AgreementOfBackends, G10_OtherBackend) {
   EXPECT_EQ(message.find("backend: rank 0 has naive, rank 1 has allgather_reduce_scatter"), 0U) << message;
 }
 
-// A rank whose own arguments are impossible says so itself, and the others hear of it.
+// A rank with invalid arguments reports its own error, and the others are told.
 TYPED_TEST(Agreement, ConstructionThatOneRankRefuses) {
   using H = Harness<TypeParam>;
   typename H::Setup setup{.hidden = 16, .num_experts = 6, .k = 2, .max_tokens = 4};
@@ -135,7 +135,7 @@ TYPED_TEST(Agreement, T26_FinalizeThatOneRankRefuses) {
   h.run_experts(h.exchange().prepare(b.tokens(), {}));
   expect_error(this->seen(ErrorCode::argument), [&] { h.exchange().finalize(moe::make_rows(out.data(), this->errs() ? 3 : 4, 16), {}); });
   EXPECT_EQ(out, std::vector<float>(b.x.size(), -3.0F)) << "a refused finalize writes nothing";
-  h.exchange().finalize(moe::make_rows(out.data(), 4, 16), {});  // the round is still open: arguments can be corrected
+  h.exchange().finalize(moe::make_rows(out.data(), 4, 16), {});  // the round is still open: the call can be repeated with correct arguments
   EXPECT_EQ(out[0], b.expected(0, 0, 6));
   h.check(b);
 }
@@ -198,7 +198,7 @@ TYPED_TEST(Agreement, RanksInDifferentLayersAreAMismatch) {
       expect_error(ErrorCode::mismatch, [&] { a.exchange().prepare(batch.tokens(), {}); });
     }
   }
-  a.run_experts(a.exchange().prepare(batch.tokens(), {}));  // one rank is in the other layer's dispatch, or gives that up
+  a.run_experts(a.exchange().prepare(batch.tokens(), {}));  // one rank is in the other layer's dispatch, or abandons it
   std::vector<float> out(batch.x.size());
   auto finalize = [&] { a.exchange().finalize(moe::make_rows(out.data(), batch.rows, batch.hidden), {}); };
   expect_error(ErrorCode::mismatch, [&] { this->errs() ? (void)b.exchange().prepare(batch.tokens(), {}) : finalize(); });
@@ -215,7 +215,7 @@ TYPED_TEST(Agreement, RanksInDifferentLayersAreAMismatch) {
   }
 }
 
-// T10: a rank that never comes. The others get the error in time, with the phase and the rank that is missing.
+// T10: a missing rank. The others get the error in time, with the phase and the missing rank.
 TYPED_TEST(Agreement, T10_RankThatNeverComes) {
   if (this->comm.size() == 1) GTEST_SKIP() << "one rank has no peers";
   Comm comm(MPI_COMM_WORLD);

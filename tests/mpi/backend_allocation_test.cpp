@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/backend_allocation_test.cpp: prepare and finalize take no memory. This program counts its own operator new.
+// tests/mpi/backend_allocation_test.cpp: prepare and finalize allocate no memory. This program replaces operator new and counts its calls.
 // moe-ranks: 1 2 3
 #include <atomic>
 #include <cstdlib>

@@ -45,7 +45,7 @@ TYPED_TEST(Exchanges, T1_NarrowElementsAndFixedWidth) {
   fixed.check(random_batch<moe::f16>(this->rank(), 2, 7, 24, 2, 8));
 }
 
-// Experts that write narrow rows: with one expert per token the one rounding is the expert's.
+// Experts that write narrow rows: with one expert per token, only the expert rounds.
 TYPED_TEST(Exchanges, T1_NarrowExpertOutput) {
   Harness<TypeParam, moe::bf16, moe::quantization::None, moe::bf16> h(this->comm, {.hidden = 24, .num_experts = 8, .k = 1});
   h.check(random_batch<moe::bf16>(this->rank(), 3, 6, 24, 1, 8));
@@ -167,7 +167,7 @@ TYPED_TEST(Exchanges, SlotsAreConserved) {
   }
 }
 
-// T7 for the host: many rounds with unequal rows and ranks that dawdle.
+// T7 for the host: many rounds with unequal row counts and delayed ranks.
 TYPED_TEST(Exchanges, T7_ThousandRounds) {
   Harness<TypeParam> h(this->comm, {.hidden = 12, .num_experts = 10, .k = 3, .max_tokens = 6});
   std::mt19937 gen(static_cast<unsigned>(this->rank()) + 99);
@@ -177,7 +177,7 @@ TYPED_TEST(Exchanges, T7_ThousandRounds) {
   }
 }
 
-// The router weight on the input is the experts' work in standard format: any topk, once, whatever the backend.
+// In standard format the experts apply the router weight on the input, exactly once: any topk, any backend.
 TYPED_TEST(Exchanges, T13_WeightsArriveWithTheirSlots) {
   for (int k : {1, 2}) {
     Harness<TypeParam> h(this->comm, {.hidden = 8, .num_experts = 6, .k = k});
@@ -205,7 +205,7 @@ TYPED_TEST(Exchanges, CustomPlacementWithReplicas) {
   h.check(random_batch<float>(this->rank(), 10, 8, 8, 2, physical));
 }
 
-// Rows of a wider array in, rows of a wider array out; what lies between is not touched.
+// Rows of a wider array in, rows of a wider array out; the gaps between rows are not touched.
 TYPED_TEST(Exchanges, StridedRows) {
   Harness<TypeParam> h(this->comm, {.hidden = 8, .num_experts = 6, .k = 2});
   auto const b = random_batch<float>(this->rank(), 11, 5, 8, 2, 6);

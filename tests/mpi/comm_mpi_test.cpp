@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/comm_mpi_test.cpp: collectives between processes against what each must compute.
+// tests/mpi/comm_mpi_test.cpp: collectives between processes against their expected results.
 // moe-ranks: 1 2 3 4 5
 #include "moe/comm/mpi.hpp"
 
@@ -61,7 +61,7 @@ TEST(Mpi, AllGatherVInPlaceAndNot) {
   }
 }
 
-// A message between INT_MAX and such a limit would be posted with a truncated count.
+// With such a limit, a message larger than INT_MAX would be posted with a truncated count.
 TEST(Mpi, RefusesALimitThatDoesNotFitACount) {
   for (std::int64_t large : {std::int64_t{-1}, std::int64_t{1} << 31U, std::int64_t{1} << 33U}) {
     moe_test::expect_error(moe::ErrorCode::config, moe::text("large_message_bytes: ", large, " is out of range [0, 2147483647]"),
@@ -148,7 +148,7 @@ TEST(Mpi, BarrierHoldsEveryRank) {
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(150));
 }
 
-// T10: a rank that stays away. The others get the error within a second of the deadline, and it names that rank.
+// T10: a missing rank. The others get the error within a second of the deadline, and it names that rank.
 TEST(Mpi, T10_AbsentRankIsNamed) {
   Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 300});
   if (comm.size() == 1) GTEST_SKIP() << "one rank has no peers";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/eplb_harness.hpp: expert arrays whose bytes tell layer, expert, array and place, and maps to move them between.
+// tests/mpi/eplb_harness.hpp: expert arrays whose bytes encode layer, expert, array and position, and maps to move them between.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ class PatternWeights {
   void load(ExpertMaps const& maps, int rank) {
     for (int l = 0; l < maps.num_layers(); ++l) load(l, maps.physical_to_logical().row(l), rank);
   }
-  /// Every byte is that of the map, and what lies between experts was not touched. Returns what is wrong first, or "".
+  /// Every byte matches the map, and the gaps between experts are unchanged. Returns the first difference, or "".
   std::string check(int layer, std::span<std::int32_t const> map, int rank) const {
     for (int s = 0; s < slots_; ++s) {
       std::int32_t const e = map[static_cast<std::size_t>(rank * slots_ + s)];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/eplb_rearrangement_test.cpp: layers that go on serving while their experts move: synchronously, step by step, and beside a
-// worker thread (cases B9, B13, B14 and the shutdown row of docs/semantics/eplb.md §11).
+// tests/mpi/eplb_rearrangement_test.cpp: layers that keep serving while their experts move: synchronously, step by step, and with a worker
+// thread (cases B9, B13, B14 and the shutdown row of docs/semantics/eplb.md §11).
 #include "moe/eplb/async_rearrangement.hpp"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ using moe::eplb::CommGroup;
 using moe::eplb::MapTables;
 using moe::eplb::WeightMover;
 
-/// A communicator whose all-to-all comes late on this rank, and whose all-gather returns late.
+/// A communicator whose all-to-all starts late on this rank, and whose all-gather returns late.
 class SlowMpi : public Mpi {
  public:
   using Mpi::Mpi;
@@ -156,13 +156,13 @@ class Model {
     tables_->take_load(balancer.load_pass(0));
     return all;
   }
-  /// The maps in use become those of `next` in one layer: what a rearrangement calls.
+  /// Switches one layer of the maps in use to `next`: the commit callback of a rearrangement.
   void commit(int layer, ExpertMaps const& next) {
     balancer.commit_layer(0, layer, next);
     tables_->publish(layer, next);
   }
   ExpertMaps const& maps() const { return balancer.maps(0); }
-  /// Every slot of every layer holds the bytes that loading its expert would give.
+  /// Every slot of every layer holds its expert's bytes.
   void expect_weights_of_maps(std::string const& when) {
     Store fresh(kSlots, 16, 8, true);
     for (int l = 0; l < kLayers; ++l) {
@@ -242,7 +242,7 @@ void serve_while_moving(Ranks& ranks, int topk, bool background) {
   WeightMover<SlowMpi> mover(ranks.weights, model.tensors(), kSlots);
   AsyncRearrangement<SlowMpi> async(mover, {.background = background});
   auto const first = model.forward();
-  std::vector<int> log;  // what happened, step by step
+  std::vector<int> log;  // the events of each step
   int finished = 0;
   for (int step = 0; step < 2000 && finished < 2; ++step) {
     auto const outcome = model.balancer.step({.rearranging = async.pending()}, ranks.group);
@@ -348,7 +348,7 @@ TEST(AsyncRearrangement, EqualMapsFinishWithoutACommit) {
   }
 }
 
-/// Steps until one throws; every rank must be in the same step then. The error, balancing is off, and maps and weights are as before.
+/// Steps until one throws, in the same step on every rank. Returns the error; balancing is off, and maps and weights are unchanged.
 moe::Error failing_steps(Ranks& ranks, Moving& m, AsyncRearrangement<SlowMpi>& async) {
   ExpertMaps const before = m.maps;
   for (int step = 0; step < 5000; ++step) {
@@ -390,7 +390,7 @@ TEST(AsyncRearrangement, B14_ExceptionInAWorkerIsReportedInTheNextStepOnAllRanks
   }
 }
 
-// What the start of the thread throws is a failure like any other, and the other workers do not wait for this one.
+// An exception at the start of the thread is a failure like any other, and the other workers do not wait for this one.
 TEST(AsyncRearrangement, B14_ExceptionAtTheStartOfAWorker) {
   Ranks ranks;
   Moving m(ranks);
@@ -404,7 +404,7 @@ TEST(AsyncRearrangement, B14_ExceptionAtTheStartOfAWorker) {
   EXPECT_NE(e.message().find(ranks.is_last() ? "no such device" : text("rank ", ranks.last())), std::string::npos) << e.what();
 }
 
-// The other workers learn of the failure and fail themselves while the rank where it began is still telling them.
+// The other workers learn of the failure and fail while the first failed rank is still reporting it.
 TEST(AsyncRearrangement, B14_ReportsTheRankThatFailedThoughAPeerReportsFirst) {
   Ranks ranks;
   if (ranks.is_last()) ranks.weights.gathers_late = std::chrono::milliseconds(50);
@@ -422,11 +422,11 @@ TEST(AsyncRearrangement, B14_RanksThatPlanDifferently) {
   EXPECT_TRUE(e.code() == ErrorCode::mismatch || e.code() == ErrorCode::peer) << e.what();
 }
 
-// One rank's worker comes too late for the deadline of the weights' communicator.
+// One rank's worker misses the deadline of the weights' communicator.
 TEST(AsyncRearrangement, B14_TransferDeadlineNamesLayerExpertAndPeer) {
   Ranks ranks(400);
   if (ranks.size() == 1) GTEST_SKIP() << "one rank has no peers";
-  if (ranks.rank() != ranks.last() - 1) ranks.weights.set_timeout_ms(10'000);  // only the rank that lacks the weights ends the wait
+  if (ranks.rank() != ranks.last() - 1) ranks.weights.set_timeout_ms(10'000);  // only the rank that waits for the weights times out
   Moving m(ranks);
   WeightMover<SlowMpi> mover(ranks.weights, m.weights.tensors(), kSlots);
   if (ranks.is_last()) ranks.weights.delay = std::chrono::milliseconds(1000);
@@ -457,7 +457,7 @@ TEST(AsyncRearrangement, B14_RankThatIsNeverReadyIsNamedOnAllRanks) {
   EXPECT_NE(e.message().find(text(ranks.last(), " not ready within 150 ms")), std::string::npos) << e.what();
 }
 
-// A rank that stops stepping, as a dead one would: the others learn it in the step's agreement.
+// A rank stops stepping, as a dead one would: the others detect it in the step's agreement.
 TEST(AsyncRearrangement, B14_RankThatLeavesIsNamed) {
   Ranks ranks(800);
   if (ranks.size() == 1) GTEST_SKIP() << "one rank has no peers";
@@ -482,7 +482,7 @@ TEST(AsyncRearrangement, B14_RankThatLeavesIsNamed) {
   EXPECT_EQ(m.weights.check(m.maps, ranks.rank()), "") << "one layer new, the others old, each with its weights";
 }
 
-// The object goes away in the middle: the layer under way is given up, none is half new.
+// The object is destroyed in the middle: the layer in flight is abandoned, and no layer is half replaced.
 TEST(AsyncRearrangement, ShutdownWhilePendingLeavesMapsAndWeightsTogether) {
   Ranks ranks;
   if (ranks.size() == 1) GTEST_SKIP() << "one rank has nothing to move";
@@ -502,7 +502,7 @@ TEST(AsyncRearrangement, ShutdownWhilePendingLeavesMapsAndWeightsTogether) {
     EXPECT_EQ(mover.fetched_layer(), -1);
     EXPECT_EQ(m.weights.check(m.maps, ranks.rank()), "");
     for (int l = 0; l < kLayers; ++l) EXPECT_EQ(m.maps.layer_differs(l, m.next), l >= commits_before);
-    // The communicators are whole: the rest can be moved synchronously.
+    // The communicators are intact: the rest can be moved synchronously.
     moe::eplb::rearrange(mover, m.maps, m.next, ranks.group, [&](int layer) { m.maps.set_layer(layer, m.next); });
     EXPECT_EQ(m.weights.check(m.next, ranks.rank()), "");
   }

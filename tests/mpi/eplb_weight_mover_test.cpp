@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/eplb_weight_mover_test.cpp: expert weights between processes: random plans against direct copies, scaling, and ranks that
-// disagree, fail or stay away (cases B7, B8, B11, B16 and the error rows of docs/semantics/eplb.md §11).
+// disagree, fail or are missing (cases B7, B8, B11, B16 and the error rows of docs/semantics/eplb.md §11).
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -25,7 +25,7 @@ using moe::eplb::CommGroup;
 using moe::eplb::rearrange;
 using moe::eplb::WeightMover;
 
-// All ranks must draw the same cases; a rank that fails must not try smaller ones alone.
+// All ranks must draw the same cases; a failing rank must not shrink its case alone.
 bool const kSameCases = setenv("RC_PARAMS", "seed=20 max_success=150 noshrink=1", 1) == 0;
 
 /// The mover's communicator, the engine's, and the group that agrees over it.
@@ -67,7 +67,7 @@ RC_GTEST_PROP(WeightMover, B7_RandomMapsEverySlotHoldsItsExpert, ()) {
   RC_ASSERT(weights.check(next, ranks.rank()) == "");
   RC_ASSERT(std::is_sorted(committed.begin(), committed.end()));
   RC_ASSERT(report.layers_changed == static_cast<int>(committed.size()));
-  // What all ranks sent is what all ranks received.
+  // The bytes that all ranks sent equal the bytes that all ranks received.
   std::vector<std::int64_t> sums{report.moved.bytes_sent, report.moved.bytes_received};
   ranks.group.all_reduce_sum(sums);
   RC_ASSERT(sums[0] == sums[1]);
@@ -200,7 +200,7 @@ TEST(WeightMover, WrongCallsAndTheCallAfter) {
   EXPECT_EQ(weights.check(next, ranks.rank()), "");
 }
 
-// What one rank does wrong is an error on all ranks, and the communicators still work.
+// A mistake of one rank is an error on all ranks, and the communicators still work.
 TEST(WeightMover, RanksThatDisagree) {
   Ranks ranks;
   int const n = ranks.size();
@@ -231,8 +231,8 @@ TEST(WeightMover, RanksThatDisagree) {
   EXPECT_EQ(good.check(one, ranks.rank()), "");
 }
 
-// A rank that stays away in the second layer: all others get E_TIMEOUT that names it; the first layer is new everywhere, the second
-// and third nowhere.
+// A rank is missing in the second layer: all others get E_TIMEOUT that names it. The first layer is new on all ranks, the second and third
+// on none.
 TEST(WeightMover, RankThatStaysAwayIsNamed) {
   Ranks ranks(800);
   int const n = ranks.size();
@@ -257,7 +257,7 @@ TEST(WeightMover, RankThatStaysAwayIsNamed) {
   } catch (moe::TransportError const& e) {
     EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
     EXPECT_EQ(e.peer(), n - 1) << e.what();
-    if (ranks.rank() == n - 2) {  // each rank receives from the next one; short messages are sent whoever is there
+    if (ranks.rank() == n - 2) {  // each rank receives from the next one; sending a short message does not wait for its receiver
       EXPECT_NE(e.message().find(text("weights of layer 1, expert ", 2 * n - 2, " from rank ", n - 1)), std::string::npos) << e.what();
     }
   }
@@ -268,7 +268,7 @@ TEST(WeightMover, RankThatStaysAwayIsNamed) {
   EXPECT_EQ(mover.fetched_layer(), -1);
 }
 
-// B11 between processes: a rank that made a step more.
+// B11 between processes: one rank has made one step more.
 TEST(BalancerOverMpi, B11_DifferentStepsAreAMismatchOnAllRanks) {
   Ranks ranks;
   if (ranks.size() == 1) GTEST_SKIP() << "one rank cannot disagree";

@@ -53,7 +53,7 @@ class Harness {
   std::size_t arena_bytes() const { return arena_.bytes(); }
   moe::ExpertPlacement const& placement() const { return placement_; }
 
-  /// The experts of this rank over what prepare() gave; returns how many slots had work.
+  /// Runs this rank's experts on the result of prepare(); returns how many slots had work.
   template <class Tokens>
   std::int64_t run_experts(Tokens const& tokens) {
     auto y = exchange_.expert_output();
@@ -85,7 +85,7 @@ class Harness {
     exchange_.finalize(moe::make_rows<Cfg::hidden>(out.data(), b.rows, b.hidden), {});
     return out;
   }
-  /// forward() and a comparison with what identity experts give; every rank knows every rank's batch.
+  /// Runs forward() and compares with the expected outputs; every rank knows every rank's batch.
   void check(Batch<Act> const& b, std::string const& what = "") {
     std::vector<Act> const out = forward(b);
     for (std::int64_t t = 0; t < b.rows; ++t) {

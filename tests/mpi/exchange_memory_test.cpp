@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/exchange_memory_test.cpp: the formulas of backends/common/memory.hpp against what exchanges take.
+// tests/mpi/exchange_memory_test.cpp: the formulas of backends/common/memory.hpp against the memory that exchanges allocate.
 // moe-ranks: 1 3
 #include "moe/backends/common/memory.hpp"
 
@@ -23,7 +23,7 @@ class Memory : public testing::Test {
   int experts() const { return 5 * comm.size(); }
   ExchangeSize size() const { return {comm.size(), kTokens, kTopK, 5, kHidden * 4, kHidden * 4}; }
 
-  /// Within 2 % of the whole and a little that does not grow.
+  /// Within 2 % of the whole, plus a small constant.
   static void expect_near(std::int64_t real, std::int64_t formula, char const* what) {
     EXPECT_LE(std::abs(static_cast<double>(real - formula)), 0.02 * static_cast<double>(real) + 64 * 1024)
         << what << ": " << real << " bytes, the formula says " << formula;

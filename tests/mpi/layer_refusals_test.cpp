@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/layer_refusals_test.cpp: one rank cannot build its layer or block, or cannot make its call: it says why, the others get E_PEER
-// at once, and what follows works.
+// tests/mpi/layer_refusals_test.cpp: one rank cannot build its layer or block, or cannot make its call: it gets the reason, the others get
+// E_PEER at once, and later calls work.
 // moe-ranks: 1 2 3
 #include <gtest/gtest.h>
 
@@ -26,12 +26,12 @@ struct Invariant : RegistryConfig {
   static constexpr bool batch_invariant = true;
 };
 
-/// The last rank errs.
+/// The last rank fails.
 template <class Backend>
 class Refusals : public testing::Test {
  protected:
   bool errs() const { return mpi.rank() == mpi.size() - 1; }
-  /// What the rank that errs throws, and E_PEER on the others.
+  /// The failing rank throws its own error, the others E_PEER.
   template <class Call>
   void expect_refusal(ErrorCode own, std::string_view part, Call&& call) const {
     if (errs()) {
@@ -75,7 +75,7 @@ TYPED_TEST(Refusals, ConstructionOfALayer) {
   layer.forward(make_rows(x.data(), 1, kHidden), make_rows(logits.data(), 1, num_experts), make_rows(y.data(), 1, kHidden));
 }
 
-// What decides a token's result is the same on all ranks, or every rank is told what differs.
+// Settings that affect a token's result are equal on all ranks, or every rank is told which one differs.
 TYPED_TEST(Refusals, LayersThatDiffer) {
   using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
@@ -104,7 +104,7 @@ TYPED_TEST(Refusals, LayersThatDiffer) {
   build([](auto&) {});
 }
 
-// Q16: a scale that comes with the checkpoint decides what every rank makes of a row that it receives.
+// Q16: a scale from the checkpoint affects how every rank decodes the rows that it receives.
 TYPED_TEST(Refusals, Q16_StaticScalesThatDiffer) {
   if (this->mpi.size() == 1) return;
   int const num_experts = 4 * this->mpi.size();
@@ -127,7 +127,7 @@ TYPED_TEST(Refusals, Q16_StaticScalesThatDiffer) {
   build(quantization::Fp8PerTensorStatic({.scale = 0.5F}));
 }
 
-// Which replica a token goes to depends on its place in the batch, and with it the sums of a rank that adds outputs.
+// Which replica a token goes to depends on its place in the batch, and so do the sums of a rank that adds outputs.
 TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
   using Layer = ModularKernel<Invariant, routing::AnyRouter, None, TypeParam, experts::Reference<float>>;
   std::vector<std::int32_t> slots;

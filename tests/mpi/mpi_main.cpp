@@ -24,10 +24,10 @@ class FailuresOfRank : public testing::EmptyTestEventListener {
 
  private:
   int rank_;
-  std::string test_;  // asking GoogleTest while it reports would wait for its own lock
+  std::string test_;  // a query to GoogleTest while it reports would deadlock
 };
 
-/// Ranks must enter each test together: a rank that ended the last one early would otherwise spend the deadline of its first wait.
+/// Ranks must enter each test together: otherwise a rank that ended the last test early would use up its deadline in its first wait.
 class EnterTogether : public testing::EmptyTestEventListener {
  public:
   void OnTestStart(testing::TestInfo const&) override { MPI_Barrier(MPI_COMM_WORLD); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/parallel_step_vote_test.cpp: ranks that vote on a step over a communicator all decide what the table of all votes says.
+// tests/mpi/parallel_step_vote_test.cpp: a vote over a communicator gives every rank the decision computed from the table of all votes.
 #include <gtest/gtest.h>
 
 #include <optional>

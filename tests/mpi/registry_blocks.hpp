@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/registry_blocks.hpp: one block file or one MoE layer of a reference checkpoint through one host composition without
-// quantisation, rows dealt unevenly: output, experts and weights are those of the model's own code.
+// quantisation, rows distributed unevenly: output, experts and weights equal those of the model's own code.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace hana = boost::hana;
 using moe::quantization::None;
 
-/// One MoE block: its weights, where its input lies and what must come out.
+/// One MoE block: its weights, its input and the expected output.
 struct Source {
   std::string name;
   fs::path weights, tensors;
@@ -71,7 +71,7 @@ class BlockTest : public testing::Test {
     load.experts = std::vector<int>(mine.begin(), mine.end());
     auto const loader =
         source_.layer < 0 ? moe::io::LayerLoader::from_block(store, d) : moe::io::LayerLoader::from_checkpoint(store, d, source_.layer);
-    // Rank r has the rows from T r^2 / R^2 on: the first few or none, the last most.
+    // Rank r's rows begin at T r^2 / R^2: the first rank has few or none, the last the most.
     auto const input = read<float>(tensors, source_.hidden);
     std::int64_t const total = static_cast<std::int64_t>(input.size()) / d.hidden;
     auto cut = [&](std::int64_t r) { return total * r * r / (mpi.size() * mpi.size()); };

@@ -34,7 +34,7 @@ enum class Choice {
   free,      ///< any
   two,       ///< the correction bias of all but two is -inf: with k = 3 the last slot of every row is -1
   nobody,    ///< the bias of all is -inf and such rows are dropped: every id is -1
-  the_last,  ///< the last expert's bias wins every row
+  the_last,  ///< the last expert's bias makes it the first choice of every row
 };
 struct Scenario {
   char const* name;
@@ -197,8 +197,8 @@ constexpr double grid_step() {
   } else {
     constexpr DType kCode = Quant::kPayloadDType;
     static_assert(kCode == DType::e4m3 || kCode == DType::e2m1 || kCode == DType::i8, "a new grid needs its step here");
-    // A scale that is a power of two, or comes with the checkpoint, leaves the largest value anywhere on the grid, else it is the largest
-    // code.
+    // With a scale that is a power of two or comes from the checkpoint, the largest value may be anywhere on the grid; else it is the
+    // largest code.
     constexpr bool kAnywhere = Quant::Unit::kPowerOfTwo || Quant::kActGranularity == moe::quantization::ScaleGranularity::per_tensor;
     if (kCode == DType::i8) return kAnywhere ? 2.0 / 127 : 1.0 / 127;
     if (kCode == DType::e4m3) return kAnywhere ? 1.0 / 8 : 32.0 / 448;
@@ -206,12 +206,12 @@ constexpr double grid_step() {
   }
 }
 
-/// How far each row may be from what is expected, in the 2-norm, as a part of it.
+/// The allowed error of each row in the 2-norm, as a fraction of a norm.
 ///
-/// Sums in another order differ by rounding: 1e-5. A scheme that rounds what enters the second product turns a rounding difference before
-/// it into a step of its grid if the value lies beside a step's edge: a chance of at most 1e-5 for each of the k I = 384 values of a row,
-/// so that two in one row are not to be expected. One step moves a row y = W2 h by step |h|max |w| for a column w of W2, and |y| is about
-/// |h| |w|, at least |h|max |w|, as the columns are independent.
+/// Sums in another order differ by rounding: 1e-5. A scheme that rounds the input of the second product turns a rounding difference before
+/// it into a step of its grid if the value lies next to the edge of a step. The chance is at most 1e-5 for each of the k I = 384 values of
+/// a row, so two in one row are unlikely. One step moves a row y = W2 h by step |h|max |w| for a column w of W2. |y| is about |h| |w|, at
+/// least |h|max |w|, because the columns are independent.
 struct Tolerance {
   double rounding = 1e-5;  ///< of the largest value of all rows
   double step = 0;         ///< of the row: grid_step()
@@ -265,7 +265,7 @@ class CompositionTest : public testing::Test {
   }
 
  private:
-  /// The scenario must be what its name says.
+  /// Checks that the scenario matches its name.
   void check_routing(std::vector<std::int32_t> const& ids, std::vector<float> const& output) const {
     auto const k = static_cast<std::size_t>(s_.k);
     bool const zero = std::all_of(output.begin(), output.end(), [](float v) { return v == 0.0F; });
@@ -282,7 +282,7 @@ class CompositionTest : public testing::Test {
   Scenario s_;
 };
 
-/// Comes after all others: as many ran as the file says that there are.
+/// Runs last: checks that as many compositions ran as the file states.
 class AllRan : public testing::Test {
  public:
   explicit AllRan(int expected) : expected_(expected) {}

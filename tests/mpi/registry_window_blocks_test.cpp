@@ -15,8 +15,8 @@
 namespace {
 
 using namespace moe_test;
-/// What a backend cannot do it refuses on all ranks alike: pplx experts that do not divide by the ranks, batched backends the router weight
-/// on the input with more than one expert a token.
+/// A backend refuses unsupported cases on all ranks alike: pplx refuses a number of experts that the ranks do not divide, batched backends
+/// refuse the router weight on the input with more than one expert per token.
 template <class Backend, class Experts>
 class WindowBlockTest : public BlockTest<Backend, Experts> {
  public:

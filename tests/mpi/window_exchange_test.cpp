@@ -19,7 +19,7 @@ class WindowExchange : public testing::Test {
  protected:
   Comm comm{MPI_COMM_WORLD, {.timeout_ms = 30'000}};
   int rank() const { return comm.rank(); }
-  /// A number of experts that all exchanges take.
+  /// A number of experts that all exchanges accept.
   int experts(int per_rank) const { return per_rank * comm.size(); }
 };
 using Cases = testing::Types<LowLatencyCase, DeduplicatedCase, HighThroughputCase, OneSidedCase, TwoSidedCase, PplxCase>;
@@ -181,7 +181,7 @@ TYPED_TEST(WindowExchange, SlotsAreConserved) {
   }
 }
 
-// T7: the reuse rule. Ranks dawdle before each half; MOE_WINDOW_ROUNDS asks for more rounds.
+// T7: the reuse rule. Ranks are delayed before each half; MOE_WINDOW_ROUNDS asks for more rounds.
 TYPED_TEST(WindowExchange, T7_RandomDelays) {
   char const* const wanted = std::getenv("MOE_WINDOW_ROUNDS");
   int const rounds = wanted == nullptr ? 300 : std::atoi(wanted);

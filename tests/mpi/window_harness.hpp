@@ -15,7 +15,7 @@ namespace moe_test {
 
 using Window = moe::comm::MpiShared;
 
-// What the typed tests run over: a backend and its parameters.
+// A case of the typed tests: a backend and its parameters.
 struct LowLatencyCase {
   using Backend = moe::backends::LowLatency<Window>;
   static constexpr char const* kName = "low_latency";
@@ -36,7 +36,7 @@ struct OneSidedCase {
   static constexpr char const* kName = "one_sided";
   static Backend::Params params() { return {}; }
 };
-struct TwoSidedCase {  // queues so short that every round goes through them several times
+struct TwoSidedCase {  // queues so short that they wrap several times in every round
   using Backend = moe::backends::TwoSided<Window>;
   static constexpr char const* kName = "two_sided";
   static Backend::Params params() { return {.queue_depth = 2, .queue_entry_bytes = 34 * 1024}; }
@@ -91,7 +91,7 @@ class WindowHarness {
   moe::ExpertPlacement const& placement() const { return placement_; }
   std::size_t arena_bytes() const { return arena_.bytes(); }
 
-  /// The experts of this rank from `tokens` to `y`; returns how many rows (batched) or slots (standard) had work.
+  /// Runs this rank's experts from `tokens` to `y`; returns how many rows (batched) or slots (standard) had work.
   template <class Tokens, class Outputs>
   std::int64_t run_experts(Tokens const& tokens, Outputs y) {
     auto const owned = placement_.local_to_physical(rank_);
@@ -127,7 +127,7 @@ class WindowHarness {
     return slots;
   }
 
-  /// What the last prepare() gave, to where finalize() reads it.
+  /// Runs the experts from the result of the last prepare() to the input of finalize().
   template <class Tokens>
   std::int64_t run_experts(Tokens const& tokens) {
     return run_experts(tokens, exchange_.expert_output());
@@ -149,7 +149,7 @@ class WindowHarness {
     return forward(b, [] {});
   }
   void check(Batch<Act> const& b, std::string const& what = "") { compare(forward(b), b, what); }
-  /// `out` against what the experts give; every rank knows every rank's batch.
+  /// Compares `out` with the expected outputs; every rank knows every rank's batch.
   void compare(std::vector<Act> const& out, Batch<Act> const& b, std::string const& what = "") const {
     for (std::int64_t t = 0; t < b.rows; ++t) {
       for (std::int64_t h = 0; h < b.hidden; ++h) {
@@ -158,7 +158,7 @@ class WindowHarness {
       }
     }
   }
-  /// What had work on this rank in the last forward().
+  /// The rows or slots with work on this rank in the last forward().
   std::int64_t slots() const { return slots_; }
 
   static moe::RoutedTokens<Act, Cfg::hidden> cast(Batch<Act> const& b) {

@@ -13,7 +13,7 @@ namespace {
 
 using namespace moe_test;
 
-/// For backends that want experts that divide by 1, 2, 3 and 4 ranks.
+/// For backends whose number of experts must be divisible by 1, 2, 3 and 4 ranks.
 constexpr Scenario kDivides{.name = "ExpertsDivide", .num_experts = 12, .k = 3, .max_tokens = 7, .rounds = 3};
 
 bool register_window_layers() {

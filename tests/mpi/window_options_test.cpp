@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/window_options_test.cpp: what LowLatency can do besides: outputs that travel coded or are not copied, masks for dead ranks,
+// tests/mpi/window_options_test.cpp: options of LowLatency: outputs that travel coded or are not copied, masks for dead ranks,
 // wait statistics, the rank-major layout. moe-ranks: 1 2 3 4 8
 #include <chrono>
 #include <cmath>
@@ -22,7 +22,7 @@ class WindowOptions : public testing::Test {
   static H::Params patient() { return H::patient(); }
 };
 
-// What moves things in the window, or who waits for whom, is compared at construction, each by its own name.
+// Parameters that change the window's layout or who waits for whom are compared at construction, each by name.
 template <class Case, class Change>
 std::string disagree(Comm& comm, Change&& change) {
   auto params = WindowHarness<Case>::patient();
@@ -41,7 +41,7 @@ TEST_F(WindowOptions, T12_OptionsThatDifferAreNamed) {
   expect_named(disagree<HighThroughputCase>(comm, [](auto& p) { p.max_recv_rows = 5; }), "max_recv_rows", 8 * comm.size(), 5);
   expect_named(disagree<TwoSidedCase>(comm, [](auto& p) { p.queue_depth = 4; }), "queue_depth", 2, 4);
   expect_named(disagree<TwoSidedCase>(comm, [](auto& p) { p.queue_entry_bytes = 68 * 1024; }), "queue_entry_bytes", 34 * 1024, 68 * 1024);
-  // As many bytes, in another geometry.
+  // The same number of bytes in another geometry.
   auto const message = disagree<TwoSidedCase>(comm, [](auto& p) {
     p.queue_depth = 1;
     p.queue_entry_bytes *= 2;
@@ -82,8 +82,8 @@ TEST_F(WindowOptions, T18_ZeroCopy) {
   expect_error(ErrorCode::unsupported, [&] { H(comm, {.num_experts = experts(), .params = params}); });
 }
 
-// Bounds: e4m3 is off by half of 2^-3 of a value at most, or of 2^-9 of the scale; LogFMT by half of 2^(32/510) - 1 of a value, or by
-// what lies 2^-32 under the largest. The cosine of the outputs is docs/semantics/exchange.md T18.
+// Bounds: the error of e4m3 is at most half of 2^-3 of a value, or half of 2^-9 of the scale; that of LogFMT half of 2^(32/510) - 1 of a
+// value, or 2^-32 of the largest. The cosine of the outputs is docs/semantics/exchange.md T18.
 TEST_F(WindowOptions, T18_CodedOutputs) {
   int constexpr kHidden = 328;
   for (auto format : {CombineFormat::fp8, CombineFormat::logfmt}) {
@@ -94,7 +94,7 @@ TEST_F(WindowOptions, T18_CodedOutputs) {
       H h(comm, {.hidden = kHidden, .num_experts = experts(), .k = 3, .params = params});
       for (int round = 0; round < 8; ++round) {
         auto b = random_batch<float>(rank(), round, random_rows(rank(), round, 8), kHidden, 3, experts(), false);
-        for (float& v : b.x) v *= round % 2 == 0 ? 1e-3F : 1.0F;  // LogFMT codes what is below one, and sends the rest as bf16
+        for (float& v : b.x) v *= round % 2 == 0 ? 1e-3F : 1.0F;  // LogFMT codes what is below one, and sends the other values as bf16
         auto const out = h.forward(b);
         double dot = 0, own = 0, ideal = 0;
         for (std::int64_t t = 0; t < b.rows; ++t) {
@@ -152,7 +152,7 @@ TEST(CombineFormat, T18_CodesOfOneRow) {
         }
       }
     }
-    // What has no logarithm.
+    // Values without a logarithm.
     std::fill(x.begin(), x.end(), std::numeric_limits<float>::quiet_NaN());
     moe::detail::encode_row(format, x.data(), 300, codes.data(), headers.data());
     moe::detail::decode_row(format, codes.data(), headers.data(), 300, back.data());
@@ -160,8 +160,8 @@ TEST(CombineFormat, T18_CodesOfOneRow) {
   }
 }
 
-// T11: the last rank stays away for some rounds. The others mask it, lose its experts' terms and nothing else, and do not wait for it
-// again. Then all clear the mask, and it takes part.
+// T11: the last rank is missing for some rounds. The others mask it, lose only its experts' terms, and do not wait for it again. Then all
+// clear the mask, and it takes part.
 TEST_F(WindowOptions, T11_RankThatStaysAwayIsMasked) {
   if (comm.size() == 1) GTEST_SKIP() << "one rank has no peers";
   int const last = comm.size() - 1;
@@ -256,7 +256,7 @@ TEST_F(WindowOptions, T1_RankMajorLayout) {
   }
 }
 
-// Slots of a placement with redundant experts are what travels: a logical expert's copies are different ids.
+// The exchange works on the slots of a placement with redundant experts: a logical expert's copies have different ids.
 template <class Case>
 void redundant_placement(Comm& comm) {
   int const slots = 4 * comm.size();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/window_protocol_test.cpp: halves, slots, handles, refusals, deadlines and the memory itself. What one rank does wrong is an
-// error on all ranks within the deadline, and a group that is built anew works.
+// tests/mpi/window_protocol_test.cpp: halves, slots, handles, refusals, deadlines and the memory itself. A mistake of one rank is an error
+// on all ranks within the deadline, and a newly built group works.
 // moe-ranks: 1 2 3 4 8
 #undef NDEBUG  // ids out of range are an error in this file, whatever the build type
 #include <chrono>
@@ -19,7 +19,7 @@ class WindowProtocol : public testing::Test {
   Comm comm{MPI_COMM_WORLD, {.timeout_ms = 20'000}};
   int rank() const { return comm.rank(); }
   int experts() const { return 2 * comm.size(); }
-  /// The last rank is the one that errs.
+  /// The last rank fails.
   bool errs() const { return comm.rank() == comm.size() - 1; }
   ErrorCode seen(ErrorCode own, ErrorCode others = ErrorCode::peer) const { return errs() ? own : others; }
 };
@@ -106,7 +106,8 @@ TYPED_TEST(WindowProtocol, T21_CallOrder) {
   h.check(b);
 }
 
-// T12: ranks that disagree about a shape, at construction, by the field; ranks in different calls of one window, in the first word.
+// T12: ranks that disagree about a shape are found at construction, and the field is named; ranks in different calls of one window are
+// found by the first word.
 TYPED_TEST(WindowProtocol, T12_RanksThatDisagree) {
   if (this->comm.size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   using H = WindowHarness<TypeParam>;
@@ -132,7 +133,7 @@ TYPED_TEST(WindowProtocol, T12_RanksThatDisagree) {
   b.check(batch);
 }
 
-// T10: a rank that never comes. The others get the error in time, with the rank that is missing; then nothing works but building anew.
+// T10: a missing rank. The others get the error in time, with the missing rank. After that, only a newly built group works.
 TYPED_TEST(WindowProtocol, T10_T24_RankThatSleeps) {
   if (this->comm.size() == 1) GTEST_SKIP() << "one rank has no peers";
   int const experts = this->experts();
@@ -159,12 +160,12 @@ TYPED_TEST(WindowProtocol, T10_T24_RankThatSleeps) {
       usleep(600'000);
       expect_error(ErrorCode::peer, [&] { h.exchange().prepare(b.tokens(), {}); });  // the others have told it
     }
-  }  // destruction waits for nobody
+  }  // destruction waits for no rank
   H h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2});
   h.check(b, "built anew");
 }
 
-// T24: destruction with a dispatch that was never combined waits for no peer, and what is built next starts from nothing.
+// T24: destruction after a dispatch without combine waits for no peer, and the next exchange starts from a clean state.
 TYPED_TEST(WindowProtocol, T24_DestroyWithAnOutstandingHandle) {
   int const experts = this->experts();
   using H = WindowHarness<TypeParam>;
@@ -233,7 +234,7 @@ TYPED_TEST(Halves, T8_TwoBatchesOnOneSlot) {
     h.compare(o0, b0, "first");
     h.compare(finish(h, d1, b1), b1, "second");
   }
-  // A third result takes the place of the first.
+  // A third result overwrites the first.
   auto const b = random_batch<float>(this->rank(), 90, 4, 16, 2, experts);
   auto const d0 = x.send(b.tokens());
   expect_error(ErrorCode::state, [&] { x.send(b.tokens()); });  // T17: two sends before a receive
@@ -262,7 +263,7 @@ TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
     auto const b0 = random_batch<float>(this->rank(), 2 * round, random_rows(this->rank(), round, 8), 16, 2, experts);
     auto const b1 = random_batch<float>(this->rank(), 2 * round + 1, random_rows(this->rank(), round + 50, 8), 16, 2, experts);
     auto const d0 = x.send(b0.tokens(), 0);
-    auto const d1 = x.send(b1.tokens(), 1);  // both are under way, and are received in either order
+    auto const d1 = x.send(b1.tokens(), 1);  // both are in flight and can be received in either order
     bool const swap = round % 2 == 1;
     auto const t_first = x.receive(swap ? d1 : d0);
     auto const t_second = x.receive(swap ? d0 : d1);
@@ -277,7 +278,7 @@ TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
   expect_error(ErrorCode::argument, [&] { x.send({}, 2); });
 }
 
-// T12, T21: what a rank that gives up owes its peers depends on how far its handles have come.
+// T12, T21: which messages an abandoning rank must still send to its peers depends on the state of its handles.
 TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
   int const experts = this->experts();
   WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
@@ -317,14 +318,14 @@ TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
     if (this->errs()) receive(e1);
     h.compare(finish(h, e1, b1), b1, "received late");
 
-    auto const s0 = x.send(b0.tokens(), slot);  // the oldest, of whichever slot
+    auto const s0 = x.send(b0.tokens(), slot);  // the oldest handle, in either slot
     auto const s1 = x.send(b1.tokens(), 1 - slot);
     receive(s1);
     this->errs() ? x.abandon({}) : receive(s0);
     expect_given_up(s0, b0, "the other slot");
     h.compare(finish(h, s1, b1), b1, "its own slot");
 
-    auto const o = x.send(b0.tokens(), slot);  // instead of receive_outputs(): the peers have all that they need
+    auto const o = x.send(b0.tokens(), slot);  // instead of receive_outputs(): the peers have received everything they need
     receive(o);
     if (this->errs()) {
       x.send_outputs(o);

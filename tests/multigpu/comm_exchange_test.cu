@@ -89,7 +89,7 @@ TYPED_TEST(Exchange, T4_TooManyRowsOnOneRank) {
     if (sizes == Sizes::exact || guilty) {
       auto const message = expect_error(ErrorCode::capacity, [&] { h.forward(guilty ? large : good); });
       EXPECT_NE(message.find(guilty ? "max_tokens_per_rank 8" : moe::text("rank ", r.size() - 1)), std::string::npos) << message;
-    } else {  // nothing waits: the outputs are NaN and check() says why
+    } else {  // no rank waits: the outputs are NaN and check() throws the reason
       h.enqueue(h.upload(good));
       expect_error(ErrorCode::capacity, [&] { h.exchange().wait(h.stream()); });
       for (float v : h.download(8)) ASSERT_TRUE(std::isnan(v));
@@ -178,7 +178,7 @@ TYPED_TEST(Exchange, T9_GraphReplays) {
   typename TestFixture::Harness h(r.device, {.sizes = Sizes::fixed});
   EXPECT_TRUE(h.exchange().capturable());
   auto const in = h.upload(random_batch<float>(r.rank(), 0, 8, 32, 3, 7));
-  h.enqueue(in);  // NCCL connects and modules load outside the capture
+  h.enqueue(in);  // NCCL must connect and modules must load outside the capture
   h.exchange().wait(h.stream());
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -265,14 +265,14 @@ void equals_host(Sizes sizes, std::int64_t max_tokens = 48) {
 TEST(AllToAllV, T6_QuantisedEqualsHost) {
   equals_host<AllToAllBackend, DeviceAllToAll>(Sizes::exact);
   equals_host<AllToAllBackend, DeviceAllToAll>(Sizes::fixed);
-  equals_host<AllToAllBackend, DeviceAllToAll>(Sizes::exact, 2500);  // so many that a warp packs a token for all ranks
+  equals_host<AllToAllBackend, DeviceAllToAll>(Sizes::exact, 2500);  // enough tokens that one warp packs a token for all ranks
 }
 TEST(AllGatherReduceScatter, T6_QuantisedEqualsHost) {
   equals_host<GatherBackend, DeviceGather>(Sizes::exact);
   equals_host<GatherBackend, DeviceGather>(Sizes::fixed);
 }
 
-/// Meets the other ranks at the end of a scope, however it ends.
+/// A barrier with the other ranks at the end of a scope, also after an exception.
 struct MeetAtExit {
   Comm& host;
   ~MeetAtExit() {
@@ -280,7 +280,7 @@ struct MeetAtExit {
   }
 };
 
-/// The ranks that wait name the one that does not come; CUDA and a new group work afterwards.
+/// The waiting ranks name the missing one; CUDA and a new group work afterwards.
 TYPED_TEST(Exchange, T10_T24_RankThatDoesNotCome) {
   auto& r = ranks();
   for (Sizes sizes : {Sizes::exact, Sizes::fixed}) {
@@ -304,7 +304,7 @@ TYPED_TEST(Exchange, T10_T24_RankThatDoesNotCome) {
         EXPECT_EQ(error->code(), ErrorCode::timeout) << error->what();
         EXPECT_NE(error->message().find(moe::text("peer ", late)), std::string::npos) << error->what();
       }
-      if (r.rank() == late) {  // may have heard it from the others, and then finds that they are gone
+      if (r.rank() == late) {  // may have been told by the others, and then finds them gone
         EXPECT_TRUE(error_of([&] { h.forward(b); }).has_value());
       }
       expect_error(ErrorCode::state, [&] { h.forward(b); });

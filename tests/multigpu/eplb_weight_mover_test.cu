@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/eplb_weight_mover_test.cu: expert weights between GPUs over NCCL, synchronously and beside a worker thread.
+// tests/multigpu/eplb_weight_mover_test.cu: expert weights between GPUs over NCCL, synchronously and with a worker thread.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -44,7 +44,7 @@ ExpertMaps random_maps(int num_logical, int num_physical, unsigned seed) {
   return ExpertMaps(std::move(map), num_logical);
 }
 
-/// Per layer two arrays whose words tell layer, expert, array and place; 1 MiB an expert and a few bytes.
+/// Per layer two arrays whose words encode layer, expert, array and position: 1 MiB per expert, and a few bytes.
 class Weights {
  public:
   Weights() {
@@ -114,7 +114,7 @@ TEST(WeightMoverNccl, B7_RandomMaps) {
   EXPECT_GT(mover.stats().bytes_received, 0);
 }
 
-// The agreement of the group over NCCL too: no MPI beside the layer.
+// The group also agrees over NCCL, without MPI.
 TEST(WeightMoverNccl, GroupOverNccl) {
   comm::Mpi mpi(MPI_COMM_WORLD);
   auto nccl = communicator(mpi);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/exchange_harness.cuh: what the low-latency and the high-throughput exchange must deliver, computed on the host. Shared
-// by the tests and the benchmark.
+// tests/multigpu/exchange_harness.cuh: the expected results of the low-latency and the high-throughput exchange, computed on the host.
+// Shared by the tests and the benchmark.
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/calls.hpp"
@@ -9,7 +9,8 @@
 
 namespace moe_test {
 
-/// "" or the first difference between what rank `r` received and what all ranks sent. Looks at every `step`-th token's payload.
+/// "" or the first difference between the data that rank `r` received and the data that all ranks sent. Looks at every `step`-th token's
+/// payload.
 inline std::string check_low_latency_rows(moe::detail::LowLatencyCalls const& calls, std::vector<RankTokens> const& all,
                                           RankBuffers const& b, int r, int parity, int step) {
   using moe::text;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/exchange_ranks.cuh: ranks (simulated on one GPU, or one GPU each in this process), their inputs, identity experts, and
-// the outputs that those must give, computed on the host. Whatever the exchange.
+// their expected outputs, computed on the host. For any exchange.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +30,7 @@ struct RealRanks {
   std::vector<moe::comm::WindowView> views;
   std::shared_ptr<void> owner;
 };
-/// Connects GPU 0, 1, … of this process. Set by whoever includes nccl_ranks.cuh; simulated ranks need no NCCL.
+/// Connects GPU 0, 1, … of this process. Set by nccl_ranks.cuh where it is included; simulated ranks need no NCCL.
 inline RealRanks (*connect_real_ranks)(int ranks, std::int64_t window_bytes, std::uint64_t timeout_ns) = nullptr;
 
 /// Ranks that this process drives from one host thread. Real ranks: one GPU each, connected by an NCCL window.
@@ -113,7 +113,7 @@ class DeviceArray {
   moe::Buffer<T, moe::space::cuda> buffer_;
 };
 
-/// Copies from whichever device `p` lies on: memory of a window may be mapped for the kernels of the others, not for their copies.
+/// Copies from the device that holds `p`: a window may be mapped for the kernels of other devices but not for their copies.
 template <class T>
 std::vector<T> read_device(void const* p, std::size_t n) {
   std::vector<T> v(n);
@@ -130,7 +130,7 @@ std::vector<T> read_device(void const* p, std::size_t n) {
 
 enum class Routing { uniform, with_gaps, duplicates, one_rank, none };
 
-/// What one rank brings.
+/// The input of one rank.
 struct RankTokens {
   int tokens = 0;
   std::vector<std::uint16_t> x;  ///< bf16 bits [M][H]
@@ -188,7 +188,7 @@ inline RankTokens make_tokens(int rank, int tokens, int hidden, int topk, int ex
   return t;
 }
 
-/// A row as it travels: codes and scales, or bf16.
+/// A row as it is sent: codes and scales, or bf16.
 struct WireRow {
   std::vector<unsigned char> bytes;
   std::vector<float> scales;
@@ -242,7 +242,7 @@ static __global__ void identity_batched(char const* rows, float const* scales, s
     }
   }
 }
-/// The same over an expert-major list: out[i] = row list[i]; gaps are left alone.
+/// The same over an expert-major list: out[i] = row list[i]; gaps are not written.
 static __global__ void identity_listed(char const* rows, float const* scales, int scale_stride, std::int32_t const* list,
                                        std::int32_t const* summary, int hidden, bool fp8, __nv_bfloat16* out) {
   for (int i = static_cast<int>(blockIdx.x); i < summary[1]; i += static_cast<int>(gridDim.x)) {
@@ -264,7 +264,7 @@ static __global__ void identity_listed(char const* rows, float const* scales, in
     }
   }
 }
-/// Keeps a stream busy for about `ns`, to make ranks arrive at different times.
+/// Keeps a stream busy for about `ns`, so that ranks arrive at different times.
 static __global__ void delay(std::uint64_t ns) {
   std::uint64_t const start = moe::ptx::now_ns();
   while (moe::ptx::now_ns() - start < ns) {

@@ -180,7 +180,7 @@ void high_throughput_round_trip() {
 TEST(HighThroughput, T1_T2_RoundTripFp8) { high_throughput_round_trip<Fp8Transport, bf16>(); }
 TEST(HighThroughput, T1_T2_RoundTripUnquantised) { high_throughput_round_trip<moe::quantization::None, float>(); }
 
-// Section 14: memory that cannot be had is E_CAPACITY on all ranks alike, nothing is left over, and the next window works.
+// Section 14: a failed allocation is E_CAPACITY on all ranks, no memory leaks, and the next window works.
 TEST(Window, MemoryThatCannotBeHad) {
   auto comm = communicator();
   for (int i = 0; i < 3; ++i) {

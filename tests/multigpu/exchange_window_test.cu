@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/exchange_window_test.cu: OneSided, TwoSided and Pplx as policies, one process a GPU: prepare, identity experts, finalize;
-// captured in a graph; refusals and what a rank gives up, placements.
+// captured in a graph; refusals, abandoned rounds, placements.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -84,7 +84,7 @@ class Subject {
     return {moe::make_rows(in.x, rows, kHidden), moe::make_rows(in.ids, rows, kTopK), moe::make_rows(in.weights, rows, kTopK)};
   }
   void prepare() { given_.emplace(exchange_.prepare(in(buffers_.in.tokens), stream_)); }
-  /// What prepare() says to `in`.
+  /// The error of prepare() for `in`.
   std::string prepare_error(moe::RoutedTokens<bf16> const& in) {
     try {
       exchange_.prepare(in, stream_);
@@ -118,7 +118,7 @@ class Subject {
     stream_.synchronize();
     exchange_.check();
     PeerShape const s{Policy::kName, comm_.size(), kMaxTokens, kHidden, kTopK, kLocal * comm_.size(), Quant::kQuantizesActivations, 32};
-    RankTokens placed = tokens_;  // ids as rank * L + local, which the expected sums go by
+    RankTokens placed = tokens_;  // ids as rank * L + local, as the expected sums use them
     for (auto& id : placed.ids) {
       id = id < 0 ? id : placement_.owner(id) * kLocal + placement_.local(id);
     }
@@ -194,8 +194,7 @@ TYPED_TEST(WindowPolicy, T9_CapturedPairsReplay) {
   cudaGraphDestroy(graph);
 }
 
-/// Every rank takes part in a round that `refusing` does not join: it calls refuse() instead. All are told once, and the next rounds are
-/// good.
+/// All ranks take part in a round except `refusing`, which calls refuse() instead. All are told once, and the next rounds succeed.
 template <class Subject, class Refuse>
 void expect_refusal(Subject& subject, int refusing, moe::ErrorCode code, std::string const& sentence, Refuse&& refuse) {
   static unsigned seed = 10;
@@ -258,7 +257,7 @@ TYPED_TEST(WindowPolicy, T12_ARankThatGivesUpBeforeCombineIsNamed) {
       EXPECT_EQ(e.peer(), last) << e.what();
       EXPECT_EQ(e.phase(), "combine") << e.what();
     }
-  } else if (TypeParam::kOrder != SumOrder::choices) {  // pplx does not wait for its own rows: the next round tells
+  } else if (TypeParam::kOrder != SumOrder::choices) {  // pplx does not wait for its own rows: the error appears in the next round
     EXPECT_THROW(subject.exchange().check(), moe::TransportError);
   }
   subject.bring(4);
@@ -277,7 +276,7 @@ TYPED_TEST(WindowPolicy, T12_ARankThatGivesUpBeforeCombineIsNamed) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-// Placements that are no ranges of ids.
+// Placements that are not contiguous id ranges.
 TYPED_TEST(WindowPolicy, T20_PlacementsDealtInTurn) {
   int size = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &size);

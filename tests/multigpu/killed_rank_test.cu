@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/killed_rank_test.cu: a rank is killed in the middle of rounds, over NCCL and over NCCL windows. The others must be told by
-// name within the deadline, leave, keep their GPU and be able to build a new group. One process a GPU, started by this one and not by
-// mpirun, which would end them all.
+// tests/multigpu/killed_rank_test.cu: a rank is killed in the middle of rounds, over NCCL and over NCCL windows. The others must get an
+// error that names the rank within the deadline, leave, keep their GPU and be able to build a new group. One process a GPU, started by this
+// one and not by mpirun, which would end them all.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -50,7 +50,7 @@ constexpr int kHidden = 512;
 constexpr int kTopK = 2;
 constexpr int kTokens = 16;
 constexpr int kDeadlineMs = 1500;
-constexpr int kConnectMs = 60'000;  ///< of construction: processes start when they can
+constexpr int kConnectMs = 60'000;  ///< for construction: processes may start late
 constexpr auto kLeaveWithin = std::chrono::seconds(10);
 
 /// When the last rank dies in the fourth round.
@@ -59,7 +59,7 @@ constexpr char const* name(Death d) {
   return d == Death::before_dispatch ? "before dispatch" : d == Death::before_combine ? "before combine" : "with kernels under way";
 }
 
-/// What one rank is started for.
+/// The arguments of one rank's process.
 struct Role {
   int rank = 0;
   int size = 0;
@@ -70,12 +70,12 @@ struct Role {
   bool last() const { return rank == size - 1; }
 };
 
-/// What a surviving rank found wrong; its exit status.
+/// The failure that a surviving rank found; its exit status.
 enum Finding { kFine, kNoFailure, kWrongCode, kWrongPeer, kLate, kLeftLate, kGpuUnusable, kNoNewGroup, kOther };
 constexpr char const* kFindings[] = {"fine",      "no failure",   "another error", "another rank named", "told too late",
                                      "left late", "GPU unusable", "no new group",  "see its output"};
 
-/// Three good rounds, then the last rank kills itself in the fourth. What the others then get.
+/// Three good rounds, then the last rank kills itself in the fourth. Checks the others' error.
 template <class Backend>
 Finding rounds(Role const& role, Nccl& comm) {
   using Exchange = typename Backend::template Exchange<Config, moe::quantization::None, bf16>;
@@ -128,7 +128,7 @@ Finding rounds(Role const& role, Nccl& comm) {
   auto const start = Clock::now();
   try {
     round(role.last());
-    if (role.death == Death::under_way) round(role.last());  // its part of the round may have been done
+    if (role.death == Death::under_way) round(role.last());  // this rank's part of the round may have completed
     return kNoFailure;
   } catch (moe::TransportError const& e) {
     auto const took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
@@ -157,14 +157,14 @@ Finding play(Role const& role) {
   Finding found = kFine;
   {
     Nccl comm = Nccl::over_file(role.id, role.rank, role.size, {.timeout_ms = kConnectMs});
-    found = all.at(role.backend)(role, comm);  // which destroys the exchange and its window
+    found = all.at(role.backend)(role, comm);  // destroys the exchange and its window before it returns
     leaving = Clock::now();
   }
   if (found != kFine) return found;
   auto const took = Clock::now() - leaving;
   if (took > kLeaveWithin) return kLeftLate;
 
-  // The GPU is whole, and the survivors can go on in a group of their own.
+  // The GPU still works, and the survivors can continue in a new group.
   std::vector<int> words{1, 2, 3}, back(3);
   moe::Buffer<int, moe::space::cuda> memory(3);
   memory.copy_from_host(words.data());
@@ -223,7 +223,7 @@ class Group {
   std::string what() const {
     return text(role_.backend, role_.sizes == Sizes::fixed ? ", fixed sizes" : "", ", ", role_.size, " ranks, killed ", name(role_.death));
   }
-  /// Every rank but the last must have found everything in order before `end`.
+  /// Every rank but the last must have succeeded before `end`.
   void expect_survivors(Clock::time_point end) {
     for (std::size_t r = 0; r < children_.size(); ++r) {
       ASSERT_GT(children_[r], 0) << what();
@@ -253,7 +253,7 @@ class Group {
   std::vector<pid_t> children_;
 };
 
-/// All ways to die at the same time, each in a group of its own.
+/// All kinds of death run at the same time, each in a separate group.
 void expect_survivors(std::string const& backend, std::vector<Death> const& deaths, std::vector<Sizes> const& sizes) {
   int devices = 0;
   cudaGetDeviceCount(&devices);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/nccl_ranks.cuh: one rank a GPU in this process, over an NCCL window. Included where RankGroup is to have real ranks.
+// tests/multigpu/nccl_ranks.cuh: one rank a GPU in this process, over an NCCL window. Include it to give RankGroup real ranks.
 #pragma once
 
 #include <thread>
@@ -10,7 +10,7 @@
 
 namespace moe_test {
 
-/// The communicators and windows of all ranks. Whatever is collective runs in a thread a rank.
+/// The communicators and windows of all ranks. Collective calls run in one thread per rank.
 class NcclRanks {
  public:
   NcclRanks(int ranks, std::int64_t bytes, std::uint64_t timeout_ns) : nccl_(static_cast<std::size_t>(ranks)), windows_(nccl_.size()) {

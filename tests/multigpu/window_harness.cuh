@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/window_harness.cuh: OneSided, TwoSided and Pplx between ranks that one process drives: identity experts, and what must
-// arrive and come back, computed on the host. Shared by the tests and the benchmark.
+// tests/multigpu/window_harness.cuh: OneSided, TwoSided and Pplx between ranks that one process drives: identity experts, and the expected
+// rows and outputs, computed on the host. Shared by the tests and the benchmark.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +57,7 @@ static __global__ void identity_standard(char const* rows, int row_stride, float
   }
 }
 
-/// In which order outputs are added: over choices; over ranks; over ranks as the choices name them.
+/// The order in which outputs are added: by choice; by rank; by rank in the order in which the choices name the ranks.
 enum class SumOrder { choices, ranks, named_ranks };
 
 /// The output row that identity experts must give.
@@ -123,7 +123,7 @@ struct TwoSidedPeer {
   static constexpr char const* kName = "two_sided";
   static constexpr SumOrder kOrder = SumOrder::ranks;
   static constexpr bool kHalves = false;
-  /// Small queues where there are few blocks, so that tests go through them several times.
+  /// Small queues if there are few blocks, so that they wrap several times in a test.
   static TwoSidedQueues queues(PeerShape const& s) {
     return s.blocks > 16 ? TwoSidedQueues{} : TwoSidedQueues{2, ((2 * s.hidden + 8 * s.topk + 127) / 128 * 128) * 2};
   }
@@ -195,7 +195,8 @@ inline std::string check_choices(PeerShape const& s, RankTokens const& t, int to
   return "";
 }
 
-/// "" or the first difference between what rank r received and what all ranks sent. Looks at every `step`-th token's payload.
+/// "" or the first difference between the data that rank r received and the data that all ranks sent. Looks at every `step`-th token's
+/// payload.
 inline std::string check_rows(std::vector<OneSidedCalls> const& calls, std::vector<RankTokens> const& all, int r, int parity, int step) {
   using moe::text;
   auto const& mine = calls[static_cast<std::size_t>(r)];
@@ -350,7 +351,7 @@ inline std::string check_sums(PeerShape const& s, SumOrder order, RankTokens con
 
 inline constexpr std::uint64_t kTimeout = 3'000'000'000ULL;
 
-/// What the ranks of a test run.
+/// The settings of a test's ranks.
 struct Case {
   int ranks, max_tokens, hidden, topk, experts;
   bool fp8;
@@ -407,7 +408,7 @@ class PeerRun {
       combine(r, parity);
     }
   }
-  /// "" or what is wrong with the last round of that parity, on whichever rank. Waits for all.
+  /// "" or the first error in the last round of that parity, on any rank. Waits for all ranks.
   std::string wrong(int parity) {
     group_->synchronize_and_check();
     std::string why;
