@@ -37,8 +37,8 @@ struct AllToAllV {
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   struct Params {
-    /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more
-    /// is E_CAPACITY on all ranks before any row moves. The same on all ranks.
+    /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A smaller value saves memory; a round that needs
+    /// more is E_CAPACITY on all ranks before any row moves. The same on all ranks.
     std::int64_t max_recv_rows = 0;
     /// Device only; the same on all ranks. Fixed sizes need the worst case of max_recv_rows.
     Sizes sizes = Sizes::automatic;

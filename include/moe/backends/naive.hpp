@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/naive.hpp: every rank broadcasts its tokens, and the outputs of all tokens are summed everywhere. The reference for other
-// backends.
+// backends/naive.hpp: every rank broadcasts its tokens, and the outputs of all tokens are summed everywhere. The reference backend.
 #pragma once
 
 #include <cstddef>

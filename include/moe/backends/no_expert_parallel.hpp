@@ -32,7 +32,7 @@ struct NoExpertParallel {
   using Comm = comm::Self<Space>;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  static constexpr bool kRowsStay = true;  ///< experts that quantise rows on the way may get them as they are
+  static constexpr bool kRowsStay = true;  ///< experts that quantise rows themselves may read the caller's rows
   struct Params {};
 
   template <class Quant>

@@ -6,8 +6,7 @@
 
 namespace moe::comm {
 
-/// Milliseconds; 0 waits for ever. Set it with a communicator's Params::timeout_ms: windows and exchanges over the communicator use the
-/// same value.
+/// Milliseconds; 0 waits for ever. Set it with a communicator's Params::timeout_ms: its windows and exchanges use the same value.
 inline constexpr std::int64_t kDefaultTimeoutMs = 100'000;
 
 }  // namespace moe::comm

@@ -37,8 +37,8 @@ class Mpi {
     std::int64_t large_message_bytes = std::int64_t{1} << 30U;
   };
 
-  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG if the message size does not
-  /// fit a count.
+  /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG for a message size that no
+  /// count can hold.
   explicit Mpi(MPI_Comm parent, Params params) : params_(params) {
     constexpr std::int64_t kMost = std::numeric_limits<int>::max();
     if (params.large_message_bytes < 0 || params.large_message_bytes > kMost) {

@@ -49,8 +49,7 @@ class MpiShared : public HostWindow {
   static constexpr std::int64_t kPage = 4096;
   static constexpr char const* kSharedFolder = "/dev/shm";
 
-  // The error if this node clearly lacks memory for all ranks. Checked first, because a store into a full memory file system raises a
-  // signal.
+  // The error if this node clearly lacks memory for all ranks. Checked first: a store into a full memory file system raises a signal.
   static std::optional<Error> capacity_error(Mpi const& comm, std::int64_t bytes) {
     std::int64_t const total = bytes * comm.size();
     std::int64_t room = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);

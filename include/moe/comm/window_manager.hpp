@@ -45,8 +45,7 @@ class WindowManager {
   WindowManager& operator=(WindowManager const&) = delete;
   ~WindowManager() { destroy(); }
 
-  /// The window of these arguments, constructed on the first call. Errors as those of the window's constructor. E_ARG without a backend
-  /// name.
+  /// The window of these arguments, constructed on the first call. Errors of the window's constructor; E_ARG without a backend name.
   Window& window(WindowArguments const& arguments) { return *entry(arguments).window; }
   /// The state that the window's exchanges share; lives as long as the window.
   WindowUse& use(WindowArguments const& arguments) { return *entry(arguments).use; }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v.cuh: the kernels of AllToAllV on the device: which rank gets which token, records, and rows without a
-// token.
+// backends/collective/all_to_all_v.cuh: the kernels of AllToAllV on the device: destinations of tokens, records, rows without a token.
 #pragma once
 
 #include "moe/backends/collective/all_to_all_v_cuda.hpp"
@@ -31,7 +30,7 @@ struct RouteTable {
 };
 
 /// Block r: writes positions[t, r] of the tokens for rank r, in token order, and their count into this rank's header; marks rank r's header
-/// as absent.
+/// absent.
 template <class View>
 __global__ void __launch_bounds__(kPlanThreads)
     plan_routes(View const v, moe::detail::RoundOpening const o, RouteTable const table, std::int64_t rows, std::int32_t* positions) {

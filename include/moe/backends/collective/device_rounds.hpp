@@ -63,8 +63,7 @@ struct RoundOpening {
 /// The headers decide where rows lie (exact sizes), or it is the same in every round (fixed sizes).
 enum class RoundLayout : std::uint8_t { fixed, by_counts, by_rows };
 
-/// Whether an exchange moves fixed sizes. `bytes`: what a rank then receives in one dispatch; `worst_case`: its buffers hold the worst
-/// case.
+/// Whether an exchange moves fixed sizes. `bytes`: what a rank then receives in one dispatch; `worst_case`: its buffers suffice for it.
 inline bool has_fixed_sizes(backends::Sizes wanted, std::int64_t bytes, bool worst_case) {
   return wanted == backends::Sizes::fixed || (wanted == backends::Sizes::automatic && worst_case && bytes <= backends::kMaxFixedBytes);
 }
@@ -305,8 +304,7 @@ class DeviceRounds {
     }
   }
 
-  /// While the device waits: the nearest rank before this one whose header has not arrived. Throws E_MISMATCH if one that arrived
-  /// disagrees.
+  /// While the device waits: the nearest rank before this one whose header has not arrived. E_MISMATCH if one that arrived disagrees.
   int missing() {
     std::int64_t* const headers = seen_->data();
     auto const bytes = static_cast<std::size_t>(view_.words * size()) * sizeof(std::int64_t);

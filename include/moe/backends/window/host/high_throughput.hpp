@@ -14,8 +14,8 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct HighThroughputParams<Window> {
-  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more is
-  /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
+  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A smaller value saves memory; a round that needs more
+  /// is E_CAPACITY on all ranks before any row moves. The same on all ranks.
   std::int64_t max_recv_rows = 0;
   typename Window::Params window{};                ///< of the exchange's own window
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window

@@ -20,8 +20,7 @@ struct LowLatencyParams<Window> {
   /// One row travels for each (token, rank). The receiver distributes it to its experts and sums their weighted outputs before it returns
   /// them: fewer bytes, one more rounding to the experts' output type. The same on all ranks.
   bool deduplicate = false;
-  /// The format in which outputs travel; the same on all ranks. Formats other than plain: the expert's rank codes, the summing rank
-  /// decodes.
+  /// The format in which outputs travel; the same on all ranks. If not plain, the expert's rank codes and the summing rank decodes.
   CombineFormat combine = CombineFormat::plain;
   /// Experts write into the window and every rank reads its rows there, so that outputs are not copied. The same on all ranks. E_ARG with a
   /// CombineFormat other than plain, E_UNSUPPORTED with deduplicate.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/low_latency_returns.hpp: how an expert output returns through a host window: plain, coded, or as the index of its
-// row.
+// backends/window/host/low_latency_returns.hpp: how an expert output returns through a host window: plain, coded, or as a row index.
 #pragma once
 
 #include <algorithm>

@@ -124,8 +124,7 @@ class WindowRounds {
   /// A count with the round of the current operation.
   std::uint64_t word(std::int64_t count) const { return comm::count_word(round(), tag_, static_cast<std::uint32_t>(count)); }
 
-  /// The latest operation, and the most dispatches, of any rank's slot. Ranks that return after a mask continue from there. Read it between
-  /// two barriers.
+  /// The latest operation, and the most dispatches, of any rank's slot. Unmasked ranks continue from there. Read it between two barriers.
   std::array<std::uint32_t, 2> latest() const {
     std::array<std::uint32_t, 2> most{own(kRound), own(kDispatches)};
     for (int r = 0; r < window_->size(); ++r) {

@@ -13,8 +13,8 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::host>
 struct TwoSidedParams<Window> {
-  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A lower bound saves memory; a round that needs more is
-  /// E_CAPACITY on all ranks before any row moves. The same on all ranks.
+  /// The most rows that a rank can receive in one round; 0: the worst case, R T_max. A smaller value saves memory; a round that needs more
+  /// is E_CAPACITY on all ranks before any row moves. The same on all ranks.
   std::int64_t max_recv_rows = 0;
   int queue_depth = 8;                             ///< entries of each queue, a power of two; the same on all ranks
   std::int64_t queue_entry_bytes = 256 * 1024;     ///< a multiple of 64, at least one record; the same on all ranks

@@ -17,8 +17,8 @@ namespace moe::backends::detail {
 template <class Window>
   requires std::same_as<typename Window::Space, space::cuda>
 struct HighThroughputParams<Window> {
-  int blocks = 16;           ///< thread blocks of dispatch and combine; equal on all ranks
-  int capacity = 0;          ///< rows that one rank can receive; 0: ranks * max_tokens_per_rank. A lower value saves memory: see prepare()
+  int blocks = 16;   ///< thread blocks of dispatch and combine; equal on all ranks
+  int capacity = 0;  ///< rows that one rank can receive; 0: ranks * max_tokens_per_rank. A smaller value saves memory: see prepare()
   bool programmatic = true;  ///< programmatic dependent launch: blocks launch while the kernel before ends
   int expert_alignment = 0;  ///< above 0: expert_major() lists rows by expert, each expert's part a multiple of it. The same on all ranks
   bool statistics = false;   ///< collects waited_ns()
@@ -71,7 +71,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   std::int64_t max_rows() const { return shape_.rows(); }
 
   /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws the failure that ended the group, if any; an error in
-  /// this rank's arguments, which check() throws on the peers, leaves the group usable. If some rank would receive more than `capacity`
+  /// this rank's arguments, which check() reports to the peers, leaves the group usable. If some rank would receive more than `capacity`
   /// rows, no row moves on any rank: check() throws E_CAPACITY on all ranks, naming that rank, the outputs are 0, and the next call works.
   Tokens prepare(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();

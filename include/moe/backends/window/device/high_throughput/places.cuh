@@ -197,8 +197,7 @@ __device__ inline void receive_counts(HighThroughputDispatch const& a, HighThrou
   p.meet();
 }
 
-/// First list entry of every expert on its rank: prefix sum of the aligned counts. One warp per rank; for this rank it also writes the
-/// summary.
+/// First list entry of every expert on its rank: prefix sum of the aligned counts. One warp per rank; for this rank also the summary.
 __device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroughputPlan const& p, HighThroughputBlock& state) {
   comm::WindowView const& w = a.window;
   int const block = static_cast<int>(blockIdx.x);

@@ -16,8 +16,7 @@ class HighThroughputTickets {
       : next_(next), round_(round), tokens_(tokens), blocks_(static_cast<int>(gridDim.x)) {
     take_from(static_cast<int>(blockIdx.x));
   }
-  /// By one thread, after the places of the range's tokens are written and its block has synchronised: other blocks may now take tokens
-  /// from it.
+  /// By one thread, after the places of the range's tokens are written and its block has synchronised: other blocks may now use it.
   __device__ void open_range(int first) const {
     __threadfence();
     ptx::store_relaxed_system(next_ + from_, key() | static_cast<std::uint32_t>(first));

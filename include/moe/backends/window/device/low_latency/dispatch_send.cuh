@@ -29,8 +29,8 @@ struct LowLatencyFlags {
   int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the places
 };
 
-/// Shared memory, with "choice" for a choice of this block's tokens: target addresses of each choice, [E] counts before this block's
-/// tokens, [E] all counts, the expert of each choice, then two rows.
+/// Shared memory: two target addresses for each choice of this block, [E] rows before this block's tokens, [E] all rows, expert, place,
+/// rank and repeat mark of each choice, then two rows.
 inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   auto const own = static_cast<std::size_t>((s.max_tokens + s.blocks - 1) / s.blocks + 2) * static_cast<std::size_t>(s.topk);
   std::size_t const row =

@@ -99,7 +99,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   std::int64_t max_rows() const { return shape_.capacity(); }
 
   /// Enqueues. Batched: rows lie packed in each block, by source rank and then by token. Throws the failure that ended the group, if any;
-  /// an error in this rank's arguments, which check() throws on the peers, leaves the group usable.
+  /// an error in this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(Routed const& in, cudaStream_t stream) {
     order_.expect_idle();
     last_ = begin(in, stream, 0, true);

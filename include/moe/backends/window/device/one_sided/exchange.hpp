@@ -121,7 +121,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   }
 
   /// Enqueues. Rows of source r begin at r times the runtime maximum; unused rows have no expert. Throws the failure that ended the group,
-  /// if any; an error in this rank's arguments, which check() throws on the peers, leaves the group usable.
+  /// if any; an error in this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });

@@ -140,7 +140,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   std::int64_t max_rows() const { return calls_.layout().capacity; }
 
   /// Enqueues both halves. Rows lie packed in each block, by source rank. Throws the failure that ended the group, if any; an error in this
-  /// rank's arguments, which check() throws on the peers, leaves the group usable.
+  /// rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream);

@@ -61,8 +61,7 @@ struct TwoSidedLayout {
     WindowPlaces places;
     std::int64_t const pairs = std::int64_t{queues} * s.ranks;
     planned = places.take_rounds();
-    for (std::size_t& c : counts) {  // placed before all parts whose size depends on shape or queues: ranks that disagree still compare
-                                     // words at the same offset
+    for (std::size_t& c : counts) {  // first, so that ranks that disagree on shape or queues still compare words at the same offset
       c = places.take(8, s.ranks);
     }
     tail = places.take(4, pairs);
@@ -150,7 +149,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   std::int64_t max_rows() const { return shape_.rows(); }
 
   /// Enqueues. Rows by source rank, then by token; num_rows is on the device. Throws the failure that ended the group, if any; an error in
-  /// this rank's arguments, which check() throws on the peers, leaves the group usable.
+  /// this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
     tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });

@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_move(TwoSidedMove c
 #pragma unroll 1
     for (int i0 = first; i0 < last && good; i0 += each, ++number) {
       int const i1 = min(i0 + each, last);
-      // A sender waits until the receiver has read the entry to be overwritten; a receiver waits until the sender has written the next
-      // entry.
+      // A sender waits until the receiver has read the entry to be overwritten; a receiver waits until the next is written.
       if (lane == 0) {
         std::uint32_t const* const word = own<std::uint32_t>(w, sends ? a.at.head : a.at.tail) + queue * R + peer;
         good = wait_round(w, word, sends ? number + 1 - depth : number + 1, phase, peer);

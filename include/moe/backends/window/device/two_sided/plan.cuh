@@ -96,8 +96,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     }
     __syncthreads();
   }
-  // Words are indexed by round, not by call parity: those of a rank without rows, which may be a plan ahead, must not overwrite this
-  // plan's.
+  // Words are indexed by round, not by call parity: a rank without rows may be a plan ahead and must not overwrite this plan's.
   if (tid < R) {
     ptx::store_relaxed_system(at<std::uint64_t>(w, tid, a.at.counts[round % 2]) + w.rank,
                               comm::count_word(round, a.tags.sent, static_cast<std::uint32_t>(total[tid])));
