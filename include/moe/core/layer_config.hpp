@@ -88,7 +88,7 @@ struct LayerShape {
   bool weight_on_input = false;
 };
 
-/// The dimensions of a layer: constants where Config fixes them, else what was given at construction.
+/// The dimensions of a layer: constants if Config fixes them, else the values given at construction.
 template <LayerConfig Config>
 class Shape {
  public:

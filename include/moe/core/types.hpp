@@ -146,14 +146,14 @@ struct cuda {
 };
 }  // namespace space
 
-/// How tokens lie when they reach the experts.
+/// The layout of tokens for the experts.
 enum class ActivationFormat : std::uint8_t {
   standard,  ///< [rows, hidden], any order, k local ids per row
   batched,   ///< [num_local_experts, capacity, hidden], the first expert_num_tokens[e] rows of each block are defined
 };
 constexpr std::string_view name(ActivationFormat f) { return f == ActivationFormat::standard ? "standard" : "batched"; }
 
-/// Who multiplies with the top-k weights and sums over k.
+/// Which stage multiplies by the top-k weights and sums over k.
 enum class TopKReduction : std::uint8_t {
   experts,  ///< apply() writes weighted rows, summed over the row's local experts
   backend,  ///< finalize() weights and sums ("delegate")

@@ -147,7 +147,7 @@ __global__ void gather_blocks(std::int32_t const* gather, std::int32_t const* co
   }
 }
 
-/// inter[r, i] = act(gate + bias, up + bias), products scaled by the row's weight first where `weights` is given. Rows: [0, rows), or with
+/// inter[r, i] = act(gate + bias, up + bias), products scaled by the row's weight first if `weights` is given. Rows: [0, rows), or with
 /// a capacity the first counts[e] of each block.
 template <class T, class Activation>
 __global__ void activate_rows(Activation activation, T const* gate_up, float const* bias, float const* weights,

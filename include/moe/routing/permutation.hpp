@@ -9,8 +9,8 @@
 
 namespace moe::routing {
 
-/// Where the permutation of a call goes (docs/semantics/experts.md §5). Slot (t, j) has the number t * num_slots + j. Pointers are
-/// borrowed, in the space that the router runs in. Nothing is computed if expert_offsets is null.
+/// Arguments and output arrays of a call's permutation (docs/semantics/experts.md §5). Slot (t, j) has the number t * num_slots + j.
+/// Pointers are borrowed, in the space that the router runs in. Nothing is computed if expert_offsets is null.
 struct Permutation {
   int num_local_experts = 0;                  ///< L
   int num_local_shared = 0;                   ///< fused shared experts that run here, as local ids L … L+S-1: 0 or num_fused_shared

@@ -22,7 +22,7 @@ template <class P>
 concept HasSpace = std::same_as<typename P::Space, space::host> || std::same_as<typename P::Space, space::cuda>;
 MOE_MEMBER(PolicyHasSpace, "the policy", "using Space", "moe::space::host or moe::space::cuda");
 
-/// What the user gives at construction; default constructible where a layer's parameters may leave it out.
+/// What the user gives at construction; default constructible if a layer's parameters may omit it.
 template <class P>
 concept HasParams = requires { typename P::Params; };
 MOE_MEMBER(PolicyHasParams, "the policy", "struct Params", "what the user gives at construction");

@@ -32,7 +32,7 @@ __device__ __noinline__ inline void stop_program() { __trap(); }
 /// Longest wait for a barrier in a kernel, nanoseconds. It is long because `racecheck` slows kernels down so far that four seconds pass.
 inline constexpr std::uint64_t kWaitLimit = 60'000'000'000ULL;
 
-/// Waits until the phase of `parity` of a shared-memory barrier is over. A wait beyond the limit is a fault in the program, not slowness:
+/// Waits until the phase of `parity` of a shared-memory barrier is over. A wait beyond the limit is a program fault, not slowness:
 /// it traps, so that the host sees an error instead of a hang.
 __device__ inline void wait_parity(std::uint64_t* barrier, std::uint32_t parity) {
   if (ptx::mbarrier_try_wait_parity(barrier, parity)) return;

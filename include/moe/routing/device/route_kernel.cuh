@@ -11,7 +11,7 @@
 
 namespace moe::routing::detail {
 
-/// FusedRouting as the kernel takes it. 32-bit row numbers: a call has less than 2^31 slots.
+/// FusedRouting in the form that the kernel takes. Row numbers have 32 bits: a call has fewer than 2^31 slots.
 template <class L>
 struct RoutingCall {
   L const* logits;
@@ -53,7 +53,7 @@ __device__ inline WarpRow route_logits(Config const& cfg, RoutingCall<L> const& 
   }
 }
 
-/// Routes the token of this warp and writes its slots. Returns the physical expert of slot `lane`, -1 where there is none.
+/// Routes the token of this warp and writes its slots. Returns the physical expert of slot `lane`, -1 if there is none.
 template <int V, class Config, class L>
 __device__ inline std::int32_t route_token(Config const& cfg, RoutingCall<L> const& c, std::int64_t t, int lane, float* scratch,
                                            float (&z)[SigmoidGroups::kValues]) {

@@ -31,7 +31,7 @@ class RowRouter {
   /// The same with every choice as a run-time value.
   RouterConfig resolved() const { return resolve(config_); }
 
-  /// Routes a batch on the host. Rows are independent: the result of a row does not depend on the others, nor on the threads.
+  /// Routes a batch on the host. Rows are independent: the result of a row does not depend on other rows or on the threads.
   /// Throws E_ARG if the arrays do not fit.
   template <class L>
   void select(RouteArgs<L> const& a) const {

@@ -135,7 +135,7 @@ inline void check_bias_length(std::int64_t length, int num_experts, int num_zero
                   ", expected ", num_experts + num_zero_experts);
 }
 
-/// Logits that a router reads; the simulator and a caller's own routing function may leave them out.
+/// Checks the logits of a router that reads them; the simulator and a custom routing function may have none. E_ARG.
 template <class L>
 void check_logits(RouteArgs<L> const& a) {
   moe::detail::check_rows("router_logits", a.logits);

@@ -83,7 +83,7 @@ __device__ inline void clear_counters(AlignArgs const& a, Control const& control
   }
 }
 
-/// Batched format: the rows of each expert, in their own order.
+/// Batched format: writes the sorted rows of each expert, in the order of its block.
 template <int Cluster>
 __device__ inline void place_batches(AlignArgs const& a, int const* row_begin, int rank) {
   int const lane = static_cast<int>(threadIdx.x) & 31;

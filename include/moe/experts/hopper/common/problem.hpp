@@ -68,10 +68,10 @@ struct LocalShape {
 
 /// Choices that change speed but not results (except the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
-  int tile_rows = 160;  ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
-  int max_splits = 16;  ///< most parts that K is cut into where there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
-  int raster = 16;      ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
-  int cluster = 1;      ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
+  int tile_rows = 160;      ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
+  int max_splits = 16;      ///< most parts of K if there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
+  int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
+  int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
   bool self_align = false;  ///< up to 128 slots: every CTA sorts the slots itself, so that no kernel runs before the products
   bool one_token = false;   ///< one token: both products as matrix-vector products, in one kernel
   friend bool operator==(Tuning const&, Tuning const&) = default;
@@ -90,7 +90,7 @@ struct LayerOptions {
   activation::Kind activation = activation::Kind::silu;
   activation::Constants constants{};
   bool weight_on_input = false;         ///< the router weight multiplies the expert's input instead of its output (Llama-4)
-  float static_scale = 0.0F;            ///< fp8_row: over 0, the one scale of x and of the intermediate; else each row has its own
+  float static_scale = 0.0F;            ///< fp8_row: if positive, the one scale of x and of the intermediate; else one per row
   float scale_floor = 1e-10F / 448.0F;  ///< fp8: smallest scale of a group or row of the intermediate
   float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
   int workers = 0;                                       ///< multiprocessors to use at most; 0: all
@@ -138,7 +138,7 @@ struct Workspace {
   std::int64_t inter_scales;
   std::int64_t slot_rows;
   std::int64_t partials;
-  std::int64_t bytes;  ///< in all
+  std::int64_t bytes;  ///< total
   static constexpr std::int64_t kPartialBytes = std::int64_t{32} << 20;
 };
 

@@ -20,7 +20,7 @@ struct alignas(16) TokenTile {
   int expert_rows;    ///< rows of the expert
   int first_tile;     ///< the expert's first entry in the whole list
   int tiles;          ///< entries of the expert
-  int rows_per_tile;  ///< of all its tiles but the last
+  int rows_per_tile;  ///< rows of each of its tiles except the last
   int pad[2];
 };
 static_assert(sizeof(TokenTile) == 32);
@@ -47,7 +47,7 @@ struct alignas(16) Unit {
   int phase;  ///< 0, 1; -1 ends
   int expert;
   int first_row;  ///< sorted position
-  int rows;       ///< 0 to tile_rows; 0 only where a cluster has more CTAs than the expert has tiles left
+  int rows;       ///< 0 to tile_rows; 0 only if a cluster has more CTAs than the expert has tiles left
   int feature;    ///< first gate (and up) row in phase 0, first output column in phase 1
   int k_begin;    ///< in steps of 128 bytes of K
   int k_count;

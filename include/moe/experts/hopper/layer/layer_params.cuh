@@ -44,7 +44,7 @@ struct LayerConstants {
   float const* w2_scales;   ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
   float const* w13_bias;    ///< [E, rows] or null
   float const* w2_bias;     ///< [E, H] or null
-  float static_scale;       ///< fp8_row: over 0, of x and of the intermediate
+  float static_scale;       ///< fp8_row: if positive, the scale of x and of the intermediate
   float scale_floor;        ///< fp8: of the intermediate
   float amax_bound;
   ActivationParams activation;
@@ -54,7 +54,7 @@ struct LayerConstants {
 struct InputRows {
   void const* rows;
   long long row_bytes;         ///< from a row to the next
-  std::int32_t const* gather;  ///< batched: the row of a slot, or null: the slot's own
+  std::int32_t const* gather;  ///< batched: the row of a slot, or null: row = slot
   float const* scales;         ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
   long long scale_stride;      ///< from a row of scales to the next
 };

@@ -22,7 +22,7 @@ struct TokenPlan {
   int unit_pairs;        ///< of a task of the first product: half of its rows are gate rows
   int piece_rows[2];     ///< rows of one copy, contiguous in memory
   int segments[2];       ///< parts of a row
-  int segment_bytes[2];  ///< of all parts but the last, a multiple of 128
+  int segment_bytes[2];  ///< bytes of each part except the last, a multiple of 128
   float per_segment[2];  ///< 1 / segments
   float per_row[2];      ///< 1 / row pairs of a task, 1 / rows of a task
   float per_feature;     ///< 1 / intermediate

@@ -65,7 +65,7 @@ struct W4Activation {
 
 /// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K; gate rows before up
 /// rows. int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of float32; mxfp4: exponent bytes
-/// [E, rows, cols / 32]. Read by the constructor only, but for the biases.
+/// [E, rows, cols / 32]. The constructor and weights_changed() read them; forward() reads only the biases.
 struct W4Weights {
   std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]
   std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2]
@@ -122,7 +122,7 @@ struct W4Workspace {
   std::int64_t inter = 0;
   std::int64_t slot_rows = 0;
   std::int64_t partials = 0;
-  std::int64_t bytes = 0;  ///< in all
+  std::int64_t bytes = 0;  ///< total
 };
 
 constexpr W4Workspace plan_w4_workspace(LocalShape const& s, int max_tokens) {
