@@ -108,8 +108,8 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   /// [rows of the last prepare(), H]: the experts write every row.
   Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
 
-  /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token that went
-  /// nowhere. E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
+  /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token with no destination.
+  /// E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
   void finalize(Rows<Act, Config::hidden> out, HostStream) {
     rounds_.close([&] { moe::detail::check_output(out, own_rows_, hidden_); });
     auto* results = reinterpret_cast<std::byte*>(returned_);

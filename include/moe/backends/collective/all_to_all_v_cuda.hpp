@@ -75,9 +75,9 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
   /// [rows of the last prepare(), H]: the experts write every row.
   Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
 
-  /// Collective. Enqueues out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token that went
-  /// nowhere. E_STATE without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). Errors of other ranks give NaN and are
-  /// thrown by the next prepare() (exact sizes) or by check().
+  /// Collective. Enqueues out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token with no
+  /// destination. E_STATE without prepare(); E_ARG if `out` has another shape (the peers get E_PEER). Errors of other ranks give NaN and
+  /// are thrown by the next prepare() (exact sizes) or by check().
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     auto const refused = rounds_.begin_combine([&] { moe::detail::check_output(out, own_rows_, hidden_); });
     join_combine(rounds_.opening(RoundCall::combine, 0, refused), stream);

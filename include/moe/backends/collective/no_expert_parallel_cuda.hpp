@@ -60,7 +60,7 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
   }
 
   Rows<Partial> expert_output() { return make_rows(partial_, rows_, hidden_); }
-  /// The same, or `out` itself if no rounding is needed: `out` must be packed, of the experts' element type, and apart from the input.
+  /// The same, or `out` itself if no rounding is needed: `out` must be packed, of the experts' element type, not overlapping the input.
   Rows<Partial> expert_output(Rows<Act, Config::hidden> out) {
     if constexpr (std::is_same_v<Partial, Act>) {
       std::less_equal<Act const*> const before;

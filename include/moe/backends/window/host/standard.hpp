@@ -76,8 +76,8 @@ class HostStandardExchange {
   }
   /// [rows of the last prepare(), H]: the experts write every row, weighted and summed over this rank's experts.
   Rows<Partial> expert_output() { return expert_output(last_); }
-  /// Collective. out[M, H] = the sum over the ranks that had a token, float32, one rounding; zeros for a token that went nowhere.
-  /// E_STATE without prepare(); E_ARG if `out` has another shape, E_PEER to the others: the round stays open.
+  /// Collective. out[M, H] = the sum over the ranks that had a token, float32, one rounding; zeros for a token with no destination. E_STATE
+  /// without prepare(); E_ARG if `out` has another shape, E_PEER to the others: the round stays open.
   void finalize(Output out, HostStream) {
     order_.expect_dispatched("finalize");
     try {

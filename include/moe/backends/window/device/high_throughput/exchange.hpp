@@ -81,7 +81,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   }
   /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return expert_output(last_); }
-  /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token that went nowhere.
+  /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token with no destination.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
     combine(last_, out, stream);

@@ -25,7 +25,7 @@ struct LowLatencyDispatch : LowLatencyKernelParams {
 
 /// State that the warps of a block share.
 struct LowLatencyFlags {
-  int failed;    ///< the places could not be learned; no row was sent
+  int failed;    ///< a wait for counts failed; no row was sent
   int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the places
 };
 
@@ -186,7 +186,7 @@ __device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, in
 }
 
 /// The first warp, one lane per choice of this block: adds the rows of all lower ranks to the places. Waits for their counts, unless ranks
-/// may be dead. False if the counts could not be learned.
+/// may be dead. False if a wait failed.
 __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                  LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;

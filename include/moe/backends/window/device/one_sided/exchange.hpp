@@ -136,8 +136,8 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   /// [rows, H], weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return make_rows(this->outputs(), rows(), shape_.hidden); }
 
-  /// Enqueues out[t] = the sum over the token's ranks, in the order in which its choices name them, in float32, one rounding; 0 for a
-  /// token that went nowhere.
+  /// Enqueues out[t] = the sum over the token's ranks, in the order in which its choices name them, in float32, one rounding; 0 for a token
+  /// with no destination.
   void finalize(Rows<Act, Config::hidden> out, cudaStream_t stream) {
     order_.expect_dispatched("finalize");
     expect_device_output(out, tokens_.tokens, shape_.hidden);
