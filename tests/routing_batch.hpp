@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/routing_batch.hpp: what the routing tests that run in both spaces ask of a space.
+// tests/routing_batch.hpp: the interface of a space for the routing tests that run in both spaces.
 #pragma once
 
 #include "moe/routing/row/route_args.hpp"

@@ -41,7 +41,7 @@ float real(io::SafetensorsFile const& file, std::string const& key, float otherw
   std::string const* v = find(file, key);
   return v == nullptr ? otherwise : std::stof(*v);
 }
-/// The one tensor whose name ends so.
+/// The one tensor whose name has this suffix.
 std::string named(io::SafetensorsFile const& file, std::initializer_list<std::string_view> endings) {
   for (auto const& [tensor, info] : file.tensors()) {
     for (std::string_view ending : endings) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/routing_tables.hpp: the rows of docs/semantics/routing.md §16 that one row decides: scores, order, ties, groups, bias, NaN and
+// tests/routing_tables.hpp: the cases of docs/semantics/routing.md §16 that need one row only: scores, order, ties, groups, bias, NaN and
 // infinity. The tests are the same for the host's function and the device's kernel: the file that includes this one defines route_one().
 #pragma once
 
@@ -93,7 +93,7 @@ void table_of_section_4(double tolerance) {
   RouterConfig c = plain(4, 2);
   c.order = Order::topk_then_score;
   expect_row(route<RouterConfig, L>(c, kTable), {0, 1}, {0.731059, 0.268941}, tolerance);
-  c.renorm = Renorm::sum;  // accepted, and nothing left to do for softmax
+  c.renorm = Renorm::sum;  // accepted; has no effect for softmax
   expect_row(route<RouterConfig, L>(c, kTable), {0, 1}, {0.731059, 0.268941}, tolerance);
   expect_row(route<RouterConfig, L>(plain(4, 2, Scoring::sigmoid), kTable), {0, 1}, {0.880797, 0.731059}, tolerance);
   expect_row(route<RouterConfig, L>(plain(4, 2, Scoring::sigmoid, Renorm::sum), kTable), {0, 1}, {0.546449, 0.453551}, tolerance);
@@ -181,7 +181,7 @@ TEST(Routing, R4_NegativeBiasedScoresWinOverMaskedGroups) {
 
 TEST(Routing, R4_ADisabledExpertBesideAnInfiniteBiasLosesItsGroup) {
   float const inf = std::numeric_limits<float>::infinity();
-  std::vector<float> const bias{inf, -inf, 0.0F, 0.0F};  // the sum of group 0's two best is no number
+  std::vector<float> const bias{inf, -inf, 0.0F, 0.0F};  // the sum of group 0's two best is NaN
   RouterConfig c = plain(4, 2, Scoring::sigmoid, Renorm::sum);
   c.num_expert_group = 2;
   c.topk_group = 1;
@@ -268,7 +268,7 @@ TEST(Routing, R11_SizesMatchASortInDoublePrecision) {
         std::sort(s.begin(), s.end());
         return s;
       }();
-      bool close = false;  // float32 need not see a difference below its rounding
+      bool close = false;  // float32 may miss a difference below its rounding
       for (std::size_t i = 1; i < sorted.size(); ++i) close = close || sorted[i] - sorted[i - 1] < 1e-6 * sorted[i];
       Row const row = route(plain(e, k), z);
       auto const want = sorted_choice(p, k);
@@ -352,7 +352,7 @@ TEST(Routing, RenormalisationVariants) {
   for (float w : route(c, {-1e30F, -kInf, -kInf, -kInf}).weights) EXPECT_TRUE(std::isfinite(w));
   RouterConfig s = plain(2, 2, Scoring::sigmoid, Renorm::sum);
   s.renorm_eps = 0.0F;
-  for (float w : route(s, {-1e30F, -2e30F}).weights) EXPECT_EQ(w, 0.0F);  // 0 / 0 is no weight
+  for (float w : route(s, {-1e30F, -2e30F}).weights) EXPECT_EQ(w, 0.0F);  // 0 / 0 must not become a weight
 }
 
 TEST(Routing, SoftcapComesFirstAndKeepsDisabledExpertsDisabled) {

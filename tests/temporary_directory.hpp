@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/temporary_directory.hpp: a directory of a test's own, which goes with the object.
+// tests/temporary_directory.hpp: a test's own directory, which is deleted with the object.
 #pragma once
 
 #include <cstdlib>  // mkdtemp
@@ -13,7 +13,8 @@ namespace moe_test {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "moe_test_").string() + std::string(6, 'X');  // what mkdtemp replaces
+    std::string name =
+        (std::filesystem::temp_directory_path() / "moe_test_").string() + std::string(6, 'X');  // the suffix that mkdtemp replaces
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp: cannot make " + name);
     path_ = name;
   }

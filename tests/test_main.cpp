@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/test_main.cpp: the main of every test program on one rank that brings none.
+// tests/test_main.cpp: the main of every one-rank test program without its own.
 #include "exit_code.hpp"
 
 int main(int argc, char** argv) {

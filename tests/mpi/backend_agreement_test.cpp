@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/backend_agreement_test.cpp: a mistake of one rank is an error on all ranks, never a hang, and the next call works.
 // moe-ranks: 1 2 3 4
-#undef NDEBUG  // ids out of range are an error in this file, whatever the build type
+#undef NDEBUG  // ids out of range are an error in this file, for every build type
 #include "exchange_harness.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 

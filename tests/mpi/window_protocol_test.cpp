@@ -2,7 +2,7 @@
 // tests/mpi/window_protocol_test.cpp: halves, slots, handles, refusals, deadlines and the memory itself. A mistake of one rank is an error
 // on all ranks within the deadline, and a newly built group works.
 // moe-ranks: 1 2 3 4 8
-#undef NDEBUG  // ids out of range are an error in this file, whatever the build type
+#undef NDEBUG  // ids out of range are an error in this file, for every build type
 #include <chrono>
 #include <memory>
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/bad_input_test.py: whatever is wrong with files, configuration or arguments: one line that names it, exit code 1 or 2, soon,
+# tests/tool/bad_input_test.py: any error in files, configuration or arguments gives one line that names it and exit code 1 or 2, quickly,
 # on one rank and on three, and no output file.
 import json
 import math
@@ -109,7 +109,7 @@ def tensors(folder):
     block("unknown_family", lambda _, m: m.update(scoring_func="cosine"), "cosine")
 
     hash_block = next(iter(sorted((DATA / "moe_blocks").glob("deepseek_v4_hash*"))), None)
-    if hash_block:  # only in the whole reference data
+    if hash_block:  # only in the complete reference data
         good, metadata = read(hash_block)
         table = next(name for name in good if name.endswith("tid2eid"))
 

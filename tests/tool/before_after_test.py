@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/before_after_test.py: bench/before_after.py times two builds in turns, flags what is slower beyond the spread, keeps to its time
-# and ends where a benchmark fails. The benchmarks are scripts here that print times of their own.
+# tests/tool/before_after_test.py: bench/before_after.py times two builds in turns, reports points slower by more than the spread, keeps its
+# time limit and stops if a benchmark fails. The benchmarks are scripts here that print times of their own.
 import json
 import pathlib
 import subprocess
@@ -92,7 +92,7 @@ with tempfile.TemporaryDirectory() as name:
     expect(run.returncode == 0 and "SLOWER" not in run.stdout, run)
     expect(builds.run(*one, "--limit", "0.5").returncode == 1, "a lower limit")
 
-    builds.layer("after", us=100.0, seconds=60.0)  # longer than the time given
+    builds.layer("after", us=100.0, seconds=60.0)  # longer than the time limit
     run = builds.run(*one, "--seconds", "4")
     expect(run.returncode == 2 and "nothing was measured in 4 s" in run.stderr and run.seconds < 20.0, run)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/block_quantization_test.py: `moe block --quantization`: four schemes on one block file of every family, so that every scheme meets
-# a third of the families. Experts are chosen as without a scheme, the output moves by no more than the scheme's rounding, and a shape that
-# the scheme cannot take is refused by name.
+# a third of the families. The chosen experts are those without a scheme, the output changes by no more than the scheme's rounding, and a
+# shape that the scheme does not support is refused by name.
 import json
 import pathlib
 import re

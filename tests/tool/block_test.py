@@ -31,7 +31,7 @@ def cases(files):
                 options += ["--deal", "random", "--seed", i] if combination % 3 == 0 else []
                 yield file, 1 + (combination + i) % 4, options
                 combination += 1
-        # Of the products with the window backends one for each family; pplx wants experts that divide by the ranks.
+        # Of the products with the window backends one for each family; pplx needs a number of experts that the ranks divide.
         window = WINDOWS[i % len(WINDOWS)]
         yield file, 2 if window == "pplx" else 2 + i % 3, ["--backend", window, "--experts", EXPERTS[i % 2]]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/cuda_nccl_test.py: `moe block --device cuda` between GPUs over NCCL gives the expected output with every backend, over a
-# communicator and over windows, and refuses what its exchange does not take. Skipped where the tool finds no GPU or was built without
+# communicator and over windows, and refuses what its exchange does not support. Skipped where the tool finds no GPU or was built without
 # CUDA or NCCL; cases with more ranks than GPUs are left out.
 import json
 import pathlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/deepseek_v4_test.py: `moe layer` on a tiny checkpoint as DeepSeek-V4 is released: routed experts in mxfp4 (codes I8, exponents
-# in `.scale`), the shared expert in fp8 blocks with exponents, a layer that chooses by token id and one that chooses by score. The packing
-# and the expected output are computed here, without the library.
+# tests/tool/deepseek_v4_test.py: `moe layer` on a tiny checkpoint in the format of the DeepSeek-V4 release: routed experts in mxfp4 (codes
+# I8, exponents in `.scale`), the shared expert in fp8 blocks with exponents, a layer that chooses by token id and one that chooses by
+# score. The packing and the expected output are computed here, without the library.
 import json
 import math
 import pathlib

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/floor_plot_test.py: bench/floor_plot.py draws what bench/compare.py writes: a panel a model, a curve a candidate, few bytes.
+# tests/tool/floor_plot_test.py: bench/floor_plot.py draws the output of bench/compare.py: one panel per model, one curve per candidate, in
+# a small file.
 import json
 import math
 import pathlib

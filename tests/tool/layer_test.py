@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/layer_test.py: `moe layer` reproduces every MoE layer of the reference checkpoints on 1 to 4 ranks, and its report says so
-# to a person and as JSON.
+# tests/tool/layer_test.py: `moe layer` reproduces every MoE layer of the reference checkpoints on 1 to 4 ranks, and its report says so as
+# text and as JSON.
 import json
 import pathlib
 import re

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/list_test.py: `moe list` names what `moe block` accepts; every composition that it answers "yes" for runs, every other one is
-# refused in the words of the list. Compositions of the CUDA space run on a GPU; without one they get as far as looking for it.
+# tests/tool/list_test.py: `moe list` names what `moe block` accepts; every composition marked "yes" runs, every other one is refused with
+# the text of the list. Compositions of the CUDA space run on a GPU; without one they fail when they look for it.
 import json
 import re
 import sys

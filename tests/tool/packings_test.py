@@ -61,7 +61,7 @@ def nibbles(codes):
     return bytes(row[j] | row[j + 1] << 4 for row in codes for j in range(0, len(row), 2))
 
 
-# Each scheme: (name, rows, cols) -> (tensors, the matrix that they mean).
+# Each scheme: (name, rows, cols) -> (tensors, the matrix that they encode).
 
 
 def integers(rows, cols, bits, group, symmetric):
@@ -278,7 +278,7 @@ with tempfile.TemporaryDirectory() as temporary:
     for name, (make, quantization) in SCHEMES.items():
         checkpoint(root / name, make, quantization)
         jobs += [(run, root / name, ranks) for ranks in ((0, 3) if name in ("gptq4_desc_act", "awq", "nvfp4") else (0,))]
-    # ModelOpt's first releases leave config.json alone and state the quantisation in a file of its own.
+    # ModelOpt's first releases leave config.json unchanged and state the quantisation in a separate file.
     old = root / "nvfp4_modelopt_old"
     checkpoint(old, nvfp4(".weight", ".weight_scale_2", False), None)
     (old / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))

@@ -198,7 +198,7 @@ def compare(family, scheme):
         return
     check(same_output(got, original, 1e-7) is not None, f"{where}: nothing was quantised")
     check(same_output(got, original, BOUND[scheme]) is None, f"{where}: {same_output(got, original, BOUND[scheme])}")
-    if scheme == "int4_group128":  # weights only, so the layer that quantises while it loads computes the same
+    if scheme == "int4_group128":  # weights only, so a layer that quantises at load gives the same output
         direct = layer(family.folder, family.io, folder / f"{family.name}_{scheme}_direct.safetensors", "--quantization", scheme)
         check(not isinstance(direct, str) and same_output(got, direct, 1e-5) is None, f"{where}: --quantization gives another output: {direct}")
 
@@ -214,7 +214,7 @@ def refusals(folder, all_families):
     ruled = moe("quantize", "--scheme", "mxfp4", "--mx-rule", "ceil", "--input", oss.folder, "--output", folder / "ruled", ranks=0)
     name = f"{oss.prefix}{oss.up_name}_scales"
     check(ruled.returncode == 0 and written(folder / "ruled")[name] != written(folder / "gpt_oss_mxfp4")[name], f"--mx-rule ceil: {ruled.stderr}")
-    # NaN in the first expert's gate row 0: a fused tensor in its own place, modules made of one, blocks
+    # NaN in the first expert's gate row 0: in a fused tensor that stays fused, in one that becomes modules, in blocks
     for family, scheme, where in ((oss, "mxfp4", "expert 0: element [0, 0] is nan"), (oss, "fp8_block128", "expert 0: element [0, 0] is nan"),
                                   (next(f for f in all_families if f.name == "qwen3_vl"), "mxfp4", "experts.0.gate_proj' of the fused experts: element [0, 0] is nan")):
         path = family.folder / "model-00001-of-00002.safetensors"

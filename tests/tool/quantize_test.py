@@ -202,7 +202,7 @@ def unusual_checkpoints(folder: pathlib.Path) -> None:
     source.mkdir()
     (source / "config.json").write_text((GOLDEN / "checkpoints" / "qwen3_moe_tiny" / "config.json").read_text())
     expert, matrix = "model.layers.0.mlp.experts.1.up_proj.weight", ([4, 128], [.5] * 512)
-    # Which names are experts' is decided in one pass over them, however long they are.
+    # Expert names are recognised in one pass over the name, of any length.
     long = {"a" * 58500: matrix, "b" * 58500 + ".experts.0.up_proj.weight": matrix}
     others = {f"model.{name}.weight": matrix for name in ("experts.up_proj", "experts.x.up_proj", "experts.1.up-proj", "xperts.1.up_proj")}
     save(source / "model.safetensors", {expert: matrix, **long, **others})

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/support_table_test.py: docs/support.md is what `moe list --json` says. `MOE_TOOL=build/host/bin/moe support_table_test.py --write`
-# writes the page.
+# tests/tool/support_table_test.py: docs/support.md equals the output of `moe list --json`.
+# `MOE_TOOL=build/host/bin/moe support_table_test.py --write` writes the page.
 import difflib
 import json
 import os

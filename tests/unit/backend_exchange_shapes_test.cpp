@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/backend_exchange_shapes_test.cpp: what the device exchanges refuse before they touch a GPU, the layout of their windows, the
+// tests/unit/backend_exchange_shapes_test.cpp: the checks of the device exchanges before they use a GPU, the layout of their windows, the
 // words that ranks compare.
 #include <gtest/gtest.h>
 
@@ -115,7 +115,7 @@ TEST(ExchangeShapes, T12_TagsTellShapesApart) {
   EXPECT_NE(a.tag(), b.tag());
 }
 
-// Sizes beyond 2^31 and parts that follow each other: a slot begins where the one before it ends.
+// Sizes beyond 2^31, and contiguous parts: a slot begins where the previous one ends.
 TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
   LowLatencyShape s = low();
   s.max_tokens = 1024;
@@ -135,7 +135,7 @@ TEST(ExchangeShapes, WindowsAreLaidOutIn64Bits) {
   EXPECT_GT(HighThroughputLayout(h).bytes, std::size_t{1} << 33);
 }
 
-// Ranges of tokens follow each other, and if there are more tokens than warps in all, each block has a token for each of its warps.
+// Token ranges are contiguous. If there are more tokens than warps in total, each block has a token for each of its warps.
 TEST(ExchangeShapes, BlocksShareTokensAndWarpsShareWork) {
   for (int tokens : {0, 1, 15, 256, 257, 4096, 200'000'000}) {
     for (int blocks : {1, 3, 16, 160}) {
@@ -174,7 +174,7 @@ TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirSentences) {
             "rank 3 runs another shape: header tag 5, expected 9");
   EXPECT_EQ(sentence({code(ErrorCode::peer), 1, 0, 3, 7, 5, 0, 0, 0}, ErrorCode::peer), "the group was aborted: rank 3 is missing");
   moe::comm::throw_if_failed({});
-  moe::comm::throw_if_over({code(ErrorCode::capacity), 1, 0, 3, 7, 0, 64, 40, 1});  // the group is sound
+  moe::comm::throw_if_over({code(ErrorCode::capacity), 1, 0, 3, 7, 0, 64, 40, 1});  // the group has no error
   expect_error(ErrorCode::timeout, [&] { moe::comm::throw_if_over({code(ErrorCode::timeout), 2, 0, 3, 7, 5, 0, 0, 0}); });
 }
 

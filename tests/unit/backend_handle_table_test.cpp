@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/backend_handle_table_test.cpp: handles to dispatches: which are live, in which order they may be used, which refusals are due.
+// tests/unit/backend_handle_table_test.cpp: handles to dispatches: which are live, in which order they may be used, which refusals are
+// pending.
 #include "moe/backends/common/handle_table.hpp"
 
 #include <gtest/gtest.h>
@@ -53,7 +54,7 @@ TEST(HandleTable, ADispatchThatIsNotCountedYetIsLive) {
   EXPECT_EQ(t.counters[0], 0U);
   t.expect(a, DispatchState::sent, "receive");
   EXPECT_TRUE(same(t.oldest(), a));
-  Handle const again = t.open(0, DispatchState::sent);  // the dispatch before was refused, and so not counted
+  Handle const again = t.open(0, DispatchState::sent);  // the previous dispatch was refused, and so not counted
   EXPECT_EQ(again.generation, a.generation);
 }
 
@@ -95,7 +96,7 @@ TEST(HandleTable, TheOldestIsByDispatchNotBySlot) {
   EXPECT_TRUE(same(t.oldest(), a));
   t.record(a).state = DispatchState::idle;
   EXPECT_TRUE(same(t.oldest(), b));
-  t.counters[0] += 2;  // of another exchange of the window
+  t.counters[0] += 2;  // rounds of another exchange over the window
   EXPECT_TRUE(same(t.oldest(), c));
 }
 

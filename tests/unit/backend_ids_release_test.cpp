@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/backend_ids_release_test.cpp: expert ids out of range in a release build, whatever the build type of this tree is.
+// tests/unit/backend_ids_release_test.cpp: expert ids out of range in a release build, independent of this tree's build type.
 #ifndef NDEBUG
 #define NDEBUG
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/backend_peer_layouts_test.cpp: OneSided, TwoSided and Pplx between GPUs before they touch one: refused shapes, the words that
+// tests/unit/backend_peer_layouts_test.cpp: OneSided, TwoSided and Pplx between GPUs before they use one: refused shapes, the words that
 // ranks compare, how their windows are laid out.
 #include <gtest/gtest.h>
 
@@ -98,7 +98,7 @@ TEST(PeerShape, T20_AnyPlacementAndItsHash) {
   }
 }
 
-// A rank writes its refusals of neighbouring rounds to different words, all of them in the window's own part.
+// A rank writes its refusals of consecutive rounds to different words, all in the window's control part.
 TEST(Refusals, WordsOfNeighbouringRoundsDiffer) {
   using moe::comm::WindowControl;
   for (int rank : {0, 1, moe::comm::kMaxWindowRanks - 1}) {

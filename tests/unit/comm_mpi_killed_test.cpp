@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/comm_mpi_killed_test.cpp: MPI ranks of which one is killed. The others are told by name, destroy their window and come out of
-// MPI_Finalize. The test starts the ranks itself, because mpirun must be told to leave survivors alone.
+// tests/unit/comm_mpi_killed_test.cpp: MPI ranks of which one is killed. The others get an error that names the rank, destroy their window
+// and return from MPI_Finalize. The test starts the ranks itself, because mpirun needs an option to let survivors run.
 #include "moe/comm/mpi_shared.hpp"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ std::string rounds(moe::comm::Mpi& comm, bool before_combine) {
   return "no error";
 }
 
-/// What one rank does; its finding goes to folder/<rank> once it is out of MPI_Finalize.
+/// The program of one rank; writes its finding to folder/<rank> after MPI_Finalize.
 int run_rank(std::string const& backend, bool before_combine, std::string const& folder) {
   MPI_Init(nullptr, nullptr);
   int rank = 0;
@@ -114,7 +114,7 @@ TEST_P(KilledMpiRank, T10_SurvivorsComeOutOfFinalize) {
   if (!has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [backend, death] = GetParam();
   moe_test::TemporaryDirectory const folder;
-  // The fence that MPI_Finalize of Open MPI 4.1 begins with sometimes never ends after a death, in a program without any window too.
+  // MPI_Finalize of Open MPI 4.1 begins with a fence that sometimes never ends after a death, even in a program without windows.
   int const status = run({"mpirun", "--mca", "async_mpi_finalize", "1", "--oversubscribe", "--enable-recovery", "--bind-to", "none", "-n",
                           std::to_string(kRanks), program, "--rank", backend, death, folder.path().string()},
                          kRunSeconds);

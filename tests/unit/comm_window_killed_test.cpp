@@ -28,7 +28,7 @@ using moe::ErrorCode;
 constexpr std::int64_t kPart = std::int64_t{1} << 20;
 constexpr std::int64_t kOffer = 64 * 1024;  // bytes that a rank can gather
 
-/// Memory that forked processes share: a part of a window for each rank, and a place for what it offers in all_gather.
+/// Memory that forked processes share: a window part and an all_gather buffer for each rank.
 struct Shared {
   int ranks;
   char* base;
@@ -91,7 +91,7 @@ struct Config : moe::LayerDefaults {
   using Activation = AnyActivation;
 };
 
-/// Runs body(comm) in a process for each rank; what each returned, or 128 + signal.
+/// Runs body(comm) in a process for each rank; returns each result, or 128 + signal.
 std::vector<int> run_ranks(int ranks, std::function<int(ForkComm&)> const& body) {
   Shared shared(ranks);
   std::vector<pid_t> children;
@@ -120,7 +120,7 @@ std::vector<int> run_ranks(int ranks, std::function<int(ForkComm&)> const& body)
 
 enum class Death { before_dispatch, before_combine };
 
-/// Three good rounds; then the last rank kills itself. 0: this rank was told in time, by name, and could leave.
+/// Three good rounds; then the last rank kills itself. 0: this rank got an error in time that names the dead rank, and could leave.
 template <class Backend>
 int survive(ForkComm& comm, Death death) {
   using Exchange = typename Backend::template Exchange<Config, moe::quantization::None, float>;
@@ -159,7 +159,7 @@ int survive(ForkComm& comm, Death death) {
     if (start() - began > std::chrono::milliseconds(2000)) return 4;
     began = start();
   }
-  return start() - began > std::chrono::milliseconds(500) ? 5 : 0;  // destruction waits for nobody
+  return start() - began > std::chrono::milliseconds(500) ? 5 : 0;  // destruction waits for no rank
 }
 
 template <class Backend>
@@ -180,8 +180,8 @@ TEST(KilledRank, T10_OneSided) { expect_survivors<moe::backends::OneSided<ForkWi
 TEST(KilledRank, T10_Pplx) { expect_survivors<moe::backends::Pplx<ForkWindow>>(); }
 TEST(KilledRank, T10_TwoSided) { expect_survivors<moe::backends::TwoSided<ForkWindow>>(); }
 
-/// The last rank kills itself between rounds or within one; the others mask it, at once because its process has ended, and go on with what
-/// the rest gives. 0: every output was right.
+/// The last rank kills itself between rounds or within one; the others mask it, at once because its process has ended, and continue with
+/// the outputs of the others. 0: every output was right.
 int go_on_without(ForkComm& comm, Death death) {
   using Backend = moe::backends::LowLatency<ForkWindow>;
   using Exchange = Backend::Exchange<Config, moe::quantization::None, float>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/core_contract_test.cpp: every backend whose header only promises names, in either space, a header that exists; optional facts
-// have their defaults; archetypes model the contracts.
+// tests/unit/core_contract_test.cpp: every backend whose exchange is in another header names a header that exists, in either space;
+// optional facts have their defaults; archetypes model the contracts.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace moe_test;
 
-/// The least that a policy asks of a window, in either space.
+/// The minimal window for a policy, in either space.
 template <class SpaceT>
 struct Window {
   using Space = SpaceT;
@@ -33,7 +33,7 @@ struct Window {
   std::int64_t bytes() const;
 };
 
-/// The sentence that a layer over Backend without its exchange's header gives.
+/// The error text of a layer over Backend without the header of its exchange.
 template <class Backend>
 std::string sentence() {
   using Exchange = typename Backend::template Exchange<Tiny, ArchetypeQuantization<>, float>;
@@ -70,7 +70,7 @@ TEST(Contract, AMissingIncludeNamesAHeaderThatExists) {
   EXPECT_EQ(all.size(), 16U);
 }
 
-// A policy that says nothing has the default of each optional fact.
+// A policy that states no optional fact has the default of each.
 struct Silent {};
 struct Loud {
   static constexpr bool kRowsStay = true, kTakesRowCount = true, kSkipsForeignIds = true, kBatchInvariant = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/core_host_pool_test.cpp: loops over the host's cores: each index once, workers apart, several callers, nesting, forked
+// tests/unit/core_host_pool_test.cpp: loops over the host's cores: each index once, distinct workers, several callers, nesting, forked
 // children.
 #include "moe/core/host_pool.hpp"
 

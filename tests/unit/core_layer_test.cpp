@@ -71,7 +71,7 @@ class LayerOn : public testing::Test {};
 using AllExperts = testing::Types<experts::Reference<>, experts::OneDnn>;
 TYPED_TEST_SUITE(LayerOn, AllExperts);
 
-// The caller's shape says nothing of weight_on_input: Llama-4's router does.
+// weight_on_input comes from Llama-4's router; the caller's shape does not set it.
 TYPED_TEST(LayerOn, Llama4PutsTheWeightOnTheInput) {
   Store const store(kExperts);
   comm::Self<> self;
@@ -114,7 +114,7 @@ TYPED_TEST(LayerOn, WeightsAndPlacementMustCoverTheExperts) {
   }
 }
 
-// An array that is missing is named at construction, not met in forward().
+// A missing array is reported at construction, not in forward().
 TYPED_TEST(LayerOn, MissingWeightArraysAreNamed) {
   using Quant = quantization::Fp8Block<>;
   using Layer = ModularKernel<Config, routing::Llama4, Quant, backends::NoExpertParallel<>, TypeParam>;
@@ -147,7 +147,7 @@ TYPED_TEST(LayerOn, MissingWeightArraysAreNamed) {
   refuses("w2 codes: rows is 0, expected 128", [&](auto& w) { w.w2.codes = Codes(); });
 }
 
-// A row of NaN logits goes to the first experts, as the router says, and is counted; one NaN only leaves its expert out.
+// A row of NaN logits goes to the first experts, by the router's rule, and is counted; a single NaN only excludes its expert.
 TYPED_TEST(LayerOn, RowsWithoutAFiniteLogitAreCounted) {
   using Layer = LayerOf<routing::Llama4, TypeParam>;
   Store const store(kExperts);
@@ -185,7 +185,7 @@ TYPED_TEST(LayerOn, ConstructionTellsWhatItTakesIfAsked) {
                            " bytes in the arena, 0 in the window"));
 }
 
-// Whatever a caller's function throws comes back as it is and leaves the layer as it was.
+// An exception of a caller's function is passed on unchanged and leaves the layer unchanged.
 TYPED_TEST(LayerOn, RoutingThatThrows) {
   bool fail = true;
   auto route = [&fail](auto const&, int, bool, Rows<std::int32_t> ids, Rows<float> weights) {

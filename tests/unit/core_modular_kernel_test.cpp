@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/core_modular_kernel_test.cpp: the composition out of archetypes: contracts, rules, arguments, what a refused call leaves.
+// tests/unit/core_modular_kernel_test.cpp: a composition of archetypes: contracts, rules, arguments, the state after a refused call.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -39,7 +39,7 @@ struct LargeTile : ExpertsFacts {
   static constexpr int kSharedMemory = 228 * 1024;
 };
 
-// The predicates that stop the compiler also answer at run time, with the sentence of the first broken rule.
+// The predicates of the compile-time checks also work at run time and give the sentence of the first broken rule.
 TEST(Rules, RunTimeReasonIsTheSentence) {
   EXPECT_EQ(reason(), nullptr);
   using E = ArchetypeExperts<OnDevice>;
@@ -91,7 +91,7 @@ TEST_F(LayerTest, WrongShapesAreRefusedBeforeAnyWorkAndTellThePeers) {
   expect_error(ErrorCode::argument, "output: rows", [&] { layer.forward(hidden(3), logits(3), output(4)); });
   expect_error(ErrorCode::argument, "null",
                [&] { layer.forward(make_rows<64>(static_cast<float const*>(nullptr), 3, 64), logits(3), output(3)); });
-  std::int32_t const count = 2;  // a backend that does not say so takes its row count from the host
+  std::int32_t const count = 2;  // this backend does not set kTakesRowCount, so its row count comes from the host
   expect_error(ErrorCode::unsupported, "num_rows", [&] { layer.forward(hidden(3), logits(3), output(3), {.num_rows = &count}); });
   EXPECT_EQ(layer.exchange().abandoned, 6);
   EXPECT_EQ(y[0], -1.0F);
@@ -120,7 +120,7 @@ struct StrictRouter : ArchetypeRouter<> {
     if (p.num_experts < 1) throw Error(ErrorCode::config, "num_experts: 0 is below 1");
   }
 };
-struct AnyExperts : Tiny {  // fixed, it would be the default of the router's
+struct AnyExperts : Tiny {  // a fixed number would be the default of the router's
   static constexpr int num_experts = dynamic;
 };
 TEST_F(LayerTest, MissingRouterParametersAreNamed) {

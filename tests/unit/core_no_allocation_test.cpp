@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/core_no_allocation_test.cpp: forward() takes no memory from the heap. malloc and operator new are replaced by counting
+// tests/unit/core_no_allocation_test.cpp: forward() allocates no heap memory. malloc and operator new are replaced by counting
 // ones. Allocations whose caller lies in oneDNN or the OpenMP runtime are counted apart: they are those libraries' own packing buffers.
 #include "moe/moe.hpp"
 
@@ -115,7 +115,7 @@ void forward_allocates_nothing() {
     layer.forward(make_rows(static_cast<bf16 const*>(hidden.data()), rows, kHidden),
                   make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(output.data(), rows, kHidden));
   };
-  forward(64);  // the OpenMP runtime and oneDNN set themselves up
+  forward(64);  // the OpenMP runtime and oneDNN initialise here
   ours = 0;
   theirs = 0;
   counting = true;

@@ -32,7 +32,7 @@ using moe::eplb::StepOutcome;
 using moe::eplb::Table;
 using moe_test::expect_error;
 
-// The ranks of one process as a group: every collective is an all-gather of words; a rank that does not come is E_TIMEOUT.
+// The ranks of one process as a group: every collective is an all-gather of words; a missing rank is E_TIMEOUT.
 class ThreadGroup {
  public:
   struct Shared {
@@ -233,7 +233,7 @@ TEST(Balancer, B11_DifferentStepCountsAreAMismatchOnAllRanks) {
   std::deque<Balancer> ranks(3, Balancer({.window = 4, .step_interval = 100, .log_interval = 2}));
   for (auto& rank : ranks) rank.add_model("main", ExpertMaps::initial(1, 4, 2), 3);
   SelfGroup self;
-  ranks[2].step({}, self);  // this rank made a step more
+  ranks[2].step({}, self);  // this rank made one step more
   auto const errors = on_ranks(3, [&](int r, ThreadGroup& group) { ranks[static_cast<std::size_t>(r)].step({.log_stats = true}, group); });
   for (auto const& error : errors) {
     ASSERT_TRUE(error);

@@ -63,7 +63,7 @@ class Sockets {
   std::vector<int> end_;
 };
 
-/// Ranks as processes. A peer that ended is E_PEER, one that does not answer in time E_TIMEOUT; both name it.
+/// Ranks as processes. A peer that ended gives E_PEER, one that does not answer in time E_TIMEOUT; both name the peer.
 class SocketComm {
  public:
   using Space = moe::space::host;
@@ -128,7 +128,7 @@ class SocketComm {
     std::vector<char> tokens(static_cast<std::size_t>(size()));
     all_gather(&token, 1, tokens.data(), stream);
   }
-  // What moving weights does not use.
+  // Not used for moving weights.
   void broadcast(void*, std::int64_t, int, moe::HostStream) { std::abort(); }
   void all_reduce(float const*, std::int64_t, float*, moe::HostStream) { std::abort(); }
   void reduce_scatter_v(float const*, std::int64_t const*, std::int64_t const*, float*, moe::HostStream) { std::abort(); }
@@ -141,8 +141,8 @@ class SocketComm {
 };
 static_assert(moe::Communicator<SocketComm>);
 
-/// Runs body(weights, engine) in a process for each rank, of which one dies; what each returned, or 128 + signal. Survivors wait for
-/// each other at the end: one that left early would look dead too.
+/// Runs body(weights, engine) in a process for each rank, of which one dies; returns each result, or 128 + signal. Survivors wait for each
+/// other at the end: one that left early would look dead as well.
 std::vector<int> run_ranks(int ranks, std::function<int(SocketComm&, SocketComm&)> const& body) {
   std::vector<pid_t> children;
   void* const shared = mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -190,7 +190,7 @@ struct Moving {
     next = ExpertMaps(map, maps.num_logical());
     weights.load(maps, rank);
   }
-  /// 0: told in time, by name, with maps and weights that belong together and layers before `layers` moved.
+  /// 0: got an error in time that names the rank; maps and weights match, and the layers before `layers` have moved.
   int verdict(moe::TransportError const& e, int killed, int layers, Clock::time_point began) const {
     if (e.code() != ErrorCode::peer && e.code() != ErrorCode::timeout) return 2;
     if (e.peer() != killed) {
@@ -232,7 +232,7 @@ int survive_synchronous(SocketComm& weights, SocketComm& engine, Death death) {
     if (death == Death::between_layers && moved != 1) return 7;
     return m.verdict(e, 1, moved, began);
   }
-  // A rank killed after its last word was not missed.
+  // The loss of a rank that was killed after its last message is not noticed.
   return death == Death::while_sending && !m.maps.layer_differs(kLayers - 1, m.next) ? m.weights.check(m.maps, m.rank).empty() ? 0 : 8 : 1;
 }
 
@@ -257,7 +257,7 @@ TEST(EplbKilled, SynchronousWhileSending) {
   }
 }
 
-// Beside a worker thread: the engine's next step names the dead rank.
+// With a worker thread: the engine's next step names the dead rank.
 TEST(EplbKilled, B14_BesideAWorkerThread) {
   expect_survivors([](SocketComm& weights, SocketComm& engine) {
     Moving m(weights);

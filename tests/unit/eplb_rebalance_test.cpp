@@ -100,7 +100,7 @@ Table<double> random_load(int layers, int experts, unsigned seed) {
   return load;
 }
 
-// Every expert at least once, all views one mapping, rank loads bounded by mean plus the largest replica.
+// Every expert appears, all views describe one mapping, and rank loads are at most the mean plus the largest replica.
 void expect_valid(ExpertMaps const& maps, Table<double> const& load, Topology const& topology) {
   ASSERT_EQ(maps.num_physical(), topology.num_physical);
   ASSERT_NO_THROW(ExpertMaps(maps.physical_to_logical(), maps.replica_index(), load.cols()));
@@ -239,7 +239,7 @@ TEST(Maps, B19_InvalidMaps) {
   counts(1, 1) = 1;
   expect_error(ErrorCode::argument, "replica_count of expert 1 in layer 1 is 1", [&] { moe::eplb::check_views(maps, l2p, counts); });
   l2p(1, 3) = 3;
-  l2p(1, 2) = 1;  // expert 1 lists slots 3 and 1 in another order: still its slots
+  l2p(1, 2) = 1;  // expert 1 lists slots 3 and 1 in another order: still valid
   EXPECT_NO_THROW(moe::eplb::check_views(maps, l2p, maps.replica_count()));
   l2p(1, 4) = 7;
   expect_error(ErrorCode::argument, "does not list exactly its slots", [&] { moe::eplb::check_views(maps, l2p, maps.replica_count()); });
@@ -278,7 +278,7 @@ RC_GTEST_PROP(Propose, B12_PreserveSlotsMovesOnlyInsideRanks, ()) {
     std::sort(a.begin(), a.end());
     std::sort(b.begin(), b.end());
     RC_ASSERT(a == b);
-    // As many slots stay as the two multisets share.
+    // The number of slots that stay is the size of the multisets' intersection.
     int shared = 0, stay = 0;
     for (int e = 0; e < 8; ++e) {
       auto const count = [&](Ids const& v) { return std::count(v.begin() + r * per_rank, v.begin() + (r + 1) * per_rank, e); };

@@ -31,13 +31,14 @@ ExpertMaps maps_of(Ids const& slots, int logical) { return ExpertMaps(Table<std:
 Ids row(Table<std::int32_t> const& table) { return {table.row(0).begin(), table.row(0).end()}; }
 
 TEST(Recovery, B18_ReplicasTakeOver) {
-  // Rank 1 held the second copies only: nobody is missing.
+  // Rank 1 held second copies only: no expert is missing.
   auto const fine = moe::eplb::recover(maps_of({0, 1, 0, 1, 2, 3}, 4), std::vector<int>{1}, 3);
   EXPECT_TRUE(fine.reloads.empty());
   EXPECT_EQ(row(fine.maps.physical_to_logical()), (Ids{0, 1, -1, -1, 2, 3}));
   EXPECT_EQ(row(fine.maps.replica_count()), (Ids{1, 1, 1, 1}));
 
-  // Experts 2 and 3 die with rank 1. Expert 0 has most copies (3), then 0 and 1 have two: 0 again. Rank 0 gives first, then rank 2.
+  // Experts 2 and 3 die with rank 1. Expert 0 has most copies (3), then 0 and 1 have two: 0 again. The slots come from rank 0 first, then
+  // from rank 2.
   auto const remapped = moe::eplb::recover(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3);
   EXPECT_EQ(remapped.reloads, (std::vector<Reload>{{0, 2, 0}, {0, 3, 6}}));
   EXPECT_EQ(row(remapped.maps.physical_to_logical()), (Ids{2, 1, 0, -1, -1, -1, 3, 1, 4}));

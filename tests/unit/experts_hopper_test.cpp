@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/experts_hopper_test.cpp: what the Hopper experts decide on the host: activations' formulas, tiles, shared memory, workspace,
-// and which device, sizes and compositions they refuse.
+// tests/unit/experts_hopper_test.cpp: the host side of the Hopper experts: activation formulas, tiles, shared memory, workspace, and
+// refused devices, sizes and compositions.
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 
@@ -99,7 +99,7 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
       last = t.tile_rows;
     }
   }
-  // Tiles of at most 16 rows quantise x as they load it, at any hidden size; in larger ones each thread block would quantise all of it.
+  // Tiles of at most 16 rows quantise x as they load it, at any hidden size. With larger tiles each thread block would quantise all of x.
   for (int tokens : {1, 8, 16}) EXPECT_TRUE(choose_tuning({256, 7168, 2048, 8}, Scheme::fp8_block, tokens).self_align);
   for (int tokens : {17, 128}) EXPECT_FALSE(choose_tuning({32, 7168, 2048, 1}, Scheme::fp8_block, tokens).self_align);
   for (bool quantises : {true, false}) EXPECT_EQ(choose_tuning({8, 512, 256, 1}, Scheme::fp8_block, 128, quantises).self_align, !quantises);
@@ -111,7 +111,7 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
 TEST(HopperTiles, KIsCutInTilesOfWholeColumnCounts) {
   for (int rows : {8, 16, 32, 64, 96}) EXPECT_TRUE(is_column_count(rows)) << rows;
   for (int rows : {4, 12, 24, 40, 48, 56, 72, 80, 88}) EXPECT_FALSE(is_column_count(rows)) << rows;
-  for (int tokens : {1, 8, 64}) {  // what is chosen for few rows is cut
+  for (int tokens : {1, 8, 64}) {  // tiles for few rows must allow a split of K
     EXPECT_TRUE(is_column_count(choose_tuning({32, 7168, 2048, 1}, Scheme::bf16, tokens).tile_rows));
     EXPECT_TRUE(is_column_count(choose_tuning({32, 7168, 2048, 1}, Scheme::fp8_block, tokens).tile_rows));
   }
@@ -135,7 +135,7 @@ TEST(HopperTiles, MeasuredTableIsInOrder) {
   }
 }
 
-// Choices made by hand come before measured ones, at every border of either.
+// Manual choices take precedence over measured ones, at every boundary of either.
 TEST(HopperTiles, HandChoicesComeFirst) {
   struct Range {
     Scheme scheme;
@@ -177,7 +177,7 @@ TEST(HopperTiles, OneTokenByBytesOfItsWeights) {
   EXPECT_FALSE(choose_tuning({8, 8192, 28672, 2}, Scheme::bf16, 1).one_token);
 }
 
-/// What the planning warp chooses, of both phases.
+/// The splits that the planning warp chooses for both phases.
 std::pair<int, int> splits(Sizes const& shape, Scheme scheme, int tiles, int rows, int max_splits = 16) {
   int const step = is_fp8(scheme) ? 128 : 64;
   auto const choose = [&](int weight_tiles, int width, int before) {
@@ -197,7 +197,7 @@ TEST(HopperSplits, ThoseThatWereFastestOnTheDevice) {
   Sizes const mixtral{8, 4096, 14336, 2};
   Sizes const qwen235b{128, 4096, 1536, 8};
   using Pair = std::pair<int, int>;
-  EXPECT_EQ(splits(deepseek, Scheme::bf16, 6, 1), Pair(4, 1));              // 8 tokens: 161 us whole, 149
+  EXPECT_EQ(splits(deepseek, Scheme::bf16, 6, 1), Pair(4, 1));              // 8 tokens: 161 us unsplit, 149 split
   EXPECT_EQ(splits(deepseek, Scheme::fp8_block, 6, 1), Pair(4, 1));         // 86.8 us, 82.4 without a kernel before; with it 85.5, 86.6
   EXPECT_EQ(splits({128, 2048, 768, 8}, Scheme::bf16, 49, 1), Pair(1, 1));  // 8 tokens: 124 us; 127 in (2, 1)
   EXPECT_EQ(splits(mixtral, Scheme::bf16, 8, 2), Pair(1, 4));               // 8 tokens: 615 us, 605
@@ -207,7 +207,7 @@ TEST(HopperSplits, ThoseThatWereFastestOnTheDevice) {
   EXPECT_EQ(splits({128, 2880, 2880, 4}, Scheme::bf16, 4, 1), Pair(3, 3));  // one token: 71.7 us, 62.6
   EXPECT_EQ(splits(deepseek, Scheme::bf16, 6, 1, 1), Pair(1, 1));           // batch-invariant layers do not split
   EXPECT_FALSE(may_split({6, 1, 4, 132, 16, 8192, 0}, 5));                  // more parts than steps
-  EXPECT_FALSE(may_split({300, 1, 64, 132, 16, 8192, 0}, 2));               // tiles enough
+  EXPECT_FALSE(may_split({300, 1, 64, 132, 16, 8192, 0}, 2));               // enough tiles
   EXPECT_FALSE(may_split({100, 64, 64, 132, 16, 512, 0}, 6));               // no room for so many parts
 }
 
@@ -223,7 +223,7 @@ TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {
     }
     EXPECT_GE(w.slot_rows - w.inter, 8000 * 768 * (scheme == Scheme::bf16 ? 2 : 1));
   }
-  EXPECT_GT(plan_workspace({8, 256, 16384, 8}, Scheme::bf16, 16400, 8).bytes, std::int64_t{1} << 32);  // sizes are of 64 bits
+  EXPECT_GT(plan_workspace({8, 256, 16384, 8}, Scheme::bf16, 16400, 8).bytes, std::int64_t{1} << 32);  // sizes have 64 bits
 }
 
 std::string refusal(auto&& call) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/experts_quantized_products_test.cpp: what the host experts compute from quantised rows and weights, against float64 products
-// of the same matrices dequantised: both scale levels of nvfp4 (Q9), a scale for every 128 columns of fp8 blocks (Q13).
+// tests/unit/experts_quantized_products_test.cpp: the host experts on quantised rows and weights, against float64 products of the same
+// matrices dequantised: both scale levels of nvfp4 (Q9), a scale for every 128 columns of fp8 blocks (Q13).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ struct Problem {
         w1(normals(static_cast<std::size_t>(intermediate * hidden), 1.0F / std::sqrt(static_cast<float>(hidden)), 2)),
         w2(normals(static_cast<std::size_t>(intermediate * hidden), 1.0F / std::sqrt(static_cast<float>(intermediate)), 3)) {}
 
-  /// What `Experts`, told to read with `reader`, compute from rows that `writer` has quantised.
+  /// The output of `Experts` that read with `reader`, for rows quantised by `writer`.
   template <class Experts>
   Values computed(Quant const& writer, Quant const& reader) const {
     using Kernel = typename Experts::template Kernel<Config, Quant, ActivationFormat::standard>;

@@ -16,7 +16,7 @@ namespace {
 using namespace moe;
 using namespace moe::hopper;
 
-/// What a half of a fragment register is as bf16, times 2^126.
+/// The value of half a fragment register as bf16, times 2^126.
 float value_of(std::uint32_t half) { return std::ldexp(std::bit_cast<float>(half << 16), 126); }
 
 TEST(HopperW4, E2m1CodesComeBackFromTheirWords) {

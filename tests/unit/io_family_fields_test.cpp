@@ -74,7 +74,7 @@ TEST(FamilyFields, AValueThatChangesTheOutputChangesTheDescriptionOrIsRefused) {
   EXPECT_GT(refused, 40);
 }
 
-/// Two values of a field that cannot both be right. A family reads the field, or refuses what its blocks do not do.
+/// Two contradictory values of a field. A family reads the field, or refuses the value that its blocks do not implement.
 TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
   std::map<std::string, std::vector<json>> const contradictory{
       {"hidden_act", {"silu", "relu6"}},
@@ -133,11 +133,11 @@ TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
       {"routed_expert_hidden_size", {16, 24}},
       {"latent_moe_use_norm", {true, false}},
   };
-  // What a family's own code leaves out of account, as its block files and transformers 5.23.0 show.
+  // Fields that a family's own code ignores, as its block files and transformers 5.23.0 show.
   std::set<std::pair<std::string, std::string>> const of_no_account{
       {"deepseek_v2", "norm_topk_prob"},  // never renormalised
       {"deepseek_v2", "n_group"},         // with topk_method greedy
-      {"deepseek_v2", "topk_method"},     // of one group
+      {"deepseek_v2", "topk_method"},     // with one group
       {"kimi_linear", "latent_moe_use_norm"},
   };
   json const all = families();
@@ -146,7 +146,7 @@ TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
     ASSERT_TRUE(contradictory.contains(name)) << name << " needs values here";
     for (auto const& [family, entry] : all.items()) {
       if (of_no_account.contains({family, name})) continue;
-      // A combination of no shared experts, and the type of no zero experts, say nothing.
+      // Without shared experts their combination has no effect; without zero experts their type has none.
       json const& base = entry["config"];
       auto const plain = described(base);
       if (name == "shared_expert_combination_strategy" && !plain->contains("shared")) continue;
@@ -191,7 +191,7 @@ TEST(FamilyFields, ConstantsOfTheGateAreRead) {
   json config = all["gpt_oss"]["config"];
   config.erase("swiglu_alpha");
   EXPECT_EQ(from_config(HfConfig::from_text(config.dump(), "c"), 0).activation.constants.alpha, 1.702F);
-  // Aria's routed experts are silu-gated whatever hidden_act says, its shared ones are not.
+  // Aria's routed experts are always silu-gated; its shared experts follow hidden_act.
   json aria = all["aria_text"]["config"];
   aria["hidden_act"] = "gelu";
   LayerDescription const d = from_config(HfConfig::from_text(aria.dump(), "c"), 0);

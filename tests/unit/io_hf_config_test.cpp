@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/io_hf_config_test.cpp: config.json to layer description: released configurations, and every way in which one can be wrong.
+// tests/unit/io_hf_config_test.cpp: config.json to layer description: released configurations, and every error in one.
 #include "moe/io/layer_from_config.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/io_layer_weights_test.cpp: one layer's weights from every layout, stored form and shard, and what is wrong with files.
+// tests/unit/io_layer_weights_test.cpp: one layer's weights from every layout, stored form and shard, and errors in files.
 #include "moe/io/layer_weights.hpp"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ std::string message_of(ErrorCode code, F&& f) {
 
 constexpr std::int64_t kE = 4, kH = 12, kI = 6;
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-/// A different small value at every place; exact in bf16.
+/// A different small value at every position; exact in bf16.
 float value(std::int64_t tensor, std::int64_t e, std::int64_t i, std::int64_t j) {
   return static_cast<float>((tensor * 61 + e * 37 + i * 13 + j * 5) % 251 - 125);
 }
@@ -586,7 +586,7 @@ TEST(StoredForms, PackedInt4) {
 }
 
 /// gpt-oss in both released forms: mxfp4 blocks, and bf16 tensors of the same values [E, in, out], gate and up interleaved. Every value is
-/// of the format, so that nothing may differ.
+/// representable in the format, so the results must be equal.
 TEST(StoredForms, M5_GptOssBlocksAreTheBf16Release) {
   constexpr std::int64_t kWide = 64, kNarrow = 32;
   constexpr float kE2m1[] = {0, .5F, 1, 1.5F, 2, 3, 4, 6, -0.0F, -.5F, -1, -1.5F, -2, -3, -4, -6};

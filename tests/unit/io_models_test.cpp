@@ -208,7 +208,7 @@ std::string hunyuan(char const* json) {
   return j.dump();
 }
 
-/// The choices that a router type fixes, over those that a configuration leaves open.
+/// Compares the options that a router type fixes with those of a configuration.
 template <class Router>
 void expect_router(RouterConfig const& r, bool biased) {
   if (std::is_same_v<Router, moe::routing::AnyRouter>) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/io_packed_weights_test.cpp: quantised checkpoints: what is read of them, and every way in which tensors and
-// quantization_config can be wrong or disagree. The values of each packing are checked in tests/tool/packings_test.py.
+// tests/unit/io_packed_weights_test.cpp: quantised checkpoints: reading them, and every way in which tensors and quantization_config can be
+// wrong or disagree. The values of each packing are checked in tests/tool/packings_test.py.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ std::int64_t product(std::vector<std::int64_t> const& shape) {
   for (std::int64_t d : shape) n *= d;
   return n;
 }
-/// A tensor whose every byte is `fill`.
+/// A tensor with all bytes equal to `fill`.
 Stored filled(FileDType dtype, std::vector<std::int64_t> const& shape, int fill = 0) {
   return {dtype, shape, std::vector<std::byte>(at(product(shape) * bits(dtype) / 8), static_cast<std::byte>(fill))};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/io_safetensors_test.cpp: reading and writing safetensors files, and every way in which a file can be wrong.
+// tests/unit/io_safetensors_test.cpp: reading and writing safetensors files, and every error in a file.
 #include "moe/io/safetensors_writer.hpp"
 
 #include <gtest/gtest.h>

@@ -28,7 +28,7 @@ struct Small : M {
 template <class M>
 using LayerOf = ModularKernel<Small<M>, typename M::Router, quantization::None, backends::NoExpertParallel<>, experts::Reference<>>;
 
-/// Params that say nothing of the router and the activation.
+/// Params without router and activation.
 template <class M>
 typename LayerOf<M>::Params plain_params() {
   return {.max_tokens_per_rank = 1, .placement = ExpertPlacement(8, 1)};
@@ -87,7 +87,7 @@ TEST(PresetDefaults, ConstantsOfRouters) {
   auto const longcat = default_router_params<models::LongCat_Flash, models::LongCat_Flash::Router::Params>();
   EXPECT_EQ(longcat.num_zero_experts, 256);
   EXPECT_EQ((default_router_params<models::Grok_1, models::Grok_1::Router::Params>().logit_softcap), 30.0F);
-  // A configuration that states nothing but its dimensions leaves the rest alone.
+  // A configuration that states only its dimensions keeps the defaults of the other values.
   auto const plain = default_router_params<LayerDefaults, routing::RouterConfig>();
   EXPECT_EQ(plain.num_experts, 0);
   EXPECT_EQ(plain.routed_scaling_factor, 1.0F);

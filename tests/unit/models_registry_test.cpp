@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/models_registry_test.cpp: what is derived from the registry: the facts of backends, the rules over device windows, the table
+// tests/unit/models_registry_test.cpp: values derived from the registry: the facts of backends, the rules over device windows, the table
 // of policies, how each scheme runs on each architecture.
 #include "moe/models/registry.hpp"
 

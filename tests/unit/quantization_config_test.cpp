@@ -94,7 +94,7 @@ TEST(QuantizationConfig, Q21_FnuzIsRefused) {
 }
 
 template <class Quant>
-struct SlowExperts {  // emulates what it is asked for, from sm_80 on
+struct SlowExperts {  // emulates every scheme, from sm_80 on
   static constexpr char const* kName = "slow";
   template <class>
   static constexpr Support support_on(int sm) {
@@ -160,7 +160,7 @@ double product_error(Scheme const& scheme, std::vector<float> const& w, std::vec
   return std::sqrt(error / norm);
 }
 
-// What quantisation itself costs; the products that the experts compute are in experts_quantized_products_test.cpp.
+// The error of quantisation itself; experts_quantized_products_test.cpp tests the experts' products.
 TEST(QuantizationProducts, CodesKeepTheProduct) {
   auto const x4 = normals(512, 1), w4 = normals(256 * 512, 2);
   std::uint32_t amax = 0;

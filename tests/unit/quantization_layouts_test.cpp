@@ -102,7 +102,8 @@ TEST(QuantizationLayouts, Q17_PaddedMxfp4EqualsUnpadded) {
   EXPECT_THROW(pad_matrix<std::uint8_t>(codes.data(), kRows, kCols / 2, padded_codes.data(), 8, kPadded / 2, 0), moe::Error);
 }
 
-// ---- Checkpoint packings. The packing side is written here from the table of docs/semantics/quantization.md §5, the library only reads.
+// ---- Checkpoint packings. The packing is written here from the table of docs/semantics/quantization.md §5, because the library only
+// reads.
 
 constexpr std::int64_t kN = 16, kK = 64, kGroup = 32;
 

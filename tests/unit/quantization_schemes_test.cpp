@@ -136,11 +136,11 @@ TYPED_TEST(QuantizationSchemes, Invariant_RowsAreCloseAndIdempotent) {
   std::vector<float> x(384);
   for (float& v : x) v = normal(random);
   Row const row(TypeParam{}, x);
-  // Of the format's own resolution: two significand bits in e2m1, four in e4m3, 1 / 127 of the largest in int8.
+  // Within the format's resolution: two significand bits in e2m1, four in e4m3, 1 / 127 of the largest in int8.
   float const relative = TypeParam::kPayloadPack == 2 ? 0.25F : 0.0625F;
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(row.dq[i], x[i], relative * std::abs(x[i]) + 0.51F) << i;
   Row const again(TypeParam{}, row.dq);
-  if constexpr (!std::is_same_v<TypeParam, Nvfp4>) {  // whose block scale is rounded and may move
+  if constexpr (!std::is_same_v<TypeParam, Nvfp4>) {  // its block scale is rounded and may change
     for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(again.dq[i], row.dq[i], 1e-5F * std::abs(row.dq[i])) << i;
   }
 }
@@ -358,7 +358,7 @@ TEST(QuantizationInt4, OffsetCodes) {
   WNa16<4, 0>{}.dequantize_weight_row<float>(codes.data(), &scale, 1, 4, 0, out.data());
   EXPECT_EQ(out, (std::vector<float>{-2, -1.25F, 0, 1.75F}));
 }
-/// docs/semantics/quantization.md §11: what each scheme cannot take is one sentence that names the size.
+/// docs/semantics/quantization.md §11: a shape that a scheme does not support gives one sentence that names the size.
 TEST(QuantizationShapes, SizesThatDoNotFitAreNamed) {
   EXPECT_EQ(shape_violation<Mxfp4<>>(2880 + 16, 64), "mxfp4 needs hidden to be a multiple of 32, got 2896");
   EXPECT_EQ(shape_violation<Mxfp8<>>(64, 40), "mxfp8 needs the intermediate size per partition to be a multiple of 32, got 40");

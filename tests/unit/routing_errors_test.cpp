@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/routing_errors_test.cpp: what routing refuses, row by row of docs/semantics/routing.md §14, then every other refusal of its
+// tests/unit/routing_errors_test.cpp: the errors of routing, row by row of docs/semantics/routing.md §14, then every other error of its
 // headers: code and text.
-#undef NDEBUG  // an expert without a replica is an error in this file, whatever the build type
+#undef NDEBUG  // an expert without a replica is an error in this file, for every build type
 #include "moe/routing/capture.hpp"
 
 #include <gtest/gtest.h>
@@ -391,7 +391,7 @@ TEST(RoutingErrors, Capacity) {
   EXPECT_EQ(expert_capacity(1e300, 10, 3, 7), 30);
 }
 
-// R6 for capacity routing: a row that logits or bias disable wholly is degenerate, one that merely finds no room is not.
+// R6 for capacity routing: a row whose experts are all disabled by logits or bias is degenerate; a row that only finds no capacity is not.
 TEST(RoutingErrors, R6_CapacityCountsRowsThatNothingCanServe) {
   std::vector<float> const bias(2, -kInfinity);
   std::vector<float> const logits{1, 0, 1, 0, -kInfinity, -kInfinity};

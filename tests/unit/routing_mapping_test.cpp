@@ -282,13 +282,13 @@ TEST(CapacityRouting, GroupsCountByTheExpertsThatAreLeft) {
   c.config.topk_group = 1;
   c.config.group_score = moe::routing::GroupScore::top2_sum;
   c.logits = {3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0};
-  c.run(1.0, 4);  // of one free expert each, the better group; the last expert serves the last row
+  c.run(1.0, 4);  // with one free expert per group, the better group; the last row gets the last expert
   EXPECT_EQ(c.ids, (Ids{0, 2, 1, 3}));
   c.config.group_score = moe::routing::GroupScore::max;
   c.run(1.0, 4);
   EXPECT_EQ(c.ids, (Ids{0, 1, 2, 3}));
 
-  // While nothing is full, a group counts as in grouped top-k: with a disabled expert among its two best it is not kept.
+  // While no expert is full, groups are scored as in grouped top-k: a group with a disabled expert among its two best is not kept.
   std::vector<float> const bias{-moe::routing::detail::kInfinity, 0, 0, 0};
   c.config.group_score = moe::routing::GroupScore::top2_sum;
   c.config.correction_bias = bias.data();

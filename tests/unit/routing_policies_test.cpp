@@ -66,7 +66,7 @@ Routed select(R const& router, Batch const& b, std::int64_t valid = -1) {
   return out;
 }
 
-/// The policy's constants at run time must give the policy's bits, and each row must not know of the others.
+/// The policy's constants at run time must give the policy's bits, and each row must be independent of the others.
 template <class R>
 void expect_same_as_any(R const& router) {
   Batch const b = random_batch(200, router.num_logits(), 5);
@@ -158,7 +158,7 @@ TEST(RoutingPolicies, R6_CountsDegenerateRows) {
     Routed const r = select(router, b);
     EXPECT_EQ(r.counters.degenerate_rows, 1);
     EXPECT_EQ(r.ids[2], policy == DegeneratePolicy::drop ? -1 : 0);
-    EXPECT_EQ(select(router, b, 1).counters.degenerate_rows, 0);  // padding rows are not looked at
+    EXPECT_EQ(select(router, b, 1).counters.degenerate_rows, 0);  // padding rows are not read
   }
 }
 

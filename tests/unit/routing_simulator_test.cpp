@@ -60,7 +60,7 @@ TEST(Simulator, R20_EveryStrategyIsDeterministicAndDistinct) {
       EXPECT_TRUE(*row.begin() >= 0 && *row.rbegin() < 30) << strategy;
       EXPECT_NEAR(std::accumulate(a.weights.begin() + t * 4, a.weights.begin() + t * 4 + 4, 0.0), 1.0, 1e-6);
     }
-    p.first_row = 10;  // another rank that holds rows 10 … sees the same routing of them
+    p.first_row = 10;  // another rank that holds rows 10 … gets the same routing for them
     Result const part = simulate(p, 20);
     EXPECT_TRUE(std::equal(part.ids.begin(), part.ids.end(), a.ids.begin() + 40)) << strategy;
     if (strategy == "balanced") continue;
