@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/archetypes.hpp: the archetypes in the tests' namespace, and macros that make a policy lack one member.
+// tests/archetypes.hpp: the archetypes in the tests' namespace, and compositions of them with one policy changed.
 #pragma once
 
 #include "moe/archetypes.hpp"
@@ -33,27 +33,3 @@ struct WithKernel : Experts {
 };
 
 }  // namespace moe_test
-
-// MOE_WITHOUT(Name, Base, member): Name is Base without a member: a deleted function hides it, or a private type if the member is a type.
-// MOE_CHANGE_WITHOUT: the same as a template on the base. With MOE_FIXED nothing is hidden.
-#ifdef MOE_FIXED
-#define MOE_HIDE(member)
-#define MOE_HIDE_TYPE(member)
-#else
-#define MOE_HIDE(member) void member() = delete;
-#define MOE_HIDE_TYPE(member) \
- private:                     \
-  using member = void;
-#endif
-#define MOE_WITHOUT(Name, Base, member) \
-  struct Name : Base {                  \
-    using Hidden = Base;                \
-    using Hidden::Hidden;               \
-    MOE_HIDE(member)                    \
-  }
-#define MOE_WITHOUT_TYPE(Name, Base, member) \
-  struct Name : Base {                       \
-    using Hidden = Base;                     \
-    using Hidden::Hidden;                    \
-    MOE_HIDE_TYPE(member)                    \
-  }

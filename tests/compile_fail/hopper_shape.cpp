@@ -8,6 +8,7 @@
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/routing/softmax_topk.hpp"
 
 struct Config : moe::LayerDefaults {
   static constexpr int hidden = 128;
@@ -20,7 +21,7 @@ struct Config : moe::LayerDefaults {
   using Weight = moe::bf16;
   using Activation = moe::activation::Silu;
 };
-using Layer = moe::ModularKernel<Config, moe_test::ArchetypeRouter<>, moe::quantization::None,
+using Layer = moe::ModularKernel<Config, moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>, moe::quantization::None,
                                  moe::backends::NoExpertParallel<moe::space::cuda>, moe::experts::HopperContiguous>;
 
 static_assert(sizeof(Layer) > 0);

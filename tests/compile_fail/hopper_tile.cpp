@@ -7,6 +7,7 @@
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/routing/softmax_topk.hpp"
 
 struct Tiles : moe::hopper::DefaultTiles {
 #ifndef MOE_FIXED
@@ -18,7 +19,7 @@ struct Config : moe::LayerDefaults {
   using Weight = moe::bf16;
   using Activation = moe::activation::Silu;
 };
-using Layer = moe::ModularKernel<Config, moe_test::ArchetypeRouter<>, moe::quantization::None,
+using Layer = moe::ModularKernel<Config, moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>, moe::quantization::None,
                                  moe::backends::NoExpertParallel<moe::space::cuda>, moe::experts::HopperContiguousWith<Tiles>>;
 
 static_assert(sizeof(Layer) > 0);

@@ -16,6 +16,7 @@
 // expect: the exchange lacks the member 'finalize(Rows<Act, hidden> output, Stream<Space>)'
 // expect: the exchange lacks the member 'abandon(Stream<Space>)'
 #include "../archetypes.hpp"
+#include "../without_member.hpp"
 
 using namespace moe_test;
 using Complete = ArchetypeBackend<>;

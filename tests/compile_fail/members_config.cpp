@@ -9,6 +9,7 @@
 // expect: the layer configuration lacks the member 'using Weight'
 // expect: the layer configuration lacks the member 'using Activation'
 #include "../archetypes.hpp"
+#include "../without_member.hpp"
 
 using namespace moe_test;
 MOE_WITHOUT(NoHidden, Tiny, hidden);

@@ -15,6 +15,7 @@
 // expect: the experts kernel lacks the member 'Kernel(Shape<Config> const&, WeightsOf<Config, Quant> const&, int64_t max_rows,
 // expect: the experts kernel lacks the member 'apply(
 #include "../archetypes.hpp"
+#include "../without_member.hpp"
 
 using namespace moe_test;
 using Complete = ArchetypeExperts<>;

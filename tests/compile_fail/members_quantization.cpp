@@ -16,6 +16,7 @@
 // expect: the quantization lacks the member 'quantize_weight<Weight>(
 // expect: the quantization lacks the member 'dequantize_weight_row<Weight>(
 #include "../archetypes.hpp"
+#include "../without_member.hpp"
 
 using namespace moe_test;
 using Complete = ArchetypeQuantization<>;

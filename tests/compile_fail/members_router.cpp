@@ -10,6 +10,7 @@
 // expect: the router lacks the member 'int num_slots() const'
 // expect: the router lacks the member 'template <class L> void select(routing::RouteArgs<L> const&) const'
 #include "../archetypes.hpp"
+#include "../without_member.hpp"
 
 using namespace moe_test;
 using Complete = ArchetypeRouter<>;

@@ -58,7 +58,7 @@ TEST(Registry, DeviceWindowsCarryBf16AndE4m3) {
 
 TEST(Registry, PolicyTable) {
   std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
-  std::filesystem::path const include = std::filesystem::path(__FILE__).parent_path() / "../../include";
+  std::filesystem::path const include = std::filesystem::path(MOE_TEST_DATA) / "../../include";
   for (registry::PolicyRow const& row : registry::policy_table()) {
     EXPECT_TRUE(seen.insert({row.kind, row.name, row.space}).second) << row.name << " twice";
     EXPECT_TRUE(std::filesystem::is_regular_file(include / row.include)) << row.name << ": " << row.include;
