@@ -4,7 +4,7 @@
 //
 //   mpirun -n <GPUs> comm_exchange_bench [--json FILE]
 //
-// One process a GPU. Hidden 7168, top-8 of 256 experts, uniform random routing. "rows": the records (dispatch) or the outputs (combine)
+// One process per GPU. Hidden 7168, top-8 of 256 experts, uniform random routing. "rows": the records (dispatch) or the outputs (combine)
 // alone; "call": a whole prepare() or finalize(), on the stream. GB/s counts the bytes that leave one GPU. Bytes and outputs are checked
 // before anything is timed; a wrong result is printed, not timed, and makes the exit code 1.
 #include <mpi.h>
@@ -65,7 +65,7 @@ class Bench {
   }
   ~Bench() { ncclCommAbort(plain_); }
 
-  /// Microseconds a call of each function, measured in turns: the slowest rank, median over the repeats.
+  /// Microseconds per call of each function, measured in turns: the slowest rank, median over the repeats.
   std::vector<Timed> time(int calls, std::vector<std::function<void()>> const& functions) {
     std::vector<std::vector<double>> us(functions.size());
     std::vector<double> enqueue(functions.size(), 1e30);

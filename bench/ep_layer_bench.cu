@@ -4,7 +4,7 @@
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
 //                                   [--backends window,all_to_all_v] [--routing given|softmax] [--json FILE]
 //
-// One process a GPU. window: LowLatency + HopperMasked up to 256 tokens a rank, HighThroughput + HopperContiguous above; all_to_all_v:
+// One process per GPU. window: LowLatency + HopperMasked up to 256 tokens per rank, HighThroughput + HopperContiguous above; all_to_all_v:
 // AllToAllV + HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls
 // one after the other; slowest rank, median. Each composition is first compared with the layer's definition in float32; a wrong result
 // makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do the routing;

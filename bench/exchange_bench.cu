@@ -4,9 +4,9 @@
 //   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick]
 //                  [--rounds N] [--json FILE]
 //
-// One process, one thread, one GPU a rank (or all ranks on one GPU: the same checks, but the times are meaningless). Every shape is checked
-// (payload bytes against the host's quantisation, places, outputs of identity experts) before it is timed. Low latency: a CUDA graph of ten
-// pairs, replayed back to back, slowest rank. High throughput: calls back to back in a stream, slowest rank.
+// One process, one thread, one GPU per rank (or all ranks on one GPU: the same checks, but the times are meaningless). Every shape is
+// checked (payload bytes against the host's quantisation, places, outputs of identity experts) before it is timed. Low latency: a CUDA
+// graph of ten pairs, replayed back to back, slowest rank. High throughput: calls back to back in a stream, slowest rank.
 #include <chrono>
 #include <cstring>
 #include <functional>

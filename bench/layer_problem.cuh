@@ -112,7 +112,7 @@ class Replay {
     cudaEventDestroy(end_);
     cudaStreamDestroy(stream_);
   }
-  /// Microseconds a call of one replay.
+  /// Microseconds per call of one replay.
   double us() {
     using moe::hopper::check_cuda;
     float ms = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/routing_bench.cu: the routing kernel with mapping, load counts and permutation, replayed from a CUDA graph; microseconds a launch.
+// bench/routing_bench.cu: the routing kernel with mapping, load counts and permutation, from a CUDA graph; microseconds per launch.
 //
 // A graph holds kLaunches calls over rotating logits, so a time is that of a call inside a captured model, launch gap included. Empty
 // kernels in the launch shapes of 1, 128 and 4096 tokens are the floor. The result is compared with the host before anything is timed.

@@ -12,7 +12,7 @@
 
 namespace moe_test {
 
-/// One warp a row: y[r] = row r times the sum of its experts' weighted factors.
+/// One warp per row: y[r] = row r times the sum of its experts' weighted factors.
 template <class Act, class Quant, class Tokens, class Partial>
 __global__ void factor_experts(Quant const quant, Tokens const tokens, std::int32_t const* physical, int num_local, int hidden,
                                Partial* y) {

@@ -25,13 +25,13 @@ struct QuantizeOptions {
 /// A quantised matrix [rows, cols] or a stack of them: value(q) · scale = dq.
 struct QuantizedTensor {
   bool is_signed = false;                 ///< q are int8 values, else unsigned codes
-  std::vector<std::uint8_t> q;            ///< one code a byte, as many as elements
+  std::vector<std::uint8_t> q;            ///< one code per byte, as many as elements
   std::vector<std::uint8_t> packed;       ///< 4-bit schemes: two codes a byte, offset 8 for integers
   std::vector<float> scale;               ///< [scale_shape]
   std::vector<std::int64_t> scale_shape;  ///< of one matrix
   std::vector<std::uint8_t> scale_byte;   ///< exponents of power-of-two scales, else empty
   std::vector<std::uint8_t> block_scale;  ///< nvfp4: e4m3 codes of the block scales
-  std::vector<float> global_scale;        ///< nvfp4: one a matrix
+  std::vector<float> global_scale;        ///< nvfp4: one per matrix
   std::vector<float> dq;
 };
 
@@ -46,7 +46,7 @@ QuantizedTensor quantize_matrices(std::string const& scheme, std::optional<moe::
 /// E_ARG naming `where`, the index in `shape` and the value, unless all elements are finite: no scheme can hold them.
 void require_finite(std::vector<float> const& w, std::vector<std::int64_t> const& shape, std::string const& where);
 
-/// Writes q, scale, dq (and what the scheme has besides) of one tensor. Returns the exit code.
+/// Writes q, scale, dq and the other arrays of the scheme for one tensor. Returns the exit code.
 int quantize_tensor_file(QuantizeOptions const& options);
 /// Writes a checkpoint with quantised routed experts; everything else is unchanged. Returns the exit code.
 int quantize_checkpoint(QuantizeOptions const& options);

@@ -23,7 +23,7 @@ inline moe::io::SafetensorsFile quant_file(std::string const& name) {
   return moe::io::SafetensorsFile(golden_dir() / "quant" / (name + ".safetensors"));
 }
 
-/// Equal bits, all NaNs alike. Reports the first difference only.
+/// Equal bits; all NaNs are equal. Reports the first difference only.
 template <class T>
 testing::AssertionResult same_bits(std::vector<T> const& got, std::vector<T> const& want) {
   if (got.size() != want.size()) return testing::AssertionFailure() << got.size() << " elements, expected " << want.size();

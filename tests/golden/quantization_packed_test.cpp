@@ -16,7 +16,7 @@ using moe_test::QuantizedMatrix;
 using moe_test::QuantizedWeight;
 using moe_test::same_bits;
 
-/// Codes of packed rows, one a byte.
+/// Codes of packed rows, one per byte.
 std::vector<std::uint8_t> unpack(std::vector<std::uint8_t> const& packed) {
   std::vector<std::uint8_t> codes;
   for (std::size_t i = 0; i < 2 * packed.size(); ++i) codes.push_back(nibble(packed.data(), static_cast<std::int64_t>(i)));

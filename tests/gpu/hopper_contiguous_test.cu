@@ -99,7 +99,7 @@ TEST_P(Hopper, TilesFilledToEveryWidth) {
   }
 }
 
-// Eight steps of K and several units a thread block: racecheck must see the ring wrap.
+// Eight steps of K and several units per thread block: racecheck must see the ring wrap.
 TEST_P(Hopper, RingsThatComeRound) {
   constexpr LocalShape kDeep{8, 1024, 256, 2};
   for (int rows : {8, 64, most_rows(GetParam()), kBlockRows}) {

@@ -195,7 +195,7 @@ TEST_P(HopperFeatures, X14_AlternatingLargeTermsAreSummedInFloat32) {
   LocalShape const shape{8, 256, 128, 8};
   Problem const problem(shape, GetParam(), 16, Pattern::random, 91);
   std::size_t const matrix13 = problem.w13.size() / 8, matrix2 = problem.w2.size() / 8;
-  for (int e = 1; e < 8; ++e) {  // all experts alike
+  for (int e = 1; e < 8; ++e) {  // all experts equal
     ASSERT_EQ(cudaMemcpy(problem.w13.data() + e * matrix13, problem.w13.data(), matrix13, cudaMemcpyDeviceToDevice), cudaSuccess);
     ASSERT_EQ(cudaMemcpy(problem.w2.data() + e * matrix2, problem.w2.data(), matrix2, cudaMemcpyDeviceToDevice), cudaSuccess);
     for (auto* scales : {&problem.w13_scales, &problem.w2_scales}) {

@@ -186,7 +186,7 @@ class Model {
   std::deque<Layer> layers_;
 };
 
-/// With one expert a token a map cannot change a bit; with two, the sum over ranks is rounded in another order.
+/// With one expert per token a map cannot change a bit; with two, the sum over ranks is rounded in another order.
 void expect_same(Model const& model, std::vector<float> const& got, std::vector<float> const& first, std::string const& when) {
   ASSERT_EQ(got.size(), first.size());
   for (std::size_t i = 0; i < got.size(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/exchange_test.cu: the device backends as policies, one process a GPU: bootstrap, window, prepare and finalize.
+// tests/multigpu/exchange_test.cu: the device backends as policies, one process per GPU: bootstrap, window, prepare and finalize.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>

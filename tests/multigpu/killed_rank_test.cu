@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/killed_rank_test.cu: a rank is killed in the middle of rounds, over NCCL and over NCCL windows. The others must get an
-// error that names the rank within the deadline, leave, keep their GPU and be able to build a new group. One process a GPU, started by this
-// one and not by mpirun, which would end them all.
+// error that names the rank within the deadline, leave, keep their GPU and be able to build a new group. One process per GPU, started by
+// this one and not by mpirun, which would end them all.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <spawn.h>

@@ -10,7 +10,7 @@
 
 namespace {
 
-/// What the ranks besides 0 print: their failures.
+/// Ranks other than 0 print only their failures.
 class Failures : public testing::EmptyTestEventListener {
  public:
   explicit Failures(int rank) : rank_(rank) {}

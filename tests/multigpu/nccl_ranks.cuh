@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/nccl_ranks.cuh: one rank a GPU in this process, over an NCCL window. Include it to give RankGroup real ranks.
+// tests/multigpu/nccl_ranks.cuh: one rank per GPU in this process, over an NCCL window. Include it to give RankGroup real ranks.
 #pragma once
 
 #include <thread>

@@ -127,7 +127,7 @@ void expect_disjoint(std::vector<std::pair<std::size_t, std::size_t>> regions, s
 }
 
 TEST(OneSidedLayout, WorkspaceOfTheSpecificationsExample) {
-  PeerShape const s = shape();  // docs/semantics/exchange.md §10: payload 14336 + 32 + 32 bytes a row, combine 14336
+  PeerShape const s = shape();  // docs/semantics/exchange.md §10: payload 14336 + 32 + 32 bytes per row, combine 14336
   OneSidedLayout const at(s);
   std::size_t const rows = 8 * 1024;
   std::vector<std::pair<std::size_t, std::size_t>> regions{{at.sent, 640}, {at.combined, 640}, {at.arrived, 4}, {at.ready, 32}};

@@ -174,7 +174,7 @@ constexpr Released kReleased[] = {
      R"({"model_type": "ernie4_5_moe", "hidden_act": "silu", "hidden_size": 8192, "moe_intermediate_size": 3584,
       "moe_num_experts": 64, "moe_num_shared_experts": 0, "moe_k": 8, "num_hidden_layers": 54, "moe_layer_start_index": 3,
       "moe_layer_end_index": 53, "moe_layer_interval": 1})"},
-    // the lists of the release have one entry a layer; hunyuan() writes them out
+    // the lists of the release have one entry per layer; hunyuan() writes them out
     {"Hunyuan-A13B", "Tencent-Hunyuan/Hunyuan-A13B models/config.json",
      R"({"architectures": ["HunYuanMoEV1ForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072,
       "model_type": "hunyuan", "norm_topk_prob": true, "num_experts": 64, "num_hidden_layers": 32, "routed_scaling_factor": 1.0,
@@ -199,7 +199,7 @@ constexpr Released kReleased[] = {
      R"({"model_type": "jamba", "hidden_act": "silu", "hidden_size": 8192, "intermediate_size": 24576,
       "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 72, "expert_layer_offset": 1, "expert_layer_period": 2})"},
 };
-/// Hunyuan states several values once a layer.
+/// Hunyuan states several values once per layer.
 std::string hunyuan(char const* json) {
   nlohmann::json j = nlohmann::json::parse(json);
   j["moe_topk"] = std::vector<int>(32, 8);

@@ -353,7 +353,7 @@ float w13(HostLayerWeights<float> const& w, std::int64_t e, std::int64_t row, st
 }
 
 TEST(PackedWeights, FusedFp8ScalesFollowTheOrientationOfTheTensor) {
-  // one scale a block of 32 outputs × 16 inputs: [E, 2, 4] and [E, 2, 2], or turned [E, 4, 2] and [E, 2, 2]
+  // one scale per block of 32 outputs × 16 inputs: [E, 2, 4] and [E, 2, 2], or turned [E, 4, 2] and [E, 2, 2]
   auto w = Checkpoint(fused(false, "_scale_inv", {kE, 2, 4}, {kE, 2, 2}), kBlocks).load();
   EXPECT_EQ(w13(w, 0, 0, 0), 1.0F);
   EXPECT_EQ(w13(w, 0, 31, 63), 4.0F);
@@ -365,7 +365,7 @@ TEST(PackedWeights, FusedFp8ScalesFollowTheOrientationOfTheTensor) {
   EXPECT_EQ(w13(w, 0, 32, 16), 4.0F);
   EXPECT_EQ(w.w2[at((1 * kH + 40) * kI + 20)], 8.0F);
   EXPECT_EQ(w.w2[at((1 * kH + 40) * kI + 3)], 6.0F) << "output 40, input 3";
-  // one a row, one a column, one an expert, one in all
+  // one per row, one per column, one per expert, one in all
   w = Checkpoint(fused(false, "_scale", {kE, 2 * kI, 1}, {kE, kH, 1}), {}).load();
   EXPECT_EQ(w13(w, 1, 5, 9), 2 * kI + 6.0F);
   w = Checkpoint(fused(true, "_scale", {kE, 1, 2 * kI}, {kE, 1, kH}), {}).load();

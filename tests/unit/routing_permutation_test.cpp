@@ -95,7 +95,7 @@ TEST(RoutingTuning, ShapesFollowTheRows) {
   EXPECT_EQ(shape(4096, whole), (RoutingTuning{128, 32, 4, GridBarrier::cooperative}));  // eight blocks would need wider counts
   EXPECT_EQ(shape(2048, whole), (RoutingTuning{128, 16, 8, GridBarrier::cooperative}));
   EXPECT_EQ(shape(100000, h200), (RoutingTuning{132, 32, 1, GridBarrier::cooperative}));
-  EXPECT_EQ(shape(100000, h200, 1024).warps, 16);  // more registers a thread
+  EXPECT_EQ(shape(100000, h200, 1024).warps, 16);  // more registers per thread
   EXPECT_EQ(choose_routing_tuning(4096, 256, h200, false), (RoutingTuning{512, 8, 1, GridBarrier::none}));
   std::ostringstream out;
   out << shape(128, h200);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/choose_device.cpp: `--device cuda`: one GPU a rank.
+// examples/moe/cuda/choose_device.cpp: `--device cuda`: one GPU per rank.
 #include <cuda_runtime_api.h>
 #include <mpi.h>
 

@@ -12,7 +12,7 @@
 
 namespace moe_tool {
 
-/// What a composition of the tool's list needs besides the tool itself.
+/// The components that a composition of the tool's list needs.
 enum class Needs : std::uint8_t { cuda, cublas, nccl, own_program };
 
 #ifdef MOE_HAS_CUDA
@@ -90,7 +90,7 @@ constexpr Needs instance_needs() {
   }
 }
 
-/// Takes the GPU of this rank's number on its node. Collective. E_UNSUPPORTED, on every rank, if there is none.
+/// Selects the GPU with this rank's number on its node. Collective. E_UNSUPPORTED, on every rank, if there is none.
 void choose_device(Job const& job);
 
 /// With NoExpertParallel. Each of cuda/*.cpp instantiates it for a few schemes.

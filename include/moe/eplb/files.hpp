@@ -86,7 +86,7 @@ nlohmann::json to_json(Table<T> const& table) {
 
 }  // namespace detail
 
-/// Writes window sums by logical expert, one [layers, E] table a key (a model, or a stage_key). E_ARG if the file cannot be written.
+/// Writes window sums by logical expert, one [layers, E] table per key (a model, or a stage_key). E_ARG if the file cannot be written.
 inline void save_load(std::filesystem::path const& path, std::map<std::string, Table<std::int64_t>> const& loads) {
   nlohmann::json file{{"format", "moe-eplb-load"}, {"version", 1}, {"models", nlohmann::json::object()}};
   for (auto const& [key, load] : loads) file["models"][key] = {{"load", detail::to_json(load)}};

@@ -57,8 +57,8 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
 
 }  // namespace detail
 
-/// All ranks of a Communicator, which is borrowed and must not be in use by another thread. Values are host memory whatever the
-/// communicator's space. Throws what the communicator throws; in the device space E_TIMEOUT after timeout_ms.
+/// All ranks of a Communicator, which is borrowed and must not be in use by another thread. Values are host memory for any space of the
+/// communicator. Throws what the communicator throws; in the device space E_TIMEOUT after timeout_ms.
 template <Communicator Comm>
 class CommGroup {
  public:

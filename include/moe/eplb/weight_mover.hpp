@@ -52,7 +52,7 @@ class WeightMover {
   };
 
   /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank slots. Collective: E_MISMATCH if ranks differ in their
-  /// arrays, E_ARG on an array that is null or too short, E_CAPACITY if the buffer cannot be had.
+  /// arrays, E_ARG on an array that is null or too short, E_CAPACITY if the buffer cannot be allocated.
   WeightMover(Comm& comm, std::vector<LayerTensors> layers, int slots_per_rank, Params params = {})
       : comm_(comm), params_(std::move(params)), layers_(std::move(layers)), slots_per_rank_(slots_per_rank) {
     std::exception_ptr refused;
@@ -80,7 +80,7 @@ class WeightMover {
   int num_layers() const { return static_cast<int>(layers_.size()); }
   int slots_per_rank() const { return slots_per_rank_; }
   Comm& comm() { return comm_; }
-  /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes a slot.
+  /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes per slot.
   std::int64_t buffer_bytes() const { return buffer_.size(); }
   MoveStats const& stats() const { return stats_; }
   /// The layer that lies in the buffer, or -1.

@@ -60,7 +60,7 @@ void deinterleave_rows(T* m, std::int64_t rows, std::int64_t cols) {
 
 }  // namespace detail
 
-/// Reads the routed experts of one layer one at a time. Whatever the file's layout, w13 comes as [2I, H] with the gate's rows first
+/// Reads the routed experts of one layer one at a time. For any layout of the file, w13 is returned as [2I, H] with the gate's rows first
 /// ([I, H] without a gate) and w2 as [H, I], both [out, in]. Only the bytes of the requested experts are read.
 class ExpertReader {
  public:

@@ -35,7 +35,7 @@ inline void olmoe(Config c, Out d) {
   renormalise(d, c.flag("norm_topk_prob"));
 }
 inline void jamba(Config c, Out d) { shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"}); }
-/// Values that Hunyuan states once for all layers or once a layer.
+/// Values that Hunyuan states once for all layers or once per layer.
 inline void hunyuan_v1(Config c, Out d, std::int64_t layer) {
   d.hidden = c.integer("hidden_size");
   d.intermediate = c.has("moe_intermediate_size") ? c.integer_at("moe_intermediate_size", layer) : c.integer("intermediate_size");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/one_line.hpp: error messages that quote a file stay one printable line, whatever the file holds.
+// io/one_line.hpp: keeps error messages that quote a file on one printable line, for any file contents.
 #pragma once
 
 #include <string>

@@ -80,7 +80,7 @@ struct PolicyRow {
   std::string links;  ///< CMake targets
 };
 
-/// Every policy of the registry. Routers of a layer in the CUDA space need moe/routing/device/route.cuh besides.
+/// Every policy of the registry. Routers of a layer in the CUDA space also need moe/routing/device/route.cuh.
 inline std::vector<PolicyRow> policy_table() {
   std::vector<PolicyRow> rows;
   hana::for_each(routers, [&](auto type) {

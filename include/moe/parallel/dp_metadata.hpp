@@ -23,8 +23,8 @@ enum class ChunkMode : std::uint8_t {
   min_one,  ///< max(1, exact): for transports that need a row; the extra row is a dummy whose result is discarded
 };
 
-/// Token counts of one step over the DP group. Host memory; the same on every rank but for dp_rank. set() takes no memory once the
-/// sizes have been seen, so one object serves all steps.
+/// Token counts of one step over the DP group. Host memory; equal on every rank except dp_rank. set() allocates no memory once the sizes
+/// have been seen, so one object serves all steps.
 class DpMetadata {
  public:
   /// sp_size: ranks that split the tokens of one DP rank (1 without sequence parallel). E_ARG on sizes below 1.

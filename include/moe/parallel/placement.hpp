@@ -171,7 +171,7 @@ class ExpertPlacement {
     return changes;
   }
 
-  /// One line a rank, local -> physical, runs folded: "rank 0: 3 experts: 0->0, 1->4, 2->8" or "rank 1: 4 experts: 0-3->4-7".
+  /// One line per rank, local -> physical, runs folded: "rank 0: 3 experts: 0->0, 1->4, 2->8" or "rank 1: 4 experts: 0-3->4-7".
   std::string report() const {
     std::string out;
     for (int rank = 0; rank < ep_size(); ++rank) out += report(rank) + '\n';

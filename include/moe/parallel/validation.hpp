@@ -60,7 +60,7 @@ struct ParallelConfig {
   bool hybrid_load_balancing = false;
   bool enable_elastic_ep = false;
 
-  int chunk_size = 256;  ///< tokens a chunk
+  int chunk_size = 256;  ///< tokens per chunk
   EplbOptions eplb{};
   DboOptions dbo{};
 };
@@ -198,7 +198,7 @@ inline void check_arch(std::string_view backend, int arch, int min_arch) {
                   text(backend, " needs GPU architecture sm_", min_arch, " or newer, this GPU is sm_", arch));
 }
 
-/// Every field that must be equal on all ranks: what is local to a rank (its rank, node, GPUs) is left out.
+/// Every field that must be equal on all ranks: values local to a rank (its rank, node, GPUs) are left out.
 inline Fingerprint fingerprint(ParallelConfig const& c) {
   auto const optional = [](std::optional<int> const& value) { return value.has_value() ? text(*value) : std::string("unset"); };
   Fingerprint out;
