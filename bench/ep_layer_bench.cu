@@ -188,7 +188,7 @@ class Weights {
   DeviceArray<float> s13_, s2_;
 };
 
-/// What one rank brings to every call. With `softmax`, ids and weights are the host router's results for the logits.
+/// The input of one rank to every call. With `softmax`, ids and weights are the host router's results for the logits.
 struct Batch {
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;

@@ -57,7 +57,7 @@ struct Job {
   std::int64_t const* tokens() const { return token_ids.empty() ? nullptr : token_ids.data(); }
 };
 
-/// What one rank computed.
+/// The results of one rank.
 struct JobResult {
   std::vector<float> output;           ///< [M, H]
   std::vector<std::int32_t> topk_ids;  ///< [M, k]

@@ -36,7 +36,7 @@ struct SourceStack {
   std::function<std::vector<float>(std::int64_t)> read;
 };
 
-/// What a scheme needs to know besides its name: the rule of the shared exponents, and one group size for all int4 weights of a checkpoint.
+/// The settings of a scheme besides its name: the rule of the shared exponents, and one group size for all int4 weights of a checkpoint.
 struct CheckpointScheme {
   std::string name;
   std::optional<moe::quantization::MxRule> mx_rule{};  ///< of mxfp4; nothing: its default

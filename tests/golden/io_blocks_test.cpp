@@ -150,7 +150,7 @@ TEST(Block, M10_TheSharedExpertsGateIsPartOfTheOutput) {
 }
 
 class Checkpoint : public ::testing::TestWithParam<char const*> {};
-/// Where a checkpoint lies: in the reference data, or in this project's selection, which has some more.
+/// The folder of a checkpoint: in the reference data, or in this project's selection, which has additional ones.
 fs::path checkpoint_directory(char const* name) {
   fs::path const whole = moe_test::golden_dir() / "checkpoints" / name;
   return fs::exists(whole) ? whole : fs::path(MOE_TEST_DATA) / "checkpoints" / name;

@@ -339,7 +339,7 @@ TEST(PplxDevicePolicy, T4_RefusalsInAGroupThatSharesTokens) {
 
 TEST(PplxDevicePolicy, T4_T17_RefusalsBetweenHalves) {
   Ranks<Pplx, Fp8> run(Sizes{}, params<Pplx>());
-  for (bool refuses : {true, false}) {  // its arguments, or it gives up between the halves
+  for (bool refuses : {true, false}) {  // rank 2 refuses its arguments, or gives up between the halves
     run.bring(1, Routing::uniform, kMaxTokens);
     for (int r = 0; r < 4; ++r) {
       auto& x = run.at(r);

@@ -33,7 +33,7 @@ struct CompositionConfig : moe::LayerDefaults {
   static constexpr bool batch_invariant = BatchInvariant;
 };
 
-/// What a typed test of compositions varies.
+/// The types that a typed test of compositions varies.
 template <class T, class Q>
 struct Types {
   using Act = T;

@@ -98,7 +98,7 @@ struct Features {
   bool bias = false;
   bool interleaved = false;
   bool tensor_scales = false;
-  bool quantized_x = false;  ///< fp8_block: x comes as codes with scales; fp8_row always does
+  bool quantized_x = false;  ///< fp8_block: x is given as codes with scales; fp8_row: always
 };
 
 struct ReferenceArgs {

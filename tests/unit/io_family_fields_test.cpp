@@ -30,7 +30,7 @@ json families() {
   std::ifstream in(std::filesystem::path(MOE_TEST_DATA) / "family_fields.json");
   return json::parse(in);
 }
-/// Description of the first MoE layer, or nothing if the configuration is refused.
+/// Description of the first MoE layer; nullopt if the configuration is refused.
 std::optional<nlohmann::ordered_json> described(json const& config) {
   try {
     HfConfig const c = HfConfig::from_text(config.dump(), "config.json");

@@ -24,7 +24,7 @@
 
 namespace moe::eplb {
 
-/// What a step of an asynchronous rearrangement did; the same on every rank.
+/// The result of one step of an asynchronous rearrangement; equal on every rank.
 struct AsyncStep {
   int committed_layer = -1;  ///< its new weights and map are in use from now on; -1: none
   bool finished = false;     ///< the rearrangement is complete

@@ -64,7 +64,7 @@ class LoadWindow {
   }
 
   int size() const { return static_cast<int>(steps_.size()); }
-  /// Where the next step goes.
+  /// Index of the next step to write.
   int position() const { return position_; }
   /// [layers, E]: sums over the window, of this rank's tokens.
   Table<std::int64_t> const& sums() const { return sums_; }

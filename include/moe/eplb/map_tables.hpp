@@ -54,7 +54,7 @@ class MapTables {
   std::int32_t const* replica_count(int layer) const { return replica_count_.data() + offset(layer, num_logical_); }
   std::int32_t* load_counter(int layer) { return load_.data() + offset(layer, num_physical_); }
 
-  /// What a router needs to map one layer's ids; valid as long as this object, through every publish().
+  /// The tables that a router needs to map one layer's ids. Valid as long as this object, also after publish().
   routing::ExpertMapping mapping(int layer, int source_rank, int ep_size, routing::ReplicaPolicy policy = routing::ReplicaPolicy::token,
                                  int ranks_per_node = 1) const {
     return {.num_experts = num_logical_,

@@ -13,7 +13,7 @@
 
 namespace moe::eplb {
 
-/// What a rearrangement did on this rank.
+/// The result of a rearrangement on this rank.
 struct RearrangeReport {
   int layers_changed = 0;
   MoveStats moved{};

@@ -19,7 +19,7 @@
 
 namespace moe::eplb {
 
-/// What the experts are placed on.
+/// The slots, groups, nodes and ranks that the experts are placed on.
 struct Topology {
   int num_physical = 0;  ///< P, slots over all ranks; P % num_ranks = 0
   int num_groups = 1;    ///< G, groups of the router; 1 if they do not divide the experts

@@ -32,7 +32,7 @@ struct SlotCopy {
   bool operator==(SlotCopy const&) const = default;
 };
 
-/// What one rank does for one layer, in the order that needs one spare buffer of L slots and never overwrites what is still read:
+/// The work of one rank for one layer. This order needs one spare buffer of L slots and never overwrites data that is still read:
 /// local_copies (weights → buffer), sends (from weights) and receives (→ buffer), wait for this rank's transfers, duplicates (buffer →
 /// buffer), then commits (buffer[slot] → weights[slot]). With pulls over peer memory, a barrier before the sends and one before the
 /// commits.
@@ -48,7 +48,7 @@ struct RankPlan {
 
 /// Options of the plan.
 struct TransferOptions {
-  /// [R]: node of each rank. Given, an expert comes from a rank of the receiver's node if one holds it.
+  /// [R]: node of each rank. If given, an expert is sent by a rank of the receiver's node if one holds it.
   std::vector<int> node_of_rank{};
 };
 

@@ -22,7 +22,7 @@
 
 namespace moe::eplb {
 
-/// What moves did on this rank, summed over layers. Units: bytes and slots.
+/// Counts of the moves of this rank, summed over layers. Units: bytes and slots.
 struct MoveStats {
   std::int64_t bytes_sent = 0;
   std::int64_t bytes_received = 0;
@@ -47,7 +47,7 @@ class WeightMover {
   using Space = typename Comm::Space;
   using StreamType = Stream<Space>;
   struct Params {
-    std::vector<int> node_of_rank{};   ///< [R]: given, experts come from the receiver's node where one holds them
+    std::vector<int> node_of_rank{};   ///< [R]: if given, experts are sent from the receiver's node if it holds them
     std::int64_t timeout_ms = 60'000;  ///< device space: of wait(); the host communicators have deadlines of their own. 0: none
   };
 

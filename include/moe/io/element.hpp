@@ -64,7 +64,7 @@ inline constexpr std::array<FileDTypeRow, 20> kFileDTypes{{
 constexpr std::string_view name(FileDType t) { return detail::kFileDTypes[static_cast<std::size_t>(t)].name; }
 /// Bits of one element.
 constexpr int bits(FileDType t) { return detail::kFileDTypes[static_cast<std::size_t>(t)].bits; }
-/// The type with that name in a header, or nothing.
+/// The type with that name in a header; nullopt if there is none.
 constexpr std::optional<FileDType> file_dtype(std::string_view spelled) {
   for (auto const& row : detail::kFileDTypes) {
     if (row.name == spelled) return row.type;

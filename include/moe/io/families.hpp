@@ -69,7 +69,7 @@ inline void gemma4(Config c, Out d) {
   d.rms_norm_eps = c.positive("rms_norm_eps");
 }
 inline void inkling(Config c, Out d) {
-  // Where dense_intermediate_size is stated, it is the dense layers' width, and intermediate_size that of an expert.
+  // If dense_intermediate_size is stated, it is the dense layers' width and intermediate_size is an expert's.
   if (c.has("dense_intermediate_size")) {
     shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size", "moe_intermediate_size"});
   } else {

@@ -74,7 +74,7 @@ routing::RouterConfig router_config(HostLayerWeights<T> const& w) {
   return r;
 }
 
-/// What to load of a layer.
+/// The parts of a layer to load.
 struct LoadOptions {
   std::optional<std::vector<int>> experts{};  ///< logical experts of this rank; nothing: all of them
   int tp_rank = 0;                            ///< this rank takes rows (w13) and columns (w2) tp_rank I/tp_size … of every expert

@@ -149,7 +149,7 @@ inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::in
   c.fail("'mlp_layer_types' is missing");
 }
 
-/// Why a layer has no MoE block, or nothing if it has one.
+/// The reason why a layer has no MoE block; nullopt if it has one.
 inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, std::int64_t layer) {
   auto const dense_if = [](bool dense, auto const&... why) { return dense ? std::optional(text(why...)) : std::nullopt; };
   if (c.has("mlp_layer_types")) {  // newer releases list the layers; the list takes precedence

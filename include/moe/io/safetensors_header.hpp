@@ -46,7 +46,7 @@ struct TensorInfo {
   std::string shape_text() const { return io::shape_text(shape); }
 };
 
-/// What the header of a file says.
+/// The contents of a file's header.
 struct SafetensorsHeader {
   std::map<std::string, TensorInfo, std::less<>> tensors;
   std::map<std::string, std::string, std::less<>> metadata;
@@ -160,7 +160,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::uint64_t> numbers_;
 };
 
-/// Bytes that a tensor of that type and shape takes, or nothing if the number does not fit 64 bits or is not whole.
+/// Bytes of a tensor of that type and shape; nullopt if the number does not fit 64 bits or is not whole.
 inline std::optional<std::uint64_t> tensor_bytes(FileDType type, std::span<std::int64_t const> shape) {
   std::uint64_t n = 1;
   bool zero = false;

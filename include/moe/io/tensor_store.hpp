@@ -67,7 +67,8 @@ class TensorStore {
 
   std::string const& label() const { return label_; }
   bool contains(std::string_view tensor) const { return where_.find(tensor) != where_.end(); }
-  /// The tensor of that name, or nothing. Throws E_ARG if the index lists it but its shard is missing or malformed, or lacks it.
+  /// The tensor of that name; nullopt if there is none. Throws E_ARG if the index lists it but its shard is missing or malformed, or lacks
+  /// it.
   std::optional<StoredTensor> find(std::string_view tensor) const {
     auto const at = where_.find(tensor);
     if (at == where_.end()) return std::nullopt;

@@ -38,7 +38,7 @@ struct SemanticField {
 };
 
 inline bool agrees_off(Json const& v, LayerDescription const&) { return is_off(v); }
-/// The clamped forms of silu are named silu, too.
+/// The clamped forms of silu are also named silu.
 inline bool agrees_act(Json const& v, LayerDescription const& d) {
   using activation::Kind;
   switch (d.activation.kind) {

@@ -136,7 +136,7 @@ class Block {
             .backend = backend};
   }
 
-  /// What a layer in the CUDA space reads and writes, and the router's tables there; empty for a host layer.
+  /// The arrays that a layer in the CUDA space reads and writes, and the router's tables there; empty for a host layer.
   struct DeviceArrays {
     explicit DeviceArrays(BlockFrame<Loaded> const& frame) {
       if constexpr (kOnDevice) {

@@ -37,7 +37,7 @@ class BlockFrame {
   io::HostLayerWeights<Weight> const& weights() const { return weights_; }
   std::int64_t max_tokens() const { return max_tokens_; }
 
-  /// What the layer reads and what the router leaves for the shared experts.
+  /// The layer's input, and the router's output for the shared experts.
   struct LayerInput {
     std::span<float const> x;       ///< [M, H'] the experts' input
     std::span<float const> logits;  ///< [M, num_logits]
@@ -166,7 +166,7 @@ class BlockFrame {
     std::vector<float> y_;
   };
 
-  /// What some families do to the sum: a bias vector, RMSNorm.
+  /// The steps that some families apply to the sum: a bias vector, RMSNorm.
   void finish(std::span<float> output, std::int64_t rows) const {
     std::int64_t const h = d().hidden;
     for (std::int64_t t = 0; t < rows; ++t) {

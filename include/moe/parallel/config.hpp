@@ -13,7 +13,7 @@
 
 namespace moe {
 
-/// What a rank knows before flattening.
+/// The sizes and coordinates of a rank before flattening.
 struct MoeParallelInput {
   int tp_size = 1;
   int tp_rank = 0;

@@ -186,7 +186,7 @@ class DpMetadata {
   std::vector<Frame> scopes_;
 };
 
-/// What one DP rank brings to the vote on a step.
+/// One DP rank's vote on a step.
 struct StepVote {
   std::int32_t unpadded = 0;  ///< tokens of this rank
   std::int32_t padded = 0;    ///< tokens after its own padding (graph sizes)
@@ -195,7 +195,7 @@ struct StepVote {
   bool operator==(StepVote const&) const = default;
 };
 
-/// What all DP ranks do.
+/// The decision for all DP ranks.
 struct StepDecision {
   std::int32_t graph_mode = 0;
   bool ubatch = false;

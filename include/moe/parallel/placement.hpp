@@ -16,7 +16,7 @@
 
 namespace moe {
 
-/// How the physical experts are dealt to the ranks of the EP group (without load balancing).
+/// How the physical experts are distributed over the ranks of the EP group (without load balancing).
 enum class PlacementStrategy : std::uint8_t {
   linear,       ///< rank r owns consecutive experts; the first num_experts % ep_size ranks own one more
   round_robin,  ///< rank r owns r, r + ep_size, r + 2 ep_size, …: spreads the groups of a grouped router over the ranks
@@ -252,7 +252,7 @@ class ExpertPlacement {
   std::vector<std::int32_t> by_place_;             // [P], physical ids owner by owner
 };
 
-/// What decides whether round_robin may be used.
+/// The requested strategy, and the conditions for round_robin.
 struct PlacementRequest {
   PlacementStrategy strategy = PlacementStrategy::linear;
   int num_expert_group = 1;            ///< groups of the router; 1: not grouped

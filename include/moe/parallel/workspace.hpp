@@ -10,7 +10,7 @@
 
 namespace moe {
 
-/// What the size of a transport's buffers depends on. num_physical is P, with replicas: sizing by logical experts is too small.
+/// The parameters of a transport's buffer sizes. num_physical is P, with replicas: buffers sized by logical experts would be too small.
 struct WorkspaceShape {
   std::int64_t max_tokens_per_rank = 0;  ///< T_max, rows
   std::int64_t hidden = 0;               ///< H, elements (multiple of 128)
