@@ -3,9 +3,7 @@
 // translation unit that nvcc compiles; all other kernels take raw peer pointers.
 #pragma once
 
-#include <nccl.h>
-#include <nccl_device.h>
-
+#include "moe/comm/nccl_device_api.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm::detail {

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
-// NCCL's device header is compiled by g++ here for its host declarations.
-#include <nccl_device.h>
 
 #include <cstdint>
 #include <cstring>
@@ -13,6 +10,7 @@
 #include <string>
 
 #include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_device_api.hpp"
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
