@@ -16,7 +16,7 @@ namespace moe::backends {
 template <Communicator CommT>
 struct Naive {
   static constexpr char const* kName = "naive";
-  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
+  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true, .transport = Transport::gather};
   using Comm = CommT;
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;

@@ -27,7 +27,7 @@ class LocalExchange : public moe::detail::NotIncluded<rules::NoExpertParallelOnD
 template <class SpaceT = space::host>
 struct NoExpertParallel {
   static constexpr char const* kName = "no_expert_parallel";
-  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
+  static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true, .transport = Transport::local};
   using Space = SpaceT;
   using Comm = comm::Self<Space>;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
