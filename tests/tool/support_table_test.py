@@ -28,8 +28,8 @@ compute with. Every router goes with every composition, with one condition: `lla
 (`low_latency`, `pplx`) does for one expert a token only. Which of these compositions one build of the tool contains,
 `moe list compositions` says: `yes`, `not in this program:` with what builds it, or `no:` with the rule.
 
-Schemes that have a type and no name here: `quantization::Mxfp4W4A16` (mxfp4 weights, 16-bit activations: `cuda_reference`, and
-`hopper_w4a16` on sm_90), `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8` and `quantization::W4A8Int8`.
+Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A16` (mxfp4 weights, 16-bit activations: `cuda_reference`,
+and `hopper_w4a16` on sm_90), `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8` and `quantization::W4A8Int8`.
 """
 
 
@@ -101,7 +101,7 @@ def schemes(policy_rows, rows):
     def cell(support):
         return support["support"] + ("" if support["support"] == "emulated" else f" (`{support['experts']}`)")
 
-    out += ["### On each architecture", "", "How the best experts of the CUDA space compute the products of a scheme.", "",
+    out += ["### On each architecture", "", "How the best experts of the CUDA space compute the products of a scheme. Tested on sm_90 only.", "",
             "* **native**: the tensor cores take what is stored",
             "* **converted**: weights are widened to 16 bits in registers on the way to the tensor cores",
             "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores", ""]
