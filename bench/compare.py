@@ -28,7 +28,7 @@ SHAPES = {  # experts, hidden, intermediate, topk
     "gpt-oss-120b": (128, 2880, 2880, 4),
 }
 STREAM_BYTES = 4472e9  # a read-only stream of 4 GiB
-BASELINE_FLOPS = {"bf16": 679.8e12, "fp8": 1266e12}  # of the project's baselines, for the second floor in the JSON
+BASELINE_FLOPS = {"bf16": 679.8e12, "fp8": 1266e12}  # docs/log/hopper.md; for the second floor in the JSON
 OURS = "this library"
 
 
