@@ -4,9 +4,9 @@
 #   moe_add_model_library(<name> [CUDA] HEADERS <header>... [KERNELS <header>...]
 #                         COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"... [LOGITS <type>...])
 #
-# compiles moe::ModularKernel<each composition> and its forward() for router logits of each type (default float), one translation unit
-# a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It also writes
-# <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
+# compiles moe::ModularKernel<each composition>, its forward_routed() and its forward() for router logits of each type (default float), one
+# translation unit a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It
+# also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
 # no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the policies, so
 # that g++ can compile the programs that link a CUDA library. forward() with a probe of the program is compiled where it is called.
 function(moe_add_model_library name)
@@ -38,6 +38,8 @@ function(moe_add_model_library name)
     # The layer's members are in the base class, which an instantiation of the derived class alone would not include.
     set(layer "moe::detail::Layer<moe::Composition<${composition}>>")
     set(instantiations "template class ${layer};\n")
+    string(APPEND instantiations "template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::Rows<std::int32_t const>, "
+      "moe::Rows<float const>, Output, moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);\n")
     foreach(logits IN LISTS arg_LOGITS)
       # Parameters are looked up in the layer's class first: its names for them, and none of the user's.
       string(APPEND instantiations "template void ${layer}::run<${logits}, moe::NoProbe>(Hidden, moe::Rows<${logits} const>, Output, "

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "moe/activation/activation.hpp"
@@ -77,6 +78,22 @@ class Problem {
     layer_.forward(make_rows(static_cast<T const*>(hidden_.data()), rows, kHidden),
                    make_rows(static_cast<float const*>(logits_.data()), rows, kExperts), make_rows(output_.data(), rows, kHidden), {},
                    stream);
+  }
+  /// Routes nothing: ids and weights [rows, kTopK] of the host.
+  std::vector<T> forward_routed(std::int64_t rows, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
+                                ForwardOptions const& options = {}) {
+    Buffer<std::int32_t, Space> device_ids(rows * kTopK);
+    Buffer<float, Space> device_weights(rows * kTopK);
+    device_ids.copy_from_host(ids.data());
+    device_weights.copy_from_host(weights.data());
+    layer_.forward_routed(make_rows(static_cast<T const*>(hidden_.data()), rows, kHidden),
+                          make_rows(static_cast<std::int32_t const*>(device_ids.data()), rows, kTopK),
+                          make_rows(static_cast<float const*>(device_weights.data()), rows, kTopK),
+                          make_rows(output_.data(), rows, kHidden), options, Stream<Space>{});
+    std::vector<T> y(static_cast<std::size_t>(kMaxTokens * kHidden));
+    output_.copy_to_host(y.data());
+    y.resize(static_cast<std::size_t>(rows * kHidden));
+    return y;
   }
   Layer& layer() { return layer_; }
   Buffer<T, Space>& output() { return output_; }
@@ -204,6 +221,63 @@ TEST(CudaLayer, R6_RowsWithoutAFiniteLogitAreCounted) {
     EXPECT_EQ(ids[0], 0);
     EXPECT_EQ(ids[1], 1);
   }
+}
+
+// Routing from the caller: the bits of forward(). An invalid slot counts as no expert, is counted, and check() names it once.
+TEST(CudaLayer, RoutingOfTheCaller) {
+  Problem<float, quantization::None, space::cuda, experts::CudaReference> device;
+  auto const want = device.forward(kMaxTokens, 21);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(kMaxTokens * kTopK));
+  std::vector<float> weights(ids.size());
+  Memory<space::cuda>::copy_to_host(ids.data(), device.layer().topk_ids().data_handle(), ids.size() * sizeof(ids[0]));
+  Memory<space::cuda>::copy_to_host(weights.data(), device.layer().topk_weights().data_handle(), weights.size() * sizeof(weights[0]));
+  auto got = device.forward_routed(kMaxTokens, ids, weights);
+  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(got[i], want[i]) << i;
+  device.layer().check();
+  EXPECT_EQ(device.layer().counters().invalid_slots, 0);
+
+  auto const no_expert = [&](std::vector<std::int32_t> clean, std::vector<std::size_t> const& slots) {
+    for (std::size_t slot : slots) clean[slot] = kNoExpert;
+    return clean;
+  };
+  auto const expect_reported = [&](std::string const& sentence) {
+    try {
+      device.layer().check();
+      ADD_FAILURE() << "no error, expected " << sentence;
+    } catch (Error const& e) {
+      EXPECT_EQ(e.code(), ErrorCode::argument);
+      EXPECT_NE(std::string(e.what()).find(sentence), std::string::npos) << e.what();
+    }
+    device.layer().check();  // reported once
+  };
+  auto bad_ids = ids;
+  auto bad_weights = weights;
+  bad_ids[5 * kTopK + 2] = kExperts;
+  auto const clean = device.forward_routed(kMaxTokens, no_expert(ids, {5 * kTopK + 2}), weights);
+  EXPECT_EQ(device.forward_routed(kMaxTokens, bad_ids, weights), clean);
+  expect_reported("topk_ids[5, 2]: 16 is out of range [-1, 16)");
+  bad_ids = ids;
+  bad_ids[7 * kTopK + 3] = bad_ids[7 * kTopK];
+  EXPECT_EQ(device.forward_routed(kMaxTokens, bad_ids, weights),
+            device.forward_routed(kMaxTokens, no_expert(ids, {7 * kTopK + 3}), weights));
+  expect_reported(text("topk_ids[7, 3]: ", bad_ids[7 * kTopK], " occurs twice in its row"));
+  bad_weights[9 * kTopK + 1] = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(device.forward_routed(kMaxTokens, ids, bad_weights),
+            device.forward_routed(kMaxTokens, no_expert(ids, {9 * kTopK + 1}), weights));
+  expect_reported("topk_weights[9, 1]: inf is not finite");
+  EXPECT_EQ(device.layer().counters().invalid_slots, 3);
+
+  // Padding is not judged, whether the host or only the device knows where it begins.
+  bad_ids = ids;
+  std::fill(bad_ids.begin() + 10 * kTopK, bad_ids.end(), 1000);
+  (void)device.forward_routed(kMaxTokens, bad_ids, weights, {.num_valid_rows = 10});
+  Buffer<std::int32_t, space::cuda> rows(1);
+  std::int32_t const ten = 10;
+  rows.copy_from_host(&ten);
+  got = device.forward_routed(kMaxTokens, bad_ids, weights, {.num_rows = rows.data()});
+  device.layer().check();
+  EXPECT_EQ(device.layer().counters().invalid_slots, 3);
+  for (std::size_t i = 0; i < 10 * kHidden; ++i) ASSERT_EQ(got[i], want[i]) << i;
 }
 
 }  // namespace

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "../expect_error.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
 #include "moe/routing/custom.hpp"
+#include "moe/routing/external.hpp"
 #include "registry_blocks.hpp"
 #include "registry_layers.hpp"
 
@@ -178,6 +180,34 @@ TYPED_TEST(Refusals, LogitsThatAreNoRows) {
   refuses("router_logits: null pointer for 2 rows", nullptr, num_experts);
   refuses("router_logits: row stride 1 is less than the width", logits.data(), 1);
   forward(logits.data(), num_experts);
+}
+
+// One rank's caller gives an id that names no expert: that rank gets the slot and the bound.
+TYPED_TEST(Refusals, RoutingOfTheCallerThatNamesNoExpert) {
+  using Layer = ModularKernel<RegistryConfig, routing::External, None, TypeParam, experts::OneDnn>;
+  int const num_experts = 4 * this->mpi.size();
+  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
+  Layer layer(this->mpi, store.view(),
+              {.shape = {kHidden, kIntermediate, num_experts, 2},
+               .max_tokens_per_rank = 4,
+               .placement = ExpertPlacement(num_experts, this->mpi.size()),
+               .router = {.num_experts = num_experts, .topk = 2}});
+  std::vector<float> const x(2 * kHidden, 1.0F);
+  std::vector<std::int32_t> ids = {0, num_experts - 1, -1, 1};
+  std::vector<float> const weights(4, 0.5F);
+  std::vector<float> y(2 * kHidden);
+  auto forward = [&] {
+    layer.forward_routed(make_rows(x.data(), 2, kHidden), make_rows(ids.data(), 2, 2), make_rows(weights.data(), 2, 2),
+                         make_rows(y.data(), 2, kHidden));
+  };
+  auto refuses = [&](std::int32_t wrong, std::string const& part) {
+    std::int32_t const right = std::exchange(ids[3], this->errs() ? wrong : ids[3]);
+    this->expect_refusal(ErrorCode::argument, part, forward);
+    ids[3] = right;
+  };
+  refuses(num_experts, text("topk_ids[1, 1]: ", num_experts, " is out of range [-1, ", num_experts, ")"));
+  refuses(-2, text("topk_ids[1, 1]: -2 is out of range [-1, ", num_experts, ")"));
+  forward();
 }
 
 TYPED_TEST(Refusals, RoutingThatThrows) {

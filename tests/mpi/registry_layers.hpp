@@ -138,6 +138,17 @@ class Subject {
                    moe::make_rows(out.data(), in.rows, kHidden));
     return out;
   }
+  /// forward_routed() with the routing of the last call, in arrays of the caller.
+  std::vector<float> forward_routed(Input const& in) {
+    auto const slots = layer_.topk_ids().size();
+    std::vector<std::int32_t> const ids = topk_ids();
+    std::vector<float> const weights(layer_.topk_weights().data_handle(), layer_.topk_weights().data_handle() + slots);
+    auto const k = static_cast<std::int64_t>(layer_.topk_ids().extent(1));
+    std::vector<float> out(in.hidden.size(), std::numeric_limits<float>::quiet_NaN());
+    layer_.forward_routed(moe::make_rows(in.hidden.data(), in.rows, kHidden), moe::make_rows(ids.data(), in.rows, k),
+                          moe::make_rows(weights.data(), in.rows, k), moe::make_rows(out.data(), in.rows, kHidden));
+    return out;
+  }
   std::vector<std::int32_t> topk_ids() {
     auto const ids = layer_.topk_ids();
     return {ids.data_handle(), ids.data_handle() + ids.size()};
@@ -257,9 +268,13 @@ class CompositionTest : public testing::Test {
       if (!same_order) tolerance.step = grid_step<Quant>();
       std::vector<float> const expected = oracle.forward(in, s_.num_experts);
       expect_close(naive.forward(in, s_.num_experts), expected, {}, "Naive, against one rank");
-      expect_close(subject.forward(in, s_.num_experts), expected, tolerance, "against one rank");
+      std::vector<float> const got = subject.forward(in, s_.num_experts);
+      expect_close(got, expected, tolerance, "against one rank");
       EXPECT_EQ(subject.topk_ids(), oracle.topk_ids());
       check_routing(subject.topk_ids(), expected);
+      if (round == 0) {
+        EXPECT_EQ(subject.forward_routed(in), got) << "the same routing from the caller";
+      }
     }
     ++compositions_run;
   }

@@ -111,6 +111,24 @@ class Fence<space::cuda> {
   cudaEvent_t event_ = nullptr;
 };
 
+/// In pinned memory. Unified addressing: the same pointer on the device.
+template <class T>
+class HostVisible<T, space::cuda> {
+ public:
+  HostVisible() {
+    void* p = nullptr;
+    check_cuda(cudaHostAlloc(&p, sizeof(T), cudaHostAllocMapped), "cudaHostAlloc");
+    value_ = new (p) T{};
+  }
+  HostVisible(HostVisible const&) = delete;
+  HostVisible& operator=(HostVisible const&) = delete;
+  ~HostVisible() { cudaFreeHost(value_); }
+  T* get() { return value_; }
+
+ private:
+  T* value_ = nullptr;
+};
+
 /// The error that a kernel records when it cannot continue; the host throws it at its next check. Zero: no error.
 struct DeviceStatus {
   int code = 0;  ///< 1 + ErrorCode

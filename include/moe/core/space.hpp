@@ -66,4 +66,17 @@ class Fence<space::host> {
   bool done() const { return true; }
 };
 
+/// One T that the work of a space writes and the host reads at any time.
+template <class T, class Space>
+class HostVisible;
+
+template <class T>
+class HostVisible<T, space::host> {
+ public:
+  T* get() { return &value_; }
+
+ private:
+  T value_{};
+};
+
 }  // namespace moe

@@ -4,10 +4,13 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "moe/core/array.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/contract/rule.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/placement.hpp"
@@ -45,6 +48,21 @@ MOE_RULE(OutputRankFits,
 MOE_RULE(OutputIsRows,
          "moe: forward(): output is no view of rows of the layer's hidden width. "
          "Fix: pass moe::make_rows<hidden>(pointer, M, hidden) (docs/errors.md#forward-arguments)");
+MOE_RULE(RouterSelects,
+         "moe: forward(): the layer's router chooses no experts. "
+         "Fix: call forward_routed() with topk_ids and topk_weights, or compose the layer with a router (docs/errors.md#external-router)");
+MOE_RULE(IdsElementFits,
+         "moe: forward_routed(): topk_ids must be int32. "
+         "Fix: convert the ids to std::int32_t (docs/errors.md#forward-arguments)");
+MOE_RULE(IdsAreRows,
+         "moe: forward_routed(): topk_ids is no view of rows. "
+         "Fix: pass moe::make_rows(pointer, M, topk) (docs/errors.md#forward-arguments)");
+MOE_RULE(WeightsElementFits,
+         "moe: forward_routed(): topk_weights must be float. "
+         "Fix: convert the weights (docs/errors.md#forward-arguments)");
+MOE_RULE(WeightsAreRows,
+         "moe: forward_routed(): topk_weights is no view of rows. "
+         "Fix: pass moe::make_rows(pointer, M, topk) (docs/errors.md#forward-arguments)");
 MOE_RULE(PlacementIsGiven,
          "moe: .placement is missing in the layer's parameters. "
          "Fix: .placement = moe::ExpertPlacement(num_experts, ranks) (docs/errors.md#placement)");
@@ -76,29 +94,42 @@ inline constexpr bool kRankFits = ViewOf<View>::kRank == 0 || ViewOf<View>::kRan
 template <class Element>
 inline constexpr bool kIsLogit = std::same_as<Element, float> || std::same_as<Element, bf16> || std::same_as<Element, f16>;
 
-/// The verdicts on the arrays of one call. A: the layer's Act.
-template <class Hidden, class Output, class A, class HiddenArg, class LogitsArg, class OutputArg>
-struct ForwardArguments {
-  using HiddenElement = typename ViewOf<HiddenArg>::Element;
-  using OutputElement = typename ViewOf<OutputArg>::Element;
-  using Logit = std::remove_cv_t<typename ViewOf<LogitsArg>::Element>;
-  template <class View>
-  using Rank = Value<static_cast<int>(ViewOf<View>::kRank)>;
+template <class View>
+using RankOf = Value<static_cast<int>(ViewOf<View>::kRank)>;
 
+/// The verdicts on the rows in and out of a call. A: the layer's Act.
+template <class Hidden, class A, class HiddenArg>
+using HiddenArgument = std::tuple<Verdict<rules::HiddenElementFits, kElementFits<HiddenArg, A>, typename ViewOf<HiddenArg>::Element, A>,
+                                  Verdict<rules::HiddenRankFits, kRankFits<HiddenArg>, RankOf<HiddenArg>, Value<2>>,
+                                  Verdict<rules::HiddenIsRows, std::is_convertible_v<HiddenArg const&, Hidden>, HiddenArg, Hidden>>;
+template <class Output, class A, class OutputArg>
+using OutputArgument = std::tuple<
+    Verdict<rules::OutputElementFits, kElementFits<OutputArg, A>, typename ViewOf<OutputArg>::Element, A>,
+    Verdict<rules::OutputIsWritable, !std::is_const_v<typename ViewOf<OutputArg>::Element>, typename ViewOf<OutputArg>::Element, A>,
+    Verdict<rules::OutputRankFits, kRankFits<OutputArg>, RankOf<OutputArg>, Value<2>>,
+    Verdict<rules::OutputIsRows, std::is_convertible_v<OutputArg const&, Output>, OutputArg, Output>>;
+
+template <class Router, class LogitsArg>
+struct LogitsArgument {
+  using Logit = std::remove_cv_t<typename ViewOf<LogitsArg>::Element>;
   using type =
-      std::tuple<Verdict<rules::HiddenElementFits, kElementFits<HiddenArg, A>, HiddenElement, A>,
-                 Verdict<rules::HiddenRankFits, kRankFits<HiddenArg>, Rank<HiddenArg>, Value<2>>,
-                 Verdict<rules::HiddenIsRows, std::is_convertible_v<HiddenArg const&, Hidden>, HiddenArg, Hidden>,
+      std::tuple<Verdict<rules::RouterSelects, facts::selects<Router>(), Router>,
                  Verdict<rules::LogitsElementFits, std::is_void_v<Logit> || kIsLogit<Logit>, Logit, float>,
-                 Verdict<rules::LogitsRankFits, kRankFits<LogitsArg>, Rank<LogitsArg>, Value<2>>,
+                 Verdict<rules::LogitsRankFits, kRankFits<LogitsArg>, RankOf<LogitsArg>, Value<2>>,
                  Verdict<rules::LogitsAreRows,
                          std::is_convertible_v<LogitsArg const&, Rows<std::conditional_t<std::is_void_v<Logit>, float, Logit> const>>,
-                         LogitsArg, Rows<float const>>,
-                 Verdict<rules::OutputElementFits, kElementFits<OutputArg, A>, OutputElement, A>,
-                 Verdict<rules::OutputIsWritable, !std::is_const_v<OutputElement>, OutputElement, A>,
-                 Verdict<rules::OutputRankFits, kRankFits<OutputArg>, Rank<OutputArg>, Value<2>>,
-                 Verdict<rules::OutputIsRows, std::is_convertible_v<OutputArg const&, Output>, OutputArg, Output>>;
+                         LogitsArg, Rows<float const>>>;
 };
+template <class IdsArg, class WeightsArg>
+using RoutingArguments =
+    std::tuple<Verdict<rules::IdsElementFits, kElementFits<IdsArg, std::int32_t>, typename ViewOf<IdsArg>::Element, std::int32_t>,
+               Verdict<rules::IdsAreRows, std::is_convertible_v<IdsArg const&, Rows<std::int32_t const>>, IdsArg, Rows<std::int32_t const>>,
+               Verdict<rules::WeightsElementFits, kElementFits<WeightsArg, float>, typename ViewOf<WeightsArg>::Element, float>,
+               Verdict<rules::WeightsAreRows, std::is_convertible_v<WeightsArg const&, Rows<float const>>, WeightsArg, Rows<float const>>>;
+
+/// The first broken rule of several lists of verdicts.
+template <class... Lists>
+using FirstBrokenArgument = FirstBrokenRule<decltype(std::tuple_cat(std::declval<Lists>()...))>;
 
 /// The default of a parameter that has none: the error is the rule's sentence.
 template <class Layer>

@@ -110,8 +110,9 @@ struct Meeting {
                                                             std::declval<Stream<Space>>()));
   using Out = decltype(std::declval<Exchange&>().expert_output());
   using RouterVerdict =
-      std::conditional_t<Space::kKind == SpaceKind::host, Verdict<rules::RouterSelectsOnHost, RouterSelectsOnHost<Router>, Router>,
-                         Verdict<rules::RouterSelectsOnDevice, RouterSelectsOnDevice<Router>, Router>>;
+      std::conditional_t<Space::kKind == SpaceKind::host,
+                         Verdict<rules::RouterSelectsOnHost, !facts::selects<Router>() || RouterSelectsOnHost<Router>, Router>,
+                         Verdict<rules::RouterSelectsOnDevice, !facts::selects<Router>() || RouterSelectsOnDevice<Router>, Router>>;
   using type = std::tuple<Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict>;
 };
 

@@ -15,14 +15,31 @@ namespace moe::detail {
 template <class C>
 template <class L, class Probe>
 void Layer<C>::run(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe) {
+  // A model library instantiates run() of every layer; forward() does not compile for a router that does not select.
+  if constexpr (facts::selects<RouterType>()) execute(hidden, logits, output, options, stream, probe);
+}
+
+template <class C>
+template <class Probe>
+void Layer<C>::run_routed(Hidden hidden, Rows<std::int32_t const> topk_ids, Rows<float const> topk_weights, Output output,
+                          ForwardOptions const& options, Stream<Space> stream, Probe& probe) {
+  execute(hidden, GivenRouting{topk_ids, topk_weights}, output, options, stream, probe);
+}
+
+/// Routing: the router's logits, or GivenRouting.
+template <class C>
+template <class Routing, class Probe>
+void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream,
+                       Probe& probe) {
   try {
-    validate(hidden, logits.extent(0), logits.extent(1), output);
+    validate(hidden, output);
+    validate_routing(routing, hidden.extent(0), options);
     if (options.num_rows != nullptr && !facts::takes_row_count<Exchange>()) {
       throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
     }
     rows_ = hidden.extent(0);
     probe.begin(Phase::route);
-    route(logits, options, stream);
+    route(routing, options, stream);
     probe.end(Phase::route);
   } catch (...) {  // a caller's own routing function may throw anything
     exchange_.abandon(stream);
@@ -59,10 +76,7 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
       topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights};
   if constexpr (Space::kKind == SpaceKind::host) {
     router_.select(args);
-    for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
-      dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
-    }
-    if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
+    choose_replicas();
   } else if (!maps()) {
     router_.select(args, stream);
   } else {
@@ -74,29 +88,80 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
 }
 
 template <class C>
-void Layer<C>::validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const {
-  std::int64_t const m = hidden.extent(0);
-  auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
-    if (value != wanted) {
-      throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
+void Layer<C>::route(GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream) {
+  routing::CallerRouting batch{.given_ids = given.ids,
+                               .given_weights = given.weights,
+                               .num_valid_rows = options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,
+                               .num_rows = options.num_rows,
+                               .topk_ids = topk_ids(),
+                               .topk_weights = topk_weights()};
+  if constexpr (Space::kKind == SpaceKind::host) {
+    routing::take_routing(router_, batch, stream);
+    choose_replicas();
+  } else {
+    batch.counters = device_counters_;
+    batch.fault = fault_.get();
+    if (maps()) {
+      batch.dispatched = dispatched_;
+      batch.mapping = &mapping_;
+      batch.recorder = load_;
+      batch.zero_expert_weights = zero_weights_;
     }
-  };
+    routing::take_routing(router_, batch, stream);
+  }
+}
+
+/// Host space: fills dispatched_ from topk_ids().
+template <class C>
+void Layer<C>::choose_replicas() {
+  for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
+    dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
+  }
+  if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
+}
+
+/// E_ARG unless `value` is `wanted`.
+inline void expect_size(char const* what, std::int64_t value, std::int64_t wanted) {
+  if (value != wanted) throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
+}
+
+template <class C>
+void Layer<C>::validate(Hidden hidden, Output output) const {
+  std::int64_t const m = hidden.extent(0);
   auto check_layer_rows = [](char const* what, auto const& rows) {
     check_rows(what, rows);
     if constexpr (Space::kKind == SpaceKind::cuda) {
       check_alignment(what, rows.data_handle(), rows.extent(0), rows.stride(0) * static_cast<std::int64_t>(sizeof(Act)));
     }
   };
-  expect("hidden_states: width", hidden.extent(1), shape_.hidden());
-  expect("output: width", output.extent(1), shape_.hidden());
-  expect("output: rows", output.extent(0), m);
-  expect("router_logits: rows", logit_rows, m);
-  expect("router_logits: width", logit_cols, router_.num_logits());
+  expect_size("hidden_states: width", hidden.extent(1), shape_.hidden());
+  expect_size("output: width", output.extent(1), shape_.hidden());
+  expect_size("output: rows", output.extent(0), m);
   check_layer_rows("hidden_states", hidden);
   check_layer_rows("output", output);
   if (m > max_tokens_) {
     throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", max_tokens_));
   }
+}
+
+template <class C>
+template <class L>
+void Layer<C>::validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const&) const {
+  expect_size("router_logits: rows", logits.extent(0), rows);
+  expect_size("router_logits: width", logits.extent(1), router_.num_logits());
+}
+
+template <class C>
+void Layer<C>::validate_routing(GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const {
+  routing::check_given(router_, given.ids, given.weights, rows);
+  if (options.num_valid_rows > rows) {
+    throw Error(ErrorCode::argument, text("num_valid_rows: ", options.num_valid_rows, " is out of range [0, ", rows, "]"));
+  }
+  auto const refuse = [](char const* what) {
+    throw Error(ErrorCode::argument, text(what, ": given to forward_routed(), which does not route; only forward() takes it"));
+  };
+  if (options.token_ids != nullptr) refuse("token_ids");
+  if (options.shared_weights.data_handle() != nullptr) refuse("shared_weights");
 }
 
 template <class C>
@@ -119,10 +184,12 @@ void Layer<C>::weights_changed(Stream<Space> stream) {
 template <class C>
 void Layer<C>::wait(Stream<Space> stream) {
   facts::wait(exchange_, stream);
+  routing::throw_caller_fault(*fault_.get());
 }
 
 template <class C>
 void Layer<C>::check() {
+  routing::throw_caller_fault(*fault_.get());  // first: an exchange's error may follow from it
   facts::check(exchange_);
 }
 

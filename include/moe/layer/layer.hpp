@@ -16,6 +16,7 @@
 #include "moe/layer/contract.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/routing/caller_routing.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/row/route_args.hpp"
 
@@ -74,9 +75,26 @@ class Layer {
   template <class HiddenArg, class LogitsArg, class OutputArg, class Probe = NoProbe>
   void forward(HiddenArg const& hidden, LogitsArg const& logits, OutputArg const& output, ForwardOptions const& options = {},
                Stream<Space> stream = {}, Probe&& probe = {}) {
-    using Broken = FirstBrokenRule<typename ForwardArguments<Hidden, Output, Act, HiddenArg, LogitsArg, OutputArg>::type>;
+    using Broken = FirstBrokenArgument<HiddenArgument<Hidden, Act, HiddenArg>, typename LogitsArgument<RouterType, LogitsArg>::type,
+                                       OutputArgument<Output, Act, OutputArg>>;
     if constexpr (std::is_same_v<Broken, NoBrokenRule>) {
       run<std::remove_cv_t<typename LogitsArg::element_type>>(hidden, logits, output, options, stream, probe);
+    } else {
+      [[maybe_unused]] typename Broken::template Error<true> const error;
+    }
+  }
+
+  /// As forward(), with routing that the caller did. topk_ids [M, k] int32: logical experts, kNoExpert (-1) for none, each expert at most
+  /// once in a row; topk_weights [M, k] float, read where there is an expert. Mapping, replicas, load and zero experts as in forward().
+  /// Host space: E_ARG names the first invalid slot, and nothing was done. CUDA space: kernels judge the slots; an invalid one counts as
+  /// no expert, counters() counts it, and check() throws its E_ARG. E_ARG if `options` has token_ids or shared_weights.
+  template <class HiddenArg, class IdsArg, class WeightsArg, class OutputArg, class Probe = NoProbe>
+  void forward_routed(HiddenArg const& hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, OutputArg const& output,
+                      ForwardOptions const& options = {}, Stream<Space> stream = {}, Probe&& probe = {}) {
+    using Broken = FirstBrokenArgument<HiddenArgument<Hidden, Act, HiddenArg>, RoutingArguments<IdsArg, WeightsArg>,
+                                       OutputArgument<Output, Act, OutputArg>>;
+    if constexpr (std::is_same_v<Broken, NoBrokenRule>) {
+      run_routed(hidden, topk_ids, topk_weights, output, options, stream, probe);
     } else {
       [[maybe_unused]] typename Broken::template Error<true> const error;
     }
@@ -88,7 +106,8 @@ class Layer {
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error. Does nothing for backends whose
   /// work ends without it.
   void wait(Stream<Space> stream = {});
-  /// Throws the errors of calls that the stream has finished, for backends that enqueue; other backends throw from the call.
+  /// Throws the errors of calls that the stream has finished: of backends that enqueue, where others throw from the call, and of the
+  /// caller's routing in the CUDA space.
   void check();
 
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
@@ -102,8 +121,8 @@ class Layer {
   /// Bytes that the layer holds on this rank besides its weights: memory(), summed.
   std::size_t bytes() const { return memory().arena + memory().window; }
   /// Counts of routing since construction: rows without a finite logit (all NaN or -inf). Such rows go to the first k experts with weight
-  /// 1/k, or to no expert if the router's `degenerate` is drop. In a row with finite logits, a NaN only excludes its expert. CUDA space:
-  /// reads device memory, so synchronise the stream first, and do not call this during capture.
+  /// 1/k, or to no expert if the router's `degenerate` is drop. In a row with finite logits, a NaN only excludes its expert. Invalid slots
+  /// of the caller's routing. CUDA space: reads device memory, so synchronise the stream first, and do not call this during capture.
   routing::RouteCounters counters() const;
 
  private:
@@ -123,9 +142,23 @@ class Layer {
   // ---- forward.hpp
   template <class L, class Probe>
   void run(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
+  template <class Probe>
+  void run_routed(Hidden hidden, Rows<std::int32_t const> topk_ids, Rows<float const> topk_weights, Output output,
+                  ForwardOptions const& options, Stream<Space> stream, Probe& probe);
+  struct GivenRouting {
+    Rows<std::int32_t const> ids;
+    Rows<float const> weights;
+  };
+  template <class Routing, class Probe>
+  void execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
   template <class L>
   void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream);
-  void validate(Hidden hidden, std::int64_t logit_rows, std::int64_t logit_cols, Output output) const;
+  void route(GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream);
+  void choose_replicas();
+  void validate(Hidden hidden, Output output) const;
+  template <class L>
+  void validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const& options) const;
+  void validate_routing(GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const;
   Rows<std::int32_t const> dispatched_ids() const;
 
   Arena<Space> arena_;
@@ -144,6 +177,7 @@ class Layer {
   std::int64_t rows_ = 0;
   routing::RouteCounters counters_;                    // host space
   routing::RouteCounters* device_counters_ = nullptr;  // [1] CUDA space
+  HostVisible<routing::CallerFault, Space> fault_;     // CUDA space
 };
 
 }  // namespace moe::detail

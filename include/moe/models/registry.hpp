@@ -50,7 +50,7 @@ inline constexpr auto routers =
                   routing::GroupedTopK<Scoring::sigmoid, GroupScore::top2_sum, Renormalize::yes>,
                   routing::BiasedTopK<Scoring::softmax, Renormalize::yes>, routing::BiasedTopK<Scoring::sigmoid, Renormalize::yes>,
                   routing::BiasedTopK<Scoring::sqrtsoftplus, Renormalize::yes>, routing::HashTopK<Scoring::sqrtsoftplus, Renormalize::yes>,
-                  routing::SparseMixer, routing::Llama4, routing::ZeroExpert<Scoring::softmax, Renormalize::no>>;
+                  routing::SparseMixer, routing::Llama4, routing::ZeroExpert<Scoring::softmax, Renormalize::no>, routing::External>;
 
 using quantization::ScaleFormat;
 inline constexpr auto quantizations =

@@ -4,6 +4,7 @@
 
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/biased_topk.hpp"
+#include "moe/routing/external.hpp"
 #include "moe/routing/grouped_topk.hpp"
 #include "moe/routing/hash_topk.hpp"
 #include "moe/routing/llama4.hpp"

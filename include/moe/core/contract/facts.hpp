@@ -9,6 +9,17 @@
 
 namespace moe::facts {
 
+/// Router::kSelects: false if the caller routes (routing::External): the router has no select(), the layer no forward(). Default: it
+/// selects.
+template <class Router>
+constexpr bool selects() {
+  if constexpr (requires { Router::kSelects; }) {
+    return Router::kSelects;
+  } else {
+    return true;
+  }
+}
+
 /// Backend::kRowsStay: rows stay on their rank, so experts may read them unquantised and quantise them while reading. Default: they do not.
 template <class Backend>
 constexpr bool rows_stay() {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "moe/core/cuda_space.hpp"
+#include "moe/routing/device/caller_routing.cuh"
 #include "moe/routing/device/route_kernel.cuh"
 #include "moe/routing/route.hpp"
 #include "moe/routing/row/row_router.hpp"

@@ -8,9 +8,10 @@
 
 namespace moe::routing {
 
-/// Counters of a router's select(). Owned by the caller; a null pointer turns counting off.
+/// Counters of routing. Owned by the caller; a null pointer turns counting off.
 struct RouteCounters {
-  std::int64_t degenerate_rows = 0;  ///< rows for which no expert could be chosen
+  std::int64_t degenerate_rows = 0;  ///< rows for which a router's select() could choose no expert
+  std::int64_t invalid_slots = 0;    ///< CUDA space: slots of the caller's routing with an invalid id or weight (caller_routing.hpp)
 };
 
 /// One batch to route. L: element of the logits (float, bf16 or f16). All arrays lie in the space that the router runs in.
