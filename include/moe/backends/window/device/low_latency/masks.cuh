@@ -46,7 +46,7 @@ struct LowLatencyCollect : LowLatencyKernelParams {
 };
 
 /// One block: waits for the rows of live ranks, masks ranks whose rows do not arrive, packs the batches by index.
-static __global__ void __launch_bounds__(kMaskThreads) low_latency_collect(LowLatencyCollect const __grid_constant__ a) {
+static __global__ void __launch_bounds__(kMaskThreads, 1) low_latency_collect(LowLatencyCollect const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
   begin_dependent_kernel();
@@ -117,7 +117,7 @@ struct LowLatencyMeet : LowLatencyKernelParams {
 };
 
 /// One block: tells live ranks that this rank's outputs are ready, waits for theirs, masks ranks that do not answer.
-static __global__ void __launch_bounds__(comm::kMaxWindowRanks) low_latency_meet(LowLatencyMeet const __grid_constant__ a) {
+static __global__ void __launch_bounds__(comm::kMaxWindowRanks, 1) low_latency_meet(LowLatencyMeet const __grid_constant__ a) {
   using namespace comm::detail;
   __shared__ int dead[comm::kMaxWindowRanks];
   begin_dependent_kernel();  // the outputs must be complete before peers are told
