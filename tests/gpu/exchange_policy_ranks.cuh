@@ -11,8 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "moe/backends/common/memory.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 #include "moe/comm/simulated_peers.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
@@ -305,5 +307,22 @@ class Ranks {
   std::vector<RankTokens> tokens_;
   std::vector<RankBuffers> buffers_;
 };
+
+/// What a layer counts as the window of each rank's exchange is the formula of backends/common/memory.hpp, and less than 1 MiB of flags and
+/// counts.
+template <class Run>
+void expect_window(Run&& run, std::int64_t formula, std::string const& what) {
+  for (int r = 0; r < run.size(); ++r) {
+    auto const bytes = static_cast<std::int64_t>(moe::facts::window_bytes(run.at(r)));
+    EXPECT_GT(bytes, formula) << what << ", rank " << r;
+    EXPECT_LT(bytes, formula + (1 << 20)) << what << ", rank " << r;
+  }
+}
+/// Sizes whose rows take far more than the flags and counts.
+inline Sizes memory_sizes() { return {.max_tokens = 256, .hidden = 2048}; }
+inline moe::backends::DeviceExchangeSize memory_size() {
+  Sizes const s = memory_sizes();
+  return {s.ranks, s.max_tokens, s.topk, s.experts / s.ranks, s.hidden, true};
+}
 
 }  // namespace moe_test

@@ -602,4 +602,23 @@ void layers_share_a_window(typename Backend::Params params) {
 TEST(LowLatencyPolicy, F2_T12_LayersShareAWindow) { layers_share_a_window<Low>({.window = {kTimeout}}); }
 TEST(HighThroughputPolicy, F2_T12_LayersShareAWindow) { layers_share_a_window<High>({.window = {kTimeout}}); }
 
+// ---- Memory.
+
+TEST(LowLatencyPolicy, TheWindowHasTheBytesOfTheFormula) {
+  using namespace moe::backends;
+  auto const size = memory_size();
+  expect_window(Ranks<Low>(memory_sizes(), {.window = {kTimeout}}), low_latency_window(size), "plain");
+  expect_window(Ranks<Low>(memory_sizes(), {.masks = true, .window = {kTimeout}}), low_latency_window(size, 1, true), "masks");
+  expect_window(Ranks<Low>(memory_sizes(), {.num_slots = 2, .window = {kTimeout}}), low_latency_window(size, 2), "two slots");
+  expect_window(Ranks<Low>(memory_sizes(), {.deduplicate = true, .window = {kTimeout}}), low_latency_deduplicated_window(size), "dedup");
+  expect_window(Ranks<RankMajor>(memory_sizes(), {.window = {kTimeout}}), low_latency_deduplicated_window(size), "rank major");
+}
+TEST(HighThroughputPolicy, TheWindowHasTheBytesOfTheFormula) {
+  using namespace moe::backends;
+  auto const size = memory_size();
+  expect_window(Ranks<High>(memory_sizes(), {.window = {kTimeout}}), high_throughput_window(size, 0, 0), "no lists");
+  expect_window(Ranks<High>(memory_sizes(), {.expert_alignment = 64, .window = {kTimeout}}), high_throughput_window(size, 0, 64), "lists");
+  expect_window(Ranks<High>(memory_sizes(), {.capacity = 300, .window = {kTimeout}}), high_throughput_window(size, 300, 0), "300 rows");
+}
+
 }  // namespace

@@ -375,4 +375,19 @@ TEST(PplxDevicePolicy, T4_T17_RefusalsBetweenHalves) {
   }
 }
 
+TYPED_TEST(DevicePolicy, TheWindowHasTheBytesOfTheFormula) {
+  auto const size = memory_size();
+  auto const p = params<TypeParam>();
+  Ranks<TypeParam> run(memory_sizes(), p);
+  if constexpr (std::is_same_v<TypeParam, OneSided>) {
+    expect_window(run, moe::backends::one_sided_window(size), "one_sided");
+  } else if constexpr (std::is_same_v<TypeParam, TwoSided>) {
+    moe::detail::PeerShape const shape{.ranks = 4, .max_tokens = 256, .hidden = 2048, .topk = 4, .num_experts = 16, .blocks = 10};
+    int const queues = moe::detail::TwoSidedLayout(shape, {p.queue_depth, p.queue_entry_bytes}).queues;
+    expect_window(run, moe::backends::two_sided_window(size, queues, p.queue_depth, p.queue_entry_bytes), "two_sided");
+  } else {
+    expect_window(run, moe::backends::pplx_window(size), "pplx");
+  }
+}
+
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/memory.hpp: how much memory a rank's exchange takes in the host space, for each backend, computed before one is built.
+// backends/common/memory.hpp: how much memory a rank's exchange takes, for each backend, computed before one is built: first in the host
+// space, then the windows between GPUs.
 //
-// T = max_tokens_per_rank, R ranks, k = top-k, L = most experts of a rank, D = min(k, R) = most ranks of a token. A device exchange
-// computes its window itself: LowLatencyCalls, HighThroughputCalls, OneSidedCalls, TwoSidedCalls, PplxCalls::window_bytes().
+// T = max_tokens_per_rank, R ranks, k = top-k, L = most experts of a rank, D = min(k, R) = most ranks of a token.
 #pragma once
 
 #include <algorithm>
@@ -76,6 +76,63 @@ constexpr ExchangeMemory two_sided_memory(ExchangeSize const& s, std::int64_t qu
 constexpr ExchangeMemory pplx_memory(ExchangeSize const& s, std::int64_t dp_size = 1) {
   return {2 * (s.ranks * s.local_experts * s.max_tokens * (s.row_bytes + 16) + s.max_tokens * s.topk * s.output_bytes),
           s.local_experts * s.max_tokens * (s.ranks / dp_size) * (s.row_bytes + s.output_bytes + 8)};
+}
+
+/// The sizes that decide the window of an exchange between GPUs, which holds rows, batches and outputs. Outputs travel in bf16.
+struct DeviceExchangeSize {
+  std::int64_t ranks = 1;
+  std::int64_t max_tokens = 0;
+  std::int64_t topk = 1;
+  std::int64_t local_experts = 1;  ///< of any rank, at most
+  std::int64_t hidden = 0;
+  bool fp8 = true;  ///< rows are e4m3 with a float scale for 128 values; else bf16
+  constexpr std::int64_t scale_bytes() const { return fp8 ? (hidden + 127) / 128 * 4 : 0; }
+  /// A row with its scales.
+  constexpr std::int64_t row_bytes() const { return (fp8 ? hidden : 2 * hidden) + scale_bytes(); }
+  /// The same where the scales take whole 128-byte lines.
+  constexpr std::int64_t line_row_bytes() const { return row_bytes() - scale_bytes() + (scale_bytes() + 127) / 128 * 128; }
+  constexpr std::int64_t output_bytes() const { return 2 * hidden; }
+  constexpr std::int64_t rows() const { return ranks * max_tokens; }                        ///< R T
+  constexpr std::int64_t batch_rows() const { return local_experts * ranks * max_tokens; }  ///< L R T
+};
+
+/// LowLatency between GPUs, bytes of the window: for each buffer set and both parities L batches of R T rows with their outputs and sources, and
+/// the place of each choice. `masks`: a second index. `coded_bytes`: of an output in its format, with its headers; 0: bf16.
+constexpr std::int64_t low_latency_window(DeviceExchangeSize const& s, std::int64_t num_slots = 1, bool masks = false,
+                                          std::int64_t coded_bytes = 0) {
+  std::int64_t const output = coded_bytes == 0 ? s.output_bytes() : coded_bytes;
+  return 2 * num_slots * (s.batch_rows() * (s.row_bytes() + output + (masks ? 8 : 4)) + 4 * s.max_tokens * s.topk);
+}
+/// LowLatency with `deduplicate`, and LowLatencyRankMajor: R T rows with k places and k weights and their outputs, and the index of L
+/// batches.
+constexpr std::int64_t low_latency_deduplicated_window(DeviceExchangeSize const& s, std::int64_t num_slots = 1,
+                                                       std::int64_t coded_bytes = 0) {
+  std::int64_t const output = coded_bytes == 0 ? s.output_bytes() : coded_bytes;
+  return 2 * num_slots * (s.rows() * (s.row_bytes() + output + 8 * s.topk + 4) + 4 * s.batch_rows() + 4 * s.max_tokens * s.topk);
+}
+/// HighThroughput: rows with ids, weights and places in records of whole 32 bytes, their outputs, and a list by expert; `capacity` rows
+/// (R T). `alignment`: of an expert's part of the list; 0: no list.
+constexpr std::int64_t high_throughput_window(DeviceExchangeSize const& s, std::int64_t capacity = 0, std::int64_t alignment = 1) {
+  std::int64_t const rows = capacity == 0 ? s.rows() : capacity;
+  std::int64_t const record = ((alignment > 0 ? 3 : 2) * s.topk + 1 + 7) / 8 * 32;
+  std::int64_t const list = alignment > 0 ? 4 * (rows * s.topk + s.local_experts * (alignment - 1)) : 0;
+  return 2 * (rows * (s.line_row_bytes() + s.output_bytes() + record) + list + 4 * s.max_tokens * (s.ranks + s.topk));
+}
+/// OneSided: R T rows with ids and weights, and their outputs.
+constexpr std::int64_t one_sided_window(DeviceExchangeSize const& s) {
+  return 2 * (s.rows() * (s.line_row_bytes() + s.output_bytes() + 8 * s.topk) + 4 * s.max_tokens * s.topk);
+}
+/// TwoSided: the same rows, T D returned outputs, and `queues` between each two ranks.
+constexpr std::int64_t two_sided_window(DeviceExchangeSize const& s, std::int64_t queues, std::int64_t queue_depth,
+                                        std::int64_t queue_entry_bytes) {
+  return 2 * s.rows() * (s.line_row_bytes() + s.output_bytes() + 8 * s.topk + 8) +
+         s.max_tokens * std::min(s.topk, s.ranks) * s.output_bytes() + queues * s.ranks * queue_depth * queue_entry_bytes;
+}
+/// Pplx: rows of every (rank, expert) as they arrive, the batches packed from them, their outputs, and T k returned outputs. Ranks of a
+/// group of `dp_size` share its T tokens.
+constexpr std::int64_t pplx_window(DeviceExchangeSize const& s, std::int64_t dp_size = 1) {
+  std::int64_t const rows = s.ranks * s.local_experts * ((s.max_tokens + dp_size - 1) / dp_size);
+  return 2 * (rows * (s.line_row_bytes() + s.row_bytes() + s.output_bytes() + 8) + s.max_tokens * s.topk * (s.output_bytes() + 4));
 }
 
 }  // namespace moe::backends
