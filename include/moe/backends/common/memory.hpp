@@ -96,8 +96,8 @@ struct DeviceExchangeSize {
   constexpr std::int64_t batch_rows() const { return local_experts * ranks * max_tokens; }  ///< L R T
 };
 
-/// LowLatency between GPUs, bytes of the window: for each buffer set and both parities L batches of R T rows with their outputs and sources, and
-/// the place of each choice. `masks`: a second index. `coded_bytes`: of an output in its format, with its headers; 0: bf16.
+/// LowLatency between GPUs, bytes of the window: for each buffer set and both parities L batches of R T rows with their outputs and
+/// sources, and the place of each choice. `masks`: a second index. `coded_bytes`: of an output in its format, with its headers; 0: bf16.
 constexpr std::int64_t low_latency_window(DeviceExchangeSize const& s, std::int64_t num_slots = 1, bool masks = false,
                                           std::int64_t coded_bytes = 0) {
   std::int64_t const output = coded_bytes == 0 ? s.output_bytes() : coded_bytes;
