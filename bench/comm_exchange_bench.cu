@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "bench/bench_report.hpp"
+#include "bench/rank_gpu.hpp"
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/gather_exchange.cuh"
 #include "moe/comm/mpi.hpp"
@@ -337,13 +338,7 @@ class Bench {
 
 int run(std::string const& json) {
   comm::Mpi host(MPI_COMM_WORLD);
-  int devices = 0;
-  cudaGetDeviceCount(&devices);
-  if (devices < host.size()) {
-    std::printf("%d ranks need as many GPUs, found %d: nothing to measure\n", host.size(), devices);
-    return 0;
-  }
-  check_cuda(cudaSetDevice(host.rank()), "cudaSetDevice");
+  if (!moe_bench::take_gpu(host.rank(), host.size())) return 0;
   Bench bench(host);
   using Fp8 = quantization::Fp8Group<>;
   bench.run<quantization::None>(8, backends::Sizes::fixed);

@@ -21,6 +21,7 @@
 #include <sstream>
 
 #include "bench/bench_report.hpp"
+#include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/no_expert_parallel.cuh"
@@ -466,13 +467,7 @@ class Bench {
 
 int run(Options const& options) {
   comm::Mpi host(MPI_COMM_WORLD);
-  int devices = 0;
-  cudaGetDeviceCount(&devices);
-  if (devices < host.size()) {
-    std::printf("%d ranks need as many GPUs, found %d: nothing to measure\n", host.size(), devices);
-    return 0;
-  }
-  check_cuda(cudaSetDevice(host.rank()), "cudaSetDevice");
+  if (!moe_bench::take_gpu(host.rank(), host.size())) return 0;
   Bench bench(host, options);
   bench.run();
   return bench.write() && bench.good() ? 0 : 1;

@@ -59,9 +59,9 @@ std::string refused(ErrorCode code, Shape s, Change&& change) {
 TEST(ExchangeShapes, T12_T20_WhatLowLatencyRefuses) {
   low().check();
   auto expect = [](ErrorCode code, auto&& change, char const* sentence) { EXPECT_EQ(refused(code, low(), change), sentence); };
-  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 7160; }, "low_latency: hidden 7160 is not a multiple of 16");
-  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 0; }, "low_latency: hidden 0 is not a multiple of 16");
-  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 32768; }, "low_latency: hidden 32768 exceeds 16384");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 7160; }, "low_latency: hidden 7160 is not a multiple of 16 up to 16384");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 0; }, "low_latency: hidden 0 is not a multiple of 16 up to 16384");
+  expect(ErrorCode::unsupported, [](auto& s) { s.hidden = 32768; }, "low_latency: hidden 32768 is not a multiple of 16 up to 16384");
   expect(ErrorCode::config, [](auto& s) { s.topk = 0; }, "low_latency: top_k 0 is out of range [1, 32]");
   expect(ErrorCode::config, [](auto& s) { s.topk = 33; }, "low_latency: top_k 33 is out of range [1, 32]");
   expect(ErrorCode::unsupported, [](auto& s) { s.num_experts = 255; }, "low_latency: 255 experts do not divide by 8 ranks");

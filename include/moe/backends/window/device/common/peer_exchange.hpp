@@ -14,16 +14,9 @@ namespace moe::backends::detail {
 template <class Quant, class Config>
 moe::detail::PeerShape peer_shape(char const* name, int ranks, Shape<Config> const& shape, std::int64_t max_tokens,
                                   ExpertPlacement const& placement, int blocks) {
-  expect_group(placement, ranks);
   moe::detail::PeerShape s;
+  set_sizes<Quant>(s, ranks, shape, max_tokens, placement, blocks);
   s.name = name;
-  s.ranks = ranks;
-  s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
-  s.hidden = static_cast<int>(shape.hidden());
-  s.topk = shape.topk();
-  s.num_experts = placement.max_num_local() * ranks;
-  s.fp8 = Quant::kQuantizesActivations;
-  s.blocks = blocks;
   comm::HeaderTag where;
   for (int p = 0; p < placement.num_physical(); ++p) {
     where.add(static_cast<std::uint64_t>(placement.owner(p))).add(static_cast<std::uint64_t>(placement.local(p)));

@@ -43,24 +43,7 @@ struct PeerShape {
     return tag.add(ranks).add(max_tokens).add(hidden).add(topk).add(num_experts).add(fp8).add(blocks).add(layer).add(placement);
   }
   /// Checks the shape. E_CONFIG or E_UNSUPPORTED, naming the value.
-  void check() const {
-    auto require = [&](bool ok, ErrorCode code, auto const&... what) {
-      if (!ok) {
-        throw Error(code, text(name, ": ", what...));
-      }
-    };
-    require(ranks >= 1 && ranks <= 32, ErrorCode::unsupported, ranks, " ranks, at most 32");
-    require(max_tokens >= 1, ErrorCode::config, "max_tokens_per_rank ", max_tokens, " must be at least 1");
-    require(hidden >= 128 && hidden % 128 == 0 && hidden <= 16384, ErrorCode::unsupported, "hidden ", hidden,
-            " is not a multiple of 128 up to 16384");
-    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
-    require(num_experts >= 1 && num_experts % ranks == 0, ErrorCode::unsupported, num_experts, " experts do not divide by ", ranks,
-            " ranks");
-    require(num_experts <= 2048, ErrorCode::unsupported, num_experts, " experts, at most 2048");
-    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, blocks, " blocks, at most ", kMaxExchangeBlocks);
-    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity, max_tokens,
-            " tokens x ", topk, " exceed the count word");
-  }
+  void check() const { check_sizes(*this, {name, 32, 128, 2048}); }
 };
 
 /// Options that a rank may choose independently.

@@ -64,6 +64,19 @@ inline int checked_int(char const* what, std::int64_t value) {
   }
   return static_cast<int>(value);
 }
+/// Sets what the shapes of all device exchanges have in common. E_CONFIG for the placement or the number of tokens.
+template <class Quant, class DeviceShape, class Config>
+void set_sizes(DeviceShape& s, int ranks, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
+               int blocks) {
+  expect_group(placement, ranks);
+  s.ranks = ranks;
+  s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
+  s.hidden = static_cast<int>(shape.hidden());
+  s.topk = shape.topk();
+  s.num_experts = placement.max_num_local() * ranks;
+  s.fp8 = Quant::kQuantizesActivations;
+  s.blocks = blocks;
+}
 /// E_ARG unless the rows have no gaps.
 template <class View>
 void expect_dense(char const* what, View const& rows) {

@@ -208,18 +208,11 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   };
   static moe::detail::HighThroughputShape make_shape(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,
                                                      ExpertPlacement const& placement, Params const& params) {
-    expect_group(placement, comm.size());
     moe::detail::HighThroughputShape s;
-    s.ranks = comm.size();
-    s.max_tokens = checked_int("max_tokens_per_rank", max_tokens);
-    s.hidden = static_cast<int>(shape.hidden());
-    s.topk = shape.topk();
-    s.num_experts = placement.max_num_local() * comm.size();
-    s.fp8 = Quant::kQuantizesActivations;
+    set_sizes<Quant>(s, comm.size(), shape, max_tokens, placement, params.blocks);
     s.lists = params.expert_alignment > 0;
     s.alignment = params.expert_alignment > 0 ? params.expert_alignment : 1;
     s.capacity = params.capacity;
-    s.blocks = params.blocks;
     s.check();
     return s;
   }

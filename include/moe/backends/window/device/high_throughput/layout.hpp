@@ -52,26 +52,12 @@ struct HighThroughputShape {
         .add(static_cast<std::uint64_t>(layer))
         .value();
   }
+  /// Checks the shape. E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {
-    auto require = [](bool ok, ErrorCode code, auto const&... what) {
-      if (!ok) {
-        throw Error(code, text(what...));
-      }
-    };
-    require(ranks >= 1 && ranks <= 32, ErrorCode::unsupported, "high_throughput: ", ranks, " ranks, at most 32");
-    require(max_tokens >= 1, ErrorCode::config, "high_throughput: max_tokens_per_rank ", max_tokens, " must be at least 1");
-    require(hidden >= 16 && hidden % 16 == 0 && hidden <= 16384, ErrorCode::unsupported, "high_throughput: hidden ", hidden,
-            " is not a multiple of 16 up to 16384");
-    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "high_throughput: top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
-    require(num_experts >= 1 && num_experts % ranks == 0, ErrorCode::unsupported, "high_throughput: ", num_experts,
-            " experts do not divide by ", ranks, " ranks");
-    require(num_experts <= 1024, ErrorCode::unsupported, "high_throughput: ", num_experts, " experts, at most 1024");
-    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, "high_throughput: ", blocks, " blocks, at most ",
-            kMaxExchangeBlocks);
-    require(alignment >= 1, ErrorCode::config, "high_throughput: expert alignment ", alignment, " must be at least 1");
-    require(parities == 1 || parities == 2, ErrorCode::config, "high_throughput: ", parities, " parities, 1 or 2");
-    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity,
-            "high_throughput: ", max_tokens, " tokens x ", topk, " exceed the count word");
+    constexpr char const* kName = "high_throughput";
+    check_sizes(*this, {kName, 32, 16, 1024});
+    require_shape(kName, alignment >= 1, ErrorCode::config, "expert alignment ", alignment, " must be at least 1");
+    require_shape(kName, parities == 1 || parities == 2, ErrorCode::config, parities, " parities, 1 or 2");
   }
 };
 

@@ -52,24 +52,8 @@ struct LowLatencyShape {
   }
   /// Checks the shape. E_CONFIG or E_UNSUPPORTED, naming the value.
   void check() const {
-    auto require = [](bool ok, ErrorCode code, auto const&... what) {
-      if (!ok) {
-        throw Error(code, text(what...));
-      }
-    };
-    require(ranks >= 1 && ranks <= comm::kMaxWindowRanks, ErrorCode::unsupported, "low_latency: ", ranks, " ranks, at most ",
-            comm::kMaxWindowRanks);
-    require(max_tokens >= 1, ErrorCode::config, "low_latency: max_tokens_per_rank ", max_tokens, " must be at least 1");
-    require(hidden >= 16 && hidden % 16 == 0, ErrorCode::unsupported, "low_latency: hidden ", hidden, " is not a multiple of 16");
-    require(!(masks && per_rank), ErrorCode::config, "low_latency: masks for dead ranks need a row for each (token, expert)");
-    require(hidden <= 16384, ErrorCode::unsupported, "low_latency: hidden ", hidden, " exceeds 16384");
-    require(topk >= 1 && topk <= kMaxTopK, ErrorCode::config, "low_latency: top_k ", topk, " is out of range [1, ", kMaxTopK, "]");
-    require(num_experts % ranks == 0, ErrorCode::unsupported, "low_latency: ", num_experts, " experts do not divide by ", ranks, " ranks");
-    require(num_experts >= 1 && num_experts <= 2048, ErrorCode::unsupported, "low_latency: ", num_experts, " experts, at most 2048");
-    require(blocks >= 1 && blocks <= kMaxExchangeBlocks, ErrorCode::config, "low_latency: ", blocks, " blocks, at most ",
-            kMaxExchangeBlocks);
-    require(static_cast<std::int64_t>(max_tokens) * topk <= static_cast<std::int64_t>(comm::kCountMask), ErrorCode::capacity,
-            "low_latency: ", max_tokens, " tokens x ", topk, " exceed the count word");
+    check_sizes(*this, {"low_latency", comm::kMaxWindowRanks, 16, 2048});
+    require_shape("low_latency", !(masks && per_rank), ErrorCode::config, "masks for dead ranks need a row for each (token, expert)");
   }
 };
 
