@@ -24,30 +24,34 @@ SHARED = re.compile(r"(\d+) bytes smem")
 
 def read_logs(logs):
     """(mangled kernel -> [registers, stores, loads, shared], mangled function that is called and spills -> (stores, loads), problems)"""
-    kernels, functions, problems = {}, {}, []
+    compiled, functions, problems = [], {}, []
     for log in logs:
         if not log.exists():
             problems.append(f"{log}: not there; build it first")
             continue
-        entry = function = None
+        entry = function = numbers = None
         for line in log.read_text().splitlines():
             if SERIALISED.search(line):
                 problems.append(f"{log.name}: {line.strip()}")
             if found := ENTRY.search(line):
                 entry = found.group(1)
-                kernels[entry] = [0, 0, 0, 0]
+                numbers = [0, 0, 0, 0]
+                compiled.append((entry, numbers))
             elif found := FUNCTION.search(line):
                 function = found.group(1)
             elif found := SPILL.search(line):
                 spilled = (int(found.group(1)), int(found.group(2)))
                 if function == entry:
-                    kernels[entry][1:3] = spilled
+                    numbers[1:3] = spilled
                 elif any(spilled):
                     functions[function] = spilled
             elif found := USED.search(line):
-                kernels[entry][0] = int(found.group(1))
+                numbers[0] = int(found.group(1))
                 shared = SHARED.search(line)
-                kernels[entry][3] = int(shared.group(1)) if shared else 0
+                numbers[3] = int(shared.group(1)) if shared else 0
+    kernels = {}
+    for entry, numbers in compiled:  # of a kernel in two objects the larger numbers
+        kernels[entry] = [max(pair) for pair in zip(numbers, kernels.get(entry, numbers))]
     return kernels, functions, problems
 
 
@@ -97,7 +101,7 @@ def main() -> int:
 
     readable = demangle([*kernels, *functions])
     found = {}
-    for kernel, numbers in kernels.items():  # the same kernel in two objects is one line, the larger numbers
+    for kernel, numbers in kernels.items():  # static kernels of two objects have two names here and one in the list
         name = readable[kernel]
         found[name] = [max(pair) for pair in zip(numbers, found.get(name, numbers))]
     spilling = {name: tuple(numbers[1:3]) for name, numbers in found.items() if any(numbers[1:3])}

@@ -182,26 +182,19 @@ TEST(LowLatency, T9_GraphReplayWithNewInputs) {
   Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
   LowLatencyRun run(c);
   run.bring(2);
-  std::vector<cudaGraphExec_t> graphs(4);
   std::vector<DeviceArray<std::int32_t>> counts;
   for (int r = 0; r < 4; ++r) {
     counts.emplace_back(std::vector<std::int32_t>{run.buffer(r).in.tokens});
+    run.buffer(r).in.tokens_device = counts.back().data();
+  }
+  RankGraphs graphs(run.group(), [&](int r) {
     auto& b = run.buffer(r);
-    b.in.tokens_device = counts.back().data();
     auto const s = run.group().stream(r);
-    moe::check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "begin");
     run.calls(r).dispatch(b.in, b.num.data(), 0, s);
     run.experts(r, 0);
     run.calls(r).combine(b.in, as_bf16(b.out), c.hidden, 0, s);
-    cudaGraph_t graph;
-    moe::check_cuda(cudaStreamEndCapture(s, &graph), "end");
-    moe::check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], graph, 0), "instantiate");
-  }
-  for (int i = 0; i < 100; ++i) {
-    for (int r = 0; r < 4; ++r) {
-      moe::check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], run.group().stream(r)), "launch");
-    }
-  }
+  });
+  for (int i = 0; i < 100; ++i) graphs.launch();
   run.expect_good(0);
 }
 
@@ -416,24 +409,16 @@ TEST(HighThroughput, T9_GraphReplay) {
   run.bring(2);
   run.round(0);
   run.group().synchronize();
-  std::vector<cudaGraphExec_t> graphs(4);
   std::vector<DeviceArray<std::int32_t>> counts;
   for (int r = 0; r < 4; ++r) {
     counts.emplace_back(std::vector<std::int32_t>{run.buffer(r).in.tokens});
     run.buffer(r).in.tokens_device = counts.back().data();
-    auto const s = run.group().stream(r);
-    moe::check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "begin");
+  }
+  RankGraphs graphs(run.group(), [&](int r) {
     run.enqueue(r, 0);
     run.enqueue(r, 1);
-    cudaGraph_t graph;
-    moe::check_cuda(cudaStreamEndCapture(s, &graph), "end");
-    moe::check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], graph, 0), "instantiate");
-  }
-  for (int i = 0; i < 50; ++i) {
-    for (int r = 0; r < 4; ++r) {
-      moe::check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], run.group().stream(r)), "launch");
-    }
-  }
+  });
+  for (int i = 0; i < 50; ++i) graphs.launch();
   run.expect_good(1);
 }
 

@@ -81,7 +81,6 @@ TYPED_TEST(DeviceWindow, T8_TwoBatchesInterleaved) {
 TYPED_TEST(DeviceWindow, T9_GraphReplayWithNewInputs) {
   PeerRun<TypeParam> run(kSmall);
   run.bring(0);
-  std::vector<cudaGraphExec_t> graphs(4);
   std::vector<DeviceArray<std::int32_t>> counts;
   for (int r = 0; r < 4; ++r) {
     counts.emplace_back(std::vector<std::int32_t>{0});
@@ -89,16 +88,12 @@ TYPED_TEST(DeviceWindow, T9_GraphReplayWithNewInputs) {
     auto const most = make_tokens(r, kSmall.max_tokens, kSmall.hidden, kSmall.topk, kSmall.experts, 4, Routing::uniform, 99);
     run.buffer(r) = make_buffers(most, kSmall.hidden, run.shape().local_experts(), 0);
     run.buffer(r).in.tokens_device = counts.back().data();
-    auto const s = run.group().stream(r);
-    moe::check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "begin");
+  }
+  RankGraphs graphs(run.group(), [&](int r) {
     run.dispatch(r, 0);
     run.experts(r, 0);
     run.combine(r, 0);
-    cudaGraph_t graph;
-    moe::check_cuda(cudaStreamEndCapture(s, &graph), "end");
-    moe::check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], graph, 0), "instantiate");
-    cudaGraphDestroy(graph);
-  }
+  });
   for (unsigned i = 0; i < 100; ++i) {
     bool const fresh = i % 10 == 0;
     for (int r = 0; r < 4 && fresh; ++r) {
@@ -112,14 +107,11 @@ TYPED_TEST(DeviceWindow, T9_GraphReplayWithNewInputs) {
       put(run.buffer(r).in.weights, t.weights);
       put(counts[static_cast<std::size_t>(r)].data(), std::vector<std::int32_t>{t.tokens});
     }
-    for (int r = 0; r < 4; ++r) {
-      moe::check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], run.group().stream(r)), "launch");
-    }
+    graphs.launch();
     if (i % 10 == 9) {
       EXPECT_EQ(run.wrong(0), "");
     }
   }
-  for (auto graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 // A graph of one pair always uses one parity, and a rank that sends and receives nothing need not wait for a slow one.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: process start, delays, and checks:
-// after a missing rank, after ranks disagreed, and that repeated rounds are equal.
+// tests/gpu/shared_gpu.cuh: what tests of exchanges between ranks that share one GPU have in common: process start, delays, graphs, and
+// checks: after a missing rank, after ranks disagreed, and that repeated rounds are equal.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,6 +26,39 @@ inline void random_delay(unsigned delays, int rank, unsigned salt, cudaStream_t 
   if (delays == 0) return;
   delay<<<1, 1, 0, stream>>>((delays * 7919U + static_cast<unsigned>(rank) * 104729U + salt * 31U) % 40000U);
 }
+
+/// For each rank a CUDA graph of the work that enqueue(rank) puts into the rank's stream.
+class RankGraphs {
+ public:
+  template <class Enqueue>
+  RankGraphs(RankGroup& group, Enqueue&& enqueue) : group_(&group) {
+    for (int r = 0; r < group.size(); ++r) {
+      moe::check_cuda(cudaStreamBeginCapture(group.stream(r), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      enqueue(r);
+      cudaGraph_t graph;
+      moe::check_cuda(cudaStreamEndCapture(group.stream(r), &graph), "cudaStreamEndCapture");
+      graphs_.emplace_back();
+      moe::check_cuda(cudaGraphInstantiate(&graphs_.back(), graph, 0), "cudaGraphInstantiate");
+      cudaGraphDestroy(graph);
+    }
+  }
+  RankGraphs(RankGraphs const&) = delete;
+  RankGraphs& operator=(RankGraphs const&) = delete;
+  ~RankGraphs() {
+    group_->synchronize();
+    for (auto graph : graphs_) cudaGraphExecDestroy(graph);
+  }
+  /// Once on every rank.
+  void launch() {
+    for (int r = 0; r < group_->size(); ++r) {
+      moe::check_cuda(cudaGraphLaunch(graphs_[static_cast<std::size_t>(r)], group_->stream(r)), "cudaGraphLaunch");
+    }
+  }
+
+ private:
+  RankGroup* group_;
+  std::vector<cudaGraphExec_t> graphs_;
+};
 
 /// After the last rank was missing: the others name it, one of them because its wait timed out.
 inline void expect_last_rank_is_named(RankGroup const& group) {
