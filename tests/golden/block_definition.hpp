@@ -101,7 +101,7 @@ inline Row shared_sum(HostLayerWeights<float> const& w, Row const& x, float cons
   }
   return out;
 }
-/// From both sums to the block's output, by the definition in the golden data's README.
+/// From both sums to the block's output: docs/semantics/block.md §2.
 inline Row finished(HostLayerWeights<float> const& w, Row const& in, std::int32_t const* ids, float const* weights, std::size_t topk,
                     Row routed, Row const& shared) {
   LayerDescription const& d = w.description;

@@ -498,7 +498,7 @@ TEST(AsyncRearrangement, ShutdownWhilePendingLeavesMapsAndWeightsTogether) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "nobody waits for a worker that left";
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "no rank waits for a worker that left";
     EXPECT_EQ(mover.fetched_layer(), -1);
     EXPECT_EQ(m.weights.check(m.maps, ranks.rank()), "");
     for (int l = 0; l < kLayers; ++l) EXPECT_EQ(m.maps.layer_differs(l, m.next), l >= commits_before);

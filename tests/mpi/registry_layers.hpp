@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/registry_layers.hpp: every legal composition of the registry, by its types, on the same random layers: against the same
-// quantisation through one rank with the reference experts, and against Naive with the reference experts on all ranks.
+// tests/mpi/registry_layers.hpp: every legal composition of registry::host_backends and host_experts, by its types, on the same random
+// layers: against the same quantisation through one rank with the reference experts, and against Naive with them on all ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,10 +31,10 @@ using RegistryLayer = moe::ModularKernel<RegistryConfig, moe::routing::AnyRouter
 
 /// Which experts can be chosen.
 enum class Choice {
-  free,      ///< any
-  two,       ///< the correction bias of all but two is -inf: with k = 3 the last slot of every row is -1
-  nobody,    ///< the bias of all is -inf and such rows are dropped: every id is -1
-  the_last,  ///< the last expert's bias makes it the first choice of every row
+  free,       ///< any
+  two,        ///< the correction bias of all but two is -inf: with k = 3 the last slot of every row is -1
+  no_expert,  ///< the bias of all is -inf and such rows are dropped: every id is -1
+  the_last,   ///< the last expert's bias makes it the first choice of every row
 };
 struct Scenario {
   char const* name;
@@ -52,7 +52,7 @@ inline constexpr Scenario kScenarios[] = {
     {.name = "T20_ExpertsDoNotDivide", .num_experts = 7, .k = 3, .max_tokens = 5, .expert_bias = true},
     {.name = "RoundRobin", .num_experts = 10, .k = 2, .max_tokens = 5, .placement = moe::PlacementStrategy::round_robin},
     {.name = "DisabledExpertsLeaveIdsOfMinusOne", .num_experts = 9, .k = 3, .max_tokens = 4, .choice = Choice::two},
-    {.name = "G2_AllIdsMinusOne", .num_experts = 5, .k = 2, .max_tokens = 3, .choice = Choice::nobody},
+    {.name = "G2_AllIdsMinusOne", .num_experts = 5, .k = 2, .max_tokens = 3, .choice = Choice::no_expert},
     {.name = "T3_AllRowsOnOneExpert", .num_experts = 6, .k = 1, .max_tokens = 6, .choice = Choice::the_last},
     {.name = "T13_WeightOnInput", .num_experts = 6, .k = 1, .max_tokens = 4, .on_input = true},
     {.name = "T2_NoRowsAnywhere", .num_experts = 4, .k = 2, .max_tokens = 0},
@@ -182,9 +182,9 @@ class Subject {
     moe::routing::RouterConfig router{.num_experts = s.num_experts, .topk = s.k, .renorm = moe::routing::Renorm::sum};
     auto const last = static_cast<std::size_t>(s.num_experts - 1);
     if (s.choice == Choice::the_last) bias_[last] = 10.0F;
-    if (s.choice == Choice::two || s.choice == Choice::nobody) std::fill(bias_.begin(), bias_.end(), -kInfinity);
+    if (s.choice == Choice::two || s.choice == Choice::no_expert) std::fill(bias_.begin(), bias_.end(), -kInfinity);
     if (s.choice == Choice::two) bias_[1] = bias_[last] = 0.0F;
-    if (s.choice == Choice::nobody) router.degenerate = moe::routing::DegeneratePolicy::drop;
+    if (s.choice == Choice::no_expert) router.degenerate = moe::routing::DegeneratePolicy::drop;
     if (s.choice != Choice::free) router.correction_bias = bias_.data();
     return {.shape = {kHidden, kIntermediate, s.num_experts, s.k, s.on_input},
             .max_tokens_per_rank = s.max_tokens,
@@ -284,12 +284,12 @@ class CompositionTest : public testing::Test {
   void check_routing(std::vector<std::int32_t> const& ids, std::vector<float> const& output) const {
     auto const k = static_cast<std::size_t>(s_.k);
     bool const zero = std::all_of(output.begin(), output.end(), [](float v) { return v == 0.0F; });
-    EXPECT_EQ(zero, s_.choice == Choice::nobody || output.empty());
+    EXPECT_EQ(zero, s_.choice == Choice::no_expert || output.empty());
     for (std::size_t i = 0; i < ids.size(); ++i) {
       switch (s_.choice) {
         case Choice::free: EXPECT_GE(ids[i], 0); break;
         case Choice::two: EXPECT_EQ(ids[i] == -1, i % k == 2) << "slot " << i; break;
-        case Choice::nobody: EXPECT_EQ(ids[i], -1); break;
+        case Choice::no_expert: EXPECT_EQ(ids[i], -1); break;
         case Choice::the_last: EXPECT_EQ(ids[i], s_.num_experts - 1); break;
       }
     }

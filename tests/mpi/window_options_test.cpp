@@ -186,7 +186,7 @@ TEST_F(WindowOptions, T11_RankThatStaysAwayIsMasked) {
         EXPECT_EQ(x.query_mask()[static_cast<std::size_t>(last)], true);
       }
       if (rank() != last) {
-        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(12)) << "nobody waits for it twice";
+        EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(12)) << "no rank waits for it twice";
       }
       x.window().set_timeout_ms(20'000);
       MPI_Barrier(MPI_COMM_WORLD);
@@ -233,7 +233,7 @@ TEST_F(WindowOptions, F5_WaitStatisticsNameTheLateRank) {
     std::uint64_t others = 0;
     for (std::size_t r = 0; r < last; ++r) others = std::max(others, after[r] - before[r]);
     stands_out = late || (after[last] - before[last] > 100'000'000U && others * 10 < after[last] - before[last]) ? 1 : 0;
-    EXPECT_EQ(after[static_cast<std::size_t>(rank())], 0U) << "nobody waits for itself";
+    EXPECT_EQ(after[static_cast<std::size_t>(rank())], 0U) << "no rank waits for itself";
     MPI_Allreduce(MPI_IN_PLACE, &stands_out, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   }
   if (comm.size() <= 4) {

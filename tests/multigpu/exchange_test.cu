@@ -49,7 +49,7 @@ struct Config : moe::LayerDefaults {
 constexpr int kHidden = 1024;
 constexpr int kTopK = 4;
 constexpr int kMaxTokens = 24;
-constexpr std::uint64_t kTimeout = 5'000'000'000ULL;
+constexpr std::int64_t kTimeoutMs = 5'000;
 
 moe::Shape<Config> layer_shape(int experts) {
   return moe::Shape<Config>(moe::LayerShape{.hidden = kHidden, .intermediate = 128, .num_experts = experts, .topk = kTopK});
@@ -113,7 +113,7 @@ void low_latency_round_trip() {
   moe::Arena<moe::space::cuda> arena;
   using Backend = moe::backends::LowLatency<moe::comm::NcclSymmetric>;
   typename Backend::Exchange<Config, Quant, Partial> exchange(comm, layer_shape(experts), kMaxTokens, moe::ExpertPlacement(experts, R),
-                                                              Quant{}, Backend::Params{.blocks = 32, .window = {kTimeout}}, arena);
+                                                              Quant{}, Backend::Params{.blocks = 32, .window = {kTimeoutMs}}, arena);
   moe::CudaStream stream;
   for (unsigned seed = 0; seed < 6; ++seed) {
     int const tokens = (static_cast<int>(seed) + me) % 3 == 0 ? 0 : kMaxTokens - static_cast<int>(seed);
@@ -157,7 +157,7 @@ void high_throughput_round_trip() {
   moe::Arena<moe::space::cuda> arena;
   using Backend = moe::backends::HighThroughput<moe::comm::NcclSymmetric>;
   typename Backend::Exchange<Config, Quant, Partial> exchange(comm, layer_shape(experts), max_tokens, moe::ExpertPlacement(experts, R),
-                                                              Quant{}, Backend::Params{.blocks = 8, .window = {kTimeout}}, arena);
+                                                              Quant{}, Backend::Params{.blocks = 8, .window = {kTimeoutMs}}, arena);
   moe::CudaStream stream;
   for (unsigned seed = 0; seed < 6; ++seed) {
     int const tokens = (static_cast<int>(seed) + me) % 4 == 0 ? 0 : max_tokens - 37 * static_cast<int>(seed);
@@ -185,13 +185,13 @@ TEST(Window, MemoryThatCannotBeHad) {
   auto comm = communicator();
   for (int i = 0; i < 3; ++i) {
     try {
-      moe::comm::NcclSymmetric(comm, std::int64_t{1} << 50, {kTimeout});
+      moe::comm::NcclSymmetric(comm, std::int64_t{1} << 50, {kTimeoutMs});
       ADD_FAILURE() << "no error";
     } catch (moe::Error const& e) {
       EXPECT_EQ(e.code(), moe::ErrorCode::capacity) << e.what();
     }
   }
-  moe::comm::NcclSymmetric window(comm, 1 << 20, {kTimeout});
+  moe::comm::NcclSymmetric window(comm, 1 << 20, {kTimeoutMs});
   EXPECT_GE(window.bytes(), 1 << 20);
 }
 

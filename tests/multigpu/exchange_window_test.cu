@@ -61,9 +61,9 @@ class Subject {
       : comm_(connect()),
         placement_(placement.value_or(moe::ExpertPlacement(kLocal * comm_.size(), comm_.size()))),
         experts_(placement_.num_physical()),
-        exchange_(
-            comm_, moe::Shape<Config>(moe::LayerShape{.hidden = kHidden, .intermediate = 128, .num_experts = experts_, .topk = kTopK}),
-            kMaxTokens, placement_, Quant{}, typename Backend::Params{.blocks = 32, .window = {std::uint64_t{5'000'000'000}}}, arena_) {}
+        exchange_(comm_,
+                  moe::Shape<Config>(moe::LayerShape{.hidden = kHidden, .intermediate = 128, .num_experts = experts_, .topk = kTopK}),
+                  kMaxTokens, placement_, Quant{}, typename Backend::Params{.blocks = 32, .window = {5'000}}, arena_) {}
 
   void bring(unsigned seed) {
     int const me = comm_.rank();

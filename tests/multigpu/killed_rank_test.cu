@@ -82,7 +82,7 @@ Finding rounds(Role const& role, Nccl& comm) {
   constexpr bool kWindowed = requires(typename Backend::Params p) { p.window; };
   typename Backend::Params params{};
   if constexpr (kWindowed) {
-    params.window.timeout_ns = std::uint64_t{kDeadlineMs} * 1'000'000;
+    params.window.timeout_ms = kDeadlineMs;
     params.blocks = 16;
   } else {
     params.sizes = role.sizes;

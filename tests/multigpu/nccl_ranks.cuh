@@ -26,7 +26,8 @@ class NcclRanks {
       try {
         moe::check_cuda(cudaSetDevice(static_cast<int>(i)), "cudaSetDevice");
         nccl_[i] = std::make_unique<moe::comm::Nccl>(comms[i]);
-        windows_[i] = std::make_unique<moe::comm::NcclSymmetric>(*nccl_[i], bytes, moe::comm::NcclSymmetric::Params{timeout_ns});
+        moe::comm::NcclSymmetric::Params const params{.timeout_ms = static_cast<std::int64_t>((timeout_ns + 999'999) / 1'000'000)};
+        windows_[i] = std::make_unique<moe::comm::NcclSymmetric>(*nccl_[i], bytes, params);
       } catch (std::exception const& e) {
         errors[i] = e.what();
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/io_models_test.cpp: the models' constants, field by field, against the fields of their released config.json; each with the
-// public place where its values were read.
+// tests/unit/io_models_test.cpp: the models' constants, field by field, against the fields of their released config.json, or of a public
+// copy where noted; each with the public place where its values were read.
 #include "moe/models/catalog.hpp"
 
 #include <gtest/gtest.h>
@@ -160,10 +160,11 @@ constexpr Released kReleased[] = {
     {"Phi-3.5-MoE", MOE_DEFAULTS("phimoe"),
      R"({"model_type": "phimoe", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 6400, "num_local_experts": 16,
       "num_experts_per_tok": 2, "num_hidden_layers": 32, "router_jitter_noise": 0.01})"},
-    {"Granite-3.0-1b-a400m", "a fixture in the tests of a public planner (valid_granite_config)",
+    {"Granite-3.0-1b-a400m",
+     "valid_granite_config in tests/test_config.py of mini_llm (a small inference program; granite-3.1, the same network)",
      R"({"model_type": "granitemoe", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 512,
       "num_local_experts": 32, "num_experts_per_tok": 8, "num_hidden_layers": 24})"},
-    {"Granite-3.0-3b-a800m", "ibm-granite/granite-3.1-3b-a800m-instruct config.json (the same network), as public planners' tests quote it",
+    {"Granite-3.0-3b-a800m", "ibm-granite/granite-3.1-3b-a800m-instruct config.json (the same network), as other projects' tests quote it",
      R"({"model_type": "granitemoe", "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 512,
       "num_local_experts": 40, "num_experts_per_tok": 8, "num_hidden_layers": 32})"},
     {"ERNIE-4.5-21B-A3B", MOE_DEFAULTS("ernie4_5_moe"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // comm/host_window.hpp: the host half of a window: flags, waits with a deadline, abort, barrier, between processes.
-// docs/semantics/exchange.md §3 (normative). The device half is symmetric_memory.cuh; offsets, words and the failure record are common to
-// both (symmetric_memory.hpp).
+// docs/semantics/exchange.md §3. The device half is symmetric_memory.cuh; offsets, words and the failure record are common to both
+// (symmetric_memory.hpp).
 #pragma once
 
 #include <fcntl.h>

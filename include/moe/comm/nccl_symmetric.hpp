@@ -30,7 +30,7 @@ class NcclSymmetric {
   using Comm = Nccl;
   static constexpr char const* kName = "nccl_symmetric";
   struct Params {
-    std::optional<std::uint64_t> timeout_ns{};  ///< deadline of every wait of a kernel on a peer, for tests; unset: the communicator's
+    std::optional<std::int64_t> timeout_ms{};  ///< deadline of every wait of a kernel on a peer; unset: the communicator's; 0: none
   };
 
   /// `user_bytes` follow the control part. E_UNSUPPORTED if some rank is not reachable by loads and stores, E_CAPACITY if the memory cannot
@@ -41,7 +41,7 @@ class NcclSymmetric {
     }
     bytes_ = (static_cast<std::size_t>(user_bytes) + kWindowControlBytes + kGranularity - 1) / kGranularity * kGranularity;
     try {
-      construct(params.timeout_ns.value_or(static_cast<std::uint64_t>(comm.timeout_ms()) * 1'000'000));
+      construct(static_cast<std::uint64_t>(params.timeout_ms.value_or(comm.timeout_ms())) * 1'000'000);
     } catch (...) {
       release();
       throw;

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/core/error.hpp"
 #include "moe/eplb/group.hpp"
 #include "moe/eplb/maps.hpp"
@@ -46,7 +47,7 @@ class AsyncRearrangement {
     /// true: a thread plans and moves. false: step() does both, collectively, one layer per step, so that a step takes longer.
     bool background = true;
     /// Milliseconds from a step in which some rank is not ready. E_TIMEOUT if no layer is committed in that time.
-    std::int64_t timeout_ms = 60'000;
+    std::int64_t timeout_ms = comm::kDefaultTimeoutMs;
     /// Called first on the worker's thread; device space: must select the device. If it throws, the worker has failed.
     std::function<void()> on_thread_start{};
   };

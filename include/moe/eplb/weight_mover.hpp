@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "moe/comm/deadline.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/core/error.hpp"
@@ -47,8 +48,9 @@ class WeightMover {
   using Space = typename Comm::Space;
   using StreamType = Stream<Space>;
   struct Params {
-    std::vector<int> node_of_rank{};   ///< [R]: if given, experts are sent from the receiver's node if it holds them
-    std::int64_t timeout_ms = 60'000;  ///< device space: of wait(); the host communicators have deadlines of their own. 0: none
+    std::vector<int> node_of_rank{};  ///< [R]: if given, experts are sent from the receiver's node if it holds them
+    /// Device space: of wait(); the host communicators have deadlines of their own. 0: none.
+    std::int64_t timeout_ms = comm::kDefaultTimeoutMs;
   };
 
   /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank slots. Collective: E_MISMATCH if ranks differ in their

@@ -80,8 +80,8 @@ struct SharedExperts {
   Combination combination = Combination::sum;
 };
 
-/// One MoE block: y = c * sum_e w_e FFN_e(x) + shared(x), with all variations between the families. Source of the formulas: the golden
-/// data's README section 1.3. The pointers of `router` are null here: router_config() of io/layer_weights.hpp sets them.
+/// One MoE block: y = c * sum_e w_e FFN_e(x) + shared(x), with all variations between the families: docs/semantics/block.md. The pointers
+/// of `router` are null here: router_config() of io/layer_weights.hpp sets them.
 struct LayerDescription {
   std::string model_type{};       ///< for reports only; does not affect the computation
   std::int64_t hidden = 0;        ///< H

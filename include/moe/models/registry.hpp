@@ -106,7 +106,7 @@ template <class Backend, class Experts>
 using LayerFor = std::conditional_t<Experts::template supports_element<float, float>() && facts::carries_element<Backend, float>(),
                                     RuntimeLayer<float, float>, RuntimeLayer<bf16, bf16>>;
 
-/// Whether the rules allow (Quantization, Backend, Experts) for a layer of run-time dimensions.
+/// The composition of these policies with the run-time router; kLegal says whether the rules allow it.
 template <class Config, class Quant, class Backend, class Experts>
 using CompositionOf = Composition<Config, routing::AnyRouter, Quant, Backend, Experts>;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/common/handle_table.hpp: which dispatches of an exchange are in progress, and which calls a handle to one of them allows.
 //
-// A slot numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records alternate, so a handle is live until two more
-// dispatches of its slot have begun. The dispatch counter lies outside the table, because exchanges of several layers may share a window:
-// in the window (host) or in comm::WindowUse (device).
+// A buffer set numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records alternate, so a handle is live until two
+// more dispatches of its buffer set have begun. The dispatch counter lies outside the table, because exchanges of several layers may share
+// a window: in the window (host) or in comm::WindowUse (device).
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ namespace moe::detail {
 /// Names a dispatch.
 struct Handle {
   int slot = 0;
-  std::uint32_t generation = 0;  ///< dispatches of the slot so far, including this one
-  /// Which half of the slot's buffers the dispatch uses.
+  std::uint32_t generation = 0;  ///< dispatches of the buffer set so far, including this one
+  /// Which half of the buffer set the dispatch uses.
   int parity() const { return static_cast<int>(generation & 1U); }
 };
 
@@ -37,7 +37,7 @@ enum class DispatchState : std::uint8_t {
 struct DispatchRecord {
   DispatchState state = DispatchState::idle;
   std::uint32_t generation = 0;
-  std::uint64_t number = 0;  ///< number of the dispatch among those of all slots of this exchange
+  std::uint64_t number = 0;  ///< number of the dispatch among those of all buffer sets of this exchange
 };
 
 /// The records of one exchange, `Record` derived from DispatchRecord. Not thread-safe.
@@ -53,16 +53,16 @@ class HandleTable {
   explicit HandleTable(int num_slots = 1) : slots_(static_cast<std::size_t>(num_slots)) {}
 
   int num_slots() const { return static_cast<int>(slots_.size()); }
-  /// Call it first: sets the slot's dispatch counter, which must outlive the table.
+  /// Call it first: sets the buffer set's dispatch counter, which must outlive the table.
   void set_counter(int slot, std::uint32_t* dispatches) { at(slot).dispatches = dispatches; }
-  /// E_ARG unless the slot exists.
+  /// E_ARG unless the buffer set exists.
   void expect_slot(int slot) const {
     if (slot < 0 || slot >= num_slots()) {
       throw Error(ErrorCode::argument, text("slot: ", slot, " is out of range [0, ", num_slots(), ")"));
     }
   }
 
-  /// The record that a handle's dispatch has or had. E_ARG if the slot does not exist.
+  /// The record that a handle's dispatch has or had. E_ARG if the buffer set does not exist.
   Record& record(Handle handle) {
     expect_slot(handle.slot);
     return at(handle.slot).records[handle.generation & 1U];
@@ -73,8 +73,8 @@ class HandleTable {
     expect_slot(slot);
     return {slot, *at(slot).dispatches + 1};
   }
-  /// Begins next(slot) in the record of the dispatch before the last. The caller then increments the counter: at once if it is local to
-  /// this rank (device), after all ranks have read the same headers if it lies in the window (host).
+  /// Begins next(slot) in the record of the dispatch before the last. The caller then increments the counter: at once if it is local
+  /// to this rank (device), after all ranks have read the same headers if it lies in the window (host).
   Handle open(int slot, DispatchState state) {
     Handle const handle = next(slot);
     DispatchRecord& r = record(handle);
@@ -90,9 +90,9 @@ class HandleTable {
     return handle;
   }
 
-  /// Whether fewer than two further dispatches of the slot have begun.
+  /// Whether fewer than two further dispatches of the buffer set have begun.
   bool live(Handle handle) const { return age(handle) <= 1; }
-  /// E_STATE if two further dispatches of the slot have begun: their results have overwritten this one's. E_ARG for the slot.
+  /// E_STATE if two further dispatches of the buffer set have begun: their results have overwritten this one's. E_ARG for the buffer set.
   Record& expect_live(Handle handle, char const* what) {
     Record& r = record(handle);
     if (!live(handle)) {
@@ -108,7 +108,7 @@ class HandleTable {
     }
     return r;
   }
-  /// The oldest live dispatch of all slots that has not ended.
+  /// The oldest live dispatch of all buffer sets that has not ended.
   std::optional<Handle> oldest() const {
     std::optional<Handle> oldest;
     std::uint64_t number = 0;
@@ -122,16 +122,16 @@ class HandleTable {
     }
     return oldest;
   }
-  /// Whether a dispatch of the slot waits for its receive half.
+  /// Whether a dispatch of the buffer set waits for its receive half.
   bool sent(int slot) const {
     auto const& records = at(slot).records;
     return records[0].state == DispatchState::sent || records[1].state == DispatchState::sent;
   }
 
-  /// This rank refused the dispatch `handle`, opened as idle: remembers that its combine must follow. One at a time per slot.
+  /// This rank refused the dispatch `handle`, opened as idle: remembers that its combine must follow. One at a time per buffer set.
   void refuse(Handle handle, std::uint32_t code) { at(handle.slot).refusal = Refusal{handle, code}; }
   /// The refused dispatch whose combine can be enqueued now; returned once. All ranks first combine the dispatch before it, so call this
-  /// after refuse() and after each combine of the slot.
+  /// after refuse() and after each combine of the buffer set.
   std::optional<Refusal> take_refusal(int slot) {
     std::optional<Refusal>& refusal = at(slot).refusal;
     if (!refusal || at(slot).records[(refusal->handle.generation + 1) & 1U].state != DispatchState::idle) {

@@ -20,7 +20,7 @@ inline constexpr float kInt4Max = 7.0F;
 
 inline constexpr std::uint32_t kInfBits = 0x7F800000U;  ///< float32 infinity
 inline constexpr std::uint32_t kNanBits = 0x7FC00000U;  ///< the one NaN that this library writes as a scale
-inline constexpr std::uint8_t kE4m3Nan = 0x7F;          ///< the NaN of a unit that held NaN or infinity
+inline constexpr std::uint8_t kE4m3Nan = 0x7F;          ///< the NaN of a scale group that held NaN or infinity
 inline constexpr std::uint8_t kE8m0Nan = 0xFF;
 
 /// What a float8 conversion does beyond the largest finite value.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/scales.hpp: the scale of a unit from its largest magnitude; logarithms are computed on the bits.
+// quantization/format/scales.hpp: the scale of a scale group from its largest magnitude; logarithms are computed on the bits.
 // docs/semantics/quantization.md §2–§4.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace moe::quantization {
 
-/// The lower bound that keeps the scale of a tiny or all-zero unit above zero.
+/// The lower bound that keeps the scale of a tiny or all-zero scale group above zero.
 enum class ScaleFloor : std::uint8_t {
   amax_1e10,  ///< amax is at least 1e-10: the rule of group, block and offline quantisation
   amax_1e4,   ///< amax is at least 1e-4: the cast inside low-latency transports
@@ -35,7 +35,7 @@ inline constexpr float kTransportAmaxFloor = 1e-4F;
 /// 4.359654e-6
 inline constexpr float kMinScale = 1.0F / (448.0F * 512.0F);
 
-/// max(amax, floor) / limit; `amax_bits` from abs_bits(). A unit that holds NaN or infinity gets the scale NaN.
+/// max(amax, floor) / limit; `amax_bits` from abs_bits(). A scale group that holds NaN or infinity gets the scale NaN.
 template <ScaleFloor Floor>
 MOE_HD inline float scale_from_amax(std::uint32_t amax_bits, float limit) {
   if (amax_bits >= kInfBits) return quiet_nan();

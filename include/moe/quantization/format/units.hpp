@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/units.hpp: the arithmetic inside one unit (the elements that share a scale): amax → scale, value ↔ code.
+// quantization/format/units.hpp: the arithmetic inside one scale group (the elements that share a scale): amax → scale, value ↔ code.
 //
-// A unit is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, tiles and lanes. A unit has
+// A type of this file is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, tiles and lanes. It has
 //   Code, Scale       storage types;  kCodeDType, kScaleDType  the same as values;  kPack  codes a Code holds
-//   magnitude(x)      what enters the unit's amax: an unsigned integer whose order is that of |x|
+//   magnitude(x)      what enters the scale group's amax: an unsigned integer whose order is that of |x|
 //   scale(amax)       the stored scale
 //   factor(scale)     the float32 that codes are multiplied with;  kPowerOfTwo  true if it always is one (or NaN)
 //   encode(x, factor) one code (4-bit codes in the low nibble): that of the correctly rounded x / factor, round_code(x / factor)
@@ -18,7 +18,7 @@
 
 namespace moe::quantization {
 
-/// e4m3 elements, s = amax / 448. A unit with NaN or infinity: scale NaN, every code NaN.
+/// e4m3 elements, s = amax / 448. A scale group with NaN or infinity: scale NaN, every code NaN.
 template <ScaleFloor Floor = ScaleFloor::amax_1e10, ScaleFormat Format = ScaleFormat::f32>
 struct Fp8Unit {
   using Code = std::uint8_t;

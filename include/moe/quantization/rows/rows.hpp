@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/rows/rows.hpp: the activation half of a scheme: a row of hidden values ↔ codes and scales, one unit after the other. A row
-// is anything with elements x[i]: an array, or values that are computed as they are read (experts/activated_row.hpp).
+// quantization/rows/rows.hpp: the activation half of a scheme: a row of hidden values ↔ codes and scales, one scale group after the other.
+// A row is anything with elements x[i]: an array, or values that are computed as they are read (experts/activated_row.hpp).
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ struct UnquantizedRows {
 };
 
 /// One scale for `Group` consecutive elements (the last group of a row may be shorter), or for the whole row if Group is 0.
-/// NaN and infinity stay inside their unit.
+/// NaN and infinity stay inside their scale group.
 template <class Unit_, int Group>
 struct QuantizedRows {
   using Unit = Unit_;

@@ -143,7 +143,7 @@ class BatchRecord : public DispatchRecord {
   std::int64_t rows = 0;                ///< tokens of this rank
   float* weights = nullptr;             ///< [T_max, k]
   std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice uses (the first with the same expert), or -1
-  std::int32_t* ranks = nullptr;        ///< [T_max, k] the rank that the row of that place was sent to
+  std::int32_t* ranks = nullptr;        ///< [T_max, k] the rank that the row of that choice was sent to
   Origin* origins = nullptr;            ///< [L C]
   std::int32_t* counts = nullptr;       ///< [L]
   std::int64_t num_records = 0;         ///< deduplicated: rows received

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/host/high_throughput.hpp: HighThroughput over a window of host memory: senders store rows at their final place and read
-// outputs back. docs/semantics/exchange.md §7.
+// backends/window/host/high_throughput.hpp: HighThroughput over a window of host memory: senders store rows at their final position and
+// read outputs back. docs/semantics/exchange.md §7.
 #pragma once
 
 #include <concepts>
@@ -21,8 +21,8 @@ struct HighThroughputParams<Window> {
   comm::WindowManager<Window>* manager = nullptr;  ///< owns the window and shares it among layers of one shape; null: own window
 };
 
-/// Every rank tells every rank how many rows it sends to each rank, so each row's place is known: by source rank, then by token. The source
-/// reads the outputs back and adds them in rank order. Any scheme, any placement.
+/// Every rank tells every rank how many rows it sends to each rank, so each row's position is known: by source rank, then by token. The
+/// source reads the outputs back and adds them in rank order. Any scheme, any placement.
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::host>
 class HighThroughputExchange<Window, Config, Quant, Partial>

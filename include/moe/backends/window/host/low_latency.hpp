@@ -104,16 +104,16 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     order_.set_idle();
   }
   /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles it gives up
-  /// the oldest dispatch that has not ended, after receiving what its slot has sent: peers get E_PEER from that combine, newer dispatches
-  /// go on. If outputs were sent and not received, only this rank's results are lost; peers get all outputs. Never throws.
+  /// the oldest dispatch that has not ended, after receiving what its buffer set has sent: peers get E_PEER from that combine, newer
+  /// dispatches go on. If outputs were sent and not received, only this rank's results are lost; peers get all outputs. Never throws.
   void abandon(HostStream) {
     std::optional<Handle> const oldest = order_.dispatched() ? last_ : handles_.oldest();
     oldest ? give_up(*oldest) : slots_[0].rounds->abandon(WindowCall::dispatch);
     order_.set_idle();
   }
 
-  /// The send half of a dispatch: waits for no peer. E_STATE if the slot's last send was not received, E_ARG for the slot; E_ARG,
-  /// E_CAPACITY for this rank's arguments, which receive() reports to the peers.
+  /// The send half of a dispatch: waits for no peer. E_STATE if the buffer set's last send was not received, E_ARG for the buffer set;
+  /// E_ARG, E_CAPACITY for this rank's arguments, which receive() reports to the peers.
   Handle send(Routed const& in, int slot = 0) {
     Slot& s = slot_at(slot);
     s.rounds->send(WindowCall::dispatch, in.hidden.extent(0), [&] {
@@ -128,7 +128,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     messages_.send(s, r, in);
     return handle;
   }
-  /// The receive half: waits for every rank. The batches are valid until two further dispatches of the slot have begun. E_STATE for a
+  /// The receive half: waits for every rank. The batches are valid until two further dispatches of the buffer set have begun. E_STATE for a
   /// handle that was received or is stale; E_CAPACITY, E_PEER, E_MISMATCH for errors of other ranks; TransportError of the window.
   Tokens receive(Handle handle) {
     Slot& s = slot_at(handle.slot);
@@ -145,8 +145,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   }
   /// [L, C, H] of a dispatch.
   Blocks<Partial> expert_output(Handle handle) { return handles_.record(handle).output(); }
-  /// The send half of a combine: waits for no peer. E_STATE for a handle that was not received or is stale, or if the slot's last send
-  /// was not received.
+  /// The send half of a combine: waits for no peer. E_STATE for a handle that was not received or is stale, or if the buffer set's last
+  /// send was not received.
   void send_outputs(Handle handle) {
     combine_send(handle, [] {});
   }
@@ -198,7 +198,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
   /// Nanoseconds that this rank has waited for each rank.
   std::vector<std::uint64_t> waited_ns() { return window().waited_ns(); }
   Window& window() const { return group_.window(); }
-  /// Collective, between rounds: continues as if `round` operations had been done in every slot.
+  /// Collective, between rounds: continues as if `round` operations had been done in every buffer set.
   void preset_round(std::uint32_t round) {
     for (Slot& s : slots_) {
       s.rounds->preset(round);

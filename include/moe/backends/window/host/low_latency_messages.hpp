@@ -14,7 +14,7 @@
 
 namespace moe::backends::detail {
 
-/// Where a slot's parts lie in the window, and its rounds.
+/// Where a buffer set's parts lie in the window, and its rounds.
 template <class Window>
 struct LowLatencySlot {
   LowLatencyOffsets at;
@@ -36,7 +36,7 @@ struct LowLatencyMessageShape {
 };
 
 /// Messages lie in recv[parity][block][i]: block is (expert, source), or with per_rank the source. Each block's count is published with the
-/// round. The words of a message: its place at the source; with per_rank also the k local ids and the k weights.
+/// round. The words of a message: its row position at the source; with per_rank also the k local ids and the k weights.
 template <class Window, class Config, class Quant, class Partial>
 class LowLatencyMessages {
  public:

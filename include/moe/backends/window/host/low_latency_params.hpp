@@ -55,7 +55,7 @@ std::string contract_name(LowLatencyParams<Window> const& p) {
               coded ? name(p.combine) : "");
 }
 
-/// Offsets of a slot's parts in the window.
+/// Offsets of a buffer set's parts in the window.
 struct LowLatencyOffsets {
   std::size_t rounds = 0;
   std::size_t returned_flag = 0;          // u32 [rank], 64 bytes apart
@@ -65,7 +65,7 @@ struct LowLatencyOffsets {
   std::array<std::size_t, 2> outputs{};   // zero copy only, by record: Partial [max_local][C][H]
 };
 
-/// The latest operation, and the most dispatches, of any slot on any rank. Read it between two barriers.
+/// The latest operation, and the most dispatches, of any buffer set on any rank. Read it between two barriers.
 template <class Slots>
 std::array<std::uint32_t, 2> latest_of(Slots const& slots) {
   std::array<std::uint32_t, 2> latest = slots[0].rounds->latest();

@@ -2,10 +2,10 @@
 // backends/window/host/rounds.hpp: the sequence of operations of a host exchange over a window. docs/semantics/exchange.md §3, the
 // two-parity scheme.
 //
-// Operations (dispatches and combines) of a slot are numbered; number i is its round. Each begins with a header word from every rank to
-// every rank, with or without tokens: the round, the call and layer as this rank sees them (12 bits), and its number of rows or the reason
-// why it cannot take part. There are two headers, by parity of the round: a rank that writes the header of round i + 2 has read the headers
-// of round i + 1, which its peers wrote after they had read those of round i.
+// Operations (dispatches and combines) of a buffer set are numbered; number i is its round. Each begins with a header word from every rank
+// to every rank, with or without tokens: the round, the call and layer as this rank sees them (12 bits), and its number of rows or the
+// reason why it cannot take part. There are two headers, by parity of the round: a rank that writes the header of round i + 2 has read the
+// headers of round i + 1, which its peers wrote after they had read those of round i.
 #pragma once
 
 #include <array>
@@ -38,13 +38,13 @@ class WindowOffsets {
 /// What ranks do together in one operation. Ranks in different calls get E_MISMATCH.
 enum class WindowCall : std::uint32_t { dispatch, combine, cached_dispatch };
 
-/// The operations of one slot. All state that outlives a call lies in the window, because exchanges of several layers may share it.
+/// The operations of one buffer set. All state that outlives a call lies in the window, because exchanges of several layers may share it.
 template <class Window>
 class WindowRounds {
  public:
   /// Most rows that a header can carry.
   static constexpr std::int64_t kMaxRows = static_cast<std::int64_t>(comm::kCountMask) - 64;
-  /// Bytes of the window that the slot takes at its offset.
+  /// Bytes of the window that the buffer set takes at its offset.
   static std::int64_t bytes(int ranks) { return kOwnBytes + 2 * kLine * ranks; }
 
   /// `tag`: 12 bits that all ranks of the layer have in common.
@@ -115,7 +115,7 @@ class WindowRounds {
   /// The number of rows of rank r, after receive().
   std::int64_t rows(int r) const { return comm::word_count(headers_[static_cast<std::size_t>(r)]); }
 
-  /// The counter of the slot's dispatches that all ranks have joined, equal on all ranks.
+  /// The counter of the buffer set's dispatches that all ranks have joined, equal on all ranks.
   std::uint32_t* dispatches() const { return &own(kDispatches); }
 
   std::uint32_t round() const { return own(kRound); }
@@ -124,7 +124,8 @@ class WindowRounds {
   /// A count with the round of the current operation.
   std::uint64_t word(std::int64_t count) const { return comm::count_word(round(), tag_, static_cast<std::uint32_t>(count)); }
 
-  /// The latest operation, and the most dispatches, of any rank's slot. Unmasked ranks continue from there. Read it between two barriers.
+  /// The latest operation, and the most dispatches, of any rank's buffer set. Unmasked ranks continue from there. Read it between two
+  /// barriers.
   std::array<std::uint32_t, 2> latest() const {
     std::array<std::uint32_t, 2> most{own(kRound), own(kDispatches)};
     for (int r = 0; r < window_->size(); ++r) {

@@ -102,8 +102,8 @@ class HostStandardExchange {
   }
 
   /// Collective. prepare() for callers with two batches in progress: at most two dispatches may be without their combine. With `like`, the
-  /// same routing as that dispatch, which must be one of the last two: places and counts are copied from it. E_STATE if it is stale, E_ARG
-  /// if it had another number of rows.
+  /// same routing as that dispatch, which must be one of the last two: row positions and counts are copied from it. E_STATE if it is stale,
+  /// E_ARG if it had another number of rows.
   Handle dispatch(Routed const& in, std::optional<Handle> like = std::nullopt) {
     WindowCall const call = like ? WindowCall::cached_dispatch : WindowCall::dispatch;
     Record const* const from = like ? &handles_.expect_live(*like, "prepare") : nullptr;

@@ -97,8 +97,8 @@ __device__ inline void place_batches(AlignArgs const& a, int const* row_begin, i
   }
 }
 
-/// Writes this warp's slots to their places, in order: after those of earlier CTAs (row_begin) and of earlier warps (histogram, which
-/// advances).
+/// Writes this warp's slots to their row positions, in order: after those of earlier CTAs (row_begin) and of earlier warps (histogram,
+/// which advances).
 __device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const* row_begin, int* histogram) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   for (int base = own.begin; base < own.end; base += 32 * kAlignBatch) {
@@ -134,7 +134,7 @@ __device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const*
 }  // namespace detail
 
 /// Grid: Cluster CTAs that sort, then any number of whole clusters that quantise or copy. The latter wait for `sorted` if they need the
-/// places of slots; the sorting CTAs wait only for each other's totals.
+/// row positions of slots; the sorting CTAs wait only for each other's totals.
 template <int Cluster>
 __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const a) {
   extern __shared__ int align_smem[];

@@ -38,7 +38,7 @@ struct AlignArgs {
   std::uint8_t* x_codes;  ///< [M, H] e4m3
   float* x_scales;        ///< [M, H / 128]
   // Sorted codes: with `positions`, x_codes is [slots, H] and x_scales [H / 128, scale_stride], both in the sorted order.
-  std::int32_t* positions;  ///< [slots] place of a slot in the sorted order, or -1; written by the sort
+  std::int32_t* positions;  ///< [slots] row position of a slot in the sorted order, or -1; written by the sort
   int* sorted;              ///< sorting CTAs that are done; zero on entry
   int scale_stride;
 };

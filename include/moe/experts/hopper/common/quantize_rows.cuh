@@ -121,7 +121,7 @@ __device__ inline void quantize_groups(AlignArgs const& a, int worker, int worke
   }
 }
 
-/// Copies rows of codes and their scales to the places of their slots; a warp copies one row at a time.
+/// Copies rows of codes and their scales to the row positions of their slots; a warp copies one row at a time.
 template <int Threads>
 __device__ inline void sort_codes(AlignArgs const& a, int worker, int workers) {
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;

@@ -26,9 +26,9 @@ class HighThroughputCalls {
       : HighThroughputCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}, tuning) {}
   static std::size_t window_bytes(HighThroughputShape const& shape) { return HighThroughputLayout(shape).bytes; }
 
-  /// `routing_parity` >= 0: cached; reuses the places of the call that ran with that parity and the same routing. `refused`, 1 + ErrorCode:
-  /// only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see, leaves no row on any rank,
-  /// and combine() then gives zeros.
+  /// `routing_parity` >= 0: cached; reuses the row positions of the call that ran with that parity and the same routing. `refused`, 1 +
+  /// ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see, leaves no row
+  /// on any rank, and combine() then gives zeros.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity = -1, std::uint32_t refused = 0) const;
   /// Reads the rows in outputs(parity) of every rank and sums them in rank order.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,

@@ -2,10 +2,10 @@
 // backends/window/device/high_throughput/dispatch.cuh: layout, counts and rows in one kernel of few blocks; the copy engine moves the rows.
 // docs/semantics/exchange.md §7.
 //
-// Each block owns a contiguous range of tokens. Blocks exchange histograms within the rank, and ranks exchange counts; then every place is
-// known: the row of a token at each rank (sources in rank order, tokens in order) and the place of each choice in the expert-major list.
-// Meanwhile the warps that do no planning prepare their first row. Then each warp takes tokens, first from its block's range, then from
-// slower blocks: it quantises a token once into shared memory, and the copy engine stores it to every destination rank.
+// Each block owns a contiguous range of tokens. Blocks exchange histograms within the rank, and ranks exchange counts; then all row
+// positions are known: the row of a token at each rank (sources in rank order, tokens in order) and the position of each choice in the
+// expert-major list. Meanwhile the warps that do no planning prepare their first row. Then each warp takes tokens, first from its block's
+// range, then from slower blocks: it quantises a token once into shared memory, and the copy engine stores it to every destination rank.
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/places.cuh"
@@ -50,7 +50,7 @@ struct HighThroughputTargets {
     rank = static_cast<int>(threadIdx.x) % 32 + (w.rank + t) % w.size;
     rank = rank >= w.size ? rank - w.size : rank;
   }
-  /// Call it when the places are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
+  /// Call it when the row positions are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
   __device__ void look_up(HighThroughputDispatch const& a, std::int32_t const* sent_rows, std::int32_t const* sent_slots, int t) {
     int const lane = static_cast<int>(threadIdx.x) % 32;
     int const R = a.window.size;
@@ -104,7 +104,7 @@ __device__ inline void store_row(HighThroughputDispatch const& a, HighThroughput
   }
 }
 
-/// One warp: stores the record of a row at a rank: local ids, weights and places in lists of its choices, then its source. `expert`,
+/// One warp: stores the record of a row at a rank: local ids, weights and row positions in lists of its choices, then its source. `expert`,
 /// `weight`: of this lane's choice.
 template <bool kFp8>
 __device__ inline void write_records(HighThroughputDispatch const& a, HighThroughputTargets const& to, int t, int expert, float weight,
@@ -157,11 +157,11 @@ struct HighThroughputMover {
   std::uint64_t* places_known;
   int t, t_last;
   bool shares;  ///< tickets assign the tokens after the first
-  bool placed;  ///< the places are known
+  bool placed;  ///< the row positions are known
 };
 
-/// One warp takes tokens, stages each once and sends it. A non-planner warp stages its first row before the places are known, and then
-/// waits for its block's planners. False if no row may move.
+/// One warp takes tokens, stages each once and sends it. A non-planner warp stages its first row before the row positions are known, and
+/// then waits for its block's planners. False if no row may move.
 template <bool kFp8>
 __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughputBlock const& state, HighThroughputTickets& tickets,
                                    HighThroughputMover m) {
@@ -247,7 +247,7 @@ __device__ inline void publish_and_receive(HighThroughputDispatch const& a, High
   }
 }
 
-/// Cached: takes the number of received rows from the call that filled the places, and fills the gaps of the lists.
+/// Cached: takes the number of received rows from the call that filled the row positions, and fills the gaps of the lists.
 __device__ inline void reuse_places(HighThroughputDispatch const& a, HighThroughputBlock& state) {
   int const L = a.local_experts;
   int const blocks = static_cast<int>(gridDim.x);
@@ -304,7 +304,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       shared +
       (warp < planners ? warp * row_shared : high_throughput_planned_shared(N, planners, row_shared) + (warp - planners) * row_shared);
 
-  // Planners: the places of all tokens. The other warps continue with their first rows.
+  // Planners: the row positions of all tokens. The other warps continue with their first rows.
   if (a.cached) {
     reuse_places(a, state);
   } else if (warp < planners) {

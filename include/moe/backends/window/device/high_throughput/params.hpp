@@ -42,7 +42,7 @@ struct HighThroughputKernelParams {
 /// Which halves of the buffers a call uses.
 struct HighThroughputParity {
   int rows = 0;     ///< half of the rows and outputs
-  int routing = 0;  ///< half of the places; equal to `rows` unless cached
+  int routing = 0;  ///< half of the row positions; equal to `rows` unless cached
   /// `routing_parity` < 0: not cached.
   static HighThroughputParity of(int parity, int routing_parity) { return {parity, routing_parity >= 0 ? routing_parity : parity}; }
 };

@@ -35,7 +35,7 @@ struct HighThroughputPlan {
   std::uint32_t round;
   int N;                ///< counts of a rank: E experts, then R ranks
   int* counts;          ///< [warps][N]: rows of the block before each warp's tokens; later before the warp's next token
-  int* base;            ///< [N] first place of this block's rows
+  int* base;            ///< [N] position of this block's first row
   int* all;             ///< [N] rows of all ranks
   int w_first, w_last;  ///< tokens of this warp
 
@@ -248,7 +248,7 @@ __device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroug
   p.meet();
 }
 
-/// The place of each choice of the warp's tokens in its expert's list.
+/// The row position of each choice of the warp's tokens in its expert's list.
 __device__ inline void place_choices(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown) {
   constexpr int kAtOnce = 4;
   int* const place = p.counts + p.warp() * p.N;
@@ -309,8 +309,8 @@ __device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughpu
   }
 }
 
-/// Computes the places of this rank's tokens, and the rows that it receives, in the planners of each block. They wait for the histograms of
-/// the rank's other blocks, then for the counts of the other ranks.
+/// Computes the row positions of this rank's tokens, and the rows that it receives, in the planners of each block. They wait for the
+/// histograms of the rank's other blocks, then for the counts of the other ranks.
 __device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, HighThroughputPlan const& p) {
   std::uint32_t const first_ranks = count_tokens(a, p);
   p.meet();

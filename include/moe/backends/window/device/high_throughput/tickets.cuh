@@ -8,7 +8,7 @@
 namespace moe::detail {
 
 /// Assigns the tokens of a rank to warps, one at a time: each block has a range and a ticket counter. A warp whose range is used up
-/// continues with the range that has the most tokens left. The place of a row does not depend on the warp that moves it.
+/// continues with the range that has the most tokens left. The position of a row does not depend on the warp that moves it.
 class HighThroughputTickets {
  public:
   /// `next`: [blocks] key() | next token, or a value of an earlier round.
@@ -16,7 +16,7 @@ class HighThroughputTickets {
       : next_(next), round_(round), tokens_(tokens), blocks_(static_cast<int>(gridDim.x)) {
     take_from(static_cast<int>(blockIdx.x));
   }
-  /// By one thread, after the places of the range's tokens are written and its block has synchronised: other blocks may now use it.
+  /// By one thread, after the row positions of the range's tokens are written and its block has synchronised: other blocks may now use it.
   __device__ void open_range(int first) const {
     __threadfence();
     ptx::store_relaxed_system(next_ + from_, key() | static_cast<std::uint32_t>(first));
@@ -51,7 +51,7 @@ class HighThroughputTickets {
         return -1;
       }
       take_from(static_cast<int>(most & 0xffU));
-      __threadfence();  // before the places of that range are read
+      __threadfence();  // before the row positions of that range are read
     }
   }
 

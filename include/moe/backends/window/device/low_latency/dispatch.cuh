@@ -4,7 +4,7 @@
 //
 // One kernel, no host, no barrier. Every rank tells every rank how many rows it has for each expert. From these counts each sender knows
 // where its rows begin in every batch (sources in rank order, tokens in token order), so rows land packed and in a fixed order, without a
-// copy at the receiver. Two warps of each block compute places while the others quantise, so the counts travel meanwhile.
+// copy at the receiver. Two warps of each block compute row positions while the others quantise, so the counts travel meanwhile.
 #pragma once
 
 #include "moe/backends/window/device/low_latency/dispatch_send.cuh"
@@ -12,7 +12,7 @@
 namespace moe::detail {
 
 /// All warps: counts, then rows piece by piece, then the flags. The block synchronises after it has counted, before each piece is stored
-/// (the movers have filled it, the first warp knows the places) and before the flags.
+/// (the movers have filled it, the first warp knows the row positions) and before the flags.
 template <bool kFp8, bool kPerRank>
 __device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyTables const& shared,
                                  LowLatencyFlags& flags) {

@@ -3,7 +3,7 @@
 // docs/semantics/exchange.md §8.1.
 //
 // Warps 0 and 1 are planners: warp 0 computes where this block's rows go and writes the small words, warp 1 stores scales. Warps 2-15 are
-// movers: they quantise rows into shared memory and store them to the peers. Before the places are needed all warps count.
+// movers: they quantise rows into shared memory and store them to the peers. Before the row positions are needed all warps count.
 #pragma once
 
 #include "moe/backends/window/device/common/rows.cuh"
@@ -26,11 +26,11 @@ struct LowLatencyDispatch : LowLatencyKernelParams {
 /// State that the warps of a block share.
 struct LowLatencyFlags {
   int failed;    ///< a wait for counts failed; no row was sent
-  int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the places
+  int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the row positions
 };
 
-/// Shared memory: two target addresses for each choice of this block, [E] rows before this block's tokens, [E] all rows, expert, place,
-/// rank and repeat mark of each choice, then two rows.
+/// Shared memory: two target addresses for each choice of this block, [E] rows before this block's tokens, [E] all rows, expert, row
+/// position, rank and repeat mark of each choice, then two rows.
 inline std::size_t low_latency_dispatch_shared(LowLatencyShape const& s) {
   auto const own = static_cast<std::size_t>((s.max_tokens + s.blocks - 1) / s.blocks + 2) * static_cast<std::size_t>(s.topk);
   std::size_t const row =
@@ -43,7 +43,7 @@ struct LowLatencyTables {
   int* before;          ///< [E] rows before this block's tokens
   int* total;           ///< [E] all rows of this rank
   int* expert;          ///< of each choice of this block: rank * L + local, or -1
-  int* place;           ///< of each choice of this block: place in its expert's batch
+  int* place;           ///< of each choice of this block: row position in its expert's batch
   int* rank_of;         ///< of each choice of this block, or -1
   int* repeats;         ///< of each choice of this block: 1: an earlier choice of the token has the same expert
   unsigned char* rows;  ///< two rows
@@ -85,7 +85,7 @@ struct LowLatencyShare {
   }
 };
 
-/// Movers: load the first piece while places are computed: 32 bytes per thread.
+/// Movers: load the first piece while row positions are computed: 32 bytes per thread.
 template <bool kFp8>
 __device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                         uint4 (&early)[2]) {
@@ -185,8 +185,8 @@ __device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, in
   }
 }
 
-/// The first warp, one lane per choice of this block: adds the rows of all lower ranks to the places. Waits for their counts, unless ranks
-/// may be dead. False if a wait failed.
+/// The first warp, one lane per choice of this block: adds the rows of all lower ranks to the row positions. Waits for their counts, unless
+/// ranks may be dead. False if a wait failed.
 __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                  LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
@@ -204,7 +204,8 @@ __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall con
   return __all_sync(0xffffffffU, known) != 0;
 }
 
-/// The first warp, while the movers fill the first row: the expert and place of each choice of this block. `early_id`: the lane's first id.
+/// The first warp, while the movers fill the first row: the expert and row position of each choice of this block. `early_id`: the lane's
+/// first id.
 __device__ inline void find_places(LowLatencyDispatch const& a, LowLatencyShare const& own, LowLatencyTables const& shared, int early_id) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   std::int32_t const* const ids = a.in.ids + own.t_first * a.topk;
@@ -309,7 +310,7 @@ __device__ inline void store_scales(unsigned char const* row, int from, int valu
   }
 }
 
-/// The first warp, per-rank layout: one record per (token, rank): the places of its choices there, then their weights.
+/// The first warp, per-rank layout: one record per (token, rank): the row positions of its choices there, then their weights.
 __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                      LowLatencyTables const& shared, int t_words) {
   comm::WindowView const& w = a.window;
@@ -342,9 +343,9 @@ __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall
   }
 }
 
-/// The first warp, while the rows are in flight: the source of every row, this rank's places for combine, and in the per-rank layout the
-/// records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block with its
-/// first piece writes its words.
+/// The first warp, while the rows are in flight: the source of every row, this rank's row positions for combine, and in the per-rank layout
+/// the records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block with
+/// its first piece writes its words.
 template <bool kPerRank>
 __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                          LowLatencyTables const& shared, LowLatencyFlags& flags) {

@@ -10,7 +10,7 @@
 namespace moe::detail {
 
 inline constexpr int kLowLatencyThreads = 512;
-inline constexpr int kPlanners = 64;  ///< threads that compute places and write the small words; the others move rows
+inline constexpr int kPlanners = 64;  ///< threads that compute row positions and write the small words; the others move rows
 inline constexpr int kMovers = kLowLatencyThreads - kPlanners;
 
 /// Splits a batch of tokens into pieces of whole units, so that few tokens still occupy all blocks.
@@ -40,7 +40,7 @@ struct LowLatencyKernelParams {
   ExpertTable experts;
   std::uint32_t tag = 0;
   int max_tokens = 0, hidden = 0, topk = 0, num_experts = 0, local_experts = 0, capacity = 0, blocks = 0;
-  bool masks = false;            ///< ranks may be dead: they are skipped, and rows have fixed places
+  bool masks = false;            ///< ranks may be dead: they are skipped, and rows have fixed positions
   bool weight_on_input = false;  ///< rows are multiplied by their weight before they travel, and sums use weight one; k = 1
 
   LowLatencyKernelParams() = default;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/one_sided/dispatch.cuh: rows pushed to places that the sender chooses. docs/semantics/exchange.md §10.
+// backends/window/device/one_sided/dispatch.cuh: rows pushed to positions that the sender chooses. docs/semantics/exchange.md §10.
 //
-// Each source has its own part at every rank, so a row's place depends on no count of another rank: the first row leaves at once. Which row
-// of the part a token gets depends on timing; which outputs are added, and in which order, does not.
+// Each source has its own part at every rank, so a row's position depends on no count of another rank: the first row leaves at once.
+// Which row of the part a token gets depends on timing; which outputs are added, and in which order, does not.
 #pragma once
 
 #include "moe/backends/window/device/common/peer_rows.cuh"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/window/device/pplx/combine.cuh: outputs returned to the slot of their choice, and their sums. docs/semantics/exchange.md §9.
 //
-// Every returned row has its own flag word with the round; the specification counts arrivals by token instead. A flag has one writer and
-// needs no reset, and a missing row shows which rank did not send it.
+// Every returned row has its own flag word with the round. A flag has one writer and needs no reset, and a missing row shows which rank
+// did not send it.
 #pragma once
 
 #include "moe/backends/window/device/pplx/dispatch.cuh"

@@ -29,7 +29,7 @@ struct TwoSidedLayout {
   std::size_t sent_tail = 0;        ///< own: u32 [queue][destination]
   std::size_t read_head = 0;        ///< own: u32 [queue][source]
   std::size_t send_tokens[2] = {};  ///< own: i32 [R][T] tokens for each rank, in their order
-  std::size_t send_places[2] = {};  ///< own: i32 [T][R] place of a token in a rank's list, or -1
+  std::size_t send_places[2] = {};  ///< own: i32 [T][R] row position of a token in a rank's list, or -1
   std::size_t summary[2] = {};      ///< own: i32 {rows, [R] rows for, [R] rows from, [R] first row from, [R] first row back}
   std::size_t rows[2] = {};         ///< own: [R T] rows of row_bytes(), by source rank, then by token
   std::size_t scales[2] = {};       ///< own: float [R T][scale_stride()]

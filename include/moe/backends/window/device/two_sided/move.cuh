@@ -80,7 +80,7 @@ __device__ inline void stage_record(TwoSidedMove const& a, TwoSidedSummary const
   __syncwarp();
 }
 
-/// Receiving warp: copies the loaded record i of `peer` to its place for the experts, or for the sums on the way back.
+/// Receiving warp: copies the loaded record i of `peer` to its row position for the experts, or for the sums on the way back.
 template <bool kFp8>
 __device__ inline void keep_record(TwoSidedMove const& a, TwoSidedSummary const& summary, TwoSidedStage const& stage, int peer, int i) {
   using comm::detail::own;
