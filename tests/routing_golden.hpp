@@ -80,7 +80,7 @@ BlockRouting describe(io::SafetensorsFile const& file) {
     c.group_score = file.metadata().at("group_score") == "top2_sum" ? GroupScore::top2_sum : GroupScore::max;
   }
   if (file.metadata().at("correction_bias") == "selection_only") {
-    b.bias = file.read<float>(named(file, {"e_score_correction_bias", "expert_bias", "balancing_biases", "ffn.gate.bias"}));
+    b.bias = file.read<float>(named(file, {"e_score_correction_bias", "expert_bias", "balancing_biases", "gate.bias", "router_bias"}));
     check_bias_length(static_cast<std::int64_t>(b.bias.size()), c.num_experts, c.num_zero_experts);
     c.correction_bias = b.bias.data();
   }
@@ -158,8 +158,10 @@ TEST_P(RoutingGolden, IdsAsSetsAndWeights) {
 
 std::vector<std::filesystem::path> blocks() {
   std::vector<std::filesystem::path> files;
-  for (auto const& entry : std::filesystem::directory_iterator(moe_test::golden_dir() / "moe_blocks")) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  for (auto const& folder : {moe_test::golden_dir() / "moe_blocks", std::filesystem::path(MOE_TEST_DATA) / "not_computed" / "moe_blocks"}) {
+    for (auto const& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+    }
   }
   std::sort(files.begin(), files.end());
   return files;

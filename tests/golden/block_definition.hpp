@@ -16,10 +16,13 @@ namespace moe_test {
 
 using namespace moe::io;
 
+/// The block files, also those of blocks that are read but not computed.
 inline std::vector<std::filesystem::path> block_files() {
   std::vector<std::filesystem::path> out;
-  for (auto const& entry : std::filesystem::directory_iterator(golden_dir() / "moe_blocks")) {
-    if (entry.path().extension() == ".safetensors") out.push_back(entry.path());
+  for (auto const& folder : {golden_dir() / "moe_blocks", std::filesystem::path(MOE_TEST_DATA) / "not_computed" / "moe_blocks"}) {
+    for (auto const& entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() == ".safetensors") out.push_back(entry.path());
+    }
   }
   std::sort(out.begin(), out.end());
   return out;
@@ -62,10 +65,22 @@ inline Row ffn(ActivationChoice const& act, float const* w13, float const* w2, s
   return y;
 }
 
+inline Row rms_norm(Row x, double eps) {
+  double mean = 0;
+  for (double v : x) mean += v * v / static_cast<double>(x.size());
+  for (double& v : x) v /= std::sqrt(mean + eps);
+  return x;
+}
 /// A token's input of the experts.
 inline Row expert_input(HostLayerWeights<float> const& w, Row const& x) {
   LayerDescription const& d = w.description;
-  return d.latent > 0 ? times(w.latent_in.data(), static_cast<std::size_t>(d.expert_hidden()), x) : x;
+  if (d.latent == 0) return x;
+  Row in = times(w.latent_in.data(), static_cast<std::size_t>(d.latent), x);
+  if (d.latent_in_norm) {
+    Row const normed = rms_norm(in, d.rms_norm_eps);
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = normed[i] * w.latent_in_norm[i];
+  }
+  return in;
 }
 /// The weighted sum over those experts of one token that `w` holds, restricted to the rows and columns that `w` holds.
 inline Row routed_sum(HostLayerWeights<float> const& w, Row const& in, std::int32_t const* ids, float const* weights, std::size_t topk) {
@@ -80,8 +95,12 @@ inline Row routed_sum(HostLayerWeights<float> const& w, Row const& in, std::int3
     double const weight = weights[j];
     Row scaled = in;
     if (d.weight_on == WeightOn::expert_input) std::ranges::for_each(scaled, [&](double& v) { v *= weight; });
-    Row const y = ffn(d.activation, w.w13.data() + e * rows * hx, w.w2.data() + e * hx * width, width, scaled, hx,
-                      d.expert_bias ? w.w13_bias.data() + e * rows : nullptr, d.expert_bias ? w.w2_bias.data() + e * hx : nullptr);
+    Row y = ffn(d.activation, w.w13.data() + e * rows * hx, w.w2.data() + e * hx * width, width, scaled, hx,
+                d.expert_bias ? w.w13_bias.data() + e * rows : nullptr, d.expert_bias ? w.w2_bias.data() + e * hx : nullptr);
+    if (d.expert_norm) {
+      for (std::size_t i = 0; i < hx; ++i) y[i] *= w.expert_norm[i];
+      y = rms_norm(y, d.expert_norm_eps);
+    }
     for (std::size_t i = 0; i < hx; ++i) routed[i] += y[i] * (d.weight_on == WeightOn::expert_input ? 1.0 : weight);
   }
   return routed;
@@ -114,9 +133,8 @@ inline Row finished(HostLayerWeights<float> const& w, Row const& in, std::int32_
   for (std::size_t i = 0; i < h; ++i) routed[i] = routed[i] * d.output_scaling_factor + shared[i];
   if (d.shared.combination == Combination::average) std::ranges::for_each(routed, [](double& v) { v *= 0.5; });
   if (d.post_norm) {
-    double mean = 0;
-    for (double v : routed) mean += v * v / static_cast<double>(h);
-    for (std::size_t i = 0; i < h; ++i) routed[i] *= w.post_norm[i] / std::sqrt(mean + static_cast<double>(d.rms_norm_eps));
+    routed = rms_norm(routed, d.rms_norm_eps);
+    for (std::size_t i = 0; i < h; ++i) routed[i] *= w.post_norm[i];
   }
   for (std::size_t i = 0; d.output_bias && i < h; ++i) routed[i] += w.output_bias[i];
   return routed;

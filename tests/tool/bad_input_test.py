@@ -154,6 +154,8 @@ def checkpoints(folder):
     config("config_cut", lambda c: json.dumps(c)[:100], "JSON")
     config("config_with_biases", lambda c: c.update(mlp_bias=True), "mlp_bias is true, and experts of qwen3_moe have no biases")
 
+    not_computed = next((pathlib.Path(os.environ["MOE_TEST_DATA"]) / "not_computed" / "moe_blocks").glob("*.safetensors"))
+    bad("not_computed", ["block", not_computed], "muse_spark_text", "no experts compute it")
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
     bad("layer_x", layer(QWEN, "x"), "--layer", "x", code=2)

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/layer_from_config.hpp"
 
@@ -132,6 +135,9 @@ TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
       {"moe_latent_size", {16, 24}},
       {"routed_expert_hidden_size", {16, 24}},
       {"latent_moe_use_norm", {true, false}},
+      {"moe_hidden_size", {16, 24}},
+      {"output_multiplier", {0.5, 2.5}},
+      {"shared_experts_intermediate_size", {7, 11}},
   };
   // Fields that a family's own code ignores, as its block files and transformers 5.23.0 show.
   std::set<std::pair<std::string, std::string>> const of_no_account{
@@ -223,6 +229,105 @@ TEST(FamilyFields, FieldsOfReleasesBeforeTransformers) {
     EXPECT_EQ(moe_layers(c), (std::vector<std::int64_t>{2, 12}));
     EXPECT_EQ(from_config(c, 12).activation.kind, moe::activation::Kind::silu);
   }
+}
+
+/// What a whole model's configuration says of its language model, as transformers and as the hub have it.
+TEST(FamilyFields, TheLanguageModelOfAWholeModel) {
+  json const all = families();
+  auto const expect_same = [&](json const& whole, char const* family) {
+    HfConfig const c = HfConfig::from_text(whole.dump(), "c"), own = HfConfig::from_text(all[family]["config"].dump(), "own");
+    ASSERT_EQ(moe_layers(c), moe_layers(own)) << family;
+    auto description = to_json(from_config(c, 0));
+    EXPECT_EQ(description, to_json(from_config(own, 0))) << family;
+  };
+  std::map<std::string, char const*> const parts{{"deepseek_ocr2", "deepseek_ocr2_text"}, {"diffusion_gemma", "diffusion_gemma_text"},
+                                                 {"dots3_note", "dots3_note_text"},       {"glm5_next", "glm5_next_text"},
+                                                 {"inkling2", "inkling2_text"},           {"mistral_large4", "mistral_large4_text"},
+                                                 {"muse_spark", "muse_spark_text"},       {"qwen4_exp", "qwen4_exp_text"},
+                                                 {"unlimited_ocr", "unlimited_ocr_text"}};
+  for (auto const& [whole, family] : parts) {
+    json const text = all[family]["config"];
+    expect_same({{"model_type", whole}, {"text_config", text}}, family);
+    expect_same({{"model_type", whole}, {"language_config", text}}, family);
+    json unnamed = text;
+    unnamed.erase("model_type");
+    expect_same({{"model_type", whole}, {"text_config", unnamed}}, family);
+    json flat = text;
+    flat["model_type"] = whole;
+    expect_same(flat, family);
+  }
+  json const thinker{{"model_type", "qwen3_omni_moe_thinker"}, {"text_config", all["qwen3_omni_moe_text"]["config"]}};
+  expect_same({{"model_type", "qwen3_omni_moe"}, {"thinker_config", thinker}, {"talker_config", json::object()}}, "qwen3_omni_moe_text");
+}
+
+TEST(FamilyFields, ABlockThatIsNotComputedIsRefusedWithTheReason) {
+  std::map<std::string, char const*> const reasons{{"doge", "single vectors"},
+                                                   {"ernie4_5_vl_moe_text", "two sets of experts"},
+                                                   {"nllb-moe", "a capacity that depends on the whole batch"},
+                                                   {"vitpose_backbone", "by the data set"}};
+  for (auto const& [type, why] : reasons) {
+    HfConfig const c = HfConfig::from_text(json{{"model_type", type}, {"num_hidden_layers", 1}}.dump(), "c");
+    for (auto const& call :
+         {std::function<void()>([&] { (void)from_config(c, 0); }), std::function<void()>([&] { (void)moe_layers(c); })}) {
+      moe_test::expect_error(ErrorCode::unsupported, "model_type '" + type + "' cannot be computed: ", call);
+      moe_test::expect_error(ErrorCode::unsupported, why, call);
+    }
+  }
+  // Muse-Spark is read, but not computed.
+  LayerDescription const d = from_config(HfConfig::from_text(families()["muse_spark_text"]["config"].dump(), "c"), 0);
+  EXPECT_TRUE(d.expert_norm && d.latent_in_norm);
+  moe_test::expect_error(ErrorCode::unsupported, "an RMSNorm of each expert's output can be read", [&] { require_computed(d); });
+}
+
+TEST(FamilyFields, ThePageListsEveryModelType) {
+  std::ifstream in(std::filesystem::path(MOE_TEST_DATA) / ".." / ".." / "docs" / "models.md");
+  std::string const page{std::istreambuf_iterator<char>(in), {}};
+  for (std::string_view type : known_model_types()) EXPECT_NE(page.find("`" + std::string(type) + "`"), std::string::npos) << type;
+  for (detail::RefusedFamily const& refused : detail::kRefused) {
+    EXPECT_NE(page.find("`" + std::string(refused.model_type) + "`"), std::string::npos) << refused.model_type;
+  }
+}
+
+TEST(FamilyFields, LayersThatTheConfigurationCountsInItsOwnWay) {
+  json const all = families();
+  json flint = all["flint"]["config"];
+  flint.erase("mlp_only_layers");  // the model's code takes [0, 1] then
+  moe_test::expect_error(ErrorCode::config, "'mlp_only_layers' is missing",
+                         [&] { (void)moe_layers(HfConfig::from_text(flint.dump(), "c")); });
+  json dots = all["dots3_note_text"]["config"];
+  dots.erase("mlp_layer_types");
+  dots["num_hidden_layers"] = 5;
+  dots["first_k_dense_replace"] = 2;
+  dots["moe_layer_freq"] = {1, 1, 1, 0, 1};
+  EXPECT_EQ(moe_layers(HfConfig::from_text(dots.dump(), "c")), (std::vector<std::int64_t>{2, 4}));
+  dots["moe_layer_freq"] = 2;
+  EXPECT_EQ(moe_layers(HfConfig::from_text(dots.dump(), "c")), (std::vector<std::int64_t>{2, 4}));
+  // The released names of dots3-note's shared experts and of Bailing's fields.
+  dots["moe_shared_expert_intermediate_size"] = dots["shared_experts_intermediate_size"];
+  dots.erase("shared_experts_intermediate_size");
+  EXPECT_EQ(from_config(HfConfig::from_text(dots.dump(), "c"), 2).shared.intermediate, 24);
+  json bailing = all["bailing_hybrid"]["config"];
+  auto const described_as_before = [&](char const* name, char const* other) {
+    json renamed = bailing;
+    renamed[other] = renamed[name];
+    renamed.erase(name);
+    EXPECT_EQ(described(renamed), described(bailing)) << other;
+    renamed[name] = renamed[other] == true ? json(false) : json(renamed[other].get<int>() + 1);
+    EXPECT_EQ(described(renamed), std::nullopt) << name << " and " << other << " contradict each other";
+  };
+  described_as_before("num_expert_group", "n_group");
+  described_as_before("moe_renormalize", "norm_topk_prob");
+  described_as_before("num_shared_experts", "n_shared_experts");
+  described_as_before("num_experts_per_token", "num_experts_per_tok");
+  // Single layers of dots3-note's image encoder have their own numbers of experts.
+  json vision = all["dots3_note_vision_encoder"]["config"];
+  vision["per_layer_config"] = {{"0", {{"num_local_experts", 12}, {"num_experts_per_tok", 1}}}};
+  LayerDescription const d = from_config(HfConfig::from_text(vision.dump(), "c"), 0);
+  EXPECT_EQ(d.router.num_experts, 12);
+  EXPECT_EQ(d.router.topk, 1);
+  vision["per_layer_config"]["0"]["hidden_size"] = 16;
+  moe_test::expect_error(ErrorCode::unsupported, "'hidden_size' is not known for a single layer",
+                         [&] { (void)from_config(HfConfig::from_text(vision.dump(), "c"), 0); });
 }
 
 TEST(FamilyFields, ExpertDtypeInsideOrBesideTheQuantization) {

@@ -171,7 +171,8 @@ constexpr Released kReleased[] = {
      R"({"model_type": "ernie4_5_moe", "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 12288, "moe_intermediate_size": 1536,
       "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_k": 6, "num_hidden_layers": 28, "moe_layer_start_index": 1,
       "moe_layer_end_index": -1, "moe_layer_interval": 1, "moe_norm_min": 1e-12})"},
-    {"ERNIE-4.5-300B-A47B", "a fixture in Huawei MindIE's tests of ErniemoeRouter (atb_llm)",
+    // 54 layers: num_hidden_layers 56 less remove_tail_layer 2
+    {"ERNIE-4.5-300B-A47B", "PaddlePaddle/ERNIE examples/pre-training/model_configs/ERNIE-4p5-300B-A47B/model_config.json",
      R"({"model_type": "ernie4_5_moe", "hidden_act": "silu", "hidden_size": 8192, "moe_intermediate_size": 3584,
       "moe_num_experts": 64, "moe_num_shared_experts": 0, "moe_k": 8, "num_hidden_layers": 54, "moe_layer_start_index": 3,
       "moe_layer_end_index": 53, "moe_layer_interval": 1})"},

@@ -130,6 +130,19 @@ TEST(RoutingErrorRows, Row6_BiasWithTopKThenScore) {
     c.order = Order::topk_then_score;
     c.correction_bias = kZeros.data();
   });
+  // Kolibri-1: with a score of one logit the bias chooses among the logits, and the weights are the unbiased scores.
+  std::vector<float> const logits{0.0F, 2.0F, -1.0F, 1.0F}, bias{0.0F, -3.0F, 2.5F, 0.0F};
+  AnyRouter const router(RouterConfig{
+      .num_experts = 4, .topk = 2, .scoring = Scoring::sigmoid, .order = Order::topk_then_score, .correction_bias = bias.data()});
+  Ids ids(2);
+  std::vector<float> weights(2);
+  router.select(RouteArgs<float>{.logits = make_rows(logits.data(), 1, 4),
+                                 .num_valid_rows = 1,
+                                 .topk_ids = make_rows(ids.data(), 1, 2),
+                                 .topk_weights = make_rows(weights.data(), 1, 2)});
+  EXPECT_EQ(ids, (Ids{2, 3}));
+  EXPECT_FLOAT_EQ(weights[0], 0.26894143F);  // sigmoid(-1), sigmoid(1)
+  EXPECT_FLOAT_EQ(weights[1], 0.73105860F);
 }
 
 TEST(RoutingErrorRows, Row7_ScoringName) {

@@ -126,9 +126,9 @@ class MetadataReader {
 inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view limit_key) {
   using activation::Kind;
   std::string_view const act = m.required("activation");
-  std::size_t const form = m.choice(
-      "glu", {"act(gate)*up", "(clamp(up)+1)*clamp(gate)*sigmoid(alpha*clamp(gate))", "min(silu(gate),limit)*clamp(up,-limit,limit)",
-              "silu(min(gate,limit))*clamp(up,-limit,limit)", "none: down(act(up(x)))", "none: wo(act(wi(x)))"});
+  std::size_t const form = m.choice("glu", {"act(gate)*up", "(clamp(up)+1)*clamp(gate)*sigmoid(alpha*clamp(gate))",
+                                            "min(silu(gate),limit)*clamp(up,-limit,limit)", "silu(min(gate,limit))*clamp(up,-limit,limit)",
+                                            "softcap(gate)*sigmoid(gate)*softcap(up)", "none: down(act(up(x)))", "none: wo(act(wi(x)))"});
   ActivationChoice out;
   bool const limited = m.present(limit_key) && m.number(limit_key) > 0.0F;
   auto const limit = [&] {
@@ -160,6 +160,12 @@ inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view 
       out.kind = Kind::silu_clamped;
       out.constants.limit = limit();
       return out;
+    case 4:
+      must_be("silu");
+      out.kind = Kind::situ;
+      out.constants.situ_gate = m.number("gate_softcap");
+      out.constants.situ_up = m.number("up_softcap");
+      break;
     default: out.kind = ungated_kind(act, m.label()); break;
   }
   if (limited || m.present("swiglu_alpha")) {
@@ -267,6 +273,10 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   // Only the step form has a separate limit for the shared expert. If that is absent, the shared expert has no clamp.
   bool const own_limit = m.get("glu").starts_with("min(silu(gate)");
   d.shared.activation = own_limit ? detail::metadata_activation(m, "shared_swiglu_limit") : d.activation;
+  if (m.present("shared_glu")) {
+    m.choice("shared_glu", {"act(gate)*up"});
+    d.shared.activation = {.kind = detail::gated_kind(m.required("activation"), label)};
+  }
   if (d.shared.count > 0 && d.shared.intermediate == 0) {
     throw Error(ErrorCode::config, one_line("'", label, "': ", d.shared.count, " shared experts of intermediate size 0"));
   }
@@ -277,12 +287,16 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   }
 
   d.latent = m.present("latent_size") ? m.integer("latent_size", 0) : 0;
+  d.latent_in_norm = m.optional_choice("latent_input_norm", {"none", "rmsnorm(x)*(1+w)"}) == 1;
+  d.expert_norm = m.optional_choice("expert_output_norm", {"none", "rmsnorm((1+w)*y)"}) == 1;
+  if (d.expert_norm) d.expert_norm_eps = m.number("expert_norm_eps");
+  if (m.present("router_logit_scale")) d.router_logit_scale = m.number("router_logit_scale");
   d.post_norm = m.optional_choice("post_norm", {"none", "rmsnorm of routed+shared"}) == 1;
   d.output_bias = m.optional_choice("output_bias", {"none", "added once to every token"}) == 1;
   d.per_expert_scale = m.optional_flag("per_expert_scale");
   bool const scaled = m.optional_choice("router_input", {"none", "rmsnorm(x)*scale/sqrt(H)"}) == 1;
   d.router_input = scaled ? RouterInput::scaled_rms_norm : family == mlp_router_skip ? RouterInput::mlp : RouterInput::hidden;
-  if (d.post_norm || d.router_input != RouterInput::hidden) {
+  if (d.post_norm || d.latent_in_norm || d.router_input != RouterInput::hidden) {
     // The norm's epsilon is in the model's configuration only.
     d.rms_norm_eps = HfConfig::from_text(m.required("config_json"), std::string(label) + ":config_json").positive("rms_norm_eps");
   }
@@ -295,8 +309,9 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
              : layout == "fc1 [E,H,2I] gate columns first; fc2 [E,I,H]"                 ? WeightLayout::fused_transposed
              : layout == "fused transposed [E,H,2I], gate and up columns interleaved; down [E,I,H]"
                  ? WeightLayout::fused_transposed_interleaved
-             : layout == "dbrx [E*I,H] for w1,v1,w2" ? WeightLayout::stacked
-                                                     : WeightLayout::automatic;
+             : layout == "w13 [E,2I,H] gate and up rows interleaved; w2 [E,H,I]" ? WeightLayout::fused_interleaved
+             : layout == "dbrx [E*I,H] for w1,v1,w2"                             ? WeightLayout::stacked
+                                                                                 : WeightLayout::automatic;
   if (d.layout == WeightLayout::automatic) {
     throw Error(ErrorCode::unsupported, one_line("'", label, "': metadata field 'layout' = '", layout.substr(0, 100), "' is not known"));
   }

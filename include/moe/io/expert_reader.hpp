@@ -31,6 +31,8 @@ inline constexpr std::array kProjectionNames{
     ProjectionNames{"gate_proj", "up_proj", "down_proj"},
     ProjectionNames{"w1", "w3", "w2"},
     ProjectionNames{"linear", "linear_v", "linear_1"},
+    ProjectionNames{"fc1", "fc3", "fc2"},
+    ProjectionNames{"linear_gate", "up_proj", "down_proj"},  // shared experts of hy_v4, as transformers writes them
     ProjectionNames{"", "up_proj", "down_proj"},
     ProjectionNames{"", "wi", "wo"},
 };

@@ -29,8 +29,7 @@ inline void deepseek_v4(Config c, Out d, std::int64_t layer) {
   bool const hash = c.has("mlp_layer_types") ? c.at("mlp_layer_types", layer) == "hash_moe" : layer < c.integer("num_hash_layers", 0);
   if (hash) d.router.selection = Selection::hash_table;
   d.correction_bias = !hash;
-  d.activation.kind = Kind::silu_clamped;
-  d.activation.constants.limit = c.positive("swiglu_limit");
+  clamped_silu(c, d);
   if (c.has("n_shared_experts")) (void)c.integer("n_shared_experts", 1, 1);  // must be 1: the model always has one shared expert
   shared_of_routed_width(c, d, {"n_shared_experts"});
 }
@@ -55,6 +54,29 @@ inline void mistral4(Config c, Out d) {
   renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
   shared_of_routed_width(c, d, {"n_shared_experts"});
+}
+inline void mistral_large4(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
+  renormalise(d, true, 1e-20F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  shared_of_routed_width(c, d, {"n_shared_experts"});
+}
+/// Sigmoid scores without a bias.
+inline void flint(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  d.router.scoring = Scoring::sigmoid;
+  renormalise(d, c.flag("norm_topk_prob"));
+  shared(d, 1, c.integer("shared_expert_intermediate_size"));
+}
+/// The experts are the largest logits plus bias, the weights the sigmoid of the chosen logits.
+inline void kolibri1(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  d.router.order = Order::topk_then_score;
+  d.router.scoring = Scoring::sigmoid;
+  d.correction_bias = true;
+  renormalise(d, c.flag("norm_topk_prob"));
+  shared(d, 1, c.integer("shared_expert_intermediate_size"));
 }
 inline void phimoe(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"});

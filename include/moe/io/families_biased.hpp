@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "moe/io/family_fields.hpp"
 #include "moe/io/one_line.hpp"
@@ -14,11 +15,10 @@ namespace moe::io::detail::families {
 
 // DeepSeek-V2, -V3 and relatives
 
-inline void deepseek_v2(Config c, Out d) {
+/// The language models of DeepSeek-OCR-2 and Unlimited-OCR, and all of DeepSeek-V2 but a field.
+inline void deepseek_ocr(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
   if (c.has("scoring_func")) c.string("scoring_func", {"softmax"});
-  // The field must be there, but transformers' model ignores it: the weights are never renormalised.
-  (void)c.flag("norm_topk_prob");
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
   c.ignore("n_group");  // the greedy choice has no groups
   if (c.string("topk_method", {"greedy", "group_limited_greedy"}) == "group_limited_greedy") {
@@ -26,10 +26,22 @@ inline void deepseek_v2(Config c, Out d) {
   }
   shared_of_routed_width(c, d, {"n_shared_experts"});
 }
+inline void deepseek_v2(Config c, Out d) {
+  deepseek_ocr(c, d);
+  // The field must be there, but transformers' model ignores it: the weights are never renormalised.
+  (void)c.flag("norm_topk_prob");
+}
 /// Sigmoid scores, and a bias that is used for selection only.
 inline void biased_sigmoid(Out d) {
   d.router.scoring = Scoring::sigmoid;
   d.correction_bias = true;
+}
+/// The router of DeepSeek-V3, by the names of its fields.
+inline void grouped_sigmoid(Config c, Out d) {
+  biased_sigmoid(d);
+  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
+  renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
 }
 inline void deepseek_v3(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
@@ -50,12 +62,87 @@ inline void axk1(Config c, Out d) {
 inline void nemotron_h(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
   d.activation.kind = ungated_kind(c.string("mlp_hidden_act"), c.label());
-  biased_sigmoid(d);
-  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
-  renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
-  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  grouped_sigmoid(c, d);
   shared(d, c.integer("n_shared_experts", 0, 1024), c.integer("moe_shared_expert_intermediate_size", 0));
   if (c.has("moe_latent_size")) d.latent = c.integer("moe_latent_size");
+}
+inline void bailing_hybrid(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_token", "num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  groups(c, d, first_stated(c, {"num_expert_group", "n_group"}), "topk_group", GroupScore::top2_sum);
+  renormalise(d, c.flag(first_stated(c, {"moe_renormalize", "norm_topk_prob"})), 1e-20F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  shared_of_routed_width(c, d, {"num_shared_experts", "n_shared_experts"});
+}
+/// The scaling factor is applied to the sum, not to the weights.
+inline void beam(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  grouped_sigmoid(c, d);
+  std::swap(d.output_scaling_factor, d.router.routed_scaling_factor);
+}
+inline void dots3_note(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  grouped_sigmoid(c, d);
+  std::int64_t const n = c.integer("n_shared_experts", 0, 1024);
+  if (n > 0) shared(d, n, n * c.integer({"shared_experts_intermediate_size", "moe_shared_expert_intermediate_size"}));
+}
+/// The image encoder of dots3-note: per_layer_config overrides the counts of single layers.
+inline void dots3_note_vision(Config c, Out d, std::int64_t layer) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  renormalise(d, true, 1e-20F);
+  d.router.routed_scaling_factor = c.positive("router_scaling_factor");
+  if (!c.has("per_layer_config")) return;
+  HfConfig const layers = c.section("per_layer_config");
+  if (!layers.has(text(layer))) return;
+  HfConfig const own = layers.section(text(layer));
+  for (auto const& [field, value] : own.json().items()) {
+    if (field == "num_local_experts") {
+      d.router.num_experts = static_cast<int>(own.integer(field, 1, 65536));
+    } else if (field == "num_experts_per_tok") {
+      d.router.topk = static_cast<int>(own.integer(field, 1, kMaxTopK));
+    } else {
+      throw Error(ErrorCode::unsupported, one_line("'", own.label(), "': '", field.substr(0, 60), "' is not known for a single layer"));
+    }
+  }
+}
+/// The shared experts are clamped like the routed ones.
+inline void glm5_next(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
+  c.string("hidden_act", {"silu"});
+  grouped_sigmoid(c, d);
+  clamped_silu(c, d);
+  shared_of_routed_width(c, d, {"n_shared_experts"});
+}
+/// hidden_act is the activation of the shared experts, which are not clamped.
+inline void hy_v4(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  grouped_sigmoid(c, d);
+  shared_of_routed_width(c, d, {"n_shared_experts"});
+  clamped_silu(c, d);
+}
+inline void inkling2(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size", "intermediate_size"}, "");
+  if (c.has("hidden_act")) c.string("hidden_act", {"silu"});
+  d.activation.kind = Kind::situ;
+  d.activation.constants.situ_gate = c.positive("mlp_gate_softcap");
+  d.activation.constants.situ_up = c.positive("mlp_up_softcap");
+  biased_sigmoid(d);
+  if (c.has("scoring_func")) c.string("scoring_func", {"sigmoid"});
+  renormalise(d, true, 1e-20F);
+  d.router.routed_scaling_factor = c.positive(first_stated(c, {"route_scale", "routed_scaling_factor"}));
+}
+inline void muse_spark(Config c, Out d) {
+  shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});
+  biased_sigmoid(d);
+  d.router_logit_scale = c.positive("output_multiplier");
+  renormalise(d, true, 1e-15F);
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  d.latent = c.integer("moe_hidden_size");
+  d.latent_in_norm = true;
+  d.rms_norm_eps = c.positive("rms_norm_eps");
+  d.expert_norm = true;
+  d.expert_norm_eps = c.positive("post_norm_eps");
 }
 /// Kimi-Linear, and Kimi-K3 under the same model type: its routed experts work on a projection of the token.
 inline void kimi_linear(Config c, Out d) {

@@ -48,6 +48,13 @@ inline void shared_of_routed_width(Config c, Out d, Fields fields) {
     return shared(d, n, n * d.intermediate);
   }
 }
+/// The first of `fields` that is stated; the first one if none is.
+inline std::string_view first_stated(Config c, Fields fields) {
+  for (std::string_view f : fields) {
+    if (c.has(f)) return f;
+  }
+  return *fields.begin();
+}
 /// A factor or limit that older releases leave to the family's code.
 inline float positive_or(Config c, std::string_view field, float unstated) { return c.has(field) ? c.positive(field) : unstated; }
 inline void swigluoai(Out d, float alpha, float limit) {
@@ -55,6 +62,11 @@ inline void swigluoai(Out d, float alpha, float limit) {
   d.activation.constants.alpha = alpha;
   d.activation.constants.beta = 1.0F;
   d.activation.constants.limit = limit;
+}
+/// Gate and up are clamped at swiglu_limit before silu.
+inline void clamped_silu(Config c, Out d) {
+  d.activation.kind = Kind::silu_clamped;
+  d.activation.constants.limit = c.positive("swiglu_limit");
 }
 inline void groups(Config c, Out d, std::string_view group_field, std::string_view kept_field, GroupScore score) {
   d.router.num_expert_group = static_cast<int>(c.integer(group_field, 1, 65536));

@@ -171,6 +171,23 @@ class HfConfig {
     return out;
   }
 
+  /// The model type of a whole model's language model, where its configuration may leave it out.
+  static constexpr std::string_view text_part_of(std::string_view whole) {
+    constexpr std::pair<std::string_view, std::string_view> kParts[] = {
+        {"deepseek_ocr2", "deepseek_ocr2_text"}, {"diffusion_gemma", "diffusion_gemma_text"},
+        {"dots3_note", "dots3_note_text"},       {"glm5_next", "glm5_next_text"},
+        {"inkling_mm_model", "inkling_text"},    {"inkling2", "inkling2_text"},
+        {"minimax_m3_vl", "minimax_m3_vl_text"}, {"mistral_large4", "mistral_large4_text"},
+        {"muse_spark", "muse_spark_text"},       {"qwen3_omni_moe", "qwen3_omni_moe_text"},
+        {"qwen4_exp", "qwen4_exp_text"},         {"step3p7", "step3p5"},
+        {"unlimited_ocr", "unlimited_ocr_text"},
+    };
+    for (auto const& [name, part] : kParts) {
+      if (name == whole) return part;
+    }
+    return {};
+  }
+
   [[noreturn]] void fail(std::string const& what) const { throw Error(ErrorCode::config, one_line("'", label_, "': ", what)); }
   /// A value as messages show it.
   static std::string spelled(nlohmann::json const& v) {
@@ -185,28 +202,33 @@ class HfConfig {
   HfConfig(nlohmann::json json, std::string label) : json_(std::move(json)), label_(std::move(label)) {
     if (!json_.is_object()) fail("a configuration must be a JSON object");
     // A multimodal model nests its language model; the outer object then names the whole model.
-    auto const inner = json_.find("text_config");
     auto const whole = json_.find("model_type");
     std::string_view const part = whole == json_.end() || !whole->is_string() ? "" : text_part_of(whole->get_ref<std::string const&>());
-    if (inner != json_.end() && inner->is_object() && (inner->contains("model_type") || !part.empty())) {
+    if (auto const [inner, name] = language_model(json_); inner != nullptr && (inner->contains("model_type") || !part.empty())) {
       nlohmann::json text_part = *inner;
       if (!text_part.contains("model_type")) text_part["model_type"] = part;
       if (!text_part.contains("quantization_config") && json_.contains("quantization_config")) {
         text_part["quantization_config"] = json_["quantization_config"];
       }
       json_ = std::move(text_part);
-      label_ += ":text_config";
+      label_ += text(':', name);
     }
     model_type_ = string("model_type");
     if (model_type_.size() > 100) model_type_.resize(100);
   }
 
-  /// The model type of the language model, for whole models whose text_config leaves it out.
-  static std::string_view text_part_of(std::string_view whole) {
-    if (whole == "inkling_mm_model") return "inkling_text";
-    if (whole == "minimax_m3_vl") return "minimax_m3_vl_text";
-    if (whole == "step3p7") return "step3p5";
-    return {};
+  /// The language model's configuration inside that of a whole model, and the name of its field; null if there is none.
+  static std::pair<nlohmann::json const*, std::string_view> language_model(nlohmann::json const& whole) {
+    for (char const* name : {"text_config", "language_config"}) {  // the latter as DeepSeek-OCR-2 and Unlimited-OCR are released
+      if (auto const at = whole.find(name); at != whole.end() && at->is_object()) return {&*at, name};
+    }
+    auto const thinker = whole.find("thinker_config");  // Qwen3-Omni
+    if (thinker != whole.end() && thinker->is_object()) {
+      if (auto const at = thinker->find("text_config"); at != thinker->end() && at->is_object()) {
+        return {&*at, "thinker_config:text_config"};
+      }
+    }
+    return {nullptr, {}};
   }
   nlohmann::json const* value(std::string_view field) const {
     if (read_ != nullptr) read_->emplace(field);

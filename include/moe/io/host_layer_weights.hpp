@@ -53,6 +53,8 @@ struct HostLayerWeights {
   std::vector<float> w13_bias, w2_bias;  ///< [L, 2I], [L, H']
   std::vector<T> latent_in, latent_out;  ///< [H', H], [H, H']
   std::vector<float> latent_norm;        ///< [H']
+  std::vector<float> latent_in_norm;     ///< [H']
+  std::vector<float> expert_norm;        ///< [H'] multiplies an expert's output before it is normalised
   std::vector<float> output_bias;        ///< [H]
   std::vector<float> post_norm;          ///< [H]
   SharedWeights<T> shared;

@@ -88,6 +88,7 @@ struct LayerDescription {
   std::int64_t intermediate = 0;  ///< I of one routed expert
   std::int64_t latent = 0;        ///< width that the routed experts work on between two projections (Nemotron-H, Kimi-K3); 0: H
   bool latent_norm = false;       ///< RMSNorm of the routed sum before its projection back to H (Kimi-K3)
+  bool latent_in_norm = false;    ///< RMSNorm of the experts' input after its projection (Muse-Spark)
   routing::RouterConfig router{};
   RouterInput router_input = RouterInput::hidden;
   bool router_bias = false;       ///< the router's linear layer has a bias
@@ -100,7 +101,12 @@ struct LayerDescription {
   SharedExperts shared{};
   bool post_norm = false;     ///< the sum of routed and shared output goes through RMSNorm (A.X-K1)
   bool output_bias = false;   ///< a vector [H] is added once to every token's output (JetMoe)
-  float rms_norm_eps = 0.0F;  ///< of all norms
+  float rms_norm_eps = 0.0F;  ///< of all norms but expert_norm
+  /// RMSNorm(s * y) of each expert's output y, before the router's weight (Muse-Spark). It is read, but no experts compute it:
+  /// require_computed().
+  bool expert_norm = false;
+  float expert_norm_eps = 0.0F;
+  float router_logit_scale = 1.0F;  ///< the logits are multiplied by it; loading folds it into the router's weight (Muse-Spark)
   /// Switch: how many tokens of one sequence an expert takes; later tokens skip it. 0: all. Recorded but not applied: a block does not see
   /// where sequences end.
   std::int64_t expert_capacity = 0;
@@ -137,6 +143,13 @@ inline activation::Kind ungated_kind(std::string_view spelled, std::string_view 
 }
 
 }  // namespace detail
+
+/// E_UNSUPPORTED if a layer can be described and read, but not computed.
+inline void require_computed(LayerDescription const& d) {
+  if (!d.expert_norm) return;
+  throw Error(ErrorCode::unsupported,
+              one_line("model_type '", d.model_type, "': an RMSNorm of each expert's output can be read, but no experts compute it"));
+}
 
 /// Checks that the fields are consistent with each other. E_CONFIG naming the values.
 inline void validate(LayerDescription const& d, std::string_view label) {

@@ -28,6 +28,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"intermediate", d.intermediate},
       {"latent", d.latent},
       {"latent_norm", d.latent_norm},
+      {"latent_in_norm", d.latent_in_norm},
       {"num_experts", r.num_experts},
       {"topk", r.topk},
       {"scoring", routing::name(r.scoring)},
@@ -59,9 +60,11 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"expert_bias", d.expert_bias},
       {"post_norm", d.post_norm},
       {"output_bias", d.output_bias},
-      {"rms_norm_eps", d.post_norm || d.latent_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
+      {"rms_norm_eps", d.post_norm || d.latent_norm || d.latent_in_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
       {"layout", name(d.layout)},
   };
+  if (d.expert_norm) out["expert_norm_eps"] = d.expert_norm_eps;
+  if (d.router_logit_scale != 1.0F) out["router_logit_scale"] = d.router_logit_scale;
   if (d.expert_capacity > 0) out["expert_capacity"] = d.expert_capacity;
   if (d.shared.count > 0) {
     out["shared"] = {{"count", d.shared.count},

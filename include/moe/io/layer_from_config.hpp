@@ -53,20 +53,28 @@ inline constexpr std::array kFamilies{
     Family{"aria_text", MoeLayers::all, any_layer<f::aria>},
     Family{"axk1", MoeLayers::first_k_dense, any_layer<f::axk1>},
     Family{"axk2", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"bailing_hybrid", MoeLayers::listed, any_layer<f::bailing_hybrid>},
+    Family{"beam", MoeLayers::listed, any_layer<f::beam>},
     Family{"cohere2_moe", MoeLayers::listed, any_layer<f::cohere2>},
     Family{"dbrx", MoeLayers::all, any_layer<f::dbrx>},
+    Family{"deepseek_ocr2_text", MoeLayers::listed, any_layer<f::deepseek_ocr>},
     Family{"deepseek_v2", MoeLayers::first_k_dense, any_layer<f::deepseek_v2>},
     Family{"deepseek_v3", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"deepseek_v32", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"deepseek_v4", MoeLayers::all, f::deepseek_v4},
+    Family{"diffusion_gemma_text", MoeLayers::all, any_layer<f::gemma4>},
     Family{"dots1", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"dots3_note_text", MoeLayers::first_k_dense, any_layer<f::dots3_note>},
+    Family{"dots3_note_vision_encoder", MoeLayers::listed, f::dots3_note_vision},
     Family{"ernie4_5_moe", MoeLayers::ernie, any_layer<f::ernie>},
     Family{"exaone_moe", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"flex_olmo", MoeLayers::all, any_layer<f::olmoe>},
+    Family{"flint", MoeLayers::sparse_step, any_layer<f::flint>},
     Family{"gemma4_text", MoeLayers::all, any_layer<f::gemma4>},
     Family{"glm4_moe", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"glm4_moe_lite", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"glm4v_moe_text", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
+    Family{"glm5_next_text", MoeLayers::listed, any_layer<f::glm5_next>},
     Family{"glm_moe_dsa", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"gpt_oss", MoeLayers::all, any_layer<f::gpt_oss>},
     Family{"granitemoe", MoeLayers::all, any_layer<f::granite>},
@@ -76,11 +84,14 @@ inline constexpr std::array kFamilies{
     Family{"grok-1", MoeLayers::all, any_layer<f::grok1>},
     Family{"hunyuan_v1_moe", MoeLayers::all, f::hunyuan_v1},
     Family{"hy_v3", MoeLayers::listed, any_layer<f::hy_v3>},
+    Family{"hy_v4", MoeLayers::listed, any_layer<f::hy_v4>},
+    Family{"inkling2_text", MoeLayers::all, any_layer<f::inkling2>},
     Family{"inkling_text", MoeLayers::listed, any_layer<f::inkling>},
     Family{"jamba", MoeLayers::jamba, any_layer<f::jamba>},
     Family{"jetmoe", MoeLayers::all, any_layer<f::jetmoe>},
     Family{"kimi_k2", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"kimi_linear", MoeLayers::first_k_dense, any_layer<f::kimi_linear>},
+    Family{"kolibri1", MoeLayers::all, any_layer<f::kolibri1>},
     Family{"laguna", MoeLayers::listed, any_layer<f::laguna>},
     Family{"lfm2_moe", MoeLayers::num_dense, any_layer<f::lfm2>},
     Family{"llama4_text", MoeLayers::llama4, any_layer<f::llama4>},
@@ -91,7 +102,9 @@ inline constexpr std::array kFamilies{
     Family{"minimax_m2", MoeLayers::all, any_layer<f::minimax_m2>},
     Family{"minimax_m3_vl_text", MoeLayers::listed, any_layer<f::minimax_m3>},
     Family{"mistral4", MoeLayers::first_k_dense, any_layer<f::mistral4>},
+    Family{"mistral_large4_text", MoeLayers::listed, any_layer<f::mistral_large4>},
     Family{"mixtral", MoeLayers::all, any_layer<f::mixtral>},
+    Family{"muse_spark_text", MoeLayers::listed, any_layer<f::muse_spark>},
     Family{"nemotron_h", MoeLayers::blocks, any_layer<f::nemotron_h>},
     Family{"olmoe", MoeLayers::all, any_layer<f::olmoe>},
     Family{"openai_privacy_filter", MoeLayers::all, any_layer<f::openai_privacy_filter>},
@@ -100,12 +113,27 @@ inline constexpr std::array kFamilies{
     Family{"qwen3_5_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_shared_always>},
     Family{"qwen3_moe", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_next", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
+    Family{"qwen3_omni_moe_talker_text", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
     Family{"qwen3_omni_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_vl_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe_always>},
+    Family{"qwen4_exp_text", MoeLayers::all, any_layer<f::qwen_shared>},
     Family{"solar_open", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"step3p5", MoeLayers::listed, f::step3},
     Family{"switch_transformers", MoeLayers::encoder_step, any_layer<f::switch_transformers>},
+    Family{"unlimited_ocr_text", MoeLayers::listed, any_layer<f::deepseek_ocr>},
     Family{"zaya", MoeLayers::all, any_layer<f::zaya>},
+};
+
+/// Model types with an MoE block that this library does not compute, and why.
+struct RefusedFamily {
+  std::string_view model_type, why;
+};
+inline constexpr RefusedFamily kRefused[] = {
+    {"doge", "its experts are single vectors, chosen by pairs of keys from the logits of two different tokens"},
+    {"ernie4_5_vl_moe", "each of its blocks has two sets of experts, for text and for image tokens"},
+    {"ernie4_5_vl_moe_text", "each of its blocks has two sets of experts, for text and for image tokens"},
+    {"nllb-moe", "its experts drop tokens beyond a capacity that depends on the whole batch"},
+    {"vitpose_backbone", "its expert is chosen by the data set, not by a router"},
 };
 
 /// The family of a configuration. E_UNSUPPORTED naming the model type and the known ones.
@@ -119,11 +147,15 @@ inline Family const& family_of(HfConfig const& c) {
     if (wanted == "hunyuan" && architecture == "HunYuanMoEV1ForCausalLM") wanted = "hunyuan_v1_moe";
   }
   // Text models released under the name of the whole model.
-  if (wanted == "step3p7") wanted = "step3p5";
   if (wanted == "minimax_m3") wanted = "minimax_m3_vl_text";
+  if (std::string_view const part = HfConfig::text_part_of(wanted); !part.empty()) wanted = part;
   for (Family const& family : kFamilies) {
     if (family.model_type == wanted) return family;
     known += (known.empty() ? "" : ", ") + std::string(family.model_type);
+  }
+  for (RefusedFamily const& refused : kRefused) {
+    if (refused.model_type != wanted) continue;
+    throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", wanted, "' cannot be computed: ", refused.why));
   }
   throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
 }
@@ -166,12 +198,16 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
   switch (rule) {
     case MoeLayers::all: return dense_if(c.has("enable_moe_block") && !c.flag("enable_moe_block"), "enable_moe_block = false");
     case MoeLayers::sparse_step: {
+      if (c.model_type() == "flint" && !c.has("mlp_only_layers")) c.fail("'mlp_only_layers' is missing");  // not empty where unstated
       if (c.list_contains("mlp_only_layers", layer)) return text("mlp_only_layers contains ", layer);
       std::int64_t const step = c.has("decoder_sparse_step") ? c.integer("decoder_sparse_step") : 1;
       return dense_if((layer + 1) % step != 0, "decoder_sparse_step = ", step);
     }
     case MoeLayers::first_k_dense: {
       if (c.has("moe_layer_freq") && c.json()["moe_layer_freq"].is_array()) {
+        if (c.model_type().starts_with("dots3_note") && layer < c.integer("first_k_dense_replace", 0)) {
+          return text("first_k_dense_replace = ", c.integer("first_k_dense_replace", 0));
+        }
         return dense_if(c.integer_at("moe_layer_freq", layer, 0, 1) == 0, "moe_layer_freq[", layer, "] = 0");
       }
       std::int64_t const first =

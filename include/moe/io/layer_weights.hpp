@@ -35,12 +35,14 @@ class LayerLoader {
   /// Layer `layer` of a checkpoint. The store must outlive the loader.
   static LayerLoader from_checkpoint(TensorStore const& store, LayerDescription d, std::int64_t layer) {
     std::vector<std::string> prefixes;
-    for (char const* p :
-         {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.", "layers.",
-          "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers.", "model.llm.layers."}) {
+    for (char const* p : {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.",
+                          "layers.", "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers.",
+                          "model.llm.layers.", "model.decoder.layers.", "model.encoder.language_model.layers.", "blocks."}) {
       prefixes.push_back(text(p, layer, '.'));
     }
     prefixes.push_back(text("encoder.block.", layer, ".layer.1."));
+    // Qwen3-Omni holds two language models.
+    prefixes.push_back(text(d.model_type == "qwen3_omni_moe_talker_text" ? "talker" : "thinker", ".model.layers.", layer, '.'));
     return {store, std::move(d), prefixes, layer};
   }
   /// The block of a block file.
@@ -68,6 +70,10 @@ class LayerLoader {
       throw Error(ErrorCode::config, one_line("tp_size ", options.tp_size, " does not divide the intermediate sizes ", d_.intermediate,
                                               " and ", d_.shared.intermediate));
     }
+    if (d_.expert_norm && options.tp_size > 1) {
+      throw Error(ErrorCode::unsupported, one_line("tp_size ", options.tp_size,
+                                                   ": an expert's output is normalised as a whole, so no part of an expert can be used"));
+    }
     w.intermediate = d_.intermediate / options.tp_size;
     load_router(w);
     load_experts(w, options);
@@ -76,10 +82,16 @@ class LayerLoader {
     if (d_.shared.count == 0) shared.refuse_any();
     std::int64_t const h = d_.hidden;
     if (d_.latent > 0) {
-      bool const kimi = has_linear(store_, root_ + "routed_expert_down_proj");
-      w.latent_in = linear<T>(root_ + (kimi ? "routed_expert_down_proj" : "fc1_latent_proj"), d_.latent, h);
-      w.latent_out = linear<T>(root_ + (kimi ? "routed_expert_up_proj" : "fc2_latent_proj"), h, d_.latent);
+      constexpr std::array<std::array<char const*, 2>, 3> kNames{{{"fc1_latent_proj", "fc2_latent_proj"},
+                                                                  {"routed_expert_down_proj", "routed_expert_up_proj"},
+                                                                  {"pre_expert_proj", "post_expert_proj"}}};
+      auto const found = std::ranges::find_if(kNames, [&](auto const& names) { return has_linear(store_, root_ + names[0]); });
+      auto const& [in, out] = found == kNames.end() ? kNames[0] : *found;
+      w.latent_in = linear<T>(root_ + in, d_.latent, h);
+      w.latent_out = linear<T>(root_ + out, h, d_.latent);
     }
+    if (d_.latent_in_norm) w.latent_in_norm = centred(root_ + "pre_expert_norm.weight", d_.latent);
+    if (d_.expert_norm) w.expert_norm = centred(root_ + "experts.post_expert_norm.weight", d_.expert_hidden());
     if (d_.latent_norm) w.latent_norm = vector(root_ + "routed_expert_norm.weight", d_.latent);
     if (d_.output_bias) w.output_bias = vector(root_ + "bias", h);
     if (d_.post_norm) w.post_norm = vector(layer_prefix_ + "post_mlp_layernorm.weight", h);
@@ -95,7 +107,7 @@ class LayerLoader {
     for (std::string const& prefix : prefixes) {
       for (char const* root : kRoots) {
         for (char const* router : kRouters) {
-          if (!has_linear(store, prefix + root + router)) continue;
+          if (!has_linear(store, prefix + root + router) && !store.contains(prefix + root + router + "_weight")) continue;
           layer_prefix_ = prefix;
           root_ = prefix + root;
           router_ = root_ + router;
@@ -128,6 +140,13 @@ class LayerLoader {
     return t->file->template read<float>(*t->info);
   }
 
+  /// The weights of a norm that are stored as their difference from one.
+  std::vector<float> centred(std::string const& tensor, std::int64_t n) const {
+    std::vector<float> out = vector(tensor, n);
+    std::ranges::for_each(out, [](float& v) { v += 1.0F; });
+    return out;
+  }
+
   template <class T>
   void load_router(HostLayerWeights<T>& w) const {
     routing::RouterConfig const& r = d_.router;
@@ -139,7 +158,8 @@ class LayerLoader {
       }
       load_router_mlp(w.router_mlp);
     } else {
-      w.router_weight = linear<float>(router_, n, h);
+      w.router_weight = router_weight(n, h);
+      std::ranges::for_each(w.router_weight, [&](float& v) { v *= d_.router_logit_scale; });
     }
     if (d_.router_bias) w.router_bias = vector(router_ + ".bias", n);
     if (d_.router_input == RouterInput::scaled_rms_norm) w.router_scale = vector(root_ + "router.scale", h);
@@ -155,13 +175,15 @@ class LayerLoader {
                                   "router.expert_bias",
                                   "gate.balancing_biases",
                                   "router_bias",
-                                  "gate.bias"};
+                                  "gate.bias",
+                                  "gate.expert_bias"};
       auto const found = std::ranges::find_if(kNames, [&](char const* name_) { return store_.contains(root_ + name_); });
-      if (found == kNames.end()) {
+      std::string const beside = layer_prefix_ + "moe.router.expert_bias";  // Kolibri-1
+      if (found == kNames.end() && !store_.contains(beside)) {
         throw Error(ErrorCode::argument, one_line("layer ", layer_, ": tensor '", root_, kNames[0],
                                                   "' (the selection bias) is missing in '", store_.label(), "'"));
       }
-      w.correction_bias = vector(root_ + *found, r.num_experts + r.num_zero_experts);
+      w.correction_bias = vector(found == kNames.end() ? beside : root_ + *found, r.num_experts + r.num_zero_experts);
     }
     if (r.selection == routing::Selection::hash_table) {
       StoredTensor const t = store_.at(root_ + "gate.tid2eid");
@@ -175,6 +197,13 @@ class LayerLoader {
           throw Error(ErrorCode::argument, one_line(t.where(), ": expert ", id, " is out of range [0, ", r.num_experts, ")"));
       }
     }
+  }
+  /// [n, H], as a linear layer or, in the image encoder of dots3-note, as a tensor of its own.
+  std::vector<float> router_weight(std::int64_t n, std::int64_t h) const {
+    auto const t = store_.find(router_ + "_weight");
+    if (!t) return linear<float>(router_, n, h);
+    require_shape(*t, {n, h});
+    return t->file->template read<float>(*t->info);
   }
   void load_router_mlp(RouterMlp& m) const {
     std::string const base = root_ + "gate.";

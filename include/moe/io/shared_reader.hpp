@@ -105,6 +105,7 @@ class SharedReader {
       }
       for (auto const& names : detail::kProjectionNames) {
         if (names.gate.empty() == gated || !has_linear(store_, base + std::string(names.up))) continue;
+        if (gated && !has_linear(store_, base + std::string(names.gate))) continue;
         std::vector<SharedPart> parts;
         if (gated) parts.push_back({base + std::string(names.gate), width, h, false, 0});
         parts.push_back({base + std::string(names.up), width, h, false, gated ? width : 0});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -80,12 +81,17 @@ inline bool agrees_on_input(Json const& v, LayerDescription const& d) { return v
 inline bool agrees_softcap(Json const& v, LayerDescription const& d) { return is_number(v, d.router.logit_softcap); }
 inline bool agrees_shared_count(Json const& v, LayerDescription const& d) { return v == d.shared.count; }
 inline bool agrees_shared_width(Json const& v, LayerDescription const& d) { return v == d.shared.intermediate; }
+inline bool agrees_shared_each(Json const& v, LayerDescription const& d) {
+  if (d.shared.count == 0) return is_off(v);
+  return v.is_number_integer() && v.get<std::int64_t>() * d.shared.count == d.shared.intermediate;
+}
 inline bool agrees_shared_sum(Json const& v, LayerDescription const& d) { return d.shared.count == 0 || v == name(d.shared.combination); }
 inline bool agrees_shared_sink(Json const& v, LayerDescription const& d) { return v == (d.router.num_joint_shared > 0); }
 inline bool agrees_zero_count(Json const& v, LayerDescription const& d) { return v == d.router.num_zero_experts; }
 inline bool agrees_zero_type(Json const& v, LayerDescription const& d) { return d.router.num_zero_experts == 0 || v == "identity"; }
 inline bool agrees_latent(Json const& v, LayerDescription const& d) { return v == d.expert_hidden() || (d.latent == 0 && is_off(v)); }
 inline bool agrees_latent_norm(Json const& v, LayerDescription const& d) { return v == d.latent_norm; }
+inline bool agrees_logit_scale(Json const& v, LayerDescription const& d) { return is_number(v, d.router_logit_scale); }
 inline bool agrees_float32(Json const& v, LayerDescription const&) { return v == "float32" || v == "fp32"; }
 
 inline constexpr SemanticField kSemanticFields[] = {
@@ -144,6 +150,9 @@ inline constexpr SemanticField kSemanticFields[] = {
     {"moe_latent_size", agrees_latent},
     {"routed_expert_hidden_size", agrees_latent},
     {"latent_moe_use_norm", agrees_latent_norm},
+    {"moe_hidden_size", agrees_latent},
+    {"output_multiplier", agrees_logit_scale},
+    {"shared_experts_intermediate_size", agrees_shared_each},
 };
 
 /// E_UNSUPPORTED naming a field of kSemanticFields that `c` states, that is not in `read` and that disagrees with `d`.

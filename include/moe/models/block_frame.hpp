@@ -26,6 +26,7 @@ class BlockFrame {
  public:
   /// Keeps `weights`, whose expert matrices a block moves into its own store.
   BlockFrame(io::HostLayerWeights<Weight>&& weights, std::int64_t max_tokens) : weights_(std::move(weights)), max_tokens_(max_tokens) {
+    io::require_computed(d());
     activation::validate(d().activation.kind, d().activation.constants);
     if (d().shared.count > 0) {
       shared_ = std::make_unique<Shared>(weights_, max_tokens);
@@ -51,6 +52,9 @@ class BlockFrame {
     joint_.resize(static_cast<std::size_t>(rows * d().router.num_joint_shared));
     if (d().latent > 0) {
       latent_ = product(weights_.latent_in, hidden, rows, d().hidden, d().latent);
+      if (d().latent_in_norm) {
+        normalise(latent_, rows, d().latent, weights_.latent_in_norm);
+      }
     }
     return {d().latent > 0 ? std::span<float const>(latent_) : hidden, logits_, joint_};
   }

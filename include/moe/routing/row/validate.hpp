@@ -115,8 +115,8 @@ inline void validate(RouterConfig const& c) {
   require(c.num_fused_shared == 0 || c.num_zero_experts == 0, e_config, "num_fused_shared: ", c.num_fused_shared, " with num_zero_experts ",
           c.num_zero_experts, ": both number their ids from num_experts");
   detail::validate_groups(c);
-  require(c.correction_bias == nullptr || c.order == Order::score_then_topk, e_config,
-          "correction_bias: needs score_then_topk, the order is topk_then_score");
+  require(c.correction_bias == nullptr || c.order == Order::score_then_topk || c.scoring != Scoring::softmax, e_config,
+          "correction_bias: needs score_then_topk, the order is topk_then_score with softmax");
   require(c.num_joint_shared == 0 || c.scoring != Scoring::softmax, e_config, "num_joint_shared: ", c.num_joint_shared,
           " needs a score of one logit, the scoring is softmax");
   require(c.logit_softcap >= 0.0F, e_config, "logit_softcap: ", c.logit_softcap, " is below 0");
