@@ -19,13 +19,14 @@ def main() -> int:
     parser.add_argument("--compiler", required=True)
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
     parser.add_argument("--seconds", required=True, type=float)
+    parser.add_argument("--argument", action="append", default=[], help="one more argument of the compiler")
     parser.add_argument("source")
     options = parser.parse_args()
     best = float("inf")
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
             before = seconds()
-            done = subprocess.run([options.compiler, f"@{options.flags}", "-O2", "-c", options.source, "-o",
+            done = subprocess.run([options.compiler, f"@{options.flags}", *options.argument, "-O2", "-c", options.source, "-o",
                                    os.path.join(folder, "out.o")])
             if done.returncode != 0:
                 return 1

@@ -160,4 +160,9 @@ struct Composition {
   static constexpr char const* reason() { return FirstBroken::kSentence; }
 };
 
+/// Five policies that compose. Instantiated with others, it is one error: the sentence of the first broken rule. Instantiates none of the
+/// policies' classes, so it judges compositions of either space in a file for g++ (cmake/MoeConfigCheck.cmake).
+template <class Config, class Router, class Quant, class Backend, class Experts>
+struct CheckedComposition : private Composition<Config, Router, Quant, Backend, Experts>::Error {};
+
 }  // namespace moe

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeConfigCheck.cmake: compositions judged by the compiler, without nvcc and without a GPU.
+#
+#   moe_add_config_check(<name> HEADERS <header>... COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"...)
+#
+# adds the target <name>, part of the default build, which compiles if every composition satisfies the contracts and the rules of
+# moe/core/check.hpp; each one that does not is one error, whose first line is the rule's sentence. HEADERS declare what the compositions
+# name: the project's own and those of the policies (moe/backends/low_latency.hpp and so on; no .cuh). Policies of both spaces are judged;
+# no kernel and no exchange is instantiated.
+function(moe_add_config_check name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;COMPOSITIONS")
+  if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "moe_add_config_check(${name}): HEADERS and COMPOSITIONS are required, and nothing else is taken")
+  endif()
+  set(text "// ${name}.cpp: generated; each composition that breaks a rule is one error.\n#include <moe/core/check.hpp>\n")
+  foreach(header IN LISTS arg_HEADERS)
+    string(APPEND text "#include <${header}>\n")
+  endforeach()
+  foreach(composition IN LISTS arg_COMPOSITIONS)
+    string(APPEND text "template struct moe::CheckedComposition<${composition}>;\n")
+  endforeach()
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/${name}/${name}.cpp)
+  file(CONFIGURE OUTPUT ${source} CONTENT "${text}" @ONLY)
+  add_library(${name} OBJECT ${source})
+  target_link_libraries(${name} PRIVATE moe::moe)
+endfunction()
