@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "examples/moe/job.hpp"
-#include "moe/models/block_frame.hpp"
+#include "moe/models/block_parts.hpp"
 
-template class moe::models::BlockFrame<float>;
+template class moe::runner::gate::Any::Part<moe::space::host, float>;
+template class moe::runner::transform::Projection<float>::Part<moe::space::host, float>;
+template class moe::runner::shared::Separate<moe::experts::OneDnn, float>::Part<moe::space::host, float>;
 
 namespace moe_tool {
 namespace {
@@ -72,7 +74,7 @@ moe::io::HostLayerWeights<float> load_weights(Job const& job) {
                                                 : moe::io::LayerLoader::from_block(*job.store, job.description);
   moe::io::HostLayerWeights<float> weights = loader.load<float>(load);
   if (job.description.router.selection == moe::routing::Selection::hash_table) check_token_ids(job, weights.vocabulary);
-  refuse_nan(moe::io::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
+  refuse_nan(moe::models::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
              job.first_row[static_cast<std::size_t>(job.comm->rank())]);
   return weights;
 }

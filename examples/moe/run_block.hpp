@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "examples/moe/job.hpp"
-#include "moe/models/block.hpp"
+#include "moe/models/block_runner.hpp"
 #include "moe/models/registry.hpp"
 
-extern template class moe::models::BlockFrame<float>;  // compiled once, in load_weights.cpp
+// Compiled once, in load_weights.cpp.
+extern template class moe::runner::gate::Any::Part<moe::space::host, float>;
+extern template class moe::runner::transform::Projection<float>::Part<moe::space::host, float>;
+extern template class moe::runner::shared::Separate<moe::experts::OneDnn, float>::Part<moe::space::host, float>;
 
 namespace moe_tool {
 
@@ -64,7 +67,7 @@ void finish(Block& block) {
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Backend, Experts>;
-  using Block = moe::models::Block<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
+  using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
   together(*job.comm, [&] {

@@ -3,7 +3,7 @@
 //
 // The block's output is computed here from the file's own topk_ids and topk_weights by the plain definition, in double precision, so that a
 // wrong weight, a wrong name mapping or a wrong description changes the output.
-#include "moe/io/router_logits.hpp"
+#include "moe/models/block_parts.hpp"
 
 #include <gtest/gtest.h>
 
@@ -23,6 +23,7 @@
 namespace {
 
 using namespace moe::io;
+using moe::models::compute_router_logits;
 using namespace moe_test;
 namespace fs = std::filesystem;
 

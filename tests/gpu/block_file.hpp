@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "golden_dir.hpp"
-#include "moe/models/block.hpp"
+#include "moe/models/block_runner.hpp"
 
 namespace moe_test {
 
@@ -48,7 +48,7 @@ struct BlockFile {
   /// The block's output; `change` may alter the weights that were read.
   template <class Quant, class Backend, class Experts, class Act = moe::bf16, class Change>
   std::vector<float> run(Change&& change) const {
-    using Block = moe::models::Block<Quant, Backend, Experts, Act, Act, float>;
+    using Block = moe::models::BlockRunner<Quant, Backend, Experts, Act, Act, float>;
     typename Backend::Comm comm;
     auto weights = moe::io::load_block<float>(store);
     change(weights);

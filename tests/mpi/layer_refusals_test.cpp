@@ -241,7 +241,7 @@ TYPED_TEST(Refusals, RoutingThatThrows) {
 }
 
 TYPED_TEST(Refusals, SizesOfABlock) {
-  using Block = models::Block<None, TypeParam, experts::OneDnn>;
+  using Block = models::BlockRunner<None, TypeParam, experts::OneDnn>;
   std::vector<Source> const all = sources();
   auto const source = std::find_if(all.begin(), all.end(), [](Source const& s) { return s.name.starts_with("mixtral"); });
   ASSERT_NE(source, all.end());

@@ -14,7 +14,7 @@
 
 #include "golden_dir.hpp"
 #include "moe/io/layer_weights.hpp"
-#include "moe/models/block.hpp"
+#include "moe/models/block_runner.hpp"
 #include "moe/models/registry.hpp"
 
 namespace moe_test {
@@ -80,7 +80,7 @@ class BlockTest : public testing::Test {
 
     std::vector<std::int64_t> tokens;
     if (d.router.selection == moe::routing::Selection::hash_table) tokens = read<std::int64_t>(tensors, "input_ids");
-    using Block = moe::models::Block<None, Backend, Experts>;
+    using Block = moe::models::BlockRunner<None, Backend, Experts>;
     Block block(comm<Comm>(mpi), loader.template load<float>(load), placement, total);
     std::vector<float> output(rows_ * static_cast<std::size_t>(d.hidden));
     block.forward(part(input, d.hidden), tokens.empty() ? nullptr : tokens.data() + first_, output);

@@ -12,6 +12,9 @@
 #include <new>
 #include <vector>
 
+#include "moe/runner/host/primitives.hpp"
+#include "moe/runner/runner.hpp"
+
 extern "C" {
 void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);
@@ -125,6 +128,59 @@ void forward_allocates_nothing() {
   counting = false;
   EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
   testing::Test::RecordProperty("allocations_inside_onednn", static_cast<int>(theirs.load()));
+  EXPECT_NE(to_float(output[0]), 0.0F);
+}
+
+struct Parts : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+  using Input = runner::transform::Projection<float>;
+  using Output = runner::transform::Projection<float>;
+  using Shared = runner::shared::Separate<experts::OneDnn>;
+  using End = runner::end::BiasNorm;
+};
+// A block with a gate, projections, shared experts and a norm.
+TEST(NoAllocation, Runner) {
+  constexpr int kHidden = 128, kLatent = 64, kIntermediate = 32, kExperts = 8, kRows = 64;
+  using Layer = ModularKernel<Config, routing::SoftmaxTopK<routing::Renormalize::yes>, quantization::None, backends::NoExpertParallel<>,
+                              experts::OneDnn>;
+  experts::WeightStore<Config, quantization::None> store(kExperts, kLatent, kIntermediate, true);
+  std::vector<float> const w(2 * kHidden * kHidden, 0.01F);
+  for (int e = 0; e < kExperts; ++e) store.set_expert(e, w.data(), w.data());
+  comm::Self<> self;
+  Runner<Layer, Parts>::Params p{.layer = {.shape = {kLatent, kIntermediate, kExperts, 2, false},
+                                           .max_tokens_per_rank = kRows,
+                                           .placement = ExpertPlacement(kExperts, 1),
+                                           .router = {kExperts, 2}}};
+  p.hidden = kHidden;
+  p.gate = {make_rows(w.data(), kExperts, kHidden)};
+  p.input.weight = make_rows(w.data(), kLatent, kHidden);
+  p.output = {.weight = make_rows(w.data(), kHidden, kLatent), .normalise = true};
+  p.shared = {.count = 1, .intermediate = kIntermediate};
+  p.shared.weights.w13 = {make_blocks(w.data(), 1, 2 * kIntermediate, kHidden),
+                          make_rows(p.shared.weights.w13.scales.data_handle(), 1, 0),
+                          {},
+                          2 * kIntermediate,
+                          kHidden};
+  p.shared.weights.w2 = {make_blocks(w.data(), 1, kHidden, kIntermediate),
+                         make_rows(p.shared.weights.w2.scales.data_handle(), 1, 0),
+                         {},
+                         kHidden,
+                         kIntermediate};
+  p.end.normalise = true;
+  Runner<Layer, Parts> runner(self, store.view(), p);
+  std::vector<bf16> const hidden(kRows * kHidden, from_float<bf16>(0.5F));
+  std::vector<bf16> output(hidden.size());
+  auto forward = [&](std::int64_t rows) {
+    runner.forward(make_rows(hidden.data(), rows, kHidden), make_rows(output.data(), rows, kHidden));
+  };
+  forward(kRows);  // the OpenMP runtime and oneDNN initialise here
+  ours = 0;
+  counting = true;
+  forward(kRows);
+  forward(3);
+  forward(0);
+  counting = false;
+  EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
   EXPECT_NE(to_float(output[0]), 0.0F);
 }
 

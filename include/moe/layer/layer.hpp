@@ -100,6 +100,8 @@ class Layer {
     }
   }
 
+  /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws.
+  void abandon(Stream<Space> stream = {}) { exchange_.abandon(stream); }
   /// Call this after the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay: experts
   /// with their own copy of the weights rebuild it, in stream order.
   void weights_changed(Stream<Space> stream = {});

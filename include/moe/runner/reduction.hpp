@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // runner/reduction.hpp: which sums over tensor-parallel ranks a block of a model needs, as a pure function of the parallel configuration
-// and the backend's transport. docs/semantics/runner.md §1.
+// and the backend's transport. docs/semantics/runner.md §2.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/block_runner.hpp: one MoE block of a checkpoint: the weights as they were read, the experts' store, and a Runner over them. Rows
+// are float32 in host memory, in either space of the layer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "moe/experts/weights.hpp"
+#include "moe/io/layer_weights.hpp"
+#include "moe/models/block_parts.hpp"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/parallel/fingerprint.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/runner/on_host.hpp"
+
+namespace moe::models {
+
+/// Weight: element that unquantised expert weights are stored in (float, or bf16 to keep a bf16 checkpoint's size). Act: element of the
+/// layer's activations; rows are rounded to it on the way in. Loaded: element of the weights as they were read.
+template <class Quant, class Backend, class Experts, class Weight = float, class Act = float, class Loaded = Weight>
+class BlockRunner {
+ public:
+  using Config = RuntimeLayer<Act, Weight>;
+  using Space = typename Experts::Space;
+  static constexpr bool kOnDevice = Space::kKind == SpaceKind::cuda;
+  static_assert(kOnDevice || std::is_same_v<Act, float>, "a block in the host space has float32 activations");
+  using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
+  using HostLayer = typename std::conditional_t<kOnDevice, std::type_identity<runner::OnHost<Layer>>, std::type_identity<Layer>>::type;
+  using Runner = moe::Runner<HostLayer, BlockParts<Loaded>>;
+  using Store = experts::WeightStore<Config, Quant, Space>;
+
+  /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
+  /// E_MISMATCH if the ranks' routers have different weights, for example from different versions of a checkpoint.
+  BlockRunner(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
+              std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
+      : weights_(agreed(comm, std::move(weights))),
+        store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
+        runner_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
+                moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend); })) {}
+
+  /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. Throws before any work if an
+  /// argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
+  template <class Probe = NoProbe>
+  void forward(std::span<float const> hidden, std::int64_t const* token_ids, std::span<float> output, Probe&& probe = {}) {
+    std::int64_t rows = 0;
+    try {
+      rows = checked_rows(hidden.size(), output.size());
+    } catch (...) {
+      runner_.abandon();
+      throw;
+    }
+    runner_.forward(make_rows(hidden.data(), rows, d().hidden), make_rows(output.data(), rows, d().hidden),
+                    ForwardOptions{.token_ids = token_ids}, {}, probe);
+  }
+
+  io::LayerDescription const& description() const { return d(); }
+  Runner& runner() { return runner_; }
+  Layer& layer() {
+    if constexpr (kOnDevice) {
+      return runner_.layer().device();
+    } else {
+      return runner_.layer();
+    }
+  }
+  /// Routing of the last forward(), in host memory: [M, k] logical ids (an id >= num_experts is a zero expert) and weights.
+  std::vector<std::int32_t> topk_ids() { return values(runner_.topk_ids()); }
+  std::vector<float> topk_weights() { return values(runner_.topk_weights()); }
+
+ private:
+  io::LayerDescription const& d() const { return weights_.description; }
+
+  template <class View>
+  static auto values(View const& view) {
+    return std::vector<typename View::value_type>(view.data_handle(), view.data_handle() + view.size());
+  }
+
+  static io::HostLayerWeights<Loaded> agreed(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights) {
+    moe::detail::build(comm, [&] {
+      io::require_computed(weights.description);
+      activation::validate(weights.description.activation.kind, weights.description.activation.constants);
+    });
+    io::HostLayerWeights<Loaded> const& w = weights;
+    io::RouterMlp const& mlp = w.router_mlp;
+    std::uint64_t hash = fnv1a({});
+    auto add = [&](auto const& v) { hash = fnv1a({reinterpret_cast<char const*>(v.data()), v.size() * sizeof v[0]}, hash); };
+    for (auto const* v : {&w.router_weight, &w.router_bias, &w.correction_bias, &w.per_expert_scale, &w.router_scale, &mlp.down,
+                          &mlp.down_bias, &mlp.norm, &mlp.fc1, &mlp.fc1_bias, &mlp.fc2, &mlp.fc2_bias, &mlp.out}) {
+      add(*v);
+    }
+    add(w.hash_table);
+    moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the router's weights (hash)", hash));
+    return std::move(weights);
+  }
+
+  /// M. E_ARG.
+  std::int64_t checked_rows(std::size_t hidden_size, std::size_t output_size) const {
+    auto const width = static_cast<std::size_t>(d().hidden);
+    if (hidden_size % width != 0) {
+      throw Error(ErrorCode::argument, text("hidden_states: ", hidden_size, " values are not a multiple of the width ", width));
+    }
+    if (output_size != hidden_size) {
+      throw Error(ErrorCode::argument, text("output: ", output_size, " values, expected ", hidden_size));
+    }
+    return static_cast<std::int64_t>(hidden_size / width);
+  }
+  Store empty_store(Quant const& quant) const {
+    return Store(static_cast<std::int64_t>(weights_.experts.size()), d().expert_hidden(), weights_.intermediate, d().activation.gated(),
+                 quant);
+  }
+  /// Quantises this rank's experts into the store and drops the originals.
+  WeightsOf<Config, Quant> filled_store() {
+    io::HostLayerWeights<Loaded>& w = weights_;
+    std::int64_t const n13 = w.w13_rows() * d().expert_hidden();
+    std::int64_t const n2 = d().expert_hidden() * w.intermediate;
+    for (std::int64_t e = 0; e < store_.num_local(); ++e) {
+      store_.set_expert(e, w.w13.data() + e * n13, w.w2.data() + e * n2);
+      if (d().expert_bias) {
+        store_.set_bias(e, w.w13_bias.data() + e * w.w13_rows(), w.w2_bias.data() + e * d().expert_hidden());
+      }
+    }
+    w.w13 = {};
+    w.w2 = {};
+    return store_.view();
+  }
+  typename Runner::Params params(ExpertPlacement const& placement, std::int64_t max_tokens, Quant const& quant,
+                                 typename Backend::Params const& backend) const {
+    routing::RouterConfig const router = io::router_config(weights_);
+    typename Runner::Params p{.layer = {.shape = {d().expert_hidden(), weights_.intermediate, router.num_experts, router.topk,
+                                                  d().weight_on == io::WeightOn::expert_input},
+                                        .max_tokens_per_rank = max_tokens,
+                                        .placement = placement,
+                                        .router = router,
+                                        .quantization = quant,
+                                        .activation = {d().activation.kind, d().activation.constants},
+                                        .backend = backend}};
+    set_part_params(p, weights_);
+    return p;
+  }
+
+  io::HostLayerWeights<Loaded> weights_;
+  Store store_;
+  Runner runner_;
+};
+
+}  // namespace moe::models

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/construction.hpp: the construction of a runner: its parts, then its layer, then its memory.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/runner/runner.hpp"
+
+namespace moe {
+
+template <class LayerT, class PartsT>
+Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& experts, Params const& p)
+    : sizes_(sizes(p)),
+      kernel_hidden_(kernel_hidden(p)),
+      scaling_(p.scaling),
+      end_(p.end),
+      gate_(detail::build(comm,
+                          [&] {
+                            if constexpr (Parts::Gate::kInside) {
+                              return Part<typename Parts::Gate>(p.gate, sizes_, arena_);
+                            } else {
+                              return runner::detail::Nothing{};
+                            }
+                          })),
+      input_(detail::build(
+          comm, [&] { return transform<typename Parts::Input>("input projection", p.input, sizes_.hidden, sizes_.expert_hidden); })),
+      output_(detail::build(
+          comm, [&] { return transform<typename Parts::Output>("output projection", p.output, sizes_.expert_hidden, sizes_.hidden); })),
+      shared_(detail::build(comm,
+                            [&] {
+                              if constexpr (kHasShared) {
+                                return Part<typename Parts::Shared>(p.shared, sizes_, arena_);
+                              } else {
+                                return runner::detail::Nothing{};
+                              }
+                            })),
+      layer_(comm, experts, p.layer) {
+  detail::build(comm, [&] {
+    check(p);
+    take_memory(p);
+  });
+  detail::agree_on_construction(comm);
+}
+
+template <class LayerT, class PartsT>
+Runner<LayerT, PartsT>::~Runner() = default;
+
+template <class LayerT, class PartsT>
+std::int64_t Runner<LayerT, PartsT>::kernel_hidden(Params const& p) {
+  return Layer::Config::hidden == dynamic ? p.layer.shape.hidden : Layer::Config::hidden;
+}
+
+template <class LayerT, class PartsT>
+runner::Sizes Runner<LayerT, PartsT>::sizes(Params const& p) {
+  runner::Sizes out;
+  out.expert_hidden = p.expert_hidden == 0 ? kernel_hidden(p) : p.expert_hidden;
+  out.hidden = p.hidden == 0 ? out.expert_hidden : p.hidden;
+  out.max_rows = p.layer.max_tokens_per_rank;
+  return out;
+}
+
+template <class LayerT, class PartsT>
+template <class Policy>
+auto Runner<LayerT, PartsT>::transform(char const* name, typename Policy::Params const& p, std::int64_t in, std::int64_t out)
+    -> Part<Policy> {
+  if constexpr (runner::detail::kPresent<Policy>) {
+    return Part<Policy>(name, p, in, out, sizes_, arena_);
+  } else {
+    if (in != out) throw Error(ErrorCode::config, text(name, ": there is none, and the width changes from ", in, " to ", out));
+    return {};
+  }
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
+  if (sizes_.expert_hidden > kernel_hidden_) {
+    throw Error(ErrorCode::config, text("expert_hidden: ", sizes_.expert_hidden, " exceeds the layer's hidden ", kernel_hidden_));
+  }
+  auto const& router = layer_.router();
+  if constexpr (Parts::Gate::kInside) {
+    if (gate_.num_logits() != router.num_logits()) {
+      throw Error(ErrorCode::config, text("gate: ", gate_.num_logits(), " logits, the router takes ", router.num_logits()));
+    }
+  }
+  if constexpr (requires { router.config().routed_scaling_factor; }) {
+    float const weights = router.config().routed_scaling_factor;
+    float const output = scaling_.routed != 1.0F ? scaling_.routed : scaling_.shared;
+    if (weights != 1.0F && output != 1.0F && !scaling_.beside_weights) {
+      throw Error(ErrorCode::config,
+                  text("routed_scaling_factor: ", weights, " in the routing weights and ", output, " on the output. Set one of them to 1"));
+    }
+  }
+  int zero = 0;
+  if constexpr (requires { router.config().num_zero_experts; }) zero = router.config().num_zero_experts;
+  if (!kHasZeroExperts && zero > 0) {
+    throw Error(ErrorCode::config, text("zero experts: the router has ", zero, ", the runner adds none. Set ZeroExperts of its parts"));
+  }
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::take_memory([[maybe_unused]] Params const& p) {
+  auto const& router = layer_.router();
+  if constexpr (kHasZeroExperts && requires { router.config().num_zero_experts; }) {
+    num_zero_ = router.config().num_zero_experts;
+    zero_kind_ = router.config().zero_expert_kind;
+  }
+  if constexpr (requires { router.config().num_joint_shared; }) num_joint_ = router.config().num_joint_shared;
+  if constexpr (kHasShared) factor_ = p.shared.average ? 0.5F : 1.0F;
+  if (kernel_hidden_ > sizes_.expert_hidden) padded_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
+  if (!kPlain || kernel_hidden_ > sizes_.expert_hidden) routed_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
+  if (num_joint_ > 0) joint_ = arena_.template take<float>(sizes_.max_rows * num_joint_);
+  if (shared_.takes_routing_weights()) {
+    if constexpr (kHasShared) {
+      if (num_joint_ != p.shared.count) {
+        throw Error(ErrorCode::config,
+                    text("shared experts: ", p.shared.count, ", and the router gives ", num_joint_, " weights for them"));
+      }
+    }
+  }
+  arena_.seal();
+}
+
+}  // namespace moe
