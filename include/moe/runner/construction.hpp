@@ -2,6 +2,7 @@
 // runner/construction.hpp: the construction of a runner: its parts, then its layer, then its memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "moe/core/error.hpp"
@@ -36,7 +37,14 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
                                 return runner::detail::Nothing{};
                               }
                             })),
-      layer_(comm, experts, p.layer) {
+      layer_(comm, experts, p.layer),
+      chunks_(detail::build(comm, [&] {
+        if constexpr (kChunked) {
+          return Chunks(comm, p.chunking, sizes_.max_rows);
+        } else {
+          return Chunks{};
+        }
+      })) {
   detail::build(comm, [&] {
     check(p);
     take_memory(p);
@@ -111,6 +119,10 @@ void Runner<LayerT, PartsT>::take_memory([[maybe_unused]] Params const& p) {
   if (kernel_hidden_ > sizes_.expert_hidden) padded_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
   if (!kPlain || kernel_hidden_ > sizes_.expert_hidden) routed_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
   if (num_joint_ > 0) joint_ = arena_.template take<float>(sizes_.max_rows * num_joint_);
+  if constexpr (kChunked) {
+    zeros_ = arena_.template take_filled<std::byte>(std::max(sizes_.hidden, static_cast<std::int64_t>(router.num_logits())) * 4, 0);
+    dummy_ = arena_.template take<Act>(sizes_.hidden);
+  }
   if (shared_.takes_routing_weights()) {
     if constexpr (kHasShared) {
       if (num_joint_ != p.shared.count) {

@@ -2,6 +2,7 @@
 // runner/forward.hpp: one forward of a runner: gate and shared experts, layer, zero experts and scaling, projection, sum.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "moe/core/error.hpp"
@@ -11,15 +12,56 @@ namespace moe {
 
 template <class LayerT, class PartsT>
 template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions options,
+void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
                                  Stream<Space> stream, Probe& probe) {
+  if constexpr (kChunked) {
+    run_chunks(hidden, logits, output, options, stream, probe);
+  } else {
+    pass(hidden, logits, 0, output, options, stream, probe);
+  }
+}
+
+/// As many passes as the largest rank needs, on every rank. A rank without rows left brings none, or one row without experts.
+template <class LayerT, class PartsT>
+template <class Logits, class Probe>
+void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+                                        Stream<Space> stream, Probe& probe) {
+  std::int64_t const m = hidden.extent(0);
+  std::int64_t const h = sizes_.hidden;
+  chunks_.agree(m, [&] {
+    validate_widths(hidden, output);
+    logits.check(m);
+    if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
+  });
+  std::int64_t const valid = options.num_valid_rows < 0 ? m : options.num_valid_rows;
+  chunks_.each([&](auto const& chunk) {
+    ForwardOptions part = options;
+    if (chunk.dummy) {
+      Act const* const row = m > 0 ? row_ptr(hidden, m - 1) : reinterpret_cast<Act const*>(zeros_);
+      part.num_valid_rows = 0;
+      if (part.token_ids != nullptr && m > 0) part.token_ids += m - 1;
+      pass(make_rows(row, 1, h), logits, m - 1, make_rows(dummy_, 1, h), part, stream, probe);
+      return;
+    }
+    part.num_valid_rows = std::clamp<std::int64_t>(valid - chunk.begin, 0, chunk.rows);
+    if (part.token_ids != nullptr) part.token_ids += chunk.begin;
+    pass(make_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), logits, chunk.begin,
+         make_rows(row_ptr(output, chunk.begin), chunk.rows, h, output.stride(0)), part, stream, probe);
+  });
+}
+
+/// One pass through the layer. first: the first row's place in the batch, or -1.
+template <class LayerT, class PartsT>
+template <class Logits, class Probe>
+void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output,
+                                  ForwardOptions options, Stream<Space> stream, Probe& probe) {
   std::int64_t const m = hidden.extent(0);
   Rows<Act const> x;
-  decltype(logits()) router_logits;
+  decltype(logits(hidden, first)) router_logits;
   try {
     validate(hidden, output);
     probe.begin(Phase::route);
-    router_logits = logits();
+    router_logits = logits(hidden, first);
     probe.end(Phase::route);
     x = expert_input(hidden, stream);
     if (!shared_.takes_routing_weights()) run_shared(hidden, stream);
@@ -39,6 +81,14 @@ void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, R
 
 template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) const {
+  validate_widths(hidden, output);
+  if (hidden.extent(0) > sizes_.max_rows) {
+    throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
+  }
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> output) const {
   auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
     if (value != wanted) throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
   };
@@ -47,9 +97,6 @@ void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) 
   expect("output: rows", output.extent(0), hidden.extent(0));
   detail::check_rows("hidden_states", hidden);
   detail::check_rows("output", output);
-  if (hidden.extent(0) > sizes_.max_rows) {
-    throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
-  }
 }
 
 /// hidden [M, H] → [M, kernel_hidden]: projected, then padded with zeros.

@@ -3,12 +3,14 @@
 // nothing. Members that do work are defined in runner/forward.hpp and runner/construction.hpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/rule.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/runner/chunking.hpp"
 #include "moe/runner/gate.hpp"
 #include "moe/runner/output.hpp"
 #include "moe/runner/primitives.hpp"
@@ -35,6 +37,7 @@ struct RunnerDefaults {
   using Scaling = runner::scaling::None;           ///< None, Factor, SharedInverse
   using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
   using End = runner::end::None;                   ///< None, BiasNorm
+  using Chunking = runner::chunking::None;         ///< None, Lockstep
 };
 
 namespace runner::detail {
@@ -52,6 +55,15 @@ template <class Policy, class Space, class Act>
   requires requires { typename Policy::template Part<Space, Act>; }
 struct PartOf<Policy, Space, Act> {
   using type = typename Policy::template Part<Space, Act>;
+};
+template <class Policy, class Comm>
+struct ChunksOf {
+  using type = Nothing;
+};
+template <class Policy, class Comm>
+  requires requires { typename Policy::template Plan<Comm>; }
+struct ChunksOf<Policy, Comm> {
+  using type = typename Policy::template Plan<Comm>;
 };
 /// Element of the shared experts' output.
 template <class Part, class Act>
@@ -80,7 +92,7 @@ class Runner {
   using Comm = typename Layer::Comm;
 
   struct Params {
-    typename Layer::Params layer;    ///< its max_tokens_per_rank is the most rows of a forward() on any rank
+    typename Layer::Params layer;    ///< its max_tokens_per_rank is the most rows of a forward(), or of a chunk, on any rank
     std::int64_t hidden = 0;         ///< H, width of input and output; 0: expert_hidden
     std::int64_t expert_hidden = 0;  ///< H', width of the routed path; 0: the layer's hidden. A layer that is wider gets zeros
     typename Parts::Gate::Params gate{};
@@ -89,6 +101,7 @@ class Runner {
     typename Parts::Shared::Params shared{};
     typename Parts::Scaling::Params scaling{};
     typename Parts::End::Params end{};
+    typename Parts::Chunking::Params chunking{};
   };
 
   /// Collective over `comm`. Allocates all memory that the runner ever uses. All weights are borrowed. Throws as the layer does.
@@ -104,7 +117,7 @@ class Runner {
   void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {},
                Probe&& probe = {}) {
     if constexpr (Parts::Gate::kInside) {
-      run(hidden, [&] { return gate_.logits(hidden, stream); }, output, options, stream, probe);
+      run(hidden, InnerLogits{gate_, stream}, output, options, stream, probe);
     } else {
       [[maybe_unused]] typename rules::RunnerTakesLogits::template Broken<typename Parts::Gate> const error;
     }
@@ -114,7 +127,7 @@ class Runner {
   void forward(Rows<Act const> hidden, Rows<Logit> logits, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {},
                Probe&& probe = {}) {
     if constexpr (!Parts::Gate::kInside) {
-      run(hidden, [&] { return logits; }, output, options, stream, probe);
+      run(hidden, OuterLogits<Logit>{logits, zeros_, layer_.router().num_logits()}, output, options, stream, probe);
     } else {
       [[maybe_unused]] typename rules::RunnerComputesLogits::template Broken<typename Parts::Gate> const error;
     }
@@ -123,7 +136,8 @@ class Runner {
   void abandon(Stream<Space> stream = {}) { layer_.abandon(stream); }
 
   Layer& layer() { return layer_; }
-  /// Routing of the last forward(): [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the layer's memory.
+  /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
+  /// layer's memory.
   auto topk_ids() { return layer_.topk_ids(); }
   auto topk_weights() { return layer_.topk_weights(); }
   std::int64_t hidden() const { return sizes_.hidden; }
@@ -135,6 +149,8 @@ class Runner {
   template <class Policy>
   using Part = typename runner::detail::PartOf<Policy, Space, Act>::type;
   static constexpr bool kHasShared = runner::detail::kPresent<typename Parts::Shared>;
+  static constexpr bool kChunked = runner::detail::kPresent<typename Parts::Chunking>;
+  static_assert(!kChunked || Space::kKind == SpaceKind::host, "moe: chunks need their counts on the host. Fix: a layer in the host space");
   static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
   static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
   static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
@@ -144,6 +160,33 @@ class Runner {
                                  std::is_same_v<typename Parts::End, runner::end::None>;
   using SharedRow = typename runner::detail::SharedRowOf<Part<typename Parts::Shared>, Act>::type;
   using Finish = runner::FinishRows<Act, SharedRow>;
+
+  using Chunks = typename runner::detail::ChunksOf<typename Parts::Chunking, Comm>::type;
+
+  /// The logits of rows [first, first + rows) of a batch; first -1: of a row of no batch.
+  struct InnerLogits {
+    Part<typename Parts::Gate>& gate;
+    Stream<Space> stream;
+    void check(std::int64_t) const {}
+    auto operator()(Rows<Act const> hidden, std::int64_t) const { return gate.logits(hidden, stream); }
+  };
+  template <class Logit>
+  struct OuterLogits {
+    Rows<Logit> logits;
+    std::byte const* zeros;
+    std::int64_t width;
+    /// E_ARG. Before the batch is cut; the layer checks the rest.
+    void check(std::int64_t rows) const {
+      detail::check_rows("router_logits", logits);
+      if (logits.extent(0) != rows) throw Error(ErrorCode::argument, text("router_logits: rows: ", logits.extent(0), ", expected ", rows));
+    }
+    Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
+      if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
+      std::int64_t const stride = logits.stride(0);
+      return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kChunked ? hidden.extent(0) : logits.extent(0),
+                       logits.extent(1), stride);
+    }
+  };
 
   // ---- construction.hpp
   static runner::Sizes sizes(Params const& p);
@@ -155,7 +198,15 @@ class Runner {
 
   // ---- forward.hpp
   template <class Logits, class Probe>
-  void run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions options, Stream<Space> stream, Probe& probe);
+  void run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+           Probe& probe);
+  template <class Logits, class Probe>
+  void run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                  Probe& probe);
+  template <class Logits, class Probe>
+  void pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output, ForwardOptions options,
+            Stream<Space> stream, Probe& probe);
+  void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
   void run_shared(Rows<Act const> hidden, Stream<Space> stream);
@@ -174,9 +225,12 @@ class Runner {
   Part<typename Parts::Output> output_;
   Part<typename Parts::Shared> shared_;
   Layer layer_;
-  Act* padded_ = nullptr;   // [max_rows, kernel_hidden], if the layer is wider than the routed path
-  Act* routed_ = nullptr;   // [max_rows, kernel_hidden], unless the layer writes the block's output
-  float* joint_ = nullptr;  // [max_rows, S], routing weights of shared experts
+  Chunks chunks_;
+  std::byte* zeros_ = nullptr;  // a row of hidden states and a row of logits, for a chunk without rows
+  Act* dummy_ = nullptr;        // [H], the output of such a row
+  Act* padded_ = nullptr;       // [max_rows, kernel_hidden], if the layer is wider than the routed path
+  Act* routed_ = nullptr;       // [max_rows, kernel_hidden], unless the layer writes the block's output
+  float* joint_ = nullptr;      // [max_rows, S], routing weights of shared experts
   int num_joint_ = 0;
   int num_zero_ = 0;
   routing::ZeroExpertKind zero_kind_ = routing::ZeroExpertKind::none;

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/chunking.hpp: batches of any size over a layer of fixed capacity: chunks that all ranks run in lockstep.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/parallel/dp_metadata.hpp"
+
+namespace moe::runner::chunking {
+
+/// A forward has at most max_tokens_per_rank rows.
+struct None {
+  static constexpr bool kAbsent = true;
+  struct Params {};
+};
+
+/// A forward has any number of rows on each rank. It runs as many chunks as the largest rank needs, on every rank. Host space.
+struct Lockstep {
+  static constexpr bool kAbsent = false;
+  struct Params {
+    int rows = 0;  ///< C, rows of a chunk, at most the layer's max_tokens_per_rank; 0: these
+    ChunkMode mode = ChunkMode::exact;
+  };
+
+  /// The chunks of one forward. Comm: the layer's.
+  template <class Comm>
+  class Plan {
+   public:
+    /// E_CONFIG if the chunk size is out of range.
+    Plan(Comm& comm, Params const& p, std::int64_t max_rows)
+        : comm_(comm), mode_(p.mode), metadata_(comm.size(), 1), words_(static_cast<std::size_t>(comm.size())), counts_(words_.size()) {
+      if (p.rows < 0 || p.rows > max_rows || max_rows == 0) {
+        throw Error(ErrorCode::config, text("chunk size: ", p.rows, " is out of range [1, max_tokens_per_rank ", max_rows, "]"));
+      }
+      rows_ = p.rows == 0 ? static_cast<int>(max_rows) : p.rows;
+    }
+
+    /// Collective. Agrees on the number of chunks; `own` rows on this rank. check() throws Error if this rank's arguments are wrong; the
+    /// other ranks then get E_PEER.
+    template <class Check>
+    void agree(std::int64_t own, Check const& check) {
+      std::int64_t word = own;
+      try {
+        if (own > kMostSize) throw Error(ErrorCode::capacity, text("hidden_states: ", own, " rows exceed ", kMostSize));
+        check();
+      } catch (Error const& e) {
+        gather(-1 - static_cast<std::int64_t>(e.code()));
+        throw;
+      }
+      gather(word);
+      for (std::size_t r = 0; r < words_.size(); ++r) {
+        if (words_[r] < 0) {
+          throw TransportError(ErrorCode::peer, comm_.rank(), static_cast<int>(r), "chunks", 0,
+                               text("rank ", r, " refused its arguments with ", name(static_cast<ErrorCode>(-1 - words_[r]))));
+        }
+        counts_[r] = static_cast<std::int32_t>(words_[r]);
+      }
+      own_ = own;
+      metadata_.set(counts_, comm_.rank(), static_cast<int>(own));
+    }
+
+    /// One chunk of this rank: rows [begin, begin + rows) of its batch; dummy: one row that belongs to no batch.
+    struct Chunk {
+      std::int64_t begin;
+      std::int64_t rows;
+      bool dummy;
+    };
+    /// run(Chunk) for each chunk. During it metadata().local_sizes() has the rows of all ranks.
+    template <class Run>
+    void each(Run const& run) {
+      int const chunks = metadata_.num_chunks(rows_, mode_);
+      for (int c = 0; c < chunks; ++c) {
+        auto const scope = metadata_.chunk_scope(c, rows_, mode_);
+        std::int64_t const begin = std::min<std::int64_t>(std::int64_t{rows_} * c, own_);
+        std::int64_t const rows = std::min<std::int64_t>(rows_, own_ - begin);
+        run(Chunk{begin, rows, rows < metadata_.local_sizes()[static_cast<std::size_t>(comm_.rank())]});
+      }
+    }
+    DpMetadata const& metadata() const { return metadata_; }
+
+   private:
+    void gather(std::int64_t word) {
+      if constexpr (requires { comm_.set_phase("chunks"); }) comm_.set_phase("chunks");
+      comm_.all_gather(&word, sizeof word, words_.data(), HostStream{});
+    }
+    Comm& comm_;
+    ChunkMode mode_;
+    int rows_ = 0;
+    std::int64_t own_ = 0;
+    DpMetadata metadata_;
+    std::vector<std::int64_t> words_;   // [R] rows, or -1 - the code of an error
+    std::vector<std::int32_t> counts_;  // [R]
+  };
+};
+
+}  // namespace moe::runner::chunking
