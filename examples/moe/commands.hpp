@@ -13,6 +13,7 @@ namespace moe_tool {
 void add_layer(CLI::App& app);
 void add_block(CLI::App& app);
 void add_list(CLI::App& app);
+void add_check(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_quantize(CLI::App& app);
 

@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   moe_tool::add_layer(app);
   moe_tool::add_block(app);
   moe_tool::add_list(app);
+  moe_tool::add_check(app);
   moe_tool::add_plan(app);
   moe_tool::add_quantize(app);
   try {

@@ -74,49 +74,75 @@ namespace detail {
 /// True if a dimension is left to run time or is a multiple of `unit`.
 constexpr bool fits(int dimension, int unit) { return dimension == dynamic || dimension % unit == 0; }
 
-template <class Config>
-constexpr bool topk_in_bounds() {
-  if (Config::topk == dynamic) {
+constexpr bool topk_in_bounds(int topk, int num_experts) {
+  if (topk == dynamic) {
     return true;
   }
-  return Config::topk >= 1 && Config::topk <= kMaxTopK && (Config::num_experts == dynamic || Config::topk <= Config::num_experts);
+  return topk >= 1 && topk <= kMaxTopK && (num_experts == dynamic || topk <= num_experts);
 }
+constexpr bool weight_on_input_fits(bool on_input, ActivationFormat format, int topk) {
+  return !on_input || format == ActivationFormat::standard || topk == dynamic || topk == 1;
+}
+constexpr bool rows_aligned(SpaceKind space, int hidden, std::size_t element_bytes) {
+  return space == SpaceKind::host || fits(hidden, kAlignment / static_cast<int>(element_bytes));
+}
+
+/// The rules that backend and experts decide with the types of Config, not its dimensions.
+template <class Config, class Backend, class Experts>
+struct ExchangeVerdicts {
+  using Act = typename Config::Act;
+  static constexpr ActivationFormat kFormat = Backend::kFormat;
+
+  using SameSpace = Verdict<rules::SameSpace, std::is_same_v<typename Backend::Space, typename Experts::Space>, typename Backend::Space,
+                            typename Experts::Space>;
+  using Format = Verdict<rules::ActivationFormatMatches, Experts::reads(kFormat), Value<kFormat>, Experts>;
+  using ExpertsElement = Verdict<rules::ExpertsSupportElement, Experts::template supports_element<Act, typename Config::Weight>(), Experts,
+                                 Act, typename Config::Weight>;
+  using BackendElement = Verdict<rules::BackendCarriesElement, facts::carries_element<Backend, Act>(), Backend, Act>;
+  using ExpertsActivation = Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(),
+                                    Experts, typename Config::Activation>;
+  using ReducedOnce = Verdict<rules::ReducedExactlyOnce, Backend::kReduction == Experts::reduction(kFormat), Value<Backend::kReduction>,
+                              Value<Experts::reduction(kFormat)>>;
+  using all = std::tuple<SameSpace, Format, ExpertsElement, BackendElement, ExpertsActivation, ReducedOnce>;
+};
+
+/// The rules that quantisation and experts decide with the dimensions of Config.
+template <class Config, class Quant, class Experts>
+struct SchemeVerdicts {
+  static constexpr int kShared = facts::shared_memory_bytes<Experts, Config, Quant>();
+  static constexpr int kSharedLimit = facts::shared_memory_limit<Experts>();
+
+  using ExpertsQuantization = Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>;
+  using QuantizationShape = Verdict<rules::QuantizationFitsShape, Quant::supports(Config::hidden, Config::intermediate), Quant,
+                                    Value<Config::hidden>, Value<Config::intermediate>>;
+  using ExpertsShape = Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
+                               Value<Config::intermediate>>;
+  using SharedMemory = Verdict<rules::SharedMemoryFits, kShared <= kSharedLimit, Value<kShared>, Value<kSharedLimit>>;
+  using all = std::tuple<ExpertsQuantization, QuantizationShape, ExpertsShape, SharedMemory>;
+};
+
+template <class Quant, class Backend>
+using CarriesVerdict = Verdict<rules::BackendCarriesQuantization, Backend::template carries<Quant>(), Backend, Quant>;
 
 /// All rules over one composition, in the order in which they are reported.
 template <class Config, class Router, class Quant, class Backend, class Experts>
 struct Verdicts {
   using Act = typename Config::Act;
-  static constexpr ActivationFormat kFormat = Backend::kFormat;
-  static constexpr int kShared = facts::shared_memory_bytes<Experts, Config, Quant>();
-  static constexpr int kSharedLimit = facts::shared_memory_limit<Experts>();
-  static constexpr bool kTopKOneOrDynamic = Config::topk == dynamic || Config::topk == 1;
+  using Exchange = ExchangeVerdicts<Config, Backend, Experts>;
+  using Scheme = SchemeVerdicts<Config, Quant, Experts>;
 
   using type = std::tuple<
-      Verdict<rules::SameSpace, std::is_same_v<typename Backend::Space, typename Experts::Space>, typename Backend::Space,
-              typename Experts::Space>,
-      Verdict<rules::ActivationFormatMatches, Experts::reads(kFormat), Value<kFormat>, Experts>,
-      Verdict<rules::TopKInBounds, topk_in_bounds<Config>(), Value<Config::topk>, Value<Config::num_experts>>,
-      Verdict<rules::ExpertsSupportElement, Experts::template supports_element<Act, typename Config::Weight>(), Experts, Act,
-              typename Config::Weight>,
-      Verdict<rules::BackendCarriesElement, facts::carries_element<Backend, Act>(), Backend, Act>,
-      Verdict<rules::ExpertsSupportActivation, Experts::template supports_activation<typename Config::Activation>(), Experts,
-              typename Config::Activation>,
-      Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>,
-      Verdict<rules::BackendCarriesQuantization, Backend::template carries<Quant>(), Backend, Quant>,
-      Verdict<rules::ReducedExactlyOnce, Backend::kReduction == Experts::reduction(kFormat), Value<Backend::kReduction>,
-              Value<Experts::reduction(kFormat)>>,
-      Verdict<rules::WeightOnInputNeedsTopKOne, !Router::kWeightOnInput || kFormat == ActivationFormat::standard || kTopKOneOrDynamic,
-              Router, Value<Config::topk>>,
-      Verdict<rules::RowsAligned,
-              std::is_same_v<typename Experts::Space, space::host> || fits(Config::hidden, kAlignment / static_cast<int>(sizeof(Act))),
-              Value<Config::hidden>, Act>,
-      Verdict<rules::QuantizationFitsShape, Quant::supports(Config::hidden, Config::intermediate), Quant, Value<Config::hidden>,
-              Value<Config::intermediate>>,
-      Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
-              Value<Config::intermediate>>,
+      typename Exchange::SameSpace, typename Exchange::Format,
+      Verdict<rules::TopKInBounds, topk_in_bounds(Config::topk, Config::num_experts), Value<Config::topk>, Value<Config::num_experts>>,
+      typename Exchange::ExpertsElement, typename Exchange::BackendElement, typename Exchange::ExpertsActivation,
+      typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,
+      Verdict<rules::WeightOnInputNeedsTopKOne, weight_on_input_fits(Router::kWeightOnInput, Backend::kFormat, Config::topk), Router,
+              Value<Config::topk>>,
+      Verdict<rules::RowsAligned, rows_aligned(Experts::Space::kKind, Config::hidden, sizeof(Act)), Value<Config::hidden>, Act>,
+      typename Scheme::QuantizationShape, typename Scheme::ExpertsShape,
       Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || facts::experts_are_batch_invariant<Experts>(), Experts>,
       Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || facts::backend_is_batch_invariant<Backend>(), Backend>,
-      Verdict<rules::SharedMemoryFits, kShared <= kSharedLimit, Value<kShared>, Value<kSharedLimit>>>;
+      typename Scheme::SharedMemory>;
 };
 
 /// The members that depend on what the policies are composed with.
