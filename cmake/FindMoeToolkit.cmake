@@ -7,7 +7,7 @@
 #   MoeToolkit::headers   the toolkit's headers and CCCL (cuda::std::mdspan, __nv_bfloat16, ...); enough for the host space
 #   MoeToolkit::runtime   libcudart (static)
 #   MoeToolkit::nccl      NCCL; absent if it is not installed or if MOE_NCCL is OFF
-#   MoeToolkit::cublas    cuBLAS; absent if it is not installed
+#   MoeToolkit::cublas    cuBLAS and cuBLASLt; absent if they are not installed
 set(_moe_toolkit_hints)
 foreach(_root IN ITEMS "${MOE_CUDA_ROOT}" "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}")
   if(_root)
@@ -55,8 +55,10 @@ if(MoeToolkit_INCLUDE_DIR)
   find_path(MoeToolkit_CUBLAS_INCLUDE_DIR cublas_v2.h HINTS "${MoeToolkit_INCLUDE_DIR}" NO_DEFAULT_PATH)
   find_library(MoeToolkit_CUBLAS NAMES cublas libcublas.so.13
                HINTS "${MoeToolkit_ROOT}/lib64" "${MoeToolkit_ROOT}/lib" "${MoeToolkit_ROOT}/targets/x86_64-linux/lib" NO_DEFAULT_PATH)
+  find_library(MoeToolkit_CUBLASLT NAMES cublasLt libcublasLt.so.13
+               HINTS "${MoeToolkit_ROOT}/lib64" "${MoeToolkit_ROOT}/lib" "${MoeToolkit_ROOT}/targets/x86_64-linux/lib" NO_DEFAULT_PATH)
   mark_as_advanced(MoeToolkit_NVCC MoeToolkit_CUDART MoeToolkit_NCCL_INCLUDE_DIR MoeToolkit_NCCL MoeToolkit_CUBLAS_INCLUDE_DIR
-                   MoeToolkit_CUBLAS)
+                   MoeToolkit_CUBLAS MoeToolkit_CUBLASLT)
 endif()
 
 include(FindPackageHandleStandardArgs)
@@ -85,8 +87,8 @@ if(MoeToolkit_FOUND)
       INTERFACE_INCLUDE_DIRECTORIES "${MoeToolkit_NCCL_INCLUDE_DIR}" INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${MoeToolkit_NCCL_INCLUDE_DIR}"
       INTERFACE_LINK_LIBRARIES "${MoeToolkit_NCCL}")
   endif()
-  if(MoeToolkit_CUBLAS AND MoeToolkit_CUBLAS_INCLUDE_DIR AND NOT TARGET MoeToolkit::cublas)
+  if(MoeToolkit_CUBLAS AND MoeToolkit_CUBLASLT AND MoeToolkit_CUBLAS_INCLUDE_DIR AND NOT TARGET MoeToolkit::cublas)
     add_library(MoeToolkit::cublas INTERFACE IMPORTED)
-    set_target_properties(MoeToolkit::cublas PROPERTIES INTERFACE_LINK_LIBRARIES "${MoeToolkit_CUBLAS}")
+    set_target_properties(MoeToolkit::cublas PROPERTIES INTERFACE_LINK_LIBRARIES "${MoeToolkit_CUBLAS};${MoeToolkit_CUBLASLT}")
   endif()
 endif()

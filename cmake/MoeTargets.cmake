@@ -6,7 +6,7 @@
 #   moe::onednn  experts::OneDnn: oneDNN
 #   moe::host    all of the above
 #   moe::cuda    the CUDA space: CUDA runtime, NCCL
-#   moe::cublas  experts::CublasGrouped: moe::cuda and cuBLAS
+#   moe::cublas  experts::CublasGrouped, a runner's products on the device: moe::cuda and cuBLAS
 include(GNUInstallDirs)
 set(MOE_EXPORTED_TARGETS moe)
 
