@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_blocks_test.cpp: every block file of the reference data as one graph on the device, from the hidden states to the
+// block's output, against the expected output and against the block whose frame runs on the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "block_file.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/cuda_reference.hpp"
+#include "moe/models/device_block.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/runner/device/captured_sizes.hpp"
+
+namespace {
+
+using namespace moe;
+using Local = backends::NoExpertParallel<space::cuda>;
+using Cuda = space::cuda;
+using moe_test::BlockFile;
+using moe_test::each_block_file;
+using moe_test::relative_error;
+
+/// The block's output on the device: enqueued, and the same bits replayed from a graph.
+template <class Act, class Experts>
+std::vector<float> run_on_device(BlockFile const& f) {
+  using Block = models::DeviceBlock<quantization::None, Local, Experts, Act>;
+  std::int64_t const rows = f.rows();
+  comm::Self<Cuda> self;
+  Block block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), rows);
+  std::vector<Act> host(f.hidden.size());
+  std::transform(f.hidden.begin(), f.hidden.end(), host.begin(), [](float v) { return from_float<Act>(v); });
+  Buffer<Act, Cuda> x(static_cast<std::int64_t>(host.size())), y(x.size()), again(x.size());
+  Buffer<std::int64_t, Cuda> tokens(static_cast<std::int64_t>(f.tokens.size()));
+  x.copy_from_host(host.data());
+  if (tokens.size() > 0) tokens.copy_from_host(f.tokens.data());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  ForwardOptions options;
+  options.token_ids = tokens.size() > 0 ? tokens.data() : nullptr;
+  auto const forward = [&](Buffer<Act, Cuda>& to, std::int64_t n, cudaStream_t stream) {
+    std::int64_t const h = f.description.hidden;
+    block.forward(make_rows(static_cast<Act const*>(x.data()), n, h), make_rows(to.data(), n, h), options, stream);
+  };
+  CudaStream stream;
+  forward(y, rows, stream);
+  stream.synchronize();
+  std::vector<Act> first(host.size()), replayed(host.size());
+  y.copy_to_host(first.data());
+
+  runner::CapturedSizes<Cuda> graphs;
+  std::vector<std::int64_t> const sizes{rows};
+  graphs.capture(self, sizes, runner::capture_obstacle(block.runner().layer()),
+                 [&](std::int64_t n, cudaStream_t s) { forward(again, n, s); });
+  check_cuda(cudaMemset(again.data(), 0xff, again.bytes()), "cudaMemset");
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  graphs.replay(rows, stream);
+  stream.synchronize();
+  again.copy_to_host(replayed.data());
+  std::vector<float> out;
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    out.push_back(to_float(first[i]));
+    if (to_float(replayed[i]) != out.back()) {
+      ADD_FAILURE() << "a replayed graph differs at " << i << ": " << to_float(replayed[i]) << ", " << out.back();
+      break;
+    }
+  }
+  return out;
+}
+
+TEST(RunnerBlocks, Float32EqualsExpected) {
+  each_block_file([](BlockFile const& f) {
+    auto const got = run_on_device<float, experts::CudaReference>(f);
+    double largest = 0;
+    for (float v : f.expected) largest = std::max(largest, std::abs(static_cast<double>(v)));
+    for (std::size_t i = 0; i < got.size(); ++i) {  // the tolerance of the reference data
+      ASSERT_NEAR(got[i], f.expected[i], 5e-6 * largest + 1e-5 * std::abs(f.expected[i])) << f.name << " at " << i;
+    }
+  });
+}
+/// The gate reads rows that are already bf16, so that a near tie may choose other experts than the reference's float32 rows do: the block
+/// whose frame runs on the host gets the same rounded rows.
+TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
+  each_block_file([](BlockFile const& f) {
+    BlockFile rounded(moe_test::golden_dir() / "moe_blocks" / (f.name + ".safetensors"));
+    for (float& v : rounded.hidden) v = to_float(from_float<bf16>(v));
+    auto const want = rounded.run<quantization::None, Local, experts::CudaReference>();
+    auto const got = run_on_device<bf16, experts::CudaReference>(f);
+    EXPECT_LT(relative_error(got, want), 1.2e-2) << f.name;
+    EXPECT_LT(relative_error(got, f.expected), std::max(1.2e-2, 1.5 * relative_error(want, f.expected))) << f.name;
+  });
+}
+
+}  // namespace
