@@ -31,8 +31,7 @@ inline constexpr HandChoice kHandChoices[] = {
     // 720 rows: 160 1679 160x2 1694; -; -; 160 3216 160x2 3237; 160 3400 160x2 3409
     // 1024 rows and more: docs/log/hopper.md, log 32
     {440, {Scheme::bf16, kAnyRows, 160, 2}},
-    // 256 rows: 128 490 128x2 497
-    {400, {Scheme::fp8_block, kAnyRows, 128, 2}},
+    // fp8_block: tiles of 128 rows, at any number of rows without clusters (log 36)
 };
 
 /// The tile for that many expected rows per expert. A scheme without measurements takes those of the scheme with elements of the same size.
