@@ -61,8 +61,8 @@ struct HighThroughputShape {
   }
 };
 
-/// Planners: warps of a block that compute places while the others prepare their first rows. One thread for each of `n` counts, and at most
-/// three quarters of the warps.
+/// Planners: warps of a block that compute row positions while the others prepare their first rows. One thread for each of `n` counts, and
+/// at most three quarters of the warps.
 MOE_HD inline int high_throughput_planners(int n, int warps) {
   int const wanted = (n + 31) / 32;
   int const most = warps < 2 ? 1 : 3 * warps / 4;
@@ -87,11 +87,11 @@ struct HighThroughputLayout {
   std::size_t rows[2] = {};        ///< [rows][row_bytes]
   std::size_t scales[2] = {};      ///< float [rows][scale_stride]
   std::size_t records[2] = {};     ///< [rows][record_words]: i32 [k] local ids or -1; float [k] weights, 0 where the id is -1; with lists
-                                   ///< i32 [k] place in the expert-major list or -1; i32 source rank * max_tokens + token
+                                   ///< i32 [k] position in the expert-major list or -1; i32 source rank * max_tokens + token
   std::size_t list[2] = {};        ///< i32 [list_size] rows by expert; -1 in the gaps
   std::size_t outputs[2] = {};     ///< bf16 [rows][H]: weighted and summed over this rank's experts, for combine
   std::size_t sent_rows[2] = {};   ///< own: i32 [T][R] row of a token at each rank, or -1
-  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] place of each choice in its expert's list
+  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's list
   std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
   std::size_t bytes = 0;
   int row_bytes = 0;

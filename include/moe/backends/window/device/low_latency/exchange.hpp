@@ -62,7 +62,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
-  /// Collective. Allocates batches for both parities, of `max_tokens` rows per rank and slot; E_CAPACITY if they do not fit. Any placement.
+  /// Collective. Allocates batches for both parities, of `max_tokens` rows per rank and buffer set; E_CAPACITY if they do not fit. Any
+  /// placement.
   LowLatencyExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                      Quant const&, Params const& params, Arena<Space>& arena)
       : params_(checked(params)),
@@ -117,11 +118,11 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   }
 
   /// The send half of a dispatch: waits for no rows (without masks: waits for the counts of lower ranks), so that other work can run before
-  /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the slot's last send was not received; E_ARG for the
-  /// slot.
+  /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the buffer set's last send was not received; E_ARG
+  /// for the buffer set.
   Handle send(Routed const& in, cudaStream_t stream, int slot = 0) { return begin(in, stream, slot, false); }
-  /// The receive half. The batches are valid until two further dispatches of the slot have begun. E_STATE for a handle that was received or
-  /// is stale.
+  /// The receive half. The batches are valid until two further dispatches of the buffer set have begun. E_STATE for a handle that was
+  /// received or is stale.
   Tokens receive(Handle handle, cudaStream_t stream) {
     Record& r = expect(handle, DispatchState::sent, "receive");
     calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, false, true);

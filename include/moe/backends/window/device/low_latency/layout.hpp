@@ -25,7 +25,7 @@ struct LowLatencyShape {
   bool fp8 = true;        ///< rows travel as e4m3 with one float scale per 128; else bf16
   bool per_rank = false;  ///< one row per (token, rank), gathered by index; else one row per (token, expert), in the expert's batch
   int blocks = 128;       ///< thread blocks of every exchange kernel, all resident at once
-  /// Ranks may die: rows of a source have fixed places (T for each source in every expert's batch), and experts gather them by index.
+  /// Ranks may die: rows of a source have fixed positions (T for each source in every expert's batch), and experts gather them by index.
   bool masks = false;
   CombineFormat combine = CombineFormat::plain;  ///< the format in which expert outputs travel
   int layer = 0;                                 ///< number of the exchange among those that share a window
@@ -70,12 +70,12 @@ struct LowLatencyLayout {
   std::size_t sources[2] = {};     ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
   std::size_t gather[2] = {};      ///< masks only: own i32 [L][C] rows to gather, counted over all batches
   std::size_t bases[2] = {};       ///< masks only: i32 [L][R] rows of lower sources in every batch, as this rank counted them
-  std::size_t choices[2] = {};     ///< per rank only: [R*T] records: i32 [k] place in [L*C] or -1, then float [k] weights
+  std::size_t choices[2] = {};     ///< per rank only: [R*T] records: i32 [k] position in [L*C] or -1, then float [k] weights
   std::size_t present[2] = {};     ///< per rank only: u32 [R*T] round in which the record was written
   std::size_t round_of[2] = {};    ///< own: u32 last dispatch round of each parity
   std::size_t outputs[2] = {};     ///< expert outputs [L][C], or locally reduced rows [R*T]: bf16 [H], or coded in output_bytes
   std::size_t headers[2] = {};     ///< coded outputs only: u32 [groups()] per row
-  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] place of each choice in its expert's batch, or -1
+  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's batch, or -1
   std::size_t bytes = 0;
   int row_bytes = 0;
   int output_bytes = 0;

@@ -2,8 +2,8 @@
 // backends/window/device/low_latency/masks.cuh: the low-latency exchange among ranks that may die. docs/semantics/exchange.md §8.4.
 //
 // A call decides at two points which ranks are dead, each time in one block, so that the whole rank agrees: after the rows have been sent
-// (low_latency_collect) and before outputs are read (low_latency_meet). A row's place depends on no other source's count, so ranks need not
-// agree about dead ranks; each receiver packs its batches by index from the rows of the ranks that it found alive.
+// (low_latency_collect) and before outputs are read (low_latency_meet). A row's position depends on no other source's count, so ranks need
+// not agree about dead ranks; each receiver packs its batches by index from the rows of the ranks that it found alive.
 #pragma once
 
 #include "moe/backends/window/device/common/rows.cuh"
