@@ -8,8 +8,9 @@ One GPU: bench/layer. More: exchange_bench and ep_layer_bench on N GPUs. The poi
 before, after, after, before; once all have, again, K (3) times in all or as often as fits into S seconds (150), which are not exceeded: units
 that were not measured are named.
 
-A line a point: the median before, the median after, after / before, and the spread: how far runs of the same binary lie apart, in percent
-of their median, the larger of both. "SLOWER" marks a point that is slower by more than PERCENT (1) beyond the spread.
+A line a point: the median before, the median after, after / before, and the spread: by how much two consecutive runs of the same binary
+differ, in percent of their median: the median of these differences, of the binary where it is larger. "SLOWER" marks a point that is slower by
+more than PERCENT (1) beyond the spread, "slower, within the spread" one that is slower by more than PERCENT.
 
 Exit code: 0 if no point is slower, 1 if one is, 2 if a benchmark failed or nothing was measured.
 """
@@ -143,8 +144,8 @@ def measure(units, builds, sweeps, deadline):
 
 
 def apart(times):
-    """How far the runs of one binary lie apart, as a part of their median."""
-    return (max(times) - min(times)) / statistics.median(times)
+    """By how much two consecutive runs of one binary differ (the median of all such differences), as a part of the runs' median."""
+    return statistics.median(abs(a - b) for a, b in zip(times, times[1:])) / statistics.median(times)
 
 
 def compare(units, limit):
@@ -164,6 +165,7 @@ def compare(units, limit):
                     "ratio": ratio,
                     "spread": spread,
                     "runs": min(len(before), len(after)),
+                    "above_limit": ratio > 1.0 + limit / 100.0,
                     "slower": ratio > 1.0 + limit / 100.0 + spread,
                 }
             )
@@ -174,14 +176,14 @@ def show(rows):
     width = max(len(row["point"]) for row in rows)
     print(f"{'point':{width}}  {'before us':>10}  {'after us':>10}  {'ratio':>6}  spread  runs")
     for row in rows:
-        mark = "  SLOWER" if row["slower"] else ""
+        mark = "  SLOWER" if row["slower"] else "  slower, within the spread" if row["above_limit"] else ""
         print(
             f"{row['point']:{width}}  {row['before_us']:10.2f}  {row['after_us']:10.2f}  {row['ratio']:6.3f}  {100 * row['spread']:5.1f}%"
             f"  {row['runs']:4}{mark}"
         )
     ratios = [row["ratio"] for row in rows]
     print(
-        f"{len(rows)} points, {sum(row['slower'] for row in rows)} slower; ratio: median {statistics.median(ratios):.3f}, "
+        f"{len(rows)} points, {sum(row['slower'] for row in rows)} slower, {sum(row['above_limit'] for row in rows)} above the limit; ratio: median {statistics.median(ratios):.3f}, "
         f"{min(ratios):.3f} to {max(ratios):.3f}"
     )
 

@@ -125,31 +125,135 @@ class Bench {
     report_.add({name, t.us, t.spread, {{"ranks", host_.size()}, {"bytes_out", bytes}, {"gb_per_s", rate}, {"host_us", t.host_us}}});
   }
 
+  /// One batch of this rank: random rows and choices, here and on the device, and how many rows go to and come from every rank.
+  struct Batch {
+    Batch(comm::Mpi& host, int tokens)
+        : tokens(tokens),
+          placement(kExperts, host.size(), PlacementStrategy::linear),
+          rows_out(static_cast<std::size_t>(host.size()), 0),
+          rows_in(rows_out),
+          x(std::int64_t{tokens} * kHidden),
+          out(std::int64_t{tokens} * kHidden),
+          device_ids(std::int64_t{tokens} * kTopK),
+          device_weights(std::int64_t{tokens} * kTopK) {
+      std::mt19937 random(static_cast<unsigned>(77 + host.rank()));
+      std::vector<std::int32_t> all(kExperts);
+      for (int e = 0; e < kExperts; ++e) all[static_cast<std::size_t>(e)] = e;
+      for (int t = 0; t < tokens; ++t) {
+        std::vector<bool> seen(rows_out.size());
+        for (int j = 0; j < kTopK; ++j) {
+          std::swap(all[static_cast<std::size_t>(j)], all[static_cast<std::size_t>(j) + random() % static_cast<unsigned>(kExperts - j)]);
+          ids.push_back(all[static_cast<std::size_t>(j)]);
+          auto const to = static_cast<std::size_t>(placement.owner(ids.back()));
+          rows_out[to] += seen[to] ? 0 : 1;
+          seen[to] = true;
+        }
+      }
+      MPI_Alltoall(rows_out.data(), 1, MPI_INT64_T, rows_in.data(), 1, MPI_INT64_T, host.handle());
+      std::normal_distribution<float> normal;
+      host_x.resize(static_cast<std::size_t>(tokens) * kHidden);
+      weights.resize(ids.size());
+      for (bf16& v : host_x) v = from_float<bf16>(normal(random));
+      for (float& v : weights) v = static_cast<float>(random() % 1000 + 1) / 1000.0F;
+      x.copy_from_host(host_x.data());
+      device_weights.copy_from_host(weights.data());
+      device_ids.copy_from_host(ids.data());
+    }
+    RoutedTokens<bf16> in() const {
+      return {make_rows(static_cast<bf16 const*>(x.data()), tokens, kHidden),
+              make_rows(static_cast<std::int32_t const*>(device_ids.data()), tokens, kTopK),
+              make_rows(static_cast<float const*>(device_weights.data()), tokens, kTopK)};
+    }
+
+    int tokens;
+    ExpertPlacement placement;
+    std::vector<std::int32_t> ids;
+    std::vector<std::int64_t> rows_out, rows_in;
+    std::vector<bf16> host_x;
+    std::vector<float> weights;
+    Device<bf16> x, out;
+    Device<std::int32_t> device_ids;
+    Device<float> device_weights;
+  };
+
   template <class Quant>
   void run(int tokens, backends::Sizes sizes) {
-    int const R = host_.size();
-    int const me = host_.rank();
-    std::mt19937 random(static_cast<unsigned>(77 + me));
-    std::vector<std::int32_t> ids;
-    std::vector<std::int64_t> rows_out(static_cast<std::size_t>(R), 0), rows_in(rows_out);
-    std::vector<std::int32_t> all(kExperts);
-    for (int e = 0; e < kExperts; ++e) all[static_cast<std::size_t>(e)] = e;
-    ExpertPlacement const placement(kExperts, R, PlacementStrategy::linear);
-    for (int t = 0; t < tokens; ++t) {
-      std::vector<bool> seen(static_cast<std::size_t>(R));
-      for (int j = 0; j < kTopK; ++j) {
-        std::swap(all[static_cast<std::size_t>(j)], all[static_cast<std::size_t>(j) + random() % static_cast<unsigned>(kExperts - j)]);
-        ids.push_back(all[static_cast<std::size_t>(j)]);
-        auto const to = static_cast<std::size_t>(placement.owner(ids.back()));
-        rows_out[to] += seen[to] ? 0 : 1;
-        seen[to] = true;
+    Batch batch(host_, tokens);
+    std::string const shape =
+        text(tokens, "/", Quant::kQuantizesActivations ? "fp8" : "bf16", "/", sizes == backends::Sizes::fixed ? "fixed" : "exact");
+    exchange_rows(batch, moe::detail::WireRow<Config, Quant>(kHidden, kTopK).bytes(), sizes, shape);
+    exchange<backends::AllToAllV<Nccl>, Quant>(batch, sizes, "all_to_all_v", shape);
+    exchange<backends::AllGatherReduceScatter<Nccl>, Quant>(batch, sizes, "allgather_reduce_scatter", shape);
+  }
+
+  moe_bench::Report const& report() const { return report_; }
+  bool good() const { return good_; }
+
+ private:
+  /// A backend's whole exchange with experts that multiply by a factor: checked, then its calls and the pair timed.
+  template <class Backend, class Quant>
+  void exchange(Batch& batch, backends::Sizes sizes, std::string const& name, std::string const& shape) {
+    int const tokens = batch.tokens;
+    Shape<Config> const layer(LayerShape{kHidden, 2048, kExperts, kTopK, false});
+    Arena<space::cuda> arena;
+    typename Backend::Params params{};
+    params.sizes = sizes;
+    typename Backend::template Exchange<Config, Quant, bf16> exchange(comm_, layer, tokens, batch.placement, Quant{}, params, arena);
+    auto const owned = batch.placement.local_to_physical(host_.rank());
+    Device<std::int32_t> physical(static_cast<std::int64_t>(owned.size()));
+    physical.copy_from_host(owned.data());
+    auto const tokens_here = exchange.prepare(batch.in(), stream_);
+    auto const y = exchange.expert_output();
+    if (y.extent(0) > 0) {
+      moe_test::factor_experts<bf16><<<static_cast<unsigned>(y.extent(0)), 32, kHidden * sizeof(float), stream_>>>(
+          Quant{}, tokens_here, physical.data(), static_cast<int>(owned.size()), kHidden, y.data_handle());
+      check_launch("factor_experts");
+    }
+    exchange.finalize(make_rows(batch.out.data(), tokens, kHidden), stream_);
+    exchange.wait(stream_);
+    std::vector<bf16> host_out(batch.host_x.size());
+    batch.out.copy_to_host(host_out.data());
+    if (!expect_at_most(name + "/" + shape, output_error<Quant>(batch.host_x, batch.ids, batch.weights, host_out, tokens), 5e-3)) return;
+
+    double dispatch = 0, combine = 0;
+    // The halves cannot run alone: the pair is timed, and dispatch is the difference of the pair and its second half.
+    std::vector<CudaEvent> marks(3);
+    std::vector<double> d, c;
+    for (int i = -3; i < 4 * kRepeats; ++i) {
+      stream_.synchronize();
+      host_.barrier({});
+      marks[0].record(stream_);
+      exchange.prepare(batch.in(), stream_);
+      marks[1].record(stream_);
+      exchange.finalize(make_rows(batch.out.data(), tokens, kHidden), stream_);
+      marks[2].record(stream_);
+      exchange.wait(stream_);
+      std::array<double, 2> mine{1e3 * static_cast<double>(marks[1].since(marks[0])), 1e3 * static_cast<double>(marks[2].since(marks[1]))};
+      std::array<double, 2> slowest{};
+      MPI_Allreduce(mine.data(), slowest.data(), 2, MPI_DOUBLE, MPI_MAX, host_.handle());
+      if (i >= 0) {
+        d.push_back(slowest[0]);
+        c.push_back(slowest[1]);
       }
     }
-    MPI_Alltoall(rows_out.data(), 1, MPI_INT64_T, rows_in.data(), 1, MPI_INT64_T, host_.handle());
-    std::int64_t const record = moe::detail::WireRow<Config, Quant>(kHidden, kTopK).bytes();
+    std::function<void()> const both = [&] {
+      exchange.prepare(batch.in(), stream_);
+      exchange.finalize(make_rows(batch.out.data(), tokens, kHidden), stream_);
+    };
+    auto const pair = time(calls_for(tokens), {both});
+    std::tie(dispatch, std::ignore) = median_and_spread(d);
+    std::tie(combine, std::ignore) = median_and_spread(c);
+    print(name + "/dispatch_call/" + shape, {dispatch, median_and_spread(d).second, 0}, dispatch_bytes_);
+    print(name + "/combine_call/" + shape, {combine, median_and_spread(c).second, 0}, combine_bytes_);
+    print(name + "/pair_back_to_back/" + shape, pair[0], dispatch_bytes_ + combine_bytes_);
+  }
+  /// The rows alone, as bytes: NCCL's send and receive beside all_to_all_v, both ways. `record`: bytes of a dispatched row.
+  void exchange_rows(Batch const& batch, std::int64_t record, backends::Sizes sizes, std::string const& shape) {
+    int const R = host_.size();
+    int const me = host_.rank();
     auto bytes_of = [&](std::vector<std::int64_t> rows, std::int64_t row) {
       for (std::size_t r = 0; r < rows.size(); ++r) {
-        rows[r] = r == static_cast<std::size_t>(me) ? 0 : (sizes == backends::Sizes::fixed ? tokens : rows[r]) * row;
+        rows[r] = r == static_cast<std::size_t>(me) ? 0 : (sizes == backends::Sizes::fixed ? batch.tokens : rows[r]) * row;
       }
       return rows;
     };
@@ -167,85 +271,10 @@ class Bench {
       }
       return out;
     };
-    std::normal_distribution<float> normal;
-    std::vector<bf16> host_x(static_cast<std::size_t>(tokens) * kHidden);
-    std::vector<float> host_weights(ids.size());
-    for (bf16& v : host_x) v = from_float<bf16>(normal(random));
-    for (float& v : host_weights) v = static_cast<float>(random() % 1000 + 1) / 1000.0F;
-    Device<bf16> x(std::int64_t{tokens} * kHidden), out(std::int64_t{tokens} * kHidden);
-    Device<std::int32_t> device_ids(std::int64_t{tokens} * kTopK);
-    Device<float> weights(std::int64_t{tokens} * kTopK);
-    x.copy_from_host(host_x.data());
-    weights.copy_from_host(host_weights.data());
-    device_ids.copy_from_host(ids.data());
-    RoutedTokens<bf16> const in{make_rows(static_cast<bf16 const*>(x.data()), tokens, kHidden),
-                                make_rows(static_cast<std::int32_t const*>(device_ids.data()), tokens, kTopK),
-                                make_rows(static_cast<float const*>(weights.data()), tokens, kTopK)};
-    char const* const mode = sizes == backends::Sizes::fixed ? "fixed" : "exact";
-    std::string const shape = text(tokens, "/", Quant::kQuantizesActivations ? "fp8" : "bf16", "/", mode);
-
-    Shape<Config> const layer(LayerShape{kHidden, 2048, kExperts, kTopK, false});
-    int const calls = tokens > 1000 ? 8 : 20;
-    auto exchange_of = [&](auto backend, std::string const& name) {
-      using Backend = typename decltype(backend)::type;
-      Arena<space::cuda> arena;
-      typename Backend::Params params{};
-      params.sizes = sizes;
-      typename Backend::template Exchange<Config, Quant, bf16> exchange(comm_, layer, tokens, placement, Quant{}, params, arena);
-      auto const owned = placement.local_to_physical(me);
-      Device<std::int32_t> physical(static_cast<std::int64_t>(owned.size()));
-      physical.copy_from_host(owned.data());
-      auto const tokens_here = exchange.prepare(in, stream_);
-      auto const y = exchange.expert_output();
-      if (y.extent(0) > 0) {
-        moe_test::factor_experts<bf16><<<static_cast<unsigned>(y.extent(0)), 32, kHidden * sizeof(float), stream_>>>(
-            Quant{}, tokens_here, physical.data(), static_cast<int>(owned.size()), kHidden, y.data_handle());
-        check_launch("factor_experts");
-      }
-      exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
-      exchange.wait(stream_);
-      std::vector<bf16> host_out(host_x.size());
-      out.copy_to_host(host_out.data());
-      if (!expect_at_most(name + "/" + shape, output_error<Quant>(host_x, ids, host_weights, host_out, tokens), 5e-3)) return;
-
-      double dispatch = 0, combine = 0;
-      // The halves cannot run alone: the pair is timed, and dispatch is the difference of the pair and its second half.
-      std::vector<CudaEvent> marks(3);
-      std::vector<double> d, c;
-      for (int i = -3; i < 4 * kRepeats; ++i) {
-        stream_.synchronize();
-        host_.barrier({});
-        marks[0].record(stream_);
-        exchange.prepare(in, stream_);
-        marks[1].record(stream_);
-        exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
-        marks[2].record(stream_);
-        exchange.wait(stream_);
-        std::array<double, 2> mine{1e3 * static_cast<double>(marks[1].since(marks[0])),
-                                   1e3 * static_cast<double>(marks[2].since(marks[1]))};
-        std::array<double, 2> slowest{};
-        MPI_Allreduce(mine.data(), slowest.data(), 2, MPI_DOUBLE, MPI_MAX, host_.handle());
-        if (i >= 0) {
-          d.push_back(slowest[0]);
-          c.push_back(slowest[1]);
-        }
-      }
-      std::function<void()> const both = [&] {
-        exchange.prepare(in, stream_);
-        exchange.finalize(make_rows(out.data(), tokens, kHidden), stream_);
-      };
-      auto const pair = time(calls, {both});
-      std::tie(dispatch, std::ignore) = median_and_spread(d);
-      std::tie(combine, std::ignore) = median_and_spread(c);
-      print(name + "/dispatch_call/" + shape, {dispatch, median_and_spread(d).second, 0}, dispatch_bytes_);
-      print(name + "/combine_call/" + shape, {combine, median_and_spread(c).second, 0}, combine_bytes_);
-      print(name + "/pair_back_to_back/" + shape, pair[0], dispatch_bytes_ + combine_bytes_);
-    };
-
     for (bool combine : {false, true}) {
       std::int64_t const row = combine ? std::int64_t{kHidden} * 2 : record;
-      auto const sent = bytes_of(combine ? rows_in : rows_out, row);
-      auto const received = bytes_of(combine ? rows_out : rows_in, row);
+      auto const sent = bytes_of(combine ? batch.rows_in : batch.rows_out, row);
+      auto const received = bytes_of(combine ? batch.rows_out : batch.rows_in, row);
       auto const sent_at = first(sent);
       auto const received_at = first(received);
       (combine ? combine_bytes_ : dispatch_bytes_) = static_cast<double>(total(sent));
@@ -274,17 +303,12 @@ class Bench {
       };
       bool const right = arrives("nccl/" + what + shape, plain);
       if (!arrives("all_to_all_v/" + what + shape, ours) || !right) continue;
-      auto const t = time(calls, {plain, ours});
+      auto const t = time(calls_for(batch.tokens), {plain, ours});
       print("nccl/" + what + shape, t[0], static_cast<double>(total(sent)));
       print("all_to_all_v/" + what + shape, t[1], static_cast<double>(total(sent)));
     }
-    exchange_of(std::type_identity<backends::AllToAllV<Nccl>>{}, "all_to_all_v");
-    exchange_of(std::type_identity<backends::AllGatherReduceScatter<Nccl>>{}, "allgather_reduce_scatter");
   }
-  moe_bench::Report const& report() const { return report_; }
-  bool good() const { return good_; }
-
- private:
+  static int calls_for(int tokens) { return tokens > 1000 ? 8 : 20; }
   /// Bytes that rank `from` sends to rank `to`.
   static void append_pattern(std::vector<std::byte>& out, std::int64_t bytes, int from, int to) {
     for (std::int64_t i = 0; i < bytes; ++i) out.push_back(static_cast<std::byte>((31 * from + 17 * to + 7 * i + i / 251) & 0xff));
@@ -338,7 +362,7 @@ class Bench {
 
 int run(std::string const& json) {
   comm::Mpi host(MPI_COMM_WORLD);
-  if (!moe_bench::take_gpu(host.rank(), host.size())) return 0;
+  if (!moe_bench::take_gpu(host.rank(), host.size())) return 77;
   Bench bench(host);
   using Fp8 = quantization::Fp8Group<>;
   bench.run<quantization::None>(8, backends::Sizes::fixed);

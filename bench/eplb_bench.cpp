@@ -3,8 +3,12 @@
 // 50 ms.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <random>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "bench/checked.hpp"
@@ -51,11 +55,33 @@ void rebalance(benchmark::State& state) {
   state.counters["balancedness_after"] = after;
 }
 
+/// Whether the flows and every rank's plan turn one layer's old map into the new one.
+bool reaches(std::span<moe::eplb::Flow const> flows, std::span<std::int32_t const> from, std::span<std::int32_t const> to, int ranks) {
+  std::vector<std::int32_t> slots(from.begin(), from.end());
+  std::vector<std::int32_t> buffer(from.size(), -1);  // the spare slots of all ranks
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto const plan = moe::eplb::plan_rank(flows, from, to, ranks, rank);
+    for (auto const& copy : plan.local_copies) buffer[std::size_t(copy.destination_slot)] = from[std::size_t(copy.source_slot)];
+    for (auto const& flow : plan.receives) buffer[std::size_t(flow.destination_slot)] = from[std::size_t(flow.source_slot)];
+    for (auto const& copy : plan.duplicates) buffer[std::size_t(copy.destination_slot)] = buffer[std::size_t(copy.source_slot)];
+    for (std::int32_t const slot : plan.commits) slots[std::size_t(slot)] = buffer[std::size_t(slot)];
+  }
+  return std::equal(slots.begin(), slots.end(), to.begin(), to.end());
+}
+
 // The engine's planning at a rearrangement: new maps that keep slots, and every layer's flows in rounds.
 void propose_and_plan_transfers(benchmark::State& state) {
   Table<double> const load = load_of(state);
   Topology const topology = topology_of(state);
   ExpertMaps const current = ExpertMaps::initial(load.rows(), load.cols(), topology.num_physical - load.cols());
+  auto const checked = moe::eplb::propose(current, load, topology);
+  for (int layer : checked.changed_layers) {
+    auto const from = current.physical_to_logical().row(layer), to = checked.maps.physical_to_logical().row(layer);
+    if (!reaches(moe::eplb::plan_flows(from, to, load.cols(), topology.num_ranks), from, to, topology.num_ranks)) {
+      return moe_bench::skip_wrong(state, "the flows do not lead to the proposed map of layer " + std::to_string(layer));
+    }
+  }
+  if (checked.changed_layers.empty()) return moe_bench::skip_wrong(state, "nothing is proposed");
   std::size_t flows = 0;
   std::size_t rounds = 0;
   for (auto _ : state) {

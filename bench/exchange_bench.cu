@@ -696,7 +696,7 @@ int main(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::printf("no GPU: nothing to measure\n");
-    return 0;
+    return 77;
   }
   if (o.ranks == 0) {
     o.ranks = o.simulated ? 8 : devices;

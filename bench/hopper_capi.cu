@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/hopper_capi.cu: the Hopper layer behind a C interface, for bench/compare.py. Target moe_hopper_capi; alone, with the kernels in it:
-//
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Iinclude -shared -Xcompiler=-fPIC -o capi.so bench/hopper_capi.cu
+// bench/hopper_capi.cu: the Hopper layer behind a C interface, for bench/compare.py: target moe_hopper_capi, with the kernels of
+// moe_hopper_kernels in it.
 #include <cstdio>
 #include <exception>
 
-#include "moe/experts/hopper/contiguous_layer.cuh"
-#include "moe/experts/hopper/layer/launch.cuh"
+#include "moe/experts/hopper/contiguous_layer.hpp"
 
 using namespace moe::hopper;
 

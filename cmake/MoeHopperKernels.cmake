@@ -31,6 +31,7 @@ template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Sch
   endforeach()
   list(REMOVE_DUPLICATES sources)
   add_library(${name} STATIC ${sources})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)  # it may go into a shared library
   target_link_libraries(${name} PUBLIC moe::cuda)
   moe_cuda_architectures(${name} HOPPER)
 endfunction()

@@ -2,11 +2,9 @@
 // examples/expert_parallel_cuda.cu: a layer on all GPUs of a node, for decode and for prefill: mpirun -n 4 example_expert_parallel_cuda
 #include <mpi.h>
 
-#include <moe/backends/window/device/high_throughput/exchange.hpp>
-#include <moe/backends/window/device/low_latency/exchange.hpp>
+#include <moe/backends/window/device/high_throughput.cuh>
+#include <moe/backends/window/device/low_latency.cuh>
 #include <moe/comm/mpi.hpp>
-#include <moe/comm/nccl_symmetric.cuh>
-#include <moe/comm/nccl_symmetric.hpp>
 #include <moe/experts/hopper_contiguous.hpp>
 #include <moe/experts/hopper_masked.hpp>
 #include <moe/moe.hpp>

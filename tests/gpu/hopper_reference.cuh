@@ -18,79 +18,12 @@
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/common/problem.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "tests/gpu/device_array.cuh"
 
 namespace moe_test {
 
 using moe::hopper::LocalShape;
 using moe::hopper::Scheme;
-
-/// Device memory of one type.
-template <class T>
-class DeviceArray {
- public:
-  DeviceArray() = default;
-  explicit DeviceArray(std::size_t count) : count_(count) {
-    moe::hopper::check_cuda(cudaMalloc(&data_, std::max<std::size_t>(count, 64) * sizeof(T)), "cudaMalloc");
-  }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(DeviceArray&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr; }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(count_, other.count_);
-    return *this;
-  }
-  T* data() const { return data_; }
-  std::size_t size() const { return count_; }
-  std::size_t bytes() const { return count_ * sizeof(T); }
-  void fill_bytes(int value) const { moe::hopper::check_cuda(cudaMemset(data_, value, bytes()), "cudaMemset"); }
-  void upload(std::vector<T> const& host) const {
-    moe::hopper::check_cuda(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  std::vector<T> download() const {
-    std::vector<T> host(count_);
-    moe::hopper::check_cuda(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return host;
-  }
-
- private:
-  T* data_ = nullptr;
-  std::size_t count_ = 0;
-};
-
-__device__ inline std::uint64_t mix(std::uint64_t z) {
-  z += 0x9E3779B97F4A7C15ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
-
-/// Approximately normal numbers of standard deviation `sigma`.
-template <class T>
-__global__ void fill_normal(T* data, long long count, std::uint64_t seed, float sigma) {
-  for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < count;
-       i += static_cast<long long>(gridDim.x) * blockDim.x) {
-    std::uint64_t const r = mix(seed * 0x632BE59BD9B4E019ULL + static_cast<std::uint64_t>(i));
-    float const u = (static_cast<float>(r & 0xFFFFFFu) + 0.5F) / 16777216.0F;
-    float const v = static_cast<float>((r >> 24) & 0xFFFFFFu) / 16777216.0F;
-    float const value = sigma * sqrtf(-2.0F * logf(u)) * cospif(2.0F * v);
-    if constexpr (std::is_same_v<T, float>) {
-      data[i] = value;
-    } else if constexpr (std::is_same_v<T, __half>) {
-      data[i] = __float2half_rn(value);
-    } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {
-      data[i] = __nv_fp8_e4m3(value);
-    } else {
-      data[i] = __float2bfloat16_rn(value);
-    }
-  }
-}
-
-__global__ void fill_positive(float* data, long long count, std::uint64_t seed, float low, float high) {
-  for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < count;
-       i += static_cast<long long>(gridDim.x) * blockDim.x) {
-    data[i] = low + (high - low) * static_cast<float>(mix(seed + static_cast<std::uint64_t>(i)) & 0xFFFFFFu) / 16777216.0F;
-  }
-}
 
 /// Features of a layer besides the plain SwiGLU of its scheme.
 struct Features {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the headers against docs/architecture.md: who may include whom, inline assembly in core/ptx only, lengths of files and functions,
-licence line, no .cuh in a .hpp."""
+licence line, no .cuh in a .hpp. Of tests, benchmarks and examples the lengths of headers and functions."""
 import argparse
 import pathlib
 import re
@@ -143,9 +143,21 @@ def main() -> int:
                 continue
             if target_level >= level:
                 problems.append(f"{name}:{number}: {layer} (level {level}) includes {target} (level {target_level})")
+    # The rest of the sources: only the lengths; a test or benchmark file that is no header may be long.
+    others = sorted(path for folder in ("tests", "bench", "examples") for path in (root / folder).rglob("*")
+                    if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))
+    for path in others:
+        name = path.relative_to(root).as_posix()
+        text = path.read_text()
+        lines = text.splitlines()
+        if path.suffix in (".hpp", ".cuh") and len(lines) > MAX_LINES:
+            problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES}")
+        for first, length, bound, head in long_functions(text):
+            if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
+                problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
     for problem in problems:
         print(f"FAILED: {problem}")
-    print(f"{len(headers)} headers, {len(problems)} problems")
+    print(f"{len(headers)} headers, {len(others)} other sources, {len(problems)} problems")
     return 1 if problems else 0
 
 

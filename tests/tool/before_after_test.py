@@ -79,7 +79,7 @@ with tempfile.TemporaryDirectory() as name:
     builds.layer("before", us=100.0)
     builds.layer("after", us=102.0)
     run = builds.run(*one)
-    expect(run.returncode == 1 and run.stdout.count("SLOWER") == 1 and "3 points, 1 slower" in run.stdout, run)
+    expect(run.returncode == 1 and run.stdout.count("SLOWER") == 1 and "3 points, 1 slower, 1 above the limit" in run.stdout, run)
     expect("1.020" in run.stdout, run)
     order = builds.log.read_text().split()
     expect(order == ["before", "after", "after", "before"] * 2, order)
@@ -90,6 +90,7 @@ with tempfile.TemporaryDirectory() as name:
     builds.layer("after", us=100.9, noise=3.0)  # within a percent; the second point differs by less than its runs do
     run = builds.run(*one, "--limit", "1")
     expect(run.returncode == 0 and "SLOWER" not in run.stdout, run)
+    expect("  slower, within the spread" in run.stdout and "0 slower, 1 above the limit" in run.stdout, run)
     expect(builds.run(*one, "--limit", "0.5").returncode == 1, "a lower limit")
 
     builds.layer("after", us=100.0, seconds=60.0)  # longer than the time limit

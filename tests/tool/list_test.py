@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/list_test.py: `moe list` names what `moe block` accepts; every composition marked "yes" runs, every other one is refused with
-# the text of the list. Compositions of the CUDA space run on a GPU; without one they fail when they look for it.
+# tests/tool/list_test.py: `moe list` names what `moe block` accepts; every composition of the host space marked "yes" runs, every other
+# one is refused with the text of the list. cuda_list_test.py runs those of the CUDA space.
 import json
 import re
 import sys
 import tempfile
 import pathlib
 
-from tool import DATA, NO_CUDA, NO_GPU, NOT_HOPPER, in_parallel, moe, padded_block, read, same_output, values
+from compositions import BLOCK, run_row
+from tool import NO_CUDA, in_parallel, moe, padded_block
 
-BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
 WINDOWS = ("low_latency", "low_latency_rank_major", "high_throughput", "one_sided", "two_sided", "pplx")
 ANSWERS = ("yes", "not in this program", "no")
-# Largest error against the unquantised output, relative to its largest value, by the bits of the codes.
-BOUNDS = {"none": 2e-2, "fp8": 0.15, "int8": 0.05, "mxfp8": 0.15, "int4": 0.3, "mxfp4": 0.6, "nvfp4": 0.5}
 failures = 0
 
 
@@ -103,30 +101,8 @@ def check_filters(table):
         expect(run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1, f"list {wrong}: {run}")
 
 
-def bound(scheme):
-    return BOUNDS[next(name for name in sorted(BOUNDS, key=len, reverse=True) if scheme.startswith(name))]
-
-
-def run_row(row, block, output):
-    """What is wrong with the answer of a row; None if nothing."""
-    run = moe("block", block, "--output", output, "--device", row["space"], "--backend", row["backend"], "--experts", row["experts"],
-              "--quantization", row["quantization"], ranks=0)
-    if row["answer"] != "yes":
-        code = "E_CONFIG" if row["answer"] == "no" else "E_UNSUPPORTED"
-        words = run.stderr.startswith(f"moe: {code}: ") and run.stderr.strip().endswith(row["why"])
-        right = run.returncode == 1 and run.stdout == "" and words
-        return None if right else f"refused in other words: {run}"
-    if row["space"] == "cuda" and run.stderr.strip() == NO_GPU:
-        return None
-    if row["experts"].startswith("hopper") and run.stderr.startswith(NOT_HOPPER):
-        return None
-    if run.returncode != 0:
-        return str(run)
-    return same_output(values(read(output)[0]["output"]), values(read(block)[0]["expected"]), bound(row["quantization"]))
-
-
 def check_answers(table):
-    """Every yes; of the others each kind of reason once for each pair of backend and experts."""
+    """Every yes of the host; of the others each kind of reason once for each pair of backend and experts."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         block = padded_block(BLOCK, folder / "block.safetensors", 128, 128)
@@ -135,7 +111,8 @@ def check_answers(table):
         for i, row in enumerate(table):
             kind = (row["answer"], row["why"], row["space"], row["experts"])
             same_space = "different memory spaces" not in row["why"]
-            if same_space and (row["answer"] == "yes" or kind not in seen):
+            on_gpu = row["answer"] == "yes" and row["space"] == "cuda"  # cuda_list_test.py
+            if same_space and not on_gpu and (row["answer"] == "yes" or kind not in seen):
                 jobs.append((run_row, row, block, folder / f"{i}.safetensors"))
             seen.add(kind)
         for job, problem in zip(jobs, in_parallel(jobs, 4)):
