@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
@@ -27,8 +28,12 @@ inline int host_threads() {
 
 /// The threads of this process that help with loops. An OpenMP region ends only when all of its threads have reached its end, and they spin
 /// by default: on a busy machine a region waits for a thread that has no core, even if no work is left. Here the caller takes tasks itself,
-/// and at the end waits only for tasks that were started. Helpers sleep between loops. Loops run in the caller alone in a forked child,
-/// which has no helpers, and while another thread uses the helpers. Never destroyed: helpers end with the process.
+/// and at the end waits only for tasks that were started. Loops run in the caller alone in a forked child, which has no helpers, and while
+/// another thread uses the helpers. Never destroyed: helpers end with the process.
+///
+/// To wake a sleeping thread costs as much as a small loop. A helper therefore polls for up to kSpin before it sleeps, if the pause before
+/// the last loop was that short: loops of one forward, and forwards in a row, find it awake. It yields its core while it polls. A loop
+/// wakes only as many sleeping helpers as it has tasks for.
 class HostPool {
  public:
   static HostPool& instance() {
@@ -39,7 +44,7 @@ class HostPool {
   void ensure(int threads) {
     std::lock_guard const lock(use_);
     for (; helpers_ + 1 < std::min(threads, kMaxThreads); ++helpers_) {
-      std::thread([this, id = helpers_ + 1] { help(id); }).detach();
+      std::thread([this] { help(); }).detach();
     }
   }
   /// f(i, worker) for i in [0, n), each once, on at most `threads` threads; 0 <= worker < threads, and concurrent calls have different
@@ -72,33 +77,58 @@ class HostPool {
       }
     }
   };
+  using Clock = std::chrono::steady_clock;
   static constexpr int kMaxThreads = 256;
-  static constexpr int kSpins = 2000;                // polls before a thread sleeps: some microseconds
-  static constexpr std::uint32_t kOpen = 1U << 31U;  // bit of state_: helpers may enter; lower bits: helpers inside
+  static constexpr std::chrono::microseconds kSpin{100};  // a wake-up takes about half of it
+  // state_: bit 31: helpers may enter; bits 16 to 30: how many more may; bits 0 to 15: helpers inside.
+  static constexpr std::uint32_t kOpen = 1U << 31U;
+  static constexpr std::uint32_t kSeat = 1U << 16U;
+  static constexpr std::uint32_t kInside = kSeat - 1;
   static bool& helping() {
     static thread_local bool in_a_loop = false;
     return in_a_loop;
+  }
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+  /// Polls until done() holds or kSpin has passed; whether done() held.
+  template <class Done>
+  static bool spin(Done const& done) {
+    constexpr int kPolls = 32;  // between two looks at the clock
+    for (auto const end = Clock::now() + kSpin; Clock::now() < end; sched_yield()) {
+      for (int polls = 0; polls < kPolls; ++polls) {
+        if (done()) {
+          return true;
+        }
+        pause();
+      }
+    }
+    return done();
   }
 
   void run(std::int64_t tasks, int threads, Call call, void const* body) {
     call_ = call;
     body_ = body;
     tasks_ = tasks;
-    limit_ = static_cast<int>(std::min<std::int64_t>(threads, tasks)) - 1;
+    auto const seats = static_cast<int>(std::min<std::int64_t>({threads - 1, tasks - 1, helpers_}));
     next_.store(0, std::memory_order_relaxed);
-    state_.store(kOpen, std::memory_order_release);
-    loop_.fetch_add(1, std::memory_order_release);
-    loop_.notify_all();
+    state_.store(kOpen | static_cast<std::uint32_t>(seats) * kSeat, std::memory_order_release);
+    loop_.fetch_add(1);  // in one order with polling_: a helper that is not counted below sees the new loop before it sleeps
+    for (int sleeping = seats - polling_.load(); sleeping > 0; --sleeping) {
+      loop_.notify_one();
+    }
 
     helping() = true;
     work(0);
     helping() = false;
 
     // Helpers that have not entered by now stay out.
-    std::uint32_t inside = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
-    for (int polls = 0; inside != 0; inside = state_.load(std::memory_order_acquire)) {
-      if (++polls > kSpins) {
-        state_.wait(inside, std::memory_order_acquire);
+    std::uint32_t inside = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & kInside;
+    if (inside != 0 && !spin([&] { return (state_.load(std::memory_order_acquire) & kInside) == 0; })) {
+      for (std::uint32_t state = 0; ((state = state_.load(std::memory_order_acquire)) & kInside) != 0;) {
+        state_.wait(state, std::memory_order_acquire);
       }
     }
   }
@@ -107,25 +137,30 @@ class HostPool {
       call_(body_, task, worker);
     }
   }
-  [[noreturn]] void help(int id) {
+  [[noreturn]] void help() {
     helping() = true;
-    for (std::uint32_t seen = 0;;) {
-      for (int polls = 0; polls < kSpins && loop_.load(std::memory_order_relaxed) == seen; ++polls) {
+    std::uint32_t seen = 0;
+    for (bool soon = false;;) {  // soon: the pause before the last loop was short
+      auto const idle = Clock::now();
+      if (soon) {
+        polling_.fetch_add(1);
+        spin([&] { return loop_.load(std::memory_order_acquire) != seen; });
+        polling_.fetch_sub(1);
       }
-      loop_.wait(seen, std::memory_order_acquire);
+      loop_.wait(seen);
       seen = loop_.load(std::memory_order_acquire);
+      soon = Clock::now() - idle <= kSpin;
+
       std::uint32_t state = state_.load(std::memory_order_relaxed);
       bool inside = false;
-      while ((state & kOpen) != 0 && !inside) {
-        inside = state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel);
+      while ((state & kOpen) != 0 && state % kOpen >= kSeat && !inside) {
+        inside = state_.compare_exchange_weak(state, state - kSeat + 1, std::memory_order_acq_rel);
       }
       if (!inside) {
         continue;
       }
-      if (id <= limit_) {
-        work(id);
-      }
-      if (state_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      work(static_cast<int>(state % kOpen / kSeat));
+      if ((state_.fetch_sub(1, std::memory_order_acq_rel) & kInside) == 1) {
         state_.notify_one();
       }
     }
@@ -133,14 +168,14 @@ class HostPool {
 
   std::mutex use_;  // held by the caller of a loop
   int helpers_ = 0;
-  std::atomic<std::uint32_t> loop_{0};
-  std::atomic<std::uint32_t> state_{0};
-  std::atomic<std::int64_t> next_{0};
+  alignas(64) std::atomic<std::uint32_t> loop_{0};  // number of the current loop
+  std::atomic<int> polling_{0};                     // helpers that wait for a loop awake
+  alignas(64) std::atomic<std::uint32_t> state_{0};
+  alignas(64) std::atomic<std::int64_t> next_{0};
   // The current loop; written before state_ opens, read by the helpers inside.
   Call call_ = nullptr;
   void const* body_ = nullptr;
   std::int64_t tasks_ = 0;
-  int limit_ = 0;
 };
 
 }  // namespace moe
