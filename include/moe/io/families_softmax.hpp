@@ -76,7 +76,7 @@ inline void switch_transformers(Config c, Out d) {
   d.activation.kind = ungated_kind(c.string("dense_act_fn"), c.label());
   d.router_bias = c.flag("router_bias");
   if (c.has("router_dtype")) c.string("router_dtype", {"float32"});
-  if (c.has("expert_capacity")) d.expert_capacity = c.integer("expert_capacity");
+  if (c.has("expert_capacity")) d.router.expert_capacity = c.integer("expert_capacity");
 }
 
 // top-k of the logits, then a score of the chosen

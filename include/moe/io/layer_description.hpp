@@ -107,9 +107,6 @@ struct LayerDescription {
   bool expert_norm = false;
   float expert_norm_eps = 0.0F;
   float router_logit_scale = 1.0F;  ///< the logits are multiplied by it; loading folds it into the router's weight (Muse-Spark)
-  /// Switch: how many tokens of one sequence an expert takes; later tokens skip it. 0: all. Recorded but not applied: a block does not see
-  /// where sequences end.
-  std::int64_t expert_capacity = 0;
   WeightLayout layout = WeightLayout::automatic;
   CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights
 

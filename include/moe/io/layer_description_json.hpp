@@ -65,7 +65,7 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
   };
   if (d.expert_norm) out["expert_norm_eps"] = d.expert_norm_eps;
   if (d.router_logit_scale != 1.0F) out["router_logit_scale"] = d.router_logit_scale;
-  if (d.expert_capacity > 0) out["expert_capacity"] = d.expert_capacity;
+  if (d.router.expert_capacity > 0) out["expert_capacity"] = d.router.expert_capacity;
   if (d.shared.count > 0) {
     out["shared"] = {{"count", d.shared.count},
                      {"intermediate", d.shared.intermediate},

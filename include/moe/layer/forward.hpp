@@ -72,12 +72,12 @@ template <class C>
 template <class L>
 void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream) {
   routing::RouteArgs<L> const args{
-      logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,     options.token_ids,     topk_ids(),
-      topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights};
+      logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,     options.token_ids,      topk_ids(),
+      topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights, options.sequence_length};
   if constexpr (Space::kKind == SpaceKind::host) {
     router_.select(args);
     choose_replicas();
-  } else if (!maps()) {
+  } else if (fix::include_moe_routing_device_route_cuh_or_link_a_model_library(); !maps()) {
     router_.select(args, stream);
   } else {
     routing::FusedRouting<L> fused{

@@ -29,6 +29,9 @@ struct ForwardOptions {
   std::int64_t num_valid_rows = -1;         ///< rows at or past it are padding and give zero rows; -1: all rows are valid
   std::int64_t const* token_ids = nullptr;  ///< [M], for hash routing, in the layer's space
   Rows<float> shared_weights = {};          ///< [M, S] out: weights of jointly normalised shared experts; or no rows
+  /// Rows of one sequence; the call holds one sequence after the other. Only a router with an expert_capacity (Switch) reads it, and needs
+  /// it where a call has more rows than an expert takes. 0: not known.
+  std::int64_t sequence_length = 0;
   /// CUDA space: [1] number of valid rows, at most M, in device memory, so that a captured graph follows it. Output rows past it are zero
   /// or not written, and their routing is undefined. For backends whose exchange takes it (no_expert_parallel), else E_UNSUPPORTED.
   std::int32_t const* num_rows = nullptr;

@@ -48,7 +48,7 @@ Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, 
     f.add("sparsemixer_eps", digits(r.sparsemixer_eps)).add("num_zero_experts", r.num_zero_experts);
     f.add("zero_expert_kind", static_cast<int>(r.zero_expert_kind)).add("num_joint_shared", r.num_joint_shared);
     f.add("degenerate", static_cast<int>(r.degenerate)).add("correction_bias", r.correction_bias != nullptr);
-    f.add("per_expert_scale", r.per_expert_scale != nullptr).add("vocabulary", r.vocabulary);
+    f.add("per_expert_scale", r.per_expert_scale != nullptr).add("vocabulary", r.vocabulary).add("expert_capacity", r.expert_capacity);
   }
   f.add("placement: ranks", placement.ep_size()).add("placement: physical experts", placement.num_physical());
   for (int p = 0; p < placement.num_physical(); ++p) {

@@ -9,8 +9,14 @@
 #include "moe/core/space.hpp"
 #include "moe/routing/expert_mapping.hpp"
 #include "moe/routing/permutation.hpp"
+#include "moe/routing/row/expert_capacity.hpp"
 #include "moe/routing/row/route_args.hpp"
 #include "moe/routing/row/validate.hpp"
+
+/// Defined in routing/device/route.cuh, so that the linker's message for a program without the kernels says what to do.
+namespace moe::fix {
+void include_moe_routing_device_route_cuh_or_link_a_model_library();
+}  // namespace moe::fix
 
 namespace moe::routing {
 
@@ -114,6 +120,8 @@ void check_fused(RouterConfig const& c, FusedRouting<L> const& f) {
   using detail::require;
   check_args(c, f.args);
   check_logits(f.args);
+  require(!capacity_may_bind(c, f.args), ErrorCode::unsupported, "expert_capacity: ", c.expert_capacity, " tokens of a sequence of ",
+          f.args.sequence_length, " is applied in the host space only");
   int num_physical = c.num_experts;
   if (f.mapping != nullptr) {
     validate(*f.mapping, nullptr);

@@ -15,6 +15,10 @@
 #include "moe/routing/route.hpp"
 #include "moe/routing/row/row_router.hpp"
 
+namespace moe::fix {
+[[gnu::used]] inline void include_moe_routing_device_route_cuh_or_link_a_model_library() {}
+}  // namespace moe::fix
+
 namespace moe::routing {
 namespace detail {
 

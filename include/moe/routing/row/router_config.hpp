@@ -75,6 +75,8 @@ struct RouterConfig {
   float const* per_expert_scale = nullptr;   ///< [E] multiplies the final weights (Gemma-4), or null
   std::int64_t const* hash_table = nullptr;  ///< [vocabulary, k] expert ids, or null
   std::int64_t vocabulary = 0;
+  /// Tokens of one sequence that an expert takes (Switch); later ones get no expert: id -1, weight 0. 0: all. Needs top-1. On the host.
+  std::int64_t expert_capacity = 0;
 
   /// Width of router_logits: E + Z + joint shared.
   MOE_HD constexpr int num_logits() const { return num_experts + num_zero_experts + num_joint_shared; }

@@ -7,6 +7,7 @@
 
 #include "moe/core/host_pool.hpp"
 #include "moe/core/space.hpp"
+#include "moe/routing/row/expert_capacity.hpp"
 #include "moe/routing/row/route_args.hpp"
 #include "moe/routing/row/route_row.hpp"
 #include "moe/routing/row/validate.hpp"
@@ -31,12 +32,13 @@ class RowRouter {
   /// The same with every choice as a run-time value.
   RouterConfig resolved() const { return resolve(config_); }
 
-  /// Routes a batch on the host. Rows are independent: the result of a row does not depend on other rows or on the threads.
-  /// Throws E_ARG if the arrays do not fit.
+  /// Routes a batch on the host. Rows are independent: the result of a row does not depend on other rows or on the threads; with an
+  /// expert_capacity it depends on the earlier rows of its sequence. Throws E_ARG if the arrays do not fit.
   template <class L>
   void select(RouteArgs<L> const& a) const {
     check_args(resolved(), a);
     check_logits(a);
+    bool const overflows = capacity_may_bind(resolved(), a);
     std::int64_t const m = a.logits.extent(0);
     std::atomic<std::int64_t> degenerate{0};
     int const threads = m * num_logits() >= kParallelLogits ? host_threads() : 1;
@@ -50,6 +52,7 @@ class RowRouter {
                                       row_ptr(a.topk_weights, t), shared);
       if (row.degenerate) degenerate.fetch_add(1, std::memory_order_relaxed);
     });
+    if (overflows) drop_overflow(resolved(), a);
     if (a.counters != nullptr) a.counters->degenerate_rows += degenerate;
   }
 

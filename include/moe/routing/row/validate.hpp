@@ -59,6 +59,7 @@ constexpr RouterConfig resolve(Config const& c) {
   r.per_expert_scale = c.per_expert_scale;
   r.hash_table = c.hash_table;
   r.vocabulary = c.vocabulary;
+  r.expert_capacity = c.expert_capacity;
   return r;
 }
 
@@ -121,6 +122,9 @@ inline void validate(RouterConfig const& c) {
           " needs a score of one logit, the scoring is softmax");
   require(c.logit_softcap >= 0.0F, e_config, "logit_softcap: ", c.logit_softcap, " is below 0");
   require(c.renorm != Renorm::p_norm || c.renorm_p > 0.0F, e_config, "renorm_p: ", c.renorm_p, " is not above 0");
+  require(c.expert_capacity >= 0, e_config, "expert_capacity: ", c.expert_capacity, " is below 0");
+  require(c.expert_capacity == 0 || (c.topk == 1 && c.num_slots() == 1), e_config, "expert_capacity: ", c.expert_capacity, " with top_k ",
+          c.topk, " and num_fused_shared ", c.num_fused_shared, ": needs one expert a token");
   if (c.selection == Selection::hash_table) {
     require(c.hash_table != nullptr, ErrorCode::argument, "hash_table: null, hash routing needs a table of [vocabulary, top_k]");
     require(c.vocabulary >= 1, e_config, "vocabulary: ", c.vocabulary, " is below 1");
