@@ -8,6 +8,10 @@
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cublas_products.hpp"
 
+namespace moe::fix {
+[[gnu::used]] inline void include_moe_experts_cublas_grouped_cuh_or_link_a_model_library() {}
+}  // namespace moe::fix
+
 namespace moe::experts::cublas {
 
 inline constexpr int kThreads = 256;
@@ -209,28 +213,13 @@ __global__ void add_bias(float const* bias, std::int32_t const* counts, std::int
 namespace moe::experts {
 
 template <class Config, class Quant, ActivationFormat Format>
-CublasGrouped::Kernel<Config, Quant, Format>::Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows,
-                                                     Quant const&, typename Config::Activation const& activation, Params const& params,
-                                                     Arena<space::cuda>& arena)
-    : hidden_(shape.hidden()),
-      intermediate_(shape.intermediate()),
-      topk_(shape.topk()),
-      weight_on_input_(shape.weight_on_input() && Format == ActivationFormat::standard),
-      fixed_(params.fixed_groups),
-      max_rows_(max_rows),
-      num_local_(weights.w13.codes.extent(0)),
-      weights_(weights),
-      activation_(activation) {
-  if (int const sm = device_architecture(); sm < 80) {
-    throw Error(ErrorCode::unsupported, text("cublas_grouped: the device is sm_", sm, ", sm_80 or newer is needed"));
-  }
-  check_weights<Quant>(weights, hidden_, intermediate_, activation.gated());
+void CublasGrouped::Kernel<Config, Quant, Format>::allocate(Arena<space::cuda>& arena) {
   bool const standard = Format == ActivationFormat::standard;
-  std::int64_t const slots = standard ? max_rows * topk_ : 0;
-  std::int64_t const rows = standard && !fixed_ ? slots : num_local_ * max_rows;
-  if (std::max({rows, hidden_, weights.w13.rows}) > std::numeric_limits<std::int32_t>::max()) {
+  std::int64_t const slots = standard ? max_rows_ * topk_ : 0;
+  std::int64_t const rows = standard && !fixed_ ? slots : num_local_ * max_rows_;
+  if (std::max({rows, hidden_, weights_.w13.rows}) > std::numeric_limits<std::int32_t>::max()) {
     throw Error(ErrorCode::capacity,
-                text("cublas_grouped: ", rows, " rows of ", hidden_, " and ", weights.w13.rows, " elements, at most 2^31 - 1"));
+                text("cublas_grouped: ", rows, " rows of ", hidden_, " and ", weights_.w13.rows, " elements, at most 2^31 - 1"));
   }
   counts_ = arena.template take<std::int32_t>(num_local_);
   offsets_ = arena.template take<std::int64_t>(num_local_);
@@ -239,7 +228,7 @@ CublasGrouped::Kernel<Config, Quant, Format>::Kernel(Shape<Config> const& shape,
   row_expert_ = arena.template take<std::int32_t>(standard ? rows : 0);
   row_weight_ = arena.template take<float>(standard ? rows : 0);
   x_ = arena.template take<Act>(rows * hidden_);
-  gate_up_ = arena.template take<Act>(rows * weights.w13.rows);
+  gate_up_ = arena.template take<Act>(rows * weights_.w13.rows);
   inter_ = arena.template take<Act>(rows * intermediate_);
   out_ = arena.template take<Act>(standard ? rows * hidden_ : 0);
   products_ = std::make_shared<cublas::Products>(num_local_, arena);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/cublas_grouped.hpp: the experts through cuBLAS's grouped matrix product, with kernels of this library around it: the baseline
 // from a vendor library, also for shapes without tuning. Any GPU from sm_80; float32, bf16 and fp16; every activation; biases; both
-// formats. Plain host C++; the definitions are in cublas_grouped.cuh, which needs cuBLAS (CMake: moe::cublas).
+// formats. Plain host C++; the kernels are in cublas_grouped.cuh, which needs cuBLAS (CMake: moe::cublas).
 #pragma once
 
 #include <concepts>
@@ -16,6 +16,11 @@
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support.hpp"
+
+/// Defined in cublas_grouped.cuh, so that the linker's message for a program without the kernels says what to do.
+namespace moe::fix {
+void include_moe_experts_cublas_grouped_cuh_or_link_a_model_library();
+}  // namespace moe::fix
 
 namespace moe::experts {
 
@@ -60,8 +65,24 @@ struct CublasGrouped : AnyComposition {
 
     /// `weights` are device views, read in place. E_UNSUPPORTED on a device older than sm_80; E_ARG for weights of another shape; E_CUDA if
     /// cuBLAS cannot be initialised. One apply() of an object at a time.
-    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const& quant,
-           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena);
+    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
+           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
+        : hidden_(shape.hidden()),
+          intermediate_(shape.intermediate()),
+          topk_(shape.topk()),
+          weight_on_input_(shape.weight_on_input() && Format == ActivationFormat::standard),
+          fixed_(params.fixed_groups),
+          max_rows_(max_rows),
+          num_local_(weights.w13.codes.extent(0)),
+          weights_(weights),
+          activation_(activation) {
+      fix::include_moe_experts_cublas_grouped_cuh_or_link_a_model_library();
+      if (int const sm = device_architecture(); sm < 80) {
+        throw Error(ErrorCode::unsupported, text("cublas_grouped: the device is sm_", sm, ", sm_80 or newer is needed"));
+      }
+      check_weights<Quant>(weights, hidden_, intermediate_, activation.gated());
+      allocate(arena);
+    }
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device; one rounding of the float32 sum of
     /// rows rounded to Act. E_STATE in a stream that is being captured, except with fixed_groups.
@@ -71,6 +92,7 @@ struct CublasGrouped : AnyComposition {
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const;
 
    private:
+    void allocate(Arena<space::cuda>& arena);  // defined in cublas_grouped.cuh, like all that follows
     void check(std::int64_t rows, std::int64_t out_rows, cudaStream_t stream) const;
     /// Both products of the planned groups, and the activation between them.
     void multiply(std::int64_t capacity, Act const* x, Act* y, cudaStream_t stream) const;

@@ -6,6 +6,10 @@
 
 #include "moe/experts/cuda_reference.hpp"
 
+namespace moe::fix {
+[[gnu::used]] inline void include_moe_experts_cuda_reference_cuh_or_link_a_model_library() {}
+}  // namespace moe::fix
+
 namespace moe::experts::detail {
 
 inline constexpr int kWarps = 8;  ///< per thread block

@@ -12,6 +12,11 @@
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support.hpp"
 
+/// Defined in cuda_reference.cuh, so that the linker's message for a program without the kernels says what to do.
+namespace moe::fix {
+void include_moe_experts_cuda_reference_cuh_or_link_a_model_library();
+}  // namespace moe::fix
+
 namespace moe::experts {
 
 struct CudaReference : AnyComposition {
@@ -45,6 +50,7 @@ struct CudaReference : AnyComposition {
           weights_(weights),
           quant_(quant),
           activation_(activation) {
+      fix::include_moe_experts_cuda_reference_cuh_or_link_a_model_library();
       if (int const sm = device_architecture(); sm < 80) {
         throw Error(ErrorCode::unsupported, text("cuda_reference: the device is sm_", sm, ", sm_80 or newer is needed"));
       }

@@ -123,6 +123,7 @@ struct HopperW4A16 {
         : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
           layer_(make_layer(shape, weights, activation, arena)) {
+      fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
       workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
     }
 

@@ -19,6 +19,11 @@
 #include "moe/experts/hopper/layer/self_align.cuh"
 #include "moe/experts/hopper/token/launch.cuh"
 
+namespace moe::fix {
+[[gnu::used]] inline void include_moe_experts_hopper_contiguous_cuh_or_link_a_library_of_moe_add_hopper_kernels() {}
+[[gnu::used]] inline void include_moe_experts_hopper_masked_cuh_or_link_a_library_of_moe_add_hopper_kernels() {}
+}  // namespace moe::fix
+
 namespace moe::hopper {
 
 struct ContiguousLayer::State {

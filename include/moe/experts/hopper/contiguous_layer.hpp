@@ -13,6 +13,12 @@
 
 struct CUstream_st;
 
+/// Defined where the kernels' definitions are, so that the linker's message for a program without them says what to do.
+namespace moe::fix {
+void include_moe_experts_hopper_contiguous_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+void include_moe_experts_hopper_masked_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+}  // namespace moe::fix
+
 namespace moe::hopper {
 
 /// Weights of one layer in device memory; borrowed for the layer's lifetime, 16-byte aligned. An ungated layer has I rows of w13, not 2I.

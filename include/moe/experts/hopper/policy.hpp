@@ -132,6 +132,11 @@ struct HopperPolicy {
           expected_rows_(params.expected_rows),
           sizes_(local_shape(shape, weights, activation)),
           layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params), launcher(shape, weights)) {
+      if constexpr (Format == ActivationFormat::standard) {
+        fix::include_moe_experts_hopper_contiguous_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+      } else {
+        fix::include_moe_experts_hopper_masked_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+      }
       workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
       if constexpr (kQuantizesRows) packed_ = arena.template take<Act>(max_rows * hidden());
     }

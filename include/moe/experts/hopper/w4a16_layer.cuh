@@ -14,6 +14,10 @@
 #include "moe/experts/hopper/w4/pack.cuh"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 
+namespace moe::fix {
+[[gnu::used]] inline void include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels() {}
+}  // namespace moe::fix
+
 namespace moe::hopper {
 
 namespace w4 {

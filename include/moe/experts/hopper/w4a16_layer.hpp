@@ -10,6 +10,11 @@
 
 struct CUstream_st;
 
+/// Defined where the kernels' definitions are, so that the linker's message for a program without them says what to do.
+namespace moe::fix {
+void include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
+}  // namespace moe::fix
+
 namespace moe::hopper {
 
 /// One layer's experts. forward() enqueues at most three kernels, allocates nothing, never synchronises, and can be captured; the row
