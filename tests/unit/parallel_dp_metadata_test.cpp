@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/parallel_dp_metadata_test.cpp: token counts, chunks, scopes, the step vote, workspace sizes (cases P10-P12, P15, P16, P18).
+// tests/unit/parallel_dp_metadata_test.cpp: token counts, chunks, scopes, the step vote (cases P10-P12, P15, P16).
 #include "moe/parallel/dp_metadata.hpp"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/parallel/workspace.hpp"
 
 namespace {
 
@@ -154,31 +153,6 @@ TEST(StepVote, MissingRanksAreNamed) {
   expect_error(ErrorCode::timeout, "no vote on the step from DP rank 1", [&] { moe::decide_step(votes); });
   votes[2].reset();
   expect_error(ErrorCode::timeout, "DP rank 1, 2", [&] { moe::decide_step(votes); });
-}
-
-TEST(Workspace, BytesOfTheWorkedExamples) {
-  EXPECT_EQ(moe::low_latency_bytes({.max_tokens_per_rank = 128, .hidden = 7168, .num_physical = 256}), 1'908'410'368);
-  EXPECT_EQ(moe::low_latency_bytes({.max_tokens_per_rank = 1840, .hidden = 5120, .num_physical = 448}), 34'291'715'584);
-  moe::WorkspaceShape const pplx{.max_tokens_per_rank = 128, .hidden = 7168, .num_physical = 256, .ep_size = 8, .row_bytes = 7168 + 224};
-  EXPECT_EQ(moe::pplx_pair_bytes(pplx), 117'440'656);
-  EXPECT_EQ(moe::pplx_bytes(pplx), 939'525'248);
-  moe::WorkspaceShape const one{.max_tokens_per_rank = 1024, .hidden = 7168, .ep_size = 8, .topk = 8, .row_bytes = 14336};
-  EXPECT_EQ(moe::one_sided_bytes(one), 117'964'800 + 117'440'512 + 65'792);
-}
-
-TEST(Workspace, P18_TooLarge) {
-  moe::WorkspaceShape const shape{.max_tokens_per_rank = 2048, .hidden = 5120, .num_physical = 448, .ep_size = 16};
-  std::int64_t const limit = std::int64_t{1} << 35;
-  auto const bytes = [](moe::WorkspaceShape const& s) { return moe::low_latency_bytes(s); };
-  expect_error(ErrorCode::config, "38168169984 bytes needed", [&] { moe::check_workspace("low_latency", shape, limit, bytes); });
-  expect_error(ErrorCode::config, "the largest max_tokens_per_rank that fits is 1843",
-               [&] { moe::check_workspace("low_latency", shape, limit, bytes); });
-  auto fits = shape;
-  fits.max_tokens_per_rank = 1843;
-  EXPECT_NO_THROW(moe::check_workspace("low_latency", fits, limit, bytes));
-  fits.max_tokens_per_rank = 1844;
-  EXPECT_GT(bytes(fits), limit);
-  EXPECT_EQ(moe::largest_max_tokens(shape, 0, bytes), 0);
 }
 
 }  // namespace

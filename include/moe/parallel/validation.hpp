@@ -11,7 +11,6 @@
 #include "moe/parallel/config.hpp"
 #include "moe/parallel/fingerprint.hpp"
 #include "moe/parallel/placement.hpp"
-#include "moe/parallel/workspace.hpp"
 
 namespace moe {
 

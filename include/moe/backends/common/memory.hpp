@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
+
+#include "moe/core/error.hpp"
 
 namespace moe::backends {
 
@@ -26,6 +29,7 @@ struct ExchangeSize {
 struct ExchangeMemory {
   std::int64_t window = 0;
   std::int64_t arena = 0;
+  constexpr std::int64_t total() const { return window + arena; }
 };
 
 /// NoExpertParallel: T quantised rows and T outputs.
@@ -133,6 +137,29 @@ constexpr std::int64_t two_sided_window(DeviceExchangeSize const& s, std::int64_
 constexpr std::int64_t pplx_window(DeviceExchangeSize const& s, std::int64_t dp_size = 1) {
   std::int64_t const rows = s.ranks * s.local_experts * ((s.max_tokens + dp_size - 1) / dp_size);
   return 2 * (rows * (s.line_row_bytes() + s.row_bytes() + s.output_bytes() + 8) + s.max_tokens * s.topk * (s.output_bytes() + 4));
+}
+
+/// Largest max_tokens with which `bytes(size)` is at most `limit`; 0 if none. Size: ExchangeSize or DeviceExchangeSize.
+template <class Size, class Bytes>
+constexpr std::int64_t largest_max_tokens(Size size, std::int64_t limit, Bytes const& bytes) {
+  std::int64_t fits = 0;
+  std::int64_t too_many = size.max_tokens + 1;
+  while (too_many - fits > 1) {
+    size.max_tokens = fits + (too_many - fits) / 2;
+    (bytes(size) <= limit ? fits : too_many) = size.max_tokens;
+  }
+  return fits;
+}
+
+/// E_CONFIG with the bytes needed and the largest max_tokens_per_rank that fits, if `bytes(size)` exceeds `limit` (free memory, or what a
+/// transport can address).
+template <class Size, class Bytes>
+void check_memory(std::string_view backend, Size const& size, std::int64_t limit, Bytes const& bytes) {
+  std::int64_t const needed = bytes(size);
+  if (needed <= limit) return;
+  throw Error(ErrorCode::config, text(backend, ": ", needed, " bytes needed, ", limit, " available, for max_tokens_per_rank = ",
+                                      size.max_tokens, ", local_experts = ", size.local_experts, ", ranks = ", size.ranks,
+                                      "; the largest max_tokens_per_rank that fits is ", largest_max_tokens(size, limit, bytes)));
 }
 
 }  // namespace moe::backends
