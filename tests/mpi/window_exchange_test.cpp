@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/window_exchange_test.cpp: each window exchange moves every token to its experts and back, for any rank count.
 // moe-ranks: 1 2 3 4 5 8
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -162,6 +163,50 @@ TYPED_TEST(WindowExchange, T6_T16_QuantisedRowsArriveUnchanged) {
   h.run_experts(tokens, h.exchange().expert_output());
   std::vector<float> out(mine.x.size());
   h.exchange().finalize(h.view(out, mine), {});
+}
+
+// T15: a token goes to the owner of one of its experts, and its other id belongs to another rank. The receiver gets local ids or -1: no id
+// of another rank looks like one of its own experts, on the rank whose first expert is 0 as on the others.
+TYPED_TEST(WindowExchange, T15_IdsOfOtherRanksHitNoOwnedExpert) {
+  using Harness = WindowHarness<TypeParam>;
+  int const experts = this->experts(2);
+  Batch<float> mine(std::int64_t{experts} * experts, 8, 2);  // every pair of different experts, and every expert beside -1
+  std::fill(mine.x.begin(), mine.x.end(), 1.0F);
+  std::fill(mine.weights.begin(), mine.weights.end(), 0.5F);
+  for (int i = 0; i < experts * experts; ++i) {
+    mine.ids[static_cast<std::size_t>(2 * i)] = i / experts;
+    mine.ids[static_cast<std::size_t>(2 * i + 1)] = i / experts == i % experts ? moe::kNoExpert : i % experts;
+  }
+  for (PlacementStrategy strategy : {PlacementStrategy::linear, PlacementStrategy::round_robin}) {
+    Harness h(this->comm, {.hidden = 8, .num_experts = experts, .k = 2, .max_tokens = mine.rows, .strategy = strategy});
+    auto local = [&](int id) { return id >= 0 && h.placement().owner(id) == this->rank() ? h.placement().local(id) : moe::kNoExpert; };
+    using Ids = std::array<std::int32_t, 2>;
+    std::vector<Ids> expected, got;
+    std::vector<std::int64_t> chosen(static_cast<std::size_t>(experts / this->comm.size()), 0);
+    for (std::size_t t = 0; t < mine.ids.size(); t += 2) {
+      Ids const ids{local(mine.ids[t]), local(mine.ids[t + 1])};
+      for (int id : ids) {
+        if (id >= 0) chosen[static_cast<std::size_t>(id)] += this->comm.size();
+      }
+      if (ids[0] >= 0 || ids[1] >= 0) expected.insert(expected.end(), static_cast<std::size_t>(this->comm.size()), ids);
+    }
+    auto const tokens = h.exchange().prepare(mine.tokens(), {});
+    if constexpr (Harness::kBatched) {
+      for (std::size_t e = 0; e < chosen.size(); ++e) EXPECT_EQ(tokens.expert_num_tokens(static_cast<std::int64_t>(e)), chosen[e]) << e;
+    } else {
+      for (std::int64_t row = 0; row < tokens.rows.extent(0); ++row) {
+        Ids const ids{tokens.topk_ids(row, 0), tokens.topk_ids(row, 1)};
+        if (ids != Ids{moe::kNoExpert, moe::kNoExpert}) got.push_back(ids);  // else an empty place
+      }
+      std::sort(expected.begin(), expected.end());
+      std::sort(got.begin(), got.end());
+      EXPECT_EQ(got, expected);
+    }
+    h.run_experts(tokens, h.exchange().expert_output());
+    std::vector<float> out(mine.x.size());
+    h.exchange().finalize(h.view(out, mine), {});
+    h.compare(out, mine);
+  }
 }
 
 // Invariant 2: every slot that was sent has work on exactly one rank (batched: once per expert that a token names).
