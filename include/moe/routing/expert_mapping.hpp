@@ -15,8 +15,8 @@ namespace moe::routing {
 
 /// Which replica of an expert a slot uses; rho mod replica_count is its index. docs/semantics/routing.md §9.
 enum class ReplicaPolicy : std::uint8_t {
-  position,     ///< rho = t k + j: the usual default; an expert that is always ranked first never uses replica 1 where k is even
-  token,        ///< rho = t + source_rank: spreads over tokens and ranks
+  position,     ///< rho = t k + j, as some stacks do; an expert that is always ranked first never uses replica 1 where k is even
+  token,        ///< rho = t + source_rank: the default; spreads over tokens and ranks
   local_first,  ///< the first replica on this rank, else token
   node_first,   ///< the first replica on this node, else token
 };
