@@ -107,6 +107,7 @@ void Layer<C>::route(GivenRouting const& given, ForwardOptions const& options, S
       batch.recorder = load_;
       batch.zero_expert_weights = zero_weights_;
     }
+    fix::include_moe_routing_device_route_cuh_or_link_a_model_library();
     routing::take_routing(router_, batch, stream);
   }
 }
