@@ -34,7 +34,7 @@ TEST(ExchangeMemory, P18_TooLarge) {
 TEST(ExchangeMemory, P18_TooLargeBetweenGpus) {
   DeviceExchangeSize size{.ranks = 16, .max_tokens = 2048, .topk = 8, .local_experts = 28, .hidden = kHidden};
   auto const bytes = [](DeviceExchangeSize const& s) { return low_latency_window(s); };
-  moe_test::expect_error(moe::ErrorCode::config, "low_latency: 28487843840 bytes needed, 1000000000 available",
+  moe_test::expect_error(moe::ErrorCode::config, "low_latency: 28486795264 bytes needed, 1000000000 available",
                          [&] { check_memory("low_latency", size, 1'000'000'000, bytes); });
   size.max_tokens = largest_max_tokens(size, 1'000'000'000, bytes);
   EXPECT_EQ(size.max_tokens, 71);
