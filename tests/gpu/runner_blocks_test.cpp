@@ -25,11 +25,12 @@ using moe_test::relative_error;
 
 /// The block's output on the device: enqueued, and the same bits replayed from a graph.
 template <class Act, class Experts>
-std::vector<float> run_on_device(BlockFile const& f) {
+std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows = 256) {
   using Block = models::DeviceBlock<quantization::None, Local, Experts, Act>;
   std::int64_t const rows = f.rows();
   comm::Self<Cuda> self;
-  Block block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), rows);
+  Block block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), rows, {}, {},
+              {.shared_overlap_rows = overlap_rows});
   std::vector<Act> host(f.hidden.size());
   std::transform(f.hidden.begin(), f.hidden.end(), host.begin(), [](float v) { return from_float<Act>(v); });
   Buffer<Act, Cuda> x(static_cast<std::int64_t>(host.size())), y(x.size()), again(x.size());
@@ -90,6 +91,19 @@ TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
     EXPECT_LT(relative_error(got, want), 1.2e-2) << f.name;
     EXPECT_LT(relative_error(got, f.expected), std::max(1.2e-2, 1.5 * relative_error(want, f.expected))) << f.name;
   });
+}
+
+/// N6: beside the routed experts, one row above the threshold, and never: the same bits.
+TEST(RunnerBlocks, OverlapOfSharedExpertsKeepsTheBits) {
+  int with_shared = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (f.description.shared.count == 0) return;
+    ++with_shared;
+    auto const alone = run_on_device<bf16, experts::CudaReference>(f, 0);
+    EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows())), alone) << f.name;
+    EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows() - 1)), alone) << f.name;
+  });
+  EXPECT_GE(with_shared, 3);
 }
 
 }  // namespace

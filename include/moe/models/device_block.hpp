@@ -67,6 +67,12 @@ class DeviceCopies {
 
 }  // namespace detail
 
+struct DeviceBlockOptions {
+  /// Up to this many rows the shared experts run beside the routed ones, if the backend's exchange neither waits for peers in kernels nor
+  /// moves rows asynchronously: the same bits. 0: never.
+  std::int64_t shared_overlap_rows = 256;
+};
+
 /// Rows are bf16 or fp16 (Act) in device memory. Weight: element of unquantised expert weights. Loaded: element of the weights as read.
 template <class Quant, class Backend, class Experts, class Act = bf16, class Loaded = float>
 class DeviceBlock {
@@ -78,8 +84,10 @@ class DeviceBlock {
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; all are copied to the device.
   DeviceBlock(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights, ExpertPlacement const& placement,
-              std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
+              std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
+              DeviceBlockOptions const& options = {})
       : description_(weights.description),
+        options_(options),
         store_(moe::detail::build(comm, [&] { return filled_store(weights, quant); })),
         runner_(comm, store_.view(),
                 moe::detail::build(comm, [&] { return params(weights, placement, max_tokens_per_rank, quant, backend); })) {}
@@ -166,6 +174,7 @@ class DeviceBlock {
     p.gate = host.gate;
     p.average = host.average;
     p.gate_vector = copies_.copy<float>(w.shared.gate);
+    p.overlap_rows = Backend::kFacts.transport == Transport::all_to_all ? 0 : options_.shared_overlap_rows;
     auto set = [&](auto& to, auto const& from, std::vector<Loaded> const& values) {
       to.codes = make_blocks(copies_.copy<Act>(values), from.codes.extent(0), from.rows, from.cols);
       to.rows = from.rows;
@@ -177,6 +186,7 @@ class DeviceBlock {
   }
 
   io::LayerDescription description_;
+  DeviceBlockOptions options_;
   detail::DeviceCopies copies_;
   Store store_;
   Runner runner_;

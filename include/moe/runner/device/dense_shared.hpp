@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <type_traits>
 
@@ -13,6 +14,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/side_stream.hpp"
 #include "moe/runner/shared_experts.hpp"
 
 namespace moe::runner {
@@ -66,7 +68,10 @@ namespace shared {
 template <class WeightT>
 struct Dense {
   static constexpr bool kAbsent = false;
-  using Params = typename Separate<void, WeightT>::Params;
+  struct Params : Separate<void, WeightT>::Params {
+    /// Up to this many rows run on a side stream, from run() to output(), beside the routed experts: the same bits. 0: never.
+    std::int64_t overlap_rows = 256;
+  };
   static SharedOutput output_of(Params const& p) { return p.count == 0 ? SharedOutput::none : p.sharding; }
 
   template <class Space, class Act>
@@ -75,7 +80,7 @@ struct Dense {
     static_assert(std::is_same_v<Act, WeightT>, "shared experts: weights and rows have one element type");
     using Output = Act;
 
-    Part(Params const& p, Sizes const& sizes, Arena<Space>& arena) : gate_(p.gate) {
+    Part(Params const& p, Sizes const& sizes, Arena<Space>& arena) : gate_(p.gate), overlap_rows_(p.overlap_rows) {
       if (p.count == 0) return;
       if (p.gate == Gate::sigmoid && p.gate_vector == nullptr) {
         throw Error(ErrorCode::argument, "shared experts: the sigmoid gate has no vector");
@@ -85,17 +90,39 @@ struct Dense {
                                                     .sigmoid_gate = p.gate == Gate::sigmoid ? p.gate_vector : nullptr,
                                                     .joint_weights = p.gate == Gate::routing_weight},
                      sizes.hidden, sizes.max_rows, arena);
+      if (overlap_rows_ > 0 && p.gate != Gate::routing_weight) side_ = std::make_unique<SideStream<Space>>();
     }
     bool active() const { return dense_.has_value(); }
     bool takes_routing_weights() const { return active() && gate_ == Gate::routing_weight; }
     /// Enqueues output() = Σ gate · FFN(hidden). joint [M, S]: the router's weights, of Gate::routing_weight.
-    void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) { dense_->run(hidden, joint, stream); }
-    /// [M, H] of the last run(); the caller may change it.
-    Rows<Act> output() { return dense_->output(); }
+    void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) {
+      join();  // of a forward that threw between run() and output()
+      if (side_ == nullptr || hidden.extent(0) == 0 || hidden.extent(0) > overlap_rows_) {
+        dense_->run(hidden, joint, stream);
+        return;
+      }
+      forked_ = true;
+      main_ = stream;
+      dense_->run(hidden, joint, side_->fork(stream));
+    }
+    /// [M, H] of the last run(), for work that is enqueued on its stream from now on. The caller may change it.
+    Rows<Act> output() {
+      join();
+      return dense_->output();
+    }
 
    private:
+    void join() {
+      if (forked_) side_->join(main_);
+      forked_ = false;
+    }
+
     Gate gate_;
+    std::int64_t overlap_rows_;
     std::optional<device::DenseShared<Act>> dense_;
+    std::unique_ptr<SideStream<Space>> side_;
+    bool forked_ = false;
+    Stream<Space> main_ = {};
   };
 };
 
