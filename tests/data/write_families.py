@@ -343,8 +343,8 @@ def write_checkpoint(name, family, number):
 
 # Fields of attention, embeddings and sampling: they are no part of the block.
 OUTSIDE = re.compile(r"attention|attn|_token_id|rope|rotary|vocab|index|lora|head|position|dropout|initializer|use_cache|tie_word|sliding"
-                     r"|return_dict|output_(router|hidden|attentions|gate)|id2label|label2id|dtype|architectures|problem_type|chunk_size|version"
-                     r"|name_or_path|is_encoder_decoder|adapter|patch|hc_|conv|ple_|ngram|pretraining|layer_types|max_length")
+                     r"|return_dict|output_(router|hidden|attentions|gate)|id2label|label2id|dtype|architectures|problem_type|chunk_size"
+                     r"|version|name_or_path|is_encoder_decoder|adapter|patch|hc_|conv|ple_|ngram|pretraining|layer_types|max_length")
 
 
 def block_from(family, config):
