@@ -294,6 +294,29 @@ TEST(RunnerCapturedSizes, ReplaysTheSmallestSizeThatFits) {
   EXPECT_EQ(calls.size(), 6U) << "a replay calls no host code";
   moe_test::expect_error(ErrorCode::capacity, "9 rows exceed the largest size 8", [&] { graphs.replay(9, stream); });
 }
+/// A layer as capture_obstacle() sees it.
+struct Capturable {
+  bool value;
+  bool capturable() const { return value; }
+};
+struct NamedPolicy {
+  static constexpr char const* kName = "policy";
+};
+struct LayerFacts {
+  using Backend = NamedPolicy;
+  using Experts = NamedPolicy;
+  Capturable backend, experts;
+  Capturable& exchange() { return backend; }
+  Capturable& kernel() { return experts; }
+};
+TEST(RunnerCapturedSizes, ObstaclesOfALayer) {
+  LayerFacts fits{{true}, {true}};
+  LayerFacts exact{{false}, {true}};
+  LayerFacts grouped{{true}, {false}};
+  EXPECT_EQ(runner::capture_obstacle(fits), "");
+  EXPECT_EQ(runner::capture_obstacle(exact), "policy reads exact sizes on the host; choose fixed sizes in its Params");
+  EXPECT_EQ(runner::capture_obstacle(grouped), "policy reads the rows per expert back; set Params::fixed_groups, or choose other experts");
+}
 TEST(RunnerCapturedSizes, SaysWhatCannotBeCapturedBeforeAnyWork) {
   comm::Self<Cuda> self;
   runner::CapturedSizes<Cuda> graphs;

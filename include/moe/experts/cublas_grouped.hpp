@@ -91,6 +91,9 @@ struct CublasGrouped : AnyComposition {
     /// written, or with fixed_groups have undefined contents.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const;
 
+    /// Whether apply() can be captured in a graph: no count reaches the host.
+    bool capturable() const { return fixed_; }
+
    private:
     void allocate(Arena<space::cuda>& arena);  // defined in cublas_grouped.cuh, like all that follows
     void check(std::int64_t rows, std::int64_t out_rows, cudaStream_t stream) const;
