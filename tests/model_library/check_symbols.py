@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks with nm that a program's object takes its layer from a model library: construction and run() are undefined in it, and it holds no
-code of a kernel, an exchange or a router."""
+"""Checks with nm that a program's object takes its layer from a model library: construction, run() and run_routed() are undefined in it, and
+it holds no code of a kernel, an exchange or a router."""
 import argparse
 import re
 import subprocess
 import sys
 
-NEEDED = [r"moe::detail::Layer<.*>::Layer\(", r"moe::detail::Layer<.*>::~Layer\(\)", r"moe::detail::Layer<.*>::run<float, moe::NoProbe>\("]
+NEEDED = [r"moe::detail::Layer<.*>::Layer\(", r"moe::detail::Layer<.*>::~Layer\(\)", r"moe::detail::Layer<.*>::run<float, moe::NoProbe>\(",
+          r"moe::detail::Layer<.*>::run_routed<moe::NoProbe>\("]
 # Symbols that only function bodies refer to or define. Names without parameters, because those name policies too.
 FORBIDDEN = re.compile(r"::Kernel<.*>::(Kernel|~Kernel|apply|\w+)\(|Exchange<.*>::\w+\(|RowRouter<.*>::\w+|^dnnl_|route_row<|"
-                       r"Layer<.*>::(run|route|validate|take_memory|agreed_max_tokens)[<(]|launch_\w+")
+                       r"Layer<.*>::(run|run_routed|execute|route|validate|take_memory|agreed_max_tokens)[<(]|launch_\w+")
 
 
 def main() -> int:

@@ -33,6 +33,14 @@ TEST(ModelLibrary, LayerComesFromTheLibrary) {
     float const first = 16.0F * static_cast<float>(4 - t);
     EXPECT_FLOAT_EQ(output[t * 16], 8.0F * first * first);
   }
+  std::vector<std::int32_t> const ids = {0, 1, 2, 3};
+  std::vector<float> const ones(4, 1.0F);
+  layer.forward_routed(moe::make_rows<16>(hidden.data(), 4, 16), moe::make_rows(ids.data(), 4, 1), moe::make_rows(ones.data(), 4, 1),
+                       moe::make_rows<16>(output.data(), 4, 16));
+  for (std::size_t t = 0; t < 4; ++t) {
+    float const first = 16.0F * static_cast<float>(t + 1);
+    EXPECT_FLOAT_EQ(output[t * 16], 8.0F * first * first);
+  }
 }
 
 }  // namespace

@@ -25,7 +25,16 @@ int main() {
                 moe::make_rows<16>(output.data(), 2, 16));
   layer.wait();
   Memory::copy_to_host(rows.data(), output.data(), rows.size() * sizeof(moe::bf16));
+  float const routed_by_the_layer = moe::to_float(rows.back());
+  moe::Buffer<std::int32_t, Cuda> ids(2);  // expert 0 twice
+  moe::Buffer<float, Cuda> ids_weights(2);
+  Memory::fill(ids.data(), 0, 2 * sizeof(std::int32_t));
+  ids_weights.copy_from_host(ones.data());
+  layer.forward_routed(moe::make_rows<16, moe::bf16 const>(hidden.data(), 2, 16), moe::make_rows(ids.data(), 2, 1),
+                       moe::make_rows(ids_weights.data(), 2, 1), moe::make_rows<16>(output.data(), 2, 16));
+  layer.wait();
+  Memory::copy_to_host(rows.data(), output.data(), rows.size() * sizeof(moe::bf16));
   float const last = moe::to_float(rows.back());  // silu(16) * 16 in 16 columns, summed
   std::printf("%g, expected 4096\n", static_cast<double>(last));
-  return last == 4096.0F ? 0 : 1;
+  return last == 4096.0F && routed_by_the_layer == 4096.0F ? 0 : 1;
 }
