@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks with nm that a program's object takes its layer from a model library: construction, run() and run_routed() are undefined in it, and
-it holds no code of a kernel, an exchange or a router."""
+"""Checks with nm that a program's object takes its layer from a model library: construction, run() and run_routed() are undefined in it.
+It holds no code of a kernel, an exchange or a router."""
 import argparse
 import re
 import subprocess
