@@ -42,7 +42,6 @@ std::vector<Row> const kTable{
     {"DP>1, EP off, gather, TP>1", 2, 2, 1, false, kGatherSp, kFinal, kFinal},
     {"EP on, DP>1, TP=1, gather", 1, 4, 1, true, kGatherSp, kNothing, kNothing},
     {"EP on, DP>1, TP>1, gather, no SP", 2, 2, 1, true, kGather, kFinal, kFinal},
-    {"EP on, DP>1, TP>1, local: the runner gathers", 2, 2, 1, true, kLocal, kFinal, kFinal},
     {"EP on, PCP=2, TP=2", 2, 1, 2, true, kGather, kFinal, kFinal},
     {"EP on, SP, gather", 2, 2, 1, true, kGatherSp, kNothing, kShared},
     {"EP on, SP, all to all", 4, 2, 1, true, kAllToAllSp, kNothing, kShared},
@@ -143,8 +142,9 @@ TEST(RunnerReduction, Conflicts) {
   EXPECT_EQ(conflict(1, 2, true, kAllToAll), "");
   BackendFacts local = kLocal;
   local.sequence_parallel = true;
-  EXPECT_NE(conflict(2, 2, true, local).find("sequence parallelism"), std::string::npos);
-  EXPECT_EQ(conflict(2, 2, true, kLocal), "");
+  EXPECT_NE(conflict(2, 2, true, local).find("hold different tokens"), std::string::npos);
+  EXPECT_NE(conflict(1, 2, false, kLocal).find("hold different tokens"), std::string::npos);
+  EXPECT_EQ(conflict(2, 1, true, kLocal), "");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "moe/backends/collective/gather_exchange.hpp"
 #include "moe/core/concepts.hpp"
@@ -24,6 +25,9 @@ struct AllGatherReduceScatter {
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   struct Params {
     Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
+    /// The rank of the placement whose experts this rank has, where the placement's ranks are not the communicator's: the output is then
+    /// a part, and the caller sums over the other ranks. Host space.
+    std::optional<int> expert_rank{};
   };
 
   template <class Quant>

@@ -2,8 +2,11 @@
 // backends/no_expert_parallel.hpp: one rank holds all experts; nothing moves. prepare() quantises, finalize() rounds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "moe/backends/common/exchange_common.hpp"
 #include "moe/comm/self.hpp"
@@ -33,7 +36,11 @@ struct NoExpertParallel {
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   static constexpr bool kRowsStay = true;  ///< experts that quantise rows themselves may read the caller's rows
-  struct Params {};
+  struct Params {
+    /// The rank of the placement whose experts this rank has, where the placement has more than one: the output is then this rank's part,
+    /// and the caller sums over the ranks. Host space.
+    std::optional<int> expert_rank{};
+  };
 
   template <class Quant>
   static constexpr bool carries() {
@@ -56,13 +63,18 @@ class LocalExchange<space::host, Config, Quant, Partial> {
 
   /// max_tokens: T_max, most rows of one prepare(). E_CONFIG if the placement is of more than one rank or T_max is negative.
   LocalExchange(comm::Self<Space>&, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
-                Quant const& quant, typename NoExpertParallel<Space>::Params const&, Arena<Space>& arena)
+                Quant const& quant, typename NoExpertParallel<Space>::Params const& params, Arena<Space>& arena)
       : quant_(quant), hidden_(shape.hidden()), topk_(shape.topk()), max_tokens_(max_tokens), num_physical_(placement.num_physical()) {
-    if (placement.ep_size() != 1) {
+    if (!params.expert_rank && placement.ep_size() != 1) {
       throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", no_expert_parallel has 1 rank"));
     }
     if (max_tokens < 0) {
       throw Error(ErrorCode::config, text("max_tokens_per_rank: ", max_tokens, " must be at least 0"));
+    }
+    if (params.expert_rank) {
+      std::vector<std::int32_t> const map = placement.expert_map(*params.expert_rank);
+      expert_map_ = arena.take<std::int32_t>(num_physical_);
+      std::copy(map.begin(), map.end(), expert_map_);
     }
     ids_ = arena.take<std::int32_t>(max_tokens * topk_);
     partial_ = arena.take<Partial>(max_tokens * hidden_);
@@ -85,7 +97,8 @@ class LocalExchange<space::host, Config, Quant, Partial> {
     for (std::int64_t t = 0; t < rows_; ++t) {
       for (std::int64_t j = 0; j < topk_; ++j) {
         std::int32_t const id = in.topk_ids(t, j);
-        ids_[t * topk_ + j] = id >= 0 && id < num_physical_ ? id : kNoExpert;  // one rank: physical ids are local ids
+        bool const exists = id >= 0 && id < num_physical_;
+        ids_[t * topk_ + j] = !exists ? kNoExpert : expert_map_ == nullptr ? id : expert_map_[id];
       }
     }
     order_.set_dispatched();
@@ -127,6 +140,7 @@ class LocalExchange<space::host, Config, Quant, Partial> {
   std::int64_t topk_;
   std::int64_t max_tokens_;
   int num_physical_;
+  std::int32_t* expert_map_ = nullptr;  // [P]; null: physical ids are local ids
   std::int32_t* ids_ = nullptr;
   Partial* partial_ = nullptr;
   Payload* payload_ = nullptr;

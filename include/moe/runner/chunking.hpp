@@ -65,6 +65,14 @@ struct Lockstep {
       metadata_.set(counts_, comm_.rank(), static_cast<int>(own));
     }
 
+    /// Collective. Instead of agree(): the other ranks get E_PEER. Never throws.
+    void refuse(ErrorCode code) noexcept {
+      try {
+        gather(-1 - static_cast<std::int64_t>(code));
+      } catch (Error const&) {  // the communicator reports its failure to the next call as well
+      }
+    }
+
     /// One chunk of this rank: rows [begin, begin + rows) of its batch; dummy: one row that belongs to no batch.
     struct Chunk {
       std::int64_t begin;

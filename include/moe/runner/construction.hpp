@@ -37,7 +37,16 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
                                 return runner::detail::Nothing{};
                               }
                             })),
-      layer_(comm, experts, p.layer),
+      group_(detail::build(comm,
+                           [&] {
+                             if constexpr (kParallel) {
+                               return decltype(group_)(p.parallel, comm.size());
+                             } else {
+                               return runner::detail::Nothing{};
+                             }
+                           })),
+      plan_(plan(p)),
+      layer_(comm, experts, layer_params(p)),
       chunks_(detail::build(comm, [&] {
         if constexpr (kChunked) {
           return Chunks(comm, p.chunking, sizes_.max_rows);
@@ -54,6 +63,27 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
 
 template <class LayerT, class PartsT>
 Runner<LayerT, PartsT>::~Runner() = default;
+
+template <class LayerT, class PartsT>
+auto Runner<LayerT, PartsT>::layer_params(Params const& p) -> typename Layer::Params {
+  typename Layer::Params out = p.layer;
+  if constexpr (kParallel && requires { out.backend.expert_rank; }) out.backend.expert_rank = p.parallel.moe.ep_rank;
+  return out;
+}
+
+template <class LayerT, class PartsT>
+runner::ReductionPlan Runner<LayerT, PartsT>::plan([[maybe_unused]] Params const& p) {
+  if constexpr (kParallel) {
+    runner::ReductionFacts facts = runner::reduction_facts(p.parallel.moe);
+    facts.reduce_results = p.parallel.reduce_results;
+    facts.nonlinear_end = p.end.normalise;
+    if constexpr (kHasShared) facts.shared = Parts::Shared::output_of(p.shared);
+    if constexpr (kHasOutput) facts.output = Parts::Output::step(p.output);
+    return runner::plan_reductions(facts);
+  } else {
+    return {};
+  }
+}
 
 template <class LayerT, class PartsT>
 std::int64_t Runner<LayerT, PartsT>::kernel_hidden(Params const& p) {
@@ -100,6 +130,13 @@ void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
                   text("routed_scaling_factor: ", weights, " in the routing weights and ", output, " on the output. Set one of them to 1"));
     }
   }
+  if constexpr (kParallel && kHasShared) {
+    if (p.parallel.moe.use_sp_moe() && Parts::Shared::output_of(p.shared) == runner::SharedOutput::partial) {
+      throw Error(ErrorCode::config,
+                  "shared experts: sequence parallelism gives each TP rank rows of its own, so each rank needs all columns. "
+                  "Set sharding to complete");
+    }
+  }
   int zero = 0;
   if constexpr (requires { router.config().num_zero_experts; }) zero = router.config().num_zero_experts;
   if (!kHasZeroExperts && zero > 0) {
@@ -115,7 +152,9 @@ void Runner<LayerT, PartsT>::take_memory([[maybe_unused]] Params const& p) {
     zero_kind_ = router.config().zero_expert_kind;
   }
   if constexpr (requires { router.config().num_joint_shared; }) num_joint_ = router.config().num_joint_shared;
-  if constexpr (kHasShared) factor_ = p.shared.average ? 0.5F : 1.0F;
+  if (plan_.final) sum_ = arena_.template take<Act>(sizes_.max_rows * sizes_.hidden);
+  if constexpr (kHasShared) shared_output_ = Parts::Shared::output_of(p.shared);
+  if constexpr (kHasShared) factor_ = p.shared.average && shared_output_ != runner::SharedOutput::none ? 0.5F : 1.0F;
   if (kernel_hidden_ > sizes_.expert_hidden) padded_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
   if (!kPlain || kernel_hidden_ > sizes_.expert_hidden) routed_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
   if (num_joint_ > 0) joint_ = arena_.template take<float>(sizes_.max_rows * num_joint_);

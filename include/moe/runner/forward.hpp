@@ -14,11 +14,103 @@ template <class LayerT, class PartsT>
 template <class Logits, class Probe>
 void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
                                  Stream<Space> stream, Probe& probe) {
+  if constexpr (kParallel) {
+    run_rank(hidden, logits, output, options, stream, probe);
+  } else {
+    run_alone(hidden, logits, output, options, stream, probe);
+  }
+}
+
+template <class LayerT, class PartsT>
+template <class Logits, class Probe>
+void Runner<LayerT, PartsT>::run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+                                       Stream<Space> stream, Probe& probe) {
   if constexpr (kChunked) {
     run_chunks(hidden, logits, output, options, stream, probe);
   } else {
     pass(hidden, logits, 0, output, options, stream, probe);
   }
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::abandon(Stream<Space> stream) {
+  if constexpr (kParallel) {
+    try {
+      group_.agree(-1 - static_cast<std::int64_t>(ErrorCode::peer));
+    } catch (Error const&) {  // the communicator reports its failure to the next call as well
+    }
+  }
+  refuse(ErrorCode::peer, stream);
+}
+
+/// Tells the layer's group that this rank makes no pass. Never throws.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Space> stream) {
+  if constexpr (kChunked) {
+    chunks_.refuse(code);
+  } else {
+    layer_.abandon(stream);
+  }
+}
+
+/// call(), then an agreement of the TP group that all its ranks made it: a rank that did not would leave the others in their next sum.
+template <class LayerT, class PartsT>
+template <class Call>
+void Runner<LayerT, PartsT>::together(std::int64_t rows, Call const& call) {
+  auto tell = [&](ErrorCode code) {
+    try {
+      group_.agree(-1 - static_cast<std::int64_t>(code));
+    } catch (Error const&) {  // as in abandon()
+    }
+  };
+  try {
+    call();
+  } catch (Error const& e) {
+    tell(e.code());
+    throw;
+  } catch (...) {
+    tell(ErrorCode::internal);
+    throw;
+  }
+  group_.agree(rows);
+}
+
+/// One rank of a grid: the TP group agrees that it can begin; under sequence parallelism each of its ranks takes its rows.
+template <class LayerT, class PartsT>
+template <class Logits, class Probe>
+void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+                                      Stream<Space> stream, Probe& probe) {
+  std::int64_t const m = hidden.extent(0);
+  bool const split = group_.moe().use_sp_moe();
+  try {
+    together(m, [&] {
+      validate_widths(hidden, output);
+      logits.check(m);
+      std::int64_t const most = sizes_.max_rows * group_.moe().sp_size;
+      if (m > (kChunked ? kMostSize : most)) {
+        throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", most));
+      }
+      if (split && m > 1 && output.stride(0) != sizes_.hidden) {
+        throw Error(ErrorCode::argument, text("output: row stride ", output.stride(0), ", sequence parallelism needs ", sizes_.hidden));
+      }
+    });
+  } catch (Error const& e) {
+    refuse(e.code(), stream);
+    throw;
+  }
+  if (!split) {
+    run_alone(hidden, logits, output, options, stream, probe);
+    return;
+  }
+  runner::parallel::Slice const mine = runner::parallel::slice_of(m, group_.moe());
+  ForwardOptions part = options;
+  part.num_valid_rows = std::clamp<std::int64_t>((options.num_valid_rows < 0 ? m : options.num_valid_rows) - mine.begin, 0, mine.rows);
+  if (part.token_ids != nullptr) part.token_ids += mine.begin;
+  together(m, [&] {
+    run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)), ShiftedLogits<Logits>{logits, mine.begin},
+              make_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
+  });
+  group_.gather_slices(output.data_handle(), m, sizes_.hidden);
 }
 
 /// As many passes as the largest rank needs, on every rank. A rank without rows left brings none, or one row without experts.
@@ -73,10 +165,23 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, 
   Rows<Act> const routed = direct ? output : make_rows(routed_, m, kernel_hidden_);
   options.shared_weights = make_rows(joint_, m, num_joint_);
   constexpr int kHidden = Layer::Config::hidden;
-  layer_.forward(make_rows<kHidden>(x.data_handle(), m, kernel_hidden_, x.stride(0)), router_logits,
-                 make_rows<kHidden>(routed.data_handle(), m, kernel_hidden_, routed.stride(0)), options, stream, probe);
-  if (shared_.takes_routing_weights()) run_shared(hidden, stream);
-  if (!direct) leave(x, make_rows(routed.data_handle(), m, sizes_.expert_hidden, kernel_hidden_), output, stream);
+  auto forward = [&] {
+    layer_.forward(make_rows<kHidden>(x.data_handle(), m, kernel_hidden_, x.stride(0)), router_logits,
+                   make_rows<kHidden>(routed.data_handle(), m, kernel_hidden_, routed.stride(0)), options, stream, probe);
+    if (shared_.takes_routing_weights()) run_shared(hidden, stream);
+  };
+  Rows<Act> const narrow = make_rows(routed.data_handle(), m, sizes_.expert_hidden, kernel_hidden_);
+  if constexpr (kParallel) {
+    if (plan_.routed_early || plan_.shared_early || plan_.final) {
+      together(m, forward);
+    } else {
+      forward();
+    }
+    leave_group(x, narrow, output, stream);
+  } else {
+    forward();
+    if (!direct) leave(x, narrow, output, true, true, stream);
+  }
 }
 
 template <class LayerT, class PartsT>
@@ -119,15 +224,17 @@ void Runner<LayerT, PartsT>::run_shared([[maybe_unused]] Rows<Act const> hidden,
   }
 }
 
-/// routed [M, H'] → output [M, H]. x: the experts' input.
+/// routed [M, H'] → output [M, H]. x: the experts' input. complete_terms: those that are complete on every rank; shared_term: the shared
+/// output.
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::leave([[maybe_unused]] Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream) {
+void Runner<LayerT, PartsT>::leave([[maybe_unused]] Rows<Act const> x, Rows<Act> routed, Rows<Act> output,
+                                   [[maybe_unused]] bool complete_terms, [[maybe_unused]] bool shared_term, Stream<Space> stream) {
   using Kernels = runner::RowKernels<Space>;
   if constexpr (kPlain) {
     Kernels::template copy_columns<Act>(routed, output, stream);
   } else {
-    Finish finish{.routed = routed, .output = output};
-    add_routed_terms(finish, x);
+    Finish finish{.routed = routed, .output = output, .scale = scaling_.routed};
+    if (complete_terms) add_zero_experts(finish, x);
     if constexpr (kHasOutput) {
       if (output_.active()) {
         finish.output = routed;
@@ -135,37 +242,75 @@ void Runner<LayerT, PartsT>::leave([[maybe_unused]] Rows<Act const> x, Rows<Act>
         finish = {.routed = output_.apply_normed(routed, stream), .output = output};
       }
     }
-    add_block_terms(finish);
+    if (shared_term) {
+      add_shared(finish);
+    } else {
+      finish.scale *= factor_;
+    }
+    add_end(finish, complete_terms);
     Kernels::finish(finish, stream);
   }
 }
 
+/// The same on one rank of a TP group, with the group's sums.
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::add_routed_terms(Finish& finish, Rows<Act const> x) {
-  finish.scale = scaling_.routed;
+void Runner<LayerT, PartsT>::leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream) {
+  using Kernels = runner::RowKernels<Space>;
+  std::int64_t const m = routed.extent(0);
+  if (plan_.routed_early) group_.sum(routed.data_handle(), m * kernel_hidden_);
+  if constexpr (kHasShared) {
+    if (plan_.shared_early) group_.sum(shared_.output().data_handle(), m * sizes_.hidden);
+  }
+  bool const shared_is_term = shared_output_ == runner::SharedOutput::partial && !plan_.shared_early;
+  if (!plan_.final) {
+    bool const complete_terms = !plan_.result_partial || group_.moe().tp_rank == 0;
+    leave(x, routed, output, complete_terms, complete_terms || shared_is_term, stream);
+    return;
+  }
+  Finish terms{.routed = routed, .output = make_rows(sum_, m, sizes_.hidden), .scale = scaling_.routed};
+  if (shared_is_term) add_shared(terms);
+  terms.factor = 1.0F;
+  Kernels::finish(terms, stream);
+  group_.sum(sum_, m * sizes_.hidden);
+  Finish finish{.routed = make_rows(static_cast<Act const*>(sum_), m, sizes_.hidden), .output = output};
+  add_zero_experts(finish, x);
+  finish.zero_scale = scaling_.routed;
+  if (shared_is_term) {
+    finish.scale = factor_;
+  } else {
+    add_shared(finish);
+  }
+  add_end(finish, true);
+  Kernels::finish(finish, stream);
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::add_zero_experts([[maybe_unused]] Finish& finish, [[maybe_unused]] Rows<Act const> x) {
   if constexpr (kHasZeroExperts) {
-    if (num_zero_ > 0) {
-      finish.ids = make_rows(static_cast<std::int32_t const*>(layer_.topk_ids().data_handle()), x.extent(0), layer_.topk_ids().extent(1));
-      finish.weights = make_rows(static_cast<float const*>(layer_.topk_weights().data_handle()), x.extent(0), finish.ids.extent(1));
-      finish.x = x;
-      finish.num_experts = layer_.router().num_experts();
-      finish.topk = layer_.router().topk();
-      finish.zero_kind = zero_kind_;
-    }
+    if (num_zero_ == 0) return;
+    finish.ids = make_rows(static_cast<std::int32_t const*>(layer_.topk_ids().data_handle()), x.extent(0), layer_.topk_ids().extent(1));
+    finish.weights = make_rows(static_cast<float const*>(layer_.topk_weights().data_handle()), x.extent(0), finish.ids.extent(1));
+    finish.x = x;
+    finish.num_experts = layer_.router().num_experts();
+    finish.topk = layer_.router().topk();
+    finish.zero_kind = zero_kind_;
   }
 }
 
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::add_block_terms(Finish& finish) {
+void Runner<LayerT, PartsT>::add_shared([[maybe_unused]] Finish& finish) {
   if constexpr (kHasShared) {
-    if (shared_.active()) {
-      auto const shared = shared_.output();
-      finish.shared = make_rows(static_cast<SharedRow const*>(shared.data_handle()), shared.extent(0), shared.extent(1));
-      finish.shared_scale = scaling_.shared;
-      finish.factor = factor_;
-    }
+    if (!shared_.active()) return;
+    auto const shared = shared_.output();
+    finish.shared = make_rows(static_cast<SharedRow const*>(shared.data_handle()), shared.extent(0), shared.extent(1));
+    finish.shared_scale = scaling_.shared;
+    finish.factor = factor_;
   }
-  finish.bias = end_.bias;
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::add_end(Finish& finish, bool bias) {
+  finish.bias = bias ? end_.bias : nullptr;
   finish.normalise = end_.normalise;
   finish.norm = end_.norm;
   finish.eps = end_.eps;

@@ -93,7 +93,7 @@ constexpr std::string_view name(LayerGroup group) {
 }
 
 /// A gathering backend under sequence parallel gathers over the EP group, because TP peers hold different rows then. A local backend stays
-/// alone: the runner gathers for it.
+/// alone.
 constexpr LayerGroup layer_group(MoeParallel const& p) {
   switch (p.backend.transport) {
     case Transport::local: return LayerGroup::self;
@@ -117,8 +117,9 @@ constexpr char const* parallel_conflict(MoeParallel const& p) {
     return "this backend sends tokens to the ranks of their experts, and without expert parallelism every rank holds a part of each. Fix: "
            "enable expert parallelism, or choose naive or allgather_reduce_scatter";
   }
-  if (p.backend.transport == Transport::local && p.use_sp_moe()) {
-    return "sequence parallelism gives each TP rank rows of its own, and this backend moves none. Fix: choose a backend that does";
+  if (p.backend.transport == Transport::local && p.tokens_differ()) {
+    return "the ranks hold different tokens, and this backend moves none. Fix: choose naive or allgather_reduce_scatter, or, with expert "
+           "parallelism, any other";
   }
   if (p.moe_tp_size > 1 && p.use_sp_moe()) {
     return "sequence parallelism gives each TP rank rows of its own, and with moe_tp_size above 1 each has a part of an expert's columns. "

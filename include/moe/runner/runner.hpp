@@ -13,6 +13,7 @@
 #include "moe/runner/chunking.hpp"
 #include "moe/runner/gate.hpp"
 #include "moe/runner/output.hpp"
+#include "moe/runner/parallel.hpp"
 #include "moe/runner/primitives.hpp"
 #include "moe/runner/shared_experts.hpp"
 #include "moe/runner/transform.hpp"
@@ -38,6 +39,7 @@ struct RunnerDefaults {
   using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
   using End = runner::end::None;                   ///< None, BiasNorm
   using Chunking = runner::chunking::None;         ///< None, Lockstep
+  using Parallel = runner::parallel::None;         ///< None, Groups
 };
 
 namespace runner::detail {
@@ -55,6 +57,15 @@ template <class Policy, class Space, class Act>
   requires requires { typename Policy::template Part<Space, Act>; }
 struct PartOf<Policy, Space, Act> {
   using type = typename Policy::template Part<Space, Act>;
+};
+template <class Policy>
+struct GroupOf {
+  using type = Nothing;
+};
+template <class Policy>
+  requires requires { typename Policy::Group; }
+struct GroupOf<Policy> {
+  using type = typename Policy::Group;
 };
 template <class Policy, class Comm>
 struct ChunksOf {
@@ -102,6 +113,7 @@ class Runner {
     typename Parts::Scaling::Params scaling{};
     typename Parts::End::Params end{};
     typename Parts::Chunking::Params chunking{};
+    typename Parts::Parallel::Params parallel{};
   };
 
   /// Collective over `comm`. Allocates all memory that the runner ever uses. All weights are borrowed. Throws as the layer does.
@@ -133,13 +145,15 @@ class Runner {
     }
   }
   /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws.
-  void abandon(Stream<Space> stream = {}) { layer_.abandon(stream); }
+  void abandon(Stream<Space> stream = {});
 
   Layer& layer() { return layer_; }
   /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
   /// layer's memory.
   auto topk_ids() { return layer_.topk_ids(); }
   auto topk_weights() { return layer_.topk_weights(); }
+  /// The sums over the TP group of each forward().
+  runner::ReductionPlan const& reductions() const { return plan_; }
   std::int64_t hidden() const { return sizes_.hidden; }
   std::int64_t max_rows() const { return sizes_.max_rows; }
   /// Bytes that runner and layer hold on this rank besides their weights.
@@ -151,11 +165,14 @@ class Runner {
   static constexpr bool kHasShared = runner::detail::kPresent<typename Parts::Shared>;
   static constexpr bool kChunked = runner::detail::kPresent<typename Parts::Chunking>;
   static_assert(!kChunked || Space::kKind == SpaceKind::host, "moe: chunks need their counts on the host. Fix: a layer in the host space");
+  static constexpr bool kParallel = runner::detail::kPresent<typename Parts::Parallel>;
+  static_assert(!kParallel || (Space::kKind == SpaceKind::host && std::is_same_v<Act, float>),
+                "moe: sums over a TP group need float32 rows in the host space. Fix: a layer with Act = float in the host space");
   static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
   static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
   static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
   /// Whether anything is between the layer's output and the block's.
-  static constexpr bool kPlain = !kHasShared && !kHasOutput && !kHasZeroExperts &&
+  static constexpr bool kPlain = !kParallel && !kHasShared && !kHasOutput && !kHasZeroExperts &&
                                  std::is_same_v<typename Parts::Scaling, runner::scaling::None> &&
                                  std::is_same_v<typename Parts::End, runner::end::None>;
   using SharedRow = typename runner::detail::SharedRowOf<Part<typename Parts::Shared>, Act>::type;
@@ -181,14 +198,26 @@ class Runner {
       if (logits.extent(0) != rows) throw Error(ErrorCode::argument, text("router_logits: rows: ", logits.extent(0), ", expected ", rows));
     }
     Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
+      constexpr bool kCut = kChunked || kParallel;
       if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
       std::int64_t const stride = logits.stride(0);
-      return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kChunked ? hidden.extent(0) : logits.extent(0),
+      return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kCut ? hidden.extent(0) : logits.extent(0),
                        logits.extent(1), stride);
     }
   };
 
+  /// The logits of a batch that begins at row `begin` of another.
+  template <class Logits>
+  struct ShiftedLogits {
+    Logits const& logits;
+    std::int64_t begin;
+    void check(std::int64_t) const {}
+    auto operator()(Rows<Act const> hidden, std::int64_t first) const { return logits(hidden, first < 0 ? first : first + begin); }
+  };
+
   // ---- construction.hpp
+  static typename Layer::Params layer_params(Params const& p);
+  static runner::ReductionPlan plan(Params const& p);
   static runner::Sizes sizes(Params const& p);
   static std::int64_t kernel_hidden(Params const& p);
   template <class Policy>
@@ -201,6 +230,15 @@ class Runner {
   void run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
            Probe& probe);
   template <class Logits, class Probe>
+  void run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                Probe& probe);
+  template <class Call>
+  void together(std::int64_t rows, Call const& call);
+  void refuse(ErrorCode code, Stream<Space> stream);
+  template <class Logits, class Probe>
+  void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                 Probe& probe);
+  template <class Logits, class Probe>
   void run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                   Probe& probe);
   template <class Logits, class Probe>
@@ -210,9 +248,11 @@ class Runner {
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
   void run_shared(Rows<Act const> hidden, Stream<Space> stream);
-  void leave(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream);
-  void add_routed_terms(Finish& finish, Rows<Act const> x);
-  void add_block_terms(Finish& finish);
+  void leave(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, bool complete_terms, bool shared_term, Stream<Space> stream);
+  void leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream);
+  void add_zero_experts(Finish& finish, Rows<Act const> x);
+  void add_shared(Finish& finish);
+  void add_end(Finish& finish, bool bias);
 
   Arena<Space> arena_;
   runner::Sizes sizes_;
@@ -224,10 +264,14 @@ class Runner {
   Part<typename Parts::Input> input_;
   Part<typename Parts::Output> output_;
   Part<typename Parts::Shared> shared_;
+  typename runner::detail::GroupOf<typename Parts::Parallel>::type group_;
+  runner::ReductionPlan plan_;
+  runner::SharedOutput shared_output_ = runner::SharedOutput::none;
   Layer layer_;
   Chunks chunks_;
   std::byte* zeros_ = nullptr;  // a row of hidden states and a row of logits, for a chunk without rows
   Act* dummy_ = nullptr;        // [H], the output of such a row
+  Act* sum_ = nullptr;          // [max_rows, H], what the TP group adds up at the end
   Act* padded_ = nullptr;       // [max_rows, kernel_hidden], if the layer is wider than the routed path
   Act* routed_ = nullptr;       // [max_rows, kernel_hidden], unless the layer writes the block's output
   float* joint_ = nullptr;      // [max_rows, S], routing weights of shared experts

@@ -46,14 +46,14 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
   /// Collective. max_tokens: T_max, most rows of one prepare() on any rank. E_CONFIG if this rank's arguments are wrong, E_CAPACITY if
   /// memory does not suffice (then the peers get E_PEER); E_MISMATCH on all ranks, naming the field, if ranks disagree.
   GatherExchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
-                 typename Backend::Params const&, Arena<Space>& arena)
+                 typename Backend::Params const& params, Arena<Space>& arena)
       : quant_(quant),
         hidden_(shape.hidden()),
         topk_(shape.topk()),
         max_tokens_(max_tokens),
         num_physical_(placement.num_physical()),
         wire_(hidden_, topk_),
-        refused_(error_of([&] { take_memory(comm, placement, arena); })),
+        refused_(error_of([&] { take_memory(comm, placement, params.expert_rank, arena); })),
         rounds_(comm, make_contract<Config, Quant, Partial>(Backend::kName, shape, max_tokens, placement), 0, refused_, arena) {}
 
   /// The most rows that the experts can get: T_max of every rank.
@@ -114,15 +114,15 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
   void abandon(HostStream) { rounds_.abandon(); }
 
  private:
-  void take_memory(Comm& comm, ExpertPlacement const& placement, Arena<Space>& arena) {
+  void take_memory(Comm& comm, ExpertPlacement const& placement, std::optional<int> expert_rank, Arena<Space>& arena) {
     int const ranks = comm.size();
     rows_ = arena.template take_filled<std::int64_t>(ranks, 0);
     first_ = arena.template take_filled<std::int64_t>(ranks, 0);
     counts_ = arena.template take<std::int64_t>(ranks);
     offsets_ = arena.template take<std::int64_t>(ranks);
-    check_exchange(placement, ranks, max_tokens_, 0);
+    check_exchange(placement, expert_rank ? placement.ep_size() : ranks, max_tokens_, 0);
     std::int64_t const max_rows = std::max<std::int64_t>(max_tokens_ * ranks, 1);
-    std::vector<std::int32_t> const map = placement.expert_map(comm.rank());
+    std::vector<std::int32_t> const map = placement.expert_map(expert_rank.value_or(comm.rank()));
     expert_map_ = arena.template take<std::int32_t>(num_physical_);
     std::copy(map.begin(), map.end(), expert_map_);
     records_ = arena.template take<std::byte>(max_rows * wire_.bytes());

@@ -28,7 +28,10 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
         num_physical_(placement.num_physical()),
         wire_(hidden_, topk_),
         fixed_(has_fixed_sizes(params.sizes, comm.size() * max_tokens * wire_.bytes(), true)),
-        refused_(error_of([&] { take_memory(comm, placement, arena); })),
+        refused_(error_of([&] {
+          if (params.expert_rank) throw Error(ErrorCode::unsupported, text(Backend::kName, ": expert_rank is for the host space"));
+          take_memory(comm, placement, arena);
+        })),
         rounds_(comm,
                 make_contract<Config, Quant, Partial>((std::string(Backend::kName) + (fixed_ ? ", fixed" : "")).c_str(), shape, max_tokens,
                                                       placement),
