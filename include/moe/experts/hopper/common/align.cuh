@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/quantize_rows.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 
 namespace moe::hopper {
 

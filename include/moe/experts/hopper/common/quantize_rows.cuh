@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "moe/core/ptx/convert.cuh"
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/align_args.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 
 namespace moe::hopper {
 

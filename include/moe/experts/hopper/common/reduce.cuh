@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "moe/core/ptx/convert.cuh"
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 
 namespace moe::hopper {
 

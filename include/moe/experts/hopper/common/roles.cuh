@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/schedule.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 
 namespace moe::hopper {
 

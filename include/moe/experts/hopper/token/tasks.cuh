@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "moe/core/ptx/mma.cuh"
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/common/matrix_layout.hpp"
+#include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/token/plan.hpp"
 
 namespace moe::hopper {

@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "moe/core/ptx/convert.cuh"
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/token/tasks.cuh"
 
 namespace moe::hopper {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/experts/hopper/common/slots.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 
 namespace moe::hopper::w4 {
@@ -80,11 +80,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
     if (!first) {
       if (lane == 0) {
         int const target = L::kGroups * p.align.plan.space.weight_tiles[0];
-        std::uint32_t spin = 0;
-        while (load_acquire_gpu(p.align.counters + unit.token_tile) < target) {
-          __nanosleep(64);
-          if (++spin > 40'000'000u) __trap();
-        }
+        wait_counter(p.align.counters + unit.token_tile, target);
       }
       __syncwarp();
     }

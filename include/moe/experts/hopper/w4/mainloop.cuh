@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "moe/core/ptx/mma.cuh"
-#include "moe/core/ptx/sm90.cuh"
 #include "moe/core/ptx/wgmma_registers.cuh"
+#include "moe/experts/hopper/common/wait.cuh"
 #include "moe/experts/hopper/w4/brick_registers.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 
