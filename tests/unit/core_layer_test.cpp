@@ -17,6 +17,7 @@
 #include "moe/experts/reference.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/llama4.hpp"
@@ -112,6 +113,12 @@ TYPED_TEST(LayerOn, WeightsAndPlacementMustCoverTheExperts) {
     expect_error(ErrorCode::config, text("placement: ", physical, " physical experts, without a mapping expected num_experts 4"),
                  [&] { Layer l(self, more.view(), p); });
   }
+}
+
+// Sizes without a whole group are refused before anything is divided by it.
+TEST(WeightStore, SizesThatTheQuantisationCannotTake) {
+  expect_error(ErrorCode::config, text("int4_group128 needs the intermediate size per partition to be a multiple of 32, got 16"),
+               [] { experts::WeightStore<Config, quantization::Int4Group128> store(1, 128, 16, true); });
 }
 
 // A missing array is reported at construction, not in forward().

@@ -8,7 +8,9 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/quantization/format/shape.hpp"
 
 namespace moe::experts {
 
@@ -19,9 +21,10 @@ class WeightStore {
   using Code = typename Quant::template WeightCode<typename Config::Weight>;
   using Scale = typename Quant::WeightScale;
 
-  /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I.
+  /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I. E_CONFIG for sizes that
+  /// the quantisation cannot take.
   WeightStore(std::int64_t num_local, std::int64_t hidden, std::int64_t intermediate, bool gated, Quant const& quant = {})
-      : quant_(quant),
+      : quant_(checked(quant, hidden, intermediate)),
         num_local_(num_local),
         w13_(num_local, (gated ? 2 : 1) * intermediate, hidden),
         w2_(num_local, hidden, intermediate) {}
@@ -59,6 +62,14 @@ class WeightStore {
   ExpertWeights<Code, Scale> view() const { return {view_of(w13_), view_of(w2_)}; }
 
  private:
+  static Quant const& checked(Quant const& quant, std::int64_t hidden, std::int64_t intermediate) {
+    if constexpr (requires { Quant::kShapeMultiple; }) {
+      quantization::check_shape<Quant>(hidden, intermediate);
+    } else if (!Quant::supports(hidden, intermediate)) {
+      throw Error(ErrorCode::config, text(Quant::kName, " does not take hidden ", hidden, " and intermediate ", intermediate));
+    }
+    return quant;
+  }
   struct Matrix {
     Matrix(std::int64_t experts, std::int64_t rows_, std::int64_t cols_)
         : rows(rows_),

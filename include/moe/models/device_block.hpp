@@ -102,6 +102,7 @@ class DeviceBlock {
  private:
   static Store filled_store(io::HostLayerWeights<Loaded> const& w, Quant const& quant) {
     io::LayerDescription const& d = w.description;
+    io::require_computed(d);
     Store store(static_cast<std::int64_t>(w.experts.size()), d.expert_hidden(), w.intermediate, d.activation.gated(), quant);
     std::int64_t const n13 = w.w13_rows() * d.expert_hidden();
     std::int64_t const n2 = d.expert_hidden() * w.intermediate;
