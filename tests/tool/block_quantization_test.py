@@ -13,7 +13,7 @@ from tool import DATA, in_parallel, moe, read, rows, same_routing
 # Largest error, as the tool reports it, and the elements that widths must be a multiple of.
 SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel": (.1, 1), "fp8_group128": (.1, 1), "fp8_block128": (.1, 1),
            "int8_per_token": (.025, 1), "int8_per_channel": (.025, 1), "int4_group128": (.25, 32), "mxfp8": (.1, 32), "mxfp4": (.4, 32),
-           "nvfp4": (.35, 16)}
+           "mxfp4_w4a16": (.3, 32), "nvfp4": (.35, 16)}
 
 
 def check(folder, file, scheme):

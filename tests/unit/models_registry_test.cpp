@@ -72,7 +72,7 @@ TEST(Registry, PolicyTable) {
       EXPECT_EQ(row.type, "moe::backends::Naive<moe::comm::Nccl>");
     }
   }
-  EXPECT_EQ(seen.size(), 15U + 12U + 20U + 7U);
+  EXPECT_EQ(seen.size(), 15U + 13U + 20U + 7U);
 }
 
 Support support(std::string_view scheme, int architecture, std::string_view experts) {
@@ -96,6 +96,8 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   EXPECT_EQ(support("int8_per_token", 90, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("int4_group128", 90, "hopper_w4a16"), Support::converted);
   EXPECT_EQ(support("int4_group128", 80, "cuda_reference"), Support::emulated);
+  EXPECT_EQ(support("mxfp4_w4a16", 90, "hopper_w4a16"), Support::converted);
+  EXPECT_EQ(support("mxfp4_w4a16", 80, "cuda_reference"), Support::emulated);
   for (int const architecture : registry::kArchitectures) {
     EXPECT_EQ(support("mxfp8", architecture, "cuda_reference"), Support::emulated);
     EXPECT_EQ(support("nvfp4", architecture, "cuda_reference"), Support::emulated);

@@ -7,6 +7,7 @@
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 
 using Wide = moe::models::RuntimeLayer<float, float>;
@@ -16,6 +17,7 @@ namespace quantization = moe::quantization;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Wide, quantization::None, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::None, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, moe::bf16>;

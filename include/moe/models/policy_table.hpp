@@ -35,8 +35,8 @@ std::string type_name() {
 
 /// The base name of the file that defines a policy: the policy's name, except for variants that share a file.
 inline std::string_view file_of(std::string_view policy) {
-  constexpr std::array<std::array<std::string_view, 2>, 3> kShared{
-      {{"low_latency_rank_major", "low_latency"}, {"any", "any_router"}, {"zero_expert", "row/zero_expert"}}};
+  constexpr std::array<std::array<std::string_view, 2>, 4> kShared{
+      {{"low_latency_rank_major", "low_latency"}, {"any", "any_router"}, {"zero_expert", "row/zero_expert"}, {"mxfp4_w4a16", "mxfp4"}}};
   for (auto const& [begins, file] : kShared) {
     if (policy.starts_with(begins)) {
       return file;
@@ -90,7 +90,8 @@ inline std::vector<PolicyRow> policy_table() {
   });
   hana::for_each(quantizations, [&](auto type) {
     using Quant = typename decltype(type)::type;
-    rows.push_back({"quantization", Quant::kName, "both", type_name<Quant>(), text("moe/quantization/", Quant::kName, ".hpp"), "moe::moe"});
+    rows.push_back(
+        {"quantization", Quant::kName, "both", type_name<Quant>(), text("moe/quantization/", file_of(Quant::kName), ".hpp"), "moe::moe"});
   });
   hana::for_each(all_backends, [&](auto type) {
     using Backend = typename decltype(type)::type;
