@@ -121,6 +121,17 @@ TEST(WeightStore, SizesThatTheQuantisationCannotTake) {
                [] { experts::WeightStore<Config, quantization::Int4Group128> store(1, 128, 16, true); });
 }
 
+TEST(WeightStore, NullSourcesAreNamed) {
+  experts::WeightStore<Config, quantization::None> store(1, 4, 8, true);
+  std::vector<float> const some(64, 1.0F);
+  float const* const none = nullptr;
+  expect_error(ErrorCode::argument, "expert weights: w13 is a null pointer for 64 elements",
+               [&] { store.set_expert(0, none, some.data()); });
+  expect_error(ErrorCode::argument, "expert weights: w2 is a null pointer for 32 elements",
+               [&] { store.set_expert(0, some.data(), none); });
+  expect_error(ErrorCode::argument, "expert weights: b2 is a null pointer for 4 elements", [&] { store.set_bias(0, some.data(), none); });
+}
+
 // A missing array is reported at construction, not in forward().
 TYPED_TEST(LayerOn, MissingWeightArraysAreNamed) {
   using Quant = quantization::Fp8Block<>;

@@ -32,11 +32,17 @@ class WeightStore {
   /// Quantises and stores one expert. Host pointers: w13 [rows13, hidden], w2 [hidden, intermediate], row-major, gate rows first.
   template <class T>
   void set_expert(std::int64_t local, T const* w13, T const* w2) {
+    check(local);
+    check_source("w13", w13, w13_.rows * w13_.cols);
+    check_source("w2", w2, w2_.rows * w2_.cols);
     store(w13_, local, w13);
     store(w2_, local, w2);
   }
   /// Biases of one expert: b13 [rows13], b2 [hidden]. All experts have biases or none has.
   void set_bias(std::int64_t local, float const* b13, float const* b2) {
+    check(local);
+    check_source("b13", b13, w13_.rows);
+    check_source("b2", b2, w2_.rows);
     store_bias(w13_, local, b13);
     store_bias(w2_, local, b2);
   }
@@ -86,7 +92,6 @@ class WeightStore {
 
   template <class T>
   void store(Matrix& m, std::int64_t local, T const* w) {
-    check(local);
     std::int64_t const n = m.rows * m.cols;
     wide_.resize(static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
@@ -101,11 +106,15 @@ class WeightStore {
     }
   }
   void store_bias(Matrix& m, std::int64_t local, float const* b) {
-    check(local);
     if (m.bias.size() == 0) {
       m.bias = Buffer<float, Space>(num_local_ * m.rows);
     }
     Memory<Space>::copy_from_host(m.bias.data() + local * m.rows, b, static_cast<std::size_t>(m.rows) * sizeof(float));
+  }
+  static void check_source(char const* name, void const* source, std::int64_t size) {
+    if (source == nullptr && size > 0) {
+      throw Error(ErrorCode::argument, text("expert weights: ", name, " is a null pointer for ", size, " elements"));
+    }
   }
   void check(std::int64_t local) const {
     if (local < 0 || local >= num_local_) {
