@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/routing_variants.hpp: what families add to the plain rules, and the invariants of docs/semantics/routing.md §15 over random rows: part
-// of routing_tables.hpp, which includes it.
+// tests/routing_variants.hpp: what families add to the plain rules, and the invariants of docs/semantics/routing.md §15 over random rows:
+// part of routing_tables.hpp, which includes it.
 #pragma once
 
 #include "routing_rows.hpp"

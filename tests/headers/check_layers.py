@@ -100,6 +100,26 @@ def long_functions(text: str) -> list[tuple[int, int, int, str]]:
     return found
 
 
+def cycles(include: pathlib.Path, headers: list[pathlib.Path]) -> list[str]:
+    """Each cycle of includes once, as "a -> b -> a"."""
+    reach = {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M) for path in headers}
+    found, state = [], {}
+
+    def visit(name: str, above: list[str]):
+        state[name] = "open"
+        for target in reach.get(name, []):
+            if state.get(target) == "open":
+                found.append(" -> ".join([*above[above.index(target):], target]))
+            elif target not in state:
+                visit(target, [*above, target])
+        state[name] = "done"
+
+    for name in reach:
+        if name not in state:
+            visit(name, [name])
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", required=True, type=pathlib.Path)
@@ -143,6 +163,7 @@ def main() -> int:
                 continue
             if target_level >= level:
                 problems.append(f"{name}:{number}: {layer} (level {level}) includes {target} (level {target_level})")
+    problems += [f"includes in a circle: {cycle}" for cycle in cycles(include, headers)]
     # The rest of the sources: only the lengths; a test or benchmark file that is no header may be long.
     others = sorted(path for folder in ("tests", "bench", "examples") for path in (root / folder).rglob("*")
                     if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))

@@ -7,7 +7,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/parallel/construction.hpp"
-#include "moe/runner/runner.hpp"
+#include "moe/runner/declaration.hpp"
 
 namespace moe {
 

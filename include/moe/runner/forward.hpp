@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "moe/core/error.hpp"
-#include "moe/runner/runner.hpp"
+#include "moe/runner/declaration.hpp"
 
 namespace moe {
 

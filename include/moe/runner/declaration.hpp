@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/declaration.hpp: the class of runner/runner.hpp. Members that do work are defined in runner/forward.hpp and
+// runner/construction.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/contract/rule.hpp"
+#include "moe/layer/options.hpp"
+#include "moe/runner/chunking.hpp"
+#include "moe/runner/gate.hpp"
+#include "moe/runner/output.hpp"
+#include "moe/runner/parallel.hpp"
+#include "moe/runner/primitives.hpp"
+#include "moe/runner/shared_experts.hpp"
+#include "moe/runner/transform.hpp"
+
+namespace moe {
+
+namespace rules {
+MOE_RULE(RunnerTakesLogits,
+         "moe: the runner has its gate outside, and forward() was called without logits. "
+         "Fix: forward(hidden, logits, output), or set Gate of its parts (docs/errors.md#runner-logits)");
+MOE_RULE(RunnerComputesLogits,
+         "moe: the runner has its gate inside, and forward() was called with logits. "
+         "Fix: forward(hidden, output), or Gate = runner::gate::Outside (docs/errors.md#runner-logits)");
+}  // namespace rules
+
+/// The parts of a block that has nothing but its layer. A block's parts inherit this and override types.
+struct RunnerDefaults {
+  using Gate = runner::gate::Outside;              ///< the logits: Outside, Linear, Any
+  using Input = runner::transform::None;           ///< before the experts: None, Projection
+  using Output = runner::transform::None;          ///< after the experts: None, Projection
+  using Shared = runner::shared::None;             ///< None, Separate
+  using Scaling = runner::scaling::None;           ///< None, Factor, SharedInverse
+  using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
+  using End = runner::end::None;                   ///< None, BiasNorm
+  using Chunking = runner::chunking::None;         ///< None, Lockstep
+  using Parallel = runner::parallel::None;         ///< None, Groups
+};
+
+namespace runner::detail {
+
+/// The object of a policy, or nothing.
+struct Nothing {
+  static constexpr bool active() { return false; }
+  static constexpr bool takes_routing_weights() { return false; }
+};
+template <class Policy, class Space, class Act>
+struct PartOf {
+  using type = Nothing;
+};
+template <class Policy, class Space, class Act>
+  requires requires { typename Policy::template Part<Space, Act>; }
+struct PartOf<Policy, Space, Act> {
+  using type = typename Policy::template Part<Space, Act>;
+};
+template <class Policy>
+struct GroupOf {
+  using type = Nothing;
+};
+template <class Policy>
+  requires requires { typename Policy::Group; }
+struct GroupOf<Policy> {
+  using type = typename Policy::Group;
+};
+template <class Policy, class Comm>
+struct ChunksOf {
+  using type = Nothing;
+};
+template <class Policy, class Comm>
+  requires requires { typename Policy::template Plan<Comm>; }
+struct ChunksOf<Policy, Comm> {
+  using type = typename Policy::template Plan<Comm>;
+};
+/// Element of the shared experts' output.
+template <class Part, class Act>
+struct SharedRowOf {
+  using type = Act;
+};
+template <class Part, class Act>
+  requires requires { typename Part::Output; }
+struct SharedRowOf<Part, Act> {
+  using type = typename Part::Output;
+};
+template <class Policy>
+inline constexpr bool kPresent = !requires { requires Policy::kAbsent; };
+
+}  // namespace runner::detail
+
+/// y = norm?( s (c out(Σ_e w_e FFN_e(in(x)) + zero experts) + shared(x)) + bias ) on one rank. LayerT: a ModularKernel. PartsT: which of
+/// the rest there is, RunnerDefaults or a struct that inherits it. The space is the layer's. Immovable, as its layer.
+template <class LayerT, class PartsT = RunnerDefaults>
+class Runner {
+ public:
+  using Layer = LayerT;
+  using Parts = PartsT;
+  using Space = typename Layer::Space;
+  using Act = typename Layer::Act;
+  using Comm = typename Layer::Comm;
+
+  struct Params {
+    typename Layer::Params layer;    ///< its max_tokens_per_rank is the most rows of a forward(), or of a chunk, on any rank
+    std::int64_t hidden = 0;         ///< H, width of input and output; 0: expert_hidden
+    std::int64_t expert_hidden = 0;  ///< H', width of the routed path; 0: the layer's hidden. A layer that is wider gets zeros
+    typename Parts::Gate::Params gate{};
+    typename Parts::Input::Params input{};
+    typename Parts::Output::Params output{};
+    typename Parts::Shared::Params shared{};
+    typename Parts::Scaling::Params scaling{};
+    typename Parts::End::Params end{};
+    typename Parts::Chunking::Params chunking{};
+    typename Parts::Parallel::Params parallel{};
+  };
+
+  /// Collective over `comm`. Allocates all memory that the runner ever uses. All weights are borrowed. Throws as the layer does.
+  Runner(Comm& comm, typename Layer::Weights const& experts, Params const& p);
+  ~Runner();
+  Runner(Runner&&) = delete;  // immovable, as its layer. Fix: keep it in std::optional or std::unique_ptr
+  Runner& operator=(Runner&&) = delete;
+
+  /// Collective. hidden [M, H] → output [M, H], which may be hidden. Enqueues on `stream` (host space: returns when done). No allocation.
+  /// Throws before any work if an argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER. Options as the layer's, but for
+  /// shared_weights, which is the runner's; output rows of padding are undefined. With a gate inside.
+  template <class Probe = NoProbe>
+  void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {},
+               Probe&& probe = {}) {
+    if constexpr (Parts::Gate::kInside) {
+      run(hidden, InnerLogits{gate_, stream}, output, options, stream, probe);
+    } else {
+      [[maybe_unused]] typename rules::RunnerTakesLogits::template Broken<typename Parts::Gate> const error;
+    }
+  }
+  /// The same with the gate outside: logits [M, num_logits], float, bf16 or f16.
+  template <class Logit, class Probe = NoProbe>
+  void forward(Rows<Act const> hidden, Rows<Logit> logits, Rows<Act> output, ForwardOptions const& options = {}, Stream<Space> stream = {},
+               Probe&& probe = {}) {
+    if constexpr (!Parts::Gate::kInside) {
+      run(hidden, OuterLogits<Logit>{logits, zeros_, layer_.router().num_logits()}, output, options, stream, probe);
+    } else {
+      [[maybe_unused]] typename rules::RunnerComputesLogits::template Broken<typename Parts::Gate> const error;
+    }
+  }
+  /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws.
+  void abandon(Stream<Space> stream = {});
+
+  Layer& layer() { return layer_; }
+  /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
+  /// layer's memory.
+  auto topk_ids() { return layer_.topk_ids(); }
+  auto topk_weights() { return layer_.topk_weights(); }
+  /// The sums over the TP group of each forward().
+  runner::ReductionPlan const& reductions() const { return plan_; }
+  std::int64_t hidden() const { return sizes_.hidden; }
+  std::int64_t max_rows() const { return sizes_.max_rows; }
+  /// Bytes that runner and layer hold on this rank besides their weights.
+  std::size_t bytes() const { return arena_.bytes() + layer_.bytes(); }
+
+ private:
+  template <class Policy>
+  using Part = typename runner::detail::PartOf<Policy, Space, Act>::type;
+  static constexpr bool kHasShared = runner::detail::kPresent<typename Parts::Shared>;
+  static constexpr bool kChunked = runner::detail::kPresent<typename Parts::Chunking>;
+  static_assert(!kChunked || Space::kKind == SpaceKind::host, "moe: chunks need their counts on the host. Fix: a layer in the host space");
+  static constexpr bool kParallel = runner::detail::kPresent<typename Parts::Parallel>;
+  static_assert(!kParallel || (Space::kKind == SpaceKind::host && std::is_same_v<Act, float>),
+                "moe: sums over a TP group need float32 rows in the host space. Fix: a layer with Act = float in the host space");
+  static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
+  static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
+  static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
+  /// Whether anything is between the layer's output and the block's.
+  static constexpr bool kPlain = !kParallel && !kHasShared && !kHasOutput && !kHasZeroExperts &&
+                                 std::is_same_v<typename Parts::Scaling, runner::scaling::None> &&
+                                 std::is_same_v<typename Parts::End, runner::end::None>;
+  using SharedRow = typename runner::detail::SharedRowOf<Part<typename Parts::Shared>, Act>::type;
+  using Finish = runner::FinishRows<Act, SharedRow>;
+
+  using Chunks = typename runner::detail::ChunksOf<typename Parts::Chunking, Comm>::type;
+
+  /// The logits of rows [first, first + rows) of a batch; first -1: of a row of no batch.
+  struct InnerLogits {
+    Part<typename Parts::Gate>& gate;
+    Stream<Space> stream;
+    void check(std::int64_t) const {}
+    auto operator()(Rows<Act const> hidden, std::int64_t) const { return gate.logits(hidden, stream); }
+  };
+  template <class Logit>
+  struct OuterLogits {
+    Rows<Logit> logits;
+    std::byte const* zeros;
+    std::int64_t width;
+    /// E_ARG. Before the batch is cut; the layer checks the rest.
+    void check(std::int64_t rows) const {
+      detail::check_rows("router_logits", logits);
+      if (logits.extent(0) != rows) throw Error(ErrorCode::argument, text("router_logits: rows: ", logits.extent(0), ", expected ", rows));
+    }
+    Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
+      constexpr bool kCut = kChunked || kParallel;
+      if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
+      std::int64_t const stride = logits.stride(0);
+      return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kCut ? hidden.extent(0) : logits.extent(0),
+                       logits.extent(1), stride);
+    }
+  };
+
+  /// The logits of a batch that begins at row `begin` of another.
+  template <class Logits>
+  struct ShiftedLogits {
+    Logits const& logits;
+    std::int64_t begin;
+    void check(std::int64_t) const {}
+    auto operator()(Rows<Act const> hidden, std::int64_t first) const { return logits(hidden, first < 0 ? first : first + begin); }
+  };
+
+  // ---- construction.hpp
+  static typename Layer::Params layer_params(Params const& p);
+  static runner::ReductionPlan plan(Params const& p);
+  static runner::Sizes sizes(Params const& p);
+  static std::int64_t kernel_hidden(Params const& p);
+  template <class Policy>
+  Part<Policy> transform(char const* name, typename Policy::Params const& p, std::int64_t in, std::int64_t out);
+  void take_memory(Params const& p);
+  void check(Params const& p) const;
+
+  // ---- forward.hpp
+  template <class Logits, class Probe>
+  void run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+           Probe& probe);
+  template <class Logits, class Probe>
+  void run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                Probe& probe);
+  template <class Call>
+  void together(std::int64_t rows, Call const& call);
+  void refuse(ErrorCode code, Stream<Space> stream);
+  template <class Logits, class Probe>
+  void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                 Probe& probe);
+  template <class Logits, class Probe>
+  void run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+                  Probe& probe);
+  template <class Logits, class Probe>
+  void pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output, ForwardOptions options,
+            Stream<Space> stream, Probe& probe);
+  void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
+  void validate(Rows<Act const> hidden, Rows<Act> output) const;
+  Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
+  void run_shared(Rows<Act const> hidden, Stream<Space> stream);
+  void leave(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, bool complete_terms, bool shared_term, Stream<Space> stream);
+  void leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream);
+  void add_zero_experts(Finish& finish, Rows<Act const> x);
+  void add_shared(Finish& finish);
+  void add_end(Finish& finish, bool bias);
+
+  Arena<Space> arena_;
+  runner::Sizes sizes_;
+  std::int64_t kernel_hidden_;
+  typename Parts::Scaling::Params scaling_;
+  typename Parts::End::Params end_;
+  float factor_ = 1.0F;
+  Part<typename Parts::Gate> gate_;
+  Part<typename Parts::Input> input_;
+  Part<typename Parts::Output> output_;
+  Part<typename Parts::Shared> shared_;
+  typename runner::detail::GroupOf<typename Parts::Parallel>::type group_;
+  runner::ReductionPlan plan_;
+  runner::SharedOutput shared_output_ = runner::SharedOutput::none;
+  Layer layer_;
+  Chunks chunks_;
+  std::byte* zeros_ = nullptr;  // a row of hidden states and a row of logits, for a chunk without rows
+  Act* dummy_ = nullptr;        // [H], the output of such a row
+  Act* sum_ = nullptr;          // [max_rows, H], what the TP group adds up at the end
+  Act* padded_ = nullptr;       // [max_rows, kernel_hidden], if the layer is wider than the routed path
+  Act* routed_ = nullptr;       // [max_rows, kernel_hidden], unless the layer writes the block's output
+  float* joint_ = nullptr;      // [max_rows, S], routing weights of shared experts
+  int num_joint_ = 0;
+  int num_zero_ = 0;
+  routing::ZeroExpertKind zero_kind_ = routing::ZeroExpertKind::none;
+};
+
+}  // namespace moe
