@@ -11,6 +11,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/types.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/parallel/construction.hpp"
 
 namespace moe::runner {
 
