@@ -90,6 +90,8 @@ struct HopperW4A16 {
       return std::same_as<A, activation::Any>;  // checked when the layer is constructed
     }
   }
+  /// Of a layer whose activation is known only at run time.
+  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return detail::is_w4_activation(kind) && !weight_on_input; }
   template <class Q>
   static constexpr bool supports_quantization() {
     return detail::W4Storage<Q>::kSupported;

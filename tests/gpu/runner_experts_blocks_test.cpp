@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_experts_blocks_test.cpp: every family's block with the best experts for its scheme, on the device from its input to its
+// output: unquantised, in fp8 and with 4-bit weights, against the block in the host space.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "block_file.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/models/device_experts.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/runner/device/captured_sizes.hpp"
+
+namespace {
+
+using namespace moe;
+using Cuda = space::cuda;
+using Local = backends::NoExpertParallel<Cuda>;
+using moe_test::BlockFile;
+using moe_test::each_block_file;
+using moe_test::relative_error;
+using Fp8Block = quantization::Fp8Block<>;
+using Fp8Token = quantization::Fp8PerToken<>;
+using Mxfp4 = quantization::Mxfp4W4A16<>;
+using Int4 = quantization::Int4Group128;
+using Weights = io::HostLayerWeights<float>;
+
+/// Values that bf16 holds exactly.
+class Numbers {
+ public:
+  explicit Numbers(std::string const& seed) : gen_(static_cast<unsigned>(std::hash<std::string>{}(seed))) {}
+  void fill(std::vector<float>& v, std::int64_t count, double bound, double middle = 0) {
+    v.resize(static_cast<std::size_t>(count));
+    for (float& x : v) x = to_float(from_float<bf16>(static_cast<float>(middle + std::uniform_real_distribution<>(-bound, bound)(gen_))));
+  }
+  /// If there is such an array.
+  void refill(std::vector<float>& v, std::int64_t count, double bound, double middle = 0) {
+    if (!v.empty()) fill(v, count, bound, middle);
+  }
+
+ private:
+  std::mt19937 gen_;
+};
+
+/// The same block with sizes that all kernels take, and other weights.
+Weights widened(Weights w, std::string const& name) {
+  constexpr std::int64_t kHidden = 256, kLatent = 128, kInner = 128;
+  Numbers numbers(name);
+  io::LayerDescription& d = w.description;
+  d.hidden = kHidden;
+  d.latent = d.latent > 0 ? kLatent : 0;
+  d.intermediate = w.intermediate = kInner;
+  std::int64_t const h = d.expert_hidden(), count = static_cast<std::int64_t>(w.experts.size()), logits = d.router.num_logits();
+  auto const bound = [](std::int64_t inputs) { return std::sqrt(3.0 / static_cast<double>(inputs)); };
+  numbers.refill(w.router_weight, logits * kHidden, bound(kHidden));
+  numbers.refill(w.router_scale, kHidden, 0.2, 1);
+  numbers.refill(w.router_mlp.down, w.router_mlp.width * kHidden, bound(kHidden));
+  numbers.fill(w.w13, count * w.w13_rows() * h, 2 * bound(h));
+  numbers.fill(w.w2, count * h * kInner, 2 * bound(kInner));
+  numbers.refill(w.w13_bias, count * w.w13_rows(), 0.2);
+  numbers.refill(w.w2_bias, count * h, 0.2);
+  numbers.refill(w.latent_in, h * kHidden, bound(kHidden));
+  numbers.refill(w.latent_out, h * kHidden, bound(h));
+  numbers.refill(w.latent_norm, h, 0.2, 1);
+  numbers.refill(w.latent_in_norm, h, 0.2, 1);
+  numbers.refill(w.output_bias, kHidden, 0.2);
+  numbers.refill(w.post_norm, kHidden, 0.2, 1);
+  if (w.shared.count > 0) {
+    w.shared.intermediate = 96;
+    d.shared.intermediate = 96 * w.shared.count;
+    std::int64_t const parts = d.shared.activation.gated() ? 2 : 1;
+    numbers.fill(w.shared.w13, w.shared.count * parts * 96 * kHidden, 2 * bound(kHidden));
+    numbers.fill(w.shared.w2, w.shared.count * kHidden * 96, 2 * bound(96));
+    numbers.refill(w.shared.gate, kHidden, bound(kHidden));
+  }
+  return w;
+}
+
+struct OnDevice {
+  std::vector<float> output;
+  std::string experts, note;
+};
+/// Enqueued, and the same bits replayed from a graph.
+template <class Quant>
+OnDevice run_on_device(Weights const& weights, std::vector<float> const& hidden, std::vector<std::int64_t> const& tokens) {
+  std::int64_t const h = weights.description.hidden, rows = static_cast<std::int64_t>(hidden.size()) / h;
+  comm::Self<Cuda> self;
+  models::BestDeviceBlock<Quant, Local> block(self, weights, ExpertPlacement(weights.description.router.num_experts, 1), rows);
+  std::vector<bf16> values(hidden.size());
+  std::transform(hidden.begin(), hidden.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
+  Buffer<bf16, Cuda> x(rows * h), y(rows * h);
+  Buffer<std::int64_t, Cuda> ids(static_cast<std::int64_t>(tokens.size()));
+  x.copy_from_host(values.data());
+  if (!tokens.empty()) ids.copy_from_host(tokens.data());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  ForwardOptions options;
+  options.token_ids = tokens.empty() ? nullptr : ids.data();
+  auto const forward = [&](std::int64_t n, cudaStream_t stream) {
+    block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, h), make_rows(y.data(), n, h), options, stream);
+  };
+  auto const result = [&] {
+    std::vector<bf16> out(values.size());
+    y.copy_to_host(out.data());
+    std::vector<float> wide(out.size());
+    std::transform(out.begin(), out.end(), wide.begin(), [](bf16 v) { return to_float(v); });
+    return wide;
+  };
+  CudaStream stream;
+  forward(rows, stream);
+  stream.synchronize();
+  OnDevice run{result(), block.experts(), block.note()};
+  runner::CapturedSizes<Cuda> graphs;
+  std::vector<std::int64_t> const sizes{rows};
+  block.visit([&](auto& b) { graphs.capture(self, sizes, runner::capture_obstacle(b.runner().layer()), forward); });
+  check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  graphs.replay(rows, stream);
+  stream.synchronize();
+  EXPECT_EQ(result(), run.output) << "a replayed graph differs";
+  return run;
+}
+
+bool hopper() { return device_architecture() == 90; }
+
+/// Families that must be among those that ran.
+void expect_families(std::set<std::string> const& names, std::vector<std::string> const& wanted) {
+  for (std::string const& family : wanted) {
+    auto const of_family = [&](std::string const& name) { return name.rfind(family, 0) == 0; };
+    EXPECT_TRUE(std::any_of(names.begin(), names.end(), of_family)) << family;
+  }
+}
+
+/// Each family in sizes that the Hopper kernels take. tolerance: relative, of the whole output.
+template <class Quant>
+void widened_blocks_equal_the_host(double tolerance) {
+  constexpr bool kFourBits = std::is_same_v<Quant, Mxfp4> || std::is_same_v<Quant, Int4>;
+  std::set<std::string> ran, fast;
+  each_block_file([&](BlockFile const& f) {
+    Weights const weights = widened(io::load_block<float>(f.store), f.name);
+    io::LayerDescription const& d = weights.description;
+    std::int64_t const rows = f.rows();
+    std::vector<float> hidden, want(static_cast<std::size_t>(rows * d.hidden));
+    Numbers(f.name + " rows").fill(hidden, rows * d.hidden, 1.0);
+    using Host = models::BlockRunner<Quant, backends::NoExpertParallel<>, experts::Reference<float>>;
+    comm::Self<> self;
+    Host host(self, Weights(weights), ExpertPlacement(d.router.num_experts, 1), rows);
+    host.forward(hidden, f.tokens.empty() ? nullptr : f.tokens.data(), want);
+
+    OnDevice const got = run_on_device<Quant>(weights, hidden, f.tokens);
+    EXPECT_LT(relative_error(got.output, want), tolerance) << got.experts << ": " << got.note;
+    bool const four_bits_fit = experts::detail::is_w4_activation(d.activation.kind) && d.weight_on != io::WeightOn::expert_input;
+    bool const fits = hopper() && (!kFourBits || four_bits_fit);
+    EXPECT_EQ(got.experts, !fits ? "cuda_reference" : kFourBits ? "hopper_w4a16" : "hopper_contiguous") << got.note;
+    EXPECT_EQ(got.note.empty(), fits) << got.note;
+    ran.insert(f.name);
+    if (fits) fast.insert(f.name);
+  });
+  expect_families(ran, {"deepseek_v3", "qwen3_moe", "gpt_oss", "llama4", "mixtral", "glm4_moe", "nemotron_h_latent", "longcat_flash"});
+  if (hopper()) expect_families(fast, {"deepseek_v3", "qwen3_moe", "gpt_oss", "glm4_moe", "longcat_flash"});
+}
+
+TEST(RunnerExperts, Bf16) { widened_blocks_equal_the_host<quantization::None>(1.2e-2); }
+// One code of an intermediate value that rounds to the other side is an error of 1/16 of it.
+TEST(RunnerExperts, Fp8Block) { widened_blocks_equal_the_host<Fp8Block>(4e-2); }
+TEST(RunnerExperts, Fp8PerToken) { widened_blocks_equal_the_host<Fp8Token>(4e-2); }
+TEST(RunnerExperts, Mxfp4) { widened_blocks_equal_the_host<Mxfp4>(1.5e-2); }
+TEST(RunnerExperts, Int4) { widened_blocks_equal_the_host<Int4>(1.5e-2); }
+
+/// The block files themselves, in sizes that some kernels do not take.
+TEST(RunnerExperts, FilesOfAnySize) {
+  int fast = 0, slow = 0;
+  each_block_file([&](BlockFile const& f) {
+    BlockFile rounded(moe_test::golden_dir() / "moe_blocks" / (f.name + ".safetensors"));
+    for (float& v : rounded.hidden) v = to_float(from_float<bf16>(v));
+    std::int64_t const h = f.description.expert_hidden(), inner = f.description.intermediate;
+    auto const check = [&](auto quant, int unit, double tolerance) {
+      using Quant = decltype(quant);
+      auto const want = rounded.run<Quant, backends::NoExpertParallel<>, experts::Reference<float>, float>();
+      OnDevice const got = run_on_device<Quant>(io::load_block<float>(f.store), f.hidden, f.tokens);
+      EXPECT_LT(relative_error(got.output, want), tolerance) << got.experts << ": " << got.note;
+      bool const fits = hopper() && h % unit == 0 && inner % unit == 0;
+      EXPECT_EQ(got.experts, fits ? "hopper_contiguous" : "cuda_reference") << got.note;
+      ++(fits ? fast : slow);
+      if (hopper() && !fits) {
+        EXPECT_NE(got.note.find(text("is not a multiple of ", unit)), std::string::npos) << got.note;
+      }
+    };
+    check(quantization::None{}, 8, 1.2e-2);
+    check(Fp8Token{}, 16, 6e-2);
+  });
+  EXPECT_GT(slow, 0);
+  if (hopper()) {
+    EXPECT_GT(fast, slow);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_experts_blocks_test.cu: the kernels that the blocks of runner_experts_blocks_test.cpp call, besides those of the Hopper
+// experts.
+#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/runner/device/dense_shared.cuh"
+#include "moe/runner/device/row_kernels.cuh"
+
+using Layer = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
+using moe::bf16;
+using moe::Rows;
+using Cuda = moe::space::cuda;
+using Kernels = moe::runner::RowKernels<Cuda>;
+namespace quantization = moe::quantization;
+
+template void moe::routing::RowRouter<moe::routing::RouterConfig>::select<float>(RouteArgs<float> const&, Stream<space::cuda>) const;
+
+#define MOE_TEST_SCHEME(...)                                                            \
+  template class moe::backends::detail::LocalExchange<Cuda, Layer, __VA_ARGS__, bf16>;  \
+  template class moe::backends::detail::LocalExchange<Cuda, Layer, __VA_ARGS__, float>; \
+  template class moe::experts::CudaReference::Kernel<Layer, __VA_ARGS__, moe::ActivationFormat::standard>
+MOE_TEST_SCHEME(quantization::None);
+MOE_TEST_SCHEME(quantization::Fp8Block<>);
+MOE_TEST_SCHEME(quantization::Fp8PerToken<>);
+MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
+MOE_TEST_SCHEME(quantization::Int4Group128);
+
+template class moe::runner::Linear<Cuda, float, float, float>;
+template class moe::runner::Linear<Cuda, float, bf16, float>;
+template class moe::runner::Linear<Cuda, bf16, bf16, bf16>;
+template class moe::runner::device::DenseShared<bf16>;
+
+template void Kernels::gelu(Rows<float>, cudaStream_t);
+template void Kernels::rms_norm(Rows<float const>, float const*, float, float, Rows<float>, cudaStream_t);
+template void Kernels::rms_norm(Rows<bf16 const>, float const*, float, float, Rows<float>, cudaStream_t);
+template void Kernels::rms_norm(Rows<bf16 const>, float const*, float, float, Rows<bf16>, cudaStream_t);
+template void Kernels::copy_columns(Rows<bf16 const>, Rows<bf16>, cudaStream_t);
+template void Kernels::finish(moe::runner::FinishRows<bf16, bf16> const&, cudaStream_t);
