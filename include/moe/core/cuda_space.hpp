@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
 #include <utility>
 
 #include "moe/core/space.hpp"
@@ -49,6 +50,13 @@ struct Memory<space::cuda> {
   /// Host to device, ordered by the stream. Pageable memory may be used again when the call returns.
   static void copy_from_host_async(void* to, void const* from, std::size_t bytes, cudaStream_t stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
+  }
+  /// Device to host, ordered by the stream. Pinned memory (HostArray), or the call waits for the copy.
+  static void copy_to_host_async(void* to, void const* from, std::size_t bytes, cudaStream_t stream) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  }
+  static void fill_async(void* p, int byte, std::size_t bytes, cudaStream_t stream) {
+    check_cuda(cudaMemsetAsync(p, byte, bytes, stream), "cudaMemsetAsync");
   }
   static void fill(void* p, int byte, std::size_t bytes) { check_cuda(cudaMemset(p, byte, bytes), "cudaMemset"); }
   /// Waits for all work in the stream.
@@ -127,6 +135,28 @@ class HostVisible<T, space::cuda> {
 
  private:
   T* value_ = nullptr;
+};
+
+/// Pinned memory.
+template <class T>
+class HostArray<T, space::cuda> {
+ public:
+  explicit HostArray(std::size_t n) : size_(n) {
+    if (n == 0) return;
+    void* p = nullptr;
+    check_cuda(cudaHostAlloc(&p, n * sizeof(T), cudaHostAllocDefault), "cudaHostAlloc");
+    values_ = static_cast<T*>(p);
+    std::memset(p, 0, n * sizeof(T));
+  }
+  HostArray(HostArray const&) = delete;
+  HostArray& operator=(HostArray const&) = delete;
+  ~HostArray() { cudaFreeHost(values_); }
+  T* data() { return values_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  T* values_ = nullptr;
+  std::size_t size_;
 };
 
 /// The error that a kernel records when it cannot continue; the host throws it at its next check. Zero: no error.

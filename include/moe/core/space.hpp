@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
@@ -52,6 +53,8 @@ struct Memory<space::host> {
   /// As the CUDA space's copies in stream order; the host's are done when the call returns.
   static void copy_async(void* to, void const* from, std::size_t bytes, HostStream) { std::memcpy(to, from, bytes); }
   static void copy_from_host_async(void* to, void const* from, std::size_t bytes, HostStream) { std::memcpy(to, from, bytes); }
+  static void copy_to_host_async(void* to, void const* from, std::size_t bytes, HostStream) { std::memcpy(to, from, bytes); }
+  static void fill_async(void* p, int byte, std::size_t bytes, HostStream) { std::memset(p, byte, bytes); }
   static void fill(void* p, int byte, std::size_t bytes) { std::memset(p, byte, bytes); }
 };
 
@@ -77,6 +80,21 @@ class HostVisible<T, space::host> {
 
  private:
   T value_{};
+};
+
+/// Host memory of n values of T that a space's asynchronous copies read and write. Zero at construction.
+template <class T, class Space>
+class HostArray;
+
+template <class T>
+class HostArray<T, space::host> {
+ public:
+  explicit HostArray(std::size_t n) : values_(n) {}
+  T* data() { return values_.data(); }
+  std::size_t size() const { return values_.size(); }
+
+ private:
+  std::vector<T> values_;
 };
 
 }  // namespace moe

@@ -84,6 +84,14 @@ class Balancer {
   /// [layers, P]: counts of the current step; the routers add to it.
   Table<std::int32_t>& load_pass(int model) { return at(model).pass; }
 
+  /// Ends the counting of one step of one model: the counts enter its window and are cleared. step() does so for steps that are not
+  /// dummies; for an engine that gets the counts of several steps at once. E_ARG on a count below 0.
+  void record(int model) {
+    Model& m = at(model);
+    m.window.record(to_logical(m.pass, m.maps));
+    clear(m.pass);
+  }
+
   /// New maps of one model, after all weights have moved. The tables keep their addresses. E_ARG on another shape.
   void commit(int model, ExpertMaps const& maps) {
     for (int layer = 0; layer < at(model).maps.num_layers(); ++layer) commit_layer(model, layer, maps);
@@ -118,10 +126,7 @@ class Balancer {
     }
     if (input.log_stats && log_calls_++ % options_.log_interval == 0) out.reports = report(group);
     if (!input.is_dummy) {
-      for (Model& m : models_) {
-        m.window.record(to_logical(m.pass, m.maps));
-        clear(m.pass);
-      }
+      for (int model = 0; model < num_models(); ++model) record(model);
     }
     ++step_;
     if (step_ >= options_.step_interval && !input.rearranging && !options_.never_rearrange) {

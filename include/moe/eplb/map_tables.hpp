@@ -68,6 +68,16 @@ class MapTables {
             .ranks_per_node = ranks_per_node};
   }
 
+  /// Copies the counters [layers, P] to host memory of at least load_size() values (CUDA space: pinned) and clears them, in stream order.
+  void take_load_async(std::int32_t* to, StreamType stream) {
+    if (load_.size() == 0) return;
+    Memory<Space>::copy_to_host_async(to, load_.data(), load_.bytes(), stream);
+    Memory<Space>::fill_async(load_.data(), 0, load_.bytes(), stream);
+  }
+  std::size_t load_size() const { return static_cast<std::size_t>(load_.size()); }
+  int num_layers() const { return num_layers_; }
+  int num_physical() const { return num_physical_; }
+
   /// Moves the counters into load [layers, P] (Balancer::load_pass) and clears them. Blocking; the streams that count must be idle.
   void take_load(Table<std::int32_t>& load) {
     if (load.rows() != num_layers_ || load.cols() != num_physical_) {

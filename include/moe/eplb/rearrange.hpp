@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
+#include <span>
 
 #include "moe/core/error.hpp"
 #include "moe/eplb/group.hpp"
@@ -37,6 +39,41 @@ void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMa
   }
 }
 
+/// part() on this rank; if it throws on any rank, all throw (succeed_together).
+template <class Group, class What, class Part>
+void together(Group& group, What const& what, Part&& part) {
+  std::exception_ptr failed;
+  try {
+    part();
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  succeed_together(group, failed, what);
+}
+
+/// One layer from old_row to new_row, committed once every rank holds its experts. After a failure the layer is unchanged everywhere.
+template <class Mover, class Group>
+void move_layer(Mover& mover, int layer, std::span<std::int32_t const> old_row, std::span<std::int32_t const> new_row, Group& group,
+                typename Mover::StreamType stream) {
+  try {
+    together(group, text("rearranging layer ", layer), [&] {
+      mover.fetch(layer, old_row, new_row, stream);
+      mover.wait();
+    });
+  } catch (...) {
+    mover.discard();
+    throw;
+  }
+  mover.commit(stream);
+}
+
+/// What a mover has done since `before`.
+inline RearrangeReport report_since(MoveStats const& before, MoveStats const& after, std::chrono::steady_clock::time_point start) {
+  return {.moved = {after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received,
+                    after.bytes_copied - before.bytes_copied, after.slots_changed - before.slots_changed},
+          .milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count()};
+}
+
 }  // namespace detail
 
 /// Collective over the mover's communicator and over `group` (one communicator, or two of the same ranks). The group's deadline should be
@@ -51,44 +88,22 @@ void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMa
 template <Communicator Comm, BalancingGroup Group, class Commit>
 RearrangeReport rearrange(WeightMover<Comm>& mover, ExpertMaps const& current, ExpertMaps const& next, Group& group, Commit&& commit,
                           Stream<typename Comm::Space> stream = {}) {
-  auto const together = [&group](auto const& what, auto&& part) {
-    std::exception_ptr failed;
-    try {
-      part();
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    succeed_together(group, failed, what);
-  };
   auto const start = std::chrono::steady_clock::now();
   MoveStats const before = mover.stats();
-  RearrangeReport report;
-  together("rearrangement", [&] { detail::check_rearrangement(mover, current, next); });
+  int changed = 0;
+  detail::together(group, "rearrangement", [&] { detail::check_rearrangement(mover, current, next); });
   check_same_maps(group.all_gather(current.hash()));
   check_same_maps(group.all_gather(next.hash()));
   for (int layer = 0; layer < current.num_layers(); ++layer) {
     if (!current.layer_differs(layer, next)) continue;
     auto const old_row = current.physical_to_logical().row(layer);
     auto const new_row = next.physical_to_logical().row(layer);
-    if (!std::ranges::equal(old_row, new_row)) {
-      try {
-        together(text("rearranging layer ", layer), [&] {
-          mover.fetch(layer, old_row, new_row, stream);
-          mover.wait();
-        });
-      } catch (...) {
-        mover.discard();
-        throw;
-      }
-      mover.commit(stream);
-    }
+    if (!std::ranges::equal(old_row, new_row)) detail::move_layer(mover, layer, old_row, new_row, group, stream);
     commit(layer);
-    ++report.layers_changed;
+    ++changed;
   }
-  MoveStats const& after = mover.stats();
-  report.moved = {after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received,
-                  after.bytes_copied - before.bytes_copied, after.slots_changed - before.slots_changed};
-  report.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  RearrangeReport report = detail::report_since(before, mover.stats(), start);
+  report.layers_changed = changed;
   return report;
 }
 

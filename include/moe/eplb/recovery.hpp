@@ -37,17 +37,25 @@ inline std::vector<int> ep_ranks_of_dp_rank(int dp_rank, int tp_size, int pcp_si
   return ranks;
 }
 
+namespace detail {
+
+inline void check_dead_ranks(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
+  if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
+    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " slots do not divide over ", num_ranks, " ranks"));
+  }
+  for (int rank : dead_ranks) {
+    if (rank < 0 || rank >= num_ranks) throw Error(ErrorCode::argument, text("dead rank ", rank, " is out of range [0, ", num_ranks, ")"));
+  }
+}
+
+}  // namespace detail
+
 /// Remaps around the dead ranks. Each missing expert, in ascending order, takes a slot of the expert that then has the most live
 /// replicas (equals: lowest id) and more than one; the slots come from the live ranks in turn. A pure function, equal on every survivor.
 /// E_ARG on a rank outside [0, R) or P % R != 0. E_PEER "insufficient redundancy" if no slot can be spared; nothing is changed then.
 inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
-  if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
-    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " slots do not divide over ", num_ranks, " ranks"));
-  }
+  detail::check_dead_ranks(maps, dead_ranks, num_ranks);
   std::set<int> const dead(dead_ranks.begin(), dead_ranks.end());
-  for (int rank : dead) {
-    if (rank < 0 || rank >= num_ranks) throw Error(ErrorCode::argument, text("dead rank ", rank, " is out of range [0, ", num_ranks, ")"));
-  }
   int const slots_per_rank = maps.num_physical() / num_ranks;
   Table<std::int32_t> next = maps.physical_to_logical();
   std::vector<Reload> reloads;
@@ -84,6 +92,35 @@ inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks,
     }
   }
   return {ExpertMaps(std::move(next), maps.num_logical(), EmptySlots::allowed), std::move(reloads)};
+}
+
+/// The maps in the numbering of a new group, which has the ranks that are not dead, in their old order: what new layers and a new
+/// RuntimeBalancer take. X shrinks with P. E_ARG as recover(), or if an expert has no live slot.
+inline ExpertMaps without_ranks(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
+  detail::check_dead_ranks(maps, dead_ranks, num_ranks);
+  std::set<int> const dead(dead_ranks.begin(), dead_ranks.end());
+  int const slots_per_rank = maps.num_physical() / num_ranks;
+  Table<std::int32_t> live(maps.num_layers(), (num_ranks - static_cast<int>(dead.size())) * slots_per_rank);
+  for (int layer = 0; layer < maps.num_layers(); ++layer) {
+    int at = 0;
+    for (int slot = 0; slot < maps.num_physical(); ++slot) {
+      if (!dead.contains(slot / slots_per_rank)) live(layer, at++) = maps.physical_to_logical()(layer, slot);
+    }
+  }
+  return ExpertMaps(std::move(live), maps.num_logical());
+}
+
+/// Loads this rank's missing experts from the checkpoint: load_expert(layer, expert, local slot) for each of its reloads, in their order.
+/// rank: its number in the old group. Returns how many it loaded.
+template <class LoadExpert>
+int reload_experts(Recovery const& recovery, int rank, int slots_per_rank, LoadExpert&& load_expert) {
+  int loaded = 0;
+  for (Reload const& r : recovery.reloads) {
+    if (r.slot / slots_per_rank != rank) continue;
+    load_expert(static_cast<int>(r.layer), static_cast<int>(r.expert), static_cast<int>(r.slot % slots_per_rank));
+    ++loaded;
+  }
+  return loaded;
 }
 
 }  // namespace moe::eplb
