@@ -45,6 +45,20 @@ TEST(Recovery, B18_ReplicasTakeOver) {
   EXPECT_EQ(remapped.maps.num_physical(), 9) << "shapes stay: graphs and devices keep their addresses";
 }
 
+TEST(Recovery, MapsOfTheSurvivorsGroup) {
+  auto const lost = moe::eplb::recover(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3);
+  ExpertMaps const maps = moe::eplb::without_ranks(lost.maps, std::vector<int>{1}, 3);
+  EXPECT_EQ(maps, maps_of({2, 1, 0, 3, 1, 4}, 5));
+  std::vector<Ids> loaded;
+  EXPECT_EQ(moe::eplb::reload_experts(lost, 2, 3, [&](int l, int e, int s) { loaded.push_back({l, e, s}); }), 1);
+  EXPECT_EQ(loaded, (std::vector<Ids>{{0, 3, 0}}));
+  EXPECT_EQ(moe::eplb::reload_experts(lost, 1, 3, [](int, int, int) { FAIL(); }), 0);
+  expect_error(ErrorCode::argument, "expert 2 has no slot",
+               [] { moe::eplb::without_ranks(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3); });
+  expect_error(ErrorCode::argument, "dead rank 3 is out of range [0, 3)",
+               [&] { moe::eplb::without_ranks(lost.maps, std::vector<int>{3}, 3); });
+}
+
 TEST(Recovery, B18_InsufficientRedundancy) {
   expect_error(ErrorCode::peer, "insufficient redundancy: 2 experts have no slot in layer 0 after losing 1 of 2 ranks",
                [] { moe::eplb::recover(maps_of({0, 1, 2, 3}, 4), std::vector<int>{1}, 2); });
