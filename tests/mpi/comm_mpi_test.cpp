@@ -102,6 +102,67 @@ TEST(Mpi, AllToAllVOfAnySize) {
   }
 }
 
+// Two transfers under way at once, another collective between, and the later one finished first.
+TEST(Mpi, TransfersUnderWay) {
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+  std::int64_t const each = 70'000;
+  auto const ranks = static_cast<std::size_t>(comm.size());
+  std::vector<std::int64_t> const counts(ranks, each);
+  std::vector<std::int64_t> offsets;
+  for (int r = 0; r < comm.size(); ++r) offsets.push_back(each * r);
+  auto byte = [](int which, int from, int to) { return static_cast<unsigned char>(1 + which * 100 + from * 10 + to); };
+  std::vector<std::vector<unsigned char>> in(2, std::vector<unsigned char>(ranks * static_cast<std::size_t>(each))), out = in;
+  Mpi::Transfer first(comm), second(comm);
+  std::vector<Mpi::Transfer*> const transfers{&first, &second};
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    for (int which = 0; which < 2; ++which) {
+      auto const w = static_cast<std::size_t>(which);
+      for (int r = 0; r < comm.size(); ++r) {
+        std::fill_n(in[w].begin() + static_cast<std::ptrdiff_t>(offsets[static_cast<std::size_t>(r)]), each, byte(which, comm.rank(), r));
+      }
+      comm.start_all_to_all_v(*transfers[w], in[w].data(), counts.data(), offsets.data(), out[w].data(), counts.data(), offsets.data());
+      EXPECT_TRUE(transfers[w]->under_way());
+    }
+    moe_test::expect_error(moe::ErrorCode::state, "mpi: the last transfer was not finished", [&] {
+      comm.start_all_to_all_v(first, in[0].data(), counts.data(), offsets.data(), out[0].data(), counts.data(), offsets.data());
+    });
+    float x = 1;
+    comm.all_reduce(&x, 1, &x, {});
+    EXPECT_EQ(x, static_cast<float>(comm.size()));
+    for (int which : {1, 0}) {
+      auto const w = static_cast<std::size_t>(which);
+      comm.finish(*transfers[w]);
+      EXPECT_FALSE(transfers[w]->under_way());
+      for (int r = 0; r < comm.size(); ++r) {
+        auto const at = static_cast<std::size_t>(offsets[static_cast<std::size_t>(r)]);
+        EXPECT_EQ(out[w][at], byte(which, r, comm.rank()));
+        EXPECT_EQ(out[w][at + static_cast<std::size_t>(each) - 1], byte(which, r, comm.rank()));
+      }
+    }
+  }
+  moe_test::expect_error(moe::ErrorCode::state, "mpi: no transfer is under way", [&] { comm.finish(first); });
+}
+
+// start does not wait for a peer; finish does, and names the one that sent nothing.
+TEST(Mpi, T10_AbsentRankOfATransferIsNamed) {
+  Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 300});
+  if (comm.size() == 1) GTEST_SKIP() << "one rank has no peers";
+  int const absent = comm.size() - 1;
+  if (comm.rank() == absent) return;
+  std::vector<std::int64_t> const counts(static_cast<std::size_t>(comm.size()), 1), offsets(counts.size(), 0);
+  unsigned char in = 1, out = 0;
+  Mpi::Transfer transfer(comm);
+  comm.start_all_to_all_v(transfer, &in, counts.data(), offsets.data(), &out, counts.data(), offsets.data());
+  try {
+    comm.finish(transfer);
+    FAIL() << "no error";
+  } catch (moe::TransportError const& e) {
+    EXPECT_EQ(e.code(), moe::ErrorCode::timeout);
+    EXPECT_EQ(e.peer(), absent);
+  }
+  EXPECT_THROW(comm.barrier({}), moe::Error) << "a failed group must not be used";
+}
+
 TEST(Mpi, BroadcastFromEveryRoot) {
   Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   for (int root = 0; root < comm.size(); ++root) {

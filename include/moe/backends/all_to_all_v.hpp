@@ -31,7 +31,7 @@ class AllToAllVExchange : public moe::detail::NotIncluded<rules::AllToAllVOnDevi
 template <Communicator CommT>
 struct AllToAllV {
   static constexpr char const* kName = "all_to_all_v";
-  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .translates_ids = true};
+  static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
   using Comm = CommT;
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
@@ -56,6 +56,21 @@ namespace detail {
 
 using moe::detail::ExchangeRounds;
 using moe::detail::WireRow;
+
+/// Rows under way over a communicator that can start an all_to_all_v without waiting for it; else nothing.
+template <class Comm>
+struct TransferOf {
+  static constexpr bool kStarts = false;
+  struct type {
+    explicit type(Comm const&) {}
+  };
+};
+template <class Comm>
+  requires requires { typename Comm::Transfer; }
+struct TransferOf<Comm> {
+  static constexpr bool kStarts = true;
+  using type = typename Comm::Transfer;
+};
 
 template <class Comm, class Config, class Quant, class Partial>
 class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
@@ -90,6 +105,75 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   /// finalize() after the last prepare(); E_ARG, E_CAPACITY for this rank's arguments; E_CAPACITY, E_PEER, E_MISMATCH for those of
   /// others, and E_CAPACITY on all ranks if one would receive more than max_recv_rows.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, HostStream) {
+    begin_dispatch(in);
+    move_rows(wire_.bytes(), sent_, received_, out_rows_, out_first_, in_rows_, in_first_);
+    rounds_.opened();
+    return wire_.tokens(received_, total_);
+  }
+  /// prepare() in halves: the first exchanges the counts and starts to send the rows, the second waits for them. E_STATE out of order.
+  void prepare_send(RoutedTokens<Act, Config::hidden> const& in, HostStream) {
+    begin_dispatch(in);
+    start_rows(Half::dispatch, wire_.bytes(), sent_, received_, out_rows_, out_first_, in_rows_, in_first_);
+    rounds_.opened();
+  }
+  Tokens prepare_receive(HostStream) {
+    expect(Half::dispatch, "prepare_receive: called without prepare_send");
+    finish_rows();
+    return wire_.tokens(received_, total_);
+  }
+
+  /// [rows of the last prepare(), H]: the experts write every row.
+  Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
+
+  /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token with no destination.
+  /// E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
+  void finalize(Rows<Act, Config::hidden> out, HostStream) {
+    expect(Half::none, "finalize: called between the halves of another call");
+    rounds_.close([&] { moe::detail::check_output(out, own_rows_, hidden_); });
+    move_rows(output_bytes(), reinterpret_cast<std::byte*>(partial_), reinterpret_cast<std::byte*>(returned_), in_rows_, in_first_,
+              out_rows_, out_first_);
+    sum_tokens(out);
+  }
+  /// finalize() in halves, as those of prepare().
+  void finalize_send(HostStream) {
+    expect(Half::none, "finalize_send: called between the halves of another call");
+    rounds_.close([] {});
+    start_rows(Half::combine, output_bytes(), reinterpret_cast<std::byte*>(partial_), reinterpret_cast<std::byte*>(returned_), in_rows_,
+               in_first_, out_rows_, out_first_);
+  }
+  void finalize_receive(Rows<Act, Config::hidden> out, HostStream) {
+    expect(Half::combine, "finalize_receive: called without finalize_send");
+    moe::detail::check_output(out, own_rows_, hidden_);
+    finish_rows();
+    sum_tokens(out);
+  }
+
+  /// Collective. Call it instead of prepare() or finalize(), or of one half: this rank gives up the round, its peers get E_PEER; once its
+  /// outputs are under way the peers have all they need, and only its own results are lost. Never throws.
+  void abandon(HostStream) {
+    Half const half = half_;
+    try {
+      if (half != Half::none) finish_rows();
+    } catch (Error const&) {  // the communicator reports its failure again on the next call
+    }
+    if (half != Half::combine) rounds_.abandon();
+  }
+
+ private:
+  /// A rank that a token is sent to, and the token's row among those for that rank (later, among all rows sent).
+  struct Destination {
+    std::int32_t rank;
+    std::int32_t row;
+  };
+
+  /// The call whose rows are under way.
+  enum class Half : std::uint8_t { none, dispatch, combine };
+
+  void expect(Half half, char const* message) const {
+    if (half_ != half) throw Error(ErrorCode::state, message);
+  }
+  void begin_dispatch(RoutedTokens<Act, Config::hidden> const& in) {
+    expect(Half::none, "prepare: called between the halves of another call");
     rounds_.open(in.hidden.extent(0), [&] {
       std::fill_n(rounds_.extra(), rounds_.size(), 0);
       moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_);
@@ -100,35 +184,11 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     check_capacity();
     lay_out();
     pack(in);
-    move_rows(wire_.bytes(), sent_, received_, out_rows_, out_first_, in_rows_, in_first_);
-    rounds_.opened();
-    return wire_.tokens(received_, total_);
   }
-
-  /// [rows of the last prepare(), H]: the experts write every row.
-  Rows<Partial> expert_output() { return make_rows(partial_, total_, hidden_); }
-
-  /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token with no destination.
-  /// E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
-  void finalize(Rows<Act, Config::hidden> out, HostStream) {
-    rounds_.close([&] { moe::detail::check_output(out, own_rows_, hidden_); });
-    auto* results = reinterpret_cast<std::byte*>(returned_);
-    move_rows(hidden_ * static_cast<std::int64_t>(sizeof(Partial)), reinterpret_cast<std::byte*>(partial_), results, in_rows_, in_first_,
-              out_rows_, out_first_);
-    for (std::int64_t t = 0; t < own_rows_; ++t) {
-      sum_token(t, row_ptr(out, t));
-    }
+  std::int64_t output_bytes() const { return hidden_ * static_cast<std::int64_t>(sizeof(Partial)); }
+  void sum_tokens(Rows<Act, Config::hidden> out) const {
+    for (std::int64_t t = 0; t < own_rows_; ++t) sum_token(t, row_ptr(out, t));
   }
-
-  /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. Never throws.
-  void abandon(HostStream) { rounds_.abandon(); }
-
- private:
-  /// A rank that a token is sent to, and the token's row among those for that rank (later, among all rows sent).
-  struct Destination {
-    std::int32_t rank;
-    std::int32_t row;
-  };
 
   void take_memory(Comm& comm, ExpertPlacement const& placement, Params const& params, Arena<Space>& arena) {
     int const ranks = comm.size();
@@ -231,9 +291,9 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     }
   }
 
-  // Moves rows of `row_bytes` to their ranks; this rank's rows are already in place.
-  void move_rows(std::int64_t row_bytes, std::byte const* from, std::byte* to, std::int64_t const* from_rows,
-                 std::int64_t const* from_first, std::int64_t const* to_rows, std::int64_t const* to_first) {
+  // Byte counts and offsets of rows of `row_bytes` that move to their ranks; this rank's rows are already in place.
+  void count_bytes(std::int64_t row_bytes, std::int64_t const* from_rows, std::int64_t const* from_first, std::int64_t const* to_rows,
+                   std::int64_t const* to_first) {
     for (int r = 0; r < rounds_.size(); ++r) {
       std::int64_t const moved = r == rounds_.rank() ? 0 : row_bytes;
       counts_[r] = from_rows[r] * moved;
@@ -241,7 +301,26 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
       peer_counts_[r] = to_rows[r] * moved;
       peer_offsets_[r] = to_first[r] * row_bytes;
     }
+  }
+  void move_rows(std::int64_t row_bytes, std::byte const* from, std::byte* to, std::int64_t const* from_rows,
+                 std::int64_t const* from_first, std::int64_t const* to_rows, std::int64_t const* to_first) {
+    count_bytes(row_bytes, from_rows, from_first, to_rows, to_first);
     rounds_.comm().all_to_all_v(from, counts_, offsets_, to, peer_counts_, peer_offsets_, {});
+  }
+  // The same without waiting, if the communicator can.
+  void start_rows(Half half, std::int64_t row_bytes, std::byte const* from, std::byte* to, std::int64_t const* from_rows,
+                  std::int64_t const* from_first, std::int64_t const* to_rows, std::int64_t const* to_first) {
+    if constexpr (TransferOf<Comm>::kStarts) {
+      count_bytes(row_bytes, from_rows, from_first, to_rows, to_first);
+      rounds_.comm().start_all_to_all_v(transfer_, from, counts_, offsets_, to, peer_counts_, peer_offsets_);
+    } else {
+      move_rows(row_bytes, from, to, from_rows, from_first, to_rows, to_first);
+    }
+    half_ = half;
+  }
+  void finish_rows() {
+    half_ = Half::none;
+    if constexpr (TransferOf<Comm>::kStarts) rounds_.comm().finish(transfer_);
   }
 
   void sum_token(std::int64_t t, Act* out) const {
@@ -289,6 +368,8 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   std::int64_t total_ = 0;
   std::optional<Error> refused_;
   ExchangeRounds<Comm> rounds_;
+  typename TransferOf<Comm>::type transfer_{rounds_.comm()};
+  Half half_ = Half::none;
 };
 
 }  // namespace detail

@@ -124,17 +124,52 @@ class Mpi {
   /// in_counts[s] must be rank s's out_counts[r]. `in` and `out` must not overlap.
   void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
                     std::int64_t const* out_counts, std::int64_t const* out_offsets, HostStream) {
-    begin("all_to_all_v");
-    for (int i = 1; i < size_; ++i) {
-      int const from = (rank_ + size_ - i) % size_;
-      receive(from, at(out, out_offsets[from]), out_counts[from]);
-    }
-    for (int i = 1; i < size_; ++i) {
-      int const to = (rank_ + i) % size_;
-      send(to, at(in, in_offsets[to]), in_counts[to]);
-    }
-    copy(at(in, in_offsets[rank_]), at(out, out_offsets[rank_]), in_counts[rank_]);
+    post_all_to_all_v(in, in_counts, in_offsets, out, out_counts, out_offsets);
     wait();
+  }
+
+  /// The messages of one all_to_all_v() under way. Belongs to one Mpi object, which it must not outlive.
+  class Transfer {
+   public:
+    explicit Transfer(Mpi const& mpi) {
+      requests_.reserve(mpi.requests_.capacity());
+      peers_.reserve(mpi.peers_.capacity());
+    }
+    Transfer(Transfer const&) = delete;
+    Transfer& operator=(Transfer const&) = delete;
+    ~Transfer() { cancel(requests_); }
+    bool under_way() const { return under_way_; }
+
+   private:
+    friend class Mpi;
+    std::vector<MPI_Request> requests_;
+    std::vector<int> peers_;
+    std::uint64_t round_ = 0;
+    bool under_way_ = false;
+  };
+  /// all_to_all_v() that does not wait: other collectives, and one more transfer each, may come before its finish(). Until then `in` must
+  /// not change, and `out` is not to be read. The counts are read at once. E_STATE for a transfer that is under way.
+  void start_all_to_all_v(Transfer& transfer, void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
+                          std::int64_t const* out_counts, std::int64_t const* out_offsets) {
+    if (transfer.under_way_) throw Error(ErrorCode::state, "mpi: the last transfer was not finished");
+    begin("all_to_all_v");
+    post_all_to_all_v(in, in_counts, in_offsets, out, out_counts, out_offsets);
+    transfer.round_ = round_;
+    transfer.under_way_ = true;
+    requests_.swap(transfer.requests_);
+    peers_.swap(transfer.peers_);
+  }
+  /// Waits for a transfer, within the deadline. E_STATE if none is under way.
+  void finish(Transfer& transfer) {
+    if (!transfer.under_way_) throw Error(ErrorCode::state, "mpi: no transfer is under way");
+    expect_sound("all_to_all_v");
+    collective_ = "all_to_all_v";
+    requests_.swap(transfer.requests_);
+    peers_.swap(transfer.peers_);
+    transfer.requests_.clear();
+    transfer.peers_.clear();
+    transfer.under_way_ = false;
+    wait(transfer.round_);
   }
   /// Copies `n` bytes of `data` on rank `root` to `data` on every rank.
   void broadcast(void* data, std::int64_t n, int root, HostStream) {
@@ -237,12 +272,28 @@ class Mpi {
     }
   }
 
-  void begin(char const* collective) {
+  void post_all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
+                         std::int64_t const* out_counts, std::int64_t const* out_offsets) {
+    for (int i = 1; i < size_; ++i) {
+      int const from = (rank_ + size_ - i) % size_;
+      receive(from, at(out, out_offsets[from]), out_counts[from]);
+    }
+    for (int i = 1; i < size_; ++i) {
+      int const to = (rank_ + i) % size_;
+      send(to, at(in, in_offsets[to]), in_counts[to]);
+    }
+    copy(at(in, in_offsets[rank_]), at(out, out_offsets[rank_]), in_counts[rank_]);
+  }
+
+  void expect_sound(char const* collective) const {
     if (failed_) {
       throw Error(ErrorCode::state, text("mpi: ", collective, " after a failure; the group must be rebuilt"));
     }
+  }
+  void begin(char const* collective) {
+    expect_sound(collective);
     collective_ = collective;
-    ++round_;
+    waited_ = ++round_;
     requests_.clear();
     peers_.clear();
   }
@@ -281,7 +332,21 @@ class Mpi {
   }
   int tag() const { return static_cast<int>(round_ % kTags); }
 
-  void wait() {
+  static void cancel(std::vector<MPI_Request>& requests) {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    for (MPI_Request& request : requests) {
+      if (finalized == 0 && request != MPI_REQUEST_NULL) {
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+      }
+    }
+  }
+
+  void wait() { wait(round_); }
+  /// round: of the collective that is waited for, which errors name.
+  void wait(std::uint64_t round) {
+    waited_ = round;
     auto const start = Clock::now();
     for (std::int64_t polls = 0;; ++polls) {
       int done = 0;
@@ -336,13 +401,9 @@ class Mpi {
   }
   [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) {
     failed_ = true;
-    for (MPI_Request& request : requests_) {
-      if (request != MPI_REQUEST_NULL && peers_.front() >= 0) {
-        MPI_Cancel(&request);
-        MPI_Request_free(&request);
-      }
-    }
-    throw TransportError(code, rank_, peer, phase_ == nullptr ? collective_ : phase_, round_, message);
+    if (!peers_.empty() && peers_.front() >= 0) cancel(requests_);
+    requests_.clear();
+    throw TransportError(code, rank_, peer, phase_ == nullptr ? collective_ : phase_, waited_, message);
   }
 
   Params params_;
@@ -353,7 +414,8 @@ class Mpi {
   bool failed_ = false;
   char const* phase_ = nullptr;
   char const* collective_ = "";
-  std::uint64_t round_ = 0;  // collectives so far
+  std::uint64_t round_ = 0;   // collectives so far
+  std::uint64_t waited_ = 0;  // the one in progress
   std::vector<MPI_Request> requests_;
   std::vector<int> peers_;  // peer of each request
   std::vector<MPI_Status> statuses_;

@@ -32,38 +32,56 @@ template <class Routing, class Probe>
 void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream,
                        Probe& probe) {
   try {
-    validate(hidden, output);
-    validate_routing(routing, hidden.extent(0), options);
-    if (options.num_rows != nullptr && !facts::takes_row_count<Exchange>()) {
-      throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
-    }
-    rows_ = hidden.extent(0);
-    probe.begin(Phase::route);
-    route(routing, options, stream);
-    probe.end(Phase::route);
+    begin(hidden, routing, output, options, stream, probe);
   } catch (...) {  // a caller's own routing function may throw anything
     exchange_.abandon(stream);
     throw;
   }
+  HalfBatch<C> batch = half(exchange_, kernel_, hidden, output, 0, rows_, options);
 
   probe.begin(Phase::dispatch);
-  auto const tokens = exchange_.prepare(
-      RoutedTokens<Act, Config::hidden>{hidden, dispatched_ids(), topk_weights(), options.num_rows, facts::skips_foreign_ids<Kernel>()},
-      stream);
+  batch.dispatch(stream);
   probe.end(Phase::dispatch);
 
   probe.begin(Phase::experts);
   try {
-    kernel_.apply(tokens, facts::expert_output(exchange_, output), stream);
+    batch.experts(stream);
   } catch (...) {
-    exchange_.abandon(stream);  // the other ranks wait in finalize()
+    batch.abandon(stream);  // the other ranks wait in finalize()
     throw;
   }
   probe.end(Phase::experts);
 
   probe.begin(Phase::combine);
-  exchange_.finalize(output, stream);
+  batch.combine(stream);
   probe.end(Phase::combine);
+}
+
+/// Validates and routes the batch.
+template <class C>
+template <class Routing, class Probe>
+void Layer<C>::begin(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream,
+                     Probe& probe) {
+  validate(hidden, output);
+  validate_routing(routing, hidden.extent(0), options);
+  if (options.num_rows != nullptr && !facts::takes_row_count<Exchange>()) {
+    throw Error(ErrorCode::unsupported, text("num_rows: ", Backend::kName, " takes its row count from the host"));
+  }
+  rows_ = hidden.extent(0);
+  probe.begin(Phase::route);
+  route(routing, options, stream);
+  probe.end(Phase::route);
+}
+
+template <class C>
+HalfBatch<C> Layer<C>::half(Exchange& exchange, Kernel& kernel, Hidden hidden, Output output, std::int64_t first, std::int64_t rows,
+                            ForwardOptions const& options) const {
+  auto part = [&]<int Cols = dynamic>(auto const& of) { return make_rows<Cols>(row_ptr(of, first), rows, of.extent(1), of.stride(0)); };
+  Rows<float const> const weights = make_rows(static_cast<float const*>(weights_), rows_, num_slots_);
+  return HalfBatch<C>(exchange, kernel,
+                      {part.template operator()<Config::hidden>(hidden), part(dispatched_ids()), part(weights), options.num_rows,
+                       facts::skips_foreign_ids<Kernel>()},
+                      part.template operator()<Config::hidden>(output));
 }
 
 /// Fills topk_ids() and topk_weights(), and dispatched_ with the ids that leave this rank: physical, and no expert for a zero expert, which

@@ -14,6 +14,7 @@
 #include "moe/core/config_defaults.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/contract.hpp"
+#include "moe/layer/half_batch.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/caller_routing.hpp"
@@ -38,6 +39,7 @@ class Layer {
   using RowQuant = typename Parts<C>::RowQuant;  ///< quantisation of the rows that the backend passes to the experts
   using Exchange = typename Parts<C>::Exchange;
   using Weights = WeightsOf<Config, Quant>;
+  using Half = HalfBatch<C>;
   using Hidden = Rows<Act const, Config::hidden>;
   using Output = Rows<Act, Config::hidden>;
 
@@ -112,6 +114,16 @@ class Layer {
   /// caller's routing in the CUDA space.
   void check();
 
+  /// The first stage of forward(), for a caller that sends the batch in two halves (runner/dual_batch.hpp): validates and routes. An error
+  /// is not told to the other ranks. Routing: logits [M, num_logits], or this layer's own type for given routing.
+  template <class Routing, class Probe>
+  void begin(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
+  /// The other stages, of rows [first, first + rows) of the batch of begin(), over an exchange and a kernel that may be the layer's.
+  Half half(Exchange& exchange, Kernel& kernel, Hidden hidden, Output output, std::int64_t first, std::int64_t rows,
+            ForwardOptions const& options) const;
+  /// The scheme of the exchange's rows for the scheme of the weights.
+  static RowQuant row_quantization(Quant const& quant);
+
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
   Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, num_slots_); }
   Rows<float> topk_weights() { return make_rows(weights_, rows_, num_slots_); }
@@ -131,7 +143,6 @@ class Layer {
   // ---- construction.hpp
   static LayerShape layer_shape(LayerShape shape);
   static RouterType make_router(typename RouterType::Params const& params);
-  static RowQuant row_quantization(Quant const& quant);
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const;
   void take_memory();
   routing::RouteCounters* take_zeroed_counters();

@@ -18,7 +18,7 @@ struct BackendFacts {
   std::string_view name{};         ///< the policy's kName
   bool sequence_parallel = false;  ///< expects distinct tokens on every rank, so TP peers split theirs
   bool batched = false;            ///< delivers the batched activation format
-  bool asynchronous = false;       ///< sending and waiting of a dispatch or combine are separate calls (dual-batch overlap needs this)
+  bool asynchronous = false;       ///< sending and waiting of a dispatch or combine can be apart (dual-batch overlap needs this)
   bool translates_ids = false;     ///< maps ids to (owner, local), so that round-robin placement works
   bool sender_split = false;       ///< TP peers with identical tokens split the sends: one lane sends each token
   Transport transport = Transport::all_to_all;

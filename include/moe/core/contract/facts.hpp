@@ -140,6 +140,35 @@ void weights_changed([[maybe_unused]] Kernel& kernel, [[maybe_unused]] StreamT s
   if constexpr (requires { kernel.weights_changed(stream); }) kernel.weights_changed(stream);
 }
 
+/// Backend::kFacts.asynchronous: sending and waiting are separate calls, or run on a stream of their own. Default: they are not.
+template <class Backend>
+constexpr bool is_asynchronous() {
+  if constexpr (requires { Backend::kFacts.asynchronous; }) {
+    return Backend::kFacts.asynchronous;
+  } else {
+    return false;
+  }
+}
+
+/// Exchange::prepare_send(rows, stream) and prepare_receive(stream): prepare() in two calls, of which the first waits for no rows, so that
+/// other work fits between them. Default: prepare() is one call.
+template <class Exchange, class Routed, class StreamT>
+constexpr bool splits_dispatch() {
+  return requires(Exchange& x, Routed const& routed, StreamT stream) {
+    x.prepare_send(routed, stream);
+    x.prepare_receive(stream);
+  };
+}
+/// Exchange::finalize_send(stream) and finalize_receive(output, stream): the same of finalize(). abandon() ends a round between any two
+/// calls.
+template <class Exchange, class Output, class StreamT>
+constexpr bool splits_combine() {
+  return requires(Exchange& x, Output output, StreamT stream) {
+    x.finalize_send(stream);
+    x.finalize_receive(output, stream);
+  };
+}
+
 /// Exchange::window().bytes(): this rank's part of the window that it maps. Default: it has none.
 template <class Exchange>
 std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {

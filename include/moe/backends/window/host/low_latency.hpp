@@ -103,6 +103,35 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     }
     order_.set_idle();
   }
+  /// prepare() and finalize() in halves, for callers with one batch in progress. The send halves wait for no peer.
+  void prepare_send(Routed const& in, HostStream) {
+    order_.expect_idle();
+    last_ = send(in);
+    order_.set_dispatched();
+  }
+  Tokens prepare_receive(HostStream) {
+    order_.expect_dispatched("prepare_receive");
+    try {
+      return receive(last_);
+    } catch (Error const&) {
+      order_.set_idle();
+      throw;
+    }
+  }
+  void finalize_send(HostStream) {
+    order_.expect_dispatched("finalize_send");
+    send_outputs(last_);
+  }
+  void finalize_receive(Output out, HostStream) {
+    order_.expect_dispatched("finalize_receive");
+    try {
+      receive_outputs(last_, out);
+    } catch (Error const&) {
+      if (end_if_abandoned(last_)) order_.set_idle();
+      throw;
+    }
+    order_.set_idle();
+  }
   /// Collective. Call it instead of prepare() or finalize(): this rank gives up the round, its peers get E_PEER. With handles it gives up
   /// the oldest dispatch that has not ended, after receiving what its buffer set has sent: peers get E_PEER from that combine, newer
   /// dispatches go on. If outputs were sent and not received, only this rank's results are lost; peers get all outputs. Never throws.

@@ -87,6 +87,36 @@ class PplxExchange<Window, Config, Quant, Partial> {
     receive_outputs(out);
     order_.set_idle();
   }
+  /// prepare() and finalize() in halves, by the names that every exchange with halves has.
+  void prepare_send(Routed const& in, HostStream) {
+    order_.expect_idle();
+    send(in);
+    order_.set_dispatched();
+  }
+  Tokens prepare_receive(HostStream) {
+    order_.expect_dispatched("prepare_receive");
+    try {
+      return receive();
+    } catch (Error const&) {
+      order_.set_idle();
+      throw;
+    }
+  }
+  void finalize_send(HostStream) {
+    order_.expect_dispatched("finalize_send");
+    try {
+      combine_send([] {});
+    } catch (Error const&) {
+      if (rounds_.abandoned()) order_.set_idle();
+      throw;
+    }
+  }
+  void finalize_receive(Output out, HostStream) {
+    order_.expect_dispatched("finalize_receive");
+    receive_outputs(out);
+    order_.set_idle();
+  }
+
   /// Collective. Call it instead of prepare() or finalize(), or of one half: this rank gives up the round, its peers get E_PEER; after
   /// send() they get it from their combine. Once this rank has sent its outputs the peers have all they need, and only its own results are
   /// lost. Never throws.

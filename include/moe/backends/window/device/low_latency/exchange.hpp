@@ -117,6 +117,17 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     order_.set_idle();
   }
 
+  /// prepare() in halves, for callers with one batch in progress.
+  void prepare_send(Routed const& in, cudaStream_t stream) {
+    order_.expect_idle();
+    last_ = begin(in, stream, 0, false);
+    order_.set_dispatched();
+  }
+  Tokens prepare_receive(cudaStream_t stream) {
+    order_.expect_dispatched("prepare_receive");
+    return receive(last_, stream);
+  }
+
   /// The send half of a dispatch: waits for no rows (without masks: waits for the counts of lower ranks), so that other work can run before
   /// the receive half. Ids and weights must stay valid until combine(). E_STATE if the buffer set's last send was not received; E_ARG
   /// for the buffer set.
