@@ -47,6 +47,13 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
                            })),
       plan_(plan(p)),
       layer_(comm, experts, layer_params(p)),
+      halved_([&] {
+        if constexpr (kDualBatch) {
+          return decltype(halved_)(comm, layer_, experts, layer_params(p), p.dual_batch, arena_);
+        } else {
+          return runner::detail::Nothing{};
+        }
+      }()),
       chunks_(detail::build(comm, [&] {
         if constexpr (kChunked) {
           return Chunks(comm, p.chunking, sizes_.max_rows);

@@ -5,12 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/rule.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/runner/chunking.hpp"
+#include "moe/runner/dual_batch.hpp"
 #include "moe/runner/gate.hpp"
 #include "moe/runner/output.hpp"
 #include "moe/runner/parallel.hpp"
@@ -39,6 +41,7 @@ struct RunnerDefaults {
   using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
   using End = runner::end::None;                   ///< None, BiasNorm
   using Chunking = runner::chunking::None;         ///< None, Lockstep
+  using DualBatch = runner::dual_batch::None;      ///< None, Halves
   using Parallel = runner::parallel::None;         ///< None, Groups
 };
 
@@ -75,6 +78,15 @@ template <class Policy, class Comm>
   requires requires { typename Policy::template Plan<Comm>; }
 struct ChunksOf<Policy, Comm> {
   using type = typename Policy::template Plan<Comm>;
+};
+template <class Policy, class Layer>
+struct HalvedOf {
+  using type = Nothing;
+};
+template <class Policy, class Layer>
+  requires requires { typename Policy::template Halved<Layer>; }
+struct HalvedOf<Policy, Layer> {
+  using type = typename Policy::template Halved<Layer>;
 };
 /// Element of the shared experts' output.
 template <class Part, class Act>
@@ -113,6 +125,7 @@ class Runner {
     typename Parts::Scaling::Params scaling{};
     typename Parts::End::Params end{};
     typename Parts::Chunking::Params chunking{};
+    typename Parts::DualBatch::Params dual_batch{};
     typename Parts::Parallel::Params parallel{};
   };
 
@@ -147,6 +160,23 @@ class Runner {
   /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws.
   void abandon(Stream<Space> stream = {});
 
+  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's.
+  void wait(Stream<Space> stream = {}) {
+    layer_.wait(stream);
+    if constexpr (kDualBatch) halved_.wait(stream);
+  }
+  /// Throws the errors of calls that the stream has finished; as the layer's.
+  void check() {
+    layer_.check();
+    if constexpr (kDualBatch) halved_.check();
+  }
+  /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows.
+  void decide_dual_batch(std::optional<bool> verdict)
+    requires(runner::detail::kPresent<typename Parts::DualBatch>)
+  {
+    halved_.decide(verdict);
+  }
+
   Layer& layer() { return layer_; }
   /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
   /// layer's memory.
@@ -157,7 +187,11 @@ class Runner {
   std::int64_t hidden() const { return sizes_.hidden; }
   std::int64_t max_rows() const { return sizes_.max_rows; }
   /// Bytes that runner and layer hold on this rank besides their weights.
-  std::size_t bytes() const { return arena_.bytes() + layer_.bytes(); }
+  std::size_t bytes() const {
+    std::size_t second = 0;
+    if constexpr (kDualBatch) second = halved_.window_bytes();
+    return arena_.bytes() + layer_.bytes() + second;
+  }
 
  private:
   template <class Policy>
@@ -165,6 +199,7 @@ class Runner {
   static constexpr bool kHasShared = runner::detail::kPresent<typename Parts::Shared>;
   static constexpr bool kChunked = runner::detail::kPresent<typename Parts::Chunking>;
   static_assert(!kChunked || Space::kKind == SpaceKind::host, "moe: chunks need their counts on the host. Fix: a layer in the host space");
+  static constexpr bool kDualBatch = runner::detail::kPresent<typename Parts::DualBatch>;
   static constexpr bool kParallel = runner::detail::kPresent<typename Parts::Parallel>;
   static_assert(!kParallel || (Space::kKind == SpaceKind::host && std::is_same_v<Act, float>),
                 "moe: sums over a TP group need float32 rows in the host space. Fix: a layer with Act = float in the host space");
@@ -244,6 +279,23 @@ class Runner {
   template <class Logits, class Probe>
   void pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output, ForwardOptions options,
             Stream<Space> stream, Probe& probe);
+  // The stages of a pass, and what they hand on.
+  template <class RouterLogits>
+  struct Batch {
+    Rows<Act const> hidden;
+    Rows<Act> output;
+    ForwardOptions options;
+    Stream<Space> stream;
+    Rows<Act const> x = {};  // the experts' input
+    RouterLogits logits = {};
+    Rows<Act> routed = {};  // the layer's output, kernel_hidden columns
+    bool halves = false;    // in two
+  };
+  template <class B, class Logits, class Probe>
+  void gate_stage(B& batch, Logits const& logits, std::int64_t first, Probe& probe);
+  template <class B, class Probe>
+  void layer_stage(B& batch, Probe& probe);
+  void abandon_layer(bool halves, Stream<Space> stream);
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
@@ -268,6 +320,7 @@ class Runner {
   runner::ReductionPlan plan_;
   runner::SharedOutput shared_output_ = runner::SharedOutput::none;
   Layer layer_;
+  typename runner::detail::HalvedOf<typename Parts::DualBatch, Layer>::type halved_;
   Chunks chunks_;
   std::byte* zeros_ = nullptr;  // a row of hidden states and a row of logits, for a chunk without rows
   Act* dummy_ = nullptr;        // [H], the output of such a row

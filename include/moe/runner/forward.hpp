@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// runner/forward.hpp: one forward of a runner: gate and shared experts, layer, zero experts and scaling, projection, sum.
+// runner/forward.hpp: one forward of a runner, in stages: gate, layer (whole or in halves) and shared experts, finish and sums.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,9 @@ void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Spac
   if constexpr (kChunked) {
     chunks_.refuse(code);
   } else {
-    layer_.abandon(stream);
+    bool halves = false;
+    if constexpr (kDualBatch) halves = halved_.refuses();
+    abandon_layer(halves, stream);
   }
 }
 
@@ -147,41 +149,78 @@ template <class LayerT, class PartsT>
 template <class Logits, class Probe>
 void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output,
                                   ForwardOptions options, Stream<Space> stream, Probe& probe) {
-  std::int64_t const m = hidden.extent(0);
-  Rows<Act const> x;
-  decltype(logits(hidden, first)) router_logits;
+  Batch<decltype(logits(hidden, first))> batch{hidden, output, options, stream};
+  if constexpr (kDualBatch) batch.halves = halved_.splits(hidden.extent(0));
   try {
-    validate(hidden, output);
-    probe.begin(Phase::route);
-    router_logits = logits(hidden, first);
-    probe.end(Phase::route);
-    x = expert_input(hidden, stream);
-    if (!shared_.takes_routing_weights()) run_shared(hidden, stream);
+    gate_stage(batch, logits, first, probe);
   } catch (...) {
-    layer_.abandon(stream);  // the other ranks wait in the layer
+    abandon_layer(batch.halves, stream);  // the other ranks wait in the layer
     throw;
   }
-  bool const direct = routed_ == nullptr;
-  Rows<Act> const routed = direct ? output : make_rows(routed_, m, kernel_hidden_);
-  options.shared_weights = make_rows(joint_, m, num_joint_);
-  constexpr int kHidden = Layer::Config::hidden;
-  auto forward = [&] {
-    layer_.forward(make_rows<kHidden>(x.data_handle(), m, kernel_hidden_, x.stride(0)), router_logits,
-                   make_rows<kHidden>(routed.data_handle(), m, kernel_hidden_, routed.stride(0)), options, stream, probe);
-    if (shared_.takes_routing_weights()) run_shared(hidden, stream);
-  };
-  Rows<Act> const narrow = make_rows(routed.data_handle(), m, sizes_.expert_hidden, kernel_hidden_);
+  auto forward = [&] { layer_stage(batch, probe); };
+  Rows<Act> const narrow = make_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_);
   if constexpr (kParallel) {
     if (plan_.routed_early || plan_.shared_early || plan_.final) {
-      together(m, forward);
+      together(hidden.extent(0), forward);
     } else {
       forward();
     }
-    leave_group(x, narrow, output, stream);
+    leave_group(batch.x, narrow, output, stream);
   } else {
     forward();
-    if (!direct) leave(x, narrow, output, true, true, stream);
+    if (routed_ != nullptr) leave(batch.x, narrow, output, true, true, stream);
   }
+}
+
+/// Logits, the experts' input, and the shared experts if they run before the routed ones.
+template <class LayerT, class PartsT>
+template <class B, class Logits, class Probe>
+void Runner<LayerT, PartsT>::gate_stage(B& batch, Logits const& logits, std::int64_t first, Probe& probe) {
+  std::int64_t const m = batch.hidden.extent(0);
+  validate(batch.hidden, batch.output);
+  probe.begin(Phase::route);
+  batch.logits = logits(batch.hidden, first);
+  probe.end(Phase::route);
+  batch.x = expert_input(batch.hidden, batch.stream);
+  batch.routed = routed_ == nullptr ? batch.output : make_rows(routed_, m, kernel_hidden_);
+  batch.options.shared_weights = make_rows(joint_, m, num_joint_);
+  if (!batch.halves && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream);
+}
+
+/// The routed experts, whole or in halves, and the shared experts unless they have run. Its errors reach all ranks.
+template <class LayerT, class PartsT>
+template <class B, class Probe>
+void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
+  constexpr int kHidden = Layer::Config::hidden;
+  std::int64_t const m = batch.hidden.extent(0);
+  Rows<Act const, kHidden> const x = make_rows<kHidden>(batch.x.data_handle(), m, kernel_hidden_, batch.x.stride(0));
+  Rows<Act, kHidden> const routed = make_rows<kHidden>(batch.routed.data_handle(), m, kernel_hidden_, batch.routed.stride(0));
+  if constexpr (kDualBatch) {
+    if (batch.halves) {
+      try {
+        layer_.begin(x, batch.logits, routed, batch.options, batch.stream, probe);
+      } catch (...) {
+        abandon_layer(true, batch.stream);
+        throw;
+      }
+      halved_.run(layer_, x, routed, batch.options, batch.stream, probe, [&](Stream<Space> stream) { run_shared(batch.hidden, stream); });
+      return;
+    }
+  }
+  layer_.forward(x, batch.logits, routed, batch.options, batch.stream, probe);
+  if (shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream);
+}
+
+/// Tells the layer's group that this rank makes no pass, whose form all ranks know. Never throws.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::abandon_layer([[maybe_unused]] bool halves, Stream<Space> stream) {
+  if constexpr (kDualBatch) {
+    if (halves) {
+      halved_.abandon(layer_, stream);
+      return;
+    }
+  }
+  layer_.abandon(stream);
 }
 
 template <class LayerT, class PartsT>

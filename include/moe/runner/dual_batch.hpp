@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/dual_batch.hpp: a forward in two halves, of which one is exchanged while the other computes. One host thread enqueues both, in the
+// order of a schedule (runner/schedule.hpp).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "moe/core/buffer.hpp"
+#include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/rule.hpp"
+#include "moe/core/error.hpp"
+#include "moe/core/layer_config.hpp"
+#include "moe/layer/options.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/runner/schedule.hpp"
+
+namespace moe {
+
+namespace rules {
+MOE_RULE(DualBatchNeedsHalves,
+         "moe: dual batch over a backend that cannot send and wait apart (its fact asynchronous is false). "
+         "Fix: high_throughput, low_latency, pplx or all_to_all_v, or DualBatch = runner::dual_batch::None (docs/errors.md#dual-batch)");
+MOE_INCLUDED(TwoQueuesOnDevice, "dual batch in the CUDA space", "moe/runner/device/two_queues.hpp");
+}  // namespace rules
+
+namespace runner {
+
+/// The two queues of a schedule in a memory space. The device's are in runner/device/two_queues.hpp.
+///   TwoQueues(std::size_t steps)
+///   void fork(Stream main)            main becomes the compute queue; the other begins after its work so far
+///   Stream of(Queue)
+///   void record(std::size_t step, Queue), void wait(std::size_t step, Queue)      one step after another
+///   void join()                       main goes on after the other queue
+template <class Space>
+class TwoQueues : rules::TwoQueuesOnDevice::Broken<Space> {};
+
+template <>
+class TwoQueues<space::host> {
+ public:
+  explicit TwoQueues(std::size_t) {}
+  void fork(HostStream) {}
+  static HostStream of(Queue) { return {}; }
+  void record(std::size_t, Queue) {}
+  void wait(std::size_t, Queue) {}
+  void join() {}
+};
+
+namespace dual_batch {
+
+/// A batch is exchanged as a whole.
+struct None {
+  static constexpr bool kAbsent = true;
+  struct Params {};
+};
+
+/// Rows of every rank from which two halves are faster than the whole batch. Host space: as for a batch that only decodes.
+constexpr std::int64_t measured_min_rows(SpaceKind space, [[maybe_unused]] std::string_view backend) {
+  return space == SpaceKind::host ? 32 : 2048;
+}
+
+/// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.
+struct Halves {
+  static constexpr bool kAbsent = false;
+  struct Params {
+    /// A batch is split where every rank has at least this many rows, and 2; 0: measured_min_rows().
+    std::int64_t min_rows = 0;
+    /// Multiprocessors that the experts of a half may use, so that the other half's exchange finds some; 0: as those of a whole batch. For
+    /// experts with that parameter (Params::workers).
+    int expert_workers = 0;
+  };
+
+  /// What the two halves of one layer need.
+  template <class Layer>
+  class Halved {
+   public:
+    using Space = typename Layer::Space;
+    using Comm = typename Layer::Comm;
+    using Act = typename Layer::Act;
+    using Half = typename Layer::Half;
+
+    /// Collective. layer_params: those that `layer` was built with.
+    Halved(Comm& comm, Layer& layer, typename Layer::Weights const& weights, typename Layer::Params const& layer_params, Params const& p,
+           Arena<Space>& arena)
+        : comm_(comm),
+          min_rows_(moe::detail::build(comm, [&] { return checked_min_rows(p, layer_params.max_tokens_per_rank); })),
+          words_(static_cast<std::size_t>(agreed(comm))),
+          exchange_(comm, layer.shape(), (layer_params.max_tokens_per_rank + 1) / 2, layer_params.placement,
+                    Layer::row_quantization(layer_params.quantization), layer_params.backend, arena) {
+      if constexpr (!facts::is_asynchronous<typename Layer::Backend>()) {
+        [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;
+      }
+      moe::detail::build(comm, [&] {
+        queues_.emplace(kSchedule.size());
+        take_experts(layer, weights, layer_params, p, arena);
+      });
+    }
+
+    /// Collective in the host space, instead of splits(). Whether the others' forward runs in two halves. Never throws.
+    bool refuses() noexcept {
+      try {
+        return splits(0);
+      } catch (Error const&) {  // the communicator reports its failure to the next call as well
+        return false;
+      }
+    }
+    /// Collective in the host space. Whether this forward, of `rows` rows on this rank, runs in two halves: on all ranks or on none. CUDA
+    /// space: all ranks must have row counts on the same side of min_rows(), as padded batches have.
+    bool splits(std::int64_t rows) {
+      bool const wanted = rows >= min_rows_;
+      if (verdict_) return *verdict_;
+      if constexpr (Space::kKind == SpaceKind::host) {
+        if constexpr (requires { comm_.set_phase("dual batch"); }) comm_.set_phase("dual batch");
+        char const word = wanted ? 1 : 0;
+        std::fill(words_.begin(), words_.end(), word);
+        if constexpr (requires { comm_.all_gather(&word, 1, words_.data(), HostStream{}); }) {
+          comm_.all_gather(&word, 1, words_.data(), HostStream{});
+        }
+        return std::all_of(words_.begin(), words_.end(), [](char w) { return w == 1; });
+      } else {
+        return wanted;
+      }
+    }
+    /// The verdict of the caller, the same on all ranks, for the forwards from now on; none: by the rows.
+    void decide(std::optional<bool> verdict) { verdict_ = verdict; }
+    std::int64_t min_rows() const { return min_rows_; }
+
+    /// Collective. The halves of a batch that layer.begin() has routed. shared(stream) enqueues the shared experts. If anything throws,
+    /// both halves are given up, and the next forward works.
+    template <class Probe, class Shared>
+    void run(Layer& layer, typename Layer::Hidden hidden, typename Layer::Output output, ForwardOptions const& options,
+             Stream<Space> stream, Probe& probe, Shared const& shared) {
+      std::int64_t const rows = hidden.extent(0);
+      std::int64_t const head = rows / 2;
+      typename Layer::Kernel& kernel = kernel_ ? *kernel_ : layer.kernel();
+      std::array<Half, 2> halves{layer.half(layer.exchange(), kernel, hidden, output, 0, head, options),
+                                 layer.half(exchange_, kernel, hidden, output, head, rows - head, options)};
+      queues_->fork(stream);
+      try {
+        for (std::size_t i = 0; i < kSchedule.size(); ++i) {
+          Step const& step = kSchedule[i];
+          if (waits(kSchedule, i)) queues_->wait(static_cast<std::size_t>(predecessor(kSchedule, i)), step.queue);
+          if (step.part == Part::whole) {
+            shared(queues_->of(step.queue));
+          } else {
+            run_stage(halves[static_cast<std::size_t>(step.part)], step.stage, queues_->of(step.queue), probe);
+          }
+          if (is_awaited(kSchedule, i)) queues_->record(i, step.queue);
+        }
+      } catch (...) {
+        for (Half& half : halves) half.abandon(queues_->of(Queue::communication));
+        queues_->join();
+        throw;
+      }
+      queues_->join();
+    }
+
+    /// Instead of run().
+    void abandon(Layer& layer, Stream<Space> stream) {
+      layer.abandon(stream);
+      exchange_.abandon(stream);
+    }
+    /// Of the second half's exchange; as the layer's.
+    void wait(Stream<Space> stream) { facts::wait(exchange_, stream); }
+    void check() { facts::check(exchange_); }
+    std::size_t window_bytes() const { return facts::window_bytes(exchange_); }
+
+   private:
+    static constexpr auto kSchedule = Space::kKind == SpaceKind::host ? kHostDualBatch : kDeviceDualBatch;
+
+    static std::int64_t checked_min_rows(Params const& p, std::int64_t max_rows) {
+      if (p.min_rows < 0 || p.expert_workers < 0) {
+        throw Error(ErrorCode::config,
+                    text("dual batch: min_rows ", p.min_rows, " and expert_workers ", p.expert_workers, " must be at least 0"));
+      }
+      if (max_rows < 2) throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
+      std::int64_t const rows = p.min_rows == 0 ? measured_min_rows(Space::kKind, Layer::Backend::kName) : p.min_rows;
+      return std::max<std::int64_t>(rows, 2);
+    }
+    static int agreed(Comm& comm) {
+      moe::detail::agree_on_construction(comm);
+      return comm.size();
+    }
+    void take_experts(Layer& layer, typename Layer::Weights const& weights, typename Layer::Params const& layer_params, Params const& p,
+                      Arena<Space>& arena) {
+      if (p.expert_workers == 0) return;
+      auto experts = layer_params.experts;
+      if constexpr (requires { experts.workers; }) {
+        experts.workers = p.expert_workers;
+        if constexpr (requires { experts.expected_rows; }) experts.expected_rows = (experts.expected_rows + 1) / 2;
+        std::int64_t const rows = std::max<std::int64_t>(layer.exchange().max_rows(), exchange_.max_rows());
+        kernel_.emplace(layer.shape(), weights, rows, layer_params.quantization, layer_params.activation, experts, arena);
+      } else {
+        throw Error(ErrorCode::unsupported, text("dual batch: expert_workers: ", p.expert_workers, ", but ", Layer::Experts::kName,
+                                                 " cannot limit its multiprocessors"));
+      }
+    }
+
+    template <class Probe>
+    static void run_stage(Half& half, Stage stage, Stream<Space> stream, Probe& probe) {
+      Phase const phase = stage == Stage::experts                                           ? Phase::experts
+                          : stage == Stage::combine_send || stage == Stage::combine_receive ? Phase::combine
+                                                                                            : Phase::dispatch;
+      probe.begin(phase);
+      switch (stage) {
+        case Stage::dispatch_send: half.dispatch_send(stream); break;
+        case Stage::dispatch_receive: half.dispatch_receive(stream); break;
+        case Stage::experts: half.experts(stream); break;
+        case Stage::combine_send: half.combine_send(stream); break;
+        case Stage::combine_receive: half.combine_receive(stream); break;
+        case Stage::shared: break;  // of the whole batch
+      }
+      probe.end(phase);
+    }
+
+    Comm& comm_;
+    std::int64_t min_rows_;
+    std::vector<char> words_;  // [R] votes
+    typename Layer::Exchange exchange_;
+    std::optional<typename Layer::Kernel> kernel_;
+    std::optional<TwoQueues<Space>> queues_;
+    std::optional<bool> verdict_;
+  };
+};
+
+}  // namespace dual_batch
+}  // namespace runner
+}  // namespace moe
