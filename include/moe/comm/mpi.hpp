@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
+#include "moe/comm/mpi_transfer.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/space.hpp"
 
@@ -30,6 +31,7 @@ namespace moe::comm {
 class Mpi {
  public:
   using Space = space::host;
+  using Transfer = MpiTransfer;
   static constexpr char const* kName = "mpi";
   struct Params {
     std::int64_t timeout_ms = kDefaultTimeoutMs;  ///< of each collective, and of each wait of a window over it; 0 waits for ever
@@ -53,10 +55,9 @@ class Mpi {
     }
     MPI_Comm_rank(parent, &rank_);
     MPI_Comm_size(parent, &size_);
-    auto const max_requests = static_cast<std::size_t>(size_) * 4;  // per peer, each way: blocks and remainder
-    requests_.reserve(max_requests);
-    peers_.reserve(max_requests);
-    statuses_.resize(max_requests);
+    requests_.reserve(max_requests());
+    peers_.reserve(max_requests());
+    statuses_.resize(max_requests());
     counts_.resize(static_cast<std::size_t>(size_));
     offsets_.resize(static_cast<std::size_t>(size_));
     tokens_.resize(static_cast<std::size_t>(size_));
@@ -85,6 +86,8 @@ class Mpi {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// The most messages of one collective: per peer, each way, blocks and remainder.
+  std::size_t max_requests() const { return static_cast<std::size_t>(size_) * 4; }
   /// Whether two threads may use two objects of this class concurrently: MPI was started with MPI_THREAD_MULTIPLE.
   static bool allows_threads() {
     int level = MPI_THREAD_SINGLE;
@@ -128,25 +131,6 @@ class Mpi {
     wait();
   }
 
-  /// The messages of one all_to_all_v() under way. Belongs to one Mpi object, which it must not outlive.
-  class Transfer {
-   public:
-    explicit Transfer(Mpi const& mpi) {
-      requests_.reserve(mpi.requests_.capacity());
-      peers_.reserve(mpi.peers_.capacity());
-    }
-    Transfer(Transfer const&) = delete;
-    Transfer& operator=(Transfer const&) = delete;
-    ~Transfer() { cancel(requests_); }
-    bool under_way() const { return under_way_; }
-
-   private:
-    friend class Mpi;
-    std::vector<MPI_Request> requests_;
-    std::vector<int> peers_;
-    std::uint64_t round_ = 0;
-    bool under_way_ = false;
-  };
   /// all_to_all_v() that does not wait: other collectives, and one more transfer each, may come before its finish(). Until then `in` must
   /// not change, and `out` is not to be read. The counts are read at once. E_STATE for a transfer that is under way.
   void start_all_to_all_v(Transfer& transfer, void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
@@ -166,8 +150,6 @@ class Mpi {
     collective_ = "all_to_all_v";
     requests_.swap(transfer.requests_);
     peers_.swap(transfer.peers_);
-    transfer.requests_.clear();
-    transfer.peers_.clear();
     transfer.under_way_ = false;
     wait(transfer.round_);
   }
@@ -332,17 +314,6 @@ class Mpi {
   }
   int tag() const { return static_cast<int>(round_ % kTags); }
 
-  static void cancel(std::vector<MPI_Request>& requests) {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    for (MPI_Request& request : requests) {
-      if (finalized == 0 && request != MPI_REQUEST_NULL) {
-        MPI_Cancel(&request);
-        MPI_Request_free(&request);
-      }
-    }
-  }
-
   void wait() { wait(round_); }
   /// round: of the collective that is waited for, which errors name.
   void wait(std::uint64_t round) {
@@ -401,7 +372,7 @@ class Mpi {
   }
   [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) {
     failed_ = true;
-    if (!peers_.empty() && peers_.front() >= 0) cancel(requests_);
+    if (!peers_.empty() && peers_.front() >= 0) detail::cancel(requests_);
     requests_.clear();
     throw TransportError(code, rank_, peer, phase_ == nullptr ? collective_ : phase_, waited_, message);
   }
