@@ -3,181 +3,24 @@
 #include "moe/eplb/rearrange.hpp"
 
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstring>
+#include <cstdio>
 #include <functional>
-#include <string>
+#include <thread>
 #include <vector>
 
-#include "moe/core/concepts.hpp"
 #include "moe/eplb/async_rearrangement.hpp"
 #include "tests/mpi/eplb_harness.hpp"
+#include "tests/unit/socket_ranks.hpp"
 
 namespace {
 
 using namespace moe_test;
 using moe::ErrorCode;
 using Clock = std::chrono::steady_clock;
-
-/// One stream socket for each pair of ranks, made before the processes part.
-class Sockets {
- public:
-  explicit Sockets(int ranks) : ranks_(ranks), end_(static_cast<std::size_t>(ranks * ranks), -1) {
-    for (int a = 0; a < ranks; ++a) {
-      for (int b = 0; b < a; ++b) {
-        int pair[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) != 0) throw std::runtime_error("socketpair");
-        end(a, b) = pair[0];
-        end(b, a) = pair[1];
-      }
-    }
-  }
-  ~Sockets() {
-    for (int fd : end_) ::close(fd);
-  }
-  int ranks() const { return ranks_; }
-  int& end(int mine, int peer) {
-    return end_[static_cast<std::size_t>(mine) * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(peer)];
-  }
-  /// In rank r's process: only r's ends stay open, so that its death closes them.
-  void keep(int r) {
-    for (int a = 0; a < ranks_; ++a) {
-      for (int b = 0; a != r && b < ranks_; ++b) {
-        if (end(a, b) >= 0) ::close(std::exchange(end(a, b), -1));
-      }
-    }
-  }
-
- private:
-  int ranks_;
-  std::vector<int> end_;
-};
-
-/// Ranks as processes. A peer that ended gives E_PEER, one that does not answer in time E_TIMEOUT; both name the peer.
-class SocketComm {
- public:
-  using Space = moe::space::host;
-  static constexpr char const* kName = "sockets";
-  SocketComm(Sockets& sockets, int rank, int timeout_ms) : sockets_(sockets), rank_(rank), timeout_ms_(timeout_ms) {}
-  int rank() const { return rank_; }
-  int size() const { return sockets_.ranks(); }
-
-  void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
-                    std::int64_t const* out_counts, std::int64_t const* out_offsets, moe::HostStream) {
-    ++round_;
-    std::vector<std::int64_t> sent(static_cast<std::size_t>(size()), 0), received = sent;
-    auto const at = [](int r) { return static_cast<std::size_t>(r); };
-    if (in_counts[rank_] > 0) {
-      std::memcpy(static_cast<char*>(out) + out_offsets[rank_], static_cast<char const*>(in) + in_offsets[rank_],
-                  static_cast<std::size_t>(in_counts[rank_]));
-    }
-    auto const end = Clock::now() + std::chrono::milliseconds(timeout_ms_);
-    for (;;) {
-      int waits_for = -1;
-      std::vector<pollfd> polls;
-      for (int r = 0; r < size(); ++r) {
-        if (r == rank_) continue;
-        int const fd = sockets_.end(rank_, r);
-        while (sent[at(r)] < in_counts[r]) {
-          auto const n = ::send(fd, static_cast<char const*>(in) + in_offsets[r] + sent[at(r)],
-                                static_cast<std::size_t>(in_counts[r] - sent[at(r)]), MSG_NOSIGNAL);
-          if (n < 0 && errno == EAGAIN) break;
-          if (n < 0) throw moe::TransportError(ErrorCode::peer, rank_, r, "sockets", round_, "the peer has ended");
-          sent[at(r)] += n;
-        }
-        while (received[at(r)] < out_counts[r]) {
-          auto const n = ::recv(fd, static_cast<char*>(out) + out_offsets[r] + received[at(r)],
-                                static_cast<std::size_t>(out_counts[r] - received[at(r)]), 0);
-          if (n < 0 && errno == EAGAIN) break;
-          if (n <= 0) throw moe::TransportError(ErrorCode::peer, rank_, r, "sockets", round_, "the peer has ended");
-          received[at(r)] += n;
-        }
-        bool const writes = sent[at(r)] < in_counts[r], reads = received[at(r)] < out_counts[r];
-        if (writes || reads) polls.push_back({fd, static_cast<short>((writes ? POLLOUT : 0) | (reads ? POLLIN : 0)), 0});
-        if ((writes || reads) && waits_for < 0) waits_for = r;
-      }
-      if (polls.empty()) return;
-      if (Clock::now() > end) {
-        throw moe::TransportError(ErrorCode::timeout, rank_, waits_for, "sockets", round_, "the peer did not arrive in time");
-      }
-      ::poll(polls.data(), polls.size(), 20);
-    }
-  }
-  void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets,
-                    moe::HostStream stream) {
-    std::vector<std::int64_t> const same(static_cast<std::size_t>(size()), n), zeros(same.size(), 0);
-    all_to_all_v(in, same.data(), zeros.data(), out, counts, offsets, stream);
-  }
-  void all_gather(void const* in, std::int64_t n, void* out, moe::HostStream stream) {
-    std::vector<std::int64_t> counts(static_cast<std::size_t>(size()), n), offsets;
-    for (int r = 0; r < size(); ++r) offsets.push_back(r * n);
-    all_gather_v(in, n, out, counts.data(), offsets.data(), stream);
-  }
-  void barrier(moe::HostStream stream) {
-    char token = 0;
-    std::vector<char> tokens(static_cast<std::size_t>(size()));
-    all_gather(&token, 1, tokens.data(), stream);
-  }
-  // Not used for moving weights.
-  void broadcast(void*, std::int64_t, int, moe::HostStream) { std::abort(); }
-  void all_reduce(float const*, std::int64_t, float*, moe::HostStream) { std::abort(); }
-  void reduce_scatter_v(float const*, std::int64_t const*, std::int64_t const*, float*, moe::HostStream) { std::abort(); }
-
- private:
-  Sockets& sockets_;
-  int rank_;
-  int timeout_ms_;
-  std::uint64_t round_ = 0;
-};
-static_assert(moe::Communicator<SocketComm>);
-
-/// Runs body(weights, engine) in a process for each rank, of which one dies; returns each result, or 128 + signal. Survivors wait for each
-/// other at the end: one that left early would look dead as well.
-std::vector<int> run_ranks(int ranks, std::function<int(SocketComm&, SocketComm&)> const& body) {
-  std::vector<pid_t> children;
-  void* const shared = mmap(nullptr, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  std::atomic_ref<int> done(*new (shared) int(0));
-  {
-    Sockets weights(ranks), engine(ranks);
-    for (int r = 0; r < ranks; ++r) {
-      pid_t const child = fork();
-      if (child == 0) {
-        alarm(60);  // a hang fails the test
-        weights.keep(r);
-        engine.keep(r);
-        SocketComm w(weights, r, 1500), e(engine, r, 4500);  // much more than a busy machine needs
-        int result = 99;
-        try {
-          result = body(w, e);
-        } catch (std::exception const& error) {
-          std::fprintf(stderr, "rank %d: %s\n", r, error.what());
-        }
-        ++done;
-        while (done < ranks - 1) usleep(1000);
-        _exit(result);
-      }
-      children.push_back(child);
-    }
-  }
-  std::vector<int> results;
-  for (pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    results.push_back(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
-  }
-  munmap(shared, sizeof(int));
-  return results;
-}
 
 constexpr int kLayers = 4, kSlots = 2;
 
@@ -240,7 +83,13 @@ void expect_survivors(std::function<int(SocketComm&, SocketComm&)> const& body) 
   for (int ranks : {2, 3, 4}) {
     std::vector<int> expected(static_cast<std::size_t>(ranks), 0);
     expected[1] = 128 + SIGKILL;
-    EXPECT_EQ(run_ranks(ranks, body), expected) << ranks << " ranks";
+    EXPECT_EQ(run_processes(ranks, 1, 2,
+                            [&](int r, auto& channels) {
+                              SocketComm w(*channels[0], r, 1500), e(*channels[1], r, 4500);  // much more than a busy machine needs
+                              return body(w, e);
+                            }),
+              expected)
+        << ranks << " ranks";
   }
 }
 

@@ -45,18 +45,33 @@ TEST(Recovery, B18_ReplicasTakeOver) {
   EXPECT_EQ(remapped.maps.num_physical(), 9) << "shapes stay: graphs and devices keep their addresses";
 }
 
-TEST(Recovery, MapsOfTheSurvivorsGroup) {
-  auto const lost = moe::eplb::recover(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3);
-  ExpertMaps const maps = moe::eplb::without_ranks(lost.maps, std::vector<int>{1}, 3);
-  EXPECT_EQ(maps, maps_of({2, 1, 0, 3, 1, 4}, 5));
+/// The first of two survivors; the other one holds what `other` says.
+struct TwoSurvivors {
+  std::vector<std::int64_t> other;
+  static constexpr int size() { return 2; }
+  void all_reduce_sum(std::span<std::int64_t> values) const {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] += other[i];
+  }
+  std::vector<std::uint64_t> all_gather(std::uint64_t word) const { return {word, word}; }
+};
+
+TEST(Recovery, B18_MapsOfTheSurvivorsGroup) {
+  // Rank 1 of three died while the survivors' maps were one commit apart: each holds what its own map says.
+  ExpertMaps const mine = maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5);
+  TwoSurvivors group{{0, 0, 0, 1, 1, 4}};
+  auto const held = moe::eplb::gather_held(group, 0, mine, 0, 3);
+  EXPECT_EQ(row(held), (Ids{0, 1, 0, 1, 1, 4}));
+  auto const recovery = moe::eplb::recover_held(held, 5, 2);
+  // Expert 2 takes a slot of expert 1, which has three; then 0 and 1 have two, and only rank 0 has expert 0.
+  EXPECT_EQ(recovery.maps, maps_of({3, 2, 0, 1, 1, 4}, 5));
+  EXPECT_EQ(recovery.reloads, (std::vector<Reload>{{0, 2, 1}, {0, 3, 0}}));
   std::vector<Ids> loaded;
-  EXPECT_EQ(moe::eplb::reload_experts(lost, 2, 3, [&](int l, int e, int s) { loaded.push_back({l, e, s}); }), 1);
-  EXPECT_EQ(loaded, (std::vector<Ids>{{0, 3, 0}}));
-  EXPECT_EQ(moe::eplb::reload_experts(lost, 1, 3, [](int, int, int) { FAIL(); }), 0);
-  expect_error(ErrorCode::argument, "expert 2 has no slot",
-               [] { moe::eplb::without_ranks(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3); });
-  expect_error(ErrorCode::argument, "dead rank 3 is out of range [0, 3)",
-               [&] { moe::eplb::without_ranks(lost.maps, std::vector<int>{3}, 3); });
+  EXPECT_EQ(moe::eplb::reload_experts(recovery, 0, 3, [&](int l, int e, int s) { loaded.push_back({l, e, s}); }), 2);
+  EXPECT_EQ(loaded, (std::vector<Ids>{{0, 2, 1}, {0, 3, 0}}));
+  EXPECT_EQ(moe::eplb::reload_experts(recovery, 1, 3, [](int, int, int) { FAIL(); }), 0);
+  expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts have no slot in layer 0 on 2 ranks",
+               [&] { moe::eplb::recover_held(held, 7, 2); });
+  expect_error(ErrorCode::argument, "do not divide", [&] { moe::eplb::recover_held(held, 5, 4); });
 }
 
 TEST(Recovery, B18_InsufficientRedundancy) {
