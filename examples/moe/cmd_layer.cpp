@@ -15,11 +15,18 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <range/v3/action/sort.hpp>
+#include <range/v3/algorithm/max.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
 #include <thread>
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/compositions.hpp"
+#include "examples/moe/grid.hpp"
 #include "examples/moe/job.hpp"
+#include "examples/moe/mpi_session.hpp"
 #include "examples/moe/output.hpp"
 #include "examples/moe/policy_name.hpp"
 #include "examples/moe/report.hpp"
@@ -29,6 +36,7 @@
 #include "moe/models/registry.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/routing/any_router.hpp"
+#include "moe/runner/parallel.hpp"
 
 namespace moe_tool {
 
@@ -91,29 +99,17 @@ void require_one_rank(char const* command) {
   }
 }
 
-std::string default_backend(Job const& job) { return job.comm->size() == 1 ? "no_expert_parallel" : "all_to_all_v"; }
+std::string default_backend(JobOptions const& o, int ranks) {
+  if (ranks == 1) return "no_expert_parallel";
+  if (o.expert_parallel == "on") return "all_to_all_v";
+  return o.tp == ranks ? "no_expert_parallel" : "allgather_reduce_scatter";
+}
 std::string default_experts(Job const& job) { return job.options.device == "cuda" ? "cuda_reference" : "onednn"; }
 
 namespace {
 
 using namespace moe;
-
-/// Initialises MPI and finalises it at the end. After a transport error the group is aborted instead, because a rank may be gone.
-class MpiSession {
- public:
-  MpiSession() {
-    int given = 0;
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given);
-  }
-  MpiSession(MpiSession const&) = delete;
-  MpiSession& operator=(MpiSession const&) = delete;
-  ~MpiSession() {
-    if (!broken) {
-      MPI_Finalize();
-    }
-  }
-  bool broken = false;
-};
+namespace views = ranges::views;
 
 int set_threads() {
   MPI_Comm node = MPI_COMM_NULL;
@@ -127,17 +123,14 @@ int set_threads() {
   return omp_get_max_threads();
 }
 
-/// first_row [R + 1]: equal shares, or shares cut at random places, some of them empty.
-std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks, JobOptions const& o) {
-  std::vector<std::int64_t> cut(static_cast<std::size_t>(ranks) + 1);
+/// first_row [G + 1]: equal shares, or shares cut at random places, some of them empty.
+std::vector<std::int64_t> deal_rows(std::int64_t rows, int groups, JobOptions const& o) {
   std::mt19937_64 random(o.seed);
-  for (int r = 0; r <= ranks; ++r) {
-    auto const at = static_cast<std::size_t>(r);
-    cut[at] = o.deal == "even" || r == 0 || r == ranks ? rows * r / ranks
-                                                       : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows + 1));
-  }
-  std::sort(cut.begin(), cut.end());
-  return cut;
+  auto const cut = [&](int g) {
+    return o.deal == "even" || g == 0 || g == groups ? rows * g / groups
+                                                     : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows + 1));
+  };
+  return views::closed_iota(0, groups) | views::transform(cut) | ranges::to<std::vector> | ranges::actions::sort;
 }
 
 /// Rows [first, last) of a [T, width] tensor as float32, finite.
@@ -162,16 +155,20 @@ void require_matrix(io::StoredTensor const& t, std::int64_t width) {
   }
 }
 
-/// This rank's rows of the input and of the token ids.
+/// [G] rows of each TP group.
+std::vector<std::int64_t> group_rows(Job const& job) {
+  return views::iota(std::size_t{0}, job.first_row.size() - 1) | views::transform([&](std::size_t g) { return job.rows(g); }) |
+         ranges::to<std::vector>;
+}
+
+/// The rows of this rank's group: input and token ids.
 void read_input(Job& job, io::TensorStore const& input) {
   io::StoredTensor const t = input.at(job.options.tensor);
   require_matrix(t, job.description.hidden);
   std::int64_t const rows = t.shape()[0];
-  job.first_row = deal_rows(rows, job.comm->size(), job.options);
-  for (std::size_t r = 0; r + 1 < job.first_row.size(); ++r) {
-    job.max_rows = std::max(job.max_rows, job.first_row[r + 1] - job.first_row[r]);
-  }
-  auto const me = static_cast<std::size_t>(job.comm->rank());
+  job.first_row = deal_rows(rows, job.moe.flat_size / job.moe.tp_size, job.options);
+  job.max_rows = ranges::max(group_rows(job));
+  auto const me = job.group(job.comm->rank());
   job.hidden = read_rows(input, job.options.tensor, job.description.hidden, job.first_row[me], job.first_row[me + 1]);
   if (job.description.router.selection == routing::Selection::hash_table && job.options.token_ids.empty()) {
     job.options.token_ids = "input_ids";
@@ -186,18 +183,41 @@ void read_input(Job& job, io::TensorStore const& input) {
   }
 }
 
+/// Rows of the input that one rank brings.
+struct Share {
+  std::int64_t first;
+  std::int64_t rows;
+};
+/// [R] the rows whose output each rank gives: its group's, from the group's first rank.
+std::vector<Share> output_shares(Job const& job) {
+  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
+           std::size_t const g = job.group(rank);
+           return Share{job.first_row[g], rank % job.moe.tp_size == 0 ? job.rows(g) : 0};
+         }) |
+         ranges::to<std::vector>;
+}
+/// [R] the rows that each rank routes: under sequence parallelism its part of its group's, else as output_shares().
+std::vector<Share> routed_shares(Job const& job) {
+  if (!job.moe.use_sp_moe()) return output_shares(job);
+  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
+           std::size_t const g = job.group(rank);
+           auto const slice = runner::parallel::slice_of(job.rows(g), job.moe, rank % job.moe.tp_size);
+           return Share{job.first_row[g] + slice.begin, slice.rows};
+         }) |
+         ranges::to<std::vector>;
+}
+
 /// The rows of all ranks in input order, on every rank.
 template <class T>
-std::vector<T> gather(Job const& job, std::vector<T> const& mine, std::int64_t width) {
+std::vector<T> gather(Job const& job, std::vector<Share> const& shares, std::vector<T> const& mine, std::int64_t width) {
   auto const size = static_cast<std::int64_t>(sizeof(T)) * width;
-  std::vector<std::int64_t> counts;
-  std::vector<std::int64_t> offsets;
-  for (std::size_t r = 0; r + 1 < job.first_row.size(); ++r) {
-    counts.push_back((job.first_row[r + 1] - job.first_row[r]) * size);
-    offsets.push_back(job.first_row[r] * size);
-  }
+  auto const bytes = [&](std::int64_t Share::* field) {
+    return shares | views::transform([=](Share const& share) { return share.*field * size; }) | ranges::to<std::vector<std::int64_t>>;
+  };
+  std::vector<std::int64_t> const counts = bytes(&Share::rows);
+  std::vector<std::int64_t> const offsets = bytes(&Share::first);
   std::vector<T> all(static_cast<std::size_t>(job.first_row.back() * width));
-  job.comm->all_gather_v(mine.data(), job.rows() * size, all.data(), counts.data(), offsets.data(), {});
+  job.comm->all_gather_v(mine.data(), counts[static_cast<std::size_t>(job.comm->rank())], all.data(), counts.data(), offsets.data(), {});
   return all;
 }
 
@@ -239,16 +259,17 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.device = job.options.device;
   r.ranks = job.comm->size();
   r.threads = threads;
+  r.grid = {job.moe.tp_size, job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.moe.use_sp_moe()};
+  r.chunk_rows = job.layer_rows();
+  r.passes = result.passes;
   r.tokens = job.first_row.back();
-  for (std::size_t i = 0; i + 1 < job.first_row.size(); ++i) {
-    r.rank_tokens.push_back(job.first_row[i + 1] - job.first_row[i]);
-  }
+  r.group_tokens = group_rows(job);
   r.hidden = d.hidden;
   r.intermediate = d.intermediate;
   r.num_experts = d.router.num_experts;
   r.topk = d.router.topk;
   r.load.assign(static_cast<std::size_t>(d.router.num_experts), 0);
-  r.rank_load.assign(static_cast<std::size_t>(r.ranks), 0);
+  r.rank_load.assign(static_cast<std::size_t>(job.moe.ep_size), 0);
   for (std::int32_t id : ids) {
     if (id < 0 || id >= d.router.num_experts) {
       continue;
@@ -256,7 +277,7 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
     ++r.load[static_cast<std::size_t>(id)];
     ++r.rank_load[static_cast<std::size_t>(job.placement->owner(id))];
   }
-  MPI_Allreduce(result.seconds.data(), r.seconds.data(), 4, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  MPI_Allreduce(result.seconds.data(), r.seconds.data(), static_cast<int>(kNumPhases), MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   r.output = job.options.output.string();
   return r;
 }
@@ -294,6 +315,8 @@ void require_same_run(Job const& job) {
   moe::Fingerprint f;
   f.add("--layer", o.layer).add("the description of the layer (hash)", moe::fnv1a(io::to_json(job.description).dump()));
   f.add("--tensor", io::one_line(o.tensor)).add("the number of rows", job.first_row.back()).add("--token-ids", io::one_line(o.token_ids));
+  f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
+  f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk).add("--shared-overlap", o.shared_overlap);
   f.add("--deal", o.deal).add("--seed", o.seed).add("--repeat", o.repeat).add("--placement", o.placement).add("--device", o.device);
   f.add("--backend", o.backend).add("--experts", o.experts).add("--quantization", o.quantization);
   moe::detail::agree_on_fingerprint(*job.comm, f);
@@ -306,6 +329,8 @@ void run(JobOptions const& options) {
     job.options = options;
     comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = options.timeout_ms});
     job.comm = &comm;
+    if (job.options.backend.empty()) job.options.backend = default_backend(options, comm.size());
+    if (job.options.experts.empty()) job.options.experts = default_experts(job);
     int const threads = set_threads();
 
     std::optional<io::TensorStore> store;
@@ -329,7 +354,8 @@ void run(JobOptions const& options) {
         }
       }
       job.store = &*store;
-      job.placement.emplace(job.description.router.num_experts, comm.size(), parse_placement_strategy(options.placement));
+      job.moe = place_in_grid(job.options, comm);
+      job.placement.emplace(job.description.router.num_experts, job.moe.ep_size, parse_placement_strategy(options.placement));
       read_input(job, input ? *input : *store);
       if (!options.expected.empty()) {
         expected.emplace(options.expected.substr(0, options.expected.rfind(':')));  // there is one: file_and_name()
@@ -339,20 +365,15 @@ void run(JobOptions const& options) {
         check_output(options.output, inputs_of(job, {&store, &input, &expected}));
       }
     });
-    if (job.options.backend.empty()) {
-      job.options.backend = default_backend(job);
-    }
-    if (job.options.experts.empty()) {
-      job.options.experts = default_experts(job);
-    }
-
     require_same_run(job);
+    GridGroups const groups(job, options.timeout_ms);
 
     JobResult const result = runner_of(job.options)(job);
 
-    std::vector<float> const output = gather(job, result.output, job.description.hidden);
-    std::vector<std::int32_t> const ids = gather(job, result.topk_ids, job.description.router.topk);
-    std::vector<float> const weights = gather(job, result.topk_weights, job.description.router.topk);
+    std::vector<Share> const routed = routed_shares(job);
+    std::vector<float> const output = gather(job, output_shares(job), result.output, job.description.hidden);
+    std::vector<std::int32_t> const ids = gather(job, routed, result.topk_ids, job.description.router.topk);
+    std::vector<float> const weights = gather(job, routed, result.topk_weights, job.description.router.topk);
     Report report = report_of(job, result, ids, threads);
     together(comm, [&] {
       if (wanted) {
@@ -400,7 +421,21 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--placement", o.placement, "linear or round_robin")
       ->check(CLI::IsMember({"linear", "round_robin"}))
       ->capture_default_str();
-  command.add_option("--deal", o.deal, "How rows are dealt to the ranks: even or random")
+  auto const size = whole_number(1);
+  command.add_option("--tp", o.tp, "Tensor parallel: ranks that hold the same rows")->check(size)->capture_default_str();
+  command.add_option("--dp", o.dp, "Data parallel: groups of ranks with rows of their own (default: ranks / (tp pcp))")->check(size);
+  command.add_option("--pcp", o.pcp, "Prefill context parallel: parts of a prompt")->check(size)->capture_default_str();
+  command.add_option("--expert-parallel", o.expert_parallel, "on: experts are divided among all ranks; off: every rank has a part of each")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  command.add_flag("--sequence-parallel", o.sequence_parallel, "The ranks of a TP group divide their rows before the exchange");
+  command.add_option("--chunk", o.chunk, "Most rows of a rank in one pass through the layer (default: all)")
+      ->check(whole_number(std::int64_t{1}));
+  command
+      .add_option("--shared-overlap", o.shared_overlap, "cuda: auto: shared experts on a stream beside the routed ones; off: before them")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str();
+  command.add_option("--deal", o.deal, "How rows are dealt to the groups: even or random")
       ->check(CLI::IsMember({"even", "random"}))
       ->capture_default_str();
   command.add_option("--seed", o.seed, "For --deal random, at least 0")->check(whole_number(std::uint64_t{0}))->capture_default_str();

@@ -2,6 +2,7 @@
 // examples/moe/job.hpp: one run of `moe layer` or `moe block`: the request and the result.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -12,9 +13,15 @@
 #include "moe/comm/mpi.hpp"
 #include "moe/core/types.hpp"
 #include "moe/io/layer_weights.hpp"
+#include "moe/layer/options.hpp"
+#include "moe/parallel/config.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/runner/reduction.hpp"
 
 namespace moe_tool {
+
+/// Wall time of each moe::Phase.
+using Seconds = std::array<double, moe::kNumPhases>;
 
 /// The command line. Empty names: the default for the ranks and the device.
 struct JobOptions {
@@ -32,6 +39,16 @@ struct JobOptions {
   std::string device = "host";
   std::string placement = "linear";
   std::string deal = "even";
+  int tp = 1;   ///< ranks that hold the same tokens
+  int dp = 0;   ///< groups of them with different tokens; 0: what the ranks give
+  int pcp = 1;  ///< the same for the parts of a prompt
+  std::string expert_parallel = "on";
+  bool sequence_parallel = false;
+  std::int64_t chunk = 0;  ///< rows of a chunk; 0: the whole batch at once
+  std::string shared_overlap = "auto";
+  int replicas = 0;   ///< redundant experts
+  std::string log;    ///< level of the log on standard error; empty: none
+  bool nvtx = false;  ///< a range of NVTX for each stage
   std::uint64_t seed = 0;
   int repeat = 1;
   std::int64_t timeout_ms = 100'000;
@@ -44,25 +61,36 @@ struct Job {
   moe::comm::Mpi* comm = nullptr;
   moe::io::TensorStore const* store = nullptr;  ///< weights
   moe::io::LayerDescription description;
+  moe::MoeParallel moe;                    ///< this rank's place in the grid
+  moe::comm::Mpi* tp_group = nullptr;      ///< the TP group
+  moe::comm::Mpi* tokens_group = nullptr;  ///< the ranks of other TP groups at this one's place: they hold other tokens
   std::optional<moe::ExpertPlacement> placement;
-  std::vector<std::int64_t> first_row;  ///< [R + 1] rows of the input per rank, contiguous
-  std::int64_t max_rows = 0;            ///< of any rank
-  std::vector<float> hidden;            ///< [M, H] of this rank
-  std::vector<std::int64_t> token_ids;  ///< [M] of this rank, or empty
+  std::vector<std::int64_t> first_row;  ///< [G + 1] rows of the input per TP group, contiguous
+  std::int64_t max_rows = 0;            ///< of any TP group
+  std::vector<float> hidden;            ///< [M, H] of this rank's group
+  std::vector<std::int64_t> token_ids;  ///< [M] of this rank's group, or empty
 
-  std::int64_t rows() const {
-    auto const r = static_cast<std::size_t>(comm->rank());
-    return first_row[r + 1] - first_row[r];
+  /// TP group of a rank.
+  std::size_t group(int rank) const { return static_cast<std::size_t>(rank / moe.tp_size); }
+  std::int64_t rows(std::size_t group) const { return first_row[group + 1] - first_row[group]; }
+  std::int64_t rows() const { return rows(group(comm->rank())); }
+  /// Most rows that the layer of any rank gets in one pass, at least 1.
+  std::int64_t layer_rows() const {
+    std::int64_t const most = (max_rows + moe.sp_size - 1) / moe.sp_size;
+    return std::max(std::int64_t{1}, options.chunk > 0 ? std::min(options.chunk, most) : most);
   }
+  /// How the columns of the shared experts are split.
+  moe::runner::SharedOutput sharding() const;
   std::int64_t const* tokens() const { return token_ids.empty() ? nullptr : token_ids.data(); }
 };
 
 /// The results of one rank.
 struct JobResult {
   std::vector<float> output;           ///< [M, H]
-  std::vector<std::int32_t> topk_ids;  ///< [M, k]
-  std::vector<float> topk_weights;     ///< [M, k]
-  std::array<double, 4> seconds{};     ///< route, dispatch, experts, combine: the fastest repetition
+  std::vector<std::int32_t> topk_ids;  ///< [M', k] of the rows that this rank routes: under sequence parallelism a part of its group's
+  std::vector<float> topk_weights;     ///< [M', k]
+  Seconds seconds{};                   ///< of each phase: the fastest repetition
+  int passes = 0;                      ///< chunks of a forward
   std::size_t layer_bytes = 0;         ///< the layer's buffers
 };
 
@@ -94,7 +122,7 @@ JobResult run_host(Job const& job);
 template <class Quant, moe::ActivationFormat Format>
 JobResult run_windows(Job const& job);
 /// The default policies of a run.
-std::string default_backend(Job const& job);
+std::string default_backend(JobOptions const& options, int ranks);
 std::string default_experts(Job const& job);
 
 }  // namespace moe_tool

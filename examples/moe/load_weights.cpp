@@ -4,6 +4,9 @@
 
 #include <cmath>
 #include <cstdio>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/transform.hpp>
+#include <utility>
 #include <vector>
 
 #include "examples/moe/job.hpp"
@@ -55,7 +58,7 @@ void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64
 void check_token_ids(Job const& job, std::int64_t vocabulary) {
   for (std::size_t i = 0; i < job.token_ids.size(); ++i) {
     if (job.token_ids[i] < 0 || job.token_ids[i] >= vocabulary) {
-      auto const row = job.first_row[static_cast<std::size_t>(job.comm->rank())] + static_cast<std::int64_t>(i);
+      auto const row = job.first_row[job.group(job.comm->rank())] + static_cast<std::int64_t>(i);
       throw moe::Error(moe::ErrorCode::argument, moe::text("tensor '", job.options.token_ids, "': token id ", job.token_ids[i], " of row ",
                                                            row, " is out of range [0, ", vocabulary, ")"));
     }
@@ -64,18 +67,29 @@ void check_token_ids(Job const& job, std::int64_t vocabulary) {
 
 }  // namespace
 
+moe::runner::SharedOutput Job::sharding() const {
+  auto const& shared = description.shared;
+  if (shared.count == 0) return moe::runner::SharedOutput::none;
+  bool const split = moe.tp_size > 1 && !moe.use_sp_moe() && shared.intermediate / shared.count % moe.tp_size == 0;
+  return split ? moe::runner::SharedOutput::partial : moe::runner::SharedOutput::complete;
+}
+
 moe::io::HostLayerWeights<float> load_weights(Job const& job) {
-  auto const mine = job.placement->local_to_physical(job.comm->rank());
   Progress progress(job.comm->rank() == 0);
   moe::io::LoadOptions load;
-  load.experts = std::vector<int>(mine.begin(), mine.end());
+  load.experts = job.placement->local_to_physical(job.moe.ep_rank) |
+                 ranges::views::transform([&](std::int32_t slot) { return job.placement->logical(slot); }) | ranges::to<std::vector<int>>();
+  load.tp_rank = job.moe.moe_tp_rank;
+  load.tp_size = job.moe.moe_tp_size;
+  bool const split = job.sharding() == moe::runner::SharedOutput::partial;
+  load.shared_tp = split ? std::pair<int, int>(job.moe.tp_rank, job.moe.tp_size) : std::pair<int, int>(0, 1);
   load.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
   auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
                                                 : moe::io::LayerLoader::from_block(*job.store, job.description);
   moe::io::HostLayerWeights<float> weights = loader.load<float>(load);
   if (job.description.router.selection == moe::routing::Selection::hash_table) check_token_ids(job, weights.vocabulary);
   refuse_nan(moe::models::compute_router_logits(weights, job.hidden), job.description.router.num_logits(),
-             job.first_row[static_cast<std::size_t>(job.comm->rank())]);
+             job.first_row[job.group(job.comm->rank())]);
   return weights;
 }
 

@@ -6,33 +6,27 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <range/v3/algorithm/max.hpp>
+#include <range/v3/numeric/accumulate.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/join.hpp>
+#include <range/v3/view/transform.hpp>
+#include <utility>
+
+#include "examples/moe/chart.hpp"
 
 namespace moe_tool {
 namespace {
 
 /// Largest over mean; 1 when there is nothing to balance.
 double imbalance(std::vector<std::int64_t> const& load) {
-  auto const total = std::accumulate(load.begin(), load.end(), std::int64_t{0});
-  return total == 0 ? 1.0
-                    : static_cast<double>(*std::max_element(load.begin(), load.end())) * static_cast<double>(load.size()) /
-                          static_cast<double>(total);
-}
-
-/// A horizontal bar of eighths, `width` cells for `largest`.
-std::string bar(std::int64_t value, std::int64_t largest, int width) {
-  constexpr std::array<char const*, 8> eighths{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-  std::int64_t const cells = largest == 0 ? 0 : value * 8 * width / largest;
-  std::string out;
-  for (std::int64_t i = 0; i < cells / 8; ++i) {
-    out += "█";
-  }
-  return out + eighths[static_cast<std::size_t>(cells % 8)];
+  auto const total = ranges::accumulate(load, std::int64_t{0});
+  return total == 0 ? 1.0 : static_cast<double>(ranges::max(load)) * static_cast<double>(load.size()) / static_cast<double>(total);
 }
 
 /// One line per expert while they fit on a screen, else a line of columns per 64 experts.
 std::string load_chart(std::vector<std::int64_t> const& load) {
-  std::int64_t const largest = load.empty() ? 0 : *std::max_element(load.begin(), load.end());
+  std::int64_t const largest = load.empty() ? 0 : ranges::max(load);
   std::string out;
   if (load.size() <= 32) {
     for (std::size_t e = 0; e < load.size(); ++e) {
@@ -40,11 +34,10 @@ std::string load_chart(std::vector<std::int64_t> const& load) {
     }
     return out;
   }
-  constexpr std::array<char const*, 9> columns{" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   for (std::size_t first = 0; first < load.size(); first += 64) {
     out += fmt::format("  {:>4}  ", first);
     for (std::size_t e = first; e < std::min(load.size(), first + 64); ++e) {
-      out += columns[static_cast<std::size_t>(largest == 0 ? 0 : (load[e] * 8 + largest - 1) / largest)];
+      out += column(static_cast<double>(load[e]), static_cast<double>(largest));
     }
     out += "\n";
   }
@@ -52,9 +45,16 @@ std::string load_chart(std::vector<std::int64_t> const& load) {
 }
 
 std::string joined(std::vector<std::int64_t> const& values) {
-  std::string out;
-  for (std::int64_t v : values) {
-    out += (out.empty() ? "" : " ") + std::to_string(v);
+  return values | ranges::views::transform([](std::int64_t v) { return std::to_string(v); }) | ranges::views::join(' ') |
+         ranges::to<std::string>;
+}
+
+/// Name and seconds of each phase: of a layer's always, of what is around it if it took any time.
+std::vector<std::pair<std::string, double>> phases(Report const& r) {
+  std::vector<std::pair<std::string, double>> out;
+  for (std::size_t p = 0; p < r.seconds.size(); ++p) {
+    auto const phase = static_cast<moe::Phase>(p);
+    if (phase <= moe::Phase::combine || r.seconds[p] > 0) out.emplace_back(moe::name(phase), r.seconds[p]);
   }
   return out;
 }
@@ -67,14 +67,20 @@ std::string as_text(Report const& r) {
   out += fmt::format("composition   router {} | quantization {} | backend {} | experts {} | device {}\n", r.router, r.quantization,
                      r.backend, r.experts, r.device);
   out += fmt::format("ranks         {} x {} thread{}\n", r.ranks, r.threads, r.threads == 1 ? "" : "s");
-  out += fmt::format("tokens        {} (per rank: {})\n", r.tokens, joined(r.rank_tokens));
+  Report::Grid const& g = r.grid;
+  if (g.tp > 1 || g.pcp > 1 || g.moe_tp > 1) {
+    out += fmt::format("grid          tp {} x dp {} x pcp {} | experts over {}, their columns over {} | sequence parallel {}\n", g.tp, g.dp,
+                       g.pcp, g.ep, g.moe_tp, g.sequence_parallel ? "on" : "off");
+  }
+  if (r.passes > 1) out += fmt::format("chunks        {} of at most {} rows\n", r.passes, r.chunk_rows);
+  out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined(r.group_tokens));
   out += fmt::format("load          slots per expert, largest / mean = {:.2f}\n{}", imbalance(r.load), load_chart(r.load));
-  if (r.ranks > 1) {
+  if (r.rank_load.size() > 1) {
     out += fmt::format("              slots per rank: {}, largest / mean = {:.2f}\n", joined(r.rank_load), imbalance(r.rank_load));
   }
-  double const total = r.seconds[0] + r.seconds[1] + r.seconds[2] + r.seconds[3];
-  out += fmt::format("time          route {:.3f} ms | dispatch {:.3f} ms | experts {:.3f} ms | combine {:.3f} ms | together {:.3f} ms\n",
-                     r.seconds[0] * 1e3, r.seconds[1] * 1e3, r.seconds[2] * 1e3, r.seconds[3] * 1e3, total * 1e3);
+  out += "time          ";
+  for (auto const& [phase, seconds] : phases(r)) out += fmt::format("{} {:.3f} ms | ", phase, seconds * 1e3);
+  out += fmt::format("together {:.3f} ms\n", ranges::accumulate(r.seconds, 0.0) * 1e3);
   if (r.error) {
     out += fmt::format("error         max |output - expected| / max |expected| = {:.2e}\n", *r.error);
   }
@@ -89,7 +95,15 @@ std::string as_json(Report const& r) {
       {"ranks", r.ranks},
       {"threads_per_rank", r.threads},
       {"tokens", r.tokens},
-      {"tokens_per_rank", r.rank_tokens},
+      {"grid",
+       {{"tp", r.grid.tp},
+        {"dp", r.grid.dp},
+        {"pcp", r.grid.pcp},
+        {"ep", r.grid.ep},
+        {"moe_tp", r.grid.moe_tp},
+        {"sequence_parallel", r.grid.sequence_parallel}}},
+      {"passes", r.passes},
+      {"tokens_per_rank", r.group_tokens},
       {"hidden", r.hidden},
       {"intermediate", r.intermediate},
       {"num_experts", r.num_experts},
@@ -98,8 +112,9 @@ std::string as_json(Report const& r) {
       {"load_imbalance", imbalance(r.load)},
       {"load_per_rank", r.rank_load},
       {"rank_imbalance", imbalance(r.rank_load)},
-      {"seconds", {{"route", r.seconds[0]}, {"dispatch", r.seconds[1]}, {"experts", r.seconds[2]}, {"combine", r.seconds[3]}}},
+      {"seconds", nlohmann::ordered_json::object()},
       {"output", r.output}};
+  for (auto const& [phase, seconds] : phases(r)) j["seconds"][phase] = seconds;
   if (r.error) {
     j["error"] = *r.error;
   }

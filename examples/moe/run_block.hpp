@@ -3,10 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <range/v3/numeric/accumulate.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,30 +22,33 @@ extern template class moe::runner::shared::Separate<moe::experts::OneDnn, float>
 
 namespace moe_tool {
 
-/// Adds up wall time per phase. `finish`: waits for what the phase enqueued.
-template <class Finish>
+/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called when the layer has routed and combined
+/// the rows of a chunk.
+template <class Finish, class AfterPass>
 class PhaseTimer {
  public:
-  explicit PhaseTimer(Finish finish) : finish_(finish) {}
+  PhaseTimer(Finish finish, AfterPass after_pass) : finish_(finish), after_pass_(after_pass) {}
   void begin(moe::Phase) { start_ = Clock::now(); }
   void end(moe::Phase p) {
     finish_();
     seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count();
+    if (p == moe::Phase::combine) after_pass_();
   }
-  std::array<double, 4> const& seconds() const { return seconds_; }
+  Seconds const& seconds() const { return seconds_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   Finish finish_;
+  AfterPass after_pass_;
   Clock::time_point start_;
-  std::array<double, 4> seconds_{};
+  Seconds seconds_{};
 };
 
-/// The communicator of a backend: MPI's, or the stateless one of a single rank.
+/// The communicator of a backend: MPI's of the ranks that the layer connects, or the stateless one of a single rank.
 template <class Comm>
 Comm& comm_of(Job const& job) {
   if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
-    return *job.comm;
+    return moe::runner::layer_group(job.moe) == moe::runner::LayerGroup::tokens ? *job.tokens_group : *job.comm;
   } else {
     static Comm self;
     return self;
@@ -64,33 +67,50 @@ void finish(Block& block) {
   }
 }
 
+/// Appends the routing of the last chunk.
+template <class Block>
+void add_routing(Block& block, JobResult& result) {
+  auto append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
+  append(result.topk_ids, block.topk_ids());
+  append(result.topk_weights, block.topk_weights());
+  ++result.passes;
+}
+
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Backend, Experts>;
-  using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float>;
+  constexpr bool kGrid = Backend::Space::kKind == moe::SpaceKind::host;
+  using Parts = std::conditional_t<kGrid, moe::models::GridBlockParts<float, moe::comm::Mpi>, moe::models::BlockParts<float>>;
+  using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float, Parts>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
   together(*job.comm, [&] {
-    moe::quantization::check_shape<Quant>(job.description.expert_hidden(), job.description.intermediate);
     weights = load_weights(job);
+    moe::quantization::check_shape<Quant>(job.description.expert_hidden(), weights.intermediate);
   });
-  together(*job.comm, [&] { block.emplace(comm, std::move(weights), *job.placement, job.max_rows, Quant{}, typename Backend::Params{}); });
+  moe::models::BlockRunnerOptions<Parts> options{.shared = job.sharding()};
+  if constexpr (kGrid) options.parallel = {job.moe, job.tp_group};
+  together(*job.comm, [&] {
+    block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options);
+  });
 
   JobResult result;
   result.output.resize(job.hidden.size());
   double best = HUGE_VAL;
   for (int i = 0; i <= job.options.repeat; ++i) {  // the first run only warms up
     job.comm->barrier({});
-    PhaseTimer timer([&] { finish(*block); });
+    PhaseTimer timer([&] { finish(*block); },
+                     [&] {
+                       if (kGrid && i == 0) add_routing(*block, result);
+                     });
     block->forward(job.hidden, job.tokens(), result.output, timer);
-    double const total = timer.seconds()[0] + timer.seconds()[1] + timer.seconds()[2] + timer.seconds()[3];
+    double const total = ranges::accumulate(timer.seconds(), 0.0);
     if (i > 0 && total < best) {
       best = total;
       result.seconds = timer.seconds();
     }
   }
-  result.topk_ids = block->topk_ids();
-  result.topk_weights = block->topk_weights();
+  if (!kGrid) add_routing(*block, result);
   result.layer_bytes = block->layer().bytes();
   return result;
 }

@@ -197,7 +197,7 @@ def usage(folder):
     bad("repeat_0", [*block, "--repeat", 0], "--repeat", "0", "1 to 1000000", code=2)
     bad("no_file", ["block"], "file", code=2)
     bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
-    bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "ep_size is 3", "1 rank", ranks=(3,))
+    bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "no_expert_parallel: the ranks hold different tokens", ranks=(3,))
     bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME", code=2)
     bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", f"0 to {2**64 - 1}", code=2)
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")

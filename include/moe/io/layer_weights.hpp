@@ -63,12 +63,17 @@ class LayerLoader {
   HostLayerWeights<T> load(LoadOptions const& options = {}) const {
     HostLayerWeights<T> w;
     w.description = d_;
-    if (options.tp_size < 1 || options.tp_rank < 0 || options.tp_rank >= options.tp_size) {
-      throw Error(ErrorCode::argument, one_line("tp_rank ", options.tp_rank, " is out of range [0, ", options.tp_size, ")"));
-    }
-    if (d_.intermediate % options.tp_size != 0 || (d_.shared.count > 0 && d_.shared.intermediate % options.tp_size != 0)) {
-      throw Error(ErrorCode::config, one_line("tp_size ", options.tp_size, " does not divide the intermediate sizes ", d_.intermediate,
-                                              " and ", d_.shared.intermediate));
+    auto check_rank = [](int rank, int size) {
+      if (size >= 1 && rank >= 0 && rank < size) return;
+      throw Error(ErrorCode::argument, one_line("tp_rank ", rank, " is out of range [0, ", size, ")"));
+    };
+    auto const [shared_rank, shared_size] = options.shared_split();
+    check_rank(options.tp_rank, options.tp_size);
+    check_rank(shared_rank, shared_size);
+    if (d_.intermediate % options.tp_size != 0 || (d_.shared.count > 0 && d_.shared.intermediate % shared_size != 0)) {
+      throw Error(ErrorCode::config,
+                  one_line("tp_size ", std::max(options.tp_size, shared_size), " does not divide the intermediate sizes ", d_.intermediate,
+                           " and ", d_.shared.intermediate));
     }
     if (d_.expert_norm && options.tp_size > 1) {
       throw Error(ErrorCode::unsupported, one_line("tp_size ", options.tp_size,

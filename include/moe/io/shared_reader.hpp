@@ -48,8 +48,9 @@ class SharedReader {
     std::int64_t const h = d_.hidden;
     s.count = separate ? d_.shared.count : 1;
     std::int64_t const full = d_.shared.intermediate / s.count;
-    s.intermediate = full / options.tp_size;
-    std::int64_t const rows = (gated ? 2 : 1) * s.intermediate, first = s.intermediate * options.tp_rank;
+    auto const [tp_rank, tp_size] = options.shared_split();
+    s.intermediate = full / tp_size;
+    std::int64_t const rows = (gated ? 2 : 1) * s.intermediate, first = s.intermediate * tp_rank;
     auto const require = [&](bool found, std::int64_t i) {
       if (found) return;
       throw Error(ErrorCode::argument, one_line("missing expert weights: layer ", layer_, ", shared expert ", i, " ('", root_,

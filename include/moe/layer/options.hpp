@@ -2,20 +2,50 @@
 // layer/options.hpp: arguments of a layer's calls besides the arrays.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "moe/core/array.hpp"
 
 namespace moe {
 
-/// The stages of forward(), in order.
-enum class Phase : std::uint8_t { route, dispatch, experts, combine };
+/// The stages of forward(). A layer has the first four, in order; a runner also has the others, each where its parts need it.
+enum class Phase : std::uint8_t {
+  route,     ///< gate, what precedes the experts, and router
+  dispatch,  ///< quantise and send
+  experts,
+  combine,
+  shared,     ///< shared experts, or their launch beside the routed ones
+  finish,     ///< what follows the layer: projection, scaling, zero experts, adding the shared output
+  reduction,  ///< sums over the TP group, and the restoring of its rows
+};
+inline constexpr std::size_t kNumPhases = 7;
+constexpr std::string_view name(Phase phase) {
+  constexpr std::array<std::string_view, kNumPhases> names{"route", "dispatch", "experts", "combine", "shared", "finish", "reduction"};
+  return names[static_cast<std::size_t>(phase)];
+}
 
-/// A probe that measures nothing. A real probe has begin(Phase) and end(Phase), which are called on the host around each stage.
+/// A probe that measures nothing. A real probe has begin(Phase) and end(Phase), which are called on the host around each stage. Stages do
+/// not nest.
 struct NoProbe {
   void begin(Phase) {}
   void end(Phase) {}
+};
+
+/// Tells a probe of a stage that lasts as long as this object.
+template <class Probe>
+class Timed {
+ public:
+  Timed(Probe& probe, Phase phase) : probe_(probe), phase_(phase) { probe_.begin(phase_); }
+  Timed(Timed const&) = delete;
+  Timed& operator=(Timed const&) = delete;
+  ~Timed() { probe_.end(phase_); }
+
+ private:
+  Probe& probe_;
+  Phase phase_;
 };
 
 /// Memory that a layer holds on this rank besides its weights, in bytes.

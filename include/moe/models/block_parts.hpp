@@ -26,6 +26,13 @@ struct BlockParts : RunnerDefaults {
   using End = runner::end::BiasNorm;
 };
 
+/// The same as one rank of a grid, in batches of any size. Host space.
+template <class Weight, class Comm>
+struct GridBlockParts : BlockParts<Weight> {
+  using Chunking = runner::chunking::Lockstep;
+  using Parallel = runner::parallel::Groups<Comm>;
+};
+
 namespace detail {
 
 template <class T>

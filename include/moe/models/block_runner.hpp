@@ -22,9 +22,19 @@
 
 namespace moe::models {
 
+/// What a block's runner takes besides its weights.
+template <class Parts>
+struct BlockRunnerOptions {
+  typename Parts::Chunking::Params chunking{};
+  typename Parts::Parallel::Params parallel{};
+  runner::SharedOutput shared = runner::SharedOutput::complete;  ///< whether `weights` have all columns of the shared experts
+};
+
 /// Weight: element that unquantised expert weights are stored in (float, or bf16 to keep a bf16 checkpoint's size). Act: element of the
-/// layer's activations; rows are rounded to it on the way in. Loaded: element of the weights as they were read.
-template <class Quant, class Backend, class Experts, class Weight = float, class Act = float, class Loaded = Weight>
+/// layer's activations; rows are rounded to it on the way in. Loaded: element of the weights as they were read. Parts: BlockParts, or with
+/// chunks and as a rank of a grid.
+template <class Quant, class Backend, class Experts, class Weight = float, class Act = float, class Loaded = Weight,
+          class PartsT = BlockParts<Loaded>>
 class BlockRunner {
  public:
   using Config = RuntimeLayer<Act, Weight>;
@@ -33,17 +43,19 @@ class BlockRunner {
   static_assert(kOnDevice || std::is_same_v<Act, float>, "a block in the host space has float32 activations");
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
   using HostLayer = typename std::conditional_t<kOnDevice, std::type_identity<runner::OnHost<Layer>>, std::type_identity<Layer>>::type;
-  using Runner = moe::Runner<HostLayer, BlockParts<Loaded>>;
+  using Parts = PartsT;
+  using Runner = moe::Runner<HostLayer, Parts>;
   using Store = experts::WeightStore<Config, Quant, Space>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; they are moved in.
   /// E_MISMATCH if the ranks' routers have different weights, for example from different versions of a checkpoint.
   BlockRunner(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
-              std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {})
+              std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
+              BlockRunnerOptions<Parts> const& options = {})
       : weights_(agreed(comm, std::move(weights))),
         store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
         runner_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
-                moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend); })) {}
+                moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend, options); })) {}
 
   /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. Throws before any work if an
   /// argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
@@ -130,7 +142,7 @@ class BlockRunner {
     return store_.view();
   }
   typename Runner::Params params(ExpertPlacement const& placement, std::int64_t max_tokens, Quant const& quant,
-                                 typename Backend::Params const& backend) const {
+                                 typename Backend::Params const& backend, BlockRunnerOptions<Parts> const& options) const {
     routing::RouterConfig const router = io::router_config(weights_);
     typename Runner::Params p{.layer = {.shape = {d().expert_hidden(), weights_.intermediate, router.num_experts, router.topk,
                                                   d().weight_on == io::WeightOn::expert_input},
@@ -141,6 +153,9 @@ class BlockRunner {
                                         .activation = {d().activation.kind, d().activation.constants},
                                         .backend = backend}};
     set_part_params(p, weights_);
+    p.shared.sharding = options.shared;
+    p.chunking = options.chunking;
+    p.parallel = options.parallel;
     return p;
   }
 

@@ -299,9 +299,13 @@ class Runner {
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
-  void run_shared(Rows<Act const> hidden, Stream<Space> stream);
+  template <class Probe>
+  void run_shared(Rows<Act const> hidden, Stream<Space> stream, Probe& probe);
   void leave(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, bool complete_terms, bool shared_term, Stream<Space> stream);
-  void leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream);
+  template <class Probe>
+  void leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream, Probe& probe);
+  template <class Probe>
+  void finish_rows(Finish const& rows, Stream<Space> stream, Probe& probe);
   void add_zero_experts(Finish& finish, Rows<Act const> x);
   void add_shared(Finish& finish);
   void add_end(Finish& finish, bool bias);

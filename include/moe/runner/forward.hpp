@@ -112,6 +112,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
     run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)), ShiftedLogits<Logits>{logits, mine.begin},
               make_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
   });
+  Timed const timed(probe, Phase::reduction);
   group_.gather_slices(output.data_handle(), m, sizes_.hidden);
 }
 
@@ -165,10 +166,12 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, 
     } else {
       forward();
     }
-    leave_group(batch.x, narrow, output, stream);
+    leave_group(batch.x, narrow, output, stream, probe);
   } else {
     forward();
-    if (routed_ != nullptr) leave(batch.x, narrow, output, true, true, stream);
+    if (routed_ == nullptr) return;
+    Timed const timed(probe, Phase::finish);
+    leave(batch.x, narrow, output, true, true, stream);
   }
 }
 
@@ -180,11 +183,11 @@ void Runner<LayerT, PartsT>::gate_stage(B& batch, Logits const& logits, std::int
   validate(batch.hidden, batch.output);
   probe.begin(Phase::route);
   batch.logits = logits(batch.hidden, first);
-  probe.end(Phase::route);
   batch.x = expert_input(batch.hidden, batch.stream);
+  probe.end(Phase::route);
   batch.routed = routed_ == nullptr ? batch.output : make_rows(routed_, m, kernel_hidden_);
   batch.options.shared_weights = make_rows(joint_, m, num_joint_);
-  if (!batch.halves && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream);
+  if (!batch.halves && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
 }
 
 /// The routed experts, whole or in halves, and the shared experts unless they have run. Its errors reach all ranks.
@@ -203,12 +206,13 @@ void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
         abandon_layer(true, batch.stream);
         throw;
       }
-      halved_.run(layer_, x, routed, batch.options, batch.stream, probe, [&](Stream<Space> stream) { run_shared(batch.hidden, stream); });
+      halved_.run(layer_, x, routed, batch.options, batch.stream, probe,
+                  [&](Stream<Space> stream) { run_shared(batch.hidden, stream, probe); });
       return;
     }
   }
   layer_.forward(x, batch.logits, routed, batch.options, batch.stream, probe);
-  if (shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream);
+  if (shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
 }
 
 /// Tells the layer's group that this rank makes no pass, whose form all ranks know. Never throws.
@@ -257,9 +261,13 @@ auto Runner<LayerT, PartsT>::expert_input(Rows<Act const> hidden, Stream<Space> 
 }
 
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::run_shared([[maybe_unused]] Rows<Act const> hidden, [[maybe_unused]] Stream<Space> stream) {
+template <class Probe>
+void Runner<LayerT, PartsT>::run_shared([[maybe_unused]] Rows<Act const> hidden, [[maybe_unused]] Stream<Space> stream,
+                                        [[maybe_unused]] Probe& probe) {
   if constexpr (kHasShared) {
-    if (shared_.active()) shared_.run(hidden, make_rows(static_cast<float const*>(joint_), hidden.extent(0), num_joint_), stream);
+    if (!shared_.active()) return;
+    Timed const timed(probe, Phase::shared);
+    shared_.run(hidden, make_rows(static_cast<float const*>(joint_), hidden.extent(0), num_joint_), stream);
   }
 }
 
@@ -293,24 +301,29 @@ void Runner<LayerT, PartsT>::leave([[maybe_unused]] Rows<Act const> x, Rows<Act>
 
 /// The same on one rank of a TP group, with the group's sums.
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream) {
-  using Kernels = runner::RowKernels<Space>;
+template <class Probe>
+void Runner<LayerT, PartsT>::leave_group(Rows<Act const> x, Rows<Act> routed, Rows<Act> output, Stream<Space> stream, Probe& probe) {
   std::int64_t const m = routed.extent(0);
-  if (plan_.routed_early) group_.sum(routed.data_handle(), m * kernel_hidden_);
+  auto sum = [&](Act* values, std::int64_t n) {
+    Timed const timed(probe, Phase::reduction);
+    group_.sum(values, n);
+  };
+  if (plan_.routed_early) sum(routed.data_handle(), m * kernel_hidden_);
   if constexpr (kHasShared) {
-    if (plan_.shared_early) group_.sum(shared_.output().data_handle(), m * sizes_.hidden);
+    if (plan_.shared_early) sum(shared_.output().data_handle(), m * sizes_.hidden);
   }
   bool const shared_is_term = shared_output_ == runner::SharedOutput::partial && !plan_.shared_early;
   if (!plan_.final) {
     bool const complete_terms = !plan_.result_partial || group_.moe().tp_rank == 0;
+    Timed const timed(probe, Phase::finish);
     leave(x, routed, output, complete_terms, complete_terms || shared_is_term, stream);
     return;
   }
   Finish terms{.routed = routed, .output = make_rows(sum_, m, sizes_.hidden), .scale = scaling_.routed};
   if (shared_is_term) add_shared(terms);
   terms.factor = 1.0F;
-  Kernels::finish(terms, stream);
-  group_.sum(sum_, m * sizes_.hidden);
+  finish_rows(terms, stream, probe);
+  sum(sum_, m * sizes_.hidden);
   Finish finish{.routed = make_rows(static_cast<Act const*>(sum_), m, sizes_.hidden), .output = output};
   add_zero_experts(finish, x);
   finish.zero_scale = scaling_.routed;
@@ -320,7 +333,14 @@ void Runner<LayerT, PartsT>::leave_group(Rows<Act const> x, Rows<Act> routed, Ro
     add_shared(finish);
   }
   add_end(finish, true);
-  Kernels::finish(finish, stream);
+  finish_rows(finish, stream, probe);
+}
+
+template <class LayerT, class PartsT>
+template <class Probe>
+void Runner<LayerT, PartsT>::finish_rows(Finish const& rows, Stream<Space> stream, Probe& probe) {
+  Timed const timed(probe, Phase::finish);
+  runner::RowKernels<Space>::finish(rows, stream);
 }
 
 template <class LayerT, class PartsT>
