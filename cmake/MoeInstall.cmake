@@ -13,7 +13,8 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/moeConfig.cmake.in ${P
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/moeConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/moeConfig.cmake ${PROJECT_BINARY_DIR}/moeConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FindMoeToolkit.cmake ${PROJECT_SOURCE_DIR}/cmake/FindMoeOneDnn.cmake
-              ${PROJECT_SOURCE_DIR}/cmake/MoeModelLibrary.cmake ${PROJECT_SOURCE_DIR}/cmake/MoeConfigCheck.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/MoePresetLibrary.cmake ${PROJECT_SOURCE_DIR}/cmake/MoeModelLibrary.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/MoeConfigCheck.cmake
               ${PROJECT_SOURCE_DIR}/cmake/MoeHopperKernels.cmake
               ${PROJECT_SOURCE_DIR}/cmake/MoeCudaArchitectures.cmake
         DESTINATION ${MOE_INSTALL_CMAKEDIR})

@@ -9,10 +9,25 @@
 # also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
 # no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the policies, so
 # that g++ can compile the programs that link a CUDA library. forward() with a probe of the program is compiled where it is called.
+#
+#   moe_add_model_library(<name> MODEL <model> [QUANTIZATIONS <name>...] [BACKENDS <name>...] [PHASES prefill decode] [SPACE host|cuda]
+#                         [HEADERS <header>...])
+#
+# the same for a model by its name: moe::models::Qwen3_30B_A3B, or a struct of the project in HEADERS. cmake/MoePresetLibrary.cmake.
 function(moe_add_model_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "" "HEADERS;KERNELS;COMPOSITIONS;LOGITS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CUDA" "MODEL;SPACE" "HEADERS;KERNELS;COMPOSITIONS;LOGITS;QUANTIZATIONS;BACKENDS;PHASES")
+  if(arg_UNPARSED_ARGUMENTS OR NOT name MATCHES "^[A-Za-z_][A-Za-z0-9_]*$")
+    message(FATAL_ERROR "moe_add_model_library(${name}): not known here: ${arg_UNPARSED_ARGUMENTS}. The name must be an identifier")
+  endif()
+  if(arg_MODEL)
+    if(arg_COMPOSITIONS OR arg_KERNELS OR arg_CUDA OR arg_LOGITS)
+      message(FATAL_ERROR "moe_add_model_library(${name}): MODEL goes with QUANTIZATIONS, BACKENDS, PHASES, SPACE and HEADERS only")
+    endif()
+    moe_add_preset_library(${name} "${arg_MODEL}" "${arg_SPACE}" "${arg_QUANTIZATIONS}" "${arg_BACKENDS}" "${arg_PHASES}" "${arg_HEADERS}")
+    return()
+  endif()
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS)
-    message(FATAL_ERROR "moe_add_model_library(${name}): HEADERS and COMPOSITIONS are required")
+    message(FATAL_ERROR "moe_add_model_library(${name}): MODEL, or HEADERS and COMPOSITIONS, are required")
   endif()
   if(NOT arg_LOGITS)
     set(arg_LOGITS float)

@@ -15,7 +15,8 @@ static __global__ void resolve_peers_kernel(ncclWindow_t window, int ranks, char
   }
 }
 
-inline void resolve_peers(ncclWindow_t window, int ranks, char** out, cudaStream_t stream) {
+// Emitted even if no code of this file calls it, as the launches of the exchanges are.
+[[gnu::used]] inline void resolve_peers(ncclWindow_t window, int ranks, char** out, cudaStream_t stream) {
   resolve_peers_kernel<<<1, 64, 0, stream>>>(window, ranks, out);
   check_cuda(cudaGetLastError(), "resolve_peers");
 }

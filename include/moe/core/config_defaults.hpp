@@ -10,9 +10,11 @@
 namespace moe {
 
 /// The activation with the constants that Config states: activation_alpha and activation_limit, situ_gate and situ_up; 0 means not stated.
+/// Where the activation is chosen at run time, also with the kind that Config states: activation_kind.
 template <class Config>
 typename Config::Activation default_activation() {
   typename Config::Activation activation{};
+  if constexpr (requires { activation.kind = Config::activation_kind; }) activation.kind = Config::activation_kind;
   auto const set = [](float& constant, float stated) {
     if (stated > 0.0F) constant = stated;
   };

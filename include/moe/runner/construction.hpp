@@ -68,8 +68,9 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
   detail::agree_on_construction(comm);
 }
 
+// Not "= default", which a model library cannot instantiate alone.
 template <class LayerT, class PartsT>
-Runner<LayerT, PartsT>::~Runner() = default;
+Runner<LayerT, PartsT>::~Runner() {}  // NOLINT(modernize-use-equals-default)
 
 template <class LayerT, class PartsT>
 auto Runner<LayerT, PartsT>::layer_params(Params const& p) -> typename Layer::Params {

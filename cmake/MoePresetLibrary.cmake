@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoePresetLibrary.cmake: moe_add_model_library(<name> MODEL <model> …): the layers and blocks of a model as a library.
+#
+# For each of BACKENDS (host, cuda: no_expert_parallel, all_to_all_v, low_latency, high_throughput; default no_expert_parallel) and of
+# QUANTIZATIONS (names of the registry; default: how the model is released) one composition, its block (moe::Runner) and a translation
+# unit. <name>.hpp declares them extern and names the blocks
+#
+#   <name>::<backend>::<quantization>::prefill and ::decode     the composition of that backend, the same for both phases
+#   <name>::prefill, <name>::decode                             what models/preset_choice.hpp prefers of them
+#
+# of the PHASES that are asked for (both). <name>::decode is a moe::Runner; its layer is <name>::decode::Layer. SPACE is host or cuda
+# (default host). The kernels in the CUDA space have run-time dimensions and are compiled once for all libraries of a project, for sm_90a.
+
+set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_throughput)
+
+# How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
+# asserts it.
+set(MOE_PRESET_fp8_block128 DeepSeek_V3 Kimi_K2 MiniMax_M2)
+set(MOE_PRESET_mxfp4_w4a16 DeepSeek_V4_Flash DeepSeek_V4_Pro GptOss_20B GptOss_120B Kimi_K3)
+
+# _moe_preset_backend(type headers kernels space backend): what a program writes for a backend, the headers that declare its exchange, and
+# in the CUDA space the one that defines the exchange's templates.
+function(_moe_preset_backend type headers kernels space backend)
+  set(camel_no_expert_parallel NoExpertParallel)
+  set(camel_all_to_all_v AllToAllV)
+  set(camel_low_latency LowLatency)
+  set(camel_high_throughput HighThroughput)
+  set(window OFF)
+  if(backend MATCHES "^(low_latency|high_throughput)$")
+    set(window ON)
+  endif()
+  set(${kernels} "" PARENT_SCOPE)
+  if(backend STREQUAL "no_expert_parallel")
+    set(over moe::space::${space})
+    set(found moe/comm/self.hpp moe/backends/no_expert_parallel.hpp)
+  elseif(space STREQUAL "host")
+    set(over moe::comm::Mpi)
+    set(found moe/comm/mpi.hpp moe/backends/${backend}.hpp)
+    if(window)
+      set(over moe::comm::MpiShared)
+      set(found moe/comm/mpi.hpp moe/comm/mpi_shared.hpp moe/backends/window/host/${backend}.hpp)
+    endif()
+  else()
+    set(over moe::comm::Nccl)
+    set(found moe/comm/nccl.hpp)
+    if(window)
+      set(over moe::comm::NcclSymmetric)
+      set(found moe/comm/nccl_symmetric.hpp moe/backends/window/device/${backend}/exchange.hpp)
+    endif()
+  endif()
+  if(space STREQUAL "cuda" AND NOT window)
+    list(APPEND found moe/backends/collective/${backend}_cuda.hpp)
+    set(${kernels} moe/backends/collective/${backend}.cuh PARENT_SCOPE)
+  endif()
+  set(${type} "moe::backends::${camel_${backend}}<${over}>" PARENT_SCOPE)
+  set(${headers} ${found} PARENT_SCOPE)
+endfunction()
+
+# _moe_preset_quantization(type header kernels name): likewise; kernels: the Hopper kernels, as moe_add_hopper_kernels names them.
+function(_moe_preset_quantization type header kernels name)
+  set(type_none None)
+  set(type_fp8_block128 Fp8Block<>)
+  set(type_fp8_per_token Fp8PerToken<>)
+  set(type_fp8_per_tensor Fp8PerTensor<>)
+  set(type_int4_group128 Int4Group128)
+  set(type_mxfp4_w4a16 Mxfp4W4A16<>)
+  set(kernels_none "bf16 FastSilu" "bf16 AnyActivation")
+  set(kernels_fp8_block128 "fp8_block FastSilu" "fp8_block AnyActivation")
+  set(kernels_fp8_per_token "fp8_row FastSilu" "fp8_row AnyActivation")
+  set(kernels_fp8_per_tensor ${kernels_fp8_per_token})
+  set(kernels_int4_group128 "w4a16 int4")
+  set(kernels_mxfp4_w4a16 "w4a16 mxfp4")
+  if(NOT DEFINED type_${name})
+    message(FATAL_ERROR "moe_add_model_library: QUANTIZATIONS ${name} is not known, known: none fp8_block128 fp8_per_token fp8_per_tensor "
+                        "int4_group128 mxfp4_w4a16")
+  endif()
+  string(REGEX REPLACE "_w4a16$" "" file ${name})
+  set(${type} "moe::quantization::${type_${name}}" PARENT_SCOPE)
+  set(${header} moe/quantization/${file}.hpp PARENT_SCOPE)
+  set(${kernels} ${kernels_${name}} PARENT_SCOPE)
+endfunction()
+
+# _moe_shared_library(name sources...): a static library of CUDA sources that the project's presets share, built only if one needs it.
+# Sources are lines of C++, one file each.
+function(_moe_shared_kernels name)
+  if(TARGET ${name})
+    return()
+  endif()
+  set(folder ${CMAKE_BINARY_DIR}/moe_preset_kernels)
+  set(sources)
+  set(number 0)
+  foreach(text IN LISTS ARGN)
+    set(source ${folder}/${name}_${number}.cu)
+    string(REPLACE "|" ";" text "${text}")
+    file(CONFIGURE OUTPUT ${source} CONTENT "// ${name}_${number}.cu: generated; kernels that presets share.\n${text}\n" @ONLY)
+    list(APPEND sources ${source})
+    math(EXPR number "${number} + 1")
+  endforeach()
+  add_library(${name} STATIC EXCLUDE_FROM_ALL ${sources})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(${name} PUBLIC moe::cuda)
+  if(TARGET moe::cublas)
+    target_link_libraries(${name} PUBLIC moe::cublas)
+  endif()
+  moe_cuda_architectures(${name} HOPPER)
+endfunction()
+
+# _moe_preset_kernels(targets quantisations' kernels; backends): the libraries of kernels that a preset in the CUDA space links.
+function(_moe_preset_kernels result kernels backends)
+  set(targets)
+  if(TARGET moe_hopper_kernels)  # this project's own, which has all of them
+    list(APPEND targets moe_hopper_kernels)
+  else()
+    set(hopper "#include <moe/experts/hopper/contiguous_layer.cuh>")
+    set(w4 "#include <moe/experts/hopper/w4a16_layer.cuh>")
+    foreach(kernel IN LISTS kernels)
+      separate_arguments(parts UNIX_COMMAND "${kernel}")
+      list(GET parts 0 scheme)
+      list(GET parts 1 activation)
+      if(scheme STREQUAL "w4a16")
+        _moe_shared_kernels(moe_preset_w4a16 ${w4})
+        _moe_shared_kernels(moe_preset_w4a16_${activation} "#include <moe/experts/hopper/w4/launch.cuh>
+template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>()|")
+        list(APPEND targets moe_preset_w4a16_${activation} moe_preset_w4a16 moe_preset_hopper)
+      else()
+        _moe_shared_kernels(moe_preset_${scheme}_${activation} "#include <moe/experts/hopper/layer/launch.cuh>
+template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>()|")
+        list(APPEND targets moe_preset_${scheme}_${activation} moe_preset_hopper)
+      endif()
+      _moe_shared_kernels(moe_preset_hopper ${hopper})
+    endforeach()
+  endif()
+  foreach(backend IN LISTS backends)
+    if(NOT backend MATCHES "^(low_latency|high_throughput)$")
+      continue()
+    endif()
+    if(TARGET moe_exchange_kernels)
+      list(APPEND targets moe_exchange_kernels)
+    else()
+      _moe_shared_kernels(moe_preset_${backend} "#include <moe/backends/window/device/${backend}/launch.cuh>")
+      list(APPEND targets moe_preset_${backend})
+    endif()
+    _moe_shared_kernels(moe_preset_window "#include <moe/comm/nccl_symmetric.cuh>")
+    list(APPEND targets moe_preset_window)
+  endforeach()
+  # What surrounds a layer, in bf16: gate, projections, shared experts, the sum.
+  set(cuda "moe::space::cuda")
+  set(rows "template void moe::runner::RowKernels<${cuda}>::")
+  _moe_shared_kernels(moe_preset_runner "#include <moe/runner/device/dense_shared.cuh>
+#include <moe/runner/device/row_kernels.cuh>
+template class moe::runner::Linear<${cuda}, float, moe::bf16, float>|
+template class moe::runner::Linear<${cuda}, moe::bf16, moe::bf16, moe::bf16>|
+template class moe::runner::device::DenseShared<moe::bf16>|
+${rows}rms_norm(moe::Rows<moe::bf16 const>, float const*, float, float, moe::Rows<moe::bf16>, cudaStream_t)|
+${rows}copy_columns(moe::Rows<moe::bf16 const>, moe::Rows<moe::bf16>, cudaStream_t)|
+${rows}finish(moe::runner::FinishRows<moe::bf16, moe::bf16> const&, cudaStream_t)|")
+  list(APPEND targets moe_preset_runner)
+  list(REMOVE_DUPLICATES targets)
+  set(${result} ${targets} PARENT_SCOPE)
+endfunction()
+
+# _moe_preset_instantiations(text model quantization backend space): explicit instantiations of the composition's layer and block.
+function(_moe_preset_instantiations text model quantization backend space)
+  set(arguments "${model}, ${quantization}, ${backend}")
+  set(layer "moe::detail::Layer<moe::models::PresetComposition<${arguments}>>")
+  set(runner "moe::Runner<moe::models::PresetLayer<${arguments}>, moe::models::PresetParts<${model}, moe::space::${space}>>")
+  set(${text} "template class ${layer};
+template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::Rows<std::int32_t const>, moe::Rows<float const>, Output, \
+moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
+template void ${layer}::run<float, moe::NoProbe>(Hidden, moe::Rows<float const>, Output, moe::ForwardOptions const&, \
+moe::Stream<Space>, moe::NoProbe&);
+template ${runner}::Runner(Comm&, typename Layer::Weights const&, Params const&);
+template ${runner}::~Runner();
+template void ${runner}::abandon(moe::Stream<Space>);
+template void ${runner}::run<typename ${runner}::InnerLogits, moe::NoProbe>(moe::Rows<Act const>, InnerLogits const&, \
+moe::Rows<Act>, moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
+" PARENT_SCOPE)
+endfunction()
+
+# _moe_preset_exchange(text model quantization type backend): the exchange whose templates need nvcc.
+function(_moe_preset_exchange text model quantization type backend)
+  set(layer "typename moe::models::PresetLayer<${model}, ${quantization}, ${type}>")
+  set(tail "${layer}::Config, ${layer}::RowQuant, ${layer}::Kernel::Output")
+  if(backend STREQUAL "no_expert_parallel")
+    set(${text} "template class moe::backends::detail::LocalExchange<moe::space::cuda, ${tail}>;\n" PARENT_SCOPE)
+  else()
+    set(${text} "template class moe::backends::detail::AllToAllVExchange<moe::comm::Nccl, ${tail}, moe::space::cuda>;\n" PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(moe_add_preset_library name model space quantizations backends phases user_headers)
+  set(what "moe_add_model_library(${name} MODEL ${model})")
+  if(NOT space)
+    set(space host)
+  endif()
+  if(NOT space MATCHES "^(host|cuda)$")
+    message(FATAL_ERROR "${what}: SPACE ${space} is not known, known: host cuda")
+  endif()
+  if(space STREQUAL "cuda" AND NOT TARGET moe::cublas)
+    message(FATAL_ERROR "${what}: SPACE cuda needs the component cublas of moe (gates and shared experts)")
+  endif()
+  if(space STREQUAL "host" AND NOT TARGET moe::onednn)
+    message(FATAL_ERROR "${what}: SPACE host needs the component onednn of moe")
+  endif()
+  if(NOT backends)
+    set(backends no_expert_parallel)
+  endif()
+  if(NOT phases)
+    set(phases prefill decode)
+  endif()
+  string(REGEX REPLACE "^.*::" "" short "${model}")
+  set(preset_default OFF)
+  if(NOT quantizations)
+    set(preset_default ON)
+    set(quantizations none)
+    foreach(scheme fp8_block128 mxfp4_w4a16)
+      if(short IN_LIST MOE_PRESET_${scheme} AND model STREQUAL "moe::models::${short}")
+        set(quantizations ${scheme})
+      endif()
+    endforeach()
+  endif()
+  foreach(phase IN LISTS phases)
+    if(NOT phase MATCHES "^(prefill|decode)$")
+      message(FATAL_ERROR "${what}: PHASES ${phase} is not known, known: prefill decode")
+    endif()
+  endforeach()
+  foreach(backend IN LISTS backends)
+    if(NOT backend IN_LIST MOE_PRESET_BACKENDS)
+      message(FATAL_ERROR "${what}: BACKENDS ${backend} is not known, known: ${MOE_PRESET_BACKENDS}")
+    endif()
+    if(space STREQUAL "cuda" AND NOT backend STREQUAL "no_expert_parallel" AND NOT TARGET MoeToolkit::nccl)
+      message(FATAL_ERROR "${what}: ${backend} needs NCCL, which this toolkit lacks")
+    endif()
+    if(space STREQUAL "host" AND NOT backend STREQUAL "no_expert_parallel" AND NOT TARGET moe::mpi)
+      message(FATAL_ERROR "${what}: ${backend} needs the component mpi of moe")
+    endif()
+  endforeach()
+
+  set(headers moe/models/catalog.hpp moe/models/preset_${space}.hpp ${user_headers})
+  set(kernel_headers moe/routing/device/route.cuh)
+  set(hopper)
+  foreach(backend IN LISTS backends)
+    _moe_preset_backend(type more kernels ${space} ${backend})
+    list(APPEND headers ${more})
+    list(APPEND kernel_headers ${kernels})
+  endforeach()
+  foreach(quantization IN LISTS quantizations)
+    _moe_preset_quantization(type header kernels ${quantization})
+    list(APPEND headers ${header})
+    list(APPEND hopper ${kernels})
+  endforeach()
+  list(REMOVE_DUPLICATES headers)
+  list(REMOVE_DUPLICATES hopper)
+  list(TRANSFORM headers REPLACE "(.+)" "#include <\\1>\n" OUTPUT_VARIABLE includes)
+  list(JOIN includes "" includes)
+
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
+  set(declarations)
+  set(names)
+  set(runners)
+  set(sources)
+  set(exchanges)
+  foreach(backend IN LISTS backends)
+    _moe_preset_backend(backend_type more kernels ${space} ${backend})
+    foreach(quantization IN LISTS quantizations)
+      _moe_preset_quantization(quant_type header ignored ${quantization})
+      _moe_preset_instantiations(instantiations ${model} ${quant_type} ${backend_type} ${space})
+      set(source ${folder}/${name}_${backend}_${quantization}.cpp)
+      file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${instantiations}" @ONLY)
+      list(APPEND sources ${source})
+      string(REGEX REPLACE "(^|\n)template " "\\1extern template " instantiations "${instantiations}")
+      string(APPEND declarations "${instantiations}")
+      set(runner "moe::models::PresetRunner<${model}, ${quant_type}, ${backend_type}>")
+      list(APPEND runners "${runner}")
+      string(APPEND names "namespace ${backend}::${quantization} {\n")
+      foreach(phase IN LISTS phases)
+        string(APPEND names "using ${phase} = ${runner};\n")
+      endforeach()
+      string(APPEND names "}  // namespace ${backend}::${quantization}\n")
+      if(kernels)
+        _moe_preset_exchange(exchange ${model} ${quant_type} ${backend_type} ${backend})
+        string(APPEND exchanges "${exchange}")
+      endif()
+    endforeach()
+  endforeach()
+  list(JOIN runners ", " runners)
+  foreach(phase IN LISTS phases)
+    string(APPEND names "using ${phase} = moe::models::ChosenRunner<${model}, moe::models::Phase::${phase}, ${runners}>;\n")
+  endforeach()
+  if(preset_default AND model MATCHES "^moe::models::")
+    _moe_preset_quantization(quant_type header ignored ${quantizations})
+    string(APPEND names "static_assert(std::is_same_v<moe::models::PresetChoice<${model}>::Quantization, ${quant_type}>,
+              \"moe: cmake/MoePresetLibrary.cmake and models/preset_choice.hpp state different quantisations\");\n")
+  endif()
+  file(CONFIGURE OUTPUT ${folder}/include/${name}.hpp CONTENT "// ${name}.hpp: generated; blocks of ${model}, instantiated in the library \
+${name}.\n#pragma once\n${includes}\nnamespace ${name} {\n${names}}  // namespace ${name}\n\n${declarations}" @ONLY)
+
+  if(space STREQUAL "cuda")
+    list(TRANSFORM kernel_headers REPLACE "(.+)" "#include <\\1>\n" OUTPUT_VARIABLE kernel_includes)
+    list(JOIN kernel_includes "" kernel_includes)
+    set(router "${model}::Router")
+    set(source ${folder}/${name}_kernels.cu)
+    file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${kernel_includes}
+using PresetRows = moe::routing::RowRouter<typename ${router}::Config>;
+template void moe::routing::RowRouter<typename ${router}::Config>::select<float>(RouteArgs<float> const&, Stream<space::cuda>) const;
+template void moe::routing::route_fused(PresetRows const&, FusedRouting<float> const&, Stream<space::cuda>);
+template void moe::routing::take_routing(${router} const&, CallerRouting const&, Stream<space::cuda>);
+${exchanges}" @ONLY)
+    list(APPEND sources ${source})
+  endif()
+
+  add_library(${name} STATIC ${sources})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_include_directories(${name} PUBLIC ${folder}/include)
+  if(space STREQUAL "cuda")
+    _moe_preset_kernels(kernels "${hopper}" "${backends}")
+    target_link_libraries(${name} PUBLIC moe::cublas ${kernels})
+    moe_cuda_architectures(${name} HOPPER)
+  else()
+    target_link_libraries(${name} PUBLIC moe::onednn)
+    if(TARGET moe::mpi)
+      target_link_libraries(${name} PUBLIC moe::mpi)
+    endif()
+  endif()
+  if(TARGET moe::io)  # moe::load_runner()
+    target_link_libraries(${name} PUBLIC moe::io)
+  endif()
+endfunction()

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/preset.hpp: from a model's name to its layer and its block: what moe_add_model_library(NAME MODEL …) instantiates. Which backend
+// and quantisation a model takes by default is in models/preset_choice.hpp; preset_host.hpp and preset_cuda.hpp add the policies of a
+// space.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <type_traits>
+
+#include "moe/activation/activation.hpp"
+#include "moe/models/preset_choice.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/runner/runner.hpp"
+
+namespace moe::models {
+
+/// What a space brings to every preset: `Config<Model>`, the layer's configuration; `Experts<Quant, Backend>`; `Shared<Weight>`, the
+/// policy of shared experts. Defined in models/preset_host.hpp and models/preset_cuda.hpp.
+template <class Space>
+struct PresetSpace;
+
+/// The layer's configuration: the model's, with the element types and the activation that the space computes with.
+template <class Model, class Space>
+using PresetConfig = typename PresetSpace<Space>::template Config<Model>;
+
+/// The composition of a model with a quantisation and a backend: the model's router, the experts of the backend's space.
+template <class Model, class Quant, class Backend>
+using PresetComposition = Composition<PresetConfig<Model, typename Backend::Space>, typename Model::Router, Quant, Backend,
+                                      typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+template <class Model, class Quant, class Backend>
+using PresetLayer = ModularKernel<PresetConfig<Model, typename Backend::Space>, typename Model::Router, Quant, Backend,
+                                  typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+
+/// The parts of the model's block around its layer: a float32 gate inside, and what the model's constants state. What a model does not have
+/// is absent, so that the layer of a model without shared experts writes the block's output itself.
+template <class Model, class Space>
+struct PresetParts : RunnerDefaults {
+  using Weight = typename PresetConfig<Model, Space>::Weight;
+  static constexpr bool kProjects = Model::block_hidden > 0;
+  using Projection = std::conditional_t<kProjects, runner::transform::Projection<Weight>, runner::transform::None>;
+
+  using Gate = runner::gate::Linear<float>;
+  using Input = Projection;
+  using Output = Projection;
+  using Shared =
+      typename std::conditional_t<(Model::num_shared_experts > 0), std::type_identity<typename PresetSpace<Space>::template Shared<Weight>>,
+                                  std::type_identity<runner::shared::None>>::type;
+  using ZeroExperts = std::conditional_t<(Model::num_zero_experts > 0), runner::zero_experts::Identity, runner::zero_experts::None>;
+};
+
+/// The block: gate, layer, projections, shared experts, zero experts. Its Layer is PresetLayer.
+template <class Model, class Quant, class Backend>
+using PresetRunner = Runner<PresetLayer<Model, Quant, Backend>, PresetParts<Model, typename Backend::Space>>;
+
+namespace detail {
+
+constexpr std::size_t rank_of(BackendOrder const& order, std::string_view backend) {
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] == backend) return i;
+  }
+  return order.size();
+}
+
+/// The index of the runner that the preset of Model prefers: its quantisation first, then its order of backends.
+template <class Model, Phase P, class... Runners>
+constexpr std::size_t preferred() {
+  using Choice = PresetChoice<Model>;
+  constexpr std::array<std::size_t, sizeof...(Runners)> kBackend{
+      rank_of(P == Phase::decode ? Choice::kDecode : Choice::kPrefill, Runners::Layer::Backend::kName)...};
+  constexpr std::array<bool, sizeof...(Runners)> kQuantization{
+      std::is_same_v<typename Runners::Layer::Quant, typename Choice::Quantization>...};
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < sizeof...(Runners); ++i) {
+    if (kQuantization[i] != kQuantization[best] ? kQuantization[i] : kBackend[i] < kBackend[best]) best = i;
+  }
+  return best;
+}
+template <std::size_t I, class First, class... Rest>
+struct NthType : NthType<I - 1, Rest...> {};
+template <class First, class... Rest>
+struct NthType<0, First, Rest...> {
+  using type = First;
+};
+
+}  // namespace detail
+
+/// The one of a library's runners that the preset takes for a phase.
+template <class Model, Phase P, class... Runners>
+using ChosenRunner = typename detail::NthType<detail::preferred<Model, P, Runners...>(), Runners...>::type;
+
+}  // namespace moe::models

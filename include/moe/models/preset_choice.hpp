@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/preset_choice.hpp: the quantisation and the backends that a library of a model's preset takes by default, with the reason of each
+// choice. Experts follow from the quantisation and from the format that the backend delivers (models/preset_cuda.hpp).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/none.hpp"
+
+namespace moe::models {
+
+/// What a layer is called for: few tokens, one of each sequence, or whole prompts.
+enum class Phase : std::uint8_t { prefill, decode };
+
+/// Names of backends, the preferred one first.
+using BackendOrder = std::array<std::string_view, 4>;
+
+/// A model whose experts one H200 holds (139 GiB): nothing is exchanged.
+template <class Quant>
+struct OneGpu {
+  using Quantization = Quant;
+  static constexpr BackendOrder kDecode{"no_expert_parallel", "low_latency", "all_to_all_v", "high_throughput"};
+  static constexpr BackendOrder kPrefill{"no_expert_parallel", "high_throughput", "all_to_all_v", "low_latency"};
+};
+/// A model that needs several. Decode: low_latency with hopper_masked is the faster pair up to 256 tokens a rank, prefill: high_throughput
+/// with hopper_contiguous beyond (docs/results.md, "Whole layers": 248 us for 128 tokens a rank of "Flash" on four H200, all_to_all_v 306;
+/// 3368 for 8192, all_to_all_v 3640).
+template <class Quant>
+struct SeveralGpus {
+  using Quantization = Quant;
+  static constexpr BackendOrder kDecode{"low_latency", "all_to_all_v", "high_throughput", "no_expert_parallel"};
+  static constexpr BackendOrder kPrefill{"high_throughput", "all_to_all_v", "low_latency", "no_expert_parallel"};
+};
+
+/// The choice for Model. Not specialised, as for a model of the user's own: no quantisation, several GPUs. "By the shape of" names a
+/// measured model whose sizes are close, where the model itself was not measured. Sizes are of the routed experts of all layers, times of
+/// docs/results.md.
+template <class Model>
+struct PresetChoice : SeveralGpus<quantization::None> {};
+
+struct Mixtral_8x7B;
+struct Mixtral_8x22B;
+struct Qwen1_5_MoE_A2_7B;
+struct Qwen2_57B_A14B;
+struct Qwen3_30B_A3B;
+struct Qwen3_235B_A22B;
+struct Qwen3_Coder_480B_A35B;
+struct Qwen3_Next_80B_A3B;
+struct DeepSeek_V2_Lite;
+struct DeepSeek_V2;
+struct DeepSeek_V3;
+struct DeepSeek_V4_Flash;
+struct DeepSeek_V4_Pro;
+struct Kimi_K2;
+struct Kimi_K3;
+struct GLM_4_5;
+struct GLM_4_5_Air;
+struct GptOss_20B;
+struct GptOss_120B;
+struct Llama4_Scout;
+struct Llama4_Maverick;
+struct OLMoE_1B_7B;
+struct MiniMax_M2;
+struct Phi3_5_MoE;
+struct Granite3_1B_A400M;
+struct Granite3_3B_A800M;
+struct Ernie4_5_21B_A3B;
+struct Ernie4_5_300B_A47B;
+struct Hunyuan_A13B;
+struct LongCat_Flash;
+struct Grok_1;
+struct Dbrx;
+struct Jamba1_5_Mini;
+struct Jamba1_5_Large;
+
+/// 90 GB in bf16. Experts 677 us for 64 tokens, 1.07 of the floor, 16901 us for 16384, 1.03: hopper_contiguous for both phases.
+template <>
+struct PresetChoice<Mixtral_8x7B> : OneGpu<quantization::None> {};
+/// 270 GB in bf16. Experts by the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Mixtral_8x22B> : SeveralGpus<quantization::None> {};
+/// 25 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<Qwen1_5_MoE_A2_7B> : OneGpu<quantization::None> {};
+/// 99 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<Qwen2_57B_A14B> : OneGpu<quantization::None> {};
+/// 58 GB in bf16. Experts 289 us for 64 tokens, 1.09 of the floor, 2109 us for 16384, 1.20: hopper_contiguous for both phases.
+template <>
+struct PresetChoice<Qwen3_30B_A3B> : OneGpu<quantization::None> {};
+/// 454 GB in bf16. Experts 1092 us for 64 tokens, 1.03 of the floor, 7462 us for 16384, 1.06, with all experts on one GPU.
+template <>
+struct PresetChoice<Qwen3_235B_A22B> : SeveralGpus<quantization::None> {};
+/// 937 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<Qwen3_Coder_480B_A35B> : SeveralGpus<quantization::None> {};
+/// 155 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<Qwen3_Next_80B_A3B> : SeveralGpus<quantization::None> {};
+/// 29 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<DeepSeek_V2_Lite> : OneGpu<quantization::None> {};
+/// 445 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<DeepSeek_V2> : SeveralGpus<quantization::None> {};
+/// 654 GB in fp8 blocks, as released. An exchange of 128 tokens a rank takes 63 us a pair; experts of one rank of eight 286 us for 64
+/// tokens, 1.06 of the floor, 1545 us for 16384, 1.39.
+template <>
+struct PresetChoice<DeepSeek_V3> : SeveralGpus<quantization::Fp8Block<>> {};
+/// 147 GB, mxfp4 experts as released. Exchange by the shape of "Flash" (4096, 6 of 256: 35 us a pair); experts by that of gpt-oss-120b.
+template <>
+struct PresetChoice<DeepSeek_V4_Flash> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
+/// 822 GB, mxfp4 experts as released. Exchange by the shape of "Pro"; experts by that of gpt-oss-120b.
+template <>
+struct PresetChoice<DeepSeek_V4_Pro> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
+/// 1015 GB in fp8 blocks, as released. By the shape of DeepSeek-V3.
+template <>
+struct PresetChoice<Kimi_K2> : SeveralGpus<quantization::Fp8Block<>> {};
+/// 1447 GB, mxfp4 as released. Exchange by the shape of DeepSeek-V4-Flash, experts by that of gpt-oss-120b.
+template <>
+struct PresetChoice<Kimi_K3> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
+/// 672 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<GLM_4_5> : SeveralGpus<quantization::None> {};
+/// 199 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<GLM_4_5_Air> : SeveralGpus<quantization::None> {};
+/// 10 GB, mxfp4 as released. Experts 145 us for 64 tokens, 1790 us for 4096 (hopper_w4a16).
+template <>
+struct PresetChoice<GptOss_20B> : OneGpu<quantization::Mxfp4W4A16<>> {};
+/// 61 GB, mxfp4 as released. Experts 436 us for 64 tokens, in bf16 1286; 1949 us for 4096, in bf16 1855 (hopper_w4a16).
+template <>
+struct PresetChoice<GptOss_120B> : OneGpu<quantization::Mxfp4W4A16<>> {};
+/// 193 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Llama4_Scout> : SeveralGpus<quantization::None> {};
+/// 773 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Llama4_Maverick> : SeveralGpus<quantization::None> {};
+/// 13 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<OLMoE_1B_7B> : OneGpu<quantization::None> {};
+/// 225 GB in fp8 blocks, as released. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<MiniMax_M2> : SeveralGpus<quantization::Fp8Block<>> {};
+/// 81 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Phi3_5_MoE> : OneGpu<quantization::None> {};
+/// 2.4 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<Granite3_1B_A400M> : OneGpu<quantization::None> {};
+/// 5.9 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<Granite3_3B_A800M> : OneGpu<quantization::None> {};
+/// 41 GB in bf16. By the shape of Qwen3-30B-A3B.
+template <>
+struct PresetChoice<Ernie4_5_21B_A3B> : OneGpu<quantization::None> {};
+/// 575 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<Ernie4_5_300B_A47B> : SeveralGpus<quantization::None> {};
+/// 155 GB in bf16. By the shape of Qwen3-235B-A22B.
+template <>
+struct PresetChoice<Hunyuan_A13B> : SeveralGpus<quantization::None> {};
+/// 1082 GB in bf16. By the shape of DeepSeek-V3.
+template <>
+struct PresetChoice<LongCat_Flash> : SeveralGpus<quantization::None> {};
+/// 618 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Grok_1> : SeveralGpus<quantization::None> {};
+/// 254 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Dbrx> : SeveralGpus<quantization::None> {};
+/// 90 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Jamba1_5_Mini> : OneGpu<quantization::None> {};
+/// 696 GB in bf16. By the shape of Mixtral-8x7B.
+template <>
+struct PresetChoice<Jamba1_5_Large> : SeveralGpus<quantization::None> {};
+
+}  // namespace moe::models

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// models/preset_cuda.hpp: presets in the CUDA space, on Hopper: bf16 rows; the experts follow from the quantisation and from the format
+// that the backend delivers. Plain host C++: the kernels are in libraries (cmake/MoePresetKernels.cmake).
+#pragma once
+
+#include <type_traits>
+
+#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/models/preset.hpp"
+#include "moe/runner/device/dense_shared.hpp"
+#include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/row_kernels.hpp"
+
+namespace moe::models {
+
+namespace detail {
+
+/// SwiGLU has kernels of its own, with every tile size. The other activations share the kernels of a run-time one, so that one library
+/// of kernels serves all presets.
+template <class Model, bool IsSilu = std::is_same_v<typename Model::Activation, activation::Silu>>
+struct HopperConfig : Model {};
+template <class Model>
+struct HopperConfig<Model, false> : Model {
+  using Activation = activation::Any;
+  static constexpr activation::Kind activation_kind = Model::Activation::kKind;
+};
+
+}  // namespace detail
+
+template <>
+struct PresetSpace<space::cuda> {
+  template <class Model>
+  using Config = detail::HopperConfig<Model>;
+  template <class Quant, class Backend>
+  using Experts = std::conditional_t<
+      experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
+      std::conditional_t<Backend::kFormat == ActivationFormat::batched, experts::HopperMasked, experts::HopperContiguous>>;
+  template <class Weight>
+  using Shared = runner::shared::Dense<Weight>;
+};
+
+}  // namespace moe::models
