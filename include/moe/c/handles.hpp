@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// c/handles.hpp: the handles of moe.h are numbers that a table checks, so that one used after it was destroyed is an error and no crash.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "moe/core/error.hpp"
+
+namespace moe::c {
+
+/// Objects by handle. A handle holds its kind (8 bits), how many objects its place in the table had before (24 bits) and that place + 1
+/// (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
+template <class Object>
+class HandleTable {
+ public:
+  /// kind: not 0, different for each table of a program.
+  HandleTable(char const* name, std::uint8_t kind) : name_(name), kind_(kind) {}
+
+  std::uint64_t insert(std::shared_ptr<Object> object) {
+    std::unique_lock const lock(mutex_);
+    if (free_.empty()) {
+      free_.push_back(static_cast<std::uint32_t>(places_.size()));
+      places_.emplace_back();
+    }
+    std::uint32_t const index = free_.back();
+    free_.pop_back();
+    places_[index].object = std::move(object);
+    return handle(index, places_[index].generation);
+  }
+  /// E_ARG for what is no handle of this table, E_STATE for one whose object was destroyed.
+  std::shared_ptr<Object> find(std::uint64_t given) const {
+    std::shared_lock const lock(mutex_);
+    return places_[place(given)].object;
+  }
+  /// Takes the object out: the handle is dead from here on.
+  std::shared_ptr<Object> remove(std::uint64_t given) {
+    std::unique_lock const lock(mutex_);
+    std::uint32_t const index = place(given);
+    Place& at = places_[index];
+    if (++at.generation <= kLastGeneration) free_.push_back(index);  // else its handles have been used up
+    return std::exchange(at.object, nullptr);
+  }
+
+ private:
+  struct Place {
+    std::uint32_t generation = 0;
+    std::shared_ptr<Object> object;
+  };
+  static constexpr std::uint32_t kLastGeneration = (1U << 24U) - 1;
+
+  std::uint64_t handle(std::uint32_t index, std::uint32_t generation) const {
+    return (std::uint64_t{kind_} << 56U) | (std::uint64_t{generation} << 32U) | (std::uint64_t{index} + 1);
+  }
+  std::uint32_t place(std::uint64_t given) const {
+    std::uint64_t const index = (given & 0xffffffffU) - 1;
+    auto const generation = static_cast<std::uint32_t>(given >> 32U) & kLastGeneration;
+    if (given >> 56U != kind_ || index >= places_.size() || generation > places_[index].generation) {
+      throw Error(ErrorCode::argument, given == 0 ? text(name_, ": is NULL") : text(name_, ": ", given, " is no handle of a ", name_));
+    }
+    if (generation != places_[index].generation || places_[index].object == nullptr) {
+      throw Error(ErrorCode::state, text(name_, ": ", given, " was destroyed"));
+    }
+    return static_cast<std::uint32_t>(index);
+  }
+
+  char const* name_;
+  std::uint8_t kind_;
+  mutable std::shared_mutex mutex_;
+  std::vector<Place> places_;
+  std::vector<std::uint32_t> free_;
+};
+
+}  // namespace moe::c

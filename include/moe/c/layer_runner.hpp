@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// c/layer_runner.hpp: a ModularKernel as a Runner: DLTensors to the layer's views and back.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "moe/c/runner.hpp"
+#include "moe/c/stream.hpp"
+#include "moe/c/weights.hpp"
+#include "moe/comm/self.hpp"
+#include "moe/core/contract/facts.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/routing/any_router.hpp"
+
+namespace moe::c {
+
+/// LayerT: a ModularKernel. Its router takes a RouterConfig (AnyRouter), or is External, or fixes its choices.
+template <class LayerT>
+class LayerRunner final : public Runner {
+ public:
+  using Config = typename LayerT::Config;
+  using Space = typename LayerT::Space;
+  using Comm = typename LayerT::Comm;
+  using Act = typename Config::Act;
+  using Params = typename LayerT::Params;
+  using Router = typename LayerT::RouterType;
+
+  LayerRunner(Request const& r, bool& told) : LayerRunner(r, told, params_of(r)) {}
+
+  void forward(Call const& call) override {
+    if constexpr (facts::selects<Router>()) {
+      if (!external_) return forward_by_dtype(call);
+    }
+    throw Error(ErrorCode::state, "moe_runner_forward: this runner has no router; call moe_runner_forward_routed()");
+  }
+  void forward_routed(Call const& call) override {
+    OnDevice<Space> const current(device_);
+    Arguments const a = arguments_of(call, [&](Arguments& out) {
+      out.ids = rows_of<std::int32_t>("topk_ids", call.topk_ids, device_);
+      out.weights = rows_of<float>("topk_weights", call.topk_weights, device_);
+    });
+    layer_->forward_routed(a.hidden, a.ids, a.weights, a.output, a.options, a.stream);
+  }
+
+  void weights_changed(void* stream) override {
+    OnDevice<Space> const current(device_);
+    layer_->weights_changed(stream_of<Space>(stream, device_));
+  }
+  void check() override { layer_->check(); }
+  void wait(void* stream) override {
+    OnDevice<Space> const current(device_);
+    auto const given = stream_of<Space>(stream, device_);
+    layer_->wait(given);
+    if constexpr (Space::kKind == SpaceKind::cuda) {
+      Memory<Space>::synchronize(given);  // exchanges without a wait of their own
+      layer_->check();
+    }
+  }
+  void describe(moe_runner_info& info) override {
+    info.device = {device_.space == SpaceKind::host ? kDLCPU : kDLCUDA, device_.id};
+    info.rank = comm().rank();
+    info.size = comm().size();
+    info.num_local_experts = num_local_;
+    info.weights_packed = packs_weights<typename LayerT::Kernel>() ? 1 : 0;
+    LayerMemory const memory = layer_->memory();
+    info.bytes = static_cast<std::int64_t>(memory.arena + memory.window);
+    info.window_bytes = static_cast<std::int64_t>(memory.window);
+    info.dtype = name_of(dtype_of<Act>);
+    info.quantization = LayerT::Quant::kName;
+    info.backend = LayerT::Backend::kName;
+    info.experts = LayerT::Experts::kName;
+  }
+  ~LayerRunner() override {
+    // A destructor reports nothing: if the device cannot be made current, the driver frees the memory at the end of the process.
+    try {
+      OnDevice<Space> const current(device_);
+      layer_.reset();
+    } catch (...) {
+    }
+  }
+  LayerT& layer() { return *layer_; }
+
+ private:
+  static constexpr bool kAlone = std::is_same_v<Comm, comm::Self<Space>>;
+
+  LayerRunner(Request const& r, bool& told, Params const& params) : device_(r.device), external_(r.external_router) {
+    group = r.group;
+    OnDevice<Space> const current(device_);
+    auto const weights = weights_of<Config, typename LayerT::Quant>(*r.weights, r.device, params.placement.num_local(group->rank()),
+                                                                    Shape<Config>(r.shape), r.activation.gated());
+    num_local_ = static_cast<std::int32_t>(weights.w13.codes.extent(0));
+    Comm& over = comm();
+    told = true;
+    layer_ = std::make_unique<LayerT>(over, weights, params);
+  }
+
+  /// Defaults that the type does not fix are the request's.
+  static Params params_of(Request const& r) {
+    Params p{.shape = r.shape, .max_tokens_per_rank = r.max_tokens_per_rank, .placement = r.placement()};
+    if constexpr (std::is_same_v<typename Router::Params, routing::RouterConfig>) {
+      p.router = r.router;
+    } else if constexpr (requires { p.router.topk = r.shape.topk; }) {
+      p.router.num_experts = r.shape.num_experts;
+      p.router.topk = r.shape.topk;
+    }
+    if constexpr (std::is_same_v<typename Config::Activation, activation::Any>) p.activation = r.activation;
+    if constexpr (requires { p.experts.num_threads = r.num_threads; }) p.experts.num_threads = r.num_threads;
+    if (r.log) p.log = [](std::string const& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    return p;
+  }
+
+  Comm& comm() {
+    if constexpr (kAlone) {
+      return self_;
+    } else {
+      auto* const over = dynamic_cast<GroupOver<Comm>*>(group.get());
+      if (over == nullptr) {
+        throw Error(ErrorCode::config,
+                    text("backend: ", LayerT::Backend::kName, " needs a group over ", Comm::kName, ", this one is over ", group->name()));
+      }
+      return over->comm;
+    }
+  }
+
+  /// The views of a call.
+  struct Arguments {
+    typename LayerT::Hidden hidden;
+    Rows<std::int32_t const> ids;
+    Rows<float const> weights;
+    typename LayerT::Output output;
+    ForwardOptions options;
+    Stream<Space> stream{};
+  };
+  /// Reads what every call has and, with read(arguments), the rest. A rank whose arguments are refused tells its peers: they get E_PEER.
+  template <class Read>
+  Arguments arguments_of(Call const& call, Read const& read) {
+    try {
+      Arguments a;
+      a.hidden = rows_of<Act, Config::hidden>("hidden", call.hidden, device_);
+      a.output = rows_of<Act, Config::hidden>("output", call.output, device_);
+      if (call.options != nullptr) a.options = options_of(checked("options", call.options), a.hidden.extent(0));
+      read(a);
+      a.stream = stream_of<Space>(call.stream, device_);
+      return a;
+    } catch (...) {
+      if constexpr (!kAlone) layer_->abandon({});
+      throw;
+    }
+  }
+  ForwardOptions options_of(moe_forward_options const& given, std::int64_t rows) const {
+    ForwardOptions options{.num_valid_rows = given.num_valid_rows};
+    if (given.token_ids != nullptr) options.token_ids = vector_of<std::int64_t>("token_ids", given.token_ids, rows, device_);
+    if (given.num_rows != nullptr) options.num_rows = vector_of<std::int32_t>("num_rows", given.num_rows, 1, device_);
+    return options;
+  }
+  void forward_by_dtype(Call const& call) {
+    if (call.logits != nullptr && same(call.logits->dtype, dl_type<bf16>())) return run<bf16>(call);
+    if (call.logits != nullptr && same(call.logits->dtype, dl_type<f16>())) return run<f16>(call);
+    run<float>(call);  // which refuses any other
+  }
+  template <class L>
+  void run(Call const& call) {
+    OnDevice<Space> const current(device_);
+    Rows<L const> logits;
+    Arguments const a = arguments_of(call, [&](Arguments&) { logits = rows_of<L>("router_logits", call.logits, device_); });
+    layer_->forward(a.hidden, logits, a.output, a.options, a.stream);
+  }
+
+  Device device_;
+  bool external_;
+  std::int32_t num_local_ = 0;
+  [[no_unique_address]] std::conditional_t<kAlone, Comm, HostStream> self_{};
+  std::unique_ptr<LayerT> layer_;
+};
+
+}  // namespace moe::c

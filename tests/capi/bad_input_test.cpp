@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/capi/bad_input_test.cpp: each wrong argument of moe.h is one status and one text with what is wrong, its value and what was
+// expected.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <set>
+
+#include "tests/capi/tensors.hpp"
+
+namespace {
+
+using namespace moe_test;
+
+/// The status, and that the text names every part.
+void expect_refused(moe_status status, moe_status expected, std::vector<std::string> const& parts) {
+  std::string const said = moe_last_error();
+  EXPECT_EQ(status, expected) << said;
+  for (std::string const& part : parts) EXPECT_NE(said.find(part), std::string::npos) << "no \"" << part << "\" in: " << said;
+}
+
+/// Valid arguments of every call, which a case breaks.
+struct Arguments {
+  Arguments() {
+    config = a.config();
+    router = MOE_ROUTER_CONFIG_INIT;
+    router.num_experts = config.num_experts;
+    router.topk = config.topk;
+    config.router = &router;
+    weights = a.view();
+    options = MOE_FORWARD_OPTIONS_INIT;
+    hidden = a.hidden.tensor();
+    logits = a.logits.tensor();
+    ids = a.ids.tensor();
+    topk_weights = a.weights.tensor();
+    output = a.output.tensor();
+    w13 = a.w13.tensor();
+    w2 = a.w2.tensor();
+    weights.w13 = &w13;
+    weights.w2 = &w2;
+    EXPECT_EQ(moe_group_create_self(&group), MOE_OK);
+  }
+  ~Arguments() {
+    moe_runner_destroy(runner);
+    moe_group_destroy(group);
+  }
+  Arguments(Arguments const&) = delete;
+  Arguments& operator=(Arguments const&) = delete;
+  moe_status create() { return moe_runner_create(&config, &weights, group, &runner); }
+
+  LayerArrays<float> a;
+  moe_runner_config config{};
+  moe_router_config router{};
+  moe_weights weights{};
+  moe_forward_options options{};
+  DLTensor hidden{}, logits{}, ids{}, topk_weights{}, output{}, w13{}, w2{};
+  std::int64_t shape[3] = {};    // for a case to fill
+  std::int64_t strides[3] = {};  // the same
+  Array<float> spare{{8, 256, 64}};
+  moe_group_t group = nullptr;
+  moe_runner_t runner = nullptr;
+};
+
+struct Case {
+  char const* name;
+  std::function<void(Arguments&)> spoil;
+  moe_status status;
+  std::vector<std::string> parts;
+};
+void run(std::vector<Case> const& cases, std::function<moe_status(Arguments&)> const& call) {
+  Arguments good;
+  EXPECT_EQ(call(good), MOE_OK) << moe_last_error();
+  for (Case const& one : cases) {
+    SCOPED_TRACE(one.name);
+    Arguments arguments;
+    one.spoil(arguments);
+    expect_refused(call(arguments), one.status, one.parts);
+  }
+}
+
+TEST(BadInput, Create) {
+  float const kNan = std::numeric_limits<float>::quiet_NaN();
+  run(
+      {
+          {"config size", [](Arguments& x) { x.config.struct_size = 8; }, MOE_E_ARG, {"config", "struct_size is 8"}},
+          {"zeroed config", [](Arguments& x) { x.config = {}; }, MOE_E_ARG, {"config", "struct_size is 0"}},
+          {"weights size", [](Arguments& x) { x.weights.struct_size += 8; }, MOE_E_ARG, {"weights", "struct_size"}},
+          {"router size", [](Arguments& x) { x.router.struct_size = 1; }, MOE_E_ARG, {"router", "struct_size is 1"}},
+          {"hidden 0", [](Arguments& x) { x.config.hidden = 0; }, MOE_E_CONFIG, {"hidden", "0"}},
+          {"hidden huge", [](Arguments& x) { x.config.hidden = std::int64_t{1} << 62; }, MOE_E_CONFIG, {"hidden", "4611686018427387904"}},
+          {"intermediate", [](Arguments& x) { x.config.intermediate = -4; }, MOE_E_CONFIG, {"intermediate", "-4"}},
+          {"experts", [](Arguments& x) { x.config.num_experts = -1; }, MOE_E_CONFIG, {"num_experts", "-1"}},
+          {"topk 0", [](Arguments& x) { x.config.topk = x.router.topk = 0; }, MOE_E_CONFIG, {"top_k", "0"}},
+          {"topk", [](Arguments& x) { x.config.topk = x.router.topk = 9; }, MOE_E_CONFIG, {"top_k", "9", "8"}},
+          {"topk of two", [](Arguments& x) { x.router.topk = 3; }, MOE_E_CONFIG, {"router.topk", "3", "2"}},
+          {"tokens", [](Arguments& x) { x.config.max_tokens_per_rank = 0; }, MOE_E_CONFIG, {"max_tokens_per_rank", "0"}},
+          {"many tokens",
+           [](Arguments& x) { x.config.max_tokens_per_rank = std::int64_t{1} << 50; },
+           MOE_E_CAPACITY,
+           {"max_tokens_per_rank"}},
+          {"threads", [](Arguments& x) { x.config.num_threads = -1; }, MOE_E_CONFIG, {"num_threads", "-1"}},
+          {"activation", [](Arguments& x) { x.config.activation = "swish"; }, MOE_E_ARG, {"activation", "swish", "silu"}},
+          {"limit", [=](Arguments& x) { x.config.activation_limit = kNan; }, MOE_E_CONFIG, {"activation_limit", "nan"}},
+          {"step", [](Arguments& x) { x.config.activation = "swiglu_step"; }, MOE_E_CONFIG, {"swiglu_step", "limit"}},
+          {"ungated", [](Arguments& x) { x.config.activation = "relu2_no_mul"; }, MOE_E_ARG, {"w13", "[8, 256, 64]", "[8, 128, 64]"}},
+          {"dtype", [](Arguments& x) { x.config.dtype = "float64"; }, MOE_E_CONFIG, {"dtype", "float64", "bfloat16"}},
+          {"other dtype", [](Arguments& x) { x.config.dtype = "float16"; }, MOE_E_ARG, {"w13", "float32", "float16"}},
+          {"quantization", [](Arguments& x) { x.config.quantization = "int3"; }, MOE_E_CONFIG, {"quantization", "int3", "fp8_block128"}},
+          {"backend",
+           [](Arguments& x) { x.config.backend = "carrier_pigeon"; },
+           MOE_E_CONFIG,
+           {"backend", "carrier_pigeon", "no_expert_parallel"}},
+          {"experts name",
+           [](Arguments& x) { x.config.experts = "hopper_masked"; },
+           MOE_E_CONFIG,
+           {"experts", "hopper_masked", "cpu", "onednn"}},
+          {"scoring", [](Arguments& x) { x.router.scoring = "argmax"; }, MOE_E_CONFIG, {"scoring", "argmax", "sigmoid"}},
+          {"renorm", [](Arguments& x) { x.router.renorm = "max"; }, MOE_E_CONFIG, {"router.renorm", "max", "p_norm"}},
+          {"groups", [](Arguments& x) { x.router.num_expert_group = 3; }, MOE_E_CONFIG, {"topk_group"}},
+          {"bias", [](Arguments& x) { x.router.correction_bias = &x.a.logits; }, MOE_E_ARG, {"router.correction_bias", "[16, 8]"}},
+          {"no w13", [](Arguments& x) { x.weights.w13 = nullptr; }, MOE_E_ARG, {"w13", "NULL"}},
+          {"no w2", [](Arguments& x) { x.weights.w2 = nullptr; }, MOE_E_ARG, {"w2", "NULL"}},
+          {"w13 data", [](Arguments& x) { x.w13.data = nullptr; }, MOE_E_ARG, {"w13", "data is NULL"}},
+          {"w13 shape", [](Arguments& x) { x.w13.shape = nullptr; }, MOE_E_ARG, {"w13", "shape is NULL"}},
+          {"w13 dimensions", [](Arguments& x) { x.w13.ndim = 2; }, MOE_E_ARG, {"w13", "[8, 256]", "3 dimensions"}},
+          {"w13 ndim", [](Arguments& x) { x.w13.ndim = 1 << 30; }, MOE_E_ARG, {"w13", "ndim is 1073741824"}},
+          {"w13 negative ndim", [](Arguments& x) { x.w13.ndim = -1; }, MOE_E_ARG, {"w13", "ndim is -1"}},
+          {"w13 dtype", [](Arguments& x) { x.w13.dtype = {kDLInt, 32, 1}; }, MOE_E_ARG, {"w13", "int32", "float32"}},
+          {"w13 lanes", [](Arguments& x) { x.w13.dtype.lanes = 2; }, MOE_E_ARG, {"w13", "float32x2"}},
+          {"w2 dtype", [](Arguments& x) { x.w2.dtype = {kDLBfloat, 16, 1}; }, MOE_E_ARG, {"w2", "bfloat16", "float32"}},
+          {"w13 device",
+           [](Arguments& x) { x.w13.device = {static_cast<DLDeviceType>(10), 3}; },
+           MOE_E_UNSUPPORTED,
+           {"w13", "10:3", "cpu and cuda"}},
+          {"w2 device", [](Arguments& x) { x.w2.device = {kDLCUDA, 1}; }, MOE_E_ARG, {"w2", "cuda:1", "cpu"}},
+          {"w13 extents", [](Arguments& x) { x.w13.shape[0] = 7; }, MOE_E_ARG, {"w13", "[7, 256, 64]", "[8, 256, 64]"}},
+          {"w13 negative", [](Arguments& x) { x.w13.shape[2] = -64; }, MOE_E_ARG, {"w13", "-64"}},
+          {"w13 strides",
+           [](Arguments& x) {
+             x.strides[0] = 256 * 64;
+             x.strides[1] = 1;
+             x.strides[2] = 256;
+             x.w13.strides = x.strides;
+           },
+           MOE_E_ARG,
+           {"w13", "strides are [16384, 1, 256]", "contiguous"}},
+          {"w2 offset", [](Arguments& x) { x.w2.byte_offset = 2; }, MOE_E_ARG, {"w2", "address", "4 bytes"}},
+          {"scales", [](Arguments& x) { x.weights.w13_scale = &x.a.logits; }, MOE_E_ARG, {"w13_scale", "none has no scales"}},
+          {"one bias", [](Arguments& x) { x.weights.w13_bias = &x.a.logits; }, MOE_E_ARG, {"w2_bias", "NULL"}},
+          {"bias shape",
+           [](Arguments& x) { x.weights.w13_bias = x.weights.w2_bias = &x.a.logits; },
+           MOE_E_ARG,
+           {"w13_bias", "[16, 8]", "[8, 256]"}},
+          {"missing scales",
+           [](Arguments& x) {
+             x.config.quantization = "fp8_per_token";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+           },
+           MOE_E_ARG,
+           {"w13_scale", "NULL"}},
+          {"float codes", [](Arguments& x) { x.config.quantization = "fp8_per_token"; }, MOE_E_ARG, {"w13", "float32", "uint8"}},
+          {"sizes of blocks",
+           [](Arguments& x) {
+             x.config.quantization = "mxfp4_w4a16";
+             x.config.intermediate = 100;
+           },
+           MOE_E_CONFIG,
+           {"mxfp4_w4a16", "32", "100"}},
+      },
+      [](Arguments& x) { return x.create(); });
+  Arguments x;
+  expect_refused(moe_runner_create(nullptr, &x.weights, x.group, &x.runner), MOE_E_ARG, {"config", "NULL"});
+  expect_refused(moe_runner_create(&x.config, nullptr, x.group, &x.runner), MOE_E_ARG, {"weights", "NULL"});
+  expect_refused(moe_runner_create(&x.config, &x.weights, x.group, nullptr), MOE_E_ARG, {"runner", "NULL"});
+}
+
+std::vector<Case> cases_of_rows() {
+  return {
+      {"hidden dtype", [](Arguments& x) { x.hidden.dtype = {kDLBfloat, 16, 1}; }, MOE_E_ARG, {"hidden", "bfloat16", "float32"}},
+      {"hidden device", [](Arguments& x) { x.hidden.device = {kDLCUDA, 0}; }, MOE_E_ARG, {"hidden", "cuda:0", "cpu"}},
+      {"hidden width", [](Arguments& x) { x.hidden.shape = x.logits.shape; }, MOE_E_ARG, {"hidden", "8", "64"}},
+      {"hidden dimensions", [](Arguments& x) { x.hidden.ndim = 1; }, MOE_E_ARG, {"hidden", "[16]", "2 dimensions"}},
+      {"hidden data", [](Arguments& x) { x.hidden.data = nullptr; }, MOE_E_ARG, {"hidden", "data is NULL"}},
+      {"hidden stride",
+       [](Arguments& x) {
+         x.strides[0] = 1;
+         x.strides[1] = 16;
+         x.hidden.strides = x.strides;
+       },
+       MOE_E_ARG,
+       {"hidden", "[1, 16]", "stride 1"}},
+      {"hidden overlaps",
+       [](Arguments& x) {
+         x.strides[0] = 32;
+         x.strides[1] = 1;
+         x.hidden.strides = x.strides;
+       },
+       MOE_E_ARG,
+       {"hidden", "[32, 1]", "at least 64"}},
+      {"hidden offset", [](Arguments& x) { x.hidden.byte_offset = 1; }, MOE_E_ARG, {"hidden", "4 bytes"}},
+      {"hidden rows",
+       [](Arguments& x) {
+         x.shape[0] = 17;
+         x.shape[1] = 64;
+         x.hidden.shape = x.output.shape = x.shape;
+         x.hidden.data = x.output.data = x.spare.values().data();
+       },
+       MOE_E_CAPACITY,
+       {"17", "max_tokens_per_rank", "16"}},
+      {"output rows",
+       [](Arguments& x) {
+         x.shape[0] = 15;
+         x.shape[1] = 64;
+         x.output.shape = x.shape;
+       },
+       MOE_E_ARG,
+       {"output", "15", "16"}},
+      {"output dtype", [](Arguments& x) { x.output.dtype.code = kDLInt; }, MOE_E_ARG, {"output", "int32", "float32"}},
+      {"options size", [](Arguments& x) { x.options.struct_size = 3; }, MOE_E_ARG, {"options", "struct_size is 3"}},
+      {"valid rows", [](Arguments& x) { x.options.num_valid_rows = 17; }, MOE_E_ARG, {"num_valid_rows", "17", "16"}},
+      {"num_rows", [](Arguments& x) { x.options.num_rows = &x.ids; }, MOE_E_ARG, {"num_rows", "[16, 2]"}},
+  };
+}
+
+TEST(BadInput, Forward) {
+  std::vector<Case> cases = cases_of_rows();
+  std::vector<Case> const more = {
+      {"logits width", [](Arguments& x) { x.logits.shape = x.ids.shape; }, MOE_E_ARG, {"router_logits", "2", "8"}},
+      {"logits dtype", [](Arguments& x) { x.logits.dtype = {kDLFloat, 64, 1}; }, MOE_E_ARG, {"router_logits", "float64"}},
+      {"token_ids", [](Arguments& x) { x.options.token_ids = &x.ids; }, MOE_E_ARG, {"token_ids"}},
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  run(cases, [](Arguments& x) {
+    EXPECT_EQ(x.create(), MOE_OK) << moe_last_error();
+    return moe_runner_forward(x.runner, &x.hidden, &x.logits, &x.output, &x.options, nullptr);
+  });
+  Arguments x;
+  ASSERT_EQ(x.create(), MOE_OK);
+  expect_refused(moe_runner_forward(x.runner, nullptr, &x.logits, &x.output, nullptr, nullptr), MOE_E_ARG, {"hidden", "NULL"});
+  expect_refused(moe_runner_forward(x.runner, &x.hidden, nullptr, &x.output, nullptr, nullptr), MOE_E_ARG, {"router_logits", "NULL"});
+  expect_refused(moe_runner_forward(x.runner, &x.hidden, &x.logits, nullptr, nullptr, nullptr), MOE_E_ARG, {"output", "NULL"});
+  expect_refused(moe_runner_forward(x.runner, &x.hidden, &x.logits, &x.output, nullptr, &x), MOE_E_ARG, {"stream", "NULL"});
+  expect_refused(moe_runner_get_info(x.runner, nullptr), MOE_E_ARG, {"info", "NULL"});
+  moe_runner_info info{};
+  expect_refused(moe_runner_get_info(x.runner, &info), MOE_E_ARG, {"info", "struct_size is 0"});
+  EXPECT_EQ(moe_runner_forward(x.runner, &x.hidden, &x.logits, &x.output, nullptr, nullptr), MOE_OK) << "the runner goes on after errors";
+}
+
+TEST(BadInput, ForwardRouted) {
+  std::vector<Case> cases = cases_of_rows();
+  std::vector<Case> const more = {
+      {"id", [](Arguments& x) { x.a.ids[5] = 8; }, MOE_E_ARG, {"topk_ids[2, 1]", "8", "[-1, 8)"}},
+      {"twice", [](Arguments& x) { x.a.ids[4] = x.a.ids[5]; }, MOE_E_ARG, {"topk_ids[2, 1]", "twice"}},
+      {"weight", [](Arguments& x) { x.a.weights[2] = std::numeric_limits<float>::infinity(); }, MOE_E_ARG, {"topk_weights[1, 0]", "inf"}},
+      {"ids dtype", [](Arguments& x) { x.ids.dtype.bits = 64; }, MOE_E_ARG, {"topk_ids", "int64", "int32"}},
+      {"ids width",
+       [](Arguments& x) {
+         x.ids.shape = x.logits.shape;
+         x.ids.data = x.spare.values().data();
+       },
+       MOE_E_ARG,
+       {"topk_ids", "8", "2"}},
+      {"weights dtype",
+       [](Arguments& x) { x.topk_weights.dtype = {kDLBfloat, 16, 1}; },
+       MOE_E_ARG,
+       {"topk_weights", "bfloat16", "float32"}},
+  };
+  cases.insert(cases.end(), more.begin(), more.end());
+  run(cases, [](Arguments& x) {
+    x.config.router = nullptr;
+    EXPECT_EQ(x.create(), MOE_OK) << moe_last_error();
+    return moe_runner_forward_routed(x.runner, &x.hidden, &x.ids, &x.topk_weights, &x.output, &x.options, nullptr);
+  });
+  Arguments x;
+  x.config.router = nullptr;
+  ASSERT_EQ(x.create(), MOE_OK);
+  expect_refused(moe_runner_forward(x.runner, &x.hidden, &x.logits, &x.output, nullptr, nullptr), MOE_E_STATE,
+                 {"no router", "forward_routed"});
+  expect_refused(moe_runner_forward_routed(x.runner, &x.hidden, nullptr, &x.topk_weights, &x.output, nullptr, nullptr), MOE_E_ARG,
+                 {"topk_ids", "NULL"});
+  expect_refused(moe_runner_forward_routed(x.runner, &x.hidden, &x.ids, nullptr, &x.output, nullptr, nullptr), MOE_E_ARG,
+                 {"topk_weights", "NULL"});
+}
+
+TEST(BadInput, Experts) {
+  run({{"hidden", [](Arguments& x) { x.hidden.ndim = 1; }, MOE_E_ARG, {"hidden", "[16]"}},
+       {"config", [](Arguments& x) { x.config.struct_size = 0; }, MOE_E_ARG, {"config", "struct_size is 0"}},
+       {"output", [](Arguments& x) { x.output.dtype.bits = 64; }, MOE_E_ARG, {"output", "float64"}},
+       {"w13", [](Arguments& x) { x.weights.w13 = nullptr; }, MOE_E_ARG, {"w13", "NULL"}}},
+      [](Arguments& x) { return moe_experts(&x.config, &x.weights, &x.hidden, &x.ids, &x.topk_weights, &x.output, nullptr); });
+}
+
+TEST(BadInput, Route) {
+  run({{"struct", [](Arguments& x) { x.router.struct_size = 0; }, MOE_E_ARG, {"router", "struct_size"}},
+       {"experts", [](Arguments& x) { x.router.num_experts = 0; }, MOE_E_CONFIG, {"num_experts", "0"}},
+       {"width", [](Arguments& x) { x.router.num_experts = 9; }, MOE_E_ARG, {"router_logits", "[16, 8]", "[16, 9]"}},
+       {"dtype", [](Arguments& x) { x.logits.dtype = {kDLInt, 32, 1}; }, MOE_E_ARG, {"logits", "int32"}},
+       {"ids", [](Arguments& x) { x.ids.dtype.code = kDLFloat; }, MOE_E_ARG, {"topk_ids", "float32", "int32"}},
+       {"hash", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}}},
+      [](Arguments& x) { return moe_route(&x.router, &x.logits, nullptr, &x.ids, &x.topk_weights, nullptr); });
+  Arguments x;
+  expect_refused(moe_route(nullptr, &x.logits, nullptr, &x.ids, &x.topk_weights, nullptr), MOE_E_ARG, {"router", "NULL"});
+  expect_refused(moe_route(&x.router, nullptr, nullptr, &x.ids, &x.topk_weights, nullptr), MOE_E_ARG, {"logits", "NULL"});
+  expect_refused(moe_route(&x.router, &x.logits, nullptr, nullptr, &x.topk_weights, nullptr), MOE_E_ARG, {"topk_ids", "NULL"});
+}
+
+TEST(BadInput, Quantize) {
+  Arguments x;
+  Array<std::uint8_t> codes({8, 256, 64});
+  Array<float> scales({8, 256});
+  EXPECT_EQ(moe_quantize("fp8_per_token", &x.w13, &codes, &scales), MOE_OK) << moe_last_error();
+  expect_refused(moe_quantize("fp9", &x.w13, &codes, &scales), MOE_E_CONFIG, {"fp9", "mxfp4_w4a16"});
+  expect_refused(moe_quantize(nullptr, &x.w13, &codes, &scales), MOE_E_ARG, {"quantization", "NULL"});
+  expect_refused(moe_quantize("fp8_per_token", nullptr, &codes, &scales), MOE_E_ARG, {"matrix", "NULL"});
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, nullptr, &scales), MOE_E_ARG, {"codes", "NULL"});
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, &codes, nullptr), MOE_E_ARG, {"scales", "NULL"});
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, &scales, &scales), MOE_E_ARG, {"codes", "[8, 256]"});
+  expect_refused(moe_quantize("int4_group32", &x.w13, &codes, &scales), MOE_E_ARG, {"codes", "[8, 256, 64]", "[8, 256, 32]"});
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, &codes, &x.logits), MOE_E_ARG, {"scales", "[16, 8]"});
+  expect_refused(moe_quantize("fp8_per_token", &x.ids, &codes, &scales), MOE_E_ARG, {"matrix", "int32"});
+  moe_quantized_layout layout = MOE_QUANTIZED_LAYOUT_INIT;
+  expect_refused(moe_get_quantized_layout("mxfp4_w4a16", 4, 48, &layout), MOE_E_CONFIG, {"mxfp4_w4a16", "32", "48"});
+  expect_refused(moe_get_quantized_layout("none", 0, 48, &layout), MOE_E_CONFIG, {"0 x 48"});
+  layout.struct_size = 1;
+  expect_refused(moe_get_quantized_layout("none", 4, 48, &layout), MOE_E_ARG, {"layout", "struct_size is 1"});
+}
+
+TEST(BadInput, Plan) {
+  moe_plan_config config = MOE_PLAN_CONFIG_INIT;
+  config.num_physical = 8;
+  Array<float> load({1, 8});
+  Array<std::int32_t> out({1, 8});
+  EXPECT_EQ(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_OK) << moe_last_error();
+  expect_refused(moe_plan(nullptr, &load, &out, nullptr, nullptr), MOE_E_ARG, {"config", "NULL"});
+  expect_refused(moe_plan(&config, nullptr, &out, nullptr, nullptr), MOE_E_ARG, {"load", "NULL"});
+  expect_refused(moe_plan(&config, &load, nullptr, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "NULL"});
+  expect_refused(moe_plan(&config, &load, &load, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "float32", "int32"});
+  expect_refused(moe_plan(&config, &load, &out, &out, nullptr), MOE_E_ARG, {"logical_to_physical", "[1, 8]", "3 dimensions"});
+  load[3] = -1.0F;
+  expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"expert 3", "-1"});
+  load[3] = 0.0F;
+  config.num_physical = 7;
+  expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "[1, 7]"});
+}
+
+TEST(BadInput, Groups) {
+  expect_refused(moe_group_create_self(nullptr), MOE_E_ARG, {"group", "NULL"});
+  moe_group_t group = nullptr;
+  std::int32_t rank = 0;
+  expect_refused(moe_group_get_rank(nullptr, &rank, &rank), MOE_E_ARG, {"group", "NULL"});
+  ASSERT_EQ(moe_group_create_self(&group), MOE_OK);
+  expect_refused(moe_group_get_rank(group, nullptr, &rank), MOE_E_ARG, {"rank", "NULL"});
+  EXPECT_EQ(moe_group_destroy(group), MOE_OK);
+
+  std::uint8_t id[MOE_NCCL_ID_BYTES] = {};
+  expect_refused(moe_group_create_nccl(nullptr, 0, 1, 0, &group), MOE_E_ARG, {"id", "NULL"});
+  expect_refused(moe_group_create_nccl(id, 2, 2, 0, &group), MOE_E_ARG, {"rank: 2", "size 2"});
+  expect_refused(moe_group_create_nccl(id, 0, 0, 0, &group), MOE_E_ARG, {"size 0"});
+  expect_refused(moe_group_create_nccl(id, 0, 1, -1, &group), MOE_E_ARG, {"timeout_ms", "-1"});
+  if (moe_has("nccl") == 0) {
+    expect_refused(moe_group_create_nccl(id, 0, 1, 0, &group), MOE_E_UNSUPPORTED, {"NCCL"});
+    expect_refused(moe_nccl_get_id(id), MOE_E_UNSUPPORTED, {"NCCL"});
+  }
+  if (moe_has("mpi") == 0) {
+    expect_refused(moe_group_create_mpi_world(0, &group), MOE_E_UNSUPPORTED, {"MPI"});
+  } else {  // this program never starts MPI
+    expect_refused(moe_group_create_mpi_world(0, &group), MOE_E_STATE, {"MPI_Init_thread"});
+    expect_refused(moe_group_create_mpi(0, 0, &group), MOE_E_STATE, {"MPI_Init_thread"});
+  }
+  EXPECT_EQ(group, nullptr);
+}
+
+}  // namespace
