@@ -135,8 +135,9 @@ class DualBatch : public testing::Test {
     return probe.halves;
   }
 };
-using Backends = testing::Types<backends::AllToAllV<comm::Mpi>, backends::HighThroughput<comm::MpiShared>,
-                                backends::LowLatency<comm::MpiShared>, backends::Pplx<comm::MpiShared>>;
+using Backends =
+    testing::Types<backends::AllToAllV<comm::Mpi>, backends::LowLatencyRankMajor<comm::MpiShared>,
+                   backends::HighThroughput<comm::MpiShared>, backends::LowLatency<comm::MpiShared>, backends::Pplx<comm::MpiShared>>;
 TYPED_TEST_SUITE(DualBatch, Backends);
 
 TYPED_TEST(DualBatch, N11_N13_EqualsTheWholeBatchAndAllRanksAgree) {

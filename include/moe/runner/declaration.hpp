@@ -162,13 +162,19 @@ class Runner {
 
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's.
   void wait(Stream<Space> stream = {}) {
-    layer_.wait(stream);
-    if constexpr (kDualBatch) halved_.wait(stream);
+    if constexpr (kDualBatch) {
+      halved_.wait(layer_, stream);
+    } else {
+      layer_.wait(stream);
+    }
   }
   /// Throws the errors of calls that the stream has finished; as the layer's.
   void check() {
-    layer_.check();
-    if constexpr (kDualBatch) halved_.check();
+    if constexpr (kDualBatch) {
+      halved_.check(layer_);
+    } else {
+      layer_.check();
+    }
   }
   /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows.
   void decide_dual_batch(std::optional<bool> verdict)

@@ -90,7 +90,7 @@ struct Halves {
         : comm_(comm),
           min_rows_(moe::detail::build(comm, [&] { return checked_min_rows(p, layer_params.max_tokens_per_rank); })),
           words_(static_cast<std::size_t>(agreed(comm))),
-          exchange_(comm, layer.shape(), (layer_params.max_tokens_per_rank + 1) / 2, layer_params.placement,
+          exchange_(comm, layer.shape(), layer_params.max_tokens_per_rank / 2, layer_params.placement,
                     Layer::row_quantization(layer_params.quantization), layer_params.backend, arena) {
       if constexpr (!facts::is_asynchronous<typename Layer::Backend>()) {
         [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;
@@ -136,7 +136,7 @@ struct Halves {
     void run(Layer& layer, typename Layer::Hidden hidden, typename Layer::Output output, ForwardOptions const& options,
              Stream<Space> stream, Probe& probe, Shared const& shared) {
       std::int64_t const rows = hidden.extent(0);
-      std::int64_t const head = rows / 2;
+      std::int64_t const head = first_half(rows);
       typename Layer::Kernel& kernel = kernel_ ? *kernel_ : layer.kernel();
       std::array<Half, 2> halves{layer.half(layer.exchange(), kernel, hidden, output, 0, head, options),
                                  layer.half(exchange_, kernel, hidden, output, head, rows - head, options)};
@@ -165,9 +165,13 @@ struct Halves {
       layer.abandon(stream);
       exchange_.abandon(stream);
     }
-    /// Of the second half's exchange; as the layer's.
-    void wait(Stream<Space> stream) { facts::wait(exchange_, stream); }
-    void check() { facts::check(exchange_); }
+    /// Of both exchanges; as the layer's. An error of one does not hide that of the other from the next call.
+    void wait(Layer& layer, Stream<Space> stream) {
+      both([&] { layer.wait(stream); }, [&] { facts::wait(exchange_, stream); });
+    }
+    void check(Layer& layer) {
+      both([&] { layer.check(); }, [&] { facts::check(exchange_); });
+    }
     std::size_t window_bytes() const { return facts::window_bytes(exchange_); }
 
    private:
@@ -181,6 +185,11 @@ struct Halves {
       if (max_rows < 2) throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
       std::int64_t const rows = p.min_rows == 0 ? measured_min_rows(Space::kKind, Layer::Backend::kName) : p.min_rows;
       return std::max<std::int64_t>(rows, 2);
+    }
+    /// Rows of the first half. Device kernels get arrays that begin at a multiple of 16 bytes.
+    static std::int64_t first_half(std::int64_t rows) {
+      std::int64_t const unit = Space::kKind == SpaceKind::cuda && rows >= 16 ? 4 : 1;
+      return ((rows + 1) / 2 + unit - 1) / unit * unit;
     }
     static int agreed(Comm& comm) {
       moe::detail::agree_on_construction(comm);
@@ -199,6 +208,21 @@ struct Halves {
         throw Error(ErrorCode::unsupported, text("dual batch: expert_workers: ", p.expert_workers, ", but ", Layer::Experts::kName,
                                                  " cannot limit its multiprocessors"));
       }
+    }
+
+    /// The first error of the two calls, both of which are made.
+    template <class First, class Second>
+    static void both(First const& first, Second const& second) {
+      try {
+        first();
+      } catch (Error const&) {
+        try {
+          second();
+        } catch (Error const&) {
+        }
+        throw;
+      }
+      second();
     }
 
     template <class Probe>

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/runner_dual_batch_bench.cu: a chain of ten blocks in one graph, whole batches against halves (runner/dual_batch.hpp).
+//
+//   mpirun -n <GPUs> runner_dual_batch_bench [--experts 32] [--tokens 128,1024,4096] [--backends high_throughput,low_latency]
+//                                            [--workers 0,116] [--blocks 16] [--json FILE]
+//
+// One process per GPU. Blocks of DeepSeek-V3's shape with 32 experts a rank, fp8: gate, routed experts, one shared expert, sum. The
+// outputs of halves are first compared with those of the whole batch. Slowest rank, median.
+#include <mpi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <sstream>
+
+#include "bench/bench_report.hpp"
+#include "bench/rank_gpu.hpp"
+#include "moe/activation/activation.hpp"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/comm/mpi.hpp"
+#include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/routing/softmax_topk.hpp"
+#include "moe/runner/device/dense_shared.cuh"
+#include "moe/runner/device/row_kernels.cuh"
+#include "moe/runner/device/two_queues.hpp"
+#include "moe/runner/runner.hpp"
+#include "tests/gpu/hopper_reference.cuh"
+
+namespace {
+
+using namespace moe;
+using moe_test::DeviceArray;
+using Window = comm::NcclSymmetric;
+constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8, kChain = 10, kRepeats = 9;
+
+struct Config : LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  using Activation = activation::Silu;
+};
+using Quant = quantization::Fp8Block<>;
+using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
+struct Parts : RunnerDefaults {
+  using Gate = runner::gate::Linear<bf16>;
+  using Shared = runner::shared::Dense<bf16>;
+  using DualBatch = runner::dual_batch::Halves;
+};
+
+struct Options {
+  int experts = 32;
+  std::string tokens = "128,1024,4096";
+  std::string backends = "high_throughput,low_latency";
+  std::string workers = "0,116";
+  int blocks = 0;  // of the exchange; 0: its default
+  std::string json;
+};
+std::vector<std::string> split(std::string const& list) {
+  std::vector<std::string> out;
+  std::stringstream in(list);
+  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
+  return out;
+}
+
+/// fp8 values of this rank's experts, bf16 of the gate and the shared expert.
+struct Weights {
+  using Code = Quant::WeightCode<bf16>;
+  int local;
+  DeviceArray<__nv_fp8_e4m3> w13, w2;
+  DeviceArray<float> s13, s2;
+  DeviceArray<bf16> gate, shared13, shared2;
+
+  Weights(int local_, int ranks, int rank) : local(local_) {
+    auto const size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+    auto const seed = static_cast<std::uint64_t>(1000 * rank);
+    w13 = DeviceArray<__nv_fp8_e4m3>(size(std::int64_t{local} * 2 * kIntermediate * kHidden));
+    w2 = DeviceArray<__nv_fp8_e4m3>(size(std::int64_t{local} * kHidden * kIntermediate));
+    s13 = DeviceArray<float>(size(local * Quant::weight_scale_count(2 * kIntermediate, kHidden)));
+    s2 = DeviceArray<float>(size(local * Quant::weight_scale_count(kHidden, kIntermediate)));
+    gate = DeviceArray<bf16>(size(std::int64_t{local} * ranks * kHidden));
+    shared13 = DeviceArray<bf16>(size(std::int64_t{2} * kIntermediate * kHidden));
+    shared2 = DeviceArray<bf16>(size(std::int64_t{kHidden} * kIntermediate));
+    fill(w13, seed + 1, 100.0F);
+    fill(w2, seed + 2, 100.0F);
+    float const in = 1.0F / std::sqrt(static_cast<float>(kHidden));
+    float const mid = 1.0F / std::sqrt(static_cast<float>(kIntermediate));
+    moe_test::fill_positive<<<256, 256>>>(s13.data(), static_cast<long long>(s13.size()), seed + 3, 0.01F * in, 0.03F * in);
+    moe_test::fill_positive<<<256, 256>>>(s2.data(), static_cast<long long>(s2.size()), seed + 4, 0.01F * mid, 0.03F * mid);
+    fill(gate, 5, in);
+    fill(shared13, 6, in);
+    fill(shared2, 7, mid);
+    check_cuda(cudaDeviceSynchronize(), "weights");
+  }
+  template <class T>
+  static void fill(DeviceArray<T> const& to, std::uint64_t seed, float sigma) {
+    using Raw = std::conditional_t<std::is_same_v<T, bf16>, __nv_bfloat16, T>;
+    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<Raw*>(to.data()), static_cast<long long>(to.size()), seed, sigma);
+  }
+  static auto matrix(DeviceArray<__nv_fp8_e4m3> const& codes, DeviceArray<float> const& scales, int n, std::int64_t rows,
+                     std::int64_t cols) {
+    ExpertMatrix<Code, Quant::WeightScale> m{};
+    m.codes = make_blocks(reinterpret_cast<Code const*>(codes.data()), n, rows, cols);
+    m.scales = make_rows(static_cast<float const*>(scales.data()), n, Quant::weight_scale_count(rows, cols));
+    m.rows = rows;
+    m.cols = cols;
+    return m;
+  }
+  WeightsOf<Config, Quant> view() const {
+    return {matrix(w13, s13, local, 2 * kIntermediate, kHidden), matrix(w2, s2, local, kHidden, kIntermediate)};
+  }
+};
+
+class Bench {
+ public:
+  Bench(comm::Mpi& host, Options const& options)
+      : host_(host),
+        comm_(comm::Nccl::over_communicator(host, {.timeout_ms = 20'000})),
+        options_(options),
+        weights_(options.experts, host.size(), host.rank()),
+        report_("runner_dual_batch_bench") {}
+
+  void run() {
+    for (std::string const& name : split(options_.backends)) {
+      for (std::string const& tokens : split(options_.tokens)) {
+        for (std::string const& workers : split(options_.workers)) {
+          try {
+            if (name == "high_throughput") {
+              measure<backends::HighThroughput<Window>, experts::HopperContiguous>(std::stoi(tokens), std::stoi(workers));
+            } else if (name == "low_latency") {
+              measure<backends::LowLatency<Window>, experts::HopperMasked>(std::stoi(tokens), std::stoi(workers));
+            } else {
+              throw Error(ErrorCode::argument, text("--backends: ", name, ", expected high_throughput or low_latency"));
+            }
+          } catch (TransportError const&) {
+            throw;
+          } catch (Error const& e) {
+            good_ = false;
+            if (host_.rank() == 0) std::printf("%s/%s: %s\n", name.c_str(), tokens.c_str(), e.what());
+          }
+        }
+      }
+    }
+  }
+  bool write() const { return host_.rank() != 0 || options_.json.empty() || report_.write(options_.json); }
+  bool good() const { return good_; }
+
+ private:
+  template <class Backend, class Experts>
+  void measure(int tokens, int workers) {
+    using Layer = ModularKernel<Config, Router, Quant, Backend, Experts>;
+    using Block = Runner<Layer, Parts>;
+    int const num_experts = options_.experts * host_.size();
+    typename Block::Params p{.layer = {.shape = {kHidden, kIntermediate, num_experts, kTopK, false},
+                                       .max_tokens_per_rank = tokens,
+                                       .placement = ExpertPlacement(num_experts, host_.size()),
+                                       .router = {num_experts, kTopK}}};
+    p.layer.experts.expected_rows = std::max(1, tokens * kTopK / options_.experts);
+    if (options_.blocks > 0) p.layer.backend.blocks = options_.blocks;
+    p.gate.weight = make_rows(static_cast<bf16 const*>(weights_.gate.data()), num_experts, kHidden);
+    p.shared.count = 1;
+    p.shared.intermediate = kIntermediate;
+    p.shared.activation = {activation::Kind::silu, {}};
+    p.shared.overlap_rows = 0;
+    auto set = [](auto& to, DeviceArray<bf16> const& codes, std::int64_t rows, std::int64_t cols) {
+      to.codes = make_blocks(static_cast<bf16 const*>(codes.data()), 1, rows, cols);
+      to.rows = rows;
+      to.cols = cols;
+    };
+    set(p.shared.weights.w13, weights_.shared13, 2 * kIntermediate, kHidden);
+    set(p.shared.weights.w2, weights_.shared2, kHidden, kIntermediate);
+    p.dual_batch = {.min_rows = 2, .expert_workers = workers};
+    Block block(comm_, weights_.view(), p);
+
+    std::vector<bf16> x;
+    std::mt19937 random(static_cast<unsigned>(31 + host_.rank()));
+    std::normal_distribution<float> normal;
+    std::vector<float> some(65536);
+    for (float& v : some) v = normal(random);
+    for (std::int64_t i = 0; i < std::int64_t{tokens} * kHidden; ++i) x.push_back(from_float<bf16>(some[random() % some.size()]));
+    DeviceArray<bf16> input(x.size()), output(x.size());
+    input.upload(x);
+    auto const forward = [&] {
+      block.forward(make_rows(static_cast<bf16 const*>(input.data()), tokens, kHidden), make_rows(output.data(), tokens, kHidden), {},
+                    stream_);
+    };
+    auto const result = [&](bool halves) {
+      output.fill_bytes(0xff);
+      block.decide_dual_batch(halves);
+      forward();
+      stream_.synchronize();
+      block.check();
+      return output.download();
+    };
+    auto const whole = result(false);
+    auto const halved = result(true);
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      error += std::pow(static_cast<double>(to_float(whole[i])) - static_cast<double>(to_float(halved[i])), 2);
+      norm += std::pow(static_cast<double>(to_float(whole[i])), 2);
+    }
+    double const relative = worst_of(std::isfinite(error / norm) ? std::sqrt(error / norm) : 1e9);
+    std::string const name = text(Backend::kName, "/", tokens, "/workers", workers);
+    if (relative > 5e-3) {
+      good_ = false;
+      if (host_.rank() == 0) std::printf("%-34s halves differ by %.1e: WRONG, not timed\n", name.c_str(), relative);
+      return;
+    }
+    double us[2];
+    for (bool const halves : {false, true}) {
+      block.decide_dual_batch(halves);
+      us[halves ? 1 : 0] = time(forward, [&] { block.check(); });
+    }
+    if (host_.rank() == 0) {
+      std::printf("%-34s whole %8.1f us, halves %8.1f us (%+.1f %%), differ by %.1e\n", name.c_str(), us[0], us[1],
+                  100.0 * (us[1] / us[0] - 1.0), relative);
+      std::fflush(stdout);
+    }
+    for (bool const halves : {false, true}) {
+      report_.add({text(name, halves ? "/halves" : "/whole"),
+                   us[halves ? 1 : 0],
+                   0.0,
+                   {{"ranks", host_.size()}, {"tokens", tokens}, {"experts", num_experts}, {"workers", workers}}});
+    }
+  }
+  double worst_of(double mine) {
+    double worst = 0;
+    MPI_Allreduce(&mine, &worst, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
+    return worst;
+  }
+  /// Microseconds of one of ten blocks in a graph: the slowest rank, the median.
+  template <class Call, class Check>
+  double time(Call const& call, Check const& check) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    for (int i = 0; i < kChain; ++i) call();
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    std::vector<double> us;
+    for (int repeat = -2; repeat < kRepeats; ++repeat) {
+      host_.barrier({});
+      check_cuda(cudaGraphLaunch(exec, stream_), "cudaGraphLaunch");  // ranks start together
+      begin_.record(stream_);
+      check_cuda(cudaGraphLaunch(exec, stream_), "cudaGraphLaunch");
+      end_.record(stream_);
+      stream_.synchronize();
+      check();
+      double const slowest = worst_of(1e3 * static_cast<double>(end_.since(begin_)) / kChain);
+      if (repeat >= 0) us.push_back(slowest);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    std::sort(us.begin(), us.end());
+    return us[us.size() / 2];
+  }
+
+  comm::Mpi& host_;
+  comm::Nccl comm_;
+  Options options_;
+  Weights weights_;
+  CudaStream stream_;
+  CudaEvent begin_, end_;
+  moe_bench::Report report_;
+  bool good_ = true;
+};
+
+int run(Options const& options) {
+  comm::Mpi host(MPI_COMM_WORLD);
+  if (!moe_bench::take_gpu(host.rank(), host.size())) return 77;
+  Bench bench(host, options);
+  bench.run();
+  return bench.write() && bench.good() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  Options options;
+  int result = 0;
+  for (int i = 1; i < argc && result == 0; i += 2) {
+    std::string const key = argv[i];
+    std::string const value = i + 1 < argc ? argv[i + 1] : "";
+    if (key == "--experts") {
+      options.experts = std::atoi(value.c_str());
+    } else if (key == "--tokens") {
+      options.tokens = value;
+    } else if (key == "--backends") {
+      options.backends = value;
+    } else if (key == "--workers") {
+      options.workers = value;
+    } else if (key == "--blocks") {
+      options.blocks = std::atoi(value.c_str());
+    } else if (key == "--json") {
+      options.json = value;
+    } else {
+      std::fprintf(stderr, "runner_dual_batch_bench: %s %s is no option\n", key.c_str(), value.c_str());
+      result = 2;
+    }
+  }
+  try {
+    if (result == 0) result = run(options);
+  } catch (std::exception const& e) {
+    std::printf("error: %s\n", e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return result;
+}

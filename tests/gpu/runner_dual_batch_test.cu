@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph. Between ranks:
+// tests/multigpu/runner_dual_batch_test.cu.
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/comm/simulated_peers.hpp"
+#include "tests/gpu/dual_batch_block.cuh"
+
+namespace {
+
+using namespace moe_test;
+using Window = comm::SimulatedWindow;
+
+template <class Backend, class Experts>
+void one_rank(int workers) {
+  comm::SimulatedGroup group(1);
+  comm::SimulatedRank rank(group, 0);
+  DualBlock<Backend, Experts> block(rank, {}, workers);
+  for (std::int64_t const rows : {64, 17, 2, 1, 0}) block.expect_same_bits(rows);
+}
+
+TEST(DualBatchOnOneRank, SameBits) {
+  one_rank<backends::HighThroughput<Window>, experts::HopperContiguous>(0);
+  one_rank<backends::HighThroughput<Window>, experts::HopperContiguous>(100);
+  one_rank<backends::LowLatency<Window>, experts::HopperMasked>(0);
+}
+
+}  // namespace
