@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/tune.cu: measures the tile candidates of the Hopper experts over rows per expert on the present device and writes
-// experts/hopper/tuning_table.hpp, with the measurements beside the choices.
+// experts/hopper/tuning_table.hpp, with the measurements beside the choices. Prints up to which size one token is faster as matrix-vector
+// products; that choice is made by hand, in tuning.hpp.
 //
 //   tune [path of the header to write]      measurements go to standard output in any case
 //
@@ -11,7 +12,6 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iomanip>
 #include <list>
 #include <sstream>
 #include <stdexcept>
@@ -165,7 +165,7 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
 
 /// The threshold, in megabytes of a token's weights, up to which the one-token kernel is faster: between the largest size where it is and
 /// the smallest where it is not, or 1.5 times the largest.
-long long tune_one_token(Scheme scheme, std::ostream& notes) {
+long long tune_one_token(Scheme scheme) {
   long long wins = 0;
   long long loses = 0;
   for (LocalShape const& shape : kTokenShapes) {
@@ -179,8 +179,6 @@ long long tune_one_token(Scheme scheme, std::ostream& notes) {
     std::vector<float> const us = bench.measure(1, {layer, vector});
     long long const bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
     std::printf("%-9s one token, %4lld MB: %.1f us, as vector %.1f us\n", name(scheme), bytes / 1000000, us[0], us[1]);
-    notes << "// " << name(scheme) << ", " << bytes / 1000000 << " MB: " << std::fixed << std::setprecision(1) << us[0]
-          << " us, as matrix-vector products " << us[1] << " us\n";
     if (us[1] < us[0]) {
       wins = std::max(wins, bytes);
     } else {
@@ -204,9 +202,9 @@ int main(int argc, char** argv) try {
   std::ostringstream table;
   tune_tiles(Scheme::bf16, table);
   tune_tiles(Scheme::fp8_block, table);
-  std::ostringstream notes;
-  long long const wide = tune_one_token(Scheme::bf16, notes);
-  long long const narrow = tune_one_token(Scheme::fp8_block, notes);
+  for (Scheme const scheme : {Scheme::bf16, Scheme::fp8_block}) {
+    std::printf("%-9s one token as vector: up to %lld MB (one_token_bytes() in tuning.hpp)\n", name(scheme), tune_one_token(scheme));
+  }
   std::ostringstream header;
   header << R"(// SPDX-License-Identifier: Apache-2.0
 // experts/hopper/tuning_table.hpp: what bench/tune measured on one )"
@@ -235,11 +233,7 @@ inline constexpr std::int64_t kAnyRows = std::int64_t{1} << 62;
 inline constexpr TileChoice kMeasuredTiles[] = {
 )" << table.str()
          << "};\n"
-         << notes.str()
-         << R"(/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way.
-constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? )"
-         << narrow << "'000'000 : " << wide << R"('000'000; }
-// clang-format on
+         << R"(// clang-format on
 
 }  // namespace moe::hopper
 )";

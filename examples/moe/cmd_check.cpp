@@ -117,6 +117,10 @@ std::vector<Broken> judge(Names const& n) {
 
 /// E_CONFIG unless there are five names.
 Names parse(std::string const& composition) {
+  constexpr char const* kExpected = "expected 5 names: Config, Router, Quantization, Backend, Experts";
+  if (composition.find_first_not_of(' ') == std::string::npos) {
+    throw Error(ErrorCode::config, text("the composition is empty, ", kExpected));
+  }
   std::vector<std::string> parts(1);
   for (char const c : composition) {
     if (c == ',') {
@@ -126,8 +130,7 @@ Names parse(std::string const& composition) {
     }
   }
   if (parts.size() != 5) {
-    throw Error(ErrorCode::config,
-                text("\"", composition, "\": ", parts.size(), " names, expected 5: Config, Router, Quantization, Backend, Experts"));
+    throw Error(ErrorCode::config, text("\"", composition, "\": ", parts.size(), parts.size() == 1 ? " name, " : " names, ", kExpected));
   }
   return {parts[0], parts[1], parts[2], parts[3], parts[4]};
 }

@@ -29,10 +29,26 @@ int flush_output() {
   return fail(moe::text("standard output cannot be written", errno != 0 ? ": " + std::generic_category().message(errno) : ""), 1);
 }
 
+/// The error of an option that the subcommand does not have; empty if there is none. CLI11 names a required option that is missing first,
+/// even if it is missing because its name was mistyped.
+std::string unknown_option(CLI::App const& command) {
+  for (std::string const& word : command.remaining()) {
+    if (!word.starts_with("--")) continue;
+    std::string known;
+    for (CLI::Option const* option : command.get_options()) {
+      if (option->get_lnames().empty()) continue;
+      known += (known.empty() ? "--" : ", --") + option->get_lnames().front();
+    }
+    return moe::text("unknown option \"", word, "\"; options of ", command.get_name(), ": ", known);
+  }
+  return {};
+}
+
 /// The error of the command line. If the subcommand is missing, CLI11 does not say which word was given instead.
 std::string usage_error(CLI::App const& app, CLI::ParseError const& e) {
   if (!app.get_subcommands().empty()) {
-    return e.what();
+    std::string const unknown = unknown_option(*app.get_subcommands().front());
+    return unknown.empty() ? e.what() : unknown;
   }
   std::string known;
   for (CLI::App const* command : app.get_subcommands([](CLI::App const*) { return true; })) {

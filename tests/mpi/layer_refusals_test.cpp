@@ -28,6 +28,16 @@ struct Invariant : RegistryConfig {
   static constexpr bool batch_invariant = true;
 };
 
+/// Experts whose weights are 0.
+template <class Config, class Quant>
+experts::WeightStore<Config, Quant> zeros(std::int64_t experts, std::int64_t hidden, std::int64_t intermediate, bool gated,
+                                          Quant const& quant = {}) {
+  experts::WeightStore<Config, Quant> out(experts, hidden, intermediate, gated, quant);
+  std::vector<float> const zero(static_cast<std::size_t>(2 * hidden * intermediate));
+  for (std::int64_t e = 0; e < experts; ++e) out.set_expert(e, zero.data(), zero.data());
+  return out;
+}
+
 /// The last rank fails.
 template <class Backend>
 class Refusals : public testing::Test {
@@ -50,9 +60,9 @@ TYPED_TEST_SUITE(Refusals, Backends);
 TYPED_TEST(Refusals, ConstructionOfALayer) {
   using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
-  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
-  experts::WeightStore<RegistryConfig, None> const few(3, kHidden, kIntermediate, true);
-  experts::WeightStore<RegistryConfig, None> const narrow(4, kHidden / 2, kIntermediate, true);
+  auto const store = zeros<RegistryConfig, None>(4, kHidden, kIntermediate, true);
+  auto const few = zeros<RegistryConfig, None>(3, kHidden, kIntermediate, true);
+  auto const narrow = zeros<RegistryConfig, None>(4, kHidden / 2, kIntermediate, true);
   typename Layer::Params const good{.shape = {kHidden, kIntermediate, num_experts, 2},
                                     .max_tokens_per_rank = 4,
                                     .placement = ExpertPlacement(num_experts, this->mpi.size()),
@@ -81,8 +91,8 @@ TYPED_TEST(Refusals, ConstructionOfALayer) {
 TYPED_TEST(Refusals, LayersThatDiffer) {
   using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
-  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
-  experts::WeightStore<RegistryConfig, None> const narrow(4, kHidden, kIntermediate / 2, true);
+  auto const store = zeros<RegistryConfig, None>(4, kHidden, kIntermediate, true);
+  auto const narrow = zeros<RegistryConfig, None>(4, kHidden, kIntermediate / 2, true);
   auto build = [&](auto&& change, bool other_weights = false) {
     typename Layer::Params p{.shape = {kHidden, kIntermediate, num_experts, 1},
                              .max_tokens_per_rank = 4,
@@ -112,7 +122,7 @@ TYPED_TEST(Refusals, Q16_StaticScalesThatDiffer) {
   int const num_experts = 4 * this->mpi.size();
   auto build = [&]<class Quant>(Quant const& quant) {
     using Layer = RegistryLayer<Quant, TypeParam, experts::OneDnn>;
-    experts::WeightStore<RegistryConfig, Quant> const store(4, kHidden, kIntermediate, true, quant);
+    auto const store = zeros<RegistryConfig, Quant>(4, kHidden, kIntermediate, true, quant);
     Layer layer(this->mpi, store.view(),
                 {.shape = {kHidden, kIntermediate, num_experts, 1},
                  .max_tokens_per_rank = 4,
@@ -137,7 +147,7 @@ TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
   int const P = this->mpi.size();
   std::vector<std::int32_t> const owners(static_cast<std::size_t>(P), 0);
   std::int32_t const count = P;
-  experts::WeightStore<Invariant, None> const store(1, kHidden, kIntermediate, true);
+  auto const store = zeros<Invariant, None>(1, kHidden, kIntermediate, true);
   auto build = [&] {
     typename Layer::Params p{.shape = {kHidden, kIntermediate, 1, 1},
                              .max_tokens_per_rank = 4,
@@ -162,7 +172,7 @@ TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
 TYPED_TEST(Refusals, LogitsThatAreNoRows) {
   using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
-  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
+  auto const store = zeros<RegistryConfig, None>(4, kHidden, kIntermediate, true);
   Layer layer(this->mpi, store.view(),
               {.shape = {kHidden, kIntermediate, num_experts, 2},
                .max_tokens_per_rank = 4,
@@ -186,7 +196,7 @@ TYPED_TEST(Refusals, LogitsThatAreNoRows) {
 TYPED_TEST(Refusals, RoutingOfTheCallerThatNamesNoExpert) {
   using Layer = ModularKernel<RegistryConfig, routing::External, None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
-  experts::WeightStore<RegistryConfig, None> const store(4, kHidden, kIntermediate, true);
+  auto const store = zeros<RegistryConfig, None>(4, kHidden, kIntermediate, true);
   Layer layer(this->mpi, store.view(),
               {.shape = {kHidden, kIntermediate, num_experts, 2},
                .max_tokens_per_rank = 4,
@@ -219,7 +229,7 @@ TYPED_TEST(Refusals, RoutingThatThrows) {
   };
   using Layer = ModularKernel<RegistryConfig, routing::CustomRouter<decltype(route)>, None, TypeParam, experts::OneDnn>;
   int const num_experts = this->mpi.size();
-  experts::WeightStore<RegistryConfig, None> const store(1, kHidden, kIntermediate, true);
+  auto const store = zeros<RegistryConfig, None>(1, kHidden, kIntermediate, true);
   Layer layer(this->mpi, store.view(),
               {.shape = {kHidden, kIntermediate, num_experts, 1},
                .max_tokens_per_rank = 1,

@@ -47,6 +47,8 @@ def files(folder):
     block("trailing", whole + b"1234567", f"of {len(whole) - 8 - length + 7} data bytes")
     block("oversized_header", struct.pack("<Q", 1 << 62) + whole[8:], str(1 << 62))
     block("header_over_the_limit", struct.pack("<Q", 100_000_001) + whole[8:], "100000001")
+    bad("no_safetensors", ["layer", "--checkpoint", QWEN, "--layer", 0, "--input", QWEN / "config.json", "--tensor", "hidden"],
+        "config.json", "no safetensors file", ranks=(1,))
     block("not_json", struct.pack("<Q", length) + b"{" * length + whole[8 + length:], "JSON")
     block("no_object", struct.pack("<Q", length) + b"x" * length + whole[8 + length:], "does not begin with")
     first, second = sorted((n for n in header if n != "__metadata__"), key=lambda n: header[n]["data_offsets"])[:2]
@@ -164,7 +166,7 @@ def checkpoints(folder):
     bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
     bad("no_checkpoint", layer(folder / "nothing"), "nothing")
     bad("no_input", layer(QWEN)[:5] + ["--input", folder / "nothing", "--tensor", "hidden"], "nothing", "No such file")
-    bad("no_such_tensor", layer(QWEN)[:-1] + ["layers.7.moe_in"], "tensor 'layers.7.moe_in' is missing")
+    bad("no_such_tensor", layer(QWEN)[:-1] + ["layers.7.moe_in"], "tensor 'layers.7.moe_in' is missing", "layers.0.moe_in")
     lost = folder / "lost_shard"
     shutil.copytree(QWEN, lost)
     (lost / "model-00002-of-00003.safetensors").unlink()
@@ -184,6 +186,10 @@ def usage(folder):
                                 ("--device", 2, "{host,cuda}"), ("--placement", 2, "{linear,round_robin}"), ("--deal", 2, "{even,random}")):
         bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
+    bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,", ranks=(1,), code=2)
+    bad("option_of_another_command", ["quantize", "--checkpoint", QWEN, "--scheme", "mxfp4"], 'unknown option "--checkpoint"', "--input", ranks=(1,),
+        code=2)
+    bad("empty_composition", ["check", ""], "the composition is empty, expected 5 names: Config, ", ranks=(0,), code=2)
     commands = ("layer", "block", "list", "plan", "quantize")
     bad("unknown_command", ["sideways"], 'subcommand "sideways"', *commands, code=2)
     bad("unknown_option_of_none", ["--sideways"], 'option "--sideways"', *commands, code=2)

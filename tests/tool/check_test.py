@@ -35,7 +35,7 @@ check("Mixtral-8x7B, llama4, none, low_latency, onednn", 1, ["WeightOnInputNeeds
 check("dynamic, external, none, pplx, cublas_grouped", 0, ["dynamic, external, none, pplx, cublas_grouped"])
 
 # Bad usage names what is known.
-for composition, error in (("dynamic, any, none, naive", "4 names, expected 5: Config, Router, Quantization, Backend, Experts"),
+for composition, error in (("dynamic, any, none, naive", "4 names, expected 5 names: Config, Router, Quantization, Backend, Experts"),
                            ("Mixtral, any, none, naive, onednn", 'unknown model (or dynamic) "Mixtral"; known: Mixtral-8x7B'),
                            ("dynamic, some, none, naive, onednn", 'unknown router "some"; known: any, '),
                            ("dynamic, any, fp9, naive, onednn", 'unknown quantization "fp9"; known: none, '),

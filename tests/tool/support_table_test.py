@@ -18,6 +18,10 @@ KINDS = {
     "experts": ("Experts", "`moe::experts`", "moe::experts::", "moe/experts/"),
 }
 
+COMMUNICATORS = ["Communicators and windows are types of `moe::comm`, in `moe/comm/`: `Self<>` in `self.hpp`, `Mpi` in `mpi.hpp`, `MpiShared` in",
+                 "`mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp`. A window's layer is constructed with the communicator",
+                 "under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`.", ""]
+
 HEAD = """# What the library supports
 
 `tests/tool/support_table_test.py --write` generates this page from `moe list policies --json` and `moe list compositions --json`. A test
@@ -52,6 +56,8 @@ def policies(rows):
         chosen = [row for row in rows if row["kind"] == kind]
         spaces = any(row["space"] != "both" for row in chosen)
         out += [f"### {title}", "", f"The types are in {where}, the headers in `{folder}`." + ("" if spaces else " All are for both spaces."), ""]
+        if kind == "backend":
+            out += COMMUNICATORS
         lines = []
         for row in chosen:
             name = row["type"].replace(" >", ">")

@@ -115,6 +115,55 @@ TYPED_TEST(LayerOn, WeightsAndPlacementMustCoverTheExperts) {
   }
 }
 
+TYPED_TEST(LayerOn, ExpertsThatWereNeverSetAreNamed) {
+  using Layer = LayerOf<routing::Llama4, TypeParam>;
+  comm::Self<> self;
+  auto const p = params<Layer>({.num_experts = kExperts});
+  experts::WeightStore<Config, quantization::None> store(kExperts, kHidden, kIntermediate, true);
+  Rows1 const some = values(2 * kIntermediate * kHidden, 1);
+  for (int const expert : {0, 3, 1}) store.set_expert(expert, some.data(), some.data());
+  expect_error(ErrorCode::state, "expert weights: expert 2 of 4 was never set. Fix: set_expert() for each",
+               [&] { Layer l(self, store.view(), p); });
+  store.set_expert(2, some.data(), some.data());
+  Layer(self, store.view(), p);
+  experts::WeightStore<Config, quantization::None> moved(kExperts, kHidden, kIntermediate, true);
+  moved.visit_tensors([](char const*, auto const&) {});  // as load balancing fills it
+  Layer(self, moved.view(), p);
+}
+
+TYPED_TEST(LayerOn, MissingParametersAreNamed) {
+  using Layer = LayerOf<routing::Llama4, TypeParam>;
+  Store const store(kExperts);
+  comm::Self<> self;
+  ExpertPlacement const placement(kExperts, 1);
+  LayerShape const shape{kHidden, kIntermediate, kExperts, 1};
+  expect_error(ErrorCode::config, ".max_tokens_per_rank is missing in the layer's parameters, or below 0: -1",
+               [&] { Layer l(self, store.view(), {.shape = shape, .placement = placement, .router = {.num_experts = kExperts}}); });
+  expect_error(ErrorCode::config, ".router is missing in the layer's parameters",
+               [&] { Layer l(self, store.view(), {.shape = shape, .max_tokens_per_rank = 8, .placement = placement}); });
+  std::function<void(Rows<float const>, int, bool, Rows<std::int32_t>, Rows<float>)> const empty;
+  using Custom = LayerOf<routing::CustomRouter<decltype(empty)>, TypeParam>;
+  expect_error(ErrorCode::argument, "function: empty", [&] {
+    Custom l(self, store.view(),
+             {.shape = shape,
+              .max_tokens_per_rank = 8,
+              .placement = placement,
+              .router = {.num_experts = kExperts, .topk = 1, .function = empty}});
+  });
+}
+
+struct Fixed : Config {
+  static constexpr int hidden = kHidden, intermediate = kIntermediate;
+};
+TEST(WeightStore, SizesOtherThanThoseOfTheType) {
+  using Store = experts::WeightStore<Fixed, quantization::None>;
+  Store(kExperts, kHidden, kIntermediate, true);
+  expect_error(ErrorCode::config, "expert weights: hidden: 32 was given, but the layer's type fixes it to 16",
+               [] { Store store(kExperts, 32, kIntermediate, true); });
+  expect_error(ErrorCode::config, "expert weights: intermediate: 12 was given, but the layer's type fixes it to 24",
+               [] { Store store(kExperts, kHidden, 12, true); });
+}
+
 // Sizes without a whole group are refused before anything is divided by it.
 TEST(WeightStore, SizesThatTheQuantisationCannotTake) {
   expect_error(ErrorCode::config, text("int4_group128 needs the intermediate size per partition to be a multiple of 32, got 16"),

@@ -67,6 +67,9 @@ MOE_RULE(BackendIsBatchInvariant,
 MOE_RULE(TopKInBounds,
          "moe: topk must be at least 1, at most num_experts and at most 32. "
          "Fix: correct the layer configuration (docs/errors.md#topk)");
+MOE_RULE(PoliciesInOrder,
+         "moe: a type stands where another policy belongs. "
+         "Fix: the order is ModularKernel<Config, Router, Quantization, Backend, Experts> (docs/errors.md#policy-order)");
 }  // namespace rules
 
 namespace detail {
@@ -145,6 +148,16 @@ struct Verdicts {
       typename Scheme::SharedMemory>;
 };
 
+/// Whether a type meets no contract at all. Then the first member that it lacks says more than its position.
+template <class T>
+inline constexpr bool kNoPolicy = !LayerConfig<T> && !moe::Router<T> && !Quantization<T> && !PrepareAndFinalize<T> && !moe::Experts<T>;
+template <class C, class R, class Q, class B, class E>
+inline constexpr bool kInOrder =
+    (LayerConfig<C> || kNoPolicy<C>) && (moe::Router<R> || kNoPolicy<R>) && (Quantization<Q> || kNoPolicy<Q>) &&
+    (PrepareAndFinalize<B> || kNoPolicy<B>) && (moe::Experts<E> || kNoPolicy<E>);
+template <class C, class R, class Q, class B, class E>
+using OrderVerdict = Verdict<rules::PoliciesInOrder, kInOrder<C, R, Q, B, E>, C, R, Q, B, E>;
+
 /// The members that depend on what the policies are composed with.
 template <class Config, class Quant, class Backend, class Experts>
 struct MembersFor {
@@ -174,6 +187,7 @@ struct Composition {
   using Backend = BackendT;
   using Experts = ExpertsT;
   using FirstBroken = typename detail::FirstBrokenOf<
+      std::type_identity<std::tuple<detail::OrderVerdict<Config, Router, Quant, Backend, Experts>>>,
       std::type_identity<detail::ConfigContract<Config>>, std::type_identity<detail::RouterContract<Router>>,
       std::type_identity<detail::QuantizationContract<Quant>>, std::type_identity<detail::BackendContract<Backend>>,
       std::type_identity<detail::ExpertsContract<Experts>>, detail::MembersFor<Config, Quant, Backend, Experts>,

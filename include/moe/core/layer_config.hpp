@@ -78,6 +78,15 @@ concept LayerConfig = detail::kAllHold<detail::ConfigContract<C>>;
 /// The most rows, columns or experts of a layer, so that sizes of arrays do not overflow.
 inline constexpr std::int64_t kMostSize = std::int64_t{1} << 24;
 
+namespace detail {
+/// E_CONFIG if a dimension that the type fixes was given another value.
+inline void expect_fixed(char const* what, int fixed, std::int64_t given) {
+  if (fixed != dynamic && given != fixed) {
+    throw Error(ErrorCode::config, text(what, ": ", given, " was given, but the layer's type fixes it to ", fixed));
+  }
+}
+}  // namespace detail
+
 /// The dimensions of one layer at run time; 0 leaves a fixed dimension to the type.
 struct LayerShape {
   std::int64_t hidden = 0;
@@ -113,9 +122,7 @@ class Shape {
 
  private:
   static std::int64_t resolve(char const* what, int fixed, std::int64_t given) {
-    if (fixed != dynamic && given != 0 && given != fixed) {
-      throw Error(ErrorCode::config, text(what, ": ", given, " was given, but the layer's type fixes it to ", fixed));
-    }
+    if (given != 0) detail::expect_fixed(what, fixed, given);
     std::int64_t const value = fixed == dynamic ? given : fixed;
     if (value < 1 || value > kMostSize) {
       throw Error(ErrorCode::config, text(what, ": ", value, " is out of range [1, ", kMostSize, "]"));

@@ -56,8 +56,9 @@ struct ExpertMatrix {
 /// The weights of this rank's experts. w13 holds the gate rows, then the up rows (2I rows); an ungated expert has I rows.
 template <class Code, class Scale>
 struct ExpertWeights {
-  ExpertMatrix<Code, Scale> w13;  ///< [L, 2I or I, H]
-  ExpertMatrix<Code, Scale> w2;   ///< [L, H, I]
+  ExpertMatrix<Code, Scale> w13;   ///< [L, 2I or I, H]
+  ExpertMatrix<Code, Scale> w2;    ///< [L, H, I]
+  std::int64_t unset_expert = -1;  ///< a local expert whose weights the owner of the memory was never given, or -1. Layers refuse it
 };
 
 /// The weight view that a composition of Config and Quant takes.

@@ -2,6 +2,7 @@
 // experts/weights.hpp: owning storage for the weights of one rank's experts, quantised expert by expert from float32.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -21,13 +22,14 @@ class WeightStore {
   using Code = typename Quant::template WeightCode<typename Config::Weight>;
   using Scale = typename Quant::WeightScale;
 
-  /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I. E_CONFIG for sizes that
-  /// the quantisation cannot take.
+  /// num_local experts with w13 [rows13, hidden] and w2 [hidden, intermediate]; rows13 is 2I if gated, else I. E_CONFIG for sizes other
+  /// than those that Config fixes, or that the quantisation cannot take.
   WeightStore(std::int64_t num_local, std::int64_t hidden, std::int64_t intermediate, bool gated, Quant const& quant = {})
       : quant_(checked(quant, hidden, intermediate)),
         num_local_(num_local),
         w13_(num_local, (gated ? 2 : 1) * intermediate, hidden),
-        w2_(num_local, hidden, intermediate) {}
+        w2_(num_local, hidden, intermediate),
+        is_set_(static_cast<std::size_t>(num_local), false) {}
 
   /// Quantises and stores one expert. Host pointers: w13 [rows13, hidden], w2 [hidden, intermediate], row-major, gate rows first.
   template <class T>
@@ -37,6 +39,7 @@ class WeightStore {
     check_source("w2", w2, w2_.rows * w2_.cols);
     store(w13_, local, w13);
     store(w2_, local, w2);
+    is_set_[static_cast<std::size_t>(local)] = true;
   }
   /// Biases of one expert: b13 [rows13], b2 [hidden]. All experts have biases or none has.
   void set_bias(std::int64_t local, float const* b13, float const* b2) {
@@ -47,9 +50,10 @@ class WeightStore {
     store_bias(w2_, local, b2);
   }
   /// Calls visit(name, view) for every array that holds a part of each expert, codes first, then scales, then biases: [L, …] views of this
-  /// object's memory, one expert after the other. For moving experts between ranks.
+  /// object's memory, one expert after the other. For moving experts between ranks; all experts then count as set.
   template <class Visit>
   void visit_tensors(Visit&& visit) {
+    is_set_.assign(is_set_.size(), true);
     visit("w13", make_blocks(w13_.codes.data(), num_local_, w13_.rows, w13_.code_cols));
     visit("w2", make_blocks(w2_.codes.data(), num_local_, w2_.rows, w2_.code_cols));
     visit("w13_scale", make_rows(w13_.scales.data(), num_local_, w13_.scale_count));
@@ -64,11 +68,16 @@ class WeightStore {
   /// Bytes of codes and scales.
   std::size_t bytes() const { return w13_.codes.bytes() + w13_.scales.bytes() + w2_.codes.bytes() + w2_.scales.bytes(); }
 
-  /// The view that a composition takes; valid as long as this object.
-  ExpertWeights<Code, Scale> view() const { return {view_of(w13_), view_of(w2_)}; }
+  /// The view that a composition takes; valid as long as this object. A layer refuses it unless every expert was set before.
+  ExpertWeights<Code, Scale> view() const {
+    auto const unset = std::find(is_set_.begin(), is_set_.end(), false);
+    return {view_of(w13_), view_of(w2_), unset == is_set_.end() ? -1 : unset - is_set_.begin()};
+  }
 
  private:
   static Quant const& checked(Quant const& quant, std::int64_t hidden, std::int64_t intermediate) {
+    moe::detail::expect_fixed("expert weights: hidden", Config::hidden, hidden);
+    moe::detail::expect_fixed("expert weights: intermediate", Config::intermediate, intermediate);
     if constexpr (requires { Quant::kShapeMultiple; }) {
       quantization::check_shape<Quant>(hidden, intermediate);
     } else if (!Quant::supports(hidden, intermediate)) {
@@ -130,6 +139,7 @@ class WeightStore {
   std::int64_t num_local_;
   Matrix w13_;
   Matrix w2_;
+  std::vector<bool> is_set_;
   std::vector<float> wide_;
   std::vector<Code> codes_;
   std::vector<Scale> scales_;

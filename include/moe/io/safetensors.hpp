@@ -58,7 +58,8 @@ class SafetensorsFile {
   TensorInfo const& at(std::string_view tensor) const {
     TensorInfo const* info = find(tensor);
     if (info == nullptr) {
-      throw Error(ErrorCode::argument, one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", listed()));
+      throw Error(ErrorCode::argument,
+                  one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", listed_tensors(header_.tensors)));
     }
     return *info;
   }
@@ -155,17 +156,6 @@ class SafetensorsFile {
   void count(std::uint64_t bytes) const { bytes_read_->fetch_add(bytes, std::memory_order_relaxed); }
   void require(TensorInfo const& info, bool ok, char const* wanted) const {
     if (!ok) throw Error(ErrorCode::argument, one_line(where(info), ": dtype ", name(info.dtype), ", expected ", wanted));
-  }
-  std::string listed() const {
-    std::string out = text(header_.tensors.size(), " tensors");
-    char const* separator = ": ";
-    int shown = 0;
-    for (auto const& [tensor, info] : header_.tensors) {
-      if (++shown > 8) return out + ", ...";
-      out += separator + tensor;
-      separator = ", ";
-    }
-    return out;
   }
 
   std::string label_;

@@ -53,6 +53,19 @@ struct SafetensorsHeader {
   std::uint64_t data_begin = 0;  ///< offset of the first data byte in the file
 };
 
+/// How errors list what a file or checkpoint holds: "2 tensors: a, b". `tensors` is a map by name; names beyond the eighth are left out.
+template <class Map>
+std::string listed_tensors(Map const& tensors) {
+  constexpr int kShown = 8;
+  std::string out = text(tensors.size(), " tensors");
+  int shown = 0;
+  for (auto const& entry : tensors) {
+    if (shown == kShown) return out + ", ...";
+    out += (shown++ == 0 ? ": " : ", ") + entry.first;
+  }
+  return out;
+}
+
 /// Longest header that the format allows, in bytes.
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
@@ -184,7 +197,9 @@ inline SafetensorsHeader parse_safetensors_header(std::span<std::byte const> fil
   if (file.size() < 8) fail(one_line("truncated: ", file.size(), " bytes, a safetensors file has at least 8"));
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<std::uint8_t>(file[static_cast<std::size_t>(i)]);
-  if (length > kMaxSafetensorsHeader) fail(one_line("header length ", length, " exceeds the limit of ", kMaxSafetensorsHeader, " bytes"));
+  if (length > kMaxSafetensorsHeader) {
+    fail(one_line("no safetensors file: its first 8 bytes give a header length of ", length, ", at most ", kMaxSafetensorsHeader));
+  }
   if (length > file.size() - 8) fail(one_line("truncated: header length ", length, " exceeds the ", file.size() - 8, " bytes that follow"));
 
   SafetensorsHeader header;

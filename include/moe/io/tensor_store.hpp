@@ -85,7 +85,7 @@ class TensorStore {
     auto found = find(tensor);
     if (!found)
       throw Error(ErrorCode::argument,
-                  one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", where_.size(), " tensors"));
+                  one_line("tensor '", tensor, "' is missing in '", label_, "', which holds ", listed_tensors(where_)));
     return *found;
   }
   /// Names of all tensors that begin with `prefix`, sorted.

@@ -66,6 +66,12 @@ MOE_RULE(WeightsAreRows,
 MOE_RULE(PlacementIsGiven,
          "moe: .placement is missing in the layer's parameters. "
          "Fix: .placement = moe::ExpertPlacement(num_experts, ranks) (docs/errors.md#placement)");
+MOE_RULE(ConstructedFromComm,
+         "moe: a layer's constructor takes (comm, weights, params), and the first argument is no communicator of its backend. "
+         "Fix: pass a variable of Backend::Comm, then weights.view() (docs/errors.md#constructor-arguments)");
+MOE_RULE(ConstructedFromWeights,
+         "moe: a layer's constructor takes (comm, weights, params), and the second argument is no weight view of its types. "
+         "Fix: pass view() of a WeightStore<Config, Quantization, Space> (docs/errors.md#constructor-arguments)");
 }  // namespace rules
 
 namespace detail {
@@ -130,6 +136,22 @@ using RoutingArguments =
 /// The first broken rule of several lists of verdicts.
 template <class... Lists>
 using FirstBrokenArgument = FirstBrokenRule<decltype(std::tuple_cat(std::declval<Lists>()...))>;
+
+/// Whether a layer can be constructed from arguments of these deduced types.
+template <class Comm, class Weights, class CommArg, class WeightsArg>
+inline constexpr bool kConstructs = std::is_convertible_v<CommArg, Comm&> && std::is_convertible_v<WeightsArg, Weights const&>;
+template <class Comm, class Weights, class CommArg, class WeightsArg>
+using ConstructorArguments =
+    std::tuple<Verdict<rules::ConstructedFromComm, std::is_convertible_v<CommArg, Comm&>, CommArg, Comm>,
+               Verdict<rules::ConstructedFromWeights, std::is_convertible_v<WeightsArg, Weights const&>, WeightsArg, Weights>>;
+using NoArguments = std::tuple<>;
+
+/// Stands for an argument of a constructor that no program can call: the error is the first broken rule of the list.
+template <class List, class T>
+T& refused_argument() {
+  [[maybe_unused]] typename FirstBrokenRule<List>::template Error<true> const error;
+  __builtin_unreachable();
+}
 
 /// The default of a parameter that has none: the error is the rule's sentence.
 template <class Layer>

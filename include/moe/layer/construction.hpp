@@ -69,6 +69,10 @@ template <class C>
 std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
   build(comm, [&] {
     check_router();
+    if (p.max_tokens_per_rank < 0) {
+      throw Error(ErrorCode::config,
+                  text(".max_tokens_per_rank is missing in the layer's parameters, or below 0: ", p.max_tokens_per_rank));
+    }
     if (p.max_tokens_per_rank > kMostSize) {
       throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostSize));
     }
@@ -114,8 +118,12 @@ void Layer<C>::check_router() const {
 /// expert of the weights. The experts check weights without a matrix; the exchange checks a placement for another number of ranks.
 template <class C>
 void Layer<C>::check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks) {
-  if (weights.w13.rows == 0 || placement.ep_size() != num_ranks) return;
   std::int64_t const held = weights.w13.codes.extent(0);
+  if (weights.unset_expert >= 0) {
+    throw Error(ErrorCode::state, text("expert weights: expert ", weights.unset_expert, " of ", held,
+                                       " was never set. Fix: set_expert() for each before the layer is constructed"));
+  }
+  if (weights.w13.rows == 0 || placement.ep_size() != num_ranks) return;
   int const owned = placement.num_local(rank);
   bool const batched = Backend::kFormat == ActivationFormat::batched;
   if (held < owned || (batched && held > owned)) {

@@ -43,10 +43,12 @@ class Layer {
   using Hidden = Rows<Act const, Config::hidden>;
   using Output = Rows<Act, Config::hidden>;
 
+  static constexpr std::int64_t kMissing = -1;
   struct Params {
     /// Dimensions that Config leaves dynamic.
     LayerShape shape = default_shape<Config>();
-    std::int64_t max_tokens_per_rank = 0;  ///< T_max: the most rows of one forward() on any rank
+    /// T_max: the most rows of one forward() on any rank. Required.
+    std::int64_t max_tokens_per_rank = kMissing;
     /// Which rank owns which physical expert; for one rank ExpertPlacement(E, 1). Required.
     ExpertPlacement placement = missing_placement<Layer>();
     /// Unset: router and activation take what Config states (core/config_defaults.hpp), so that a preset's constants hold.
@@ -67,6 +69,12 @@ class Layer {
   /// E_CONFIG, E_ARG, E_UNSUPPORTED, E_STATE for this rank's own arguments; the other ranks then get E_PEER. E_MISMATCH, on all ranks,
   /// naming the first choice that differs between them.
   Layer(Comm& comm, Weights const& weights, Params const& p);
+  /// Other arguments, or these in another order: one error, which says what is wrong.
+  template <class CommArg, class WeightsArg>
+    requires(!kConstructs<Comm, Weights, CommArg, WeightsArg>)
+  Layer(CommArg&&, WeightsArg&&, Params const& p)
+      : Layer(refused_argument<ConstructorArguments<Comm, Weights, CommArg, WeightsArg>, Comm>(), refused_argument<NoArguments, Weights>(),
+              p) {}
   ~Layer();
   Layer(Layer&&) = delete;  // immovable: kernels, graphs and peers hold its addresses. Fix: keep it in std::optional or std::unique_ptr
   Layer& operator=(Layer&&) = delete;

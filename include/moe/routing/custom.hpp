@@ -24,11 +24,14 @@ class CustomRouter {
     bool renormalize = false;
     F function;
   };
-  /// Throws E_CONFIG.
+  /// Throws E_CONFIG; E_ARG if the function can be empty and is.
   explicit CustomRouter(Params const& p) : p_(p) {
     config_.num_experts = p.num_experts;
     config_.topk = p.topk;
     validate(config_);
+    if constexpr (requires { p.function.operator bool(); }) {  // std::function
+      detail::require(p.function.operator bool(), ErrorCode::argument, "function: empty");
+    }
   }
 
   int num_experts() const { return p_.num_experts; }

@@ -103,7 +103,7 @@ runner::Sizes Runner<LayerT, PartsT>::sizes(Params const& p) {
   runner::Sizes out;
   out.expert_hidden = p.expert_hidden == 0 ? kernel_hidden(p) : p.expert_hidden;
   out.hidden = p.hidden == 0 ? out.expert_hidden : p.hidden;
-  out.max_rows = p.layer.max_tokens_per_rank;
+  out.max_rows = std::max<std::int64_t>(p.layer.max_tokens_per_rank, 0);  // the layer refuses less
   return out;
 }
 

@@ -34,6 +34,21 @@ inline constexpr HandChoice kHandChoices[] = {
     // fp8_block: tiles of 128 rows, at any number of rows without clusters (log 36)
 };
 
+// One token as matrix-vector products, alone and sustained (hopper_layer_bench), beside the layer kernel. The layer kernel's times up to
+// 199 MB in bf16 and 44 MB in fp8 are of a run of bench/tune.
+// bf16, 75 MB: 37.0 us, as matrix-vector products 24.2 us
+// bf16, 88 MB: 39.8 us, as matrix-vector products 27.7 us
+// bf16, 199 MB: 77.6 us, as matrix-vector products 51.9 us
+// bf16, 301 MB: 89.8 us, as matrix-vector products 75.3 us
+// bf16, 704 MB: 175.5 us, as matrix-vector products 169.3 us
+// fp8_block, 37 MB: 25.7 us, as matrix-vector products 17.9 us
+// fp8_block, 44 MB: 32.6 us, as matrix-vector products 18.1 us
+// fp8_block, 150 MB: 53.6 us, as matrix-vector products 44.9 us
+// fp8_block, 352 MB: 98.3 us, as matrix-vector products 91.9 us
+/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are taken: 1.5 times those of the largest
+/// shape measured, where they were the faster way.
+constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 528'000'000 : 1056'000'000; }
+
 /// The tile for that many expected rows per expert. A scheme without measurements takes those of the scheme with elements of the same size.
 constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
   Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;

@@ -54,20 +54,6 @@ inline constexpr TileChoice kMeasuredTiles[] = {
     // 1024 rows, us: 64 2375 80 2169 128 1672 128x2 1746; 64 4748 80 4096 128 2926 128x2 3213
     {Scheme::fp8_block, kAnyRows, 128, 1},
 };
-// One token, alone and sustained (hopper_layer_bench), beside the layer kernel: its times up to 199 MB in bf16 and 44 MB in fp8 are those
-// of a tuner run before.
-// bf16, 75 MB: 37.0 us, as matrix-vector products 24.2 us
-// bf16, 88 MB: 39.8 us, as matrix-vector products 27.7 us
-// bf16, 199 MB: 77.6 us, as matrix-vector products 51.9 us
-// bf16, 301 MB: 89.8 us, as matrix-vector products 75.3 us
-// bf16, 704 MB: 175.5 us, as matrix-vector products 169.3 us
-// fp8_block, 37 MB: 25.7 us, as matrix-vector products 17.9 us
-// fp8_block, 44 MB: 32.6 us, as matrix-vector products 18.1 us
-// fp8_block, 150 MB: 53.6 us, as matrix-vector products 44.9 us
-// fp8_block, 352 MB: 98.3 us, as matrix-vector products 91.9 us
-/// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are the faster way: half as many again as of
-/// the largest shape measured, where they still were.
-constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 528'000'000 : 1056'000'000; }
 // clang-format on
 
 }  // namespace moe::hopper
