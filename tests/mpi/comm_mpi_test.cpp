@@ -103,6 +103,20 @@ TEST(Mpi, AllToAllVOfAnySize) {
 }
 
 // Two transfers under way at once, another collective between, and the later one finished first.
+// Each call is a round of its own, with its own requests: a group that makes no other collective between them.
+TEST(Mpi, AllToAllVManyTimesInARow) {
+  moe::comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+  auto const ranks = static_cast<std::size_t>(comm.size());
+  std::vector<std::int64_t> counts(ranks, 1), offsets(ranks);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  for (int call = 0; call < 1000; ++call) {
+    std::vector<char> const in(ranks, static_cast<char>(call % 100 + comm.rank()));
+    std::vector<char> out(ranks);
+    comm.all_to_all_v(in.data(), counts.data(), offsets.data(), out.data(), counts.data(), offsets.data(), {});
+    for (std::size_t r = 0; r < ranks; ++r) ASSERT_EQ(out[r], static_cast<char>(call % 100 + static_cast<int>(r))) << "call " << call;
+  }
+}
+
 TEST(Mpi, TransfersUnderWay) {
   Mpi comm(MPI_COMM_WORLD, {.timeout_ms = 20'000});
   std::int64_t const each = 70'000;

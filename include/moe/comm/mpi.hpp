@@ -127,6 +127,7 @@ class Mpi {
   /// in_counts[s] must be rank s's out_counts[r]. `in` and `out` must not overlap.
   void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
                     std::int64_t const* out_counts, std::int64_t const* out_offsets, HostStream) {
+    begin("all_to_all_v");
     post_all_to_all_v(in, in_counts, in_offsets, out, out_counts, out_offsets);
     wait();
   }
