@@ -26,7 +26,7 @@ struct Naive {
   struct Params {
     Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
     /// The rank of the placement whose experts this rank has, where the placement's ranks are not the communicator's: the output is then
-    /// a part, and the caller sums over the other ranks. Host space.
+    /// a part, and the caller sums over the other ranks.
     std::optional<int> expert_rank{};
   };
 

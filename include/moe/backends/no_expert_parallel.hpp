@@ -38,7 +38,7 @@ struct NoExpertParallel {
   static constexpr bool kRowsStay = true;  ///< experts that quantise rows themselves may read the caller's rows
   struct Params {
     /// The rank of the placement whose experts this rank has, where the placement has more than one: the output is then this rank's part,
-    /// and the caller sums over the ranks. Host space.
+    /// and the caller sums over the ranks.
     std::optional<int> expert_rank{};
   };
 

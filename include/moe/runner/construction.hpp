@@ -66,6 +66,7 @@ Runner<LayerT, PartsT>::Runner(Comm& comm, typename Layer::Weights const& expert
     take_memory(p);
   });
   detail::agree_on_construction(comm);
+  if constexpr (kParallel) group_.connect();
 }
 
 // Not "= default", which a model library cannot instantiate alone.

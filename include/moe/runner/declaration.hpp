@@ -204,11 +204,10 @@ class Runner {
   using Part = typename runner::detail::PartOf<Policy, Space, Act>::type;
   static constexpr bool kHasShared = runner::detail::kPresent<typename Parts::Shared>;
   static constexpr bool kChunked = runner::detail::kPresent<typename Parts::Chunking>;
-  static_assert(!kChunked || Space::kKind == SpaceKind::host, "moe: chunks need their counts on the host. Fix: a layer in the host space");
   static constexpr bool kDualBatch = runner::detail::kPresent<typename Parts::DualBatch>;
   static constexpr bool kParallel = runner::detail::kPresent<typename Parts::Parallel>;
-  static_assert(!kParallel || (Space::kKind == SpaceKind::host && std::is_same_v<Act, float>),
-                "moe: sums over a TP group need float32 rows in the host space. Fix: a layer with Act = float in the host space");
+  static_assert(!kParallel || Space::kKind == SpaceKind::cuda || std::is_same_v<Act, float>,
+                "moe: sums over a TP group in the host space need float32 rows. Fix: a layer with Act = float");
   static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
   static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
   static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
@@ -274,7 +273,7 @@ class Runner {
   void run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                 Probe& probe);
   template <class Call>
-  void together(std::int64_t rows, Call const& call);
+  void together(std::int64_t rows, Stream<Space> stream, Call const& call);
   void refuse(ErrorCode code, Stream<Space> stream);
   template <class Logits, class Probe>
   void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,

@@ -36,7 +36,7 @@ template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::abandon(Stream<Space> stream) {
   if constexpr (kParallel) {
     try {
-      group_.agree(-1 - static_cast<std::int64_t>(ErrorCode::peer));
+      group_.agree(-1 - static_cast<std::int64_t>(ErrorCode::peer), stream);
     } catch (Error const&) {  // the communicator reports its failure to the next call as well
     }
   }
@@ -48,6 +48,7 @@ template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Space> stream) {
   if constexpr (kChunked) {
     chunks_.refuse(code);
+    for (std::int64_t pass = 0; !chunks_.agrees() && pass < chunks_.fixed_passes(); ++pass) layer_.abandon(stream);
   } else {
     bool halves = false;
     if constexpr (kDualBatch) halves = halved_.refuses();
@@ -58,10 +59,10 @@ void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Spac
 /// call(), then an agreement of the TP group that all its ranks made it: a rank that did not would leave the others in their next sum.
 template <class LayerT, class PartsT>
 template <class Call>
-void Runner<LayerT, PartsT>::together(std::int64_t rows, Call const& call) {
+void Runner<LayerT, PartsT>::together(std::int64_t rows, Stream<Space> stream, Call const& call) {
   auto tell = [&](ErrorCode code) {
     try {
-      group_.agree(-1 - static_cast<std::int64_t>(code));
+      group_.agree(-1 - static_cast<std::int64_t>(code), stream);
     } catch (Error const&) {  // as in abandon()
     }
   };
@@ -74,7 +75,7 @@ void Runner<LayerT, PartsT>::together(std::int64_t rows, Call const& call) {
     tell(ErrorCode::internal);
     throw;
   }
-  group_.agree(rows);
+  group_.agree(rows, stream);
 }
 
 /// One rank of a grid: the TP group agrees that it can begin; under sequence parallelism each of its ranks takes its rows.
@@ -84,8 +85,9 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
                                       Stream<Space> stream, Probe& probe) {
   std::int64_t const m = hidden.extent(0);
   bool const split = group_.moe().use_sp_moe();
+  group_.check(stream);
   try {
-    together(m, [&] {
+    together(m, stream, [&] {
       validate_widths(hidden, output);
       logits.check(m);
       std::int64_t const most = sizes_.max_rows * group_.moe().sp_size;
@@ -108,12 +110,12 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
   ForwardOptions part = options;
   part.num_valid_rows = std::clamp<std::int64_t>((options.num_valid_rows < 0 ? m : options.num_valid_rows) - mine.begin, 0, mine.rows);
   if (part.token_ids != nullptr) part.token_ids += mine.begin;
-  together(m, [&] {
+  together(m, stream, [&] {
     run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)), ShiftedLogits<Logits>{logits, mine.begin},
               make_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
   });
   Timed const timed(probe, Phase::reduction);
-  group_.gather_slices(output.data_handle(), m, sizes_.hidden);
+  group_.gather_slices(output.data_handle(), m, sizes_.hidden, stream);
 }
 
 /// As many passes as the largest rank needs, on every rank. A rank without rows left brings none, or one row without experts.
@@ -123,11 +125,17 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
                                         Stream<Space> stream, Probe& probe) {
   std::int64_t const m = hidden.extent(0);
   std::int64_t const h = sizes_.hidden;
-  chunks_.agree(m, [&] {
+  auto const check = [&] {
     validate_widths(hidden, output);
     logits.check(m);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
-  });
+  };
+  try {
+    chunks_.agree(m, check, stream);
+  } catch (...) {
+    if (!chunks_.agrees()) refuse(ErrorCode::peer, stream);  // the other ranks make their passes
+    throw;
+  }
   std::int64_t const valid = options.num_valid_rows < 0 ? m : options.num_valid_rows;
   chunks_.each([&](auto const& chunk) {
     ForwardOptions part = options;
@@ -162,7 +170,7 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, 
   Rows<Act> const narrow = make_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_);
   if constexpr (kParallel) {
     if (plan_.routed_early || plan_.shared_early || plan_.final) {
-      together(hidden.extent(0), forward);
+      together(hidden.extent(0), stream, forward);
     } else {
       forward();
     }
@@ -306,7 +314,7 @@ void Runner<LayerT, PartsT>::leave_group(Rows<Act const> x, Rows<Act> routed, Ro
   std::int64_t const m = routed.extent(0);
   auto sum = [&](Act* values, std::int64_t n) {
     Timed const timed(probe, Phase::reduction);
-    group_.sum(values, n);
+    group_.sum(values, n, stream);
   };
   if (plan_.routed_early) sum(routed.data_handle(), m * kernel_hidden_);
   if constexpr (kHasShared) {

@@ -28,10 +28,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
         num_physical_(placement.num_physical()),
         wire_(hidden_, topk_),
         fixed_(has_fixed_sizes(params.sizes, comm.size() * max_tokens * wire_.bytes(), true)),
-        refused_(error_of([&] {
-          if (params.expert_rank) throw Error(ErrorCode::unsupported, text(Backend::kName, ": expert_rank is for the host space"));
-          take_memory(comm, placement, arena);
-        })),
+        refused_(error_of([&] { take_memory(comm, placement, params.expert_rank, arena); })),
         rounds_(comm,
                 make_contract<Config, Quant, Partial>((std::string(Backend::kName) + (fixed_ ? ", fixed" : "")).c_str(), shape, max_tokens,
                                                       placement),
@@ -107,13 +104,13 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
  private:
   static constexpr bool kWidens = Backend::kReducesEverywhere && !std::is_same_v<Partial, float>;
 
-  void take_memory(Comm& comm, ExpertPlacement const& placement, Arena<Space>& arena) {
+  void take_memory(Comm& comm, ExpertPlacement const& placement, std::optional<int> expert_rank, Arena<Space>& arena) {
     int const ranks = comm.size();
     rows_.assign(static_cast<std::size_t>(ranks), 0);
     first_ = counts_ = offsets_ = rows_;
-    check_exchange(placement, ranks, max_tokens_, 0);
+    check_exchange(placement, expert_rank ? placement.ep_size() : ranks, max_tokens_, 0);
     std::int64_t const max_rows = std::max<std::int64_t>(max_tokens_ * ranks, 1);
-    std::vector<std::int32_t> const map = placement.expert_map(comm.rank());
+    std::vector<std::int32_t> const map = placement.expert_map(expert_rank.value_or(comm.rank()));
     expert_map_ = arena.template take<std::int32_t>(num_physical_);
     Memory<Space>::copy_from_host(expert_map_, map.data(), map.size() * sizeof(std::int32_t));
     // Rows that have not arrived have ids of -1: if a transfer is cut off, the experts must not use an invalid id.

@@ -23,11 +23,14 @@ __device__ void for_each_item(std::int64_t n, F const& f) {
   }
 }
 
+/// expert_map [P]: local ids, or null: the ids are local.
 template <class Id>
-__global__ void localize_ids(Id const* ids, std::int64_t stride, std::int64_t rows, std::int64_t topk, int num_physical, Id* out) {
+__global__ void localize_ids(Id const* ids, std::int64_t stride, std::int64_t rows, std::int64_t topk, int num_physical,
+                             Id const* expert_map, Id* out) {
   for_each_item(rows * topk, [&](std::int64_t i) {
     std::int32_t const id = ids[i / topk * stride + i % topk];
-    out[i] = id >= 0 && id < num_physical ? id : kNoExpert;
+    bool const exists = id >= 0 && id < num_physical;
+    out[i] = !exists ? kNoExpert : expert_map == nullptr ? id : expert_map[id];
   });
 }
 
@@ -41,7 +44,8 @@ void LocalExchange<space::cuda, Config, Quant, Partial>::launch_localize(Rows<st
   if (rows_ == 0) {
     return;
   }
-  localize_ids<<<blocks_for(rows_ * topk_), kThreads, 0, stream>>>(ids.data_handle(), ids.stride(0), rows_, topk_, num_physical_, ids_);
+  localize_ids<<<blocks_for(rows_ * topk_), kThreads, 0, stream>>>(ids.data_handle(), ids.stride(0), rows_, topk_, num_physical_,
+                                                                   expert_map_, ids_);
   check_launch("localize_ids");
 }
 

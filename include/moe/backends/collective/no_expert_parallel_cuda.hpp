@@ -22,10 +22,15 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
 
   /// As on the host; `arena` gives device memory.
   LocalExchange(comm::Self<Space>&, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
-                Quant const& quant, typename NoExpertParallel<Space>::Params const&, Arena<Space>& arena)
+                Quant const& quant, typename NoExpertParallel<Space>::Params const& params, Arena<Space>& arena)
       : quant_(quant), hidden_(shape.hidden()), topk_(shape.topk()), max_tokens_(max_tokens), num_physical_(placement.num_physical()) {
-    if (placement.ep_size() != 1) {
+    if (!params.expert_rank && placement.ep_size() != 1) {
       throw Error(ErrorCode::config, text("placement: ep_size is ", placement.ep_size(), ", no_expert_parallel has 1 rank"));
+    }
+    if (placement.ep_size() != 1) {
+      std::vector<std::int32_t> const map = placement.expert_map(*params.expert_rank);
+      expert_map_ = arena.take<std::int32_t>(num_physical_);
+      Memory<Space>::copy_from_host(expert_map_, map.data(), map.size() * sizeof(std::int32_t));
     }
     ids_ = arena.take<std::int32_t>(max_tokens * topk_);
     partial_ = arena.take<Partial>(max_tokens * hidden_);
@@ -45,9 +50,10 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
     rows_ = in.hidden.extent(0);
     input_ = in.hidden;
     direct_ = nullptr;
-    if (!in.experts_skip_foreign_ids) launch_localize(in.topk_ids, stream);
+    bool const as_they_are = in.experts_skip_foreign_ids && expert_map_ == nullptr;
+    if (!as_they_are) launch_localize(in.topk_ids, stream);
     order_.set_dispatched();
-    auto const ids = in.experts_skip_foreign_ids ? in.topk_ids : make_rows(static_cast<std::int32_t const*>(ids_), rows_, topk_);
+    auto const ids = as_they_are ? in.topk_ids : make_rows(static_cast<std::int32_t const*>(ids_), rows_, topk_);
     if constexpr (std::is_same_v<Payload, Act>) {
       if (moe::detail::stores_rows_unchanged<Quant, Act>(hidden_)) {
         return {make_rows(in.hidden.data_handle(), rows_, hidden_, in.hidden.stride(0)),
@@ -99,6 +105,7 @@ class LocalExchange<space::cuda, Config, Quant, Partial> {
   std::int64_t topk_;
   std::int64_t max_tokens_;
   int num_physical_;
+  std::int32_t* expert_map_ = nullptr;  // [P] local ids, of a placement with more ranks
   std::int32_t* ids_ = nullptr;
   Partial* partial_ = nullptr;
   Payload* payload_ = nullptr;

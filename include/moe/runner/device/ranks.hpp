@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/device/ranks.hpp: what the ranks of a runner on devices exchange over comm::Nccl: a word each, the sums over a TP group, the
+// slices of sequence parallel ranks. Plain host C++.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "moe/backends/collective/device_rounds.hpp"
+#include "moe/core/cuda_space.hpp"
+#include "moe/runner/host_words.hpp"
+#include "moe/runner/parallel.hpp"
+
+namespace moe::runner {
+
+namespace device {
+
+inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// An event without times.
+class MarkEvent {
+ public:
+  MarkEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  MarkEvent(MarkEvent const&) = delete;
+  MarkEvent& operator=(MarkEvent const&) = delete;
+  ~MarkEvent() { cudaEventDestroy(event_); }
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace device
+
+/// Over comm::Self: this rank's word. Over comm::Nccl the words travel through device memory on a stream of their own; a rank whose word
+/// does not come within the deadline is named.
+template <class Comm>
+class HostWords<Comm, space::cuda> {
+ public:
+  static constexpr bool kAlone = !requires { typename Comm::Group; };
+
+  explicit HostWords(Comm& comm) : comm_(comm), device_(comm.size()), host_(comm.size()), seen_(comm.size()) {}
+  void check(bool waits, cudaStream_t stream) const {
+    if (!waits || !device::is_capturing(stream)) return;
+    throw Error(ErrorCode::state,
+                "capture: the ranks of this runner agree on rows through the host in each forward. Fix: state them at construction "
+                "(Lockstep: most_rows; Groups: rows_agree)");
+  }
+  void gather(std::int64_t word, std::int64_t* all) {
+    auto const size = comm_.size(), me = comm_.rank();
+    if constexpr (kAlone) {
+      all[0] = word;
+    } else {
+      auto const bytes = static_cast<std::size_t>(size) * sizeof(std::int64_t);
+      for (int r = 0; r < size; ++r) host_.data()[r] = r == me ? word : kAbsent;
+      check_cuda(cudaMemcpyAsync(device_.data(), host_.data(), bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+      typename Comm::Group group(comm_);
+      for (int i = 1; i < size; ++i) {
+        int const to = (me + i) % size, from = (me + size - i) % size;
+        group.send(device_.data() + me, sizeof word, to, stream_);
+        group.receive(device_.data() + from, sizeof word, from, stream_);
+      }
+      group.end();
+      check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+      check_cuda(cudaEventRecord(done_, stream_), "cudaEventRecord");
+      comm_.wait(done_, "words of all ranks", [this] { return missing(); });
+      for (int r = 0; r < size; ++r) all[r] = host_.data()[r];
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kAbsent = std::numeric_limits<std::int64_t>::min();
+
+  /// While the device waits: the first rank whose word has not come, or -1.
+  int missing() {
+    auto const bytes = static_cast<std::size_t>(comm_.size()) * sizeof(std::int64_t);
+    check_cuda(cudaMemcpyAsync(seen_.data(), device_.data(), bytes, cudaMemcpyDeviceToHost, look_), "cudaMemcpyAsync");
+    for (int polls = 0; cudaStreamQuery(look_) == cudaErrorNotReady; ++polls) {
+      cudaGetLastError();
+      if (polls == 1000) return -1;
+      usleep(1000);
+    }
+    for (int r = 0; r < comm_.size(); ++r) {
+      if (seen_.data()[r] == kAbsent) return r;
+    }
+    return -1;
+  }
+
+  Comm& comm_;
+  Buffer<std::int64_t, space::cuda> device_;     // [size]
+  moe::detail::MappedArray<std::int64_t> host_;  // [size]
+  moe::detail::MappedArray<std::int64_t> seen_;  // [size], read by missing()
+  CudaStream stream_, look_;
+  device::MarkEvent done_;
+};
+
+namespace parallel {
+
+/// The TP group at work on devices. Sums are NCCL's, in the rows' element, the same bits on every rank.
+template <class CommT>
+class Group<CommT, space::cuda> : public GroupPlace<CommT> {
+ public:
+  using GroupPlace<CommT>::moe;
+
+  template <class Params>
+  Group(Params const& p, int layer_ranks)
+      : GroupPlace<CommT>(p, layer_ranks), rows_agree_(p.rows_agree), words_(static_cast<std::size_t>(moe().tp_size)) {
+    if (moe().tp_size > 1 && !rows_agree_) gatherer_.emplace(this->tp());
+  }
+  /// Collective over the TP group, once, at the end of construction: NCCL connects.
+  void connect() {
+    if (moe().tp_size > 1) this->call("construction", [&] { this->tp().connect(); });
+  }
+  /// E_STATE if the stream is being captured and a forward asks the other ranks.
+  void check(cudaStream_t stream) const {
+    if (gatherer_) gatherer_->check(true, stream);
+  }
+  /// As on the host. Where rows agree it asks nobody: a rank with an error ends the group, and its peers' sums then meet the deadline.
+  void agree(std::int64_t rows, cudaStream_t) {
+    if (moe().tp_size == 1) return;
+    if (rows_agree_) {
+      if (rows < 0) this->tp().abort();
+      return;
+    }
+    this->call("tensor parallel", [&] { gatherer_->gather(rows, words_.data()); });
+    this->judge(rows, words_);
+  }
+  /// Collective over the TP group: values become their sum. Enqueues.
+  template <class T>
+  void sum(T* values, std::int64_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    this->call("reduction", [&] { this->tp().all_reduce(values, n, values, stream); });
+  }
+  /// Collective over the TP group: rows [M, width] of which this rank has its sequence_slice() become whole. Enqueues.
+  template <class T>
+  void gather_slices(T* rows, std::int64_t m, std::int64_t width, cudaStream_t stream) {
+    this->lay_out_slices(m, width * static_cast<std::int64_t>(sizeof(T)));
+    auto const me = static_cast<std::size_t>(this->tp().rank());
+    this->call("sequence parallel", [&] {
+      this->tp().all_gather_v(reinterpret_cast<std::byte const*>(rows) + this->offsets_[me], this->counts_[me], rows, this->counts_.data(),
+                              this->offsets_.data(), stream);
+    });
+  }
+
+ private:
+  bool rows_agree_;
+  std::vector<std::int64_t> words_;  // [TP]
+  std::optional<HostWords<CommT>> gatherer_;
+};
+
+}  // namespace parallel
+
+}  // namespace moe::runner

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/multigpu/runner_grid_test.cpp: a block on every grid of GPUs gives what one rank gives, by every kind of transport; chunks give the
+// bits of the whole batch; wrong calls reach all ranks.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "../expect_error.hpp"
+#include "../runner_grid_model.hpp"
+#include "moe/backends/collective/all_to_all_v_cuda.hpp"
+#include "moe/backends/collective/gather_exchange_cuda.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_symmetric.hpp"
+#include "moe/experts/cuda_reference.hpp"
+#include "moe/models/runtime_layer.hpp"
+#include "moe/runner/device/captured_sizes.hpp"
+#include "moe/runner/device/dense_shared.hpp"
+#include "moe/runner/device/linear.hpp"
+#include "moe/runner/device/ranks.hpp"
+#include "moe/runner/device/row_kernels.hpp"
+
+namespace {
+
+using namespace moe_test::grid;
+using moe_test::expect_error;
+using Cuda = space::cuda;
+using comm::Nccl;
+using Window = comm::NcclSymmetric;
+using Config = models::RuntimeLayer<bf16, bf16>;
+using Local = backends::NoExpertParallel<Cuda>;
+using Gather = backends::AllGatherReduceScatter<Nccl>;
+using AllToAll = backends::AllToAllV<Nccl>;
+using LowLatency = backends::LowLatency<Window>;
+using HighThroughput = backends::HighThroughput<Window>;
+template <class Backend>
+using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, experts::CudaReference>;
+using Store = experts::WeightStore<Config, quantization::None, Cuda>;
+constexpr std::int64_t kTimeout = 20'000;
+
+struct Alone : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+  using Input = runner::transform::Projection<bf16>;
+  using Output = runner::transform::Projection<bf16>;
+  using Shared = runner::shared::Dense<bf16>;
+  using Scaling = runner::scaling::Factor;
+  using ZeroExperts = runner::zero_experts::Identity;
+  using End = runner::end::BiasNorm;
+};
+struct Parts : Alone {
+  using Parallel = runner::parallel::Groups<Nccl>;
+};
+
+int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+int world_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+/// The ranks that have this rank's color, in world order. One communicator for each `kind`, for all tests.
+std::map<std::string, std::unique_ptr<Nccl>> communicators;
+Nccl* group(std::string const& kind, int color) {
+  auto& found = communicators[kind];
+  if (found == nullptr) {
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, color, world_rank(), &part);
+    int rank = 0, size = 1;
+    MPI_Comm_rank(part, &rank);
+    MPI_Comm_size(part, &size);
+    auto const broadcast = [&](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, part); };
+    found = std::make_unique<Nccl>(Nccl::over(rank, size, broadcast, {.timeout_ms = kTimeout}));
+    MPI_Comm_free(&part);
+  }
+  return found.get();
+}
+class Communicators : public testing::Environment {
+  void TearDown() override { communicators.clear(); }
+};
+[[maybe_unused]] auto* const cleared = testing::AddGlobalTestEnvironment(new Communicators);
+
+/// Weights in device memory, in the element that is asked for.
+class OnDevice {
+ public:
+  template <class T>
+  T const* as(T const*, std::vector<float> const& from) {
+    std::vector<T> values(from.size());
+    std::transform(from.begin(), from.end(), values.begin(), [](float v) { return from_float<T>(v); });
+    auto const bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
+    memory_.emplace_back(std::max<std::int64_t>(bytes, 1));
+    Memory<Cuda>::copy_from_host(memory_.back().data(), values.data(), static_cast<std::size_t>(bytes));
+    return reinterpret_cast<T const*>(memory_.back().data());
+  }
+
+ private:
+  std::list<Buffer<std::byte, Cuda>> memory_;
+};
+
+/// Input and output of a forward.
+struct Rowset {
+  explicit Rowset(std::vector<float> const& x) : rows(static_cast<std::int64_t>(x.size()) / kHidden), in(room(x)), out(in.size()) {
+    std::vector<bf16> values(static_cast<std::size_t>(in.size()));
+    std::transform(x.begin(), x.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
+    in.copy_from_host(values.data());
+    Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  Rows<bf16 const> x() const { return make_rows(static_cast<bf16 const*>(in.data()), rows, kHidden); }
+  Rows<bf16> y() { return make_rows(out.data(), rows, kHidden); }
+  std::vector<float> result() {
+    std::vector<bf16> values(static_cast<std::size_t>(out.size()));
+    out.copy_to_host(values.data());
+    std::vector<float> wide;
+    for (std::int64_t i = 0; i < rows * kHidden; ++i) wide.push_back(to_float(values[static_cast<std::size_t>(i)]));
+    return wide;
+  }
+  std::int64_t rows;
+  Buffer<bf16, Cuda> in, out;
+
+ private:
+  static std::int64_t room(std::vector<float> const& x) { return std::max<std::int64_t>(static_cast<std::int64_t>(x.size()), kHidden); }
+};
+
+/// Waits for the stream within the deadline, and throws what the exchange or a communicator has found.
+template <class R>
+void finish(R& runner, Nccl* comm, cudaStream_t stream) {
+  if (comm != nullptr) comm->synchronize(stream);
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  if constexpr (requires { runner.layer().exchange().check(); }) runner.layer().exchange().check();
+}
+
+/// A rank of a grid.
+template <class Backend, class PartsT = Parts>
+class Rank {
+ public:
+  using R = Runner<LayerOf<Backend>, PartsT>;
+  Rank(Grid const& g, Model const& m, bool rows_agree, BackendFacts const& facts = Backend::kFacts)
+      : moe(place_of(g, world_rank(), facts)),
+        tp(group(text("tp ", g.tp), world_rank() / g.tp)),
+        layer_group(runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", g.tp), moe.tp_rank)),
+        placement(kExperts, moe.ep_size),
+        shards(m.form.shared == SharedOutput::partial ? g.tp : 1),
+        store(experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size)),
+        runner(comm(), store.view(), grid_params(m, rows_agree)) {}
+  std::vector<float> forward(std::vector<float> const& x) {
+    Rowset rows(x);
+    runner.forward(rows.x(), rows.y(), {}, stream);
+    finish(runner, tp, stream);
+    std::vector<float> out = rows.result();
+    if (!runner.reductions().result_partial) return out;
+    Buffer<float, Cuda> terms(std::max<std::int64_t>(static_cast<std::int64_t>(out.size()), 1));
+    out.resize(static_cast<std::size_t>(terms.size()));
+    terms.copy_from_host(out.data());
+    tp->all_reduce(terms.data(), terms.size(), terms.data(), stream);
+    stream.synchronize();
+    terms.copy_to_host(out.data());
+    out.resize(x.size());
+    return out;
+  }
+
+  MoeParallel moe;
+  Nccl *tp, *layer_group;
+  ExpertPlacement placement;
+  int shards;
+  OnDevice weights;
+  Store store;
+  comm::Self<Cuda> self;
+  CudaStream stream;
+  R runner;
+
+ private:
+  typename Backend::Comm& comm() {
+    if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+      return *layer_group;
+    } else {
+      return self;
+    }
+  }
+  typename R::Params grid_params(Model const& m, bool rows_agree) {
+    auto p = params<R>(m, placement, kIntermediate / moe.moe_tp_size, cut13(m.shared13, kShared, kHidden, moe.tp_rank % shards, shards),
+                       cut2(m.shared2, kShared, kHidden, moe.tp_rank % shards, shards), weights);
+    if constexpr (requires { p.parallel.moe; }) {
+      p.parallel = {.moe = moe, .tp = tp, .reduce_results = m.form.reduce_results, .rows_agree = rows_agree};
+    }
+    return p;
+  }
+};
+
+void expect_close(std::vector<float> const& got, std::vector<float> const& want) {
+  float largest = 0;
+  for (float v : want) largest = std::max(largest, std::abs(v));
+  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1.5e-2 * largest) << "value " << i;
+}
+
+template <class Backend>
+class RunnerGrid : public testing::Test {};
+using Backends = testing::Types<Local, Gather, AllToAll, LowLatency, HighThroughput>;
+TYPED_TEST_SUITE(RunnerGrid, Backends);
+
+// N1, N5, N8, N9, N10, N18: every grid; the forms that differ in their sums. Ranks agree on rows in every other one.
+TYPED_TEST(RunnerGrid, EqualsOneRank) {
+  Form const forms[] = {{false, false, SharedOutput::none, true},
+                        {false, false, SharedOutput::partial, true},
+                        {false, true, SharedOutput::complete, true},
+                        {true, true, SharedOutput::partial, true},
+                        {true, false, SharedOutput::partial, false}};
+  int ran = 0, refused = 0;
+  for (Grid const& g : grids(world_size())) {
+    for (bool sp : {false, true}) {
+      BackendFacts facts = TypeParam::kFacts;
+      if (sp && !facts.sequence_parallel) continue;
+      facts.sequence_parallel = sp;
+      for (Form const& form : forms) {
+        SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp, ", latent ", form.latent, ", norm ",
+                          form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
+        Model const m{.form = form};
+        MoeParallel const place = place_of(g, 0, facts);
+        if (runner::parallel_conflict(place) != nullptr || (place.use_sp_moe() && form.shared == SharedOutput::partial)) {
+          expect_error(ErrorCode::config, "", [&] { Rank<TypeParam> rank(g, m, false, facts); });
+          ++refused;
+          continue;
+        }
+        Rank<TypeParam> rank(g, m, ran % 2 == 1, facts);
+        std::vector<float> const x = tokens(rank.moe), want = on_one_rank(m, x);
+        expect_close(rank.forward(x), want);
+        expect_close(rank.forward(x), want);
+        if (testing::Test::HasFatalFailure()) return;
+        ++ran;
+      }
+    }
+  }
+  EXPECT_GT(ran, 0);
+}
+
+/// A grid in one graph: ranks that state their rows wait for nobody.
+template <class Backend>
+void replays(Grid const& g, SharedOutput shared) {
+  Model const m{.form = {false, false, shared}};
+  Rank<Backend> rank(g, m, true);
+  std::vector<float> const want = rank.forward(numbers(70, 4 * kHidden));
+  Rowset rows(numbers(70, 4 * kHidden));
+  {
+    runner::CapturedSizes<Cuda> graphs;
+    std::vector<std::int64_t> const sizes{4};
+    graphs.capture(*group("ep", 0), sizes, runner::capture_obstacle(rank.runner.layer()), [&](std::int64_t n, cudaStream_t s) {
+      rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
+    });
+    for (int i = 0; i < 3; ++i) {
+      Memory<Cuda>::fill(rows.out.data(), 0xff, rows.out.bytes());
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      graphs.replay(4, rank.stream);
+      finish(rank.runner, rank.tp, rank.stream);
+      EXPECT_EQ(rows.result(), want);
+    }
+  }
+  Rank<Backend> asks(g, m, false);
+  CudaStream stream;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  expect_error(ErrorCode::state, "capture", [&] { asks.runner.forward(rows.x(), rows.y(), {}, stream); });
+  cudaGraph_t graph = nullptr;
+  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  cudaGraphDestroy(graph);
+  std::vector<float> const again = asks.forward(numbers(70, 4 * kHidden));
+  EXPECT_EQ(again, want) << "the refused capture left nothing behind";
+}
+TEST(RunnerGridGraph, TensorParallelLocal) { replays<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
+TEST(RunnerGridGraph, TensorParallelLowLatency) { replays<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete); }
+
+// A rank with a wrong argument, and a TP group whose ranks differ: all ranks get an error, and the next call works.
+TEST(RunnerGridErrors, ReachAllRanks) {
+  int const last = world_size() - 1;
+  Model const m{.form = {false, false, SharedOutput::partial}};
+  Rank<Local> rank({world_size(), 1, 1, true}, m, false);
+  bool const errs = world_rank() == last;
+  auto forward = [&](std::int64_t n, std::int64_t out_rows) {
+    Rowset rows(numbers(50, 3 * kHidden));
+    rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), out_rows, kHidden), {},
+                        rank.stream);
+    finish(rank.runner, rank.tp, rank.stream);
+  };
+  if (errs) {
+    expect_error(ErrorCode::argument, "output: rows: 2, expected 3", [&] { forward(3, 2); });
+  } else {
+    expect_error(ErrorCode::peer, text("TP rank ", last, " failed with E_ARG"), [&] { forward(3, 3); });
+  }
+  forward(3, 3);
+  expect_error(ErrorCode::mismatch, "TP ranks hold the same tokens", [&] { forward(errs ? 2 : 3, errs ? 2 : 3); });
+  forward(3, 3);
+}
+
+struct WholeParts : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+};
+struct ChunkParts : WholeParts {
+  using Chunking = runner::chunking::Lockstep;
+};
+
+template <class Backend>
+class RunnerChunks : public testing::Test {
+ protected:
+  template <class P>
+  using R = Runner<LayerOf<Backend>, P>;
+  Model const m{.form = {false, false, SharedOutput::none}};
+  Nccl& comm = *group("ep", 0);
+  ExpertPlacement const placement{kExperts, world_size()};
+  Store store = experts_of<Store>(m, placement, world_rank(), 0, 1);
+  OnDevice weights;
+  CudaStream stream;
+
+  template <class P>
+  typename R<P>::Params chunk_params(std::int64_t capacity) {
+    typename R<P>::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
+                                      .max_tokens_per_rank = capacity,
+                                      .placement = placement,
+                                      .router = {.num_experts = kExperts, .topk = kTopK}}};
+    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+    return p;
+  }
+  template <class Runner>
+  std::vector<float> run(Runner& runner, std::vector<float> const& x) {
+    Rowset rows(x);
+    runner.forward(rows.x(), rows.y(), {}, stream);
+    finish(runner, &comm, stream);
+    return rows.result();
+  }
+  static std::int64_t rows_of(std::vector<int> const& counts) { return counts[static_cast<std::size_t>(world_rank())]; }
+};
+using ChunkBackends = testing::Types<Gather, LowLatency>;
+TYPED_TEST_SUITE(RunnerChunks, ChunkBackends);
+
+TYPED_TEST(RunnerChunks, N2_N3_N4_EqualTheWholeBatch) {
+  using Whole = typename TestFixture::template R<WholeParts>;
+  using Chunked = typename TestFixture::template R<ChunkParts>;
+  std::vector<std::vector<int>> const steps{{5, 3, 0, 1}, {3, 0, 5, 1}, {0, 0, 0, 0}, {4, 4, 0, 4}, {1, 1, 1, 1}, {5, 5, 5, 5}};
+  Whole whole(this->comm, this->store.view(), this->template chunk_params<WholeParts>(kMost));
+  for (int chunk : {1, 2, 8}) {
+    for (ChunkMode mode : {ChunkMode::exact, ChunkMode::min_one}) {
+      for (std::int64_t most : {0, 5}) {
+        auto p = this->template chunk_params<ChunkParts>(chunk);
+        p.chunking.mode = mode;
+        p.chunking.most_rows = most;
+        Chunked chunked(this->comm, this->store.view(), p);
+        for (auto const& counts : steps) {
+          SCOPED_TRACE(text("chunk ", chunk, ", mode ", static_cast<int>(mode), ", most ", most, ", rank 0 has ", counts[0]));
+          std::vector<float> const x = numbers(1000 + world_rank(), this->rows_of(counts) * kHidden);
+          EXPECT_EQ(this->run(chunked, x), this->run(whole, x));
+        }
+      }
+    }
+  }
+}
+
+/// A batch of fixed passes in one graph; a rank whose rows exceed the stated ones is refused before any pass, and the next call works.
+TYPED_TEST(RunnerChunks, StatedRowsNeedNoHost) {
+  using Chunked = typename TestFixture::template R<ChunkParts>;
+  auto p = this->template chunk_params<ChunkParts>(2);
+  p.chunking.most_rows = 5;
+  Chunked chunked(this->comm, this->store.view(), p);
+  std::vector<float> const x = numbers(1000 + world_rank(), (5 - world_rank() % 3) * kHidden), want = this->run(chunked, x);
+  Rowset rows(x);
+  {
+    runner::CapturedSizes<Cuda> graphs;
+    std::vector<std::int64_t> const sizes{5};
+    graphs.capture(this->comm, sizes, runner::capture_obstacle(chunked.layer()),
+                   [&](std::int64_t, cudaStream_t s) { chunked.forward(rows.x(), rows.y(), {}, s); });
+    for (int i = 0; i < 2; ++i) {
+      Memory<Cuda>::fill(rows.out.data(), 0xff, rows.out.bytes());
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      graphs.replay(5, this->stream);
+      finish(chunked, &this->comm, this->stream);
+      EXPECT_EQ(rows.result(), want);
+    }
+  }
+  std::vector<float> const long_x = numbers(5, 6 * kHidden);
+  if (world_rank() == 0) {
+    expect_error(ErrorCode::capacity, "hidden_states: 6 rows exceed 5", [&] { this->run(chunked, long_x); });
+  } else {
+    expect_error(ErrorCode::peer, "", [&] { this->run(chunked, x); });
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  this->stream.synchronize();
+  EXPECT_EQ(this->run(chunked, x), want);
+}
+
+}  // namespace

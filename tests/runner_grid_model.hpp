@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/runner_grid_model.hpp: a small model whose weights all ranks of a grid know, its parts for one rank, and its output on one rank in
+// the host space: what the grids of both spaces are compared with.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "moe/backends/no_expert_parallel.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/runner/host/primitives.hpp"
+#include "moe/runner/runner.hpp"
+
+namespace moe_test::grid {
+
+using namespace moe;
+using runner::SharedOutput;
+inline constexpr int kHidden = 64, kLatent = 32, kIntermediate = 32, kShared = 32, kExperts = 8, kZero = 2, kTopK = 3, kMost = 7;
+
+/// Values that bf16 holds exactly.
+inline std::vector<float> numbers(int seed, std::int64_t count) {
+  std::mt19937 gen(static_cast<unsigned>(seed));
+  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (float& v : out) v = to_float(from_float<bf16>(value(gen)));
+  return out;
+}
+/// Rows [rank · part, …) of both halves of w13 [2 full, cols], and columns of w2 [cols, full].
+inline std::vector<float> cut13(std::vector<float> const& w, int full, int cols, int rank, int size) {
+  std::vector<float> out;
+  int const part = full / size;
+  for (int half : {0, full}) out.insert(out.end(), w.begin() + (half + rank * part) * cols, w.begin() + (half + (rank + 1) * part) * cols);
+  return out;
+}
+inline std::vector<float> cut2(std::vector<float> const& w, int full, int cols, int rank, int size) {
+  std::vector<float> out;
+  int const part = full / size;
+  for (int r = 0; r < cols; ++r) out.insert(out.end(), w.begin() + r * full + rank * part, w.begin() + r * full + (rank + 1) * part);
+  return out;
+}
+
+/// What a block has.
+struct Form {
+  bool latent, norm;
+  SharedOutput shared;
+  bool reduce_results = true;
+};
+inline int width(Form const& f) { return f.latent ? kLatent : kHidden; }
+
+/// Weights that all ranks know.
+struct Model {
+  Form form;
+  std::vector<float> gate = numbers(1, (kExperts + kZero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
+  std::vector<float> shared13 = numbers(4, 2 * kShared * kHidden), shared2 = numbers(5, kHidden* kShared), bias = numbers(6, kHidden);
+  std::vector<float> w13(int e) const { return numbers(100 + e, 2 * kIntermediate * width(form)); }
+  std::vector<float> w2(int e) const { return numbers(200 + e, kIntermediate * width(form)); }
+};
+
+/// This rank's experts. Store: a WeightStore of the layer's configuration.
+template <class Store>
+Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, int tp_rank, int tp_size) {
+  auto const mine = placement.local_to_physical(ep_rank);
+  Store out(static_cast<std::int64_t>(mine.size()), width(m.form), kIntermediate / tp_size, true);
+  for (std::size_t l = 0; l < mine.size(); ++l) {
+    out.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, width(m.form), tp_rank, tp_size).data(),
+                   cut2(m.w2(mine[l]), kIntermediate, width(m.form), tp_rank, tp_size).data());
+  }
+  return out;
+}
+
+/// The parameters of a runner but for its grid. shared13, shared2: this rank's part. place.as(like, values): the values as the runner's
+/// parts take them, in its space; like: a pointer to their element.
+template <class R, class Place>
+typename R::Params params(Model const& m, ExpertPlacement const& placement, int intermediate, std::vector<float> const& shared13,
+                          std::vector<float> const& shared2, Place&& place) {
+  typename R::Params p{.layer = {.shape = {.hidden = width(m.form), .intermediate = intermediate, .num_experts = kExperts, .topk = kTopK},
+                                 .max_tokens_per_rank = kMost,
+                                 .placement = placement,
+                                 .router = {.num_experts = kExperts, .topk = kTopK, .num_zero_experts = kZero}}};
+  auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
+    to = make_rows(place.as(to.data_handle(), values), rows, cols);
+  };
+  p.hidden = kHidden;
+  matrix(p.gate.weight, m.gate, kExperts + kZero, kHidden);
+  if (m.form.latent) {
+    matrix(p.input.weight, m.in, kLatent, kHidden);
+    matrix(p.output.weight, m.out, kHidden, kLatent);
+    p.output.normalise = m.form.norm;
+    p.output.eps = 1e-3F;
+  }
+  p.scaling.routed = 1.5F;
+  p.end.bias = place.as(p.end.bias, m.bias);
+  p.end.normalise = m.form.norm;
+  p.end.eps = 1e-3F;
+  if (m.form.shared != SharedOutput::none) {
+    auto const columns = static_cast<std::int64_t>(shared2.size()) / kHidden;
+    p.shared.count = 1;
+    p.shared.intermediate = columns;
+    auto& [w13, w2] = p.shared.weights;
+    w13 = {make_blocks(place.as(w13.codes.data_handle(), shared13), 1, 2 * columns, kHidden),
+           make_rows(w13.scales.data_handle(), 1, 0),
+           {},
+           2 * columns,
+           kHidden};
+    w2 = {make_blocks(place.as(w2.codes.data_handle(), shared2), 1, kHidden, columns),
+          make_rows(w2.scales.data_handle(), 1, 0),
+          {},
+          kHidden,
+          columns};
+    p.shared.sharding = m.form.shared;
+    p.shared.average = true;
+  }
+  return p;
+}
+
+/// Weights of the host space: where they are.
+struct InPlace {
+  float const* as(float const*, std::vector<float> const& values) const { return values.data(); }
+};
+struct HostConfig : LayerDefaults {
+  static constexpr int topk = kTopK;
+  using Activation = activation::Silu;
+};
+/// Everything that a block can have, most of it chosen at run time.
+struct HostParts : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+  using Input = runner::transform::Projection<float>;
+  using Output = runner::transform::Projection<float>;
+  using Shared = runner::shared::Separate<experts::Reference<float>>;
+  using Scaling = runner::scaling::Factor;
+  using ZeroExperts = runner::zero_experts::Identity;
+  using End = runner::end::BiasNorm;
+};
+using HostStore = experts::WeightStore<HostConfig, quantization::None>;
+template <class Backend>
+using HostLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::None, Backend, experts::Reference<float>>;
+
+inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& x) {
+  using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostParts>;
+  ExpertPlacement const placement(kExperts, 1);
+  HostStore const store = experts_of<HostStore>(m, placement, 0, 0, 1);
+  comm::Self<> self;
+  R runner(self, store.view(), params<R>(m, placement, kIntermediate, m.shared13, m.shared2, InPlace{}));
+  std::vector<float> out(x.size());
+  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
+  return out;
+}
+
+struct Grid {
+  int tp, dp, pcp;
+  bool ep;
+};
+/// A rank's place.
+inline MoeParallel place_of(Grid const& g, int rank, BackendFacts const& facts) {
+  return flatten({.tp_size = g.tp,
+                  .tp_rank = rank % g.tp,
+                  .pcp_size = g.pcp,
+                  .pcp_rank = rank / g.tp % g.pcp,
+                  .dp_size = g.dp,
+                  .dp_rank = rank / g.tp / g.pcp,
+                  .enable_expert_parallel = g.ep,
+                  .backend = facts});
+}
+/// All grids of n ranks.
+inline std::vector<Grid> grids(int n) {
+  std::vector<Grid> out;
+  for (int tp = 1; tp <= n; ++tp) {
+    if (n % tp != 0) continue;
+    for (bool ep : {false, true}) {
+      out.push_back({tp, n / tp, 1, ep});
+      if (n / tp > 1) out.push_back({tp, 1, n / tp, ep});
+    }
+  }
+  return out;
+}
+/// Tokens of a rank: TP peers hold the same, the others different ones, one none. N10: 5 rows over 2 or 4 TP ranks.
+inline std::vector<float> tokens(MoeParallel const& p) {
+  constexpr int kCounts[] = {5, 3, 0, 1};
+  int const at = p.dp_rank * p.pcp_size + p.pcp_rank;
+  return numbers(1000 + at, static_cast<std::int64_t>(kCounts[at]) * kHidden);
+}
+
+}  // namespace moe_test::grid
