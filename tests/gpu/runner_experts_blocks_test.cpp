@@ -17,6 +17,7 @@
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/device_experts.hpp"
+#include "moe/models/fused_shared.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
@@ -79,11 +80,12 @@ Weights widened(Weights w, std::string const& name) {
   numbers.refill(w.output_bias, kHidden, 0.2);
   numbers.refill(w.post_norm, kHidden, 0.2, 1);
   if (w.shared.count > 0) {
-    w.shared.intermediate = 96;
-    d.shared.intermediate = 96 * w.shared.count;
+    std::int64_t const wide = w.shared.count > 1 ? kInner : 2 * kInner;
+    w.shared.intermediate = wide;
+    d.shared.intermediate = wide * w.shared.count;
     std::int64_t const parts = d.shared.activation.gated() ? 2 : 1;
-    numbers.fill(w.shared.w13, w.shared.count * parts * 96 * kHidden, 2 * bound(kHidden));
-    numbers.fill(w.shared.w2, w.shared.count * kHidden * 96, 2 * bound(96));
+    numbers.fill(w.shared.w13, w.shared.count * parts * wide * kHidden, 2 * bound(kHidden));
+    numbers.fill(w.shared.w2, w.shared.count * kHidden * wide, 2 * bound(wide));
     numbers.refill(w.shared.gate, kHidden, bound(kHidden));
   }
   return w;
@@ -98,7 +100,7 @@ template <class Quant>
 OnDevice run_on_device(Weights const& weights, std::vector<float> const& hidden, std::vector<std::int64_t> const& tokens) {
   std::int64_t const h = weights.description.hidden, rows = static_cast<std::int64_t>(hidden.size()) / h;
   comm::Self<Cuda> self;
-  models::BestDeviceBlock<Quant, Local> block(self, weights, ExpertPlacement(weights.description.router.num_experts, 1), rows);
+  models::BestDeviceBlock<Quant, Local> block(self, weights, ExpertPlacement(static_cast<int>(weights.experts.size()), 1), rows);
   std::vector<bf16> values(hidden.size());
   std::transform(hidden.begin(), hidden.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
   Buffer<bf16, Cuda> x(rows * h), y(rows * h);
@@ -133,6 +135,18 @@ OnDevice run_on_device(Weights const& weights, std::vector<float> const& hidden,
   return run;
 }
 
+/// The same block in the host space.
+template <class Quant>
+std::vector<float> on_host(Weights const& weights, std::vector<float> const& hidden, std::vector<std::int64_t> const& tokens) {
+  using Block = models::BlockRunner<Quant, backends::NoExpertParallel<>, experts::Reference<float>>;
+  std::vector<float> out(hidden.size());
+  comm::Self<> self;
+  Block block(self, Weights(weights), ExpertPlacement(static_cast<int>(weights.experts.size()), 1),
+              static_cast<std::int64_t>(hidden.size()) / weights.description.hidden);
+  block.forward(hidden, tokens.empty() ? nullptr : tokens.data(), out);
+  return out;
+}
+
 bool hopper() { return device_architecture() == 90; }
 
 /// Families that must be among those that ran.
@@ -148,26 +162,29 @@ template <class Quant>
 void widened_blocks_equal_the_host(double tolerance) {
   constexpr bool kFourBits = std::is_same_v<Quant, Mxfp4> || std::is_same_v<Quant, Int4>;
   std::set<std::string> ran, fast;
+  int with_fused = 0;
   each_block_file([&](BlockFile const& f) {
     Weights const weights = widened(io::load_block<float>(f.store), f.name);
     io::LayerDescription const& d = weights.description;
-    std::int64_t const rows = f.rows();
-    std::vector<float> hidden, want(static_cast<std::size_t>(rows * d.hidden));
-    Numbers(f.name + " rows").fill(hidden, rows * d.hidden, 1.0);
-    using Host = models::BlockRunner<Quant, backends::NoExpertParallel<>, experts::Reference<float>>;
-    comm::Self<> self;
-    Host host(self, Weights(weights), ExpertPlacement(d.router.num_experts, 1), rows);
-    host.forward(hidden, f.tokens.empty() ? nullptr : f.tokens.data(), want);
-
+    std::vector<float> hidden;
+    Numbers(f.name + " rows").fill(hidden, f.rows() * d.hidden, 1.0);
     OnDevice const got = run_on_device<Quant>(weights, hidden, f.tokens);
-    EXPECT_LT(relative_error(got.output, want), tolerance) << got.experts << ": " << got.note;
+    EXPECT_LT(relative_error(got.output, on_host<Quant>(weights, hidden, f.tokens)), tolerance) << got.experts << ": " << got.note;
     bool const four_bits_fit = experts::detail::is_w4_activation(d.activation.kind) && d.weight_on != io::WeightOn::expert_input;
     bool const fits = hopper() && (!kFourBits || four_bits_fit);
     EXPECT_EQ(got.experts, !fits ? "cuda_reference" : kFourBits ? "hopper_w4a16" : "hopper_contiguous") << got.note;
     EXPECT_EQ(got.note.empty(), fits) << got.note;
     ran.insert(f.name);
     if (fits) fast.insert(f.name);
+    if (!models::fusing_obstacle(weights).empty()) return;
+
+    Weights const fused = models::with_fused_shared(weights);
+    OnDevice const one_kernel = run_on_device<Quant>(fused, hidden, f.tokens);
+    EXPECT_LT(relative_error(one_kernel.output, on_host<Quant>(fused, hidden, f.tokens)), tolerance) << "fused: " << one_kernel.experts;
+    EXPECT_EQ(one_kernel.experts, got.experts);
+    ++with_fused;
   });
+  EXPECT_GE(with_fused, 2);
   expect_families(ran, {"deepseek_v3", "qwen3_moe", "gpt_oss", "mixtral"});
   if (hopper()) expect_families(fast, {"deepseek_v3", "qwen3_moe", "gpt_oss"});
   if (std::getenv("MOE_GOLDEN_DIR") == nullptr) return;  // the selection in tests/data has no more of them

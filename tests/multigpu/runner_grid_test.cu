@@ -4,7 +4,7 @@
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/allgather_reduce_scatter.cuh"
 #include "moe/backends/collective/no_expert_parallel.cuh"
-#include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_symmetric.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -68,7 +69,7 @@ auto Layer<C>::row_quantization([[maybe_unused]] Quant const& quant) -> RowQuant
 template <class C>
 std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const {
   build(comm, [&] {
-    check_router();
+    check_router(p.placement);
     if (p.max_tokens_per_rank < 0) {
       throw Error(ErrorCode::config,
                   text(".max_tokens_per_rank is missing in the layer's parameters, or below 0: ", p.max_tokens_per_rank));
@@ -87,7 +88,7 @@ template <class C>
 void Layer<C>::take_memory() {
   ids_ = arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots());
   weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
-  if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * router_.topk());
+  if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
   if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
   if constexpr (Space::kKind == SpaceKind::cuda) device_counters_ = take_zeroed_counters();
   arena_.seal();
@@ -101,16 +102,21 @@ routing::RouteCounters* Layer<C>::take_zeroed_counters() {
 }
 
 template <class C>
-void Layer<C>::check_router() const {
-  if (router_.num_slots() != router_.topk()) {
-    throw Error(ErrorCode::unsupported, text("fused shared experts: a layer dispatches ", router_.topk(), " columns, the router writes ",
-                                             router_.num_slots(), "; run shared experts beside the layer"));
+void Layer<C>::check_router(ExpertPlacement const& placement) const {
+  int const fused = router_.num_slots() - router_.topk();
+  std::string const and_fused = fused == 0 ? std::string() : text(" and ", fused, " fused shared experts");
+  if (router_.num_slots() != shape_.topk()) {
+    throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), and_fused, ", the layer has ", shape_.topk()));
   }
-  if (router_.topk() != shape_.topk()) {
-    throw Error(ErrorCode::config, text("top_k: the router chooses ", router_.topk(), ", the layer has ", shape_.topk()));
+  if (router_.num_experts() + fused != shape_.num_experts()) {
+    throw Error(ErrorCode::config,
+                text("num_experts: the router has ", router_.num_experts(), and_fused, ", the layer ", shape_.num_experts()));
   }
-  if (router_.num_experts() != shape_.num_experts()) {
-    throw Error(ErrorCode::config, text("num_experts: the router has ", router_.num_experts(), ", the layer ", shape_.num_experts()));
+  if (fused > 0 && (placement.ep_size() > 1 || maps())) {
+    throw Error(ErrorCode::unsupported,
+                text("fused shared experts: every rank computes its own, and ",
+                     maps() ? std::string("a mapping moves experts") : text("the placement has ", placement.ep_size(), " ranks"),
+                     "; run shared experts beside the layer"));
   }
 }
 

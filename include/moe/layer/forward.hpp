@@ -133,7 +133,7 @@ void Layer<C>::route(GivenRouting const& given, ForwardOptions const& options, S
 /// Host space: fills dispatched_ from topk_ids().
 template <class C>
 void Layer<C>::choose_replicas() {
-  for (std::int64_t i = 0; i < rows_ * router_.topk(); ++i) {
+  for (std::int64_t i = 0; i < rows_ * num_slots_; ++i) {
     dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
   }
   if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
@@ -172,6 +172,10 @@ void Layer<C>::validate_routing(Rows<L const> logits, std::int64_t rows, Forward
 
 template <class C>
 void Layer<C>::validate_routing(GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const {
+  if (num_slots_ != router_.topk()) {
+    throw Error(ErrorCode::unsupported,
+                "fused shared experts: forward_routed() has no columns for them; the router adds them in forward()");
+  }
   routing::check_given(router_, given.ids, given.weights, rows);
   if (options.num_valid_rows > rows) {
     throw Error(ErrorCode::argument, text("num_valid_rows: ", options.num_valid_rows, " is out of range [0, ", rows, "]"));
@@ -185,7 +189,7 @@ void Layer<C>::validate_routing(GivenRouting const& given, std::int64_t rows, Fo
 
 template <class C>
 Rows<std::int32_t const> Layer<C>::dispatched_ids() const {
-  return make_rows(static_cast<std::int32_t const*>(dispatched_ != nullptr ? dispatched_ : ids_), rows_, router_.topk());
+  return make_rows(static_cast<std::int32_t const*>(dispatched_ != nullptr ? dispatched_ : ids_), rows_, num_slots_);
 }
 
 template <class C>

@@ -154,7 +154,7 @@ class Layer {
   std::int64_t agreed_max_tokens(Comm& comm, Weights const& weights, Params const& p) const;
   void take_memory();
   routing::RouteCounters* take_zeroed_counters();
-  void check_router() const;
+  void check_router(ExpertPlacement const& placement) const;
   void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
   static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
   static bool sums_by_rank(typename Backend::Params const& backend);
@@ -193,7 +193,7 @@ class Layer {
   Kernel kernel_;
   std::int32_t* ids_ = nullptr;         // [T_max, k + fused shared]
   float* weights_ = nullptr;            // as ids_
-  std::int32_t* dispatched_ = nullptr;  // [T_max, k]; null: ids_ is dispatched
+  std::int32_t* dispatched_ = nullptr;  // as ids_; null: ids_ is dispatched
   float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
   routing::RouteCounters counters_;                    // host space

@@ -144,8 +144,8 @@ class BlockRunner {
   typename Runner::Params params(ExpertPlacement const& placement, std::int64_t max_tokens, Quant const& quant,
                                  typename Backend::Params const& backend, BlockRunnerOptions<Parts> const& options) const {
     routing::RouterConfig const router = io::router_config(weights_);
-    typename Runner::Params p{.layer = {.shape = {d().expert_hidden(), weights_.intermediate, router.num_experts, router.topk,
-                                                  d().weight_on == io::WeightOn::expert_input},
+    typename Runner::Params p{.layer = {.shape = {d().expert_hidden(), weights_.intermediate, router.num_experts + router.num_fused_shared,
+                                                  router.num_slots(), d().weight_on == io::WeightOn::expert_input},
                                         .max_tokens_per_rank = max_tokens,
                                         .placement = placement,
                                         .router = router,

@@ -120,14 +120,14 @@ class DeviceBlock {
     router.correction_bias = copies_.copy<float>(w.correction_bias);
     router.per_expert_scale = copies_.copy<float>(w.per_expert_scale);
     router.hash_table = copies_.copy<std::int64_t>(w.hash_table);
-    typename Runner::Params p{
-        .layer = {.shape = {d.expert_hidden(), w.intermediate, router.num_experts, router.topk, d.weight_on == io::WeightOn::expert_input},
-                  .max_tokens_per_rank = max_tokens,
-                  .placement = placement,
-                  .router = router,
-                  .quantization = quant,
-                  .activation = {d.activation.kind, d.activation.constants},
-                  .backend = backend}};
+    typename Runner::Params p{.layer = {.shape = {d.expert_hidden(), w.intermediate, router.num_experts + router.num_fused_shared,
+                                                  router.num_slots(), d.weight_on == io::WeightOn::expert_input},
+                                        .max_tokens_per_rank = max_tokens,
+                                        .placement = placement,
+                                        .router = router,
+                                        .quantization = quant,
+                                        .activation = {d.activation.kind, d.activation.constants},
+                                        .backend = backend}};
     p.hidden = d.hidden;
     p.expert_hidden = d.expert_hidden();
     p.gate = gate(w);
