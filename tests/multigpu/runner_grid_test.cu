@@ -4,7 +4,9 @@
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/allgather_reduce_scatter.cuh"
 #include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"
@@ -35,3 +37,6 @@ template class moe::runner::device::DenseShared<bf16>;
 template void Kernels::rms_norm(Rows<bf16 const>, float const*, float, float, Rows<bf16>, cudaStream_t);
 template void Kernels::copy_columns(Rows<bf16 const>, Rows<bf16>, cudaStream_t);
 template void Kernels::finish(moe::runner::FinishRows<bf16, bf16> const&, cudaStream_t);
+
+/// Emits resolve_peers() for the file that g++ compiles.
+[[gnu::used]] static auto* const kResolvePeers = &moe::comm::detail::resolve_peers;

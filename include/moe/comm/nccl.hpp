@@ -17,7 +17,6 @@
 #include "moe/comm/deadline.hpp"
 #include "moe/comm/nccl_connect.hpp"
 #include "moe/core/cuda_space.hpp"
-#include "moe/core/types.hpp"
 
 namespace moe::comm {
 
@@ -104,9 +103,7 @@ class Nccl {
   int size() const { return size_; }
   /// Collective: connects the communicator for sends and receives, once. The first of them also does it, unless a stream is being captured.
   void connect() {
-    if (direct_ != nullptr || size_ == 1) {
-      return;
-    }
+    if (direct_ != nullptr || size_ == 1) return;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     check(ncclCommSplit(live(), 0, rank_, &direct_, &config), "ncclCommSplit");
@@ -189,9 +186,10 @@ class Nccl {
     check(ncclAllReduce(word, word, 1, ncclFloat, ncclSum, live(), stream), "ncclAllReduce");
   }
   /// out[0, n) = the sum over ranks of in[0, n), in NCCL's order: the same bits on every rank. `in` may be `out`.
-  void all_reduce(float const* in, std::int64_t n, float* out, StreamType stream) { reduce(in, n, out, ncclFloat, stream); }
-  void all_reduce(bf16 const* in, std::int64_t n, bf16* out, StreamType stream) { reduce(in, n, out, ncclBfloat16, stream); }
-  void all_reduce(f16 const* in, std::int64_t n, f16* out, StreamType stream) { reduce(in, n, out, ncclHalf, stream); }
+  template <class T>
+  void all_reduce(T const* in, std::int64_t n, T* out, StreamType stream) {
+    check(ncclAllReduce(in, out, bytes(n), detail::nccl_type<T>(), ncclSum, live(), stream), "ncclAllReduce");
+  }
   /// Rank r gets elements [offsets[r], offsets[r] + counts[r]) of the sum.
   void reduce_scatter_v(float const* in, std::int64_t const* counts, std::int64_t const* offsets, float* out, StreamType stream) {
     ncclComm_t const comm = live();
@@ -328,9 +326,6 @@ class Nccl {
   }
 
   static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
-  void reduce(void const* in, std::int64_t n, void* out, ncclDataType_t type, StreamType stream) {
-    check(ncclAllReduce(in, out, bytes(n), type, ncclSum, live(), stream), "ncclAllReduce");
-  }
   ncclComm_t live() const {
     if (comm_ == nullptr) {
       throw Error(ErrorCode::state, text("nccl: ", phase_, " after a failure; the group must be rebuilt"));

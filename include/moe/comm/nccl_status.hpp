@@ -7,8 +7,10 @@
 
 #include <cstdio>
 #include <string>
+#include <type_traits>
 
 #include "moe/core/error.hpp"
+#include "moe/core/types.hpp"
 
 namespace moe::comm::detail {
 
@@ -20,6 +22,13 @@ inline void check_nccl(ncclResult_t result, char const* call, ncclComm_t comm = 
                 text(call, ": ", ncclGetErrorString(result), last != nullptr && *last != '\0' ? "; " : "", last != nullptr ? last : ""),
                 where);
   }
+}
+
+/// NCCL's name of an element type.
+template <class T>
+constexpr ncclDataType_t nccl_type() {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  return std::is_same_v<T, float> ? ncclFloat : std::is_same_v<T, bf16> ? ncclBfloat16 : ncclHalf;
 }
 
 /// E_UNSUPPORTED unless the loaded NCCL has the version of the headers: its device structs change between patch releases.

@@ -163,6 +163,7 @@ void Runner<LayerT, PartsT>::take_memory([[maybe_unused]] Params const& p) {
   if constexpr (requires { router.config().num_joint_shared; }) num_joint_ = router.config().num_joint_shared;
   if (plan_.final) sum_ = arena_.template take<Act>(sizes_.max_rows * sizes_.hidden);
   if constexpr (kHasShared) shared_output_ = Parts::Shared::output_of(p.shared);
+  if constexpr (kSharedFitsBetween) shared_between_ = p.overlap_shared && shared_.active() && !shared_.takes_routing_weights();
   if constexpr (kHasShared) factor_ = p.shared.average && shared_output_ != runner::SharedOutput::none ? 0.5F : 1.0F;
   if (kernel_hidden_ > sizes_.expert_hidden) padded_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);
   if (!kPlain || kernel_hidden_ > sizes_.expert_hidden) routed_ = arena_.template take<Act>(sizes_.max_rows * kernel_hidden_);

@@ -122,6 +122,8 @@ class Runner {
     typename Parts::Input::Params input{};
     typename Parts::Output::Params output{};
     typename Parts::Shared::Params shared{};
+    /// An asynchronous backend's exchange is under way while the shared experts run: the same bits. false: they run before the layer.
+    bool overlap_shared = true;
     typename Parts::Scaling::Params scaling{};
     typename Parts::End::Params end{};
     typename Parts::Chunking::Params chunking{};
@@ -208,6 +210,9 @@ class Runner {
   static constexpr bool kParallel = runner::detail::kPresent<typename Parts::Parallel>;
   static_assert(!kParallel || Space::kKind == SpaceKind::cuda || std::is_same_v<Act, float>,
                 "moe: sums over a TP group in the host space need float32 rows. Fix: a layer with Act = float");
+  /// The exchange has halves between which the shared experts fit.
+  static constexpr bool kSharedFitsBetween =
+      kHasShared && facts::is_asynchronous<typename Layer::Backend>() && requires { typename LayerT::Half; };
   static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
   static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
   static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
@@ -300,6 +305,8 @@ class Runner {
   void gate_stage(B& batch, Logits const& logits, std::int64_t first, Probe& probe);
   template <class B, class Probe>
   void layer_stage(B& batch, Probe& probe);
+  template <class X, class Y, class B, class Probe>  // around_shared.hpp
+  void layer_around_shared(X x, Y routed, B& batch, Probe& probe);
   void abandon_layer(bool halves, Stream<Space> stream);
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
@@ -331,12 +338,13 @@ class Runner {
   Layer layer_;
   typename runner::detail::HalvedOf<typename Parts::DualBatch, Layer>::type halved_;
   Chunks chunks_;
-  std::byte* zeros_ = nullptr;  // a row of hidden states and a row of logits, for a chunk without rows
-  Act* dummy_ = nullptr;        // [H], the output of such a row
-  Act* sum_ = nullptr;          // [max_rows, H], what the TP group adds up at the end
-  Act* padded_ = nullptr;       // [max_rows, kernel_hidden], if the layer is wider than the routed path
-  Act* routed_ = nullptr;       // [max_rows, kernel_hidden], unless the layer writes the block's output
-  float* joint_ = nullptr;      // [max_rows, S], routing weights of shared experts
+  bool shared_between_ = false;  // the shared experts run between the halves of an exchange
+  std::byte* zeros_ = nullptr;   // a row of hidden states and a row of logits, for a chunk without rows
+  Act* dummy_ = nullptr;         // [H], the output of such a row
+  Act* sum_ = nullptr;           // [max_rows, H], what the TP group adds up at the end
+  Act* padded_ = nullptr;        // [max_rows, kernel_hidden], if the layer is wider than the routed path
+  Act* routed_ = nullptr;        // [max_rows, kernel_hidden], unless the layer writes the block's output
+  float* joint_ = nullptr;       // [max_rows, S], routing weights of shared experts
   int num_joint_ = 0;
   int num_zero_ = 0;
   routing::ZeroExpertKind zero_kind_ = routing::ZeroExpertKind::none;

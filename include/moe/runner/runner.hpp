@@ -3,6 +3,7 @@
 // nothing. The class is in runner/declaration.hpp.
 #pragma once
 
+#include "moe/runner/around_shared.hpp"
 #include "moe/runner/construction.hpp"
 #include "moe/runner/declaration.hpp"
 #include "moe/runner/forward.hpp"
