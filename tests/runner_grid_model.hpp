@@ -49,6 +49,7 @@ struct Form {
   bool latent, norm;
   SharedOutput shared;
   bool reduce_results = true;
+  bool overlap_shared = true;
 };
 inline int width(Form const& f) { return f.latent ? kLatent : kHidden; }
 
@@ -86,6 +87,7 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
     to = make_rows(place.as(to.data_handle(), values), rows, cols);
   };
   p.hidden = kHidden;
+  p.overlap_shared = m.form.overlap_shared;
   matrix(p.gate.weight, m.gate, kExperts + kZero, kHidden);
   if (m.form.latent) {
     matrix(p.input.weight, m.in, kLatent, kHidden);

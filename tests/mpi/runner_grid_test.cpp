@@ -144,6 +144,18 @@ TYPED_TEST(RunnerGrid, EqualsOneRank) {
   EXPECT_EQ(refused > 0, world_size() > 1 && (TypeParam::kFacts.transport != Transport::gather || world_size() > 2));
 }
 
+// Shared experts between the halves of an exchange, and before the layer.
+TYPED_TEST(RunnerGrid, SharedBesideTheExchangeKeepTheBits) {
+  if (TypeParam::kFacts.transport == Transport::local) GTEST_SKIP() << "no exchange";
+  for (Grid const& g : {Grid{1, world_size(), 1, true}, Grid{world_size(), 1, 1, true}}) {
+    Model const beside{.form = {false, false, SharedOutput::partial}}, before{.form = {false, false, SharedOutput::partial, true, false}};
+    Rank<TypeParam> one(g, beside, world_rank()), other(g, before, world_rank());
+    std::vector<float> const x = tokens(one.moe), want = other.forward(x);
+    EXPECT_EQ(one.forward(x), want);
+    EXPECT_EQ(one.forward(x), want);
+  }
+}
+
 // A rank with a wrong argument, and a TP group whose ranks differ: all ranks get an error, and the next call works.
 TEST(RunnerGridErrors, ReachAllRanks) {
   int const n = world_size(), last = n - 1;

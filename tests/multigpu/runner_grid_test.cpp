@@ -246,6 +246,18 @@ TYPED_TEST(RunnerGrid, EqualsOneRank) {
   EXPECT_GT(ran, 0);
 }
 
+// Shared experts between the halves of an exchange, and before the layer.
+TYPED_TEST(RunnerGrid, SharedBesideTheExchangeKeepTheBits) {
+  if (TypeParam::kFacts.transport == Transport::local) GTEST_SKIP() << "no exchange";
+  for (Grid const& g : {Grid{1, world_size(), 1, true}, Grid{world_size(), 1, 1, true}}) {
+    Model const beside{.form = {false, false, SharedOutput::partial}}, before{.form = {false, false, SharedOutput::partial, true, false}};
+    Rank<TypeParam> one(g, beside, false), other(g, before, false);
+    std::vector<float> const x = tokens(one.moe), want = other.forward(x);
+    EXPECT_EQ(one.forward(x), want);
+    EXPECT_EQ(one.forward(x), want);
+  }
+}
+
 /// A grid in one graph: ranks that state their rows wait for nobody.
 template <class Backend>
 void replays(Grid const& g, SharedOutput shared) {
