@@ -15,9 +15,8 @@ void Runner<LayerT, PartsT>::layer_around_shared(X x, Y routed, B& batch, Probe&
   constexpr bool kInCombine = facts::splits_combine<typename Layer::Exchange, Y, Stream<Space>>();
   Stream<Space> const stream = batch.stream;
   auto phase = [&](Phase which, auto const& call) {
-    probe.begin(which);
+    Timed const timed(probe, which);
     call();
-    probe.end(which);
   };
   try {
     layer_.begin(x, batch.logits, routed, batch.options, stream, probe);
