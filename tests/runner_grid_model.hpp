@@ -103,7 +103,8 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
     auto const columns = static_cast<std::int64_t>(shared2.size()) / kHidden;
     p.shared.count = 1;
     p.shared.intermediate = columns;
-    auto& [w13, w2] = p.shared.weights;
+    auto& w13 = p.shared.weights.w13;
+    auto& w2 = p.shared.weights.w2;
     w13 = {make_blocks(place.as(w13.codes.data_handle(), shared13), 1, 2 * columns, kHidden),
            make_rows(w13.scales.data_handle(), 1, 0),
            {},
