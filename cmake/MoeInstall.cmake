@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake/MoeInstall.cmake: find_package(moe [COMPONENTS io mpi onednn host cuda cublas]).
+# cmake/MoeInstall.cmake: find_package(moe [COMPONENTS io mpi onednn host cuda cublas c]).
 include(CMakePackageConfigHelpers)
 set(MOE_INSTALL_CMAKEDIR ${CMAKE_INSTALL_DATADIR}/cmake/moe)
 

@@ -159,4 +159,34 @@ double relative_error(std::vector<T> const& values, std::vector<double> const& e
   return std::sqrt(error / norm);
 }
 
+/// [n, rows, cols] of codes and scales as float32, by the definitions at moe_weights.
+inline std::vector<float> dequantized(std::string const& scheme, Array<std::uint8_t>& codes, Array<float>& scales,
+                                      Array<std::uint8_t>& bytes, std::int64_t rows, std::int64_t cols) {
+  static constexpr float kE2m1[8] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+  bool const packed = !scheme.starts_with("fp8");
+  std::int64_t const n = codes.size() / (rows * (packed ? cols / 2 : cols));
+  std::int64_t const group = scheme == "int4_group128" ? 128 : scheme == "int4_group64" ? 64 : 32;
+  std::vector<float> out;
+  for (std::int64_t m = 0; m < n; ++m) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        std::int64_t const i = (m * rows + r) * cols + c;
+        int const code = packed ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
+        if (scheme == "fp8_block128") {
+          std::int64_t const across = (cols + 127) / 128;
+          out.push_back(moe::quantization::decode_e4m3(static_cast<std::uint8_t>(code)) *
+                        scales[(m * ((rows + 127) / 128) + r / 128) * across + c / 128]);
+        } else if (scheme == "fp8_per_token") {
+          out.push_back(moe::quantization::decode_e4m3(static_cast<std::uint8_t>(code)) * scales[m * rows + r]);
+        } else if (scheme == "mxfp4_w4a16") {
+          out.push_back((code < 8 ? 1.0F : -1.0F) * std::ldexp(kE2m1[code & 7], bytes[i / 32] - 127));
+        } else {
+          out.push_back(static_cast<float>(code - 8) * scales[i / group]);
+        }
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace moe_test
