@@ -14,53 +14,13 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
+#include "moe/io/expert_layout.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/linear_reader.hpp"
 #include "moe/io/one_line.hpp"
 #include "moe/io/tensor_store.hpp"
 
 namespace moe::io {
-
-namespace detail {
-
-/// The names of the projections of one feed-forward network; gate is empty if it has none.
-struct ProjectionNames {
-  std::string_view gate, up, down;
-};
-inline constexpr std::array kProjectionNames{
-    ProjectionNames{"gate_proj", "up_proj", "down_proj"},
-    ProjectionNames{"w1", "w3", "w2"},
-    ProjectionNames{"linear", "linear_v", "linear_1"},
-    ProjectionNames{"fc1", "fc3", "fc2"},
-    ProjectionNames{"linear_gate", "up_proj", "down_proj"},  // shared experts of hy_v4, as transformers writes them
-    ProjectionNames{"", "up_proj", "down_proj"},
-    ProjectionNames{"", "wi", "wo"},
-};
-
-/// out[cols, rows] = in[rows, cols] transposed.
-template <class T>
-void transpose(T const* in, std::int64_t rows, std::int64_t cols, T* out) {
-  constexpr std::int64_t kTile = 32;
-  for (std::int64_t i0 = 0; i0 < rows; i0 += kTile) {
-    for (std::int64_t j0 = 0; j0 < cols; j0 += kTile) {
-      for (std::int64_t i = i0; i < std::min(rows, i0 + kTile); ++i) {
-        for (std::int64_t j = j0; j < std::min(cols, j0 + kTile); ++j) out[j * rows + i] = in[i * cols + j];
-      }
-    }
-  }
-}
-
-/// rows g0, u0, g1, u1, … become g0, g1, …, u0, u1, …
-template <class T>
-void deinterleave_rows(T* m, std::int64_t rows, std::int64_t cols) {
-  std::vector<T> const in(m, m + rows * cols);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::int64_t const to = r % 2 == 0 ? r / 2 : rows / 2 + r / 2;
-    std::copy_n(in.data() + r * cols, cols, m + to * cols);
-  }
-}
-
-}  // namespace detail
 
 /// Reads the routed experts of one layer one at a time. For any layout of the file, w13 is returned as [2I, H] with the gate's rows first
 /// ([I, H] without a gate) and w2 as [H, I], both [out, in]. Only the bytes of the requested experts are read.
@@ -97,6 +57,29 @@ class ExpertReader {
       case WeightLayout::stacked: return read_stacked(e, w13, w2);
       default: return mxfp4_ ? read_mxfp4(e, w13, w2) : read_fused(e, w13, w2);
     }
+  }
+  /// The matrices of expert e, for readers of the stored form; none if they are stored transposed.
+  std::vector<StoredMatrix> matrices(int e) const {
+    check(e);
+    std::int64_t const i = d_.intermediate, h = d_.expert_hidden(), n = d_.w13_rows(), stack = d_.router.num_experts;
+    auto const named = [&](std::string_view which) { return expert_base(e) + std::string(which); };
+    std::vector<StoredMatrix> out;
+    if (layout_ == WeightLayout::per_expert) {
+      if (!names_.gate.empty()) out.push_back({named(names_.gate), false, 0, i, h});
+      out.push_back({named(names_.up), false, names_.gate.empty() ? 0 : i, i, h});
+      out.push_back({named(names_.down), true, 0, h, i});
+    } else if (layout_ == WeightLayout::fused_apart) {
+      out.push_back({gate_up_base_, false, 0, i, h, e, stack});
+      out.push_back({root_ + "up_proj", false, i, i, h, e, stack});
+      out.push_back({down_base_, true, 0, h, i, e, stack});
+    } else if (mxfp4_) {
+      out.push_back({root_ + "experts.gate_up_proj", false, 0, n, h, e, stack, layout_ == WeightLayout::fused_transposed_interleaved});
+      out.push_back({root_ + "experts.down_proj", true, 0, h, i, e, stack});
+    } else if (layout_ == WeightLayout::fused || layout_ == WeightLayout::fused_interleaved) {
+      out.push_back({gate_up_base_, false, 0, n, h, e, stack, layout_ == WeightLayout::fused_interleaved});
+      out.push_back({down_base_, true, 0, h, i, e, stack});
+    }
+    return out;
   }
   /// Biases of expert e: b13 [w13_rows], b2 [H]. Only if the description says that experts have biases.
   void read_bias(int e, float* b13, float* b2) const {

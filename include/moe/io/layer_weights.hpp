@@ -54,6 +54,8 @@ class LayerLoader {
   }
 
   LayerDescription const& description() const { return d_; }
+  /// The routed experts of the block.
+  ExpertReader experts() const { return {store_, d_, root_, layer_}; }
   /// Prefix of the block's tensors.
   std::string const& root() const { return root_; }
 

@@ -82,12 +82,12 @@ bool read_linear(TensorStore const& store, std::string const& base, std::int64_t
     if (w->info->dtype == FileDType::u8) {
       detail::read_packed_floats(store, *w, base, n, k, q, out);
     } else {
-      detail::read_packed_integers(store, *w, base, n, k, q, out);
+      detail::dequantize_integers(detail::read_packed_integers(store, *w, base, n, k, q), out);
     }
     return true;
   }
   if (auto const w = store.find(base + ".qweight")) {
-    detail::read_qweight(store, *w, base, n, k, q, out);
+    detail::dequantize_integers(detail::read_qweight(store, *w, base, n, k, q), out);
     return true;
   }
   return false;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "moe/core/error.hpp"
@@ -57,9 +58,16 @@ inline std::vector<std::int32_t> read_group_index(TensorStore const& store, std:
   return in_order ? std::vector<std::int32_t>{} : index;
 }
 
+/// Codes of a matrix, with the group of each column; no index: column j belongs to group j / group.
+struct IntegerMatrix {
+  quantization::IntWeight weight;
+  std::vector<std::int32_t> index;
+};
+
 /// out[n, k] = (code - zero) · scale, column j in group index[j], or in group j / group if index is empty.
 template <class T>
-void dequantize_integers(quantization::IntWeight const& w, std::vector<std::int32_t> const& index, T* out) {
+void dequantize_integers(IntegerMatrix const& m, T* out) {
+  auto const& [w, index] = m;
   std::int64_t const groups = w.groups();
   for (std::int64_t i = 0; i < w.rows; ++i) {
     for (std::int64_t j = 0; j < w.cols; ++j) {
@@ -71,9 +79,8 @@ void dequantize_integers(quantization::IntWeight const& w, std::vector<std::int3
 }
 
 /// base.qweight, .scales, .qzeros and perhaps .g_idx, as GPTQ or AWQ pack them: the configuration says which, and the widths.
-template <class T>
-void read_qweight(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n, std::int64_t k,
-                  CheckpointQuantization const& q, T* out) {
+inline IntegerMatrix read_qweight(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n, std::int64_t k,
+                                  CheckpointQuantization const& q) {
   bool const gptq = q.method == QuantMethod::gptq;
   if (!gptq && q.method != QuantMethod::awq) {
     throw Error(ErrorCode::config, one_line(w.where(), ": GPTQ or AWQ codes, but the configuration's quant_method is ", name(q.method),
@@ -102,17 +109,16 @@ void read_qweight(TensorStore const& store, StoredTensor const& w, std::string c
   auto const scales = read_scales(s);
   auto const size = static_cast<int>(stated);
   if (!gptq) {
-    dequantize_integers(naming(w,
-                               [&] {
-                                 return quantization::read_awq(
-                                     {.qweight = words, .qzeros = zeros, .scales = scales, .bits = bits, .group_size = size}, n, k);
-                               }),
-                        {}, out);
-    return;
+    return {naming(w,
+                   [&] {
+                     return quantization::read_awq({.qweight = words, .qzeros = zeros, .scales = scales, .bits = bits, .group_size = size},
+                                                   n, k);
+                   }),
+            {}};
   }
-  auto const index = read_group_index(store, base + ".g_idx", k, group, q.split);
+  auto index = read_group_index(store, base + ".g_idx", k, group, q.split);
   // The order of the columns does not affect the layout of the words.
-  auto const unpacked = naming(w, [&] {
+  auto unpacked = naming(w, [&] {
     return quantization::read_gptq({.qweight = words,
                                     .qzeros = zeros,
                                     .scales = scales,
@@ -122,13 +128,12 @@ void read_qweight(TensorStore const& store, StoredTensor const& w, std::string c
                                     .zeros_minus_one = q.zeros_minus_one},
                                    n, k);
   });
-  dequantize_integers(unpacked, index, out);
+  return {std::move(unpacked), std::move(index)};
 }
 
 /// base.weight_packed I32 of compressed-tensors: element 8j + i (4j + i) of a row in bits 4i (8i) of word j, a scale per group.
-template <class T>
-void read_packed_integers(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n, std::int64_t k,
-                          CheckpointQuantization const& q, T* out) {
+inline IntegerMatrix read_packed_integers(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n,
+                                          std::int64_t k, CheckpointQuantization const& q) {
   if (auto const shape = store.find(base + ".weight_shape")) {
     auto const stated = shape->file->read<std::int64_t>(*shape->info);
     if (stated != std::vector<std::int64_t>{n, k}) {
@@ -154,13 +159,13 @@ void read_packed_integers(TensorStore const& store, StoredTensor const& w, std::
   }
   auto const words = read_words(w);
   auto const scales = read_scales(s);
-  auto const index = read_group_index(store, base + ".weight_g_idx", k, group, q.split);
+  auto index = read_group_index(store, base + ".weight_g_idx", k, group, q.split);
   auto const size = groups == 1 ? -1 : static_cast<int>(std::min<std::int64_t>(group, std::numeric_limits<int>::max()));
-  auto const unpacked = naming(w, [&] {
+  auto unpacked = naming(w, [&] {
     return quantization::read_compressed_tensors(
         {.weight_packed = words, .weight_zero_point = zeros, .weight_scale = scales, .bits = bits, .group_size = size}, n, k);
   });
-  dequantize_integers(unpacked, index, out);
+  return {std::move(unpacked), std::move(index)};
 }
 
 /// Packed e2m1 codes [rows, k / 2] from byte `first`, low nibble first, times scale(row, group of 16 or 32).
