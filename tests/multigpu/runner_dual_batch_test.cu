@@ -30,27 +30,30 @@ void ranks(comm::Nccl& comm, int workers) {
   block.launch(32, false);
   auto const want = block.result(32);
   for (int repeat = 0; repeat < 3; ++repeat) {
-    if (comm.rank() == comm.size() - 1) {
+    bool const errs = comm.rank() == comm.size() - 1;
+    if (errs) {
       expect_error(ErrorCode::capacity, "65 rows exceed", [&] { block.launch(65, true); });
-      check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
-      EXPECT_NO_THROW(block.block().check());
     } else {
       block.launch(32, true);
-      check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
-      expect_error(ErrorCode::peer, "", [&] { block.block().check(); });
-      EXPECT_NO_THROW(block.block().check());
+    }
+    check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
+    if (!errs) expect_error(ErrorCode::peer, "", [&] { block.block().check(); });
+    try {  // what else the exchanges report of this round
+      block.block().check();
+    } catch (Error const& e) {
+      EXPECT_EQ(e.code(), ErrorCode::peer);
     }
     block.bring(7);
     block.launch(32, true);
     EXPECT_EQ(block.result(32), want);
   }
-  for (int round = 0; round < 1000; ++round) block.launch(32, round % 3 != 0);
+  for (int round = 0; round < 200; ++round) block.launch(32, round % 3 != 0);
   EXPECT_EQ(block.result(32), want);
 }
 
 TEST(DualBatch, N11_N12_SameBitsBetweenRanks) {
   comm::Mpi host(MPI_COMM_WORLD);
-  comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
+  comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 5'000});
   ranks<backends::HighThroughput<Window>, experts::HopperContiguous>(comm, 0);
   ranks<backends::HighThroughput<Window>, experts::HopperContiguous>(comm, 100);
   ranks<backends::LowLatency<Window>, experts::HopperMasked>(comm, 0);

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "moe/core/buffer.hpp"
@@ -18,7 +17,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/construction.hpp"
-#include "moe/runner/schedule.hpp"
+#include "moe/runner/run_schedule.hpp"
 
 namespace moe {
 
@@ -59,10 +58,9 @@ struct None {
   struct Params {};
 };
 
-/// Rows of every rank from which two halves are faster than the whole batch. Host space: as for a batch that only decodes.
-constexpr std::int64_t measured_min_rows(SpaceKind space, [[maybe_unused]] std::string_view backend) {
-  return space == SpaceKind::host ? 32 : 2048;
-}
+/// Rows of every rank from which two halves are faster than the whole batch. Host space: as for a batch that only decodes. Device: on two
+/// H200 no size up to 4096 rows is (docs/log/runner.md); a group of more ranks sets min_rows by its own measurement.
+constexpr std::int64_t measured_min_rows(SpaceKind space) { return space == SpaceKind::host ? 32 : kMostSize + 1; }
 
 /// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.
 struct Halves {
@@ -96,7 +94,7 @@ struct Halves {
         [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;
       }
       moe::detail::build(comm, [&] {
-        queues_.emplace(kSchedule.size());
+        queues_.emplace(kHost ? kHostDualBatch.size() : kDeviceDualBatch.size());
         take_experts(layer, weights, layer_params, p, arena);
       });
     }
@@ -114,7 +112,7 @@ struct Halves {
     bool splits(std::int64_t rows) {
       bool const wanted = rows >= min_rows_;
       if (verdict_) return *verdict_;
-      if constexpr (Space::kKind == SpaceKind::host) {
+      if constexpr (kHost) {
         if constexpr (requires { comm_.set_phase("dual batch"); }) comm_.set_phase("dual batch");
         char const word = wanted ? 1 : 0;
         std::fill(words_.begin(), words_.end(), word);
@@ -142,15 +140,10 @@ struct Halves {
                                  layer.half(exchange_, kernel, hidden, output, head, rows - head, options)};
       queues_->fork(stream);
       try {
-        for (std::size_t i = 0; i < kSchedule.size(); ++i) {
-          Step const& step = kSchedule[i];
-          if (waits(kSchedule, i)) queues_->wait(static_cast<std::size_t>(predecessor(kSchedule, i)), step.queue);
-          if (step.part == Part::whole) {
-            shared(queues_->of(step.queue));
-          } else {
-            run_stage(halves[static_cast<std::size_t>(step.part)], step.stage, queues_->of(step.queue), probe);
-          }
-          if (is_awaited(kSchedule, i)) queues_->record(i, step.queue);
+        if constexpr (kHost) {
+          run_schedule<kHostDualBatch>(halves, *queues_, probe, shared);
+        } else {
+          run_schedule<kDeviceDualBatch>(halves, *queues_, probe, shared);
         }
       } catch (...) {
         for (Half& half : halves) half.abandon(queues_->of(Queue::communication));
@@ -160,10 +153,21 @@ struct Halves {
       queues_->join();
     }
 
-    /// Instead of run().
+    /// Instead of run(). Never throws.
     void abandon(Layer& layer, Stream<Space> stream) {
-      layer.abandon(stream);
-      exchange_.abandon(stream);
+      typename Layer::Hidden const hidden = make_rows<Layer::Config::hidden>(static_cast<Act const*>(nullptr), 0, layer.shape().hidden());
+      typename Layer::Output const output = make_rows<Layer::Config::hidden>(static_cast<Act*>(nullptr), 0, layer.shape().hidden());
+      std::array<Half, 2> halves{layer.half(layer.exchange(), layer.kernel(), hidden, output, 0, 0, {}),
+                                 layer.half(exchange_, layer.kernel(), hidden, output, 0, 0, {})};
+      // A device combine waits for all ranks, whose second dispatch comes before their first combine: so first both dispatches, of no rows.
+      if constexpr (!kHost) {
+        try {
+          for (Half& half : halves) half.dispatch_send(stream);
+          for (Half& half : halves) half.dispatch_receive(stream);
+        } catch (Error const&) {  // the group is over, or the exchange reports it to the next call
+        }
+      }
+      for (Half& half : halves) half.abandon(stream);
     }
     /// Of both exchanges; as the layer's. An error of one does not hide that of the other from the next call.
     void wait(Layer& layer, Stream<Space> stream) {
@@ -175,7 +179,7 @@ struct Halves {
     std::size_t window_bytes() const { return facts::window_bytes(exchange_); }
 
    private:
-    static constexpr auto kSchedule = Space::kKind == SpaceKind::host ? kHostDualBatch : kDeviceDualBatch;
+    static constexpr bool kHost = Space::kKind == SpaceKind::host;
 
     static std::int64_t checked_min_rows(Params const& p, std::int64_t max_rows) {
       if (p.min_rows < 0 || p.expert_workers < 0) {
@@ -183,12 +187,12 @@ struct Halves {
                     text("dual batch: min_rows ", p.min_rows, " and expert_workers ", p.expert_workers, " must be at least 0"));
       }
       if (max_rows < 2) throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
-      std::int64_t const rows = p.min_rows == 0 ? measured_min_rows(Space::kKind, Layer::Backend::kName) : p.min_rows;
+      std::int64_t const rows = p.min_rows == 0 ? measured_min_rows(Space::kKind) : p.min_rows;
       return std::max<std::int64_t>(rows, 2);
     }
     /// Rows of the first half. Device kernels get arrays that begin at a multiple of 16 bytes.
     static std::int64_t first_half(std::int64_t rows) {
-      std::int64_t const unit = Space::kKind == SpaceKind::cuda && rows >= 16 ? 4 : 1;
+      std::int64_t const unit = !kHost && rows >= 16 ? 4 : 1;
       return ((rows + 1) / 2 + unit - 1) / unit * unit;
     }
     static int agreed(Comm& comm) {
@@ -223,23 +227,6 @@ struct Halves {
         throw;
       }
       second();
-    }
-
-    template <class Probe>
-    static void run_stage(Half& half, Stage stage, Stream<Space> stream, Probe& probe) {
-      Phase const phase = stage == Stage::experts                                           ? Phase::experts
-                          : stage == Stage::combine_send || stage == Stage::combine_receive ? Phase::combine
-                                                                                            : Phase::dispatch;
-      probe.begin(phase);
-      switch (stage) {
-        case Stage::dispatch_send: half.dispatch_send(stream); break;
-        case Stage::dispatch_receive: half.dispatch_receive(stream); break;
-        case Stage::experts: half.experts(stream); break;
-        case Stage::combine_send: half.combine_send(stream); break;
-        case Stage::combine_receive: half.combine_receive(stream); break;
-        case Stage::shared: break;  // of the whole batch
-      }
-      probe.end(phase);
     }
 
     Comm& comm_;
