@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/eplb_device_serving.cuh: layers on the device that serve while their experts move, in any composition: every step's output
+// against the same step without load balancing, and every slot's bytes against its expert's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "moe/activation/activation.hpp"
+#include "moe/eplb/runtime_balancer.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/routing/softmax_topk.hpp"
+
+namespace moe_test {
+
+using namespace moe;
+using eplb::ExpertMaps;
+using eplb::MoveMode;
+
+struct EplbConfig : LayerDefaults {
+  static constexpr int hidden = 512, intermediate = 256, num_experts = 16, topk = 4;
+  using Act = bf16;
+  using Weight = bf16;
+  using Activation = activation::Silu;
+};
+
+inline bool on_hopper() {
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
+}
+
+/// A model of two layers with load balancing, or without.
+template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
+class DeviceServing {
+ public:
+  using Layer = ModularKernel<EplbConfig, routing::SoftmaxTopK<routing::Renormalize::yes>, Quant, Backend, Experts>;
+  using Store = moe::experts::WeightStore<EplbConfig, Quant, space::cuda>;
+  using Balancer = eplb::RuntimeBalancer<WeightsComm, Group>;
+  using Tokens = typename Backend::Comm;
+  static constexpr int kLayers = 2, kExperts = EplbConfig::num_experts, kHidden = EplbConfig::hidden, kTokens = 24;
+
+  DeviceServing(Tokens& tokens, cudaStream_t stream)
+      : rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(kExperts / ranks_) {
+    load(ExpertMaps::initial(kLayers, kExperts, 0));
+    build(tokens);
+  }
+  DeviceServing(Tokens& tokens, cudaStream_t stream, WeightsComm& weights, Group& group, typename Balancer::Params const& params)
+      : rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(params.maps.num_physical() / ranks_) {
+    load(params.maps);
+    std::vector<eplb::LayerTensors> tensors;
+    for (Store& store : stores_) tensors.push_back(eplb::expert_tensors(store));
+    balancer_.emplace(weights, group, tensors, params);
+    build(tokens);
+  }
+  Balancer& balancer() { return *balancer_; }
+  Layer& layer(int l) { return layers_[static_cast<std::size_t>(l)]; }
+
+  /// The inputs of a step, in the addresses of every step. Which experts are hot depends on the step.
+  void bring(int step) {
+    for (int l = 0; l < kLayers; ++l) {
+      std::mt19937 random(static_cast<unsigned>(1000 * step + 100 * l + rank_));
+      std::normal_distribution<float> draw;
+      std::vector<bf16> hidden(kTokens * kHidden);
+      std::vector<float> logits(kTokens * kExperts);
+      for (bf16& v : hidden) v = from_float<bf16>(draw(random));
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        auto const e = static_cast<int>(i) % kExperts;
+        logits[i] = draw(random) + (e == (step / 8 * 5 + l) % kExperts || e == (step / 8 * 7 + 3) % kExperts ? 3.0F : 0.0F);
+      }
+      hidden_[static_cast<std::size_t>(l)].copy_from_host(hidden.data());
+      logits_[static_cast<std::size_t>(l)].copy_from_host(logits.data());
+    }
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  void forward() {
+    for (std::size_t l = 0; l < kLayers; ++l) {
+      layers_[l].forward(make_rows<kHidden>(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
+                         make_rows(static_cast<float const*>(logits_[l].data()), kTokens, kExperts),
+                         make_rows<kHidden>(output_[l].data(), kTokens, kHidden), {}, stream_);
+    }
+  }
+  /// Waits for the stream: outputs of both layers, [layers · T · H].
+  std::vector<float> result() {
+    std::vector<float> all;
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    for (std::size_t l = 0; l < kLayers; ++l) {
+      layers_[l].check();
+      std::vector<bf16> out(kTokens * kHidden);
+      output_[l].copy_to_host(out.data());
+      for (bf16 v : out) all.push_back(to_float(v));
+    }
+    return all;
+  }
+  /// "" if every slot holds the bytes of its expert.
+  std::string wrong_slot() {
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    Store fresh(1, EplbConfig::hidden, EplbConfig::intermediate, true);
+    auto const want = eplb::expert_tensors(fresh);
+    for (int l = 0; l < kLayers; ++l) {
+      auto const held = eplb::expert_tensors(stores_[static_cast<std::size_t>(l)]);
+      for (int s = 0; s < slots_; ++s) {
+        int const e = balancer_->maps().physical_to_logical()(l, rank_ * slots_ + s);
+        set_expert(fresh, 0, l, e);
+        for (std::size_t t = 0; t < held.size(); ++t) {
+          auto const bytes = static_cast<std::size_t>(held[t].bytes);
+          std::vector<unsigned char> a(bytes), b(bytes);
+          Memory<space::cuda>::copy_to_host(a.data(), held[t].data + s * held[t].stride, bytes);
+          Memory<space::cuda>::copy_to_host(b.data(), want[t].data, bytes);
+          if (a != b) return text("layer ", l, ", slot ", s, ", expert ", e, ", ", held[t].name);
+        }
+      }
+    }
+    return "";
+  }
+
+ private:
+  static std::vector<float> values(std::size_t n, unsigned seed, float scale) {
+    std::mt19937 random(seed);
+    std::vector<float> out(n);
+    for (float& v : out) v = scale * (static_cast<float>(random()) / 2147483648.0F - 1.0F);
+    return out;
+  }
+  static void set_expert(Store& store, int slot, int layer, int e) {
+    auto const seed = static_cast<unsigned>(1000 * layer + 10 * e);
+    store.set_expert(slot, values(2 * EplbConfig::intermediate * EplbConfig::hidden, seed, 0.08F).data(),
+                     values(EplbConfig::hidden * EplbConfig::intermediate, seed + 1, 0.12F).data());
+  }
+  void load(ExpertMaps const& maps) {
+    for (int l = 0; l < kLayers; ++l) {
+      stores_.emplace_back(slots_, EplbConfig::hidden, EplbConfig::intermediate, true);
+      for (int s = 0; s < slots_; ++s) set_expert(stores_.back(), s, l, maps.physical_to_logical()(l, rank_ * slots_ + s));
+      hidden_.emplace_back(kTokens * kHidden);
+      output_.emplace_back(kTokens * kHidden);
+      logits_.emplace_back(kTokens * kExperts);
+    }
+  }
+  void build(Tokens& tokens) {
+    for (int l = 0; l < kLayers; ++l) {
+      typename Layer::Params p{.max_tokens_per_rank = kTokens,
+                               .placement = balancer_ ? balancer_->placement(l) : ExpertPlacement(kExperts, ranks_),
+                               .router = {kExperts, EplbConfig::topk}};
+      if (balancer_) {
+        p.mapping = balancer_->mapping(l);
+        p.load = balancer_->load(l);
+      }
+      layers_.emplace_back(tokens, stores_[static_cast<std::size_t>(l)].view(), p);
+      if (balancer_) balancer_->attach(l, layers_.back());
+    }
+  }
+
+  int rank_, ranks_;
+  cudaStream_t stream_;
+  int slots_;
+  std::deque<Store> stores_;
+  std::deque<Buffer<bf16, space::cuda>> hidden_, output_;
+  std::deque<Buffer<float, space::cuda>> logits_;
+  std::optional<Balancer> balancer_;
+  std::deque<Layer> layers_;
+};
+
+/// Outputs that differ by the order of their sums and the rounding of partial sums.
+inline void expect_near_outputs(std::vector<float> const& got, std::vector<float> const& want, std::string const& when) {
+  ASSERT_EQ(got.size(), want.size());
+  float largest = 0;
+  for (float v : want) largest = std::max(largest, std::abs(v));
+  ASSERT_GT(largest, 0.0F);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    ASSERT_LE(std::abs(got[i] - want[i]), 0.03F * largest) << when << ", value " << i << ": " << got[i] << ", " << want[i];
+  }
+}
+
+/// Serves until experts have moved three times. The forward is captured once and replayed if `graphs`.
+template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
+void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs) {
+  using Model = DeviceServing<Quant, Backend, Experts, WeightsComm, Group>;
+  CudaStream stream, worker;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  std::string const what = text(Quant::kName, ", ", Backend::kName, ", ", Experts::kName, ", ", name(mode));
+  Model plain(tokens, stream);
+  Model model(tokens, stream, weights, group,
+              {.maps = ExpertMaps::initial(Model::kLayers, Model::kExperts, (tokens.size() > 1 ? 2 : 4) * tokens.size()),
+               .options = {.window = 2, .step_interval = 4},
+               .mode = mode,
+               .mover = {.timeout_ms = 20'000},
+               .timeout_ms = 20'000,
+               .on_thread_start = [device] { check_cuda(cudaSetDevice(device), "cudaSetDevice"); },
+               .worker_stream = worker});
+  model.bring(0);
+  model.forward();  // modules load outside the capture
+  model.result();
+  model.balancer().step({.is_dummy = true}, stream);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  if (graphs) {
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    model.forward();
+    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  }
+  int finished = 0, committed = 0;
+  for (int step = 0; step < 2000 && finished < 3; ++step) {
+    int const input = step % 32;
+    plain.bring(input);
+    plain.forward();
+    std::vector<float> const want = plain.result();
+    model.bring(input);
+    if (graphs) {
+      check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    } else {
+      model.forward();
+    }
+    auto const done = model.balancer().step({}, stream);  // before the forward is known to have ended
+    expect_near_outputs(model.result(), want, text(what, ", step ", step));
+    if (testing::Test::HasFatalFailure()) break;
+    if (!done.committed_layers.empty()) {
+      EXPECT_EQ(model.wrong_slot(), "") << what << ", step " << step;
+      committed += static_cast<int>(done.committed_layers.size());
+    }
+    finished += done.finished ? 1 : 0;
+    if (model.balancer().pending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(finished, 3) << what;
+  EXPECT_GT(committed, 0) << what;
+  EXPECT_GT(model.balancer().stats().slots_changed, 0) << what;
+  if (graphs) {
+    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+}
+
+}  // namespace moe_test

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/eplb_runtime_hopper_test.cu: experts move between the slots of one GPU while layers serve, with every experts policy: those
+// with packed weights pack them again, graphs continue, counts are read a step later.
+#include <gtest/gtest.h>
+
+#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/comm/self.hpp"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/none.hpp"
+#include "tests/gpu/eplb_device_serving.cuh"
+
+namespace {
+
+using namespace moe_test;
+using Self = comm::Self<space::cuda>;
+
+template <class Quant, class Experts>
+void on_one_gpu() {
+  Self tokens, weights;
+  eplb::SelfGroup group;
+  for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
+    for (bool graphs : {false, true}) {
+      expect_same_while_moving<Quant, backends::NoExpertParallel<space::cuda>, Experts>(tokens, weights, group, mode, graphs);
+    }
+  }
+}
+
+TEST(EplbRuntime, CudaReference) { on_one_gpu<quantization::None, experts::CudaReference>(); }
+TEST(EplbRuntime, HopperContiguous) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::None, experts::HopperContiguous>();
+  on_one_gpu<quantization::Fp8Block<>, experts::HopperContiguous>();
+}
+TEST(EplbRuntime, HopperW4A16PacksAgain) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Int4Group128, experts::HopperW4A16>();
+}
+
+// Counts of a step arrive with the next step, and all of them before a map changes.
+TEST(StepLoads, OneStepLaterOnTheDevice) {
+  eplb::MapTables<space::cuda> tables(ExpertMaps::initial(1, 2, 0));
+  eplb::StepLoads<space::cuda> loads(tables);
+  CudaStream stream;
+  eplb::Table<std::int32_t> load(1, 2);
+  for (std::int32_t step = 0; step < 5; ++step) {
+    std::int32_t const counts[] = {step, 10 + step};
+    Memory<space::cuda>::copy_from_host_async(tables.load_counter(0), counts, sizeof counts, stream);
+    loads.end_step(step == 2, stream);
+    EXPECT_EQ(loads.take(load), step > 0 && step != 3) << step;
+    if (step > 0 && step != 3) {
+      EXPECT_EQ(load.flat(), (std::vector<std::int32_t>{step - 1, 9 + step}));
+    }
+  }
+  EXPECT_TRUE(loads.take(load, 0));
+  EXPECT_EQ(load.flat(), (std::vector<std::int32_t>{4, 14}));
+  EXPECT_FALSE(loads.take(load, 0));
+}
+
+}  // namespace
