@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/_arrays.py: arrays of torch, numpy, JAX and CuPy: what they are, new ones of the same framework, their current stream.
+"""All arrays reach the library by DLPack, without a copy. What differs between frameworks stands here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Sequence
+
+import tvm_ffi
+
+from ._errors import ArgumentError
+from ._ffi import library
+
+#: DLPack's code and bits of the element types that numpy knows only through ml_dtypes and cannot export.
+_EXTENSION_DTYPES = {"bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e8m0fnu": (14, 8)}
+CURRENT_STREAM = -1
+
+
+def framework(array: Any) -> str:
+    """ "torch", "numpy", "jax", "cupy", or "dlpack" for any other object with `__dlpack__`."""
+    root = type(array).__module__.partition(".")[0]
+    if root in ("torch", "numpy", "cupy"):
+        return root
+    if root in ("jax", "jaxlib"):
+        return "jax"
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return "torch"
+    if hasattr(array, "__dlpack__"):
+        return "dlpack"
+    raise ArgumentError(f"E_ARG: expected an array (torch, numpy, JAX, CuPy or any with __dlpack__), got {type(array).__name__}")
+
+
+def export(array: Any) -> Any:
+    """The array as an argument of the extension. Inputs of the library are never written, so read-only ones are accepted."""
+    kind = framework(array)
+    if kind == "torch":
+        return array.detach() if array.requires_grad else array
+    if kind == "numpy":
+        extension = _EXTENSION_DTYPES.get(array.dtype.name)
+        if extension is not None:
+            import numpy
+
+            return library.reinterpret(export(array.view(numpy.uint16 if extension[1] == 16 else numpy.uint8)), *extension)
+        if not array.flags.writeable:
+            return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
+        return array
+    if kind == "jax":
+        array.block_until_ready()
+    if kind == "jax" or kind == "dlpack":
+        return tvm_ffi.from_dlpack(array)
+    return array
+
+
+def stream(array: Any) -> int:
+    """The stream on which a call with this array runs: the one that is current in its framework."""
+    kind = framework(array)
+    if kind == "cupy":
+        import cupy
+
+        return cupy.cuda.get_current_stream().ptr
+    if kind == "torch":
+        return CURRENT_STREAM
+    return 0  # JAX has no current stream: its arrays are waited for before, and the answer after
+
+
+def dtype_name(array: Any) -> str:
+    """ "float32", "bfloat16", ...: the same names in every framework."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
+    """An uninitialised array of the framework and device of `like`; dtype: of `like` unless named."""
+    kind = framework(like)
+    if kind == "torch":
+        import torch
+
+        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
+    if kind == "cupy":
+        import cupy
+
+        return cupy.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
+    if kind == "jax" and next(iter(like.devices())).platform != "cpu":
+        import jax
+        import jax.numpy
+
+        with jax.default_device(next(iter(like.devices()))):
+            return jax.numpy.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype).block_until_ready()
+    if kind == "dlpack" and like.__dlpack_device__()[0] != 1:
+        raise ArgumentError(f"E_ARG: {type(like).__name__} on a device: an output array of this framework must be given")
+    import numpy
+
+    return numpy.empty(tuple(shape), dtype=like.dtype if dtype is None and kind != "dlpack" else (dtype or dtype_name(like)))
+
+
+def cast(array: Any, dtype: str) -> Any:
+    """The array with that dtype: itself if it has it already."""
+    if dtype_name(array) == dtype:
+        return array
+    if framework(array) == "torch":
+        import torch
+
+        return array.detach().to(getattr(torch, dtype))
+    return array.astype(dtype)
+
+
+def finish(array: Any, like: Any) -> Any:
+    """A new array, now written, as one of the framework of `like`. JAX knows nothing of streams, so its answers are waited for."""
+    if framework(like) != "jax":
+        return array
+    import jax
+
+    device = next(iter(like.devices()))
+    if device.platform == "cpu":
+        return jax.device_put(array, device)
+    library.stream_wait(device.local_hardware_id, 0)
+    return array

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/_errors.py: the exceptions of the package, one class for each status of the library.
+"""Every exception is a `moe.Error`, and a `ValueError`, `TimeoutError` or `MemoryError` where one of these says the same. The text is the
+library's own: what was wrong, the value, and what was expected."""
+
+from __future__ import annotations
+
+import builtins
+
+import tvm_ffi
+
+
+class Error(RuntimeError):
+    """Base of all exceptions of the library. `code` is the library's name of the status, such as "E_ARG"."""
+
+    code: str = "E_INTERNAL"
+
+
+class ConfigError(Error, ValueError):
+    """An impossible combination of configuration values, or an unknown name."""
+
+    code = "E_CONFIG"
+
+
+class ArgumentError(Error, ValueError):
+    """A bad argument: dtype, device, shape, stride, range."""
+
+    code = "E_ARG"
+
+
+class UnsupportedError(Error):
+    """Legal, but this build, device, backend or experts cannot do it."""
+
+    code = "E_UNSUPPORTED"
+
+
+class CapacityError(Error, ValueError):
+    """Rows or bytes exceed a declared maximum."""
+
+    code = "E_CAPACITY"
+
+
+class StateError(Error):
+    """A closed runner or group, a busy runner, an id that was used before."""
+
+    code = "E_STATE"
+
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """Another rank did not arrive within the deadline."""
+
+    code = "E_TIMEOUT"
+
+
+class PeerError(Error):
+    """Another rank is dead, or refused this call."""
+
+    code = "E_PEER"
+
+
+class MismatchError(Error, ValueError):
+    """Ranks disagree about a value that must be the same, or a library has another version than its header."""
+
+    code = "E_MISMATCH"
+
+
+class CudaError(Error):
+    """A CUDA or NCCL call failed."""
+
+    code = "E_CUDA"
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The host is out of memory."""
+
+    code = "E_MEMORY"
+
+
+class InternalError(Error):
+    """A broken invariant of the library."""
+
+    code = "E_INTERNAL"
+
+
+ALL = (ConfigError, ArgumentError, UnsupportedError, CapacityError, StateError, TimeoutError, PeerError, MismatchError, CudaError,
+       OutOfMemoryError, InternalError)  # fmt: skip
+
+# The extension raises the kind "moe.MOE_<code>".
+for _class in ALL:
+    tvm_ffi.register_error("moe.MOE_" + _class.code, _class)

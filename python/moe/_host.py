@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/_host.py: route, quantize and plan.
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _arrays
+from ._errors import ArgumentError
+from ._ffi import library
+
+_DTYPES = {(0, 32): "int32", (1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16", (10, 8): "float8_e4m3fn",
+           (14, 8): "float8_e8m0fnu"}  # fmt: skip
+
+
+class Routing(NamedTuple):
+    """topk_ids: int32 [M, k]. topk_weights: float32 [M, k]."""
+
+    topk_ids: Any
+    topk_weights: Any
+
+
+class Quantized(NamedTuple):
+    """Codes and scales of `quantize`; their shapes and dtypes are those that `Runner` takes for the scheme. scales is None for "none"."""
+
+    codes: Any
+    scales: Any
+
+
+class Plan(NamedTuple):
+    """physical_to_logical: int32 [L, P]. logical_to_physical: int32 [L, E, P - E + 1], padded with -1. replica_count: int32 [L, E]."""
+
+    physical_to_logical: Any
+    logical_to_physical: Any
+    replica_count: Any
+
+
+def route(
+    logits: Any,
+    topk: int,
+    *,
+    scoring: str = "softmax",
+    order: str = "score_then_topk",
+    selection: str = "topk",
+    renorm: str = "none",
+    renorm_eps: float = 1e-20,
+    renorm_p: float = 1.0,
+    routed_scaling_factor: float = 1.0,
+    num_expert_group: int = 0,
+    topk_group: int = 0,
+    group_score: str = "max",
+    logit_softcap: float = 0.0,
+    sparsemixer_eps: float = 0.01,
+    num_zero_experts: int = 0,
+    zero_expert: str = "identity",
+    degenerate: str = "uniform_first_k",
+    correction_bias: Any = None,
+    per_expert_scale: Any = None,
+    hash_table: Any = None,
+    token_ids: Any = None,
+) -> Routing:
+    """Chooses the experts of each token (docs/semantics/routing.md).
+
+    Args:
+        logits: [M, E], or [M, E + Z] with Z zero experts: float32, bfloat16 or float16.
+        topk: k.
+        scoring: "softmax", "sigmoid", "sqrtsoftplus" or "identity" of the logits.
+        order: "score_then_topk" or "topk_then_score".
+        selection: "topk", "hash_table" or "sparsemixer".
+        renorm: of the k weights: "none", "sum", "floor" or "p_norm", with renorm_eps and renorm_p.
+        correction_bias: float32 [E + Z], for the choice only.
+        per_expert_scale: float32 [E], multiplies the weights.
+        hash_table: int64 [vocabulary, k], with token_ids int64 [M].
+
+    Returns:
+        Routing(topk_ids int32 [M, k], topk_weights float32 [M, k]), of the framework of logits.
+    """
+    if len(logits.shape) != 2:
+        raise ArgumentError(f"E_ARG: logits: {len(logits.shape)} dimensions {tuple(logits.shape)}, expected 2")
+    settings: dict[str, Any] = {
+        "num_experts": int(logits.shape[1]) - num_zero_experts, "topk": topk, "scoring": scoring, "order": order, "selection": selection,
+        "renorm": renorm, "renorm_eps": renorm_eps, "renorm_p": renorm_p, "routed_scaling_factor": routed_scaling_factor,
+        "num_expert_group": num_expert_group, "topk_group": topk_group, "group_score": group_score, "logit_softcap": logit_softcap,
+        "sparsemixer_eps": sparsemixer_eps, "num_zero_experts": num_zero_experts, "zero_expert": zero_expert, "degenerate": degenerate,
+    }  # fmt: skip
+    for name, array in (("correction_bias", correction_bias), ("per_expert_scale", per_expert_scale), ("hash_table", hash_table)):
+        if array is not None:
+            settings[name] = _arrays.export(array)
+    ids = _arrays.empty(logits, (logits.shape[0], topk), "int32")
+    weights = _arrays.empty(logits, (logits.shape[0], topk), "float32")
+    tokens = None if token_ids is None else _arrays.export(token_ids)
+    library.route(settings, _arrays.export(logits), tokens, _arrays.export(ids), _arrays.export(weights), _arrays.stream(logits))
+    return Routing(_arrays.finish(ids, logits), _arrays.finish(weights, logits))
+
+
+def quantize(matrix: Any, quantization: str) -> Quantized:
+    """Quantises weights, on the host.
+
+    Args:
+        matrix: [rows, cols] or [n, rows, cols], float32, bfloat16 or float16, in host memory.
+        quantization: a scheme that `Runner` takes.
+
+    Returns:
+        Quantized(codes, scales), of the framework of matrix, with the same n in front. fp8 codes are float8_e4m3fn with torch and uint8
+        with numpy.
+    """
+    if len(matrix.shape) not in (2, 3):
+        raise ArgumentError(f"E_ARG: matrix: {len(matrix.shape)} dimensions {tuple(matrix.shape)}, expected 2 or 3")
+    layout = [int(value) for value in library.quantized_layout(quantization, int(matrix.shape[-2]), int(matrix.shape[-1]))]
+    code_cols, scale_rows, scale_cols = layout[:3]
+    front = tuple(int(n) for n in matrix.shape[:-1])
+    code_dtype = _dtype(matrix, layout[3], layout[4])
+    codes = _arrays.empty(matrix, (*front, code_cols), code_dtype)
+    scales = None
+    if scale_rows * scale_cols:
+        scales = _arrays.empty(matrix, (*front[:-1], scale_rows, scale_cols), _dtype(matrix, layout[6], layout[7]))
+    library.quantize(quantization, _arrays.export(matrix), _arrays.export(codes), None if scales is None else _arrays.export(scales))
+    return Quantized(_arrays.finish(codes, matrix), None if scales is None else _arrays.finish(scales, matrix))
+
+
+def _dtype(like: Any, code: int, bits: int) -> str:
+    name = _DTYPES[code, bits]
+    if name.startswith("float8") and _arrays.framework(like) != "torch":
+        return "uint8"
+    return name
+
+
+def plan(load: Any, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, num_groups: int = 1) -> Plan:
+    """Places experts by their load (docs/semantics/eplb.md), on the host.
+
+    Args:
+        load: [L, E], the tokens of each expert in each layer: float32, float64, int32 or int64.
+        num_physical: P, slots over all ranks: a multiple of num_ranks, at least E.
+        num_ranks, num_nodes: ranks of the group, and the nodes that hold them.
+        num_groups: expert groups of the router.
+
+    Returns:
+        Plan(physical_to_logical, logical_to_physical, replica_count), of the framework of load.
+    """
+    if len(load.shape) != 2:
+        raise ArgumentError(f"E_ARG: load: {len(load.shape)} dimensions {tuple(load.shape)}, expected 2")
+    layers, num_experts = (int(n) for n in load.shape)
+    settings = {"num_physical": num_physical, "num_ranks": num_ranks, "num_nodes": num_nodes, "num_groups": num_groups}
+    replicas = max(num_physical - num_experts + 1, 1)
+    physical = _arrays.empty(load, (layers, num_physical), "int32")
+    logical = _arrays.empty(load, (layers, num_experts, replicas), "int32")
+    count = _arrays.empty(load, (layers, num_experts), "int32")
+    library.plan(settings, _arrays.export(load), _arrays.export(physical), _arrays.export(logical), _arrays.export(count))
+    return Plan(*(_arrays.finish(array, load) for array in (physical, logical, count)))

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/_runner.py: Group and Runner, the handles of the library.
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Mapping
+
+from . import _arrays, _ffi
+from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+_library = _ffi.library
+_forward_routed = _ffi.forward_routed
+_INT32 = torch.int32 if torch is not None else None
+_FLOAT32 = torch.float32 if torch is not None else None
+_Tensor = torch.Tensor if torch is not None else ()
+#: Runners by key, for the custom operators of torch, whose arguments are tensors and numbers.
+by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
+_next_key = 0
+_lock = threading.Lock()
+
+UNGATED = ("silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul")
+
+
+class Group:
+    """The ranks that share a layer's experts. `Group()` is a group of one rank.
+
+    Close it after its runners, or let Python do so. A group of several ranks runs one call at a time.
+    """
+
+    def __init__(self) -> None:
+        self._handle = _library.group_self()
+
+    @classmethod
+    def _adopt(cls, handle: int) -> Group:
+        group = cls.__new__(cls)
+        group._handle = handle
+        return group
+
+    @staticmethod
+    def nccl_id() -> bytes:
+        """A new id of a group over NCCL, 128 bytes. One rank makes it and sends it to the others, e.g. by
+        `torch.distributed.broadcast_object_list`. It serves for one group."""
+        return bytes(_library.nccl_id())
+
+    @classmethod
+    def nccl(cls, id: bytes, rank: int, size: int, timeout: float = 0.0) -> Group:
+        """Collective over `size` ranks that hold the same id, each with its own current GPU. timeout: seconds of every wait for other
+        ranks, 0: 100 s."""
+        return cls._adopt(_library.group_nccl(bytes(id), rank, size, int(timeout * 1000)))
+
+    @classmethod
+    def mpi(cls, communicator: Any = None, timeout: float = 0.0) -> Group:
+        """Collective over a communicator of mpi4py (None: `MPI.COMM_WORLD`), for arrays on the host."""
+        if communicator is None:
+            from mpi4py import MPI
+
+            communicator = MPI.COMM_WORLD
+        return cls._adopt(_library.group_mpi(communicator.py2f(), int(timeout * 1000)))
+
+    @property
+    def rank(self) -> int:
+        return _library.group_rank(self._handle)
+
+    @property
+    def size(self) -> int:
+        return _library.group_size(self._handle)
+
+    def close(self) -> None:
+        """Frees the group. Its runners keep it alive until they are closed."""
+        handle, self._handle = getattr(self, "_handle", 0), 0
+        if handle:
+            _library.group_destroy(handle)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"moe.Group(rank={self.rank}, size={self.size})" if self._handle else "moe.Group(closed)"
+
+
+class Runner:
+    """One MoE layer on one rank: all memory is taken here, and `forward` takes none.
+
+    Args:
+        w13: [E_local, 2I, H], gate rows first, then up rows; [E_local, I, H] for an ungated activation. Last extent H/2 for packed
+            4-bit codes.
+        w2: [E_local, H, I]; last extent I/2 for packed 4-bit codes.
+        topk: experts per token, k.
+        max_tokens: most rows of one call. In a group of one rank longer inputs run in pieces of this size.
+        activation: "silu", "gelu", "gelu_tanh", "swigluoai", "swigluoai_halves", "silu_clamped", "swiglu_step", "situ", and ungated
+            "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul".
+        alpha, beta, limit: constants of the activations that have them; limit None: none.
+        w13_bias, w2_bias: float32 [E_local, 2I] and [E_local, H]; both or none.
+        w13_scale, w2_scale: scales of quantised weights, as `quantize` makes them.
+        quantization: "none", "fp8_block128", "fp8_per_token", "int4_group32", "int4_group64", "int4_group128", "mxfp4_w4a16".
+        dtype: of hidden and output: "float32", "bfloat16", "float16"; None: w13's, or "bfloat16" with quantised weights.
+        num_experts: E of all ranks; None: E_local times the size of the group.
+        router: None: the caller routes and calls `forward_routed`. A dict of the fields of `moe_router_config` (`moe.route` has them):
+            `forward` takes router logits.
+        backend: "no_expert_parallel", "all_to_all_v", "low_latency", "high_throughput"; None: the default of the group.
+        experts: None: the fastest for these arrays; else a name of docs/support.md.
+        group: None: a group of one rank.
+        weight_on_input: True: the router weight multiplies an expert's input instead of its output.
+        num_threads: host: threads of the experts; 0: OMP_NUM_THREADS, or all cores.
+        log: prints one line about the runner to stderr.
+
+    The arrays are used where they lie: the runner keeps a reference to them. Where `weights_packed` is true it has a copy in its own
+    layout instead, and keeps none.
+    """
+
+    def __init__(
+        self,
+        w13: Any,
+        w2: Any,
+        *,
+        topk: int,
+        max_tokens: int,
+        activation: str = "silu",
+        alpha: float = 1.702,
+        beta: float = 1.0,
+        limit: float | None = None,
+        w13_bias: Any = None,
+        w2_bias: Any = None,
+        w13_scale: Any = None,
+        w2_scale: Any = None,
+        quantization: str | None = None,
+        dtype: str | None = None,
+        num_experts: int | None = None,
+        router: Mapping[str, Any] | None = None,
+        backend: str | None = None,
+        experts: str | None = None,
+        group: Group | None = None,
+        weight_on_input: bool = False,
+        num_threads: int = 0,
+        log: bool = False,
+        keep_weights: bool = True,
+    ) -> None:
+        self._handle = 0
+        for name, array in (("w13", w13), ("w2", w2)):
+            if len(array.shape) != 3:
+                raise ArgumentError(f"E_ARG: {name}: {len(array.shape)} dimensions {tuple(array.shape)}, expected 3")
+        if quantization is None:
+            if w13_scale is not None or w2_scale is not None:
+                raise ConfigError("E_CONFIG: quantization: None with scales given, expected the name of the scheme")
+            quantization = "none"
+        arrays = {"w13": w13, "w2": w2, "w13_scale": w13_scale, "w2_scale": w2_scale, "w13_bias": w13_bias, "w2_bias": w2_bias}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        self._group = group if group is not None else Group()
+        settings = {
+            "hidden": int(w2.shape[1]),
+            "intermediate": int(w13.shape[1]) // (1 if activation in UNGATED else 2),
+            "num_experts": int(num_experts if num_experts is not None else w13.shape[0] * self._group.size),
+            "topk": int(topk),
+            "max_tokens_per_rank": int(max_tokens),
+            "activation": activation,
+            "activation_alpha": float(alpha),
+            "activation_beta": float(beta),
+            "activation_limit": 0.0 if limit is None else float(limit),
+            "weight_on_input": int(weight_on_input),
+            "quantization": quantization,
+            "num_threads": int(num_threads),
+            "log": int(log),
+        }
+        settings.update({key: value for key, value in (("dtype", dtype), ("backend", backend), ("experts", experts)) if value is not None})
+        router_arrays = {}
+        if router is not None:
+            router_arrays = {key: value for key, value in router.items() if hasattr(value, "__dlpack__")}
+            router = {key: _arrays.export(value) if key in router_arrays else value for key, value in router.items()}
+        with _device_of(w13):
+            self._handle = _library.runner_create(
+                settings, {name: _arrays.export(array) for name, array in arrays.items()}, router, self._group._handle
+            )
+        info = _library.runner_info(self._handle)
+        self._info = {str(key): value for key, value in info.items()}
+        self._max_tokens = int(max_tokens)
+        self._cuda = self._info["device_type"] == 2
+        self._guard = torch is not None and self._cuda and torch.cuda.device_count() > 1
+        self._alone = self._group.size == 1
+        self._last_stream = 0
+        keeps = keep_weights and not self._info["weights_packed"]
+        self._kept = (arrays if keeps else None, router_arrays)
+        global _next_key
+        with _lock:
+            _next_key += 1
+            self.key = _next_key
+        by_key[self.key] = self
+
+    # -- facts
+
+    @property
+    def max_tokens(self) -> int:
+        """Most rows of one call of the library."""
+        return self._max_tokens
+
+    @property
+    def weights_packed(self) -> bool:
+        """True: the runner has its own copy of the weights and scales, and the arrays may be freed. False: it reads them."""
+        return bool(self._info["weights_packed"])
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """device_type, device_id, rank, size, num_local_experts, weights_packed, bytes, window_bytes, dtype, quantization, backend,
+        experts."""
+        return dict(self._info)
+
+    # -- calls
+
+    def forward_routed(self, hidden: Any, topk_ids: Any, topk_weights: Any, output: Any = None) -> Any:
+        """The layer with routing that the caller did.
+
+        Args:
+            hidden: [M, H].
+            topk_ids: [M, k], experts of [0, E), each at most once in a row; -1: none. int32 is taken as it is.
+            topk_weights: [M, k]. float32 is taken as it is.
+            output: [M, H] to write to; None: a new array.
+
+        Returns:
+            output, [M, H], of hidden's framework, dtype and device. On a GPU it is ready when the current stream has run.
+        """
+        if isinstance(hidden, _Tensor):
+            if torch.compiler.is_compiling():
+                return torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key)
+            if hidden.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError("E_UNSUPPORTED: hidden requires a gradient, and the library has none: call under torch.no_grad()")
+            if topk_ids.dtype is not _INT32:
+                topk_ids = topk_ids.to(_INT32)
+            if topk_weights.dtype is not _FLOAT32:
+                topk_weights = topk_weights.to(_FLOAT32)
+            if output is None:
+                output = hidden.new_empty(hidden.shape)
+            if hidden.shape[0] <= self._max_tokens and not self._guard:
+                _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
+                return output
+            with _device_of(hidden):
+                self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
+            return output
+        written = _arrays.empty(hidden, hidden.shape) if output is None else output
+        ids = _arrays.export(_arrays.cast(topk_ids, "int32"))
+        weights = _arrays.export(_arrays.cast(topk_weights, "float32"))
+        self._in_pieces(_arrays.export(hidden), ids, weights, _arrays.export(written), _arrays.stream(hidden))
+        return self._finish(written, hidden) if output is None else output
+
+    def forward(self, hidden: Any, router_logits: Any, output: Any = None, token_ids: Any = None) -> Any:
+        """The layer with the runner's own router.
+
+        Args:
+            hidden: [M, H], at most `max_tokens` rows.
+            router_logits: [M, E], or [M, E + Z] with Z zero experts: float32, bfloat16 or float16.
+            output: [M, H] to write to; None: a new array.
+            token_ids: int64 [M], for a router with a hash table.
+
+        Returns:
+            output, [M, H], of hidden's framework.
+        """
+        written = _arrays.empty(hidden, hidden.shape) if output is None else output
+        tokens = None if token_ids is None else _arrays.export(token_ids)
+        with _device_of(hidden):
+            _ffi.forward(self._handle, _arrays.export(hidden), _arrays.export(router_logits), _arrays.export(written), tokens,
+                         _arrays.stream(hidden))  # fmt: skip
+        return self._finish(written, hidden) if output is None else output
+
+    __call__ = forward_routed
+
+    def _in_pieces(self, hidden: Any, ids: Any, weights: Any, output: Any, stream: int) -> None:
+        """Rows do not depend on each other: in a group of one rank a long input runs in pieces."""
+        rows = hidden.shape[0]
+        if rows <= self._max_tokens or not self._alone:
+            _forward_routed(self._handle, hidden, ids, weights, output, stream)
+            return
+        if not hasattr(hidden, "__getitem__"):
+            raise ArgumentError(f"E_ARG: hidden: {rows} rows of {type(hidden).__name__}, expected at most {self._max_tokens}")
+        for first in range(0, rows, self._max_tokens):
+            piece = slice(first, first + self._max_tokens)
+            _forward_routed(self._handle, hidden[piece], ids[piece], weights[piece], output[piece], stream)
+
+    def _finish(self, output: Any, like: Any) -> Any:
+        if self._cuda and _arrays.framework(like) == "jax":
+            self.wait(0)
+        return _arrays.finish(output, like)
+
+    def weights_changed(self) -> None:
+        """The weights were overwritten in place: a runner that has packed them packs them again, on the current stream."""
+        stream = torch.cuda.current_stream().cuda_stream if torch is not None and self._cuda else 0
+        _library.runner_weights_changed(self._handle, stream)
+
+    def check(self) -> None:
+        """Raises errors of calls that the device has finished. Does not wait."""
+        _library.runner_check(self._handle)
+
+    def wait(self, stream: int | None = None) -> None:
+        """Waits for a CUDA stream (None: torch's current one, else the default stream), within the deadline, and raises its errors."""
+        if stream is None:
+            stream = torch.cuda.current_stream(self._info["device_id"]).cuda_stream if torch is not None and self._cuda else 0
+        _library.runner_wait(self._handle, stream)
+
+    def close(self) -> None:
+        """Frees the runner. Python does so when nothing refers to it any more."""
+        handle, self._handle = getattr(self, "_handle", 0), 0
+        if handle:
+            if self._cuda and torch is not None and torch.cuda.is_initialized():
+                torch.cuda.synchronize(self._info["device_id"])  # its memory must not be in use
+            _library.runner_destroy(handle)
+            self._kept = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __repr__(self) -> str:
+        if not self._handle:
+            return "moe.Runner(closed)"
+        return "moe.Runner({backend}, {experts}, {quantization}, {dtype}, num_local_experts={num_local_experts})".format(**self._info)
+
+
+def _device_of(array: Any) -> Any:
+    """The array's device as the current one while the context lasts."""
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.cuda.device(array.device) if array.is_cuda else contextlib.nullcontext()
+    if _arrays.framework(array) == "cupy":
+        return array.device
+    return contextlib.nullcontext()
+
+
+def runner_of(key: int) -> Runner:
+    """The runner of a custom operator's argument."""
+    runner = by_key.get(key)
+    if runner is None:
+        raise StateError(f"E_STATE: runner {key}: it was closed")
+    return runner

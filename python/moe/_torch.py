@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/_torch.py: the custom operators of torch.library, through which torch.compile sees the library.
+"""Eager calls do not pass through these operators, whose dispatch costs more than the call itself. `Runner.forward_routed` uses
+`moe::forward_routed` while torch.compile traces."""
+
+from __future__ import annotations
+
+import torch
+
+from ._experts import experts as _eager_experts
+from ._runner import runner_of
+
+
+@torch.library.custom_op("moe::forward_routed", mutates_args=())
+def forward_routed(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, runner: int) -> torch.Tensor:
+    return runner_of(runner).forward_routed(hidden, topk_ids, topk_weights)
+
+
+@torch.library.custom_op("moe::experts", mutates_args=())
+def experts(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    activation: str = "silu",
+    alpha: float = 1.702,
+    beta: float = 1.0,
+    limit: float = 0.0,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    w13_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    quantization: str = "none",
+    weight_on_input: bool = False,
+) -> torch.Tensor:
+    """`moe.experts`; limit 0: none."""
+    return _eager_experts(
+        hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or None, w13_bias=w13_bias,
+        w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
+    )  # fmt: skip
+
+
+@forward_routed.register_fake
+def _(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, runner: int) -> torch.Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
+@experts.register_fake
+def _(hidden, topk_ids, topk_weights, w13, w2, *settings, **more):  # type: ignore[no-untyped-def]
+    return hidden.new_empty(hidden.shape)

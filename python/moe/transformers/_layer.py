@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/transformers/_layer.py: the runner behind one experts module of a transformers model.
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from .. import _errors
+from .._runner import Runner
+from ._activation import Activation, recognise
+
+#: Longer inputs run in pieces of this many rows; `configure` sets it.
+MAX_ROWS = 4096
+_LEAST_ROWS = 64
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+#: Modules by key, for the custom operator that torch.compile sees.
+modules: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+
+
+class FallbackWarning(UserWarning):
+    """A module runs on transformers' own implementation; the text says why."""
+
+
+@dataclasses.dataclass
+class Weights:
+    """What a module gives to a runner. `source`: the module's tensors that they come from; a change of one makes a new runner."""
+
+    arrays: dict[str, torch.Tensor]
+    settings: dict[str, Any]
+    source: list[torch.Tensor]
+    packs: bool  # the runner, or this adapter, copies the weights into another layout
+
+
+class Unsupported(Exception):
+    """The module cannot run on the library; the text says why."""
+
+
+class Layer:
+    """Runners of one experts module, made at its first call. One that is too small is followed by a larger one and stays, since a
+    captured CUDA graph may use it."""
+
+    def __init__(self, weights: Weights | None, reason: str | None) -> None:
+        self.weights = weights
+        self.reason = reason
+        self.runners: list[Runner] = []
+        self.dtype = None if weights is None else weights.settings["torch_dtype"]
+        self.state = () if weights is None else _state(weights.source)
+
+    def __deepcopy__(self, memo: dict) -> None:
+        return None  # a copied module makes its own
+
+    def __reduce__(self) -> tuple:
+        return (_nothing, ())
+
+    def runner(self, rows: int) -> Runner:
+        last = self.runners[-1] if self.runners else None
+        if last is not None and (rows <= last.max_tokens or last.max_tokens >= MAX_ROWS or last.weights_packed or _capturing(last)):
+            return last
+        assert self.weights is not None
+        settings = {key: value for key, value in self.weights.settings.items() if key != "torch_dtype"}
+        capacity = MAX_ROWS if self.weights.packs else min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
+        runner = Runner(**self.weights.arrays, max_tokens=capacity, keep_weights=True, **settings)
+        if runner.weights_packed and not self.weights.packs:  # learnt now: it will not be made twice
+            self.weights.packs = True
+            if capacity < MAX_ROWS:
+                runner.close()
+                return self.runner(rows)
+        self.runners.append(runner)
+        return runner
+
+    def changed(self) -> bool:
+        return self.weights is not None and _state(self.weights.source) != self.state
+
+
+def _nothing() -> None:
+    return None
+
+
+def _capturing(runner: Runner) -> bool:
+    return runner.info["device_type"] == 2 and torch.cuda.is_current_stream_capturing()
+
+
+def _state(tensors: list[torch.Tensor]) -> tuple:
+    return tuple([(t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors])
+
+
+def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
+    """The module's layer, made if there is none or its weights have changed since. read: module, topk -> Weights, or raises Unsupported."""
+    layer = module.__dict__.get("_moe_layer")
+    if layer is not None and not layer.changed():
+        return layer
+    try:
+        weights = read(module, topk)
+        layer = Layer(weights, None)
+        layer.runner(1)
+    except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
+        layer = Layer(None, str(error))
+        _warn(module, layer.reason)
+    module.__dict__["_moe_layer"] = layer
+    modules[id(module)] = module
+    module.__dict__["_moe_key"] = id(module)
+    module.__dict__["_moe_reason"] = layer.reason
+    return layer
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(module: torch.nn.Module, reason: str | None) -> None:
+    key = (type(module).__qualname__, str(reason))
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(f'moe.transformers: {key[0]} runs on transformers\' own implementation: {reason}', FallbackWarning, stacklevel=4)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    if dtype not in _DTYPES:
+        raise Unsupported(f"dtype {dtype} is none of float32, bfloat16, float16")
+    return _DTYPES[dtype]
+
+
+def activation_of(module: torch.nn.Module, device: torch.device) -> Activation:
+    has_gate, is_concatenated = getattr(module, "has_gate", True), getattr(module, "is_concatenated", True)
+    try:
+        found = recognise(module, has_gate, is_concatenated, device)
+    except Exception as error:  # the module's own code
+        raise Unsupported(f"its activation cannot be evaluated alone: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise Unsupported("its activation is none of the library's: no formula gives the same numbers")
+    if found.kind == "situ" and (found.situ_gate, found.situ_up) != (4.0, 25.0):
+        raise Unsupported(f"activation situ with constants {found.situ_gate}, {found.situ_up}; the library has 4, 25")
+    return found
+
+
+def activation_settings(found: Activation) -> dict[str, Any]:
+    return {"activation": found.kind, "alpha": found.alpha, "beta": found.beta, "limit": found.limit}
+
+
+def halves(rows: torch.Tensor, dim: int) -> torch.Tensor:
+    """gate0, up0, gate1, up1, ... -> all gates, then all ups, along `dim`: a contiguous copy."""
+    shape = list(rows.shape)
+    split = rows.reshape(shape[:dim] + [shape[dim] // 2, 2] + shape[dim + 1 :])
+    return split.movedim(dim + 1, dim).reshape(shape).contiguous()
+
+
+def read_experts(module: torch.nn.Module, topk: int) -> Weights:
+    """The weights of a module that `use_experts_implementation` decorates."""
+    if getattr(module, "has_post_expert_norm", False):
+        raise Unsupported("it normalises each expert's output before the weighted sum (has_post_expert_norm)")
+    has_gate = getattr(module, "has_gate", True)
+    first = module.gate_up_proj if has_gate else module.up_proj
+    second = module.down_proj
+    for name, tensor in (("gate_up_proj" if has_gate else "up_proj", first), ("down_proj", second)):
+        if not isinstance(tensor, torch.Tensor) or type(tensor.data) is not torch.Tensor or tensor.dim() != 3:
+            raise Unsupported(f"{name} is {type(tensor).__name__}, no plain tensor of three dimensions")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"{name} is on {tensor.device}")
+    dtype = dtype_name(first.dtype)
+    found = activation_of(module, first.device)
+    source = [first, second]
+    w13, w2 = first.detach(), second.detach()
+    packs = False
+    if module.is_transposed:
+        # Used as [E, 2I, H] and [E, H, I]: laid out once, and the parameters become views of it, so that no second copy stays.
+        w13, w2 = w13.transpose(1, 2).contiguous(), w2.transpose(1, 2).contiguous()
+        if not found.interleaved:
+            first.data = w13.transpose(1, 2)
+        second.data = w2.transpose(1, 2)
+    if found.interleaved:
+        w13, packs = halves(w13, 1), True
+    arrays = {"w13": w13, "w2": w2}
+    if getattr(module, "has_bias", False):
+        bias = (module.gate_up_proj_bias if has_gate else module.up_proj_bias).detach()
+        source += [module.gate_up_proj_bias if has_gate else module.up_proj_bias, module.down_proj_bias]
+        arrays["w13_bias"] = (halves(bias, 1) if found.interleaved else bias).to(torch.float32).contiguous()
+        arrays["w2_bias"] = module.down_proj_bias.detach().to(torch.float32).contiguous()
+    for name in ("w13", "w2"):
+        arrays[name] = arrays[name].contiguous()
+    settings = {"topk": topk, "dtype": dtype, "torch_dtype": first.dtype, **activation_settings(found)}
+    return Weights(arrays, settings, source, packs)
+
+
+def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
+    """The weights of `FP8Experts`: blocks of 128 x 128 with float32 scales, activations quantised by groups of 128."""
+    if module.activation_scheme != "dynamic":
+        raise Unsupported(f'activation_scheme is "{module.activation_scheme}", expected "dynamic"')
+    if module.block_size is None or tuple(module.block_size) != (128, 128):
+        raise Unsupported(f"weight_block_size is {module.block_size}, expected (128, 128)")
+    has_gate = getattr(module, "has_gate", True)
+    prefix = "gate_up_proj" if has_gate else "up_proj"
+    first, second = getattr(module, prefix), module.down_proj
+    scale, second_scale = getattr(module, prefix + "_scale_inv"), module.down_proj_scale_inv
+    if first.dtype != torch.float8_e4m3fn:
+        raise Unsupported(f"{prefix} is {first.dtype}, expected float8_e4m3fn")
+    if scale.dtype != torch.float32:
+        raise Unsupported(f"scales are {scale.dtype} (scale_fmt), expected float32")
+    if first.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"{prefix} is on {first.device}")
+    if first.shape[1] % 256 != 0 and has_gate:
+        raise Unsupported(f"the intermediate size {first.shape[1] // 2} is no multiple of 128")
+    found = activation_of(module, first.device)
+    arrays = {"w13": first.detach(), "w2": second.detach(), "w13_scale": scale.detach(), "w2_scale": second_scale.detach()}
+    arrays = {name: array.contiguous() for name, array in arrays.items()}
+    dtype = torch.get_default_dtype() if module.__dict__.get("_moe_dtype") is None else module.__dict__["_moe_dtype"]
+    settings = {"topk": topk, "dtype": dtype_name(dtype), "torch_dtype": dtype, "quantization": "fp8_block128",
+                **activation_settings(found)}  # fmt: skip
+    return Weights(arrays, settings, [first, second, scale, second_scale], False)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# python/moe/transformers/_mxfp4.py: gpt-oss checkpoints in mxfp4 under experts_implementation="moe".
+"""transformers replaces gpt-oss' experts by a module of its own for mxfp4, which dispatches by no interface. Where the implementation "moe"
+is asked for, `Mxfp4Experts` takes its place: it keeps the checkpoint's 4-bit codes, gate rows before up rows, and no Triton kernels are
+needed. Nothing changes for other implementations."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from typing import Any
+
+import torch
+from transformers.integrations import mxfp4 as integration
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.quantizers import quantizer_mxfp4
+from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
+
+from . import _layer
+
+_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("moe_mxfp4", default=False)
+
+
+class Mxfp4Experts(integration.Mxfp4GptOssExperts):
+    """gpt-oss' experts. gate_up_proj [E, 2I, H/2] and down_proj [E, H, I/2]: uint8, two codes a byte; gate_up_proj_scales [E, 2I, H/32]
+    and down_proj_scales [E, H, I/32]: uint8 exponents. Gate rows come before up rows. gate_up_proj_bias [E, 2I] and down_proj_bias [E, H]
+    are as the checkpoint has them: gate and up alternate."""
+
+    has_gate = True
+    is_concatenated = True
+    _is_expert_parallel = False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.config = config
+        self.alpha = float(getattr(config, "swiglu_alpha", 1.702))
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * self.alpha)
+
+    def load(self, name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+        """Takes one projection of a checkpoint: blocks [E, N, K/32, 16] and scales [E, N, K/32]; the caller's copy may be freed."""
+        codes = blocks.reshape(*blocks.shape[:2], -1).view(torch.uint8)
+        scales = scales.view(torch.uint8)
+        if name == "gate_up_proj":
+            codes, scales = _layer.halves(codes, 1), _layer.halves(scales, 1)
+        self._parameters.pop(name, None)
+        setattr(self, name, torch.nn.Parameter(codes.contiguous(), requires_grad=False))
+        setattr(self, name + "_scales", torch.nn.Parameter(scales.contiguous(), requires_grad=False))  # transformers clears late buffers
+
+    def stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """blocks and scales as a checkpoint has them."""
+        codes, scales = getattr(self, name).detach(), getattr(self, name + "_scales").detach()
+        if name == "gate_up_proj":
+            codes, scales = _interleaved(codes), _interleaved(scales)
+        return codes.reshape(*scales.shape, 16), scales
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        from . import run_mxfp4
+
+        return run_mxfp4(self, hidden_states, top_k_index, top_k_weights)
+
+
+def _interleaved(rows: torch.Tensor) -> torch.Tensor:
+    experts, count, width = rows.shape
+    return rows.reshape(experts, 2, count // 2, width).transpose(1, 2).reshape(experts, count, width)
+
+
+def read(module: Mxfp4Experts, topk: int) -> _layer.Weights:
+    found = _layer.activation_of(module, module.down_proj.device)
+    source = [module.gate_up_proj, module.down_proj, module.gate_up_proj_bias, module.down_proj_bias]
+    arrays = {
+        "w13": module.gate_up_proj.detach(), "w2": module.down_proj.detach(), "w13_scale": module.gate_up_proj_scales.detach(),
+        "w2_scale": module.down_proj_scales.detach(), "w13_bias": _layer.halves(module.gate_up_proj_bias.detach().float(), 1),
+        "w2_bias": module.down_proj_bias.detach().float().contiguous(),
+    }  # fmt: skip
+    dtype = module.__dict__.get("_moe_dtype", torch.bfloat16)
+    settings = {"topk": topk, "dtype": _layer.dtype_name(dtype), "torch_dtype": dtype, "quantization": "mxfp4_w4a16",
+                **_layer.activation_settings(found)}  # fmt: skip
+    return _layer.Weights(arrays, settings, source, True)
+
+
+def dequantized_forward(self: Mxfp4Experts, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same result from weights that are widened for this call: for calls that the library cannot take."""
+    # The function of transformers returns [E, K, N] of rows [E, N, K].
+    first, second = (integration.convert_moe_packed_tensors(*self.stored(name), dtype=hidden.dtype)
+                     for name in ("gate_up_proj", "down_proj"))  # fmt: skip
+    output = torch.zeros_like(hidden)
+    for expert in range(self.num_experts):
+        token, choice = torch.where(ids == expert)
+        gate_up = hidden[token] @ first[expert] + self.gate_up_proj_bias[expert].to(hidden.dtype)
+        gated = self._apply_gate(torch.cat((gate_up[..., ::2], gate_up[..., 1::2]), -1))
+        rows = gated @ second[expert] + self.down_proj_bias[expert].to(hidden.dtype)
+        output.index_add_(0, token, (rows * weights[token, choice, None]).to(hidden.dtype))
+    return output
+
+
+def install(implementation: str) -> None:
+    """Hooks the places of transformers where an mxfp4 model is made and loaded."""
+    import transformers.modeling_utils as modeling
+
+    quantizer = quantizer_mxfp4.Mxfp4HfQuantizer
+    if getattr(quantizer, "_moe_installed", False):
+        return
+    quantizer._moe_installed = True
+
+    def asked(config: Any) -> bool:
+        return getattr(config, "_experts_implementation", None) == implementation
+
+    original_get = modeling.get_hf_quantizer
+
+    @functools.wraps(original_get)
+    def get_hf_quantizer(config: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _wanted.set(asked(config))
+        try:
+            return original_get(config, *args, **kwargs)
+        finally:
+            _wanted.reset(token)
+
+    modeling.get_hf_quantizer = get_hf_quantizer
+
+    original_validate = quantizer.validate_environment
+
+    @functools.wraps(original_validate)
+    def validate_environment(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not (_wanted.get() and self.pre_quantized):  # no Triton kernels are needed
+            original_validate(self, *args, **kwargs)
+
+    quantizer.validate_environment = validate_environment
+
+    original_process = quantizer._process_model_before_weight_loading
+
+    @functools.wraps(original_process)
+    def process(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not asked(model.config) or self.quantization_config.dequantize or not self.pre_quantized:
+            return original_process(self, model, *args, **kwargs)
+        self.modules_to_not_convert = self.get_modules_to_not_convert(
+            model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
+        )
+        for name, module in list(model.named_modules()):
+            if isinstance(module, modeling_gpt_oss.GptOssExperts) and should_convert_module(name, self.modules_to_not_convert):
+                with torch.device("meta"):
+                    model.set_submodule(name, Mxfp4Experts(module.config))
+        return model
+
+    quantizer._process_model_before_weight_loading = process
+
+    original_convert = integration.Mxfp4Deserialize.convert
+
+    @functools.wraps(original_convert)
+    def convert(self: Any, input_dict: dict, model: Any = None, full_layer_name: str | None = None, missing_keys: Any = None,
+                **kwargs: Any) -> dict:  # fmt: skip
+        module, _ = get_module_from_name(model, full_layer_name)
+        if not isinstance(module, Mxfp4Experts):
+            return original_convert(self, input_dict, model=model, full_layer_name=full_layer_name, missing_keys=missing_keys, **kwargs)
+        name = "gate_up_proj" if "gate_up_proj" in full_layer_name else "down_proj"
+        blocks, scales = (v[0] if isinstance(v, list) else v for v in (input_dict[name + "_blocks"], input_dict[name + "_scales"]))
+        module.load(name, blocks, scales)
+        missing_keys.discard(full_layer_name)
+        module._is_hf_initialized = True
+        return {}
+
+    integration.Mxfp4Deserialize.convert = convert
+
+    original_state = quantizer.get_state_dict_and_metadata
+
+    @functools.wraps(original_state)
+    def get_state_dict_and_metadata(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        ours = {name: module for name, module in model.named_modules() if isinstance(module, Mxfp4Experts)}
+        if not ours:
+            return original_state(self, model, *args, **kwargs)
+        state = model.state_dict()
+        for name, module in ours.items():
+            for projection in ("gate_up_proj", "down_proj"):
+                del state[f"{name}.{projection}"], state[f"{name}.{projection}_scales"]
+                state[f"{name}.{projection}_blocks"], state[f"{name}.{projection}_scales"] = module.stored(projection)
+        return state, {}
+
+    quantizer.get_state_dict_and_metadata = get_state_dict_and_metadata

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_numpy.py: the package with numpy arrays on the host.
+import builtins
+import gc
+import threading
+
+import numpy as np
+import pytest
+import reference
+from reference import Layer, distance
+
+import moe
+
+if not moe.has("onednn"):
+    pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
+
+
+def test_experts_agrees_with_the_definition():
+    layer = Layer()
+    output = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2)
+    assert type(output) is np.ndarray and output.dtype == np.float32 and output.shape == layer.hidden.shape
+    assert distance(output, layer.expected()) < 1e-5
+
+
+def test_ids_and_weights_of_other_dtypes():
+    layer = Layer()
+    output = moe.experts(layer.hidden, layer.ids.astype(np.int64), layer.weights.astype(np.float64), layer.w13, layer.w2)
+    assert distance(output, layer.expected()) < 1e-5
+
+
+def test_activation_with_constants_and_biases():
+    layer = Layer(seed=1)
+    random = np.random.default_rng(5)
+    w13_bias = random.standard_normal(layer.w13.shape[:2]).astype(np.float32)
+    w2_bias = random.standard_normal(layer.w2.shape[:2]).astype(np.float32)
+    output = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2, "swigluoai_halves", alpha=1.5, beta=0.5, limit=1.0,
+                         w13_bias=w13_bias, w2_bias=w2_bias)  # fmt: skip
+    expected = layer.expected(activation=lambda g, u: reference.swigluoai(g, u, 1.5, 0.5, 1.0), w13_bias=w13_bias, w2_bias=w2_bias)
+    assert distance(output, expected) < 1e-5
+
+
+def test_skipped_slots_and_no_rows():
+    layer = Layer()
+    layer.ids[0] = -1
+    layer.ids[1:, 1] = -1
+    output = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2)
+    assert distance(output, layer.expected()) < 1e-5 and not output[0].any()
+    empty = Layer(rows=0)
+    assert moe.experts(empty.hidden, empty.ids, empty.weights, empty.w13, empty.w2).shape == (0, 64)
+
+
+def test_rows_with_strides_and_an_output():
+    layer = Layer()
+    wide = np.zeros((layer.hidden.shape[0], 100), np.float32)
+    wide[:, :64] = layer.hidden
+    output = np.full((layer.hidden.shape[0], 80), 7, np.float32)
+    moe.experts(wide[:, :64], layer.ids, layer.weights, layer.w13, layer.w2, output=output[:, :64])
+    assert distance(output[:, :64], layer.expected()) < 1e-5
+    assert (output[:, 64:] == 7).all()
+
+
+def test_read_only_inputs():
+    layer = Layer()
+    for array in (layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2):
+        array.flags.writeable = False
+    assert distance(moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2), layer.expected()) < 1e-5
+
+
+def test_weights_written_in_place_are_noticed():
+    layer = Layer()
+    moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2)
+    layer.w13 *= -0.5
+    assert distance(moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2), layer.expected()) < 1e-5
+
+
+def test_weights_at_an_address_that_was_used_before():
+    for seed in range(20):  # each round frees its arrays, and the next gets their memory
+        layer = Layer(seed=seed)
+        assert distance(moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2), layer.expected()) < 1e-5
+        del layer
+        gc.collect()
+
+
+def test_a_long_input_runs_in_pieces():
+    layer = Layer(rows=37)
+    with moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=8) as runner:
+        whole = runner.forward_routed(layer.hidden, layer.ids, layer.weights)
+    assert distance(whole, layer.expected()) < 1e-5
+
+
+def test_runner_with_a_router():
+    layer = Layer()
+    logits = np.random.default_rng(3).standard_normal((13, layer.num_experts)).astype(np.float32)
+    routing = moe.route(logits, layer.topk, renorm="sum")
+    with moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=16, router={"renorm": "sum"}) as runner:
+        output = runner.forward(layer.hidden, logits)
+        assert runner.info["backend"] == "no_expert_parallel" and runner.info["num_local_experts"] == layer.num_experts
+    expected = reference.experts(layer.hidden, routing.topk_ids, routing.topk_weights, layer.w13, layer.w2)
+    assert distance(output, expected) < 1e-5
+
+
+def test_route():
+    logits = np.random.default_rng(4).standard_normal((9, 16)).astype(np.float32)
+    ids, weights = moe.route(logits, 4)
+    scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    order = np.argsort(-scores, axis=1)[:, :4]
+    assert ids.dtype == np.int32 and weights.dtype == np.float32
+    assert (np.sort(ids, 1) == np.sort(order, 1)).all()
+    assert np.abs(np.take_along_axis(scores, ids.astype(np.int64), 1) - weights).max() < 1e-6
+
+
+@pytest.mark.parametrize(("scheme", "bound"), [("fp8_block128", 0.06), ("fp8_per_token", 0.06), ("int4_group32", 0.2), ("mxfp4_w4a16", 0.3)])
+def test_quantized_weights(scheme, bound):
+    layer = Layer(hidden=256, intermediate=128, seed=2)
+    w13, w2 = moe.quantize(layer.w13, scheme), moe.quantize(layer.w2, scheme)
+    runner = moe.Runner(w13.codes, w2.codes, w13_scale=w13.scales, w2_scale=w2.scales, quantization=scheme, dtype="float32", topk=layer.topk,
+                        max_tokens=16)  # fmt: skip
+    output = runner.forward_routed(layer.hidden, layer.ids, layer.weights)
+    assert 1e-4 < distance(output, layer.expected()) < bound
+
+
+def test_quantize_mxfp4_gives_the_nearest_codes():
+    values = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0] * 4, np.float32)[None] * 4
+    codes, scales = moe.quantize(values, "mxfp4_w4a16")
+    assert codes.shape == (1, 16) and scales.shape == (1, 1)
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    widened = np.stack([table[codes[0] & 7], table[codes[0] >> 4 & 7]], 1).ravel() * 2.0 ** (int(scales[0, 0]) - 127)
+    assert (widened == values[0]).all()
+
+
+def test_plan():
+    load = np.array([[90, 10, 5, 5, 40, 2, 2, 2]], np.float32)
+    physical, logical, count = moe.plan(load, 12, num_ranks=4)
+    assert physical.shape == (1, 12) and count.sum() == 12 and count.argmax() == 0
+    for expert in range(8):
+        slots = logical[0, expert][logical[0, expert] >= 0]
+        assert len(slots) == count[0, expert] and (physical[0, slots] == expert).all()
+
+
+# ---- bad input: one exception that says what, the value and what was expected
+
+
+def runner_of(layer, **settings):
+    return moe.Runner(layer.w13, layer.w2, **{"topk": layer.topk, "max_tokens": 16, **settings})
+
+
+def test_errors_are_exceptions_with_the_text_of_the_library():
+    layer = Layer()
+    runner = runner_of(layer)
+    with pytest.raises(moe.ArgumentError, match="hidden.*63") as caught:
+        runner.forward_routed(np.zeros((4, 63), np.float32), layer.ids[:4], layer.weights[:4])
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, moe.Error) and caught.value.code == "E_ARG"
+    assert str(caught.value).startswith("E_ARG: ")
+    with pytest.raises(moe.ArgumentError, match="float16"):
+        runner.forward_routed(layer.hidden.astype(np.float16), layer.ids, layer.weights)
+    with pytest.raises(ValueError, match="topk_ids.*6"):
+        bad = layer.ids.copy()
+        bad[2, 1] = 6
+        runner.forward_routed(layer.hidden, bad, layer.weights)
+    with pytest.raises(ValueError, match="topk_weights"):
+        runner.forward_routed(layer.hidden, layer.ids, layer.weights[:5])
+    with pytest.raises(ValueError, match="output"):
+        runner.forward_routed(layer.hidden, layer.ids, layer.weights, np.zeros((3, 64), np.float32))
+
+
+def test_errors_of_the_configuration():
+    layer = Layer()
+    with pytest.raises(ValueError, match="relu7.*silu"):
+        runner_of(layer, activation="relu7")
+    with pytest.raises(ValueError, match="scales given"):
+        runner_of(layer, w13_scale=layer.w13)
+    with pytest.raises(moe.Error, match="nothing"):
+        runner_of(layer, quantization="nothing")
+    with pytest.raises(ValueError, match="3"):
+        moe.Runner(layer.w13[0], layer.w2, topk=2, max_tokens=4)
+    with pytest.raises(ValueError, match="w2|intermediate"):
+        moe.Runner(layer.w13, layer.w2[:, :, :7], topk=2, max_tokens=4)
+    with pytest.raises(moe.Error):
+        runner_of(layer, topk=0)
+    with pytest.raises(moe.ConfigError, match="colour"):
+        runner_of(layer, router={"colour": 3})
+    with pytest.raises(moe.ArgumentError, match="str"):
+        moe.experts("hidden", layer.ids, layer.weights, layer.w13, layer.w2)
+    with pytest.raises(ValueError):
+        moe.route(np.zeros((2, 4), np.float32), 5)
+    with pytest.raises(moe.ConfigError, match="fp5"):
+        moe.quantize(np.zeros((4, 4), np.float32), "fp5")
+
+
+def test_a_closed_runner_and_a_closed_group():
+    layer = Layer()
+    group = moe.Group()
+    assert (group.rank, group.size) == (0, 1)
+    runner = runner_of(layer, group=group)
+    group.close()
+    assert distance(runner.forward_routed(layer.hidden, layer.ids, layer.weights), layer.expected()) < 1e-5
+    handle = runner._handle
+    runner.close()
+    runner.close()
+    for closed in (0, handle):
+        runner._handle = closed
+        with pytest.raises(moe.Error):
+            runner.forward_routed(layer.hidden, layer.ids, layer.weights)
+    runner._handle = 0
+    with pytest.raises(moe.Error):
+        group.rank
+
+
+def test_exceptions_are_what_they_say():
+    assert issubclass(moe.TimeoutError, builtins.TimeoutError) and issubclass(moe.OutOfMemoryError, MemoryError)
+    for error in (moe.ConfigError, moe.ArgumentError, moe.CapacityError):
+        assert issubclass(error, ValueError)
+    assert issubclass(moe.StateError, RuntimeError)
+
+
+def test_two_runners_in_two_threads():
+    layer = Layer(rows=64)
+    expected = layer.expected()
+    worst = []
+
+    def work():
+        runner = runner_of(layer, max_tokens=64, num_threads=1)
+        for _ in range(20):
+            worst.append(distance(runner.forward_routed(layer.hidden, layer.ids, layer.weights), expected))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(worst) == 40 and max(worst) < 1e-5
+
+
+def test_bfloat16_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    layer = Layer()
+    rounded = {name: getattr(layer, name).astype(ml_dtypes.bfloat16) for name in ("hidden", "w13", "w2")}
+    output = moe.experts(rounded["hidden"], layer.ids, layer.weights, rounded["w13"], rounded["w2"])
+    assert output.dtype == ml_dtypes.bfloat16
+    for name, array in rounded.items():
+        setattr(layer, name, array.astype(np.float32))
+    assert distance(output.astype(np.float32), layer.expected()) < 1e-2

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_transformers.py: transformers models under experts_implementation="moe" on the host.
+import copy
+import json
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (scripts/setup --python-models)")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed (scripts/setup --python-models)")
+
+import moe  # noqa: E402
+
+if not moe.has("onednn"):
+    pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
+
+import families  # noqa: E402
+import moe.transformers as adapter  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from transformers.integrations import finegrained_fp8, moe as integration  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+#: Families that run on transformers' own implementation, and a word of the reason. All others run on the library.
+FALLS_BACK = {"muse_spark": "has_post_expert_norm"}
+
+
+def distance(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).abs().max() / expected.double().abs().max())
+
+
+def calls_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, tuple]]:
+    """Runs the model and returns the arguments of every call of an experts module."""
+    seen: list[tuple[torch.nn.Module, tuple]] = []
+    hooks = [m.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, (*args, *kwargs.values()))), with_kwargs=True)
+             for m in families.experts(model)]  # fmt: skip
+    families.logits(model)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_family(name):
+    """float32: the logits of the library are those of transformers' eager code. bfloat16: each experts module is no further from its
+    float32 result than grouped_mm is, on the inputs that it gets in the model."""
+    model = families.build(name)
+    model.set_experts_implementation("eager")
+    expected = families.logits(model)
+    calls = calls_of(model)
+    assert calls, "no experts module ran"
+
+    model.set_experts_implementation("moe")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        got = families.logits(model)
+    reasons = {adapter.why_not(module) for module, _ in calls}
+    if name in FALLS_BACK:
+        assert len(reasons) == 1 and FALLS_BACK[name] in reasons.pop()
+    else:
+        assert reasons == {None}, reasons
+    assert distance(got, expected) < 2e-5
+
+    if name in FALLS_BACK:
+        return
+    with torch.no_grad():
+        for module, (hidden, ids, weights) in calls:
+            half = copy.deepcopy(module).to(torch.bfloat16)
+            wide = copy.deepcopy(half).float()
+            hidden, weights = hidden.to(torch.bfloat16), weights.to(torch.bfloat16)
+            truth = integration.grouped_mm_experts_forward(wide, hidden.float(), ids, weights.float())
+            ours = adapter.experts_forward(half, hidden, ids, weights)
+            theirs = integration.grouped_mm_experts_forward(half, hidden, ids, weights)
+            assert ours.dtype == torch.bfloat16 and adapter.why_not(half) is None
+            assert distance(ours, truth) <= 1.25 * distance(theirs, truth) + 1e-3
+
+
+def tiny(name: str, tmp_path, **fields) -> str:
+    model = families.build(name)
+    for key, value in fields.items():
+        setattr(model.config, key, value)
+    model.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_from_pretrained_and_generate(tmp_path):
+    path = tiny("qwen3_moe", tmp_path)
+    ours = transformers.AutoModelForCausalLM.from_pretrained(path, experts_implementation="moe")
+    eager = transformers.AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager")
+    assert distance(families.logits(ours), families.logits(eager)) < 2e-5
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(ours.generate(prompt, **settings), eager.generate(prompt, **settings))
+    assert {adapter.why_not(module) for module in families.experts(ours)} == {None}
+
+
+@pytest.mark.parametrize("name", ["aria", "gpt_oss", "openai_privacy_filter", "mixtral"])
+def test_a_model_that_has_run_is_saved_as_it_was(name, tmp_path):
+    """Also where the module's parameters became views of the memory that the runner reads."""
+    model = families.build(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.set_experts_implementation("moe")
+    expected = families.logits(model)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved", experts_implementation="eager", dtype=torch.float32)
+    assert distance(families.logits(again), expected) < 2e-5
+    model.set_experts_implementation("grouped_mm")
+    assert distance(families.logits(model), expected) < 2e-5
+
+
+def test_weights_that_change_are_noticed():
+    model = families.build("mixtral")
+    model.set_experts_implementation("moe")
+    families.logits(model)
+    with torch.no_grad():
+        for module in families.experts(model):
+            module.gate_up_proj.mul_(-0.7)
+            module.down_proj.data = module.down_proj.data * 1.5
+    got = families.logits(model)
+    model.set_experts_implementation("eager")
+    assert distance(got, families.logits(model)) < 2e-5
+
+
+def test_expert_parallel_ids_of_other_ranks_are_skipped():
+    model = families.build("mixtral")
+    module, (hidden, ids, weights) = calls_of(model)[0]
+    ids = ids.clone()
+    ids[::2, 0] = module.num_experts  # what transformers gives for an expert of another rank
+    weights = weights.masked_fill(ids == module.num_experts, 0.0)
+    module._is_expert_parallel = True
+    with torch.no_grad():
+        got = adapter.experts_forward(module, hidden, ids, weights)
+        expected = integration.grouped_mm_experts_forward(module, hidden, ids, weights)
+    assert adapter.why_not(module) is None and distance(got, expected) < 1e-5
+
+
+def test_gradients_fall_back_with_one_warning():
+    model = families.build("qwen3_moe").train()
+    model.set_experts_implementation("moe")
+    ids = torch.tensor([[5, 17, 99, 3]])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model(input_ids=ids, labels=ids).loss.backward()
+    assert [str(w.message).count("gradients") for w in caught if issubclass(w.category, adapter.FallbackWarning)] == [1]
+    ours = [module.gate_up_proj.grad.clone() for module in families.experts(model)]
+    model.zero_grad()
+    model.set_experts_implementation("grouped_mm")
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+    for got, module in zip(ours, families.experts(model)):
+        assert torch.allclose(got, module.gate_up_proj.grad, atol=1e-6)
+
+
+class Strange(torch.nn.Module):
+    """Experts whose activation is nearly silu: no formula of the library gives its numbers."""
+
+    def __init__(self, function, has_gate=True):
+        super().__init__()
+        self.num_experts, self.has_gate, self.has_bias, self.has_post_expert_norm = 4, has_gate, False, False
+        self.is_transposed, self.is_concatenated, self._is_expert_parallel = False, True, False
+        torch.manual_seed(1)
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(4, 32, 16))
+        self.up_proj = torch.nn.Parameter(torch.randn(4, 16, 16))
+        self.down_proj = torch.nn.Parameter(torch.randn(4, 16, 16))
+        self.act_fn = function
+
+    def _apply_gate(self, rows):
+        gate, up = rows.chunk(2, dim=-1)
+        return self.act_fn(gate) * up
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * torch.sigmoid(1.01 * x), lambda x: x * torch.sigmoid(1.702 * x), torch.tanh, torch.nn.functional.mish,
+    lambda x: torch.nn.functional.silu(x) + 1e-3, lambda x: torch.nn.functional.silu(x).clamp(max=1e3) + 0.01 * (x > 30),
+])  # fmt: skip
+def test_an_unknown_activation_falls_back(function):
+    module = Strange(function)
+    hidden, ids, weights = torch.randn(5, 16), torch.randint(0, 4, (5, 1)), torch.rand(5, 1)
+    with torch.no_grad(), pytest.warns(adapter.FallbackWarning, match="activation"):
+        adapter._layer._warned.clear()
+        got = adapter.experts_forward(module, hidden, ids, weights)
+        assert torch.equal(got, integration.grouped_mm_experts_forward(module, hidden, ids, weights))
+    assert "activation" in adapter.why_not(module)
+
+
+@pytest.mark.parametrize(("function", "has_gate", "kind"), [
+    (torch.nn.functional.silu, True, "silu"), (torch.nn.functional.gelu, True, "gelu"),
+    (lambda x: torch.nn.functional.gelu(x, approximate="tanh"), True, "gelu_tanh"),
+    (torch.relu, False, "relu_no_mul"), (torch.nn.functional.silu, False, "silu_no_mul"),
+    (lambda x: torch.relu(x).square(), False, "relu2_no_mul"),
+])  # fmt: skip
+def test_a_known_activation_is_recognised_by_its_numbers(function, has_gate, kind):
+    assert adapter.recognise(Strange(function, has_gate), has_gate, True, "cpu").kind == kind
+
+
+def test_the_limit_of_an_activation_is_read_from_its_numbers():
+    class Limited(Strange):
+        def _apply_gate(self, rows):
+            gate, up = rows.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate).clamp(max=3.25) * up.clamp(-3.25, 3.25)
+
+    found = adapter.recognise(Limited(None), True, True, "cpu")
+    assert (found.kind, found.limit) == ("swiglu_step", 3.25)
+
+
+@pytest.mark.parametrize("change", ["float64", "norm", "meta"])
+def test_modules_that_the_library_cannot_take(change):
+    module = Strange(torch.nn.functional.silu)
+    if change == "float64":
+        module.double()
+    elif change == "norm":
+        module.has_post_expert_norm, module.post_expert_norm = True, torch.nn.Identity()
+    else:
+        module.to("meta")
+    adapter._layer._warned.clear()
+    hidden = torch.randn(3, 16, dtype=module.down_proj.dtype, device=module.down_proj.device)
+    ids, weights = torch.zeros(3, 1, dtype=torch.int64, device=hidden.device), torch.ones(3, 1, device=hidden.device)
+    with torch.no_grad(), pytest.warns(adapter.FallbackWarning):
+        try:
+            adapter.experts_forward(module, hidden, ids, weights)
+        except (RuntimeError, NotImplementedError):
+            assert change == "meta"  # transformers' own code cannot run there either
+    assert adapter.why_not(module)
+
+
+def test_torch_compile_keeps_the_layer_as_one_operator():
+    model = families.build("qwen3_moe")
+    model.set_experts_implementation("moe")
+    module, (hidden, ids, weights) = calls_of(model)[0]
+    with torch.no_grad():
+        expected = module(hidden, ids, weights)
+        graphs = []
+
+        def backend(graph, _):
+            graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+            return graph
+
+        compiled = torch.compile(module, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(hidden, ids, weights), expected)
+    assert len(graphs) == 1 and torch.ops.moe.transformers_experts in graphs[0]
+
+
+def test_torch_compile_of_a_model_that_has_not_run():
+    model = families.build("qwen3_moe")
+    model.set_experts_implementation("eager")
+    expected = families.logits(model)
+    model.set_experts_implementation("moe")
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    assert distance(families.logits(model), expected) < 2e-5
+    assert {adapter.why_not(module) for module in families.experts(model)} == {None}
+
+
+# ---- fp8
+
+
+class Fp8Config:
+    hidden_size, num_experts, moe_intermediate_size, hidden_act = 256, 4, 128, "silu"
+    _experts_implementation = "moe"
+
+
+def fp8_experts(**settings):
+    settings = {"block_size": (128, 128), **settings}
+    cls = integration.use_experts_implementation(type("Fp8Experts", (finegrained_fp8.FP8Experts,), {}),
+                                                 experts_interface=finegrained_fp8.ALL_FP8_EXPERTS_FUNCTIONS)  # fmt: skip
+    module = cls(Fp8Config(), **settings)
+    torch.manual_seed(3)
+    wide = {}
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            weight, scale = getattr(module, name), getattr(module, name + "_scale_inv")
+            weight.copy_(torch.randn(weight.shape).clamp(-3, 3).to(weight.dtype))
+            scale.copy_((torch.rand(scale.shape) * 0.1 + 0.02).to(scale.dtype))
+            blocks = scale.float().repeat_interleave(128, 1).repeat_interleave(128, 2)
+            wide[name] = weight.float() * blocks[:, : weight.shape[1], : weight.shape[2]]
+    return module, wide
+
+
+def rounded(x):
+    """A row as the scheme quantises it: groups of 128 with a scale of amax / 448."""
+    groups = x.float().reshape(x.shape[0], -1, 128)
+    scale = groups.abs().amax(-1, keepdim=True) / 448
+    return ((groups / scale).to(torch.float8_e4m3fn).float() * scale).reshape(x.shape)
+
+
+def test_fp8_blocks():
+    module, wide = fp8_experts()
+    hidden = torch.randn(9, 256).to(torch.bfloat16)
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(9)])
+    weights = torch.rand(9, 2)
+    expected = torch.zeros(9, 256)
+    for token in range(9):
+        for expert, weight in zip(ids[token], weights[token]):
+            gate, up = (rounded(hidden[token][None]) @ wide["gate_up_proj"][expert].T).chunk(2, -1)
+            expected[token] += weight * (rounded(torch.nn.functional.silu(gate) * up) @ wide["down_proj"][expert].T)[0]
+    with torch.no_grad():
+        got = module(hidden, ids, weights)
+    assert adapter.why_not(module) is None and got.dtype == torch.bfloat16
+    assert distance(got, expected) < 2e-2
+
+
+@pytest.mark.parametrize("settings", [{"activation_scheme": "static"}, {"block_size": None}, {"block_size": (64, 128)},
+                                      {"expert_dtype": "fp4"}, {"scale_fmt": "ue8m0"}])  # fmt: skip
+def test_fp8_forms_that_the_library_does_not_have(settings):
+    if settings == {"scale_fmt": "ue8m0"} and finegrained_fp8._get_ue8m0_dtype() == torch.float32:
+        pytest.skip("this torch has no float8_e8m0fnu")
+    cls = type("Fp8Other", (finegrained_fp8.FP8Experts,), {})
+    module = cls(Fp8Config(), **{"block_size": (128, 128), **settings})
+    module.is_transposed, module.is_concatenated, module.has_post_expert_norm = False, True, False
+    with pytest.raises(adapter._layer.Unsupported):
+        adapter._layer.read_fp8_experts(module, 2)
+
+
+# ---- gpt-oss in mxfp4
+
+
+def mxfp4_checkpoint(path):
+    """A tiny gpt-oss checkpoint in mxfp4, as the published ones are, and the model with the same weights widened."""
+    model = families.build("gpt_oss")
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if not hasattr(module, "_apply_gate"):
+                continue
+            for projection in ("gate_up_proj", "down_proj"):
+                rows = getattr(module, projection).detach().transpose(1, 2).contiguous()
+                codes, scales = moe.quantize(rows, "mxfp4_w4a16")
+                blocks = codes.reshape(*scales.shape, 16)
+                del state[f"{name}.{projection}"]
+                state[f"{name}.{projection}_blocks"], state[f"{name}.{projection}_scales"] = blocks, scales
+                wide = transformers.integrations.mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+                getattr(module, projection).copy_(wide)
+    path.mkdir()
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict()
+    config["architectures"] = ["GptOssForCausalLM"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn",
+                                     "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_gpt_oss_in_mxfp4(tmp_path):
+    wide = mxfp4_checkpoint(tmp_path / "checkpoint")
+    wide.set_experts_implementation("eager")
+    expected = families.logits(wide)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", experts_implementation="moe", dtype=torch.float32)
+    experts = [m for m in model.modules() if isinstance(m, adapter._mxfp4.Mxfp4Experts)]
+    assert len(experts) == 2 and all(e.gate_up_proj.dtype == torch.uint8 for e in experts)
+    assert distance(families.logits(model), expected) < 1e-3
+    assert {adapter.why_not(e) for e in experts} == {None}
+
+    # what the library cannot take, from the same codes
+    module, (hidden, ids, weights) = calls_of(model)[0]
+    with torch.no_grad():
+        assert distance(adapter._mxfp4.dequantized_forward(module, hidden, ids, weights), module(hidden, ids, weights)) < 1e-3
+
+    model.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", experts_implementation="moe", dtype=torch.float32)
+    assert distance(families.logits(again), expected) < 1e-3
+
+
+def test_gpt_oss_in_mxfp4_under_another_implementation_is_untouched(tmp_path):
+    wide = mxfp4_checkpoint(tmp_path / "checkpoint")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint", experts_implementation="eager", dtype=torch.float32,
+        quantization_config=transformers.Mxfp4Config(dequantize=True),
+    )  # fmt: skip
+    assert not any(isinstance(m, adapter._mxfp4.Mxfp4Experts) for m in model.modules())
+    wide.set_experts_implementation("eager")
+    assert distance(families.logits(model), families.logits(wide)) < 1e-5
