@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from . import _arrays
+from ._errors import ArgumentError
 from ._runner import Runner, torch
 
 #: Longer inputs run in pieces of this many rows.
@@ -110,6 +111,10 @@ def experts(
     weights written in place are noticed. Other frameworks do not: there a runner that would have to pack the weights is not kept.
     """
     arrays = [a for a in (w13, w2, w13_bias, w2_bias, w13_scale, w2_scale) if a is not None]
+    if len(getattr(topk_ids, "shape", ())) != 2 or not hasattr(hidden, "dtype"):
+        for array in (hidden, topk_ids):
+            _arrays.framework(array)  # an ArgumentError for what is no array
+        raise ArgumentError(f"E_ARG: topk_ids: {len(topk_ids.shape)} dimensions {tuple(topk_ids.shape)}, expected 2")
     topk = int(topk_ids.shape[1])
     key = (tuple(map(id, arrays)), w13_bias is None, w13_scale is None, activation, alpha, beta, limit, quantization, weight_on_input, topk,
            hidden.dtype)  # fmt: skip

@@ -8,8 +8,7 @@ from . import _arrays
 from ._errors import ArgumentError
 from ._ffi import library
 
-_DTYPES = {(0, 32): "int32", (1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16", (10, 8): "float8_e4m3fn",
-           (14, 8): "float8_e8m0fnu"}  # fmt: skip
+_DTYPES = {(1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
 
 class Routing(NamedTuple):
@@ -108,20 +107,16 @@ def quantize(matrix: Any, quantization: str) -> Quantized:
     layout = [int(value) for value in library.quantized_layout(quantization, int(matrix.shape[-2]), int(matrix.shape[-1]))]
     code_cols, scale_rows, scale_cols = layout[:3]
     front = tuple(int(n) for n in matrix.shape[:-1])
-    code_dtype = _dtype(matrix, layout[3], layout[4])
-    codes = _arrays.empty(matrix, (*front, code_cols), code_dtype)
+    codes = _arrays.empty(matrix, (*front, code_cols), _DTYPES[layout[3], layout[4]])
     scales = None
     if scale_rows * scale_cols:
-        scales = _arrays.empty(matrix, (*front[:-1], scale_rows, scale_cols), _dtype(matrix, layout[6], layout[7]))
+        scales = _arrays.empty(matrix, (*front[:-1], scale_rows, scale_cols), _DTYPES[layout[6], layout[7]])
     library.quantize(quantization, _arrays.export(matrix), _arrays.export(codes), None if scales is None else _arrays.export(scales))
+    if quantization.startswith("fp8") and _arrays.framework(matrix) == "torch":
+        import torch
+
+        codes = codes.view(torch.float8_e4m3fn)
     return Quantized(_arrays.finish(codes, matrix), None if scales is None else _arrays.finish(scales, matrix))
-
-
-def _dtype(like: Any, code: int, bits: int) -> str:
-    name = _DTYPES[code, bits]
-    if name.startswith("float8") and _arrays.framework(like) != "torch":
-        return "uint8"
-    return name
 
 
 def plan(load: Any, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, num_groups: int = 1) -> Plan:

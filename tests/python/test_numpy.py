@@ -109,14 +109,36 @@ def test_route():
     assert np.abs(np.take_along_axis(scores, ids.astype(np.int64), 1) - weights).max() < 1e-6
 
 
-@pytest.mark.parametrize(("scheme", "bound"), [("fp8_block128", 0.06), ("fp8_per_token", 0.06), ("int4_group32", 0.2), ("mxfp4_w4a16", 0.3)])
-def test_quantized_weights(scheme, bound):
-    layer = Layer(hidden=256, intermediate=128, seed=2)
+def quantized_runner(layer, scheme):
     w13, w2 = moe.quantize(layer.w13, scheme), moe.quantize(layer.w2, scheme)
     runner = moe.Runner(w13.codes, w2.codes, w13_scale=w13.scales, w2_scale=w2.scales, quantization=scheme, dtype="float32", topk=layer.topk,
                         max_tokens=16)  # fmt: skip
-    output = runner.forward_routed(layer.hidden, layer.ids, layer.weights)
-    assert 1e-4 < distance(output, layer.expected()) < bound
+    return w13, w2, runner.forward_routed(layer.hidden, layer.ids, layer.weights)
+
+
+def widened(quantized, scheme):
+    """The values of 4-bit codes: the low nibble first, groups of 32."""
+    codes = np.stack((quantized.codes & 15, quantized.codes >> 4), -1).reshape(*quantized.codes.shape[:-1], -1).astype(np.int64)
+    if scheme == "int4_group32":
+        return (codes - 8) * np.repeat(quantized.scales, 32, axis=-1)
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    return table[codes] * np.repeat(2.0 ** (quantized.scales.astype(np.float64) - 127), 32, axis=-1)
+
+
+@pytest.mark.parametrize("scheme", ["int4_group32", "mxfp4_w4a16"])
+def test_four_bit_weights(scheme):
+    layer = Layer(hidden=256, intermediate=128, seed=2)
+    w13, w2, output = quantized_runner(layer, scheme)
+    assert distance(widened(w13, scheme), layer.w13) < 0.3  # coarse, yet the same weights
+    assert distance(output, reference.experts(layer.hidden, layer.ids, layer.weights, widened(w13, scheme), widened(w2, scheme))) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", ["fp8_block128", "fp8_per_token"])
+def test_fp8_weights_and_activations(scheme):
+    layer = Layer(hidden=256, intermediate=128, seed=2)
+    w13, _, output = quantized_runner(layer, scheme)
+    assert w13.codes.dtype == np.uint8
+    assert 1e-4 < distance(output, layer.expected()) < 0.1
 
 
 def test_quantize_mxfp4_gives_the_nearest_codes():

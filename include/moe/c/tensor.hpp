@@ -143,7 +143,7 @@ Rows<T, Cols> rows_of(char const* what, DLTensor const* given, Device device) {
   if (Cols != dynamic && cols != Cols) detail::refuse_shape(what, t, text("[rows, ", Cols, "]"));
   std::int64_t stride = cols;
   if (t.strides != nullptr) {
-    if (cols > 1 && t.strides[1] != 1) {
+    if (rows > 0 && cols > 1 && t.strides[1] != 1) {
       detail::refuse(what, text("strides are ", describe(t.strides, 2)), "adjacent elements in a row, stride 1");
     }
     if (rows > 1) stride = t.strides[0];

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_torch.py: the package with torch tensors on the host: caching, gradients, torch.compile, host time of a call.
+import gc
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed (scripts/setup --python-models)")
+
+import moe  # noqa: E402
+
+if not moe.has("onednn"):
+    pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
+
+from reference import Layer, distance  # noqa: E402
+
+
+def tensors(layer, dtype=torch.float32):
+    hidden, w13, w2 = (torch.from_numpy(a).to(dtype) for a in (layer.hidden, layer.w13, layer.w2))
+    return hidden, torch.from_numpy(layer.ids).long(), torch.from_numpy(layer.weights), w13, w2
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)])
+def test_experts_agrees_with_the_definition(dtype, bound):
+    layer = Layer()
+    arguments = tensors(layer, dtype)
+    layer.hidden, layer.w13, layer.w2 = (arguments[i].float().numpy() for i in (0, 3, 4))
+    output = moe.experts(*arguments)
+    assert output.dtype == dtype and output.shape == arguments[0].shape
+    assert distance(output.float().numpy(), layer.expected()) < bound
+    into = torch.empty_like(arguments[0])
+    assert moe.experts(*arguments, output=into) is into and torch.equal(into, output)
+
+
+def test_weights_written_in_place_or_moved_are_noticed():
+    layer = Layer()
+    hidden, ids, weights, w13, w2 = tensors(layer)
+    parameter = torch.nn.Parameter(w13)
+    with torch.no_grad():
+        moe.experts(hidden, ids, weights, parameter, w2)
+        parameter.mul_(-0.5)
+        layer.w13 = parameter.detach().numpy().copy()
+        assert distance(moe.experts(hidden, ids, weights, parameter, w2).numpy(), layer.expected()) < 1e-5
+        parameter.data = parameter.data * 3
+        layer.w13 = parameter.detach().numpy().copy()
+        assert distance(moe.experts(hidden, ids, weights, parameter, w2).numpy(), layer.expected()) < 1e-5
+
+
+def test_runners_die_with_their_weights():
+    layer = Layer()
+    hidden, ids, weights, w13, w2 = tensors(layer)
+    from moe import _experts
+
+    before = len(_experts._cache)
+    moe.experts(hidden, ids, weights, w13, w2)
+    assert len(_experts._cache) == before + 1
+    del w13
+    gc.collect()
+    assert len(_experts._cache) == before
+
+
+def test_inputs_that_need_a_gradient_are_refused():
+    hidden, ids, weights, w13, w2 = tensors(Layer())
+    hidden.requires_grad_()
+    with pytest.raises(moe.UnsupportedError, match="gradient"):
+        moe.experts(hidden, ids, weights, w13, w2)
+    with torch.no_grad():
+        moe.experts(hidden, ids, weights, w13, w2)
+
+
+def test_quantized_codes_are_of_torch():
+    layer = Layer(hidden=256, intermediate=128)
+    hidden, ids, weights, w13, w2 = tensors(layer)
+    first, second = moe.quantize(w13, "fp8_block128"), moe.quantize(w2, "fp8_block128")
+    assert first.codes.dtype == torch.float8_e4m3fn and first.scales.shape == (6, 2, 2)
+    output = moe.experts(hidden, ids, weights, first.codes, second.codes, w13_scale=first.scales, w2_scale=second.scales,
+                         quantization="fp8_block128")  # fmt: skip
+    assert 1e-4 < distance(output.numpy(), layer.expected()) < 0.1
+
+
+def test_torch_compile():
+    hidden, ids, weights, w13, w2 = tensors(Layer())
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
+
+    def block(x):
+        return runner.forward_routed(x * 2, ids, weights) + 1
+
+    expected = block(hidden)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(hidden), expected)
+
+
+def test_operators_pass_the_checks_of_torch():
+    hidden, ids, weights, w13, w2 = tensors(Layer())
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
+    utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.moe.forward_routed.default, (hidden, ids, weights, runner.key), test_utils=utils)
+    torch.library.opcheck(torch.ops.moe.experts.default, (hidden, ids, weights, w13, w2), test_utils=utils)
+    expected = moe.experts(hidden, ids, weights, w13, w2)
+    assert torch.equal(torch.ops.moe.experts(hidden, ids, weights, w13, w2), expected)
+    key = runner.key
+    del runner
+    gc.collect()
+    with pytest.raises(moe.StateError, match="closed"):
+        torch.ops.moe.forward_routed(hidden, ids, weights, key)
+
+
+def median_us(call, rounds=30, calls=200):
+    """The least of several medians: other programs use this machine too."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    return min(statistics.median(times[i : i + 10]) for i in range(0, rounds, 10))
+
+
+def test_host_time_of_a_call():
+    """No rows: what remains is the way from Python into the library and back. The bound is 6 us over the C call."""
+    hidden, ids, weights, w13, w2 = tensors(Layer(rows=0))
+    ids = ids.int()
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
+    output = torch.empty_like(hidden)
+    with torch.no_grad():
+        into = median_us(lambda: runner.forward_routed(hidden, ids, weights, output))
+        fresh = median_us(lambda: runner.forward_routed(hidden, ids, weights))
+        cached = median_us(lambda: moe.experts(hidden, ids, weights, w13, w2))
+    print(f"host time of a call without rows: {into:.2f} us into an output, {fresh:.2f} us with a new one, {cached:.2f} us by moe.experts")
+    assert into < 6 and fresh < 6, (into, fresh)
+
+
+def test_from_numpy_to_torch_is_the_same():
+    layer = Layer()
+    by_numpy = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2)
+    assert np.array_equal(moe.experts(*tensors(layer)).numpy(), by_numpy)

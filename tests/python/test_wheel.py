@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_wheel.py: the package as pip builds and installs it, into an empty folder, without the network.
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+if not os.environ.get("MOE_LIBRARY"):
+    pytest.skip("MOE_LIBRARY does not name the libmoe to pack", allow_module_level=True)
+for tool in ("cmake", "nm"):
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed", allow_module_level=True)
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
+#: What the extension may take from apache-tvm-ffi: functions of 0.1.11 and of every version since.
+TVM_FFI = {"TVMFFIBacktrace", "TVMFFIEnvGetStream", "TVMFFIErrorMoveFromRaised", "TVMFFIErrorSetRaised", "TVMFFIGetTypeAttrColumn",
+           "TVMFFIGetTypeInfo"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder,
+               "-C", f"cmake.define.MOE_LIBRARY={os.environ['MOE_LIBRARY']}", "-C", f"build-dir={folder}/build", PACKAGE]  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_one_wheel_for_every_version_of_python(wheel):
+    assert re.fullmatch(r"moe-[0-9.]+-py3-none-linux_\w+\.whl", wheel.name), wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"moe/__init__.py", "moe/py.typed", "moe/transformers/__init__.py", "moe/lib/libmoe_python.so", "moe/lib/libmoe.so.1"} <= names
+
+
+def test_the_extension_knows_neither_python_nor_torch(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", tmp_path / "moe/lib/libmoe_python.so"], capture_output=True, text=True, check=True)
+    undefined = {line.split()[-1].partition("@")[0] for line in symbols.stdout.splitlines()}
+    assert {s for s in undefined if s.startswith("TVMFFI")} <= TVM_FFI
+    assert not {s for s in undefined if s.startswith(("Py", "_Py")) or "torch" in s or "c10" in s}
+
+
+def test_an_installed_package_runs(wheel, tmp_path):
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel]
+    subprocess.run(list(map(str, install)), check=True, capture_output=True)
+    program = """
+import numpy, moe
+assert moe.__file__.startswith({site!r}), moe.__file__
+w13, w2 = numpy.ones((2, 6, 4), numpy.float32), numpy.ones((2, 4, 3), numpy.float32)
+logits = numpy.zeros((5, 2), numpy.float32)
+ids, weights = moe.route(logits, 1)
+print(moe.__version__, ids.shape)
+if moe.has("onednn"):
+    output = moe.experts(numpy.ones((5, 4), numpy.float32), ids, weights, w13, w2)
+    expected = 0.5 * 3 * (4 / (1 + numpy.exp(-4.0))) * 4
+    assert abs(output - expected).max() < 1e-4, (output, expected)
+""".format(site=str(tmp_path / "site"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
