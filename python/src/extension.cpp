@@ -105,7 +105,8 @@ ffi::Bytes nccl_id() {
 
 std::int64_t group_nccl(ffi::Bytes id, std::int64_t rank, std::int64_t size, std::int64_t timeout_ms) {
   if (id.size() != MOE_NCCL_ID_BYTES) {
-    throw ffi::Error("moe.MOE_E_ARG", "E_ARG: id: " + std::to_string(id.size()) + " bytes, expected " + std::to_string(MOE_NCCL_ID_BYTES), "");
+    throw ffi::Error("moe.MOE_E_ARG", "E_ARG: id: " + std::to_string(id.size()) + " bytes, expected " + std::to_string(MOE_NCCL_ID_BYTES),
+                     "");
   }
   moe_group_t group = nullptr;
   require(moe_group_create_nccl(reinterpret_cast<std::uint8_t const*>(id.data()), static_cast<std::int32_t>(rank),
@@ -265,15 +266,16 @@ Dictionary runner_info(std::int64_t runner) {
 ffi::Array<std::int64_t> quantized_layout(ffi::String scheme, std::int64_t rows, std::int64_t cols) {
   moe_quantized_layout layout = MOE_QUANTIZED_LAYOUT_INIT;
   require(moe_get_quantized_layout(scheme.c_str(), rows, cols, &layout));
-  return {layout.code_cols,        layout.scale_rows,       layout.scale_cols,        layout.code_dtype.code,  layout.code_dtype.bits,
-          layout.code_dtype.lanes, layout.scale_dtype.code, layout.scale_dtype.bits,  layout.scale_dtype.lanes};
+  return {layout.code_cols,        layout.scale_rows,       layout.scale_cols,       layout.code_dtype.code,  layout.code_dtype.bits,
+          layout.code_dtype.lanes, layout.scale_dtype.code, layout.scale_dtype.bits, layout.scale_dtype.lanes};
 }
 
 void quantize(ffi::String scheme, DLTensor* matrix, DLTensor* codes, ffi::AnyView scales) {
   require(moe_quantize(scheme.c_str(), matrix, codes, array(scales)));
 }
 
-void plan(Dictionary settings, DLTensor* load, DLTensor* physical_to_logical, ffi::AnyView logical_to_physical, ffi::AnyView replica_count) {
+void plan(Dictionary settings, DLTensor* load, DLTensor* physical_to_logical, ffi::AnyView logical_to_physical,
+          ffi::AnyView replica_count) {
   moe_plan_config config = MOE_PLAN_CONFIG_INIT;
   Members members("plan", settings);
   members.read("num_physical", config.num_physical);
