@@ -30,7 +30,7 @@ from ._runner import Group, Runner, torch as _torch_module
 if _torch_module is not None:
     from . import _torch as _torch_operators
 
-__version__: str = str(_library.library_version())
+__version__: str = str(_library.version())
 
 
 def has(feature: str) -> bool:

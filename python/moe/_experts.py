@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _arrays
 from ._errors import ArgumentError
-from ._runner import Runner, torch
+from ._runner import Runner, _Tensor, torch
 
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
@@ -26,6 +26,7 @@ class _Entry:
         self.references = [weakref.ref(array, lambda _: _cache.pop(key, None)) for array in arrays]
 
     def runner(self, rows: int, arrays: list[Any]) -> Runner:
+        """The runner for so many rows, made if there is none."""
         state = _state(arrays)
         if state != self.state:  # other memory, or written in place since
             self.runners.clear()
@@ -54,11 +55,10 @@ _lock = threading.Lock()
 
 def _state(arrays: list[Any]) -> tuple:
     """Where the arrays lie and, where the framework counts it, how often they were written."""
-    state = []
+    state: list[int] = []
     for array in arrays:
-        if torch is not None and isinstance(array, torch.Tensor):
-            state.append(array.data_ptr())
-            state.append(-1 if array.is_inference() else array._version)
+        if isinstance(array, _Tensor):
+            state += (array.data_ptr(), -1 if array.is_inference() else array._version)
         elif hasattr(array, "__array_interface__"):
             state.append(array.__array_interface__["data"][0])
     return tuple(state)
@@ -115,16 +115,20 @@ def experts(
         for array in (hidden, topk_ids):
             _arrays.framework(array)  # an ArgumentError for what is no array
         raise ArgumentError(f"E_ARG: topk_ids: {len(topk_ids.shape)} dimensions {tuple(topk_ids.shape)}, expected 2")
-    topk = int(topk_ids.shape[1])
-    key = (tuple(map(id, arrays)), w13_bias is None, w13_scale is None, activation, alpha, beta, limit, quantization, weight_on_input, topk,
-           hidden.dtype)  # fmt: skip
+    topk = topk_ids.shape[1]
+    key = (id(w13), id(w2), id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale), activation, alpha, beta, limit, quantization,
+           weight_on_input, topk, hidden.dtype)  # fmt: skip
     entry = _cache.get(key)
-    if entry is None:
+    if entry is not None:
+        last = entry.runners[-1]
+        if hidden.shape[0] <= last.max_tokens and _state(arrays) == entry.state:
+            return last.forward_routed(hidden, topk_ids, topk_weights, output)
+    else:
         settings = {"w13": _ARRAY, "w2": _ARRAY}
         for name, array in (("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale), ("w2_scale", w2_scale)):
             if array is not None:
                 settings[name] = _ARRAY
-        settings.update(topk=topk, activation=activation, alpha=alpha, beta=beta, limit=limit, quantization=quantization,
+        settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, quantization=quantization,
                         dtype=_arrays.dtype_name(hidden), weight_on_input=weight_on_input)  # fmt: skip
         entry = _Entry(arrays, key, settings)
     with _lock:

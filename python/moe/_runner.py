@@ -9,13 +9,13 @@ from typing import Any, Mapping
 
 from . import _arrays, _ffi
 from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError
+from ._ffi import library as _library
 
 try:
     import torch
 except ImportError:
     torch = None  # type: ignore[assignment]
 
-_library = _ffi.library
 _forward_routed = _ffi.forward_routed
 _INT32 = torch.int32 if torch is not None else None
 _FLOAT32 = torch.float32 if torch is not None else None

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-# python/moe/_torch.py: the custom operators of torch.library, through which torch.compile sees the library.
+# python/moe/_torch.py: the custom operators of torch, through which torch.compile sees the library.
 """Eager calls do not pass through these operators, whose dispatch costs more than the call itself. `Runner.forward_routed` uses
 `moe::forward_routed` while torch.compile traces."""
 
 from __future__ import annotations
 
 import torch
+from torch import library as torch_library
 
 from ._experts import experts as _eager_experts
 from ._runner import runner_of
 
 
-@torch.library.custom_op("moe::forward_routed", mutates_args=())
+@torch_library.custom_op("moe::forward_routed", mutates_args=())
 def forward_routed(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, runner: int) -> torch.Tensor:
     return runner_of(runner).forward_routed(hidden, topk_ids, topk_weights)
 
 
-@torch.library.custom_op("moe::experts", mutates_args=())
+@torch_library.custom_op("moe::experts", mutates_args=())
 def experts(
     hidden: torch.Tensor,
     topk_ids: torch.Tensor,

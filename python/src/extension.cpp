@@ -85,7 +85,7 @@ Handle handle(std::int64_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
-ffi::String library_version() { return moe_version(); }
+ffi::String version() { return moe_version(); }
 std::int64_t abi_version() { return moe_abi_version() == MOE_C_ABI_VERSION ? moe_abi_version() : -moe_abi_version(); }
 bool has(ffi::String feature) { return moe_has(feature.c_str()) != 0; }
 
@@ -305,7 +305,7 @@ ffi::Tensor reinterpret(ffi::Tensor tensor, std::int64_t code, std::int64_t bits
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(library_version, library_version);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(version, version);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(abi_version, abi_version);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(has, has);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_self, group_self);

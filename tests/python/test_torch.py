@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed (scripts/setup --python-models)")
 
 import moe  # noqa: E402
+from torch import library as torch_library  # noqa: E402
 
 if not moe.has("onednn"):
     pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
@@ -96,8 +97,8 @@ def test_operators_pass_the_checks_of_torch():
     hidden, ids, weights, w13, w2 = tensors(Layer())
     runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
     utils = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.moe.forward_routed.default, (hidden, ids, weights, runner.key), test_utils=utils)
-    torch.library.opcheck(torch.ops.moe.experts.default, (hidden, ids, weights, w13, w2), test_utils=utils)
+    torch_library.opcheck(torch.ops.moe.forward_routed.default, (hidden, ids, weights, runner.key), test_utils=utils)
+    torch_library.opcheck(torch.ops.moe.experts.default, (hidden, ids, weights, w13, w2), test_utils=utils)
     expected = moe.experts(hidden, ids, weights, w13, w2)
     assert torch.equal(torch.ops.moe.experts(hidden, ids, weights, w13, w2), expected)
     key = runner.key

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import library as torch_library
 from transformers.integrations import finegrained_fp8
 from transformers.integrations import moe as integration
 
@@ -40,7 +41,7 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
     return runner.forward_routed(hidden, ids, weights)
 
 
-@torch.library.custom_op("moe::transformers_experts", mutates_args=())
+@torch_library.custom_op("moe::transformers_experts", mutates_args=())
 def _operator(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, module: int) -> torch.Tensor:
     found = _layer.modules[module]
     return _forward_of(found)(found, hidden, topk_ids, topk_weights)
