@@ -24,6 +24,7 @@
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
+#include "moe/runner/shared_experts.hpp"
 
 namespace {
 
@@ -226,5 +227,59 @@ TEST(RunnerExperts, FilesOfAnySize) {
     EXPECT_GT(fast, slow);
   }
 }
+
+/// Shared experts in a scheme of their own, beside a layer.
+template <class Experts, class Quant>
+void shared_experts_equal_the_host(double tolerance) {
+  if (!hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  constexpr int kRows = 9, kHidden = 256, kWidth = 128, kShared = 2;
+  using OnHost = runner::shared::Separate<experts::Reference<float>, float, Quant>;
+  using OnGpu = runner::shared::Separate<Experts, bf16, Quant>;
+  using HostPart = typename OnHost::template Part<space::host, float>;
+  using GpuPart = typename OnGpu::template Part<Cuda, bf16>;
+  experts::WeightStore<typename HostPart::LayerConfig, Quant> host_store(kShared, kHidden, kWidth, true);
+  experts::WeightStore<typename GpuPart::LayerConfig, Quant, Cuda> gpu_store(kShared, kHidden, kWidth, true);
+  Numbers numbers("shared");
+  for (int e = 0; e < kShared; ++e) {
+    std::vector<float> w13, w2;
+    numbers.fill(w13, 2 * kWidth * kHidden, 0.2);
+    numbers.fill(w2, kHidden * kWidth, 0.3);
+    host_store.set_expert(e, w13.data(), w2.data());
+    gpu_store.set_expert(e, w13.data(), w2.data());
+  }
+  auto const params = [&](auto p, auto const& store) {
+    p.count = kShared;
+    p.intermediate = kWidth;
+    p.weights = store.view();
+    return p;
+  };
+  runner::Sizes const sizes{kHidden, kHidden, kRows};
+  std::vector<float> x;
+  numbers.fill(x, kRows * kHidden, 1.0);
+  Arena<space::host> host_arena;
+  HostPart host(params(typename OnHost::Params{}, host_store), sizes, host_arena);
+  host.run(make_rows(static_cast<float const*>(x.data()), kRows, kHidden), {}, {});
+  std::vector<float> const want(host.output().data_handle(), host.output().data_handle() + kRows * kHidden);
+
+  std::vector<bf16> narrow(x.size());
+  std::transform(x.begin(), x.end(), narrow.begin(), [](float v) { return from_float<bf16>(v); });
+  Buffer<bf16, Cuda> rows(kRows * kHidden);
+  rows.copy_from_host(narrow.data());
+  Arena<Cuda> arena;
+  GpuPart gpu(params(typename OnGpu::Params{}, gpu_store), sizes, arena);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  CudaStream stream;
+  gpu.run(make_rows(static_cast<bf16 const*>(rows.data()), kRows, kHidden), {}, stream);
+  stream.synchronize();
+  Memory<Cuda>::copy_to_host(narrow.data(), gpu.output().data_handle(), narrow.size() * sizeof(bf16));
+  std::vector<float> got(narrow.size());
+  std::transform(narrow.begin(), narrow.end(), got.begin(), [](bf16 v) { return to_float(v); });
+  EXPECT_LT(relative_error(got, want), tolerance);
+}
+TEST(RunnerSharedExperts, Bf16) { shared_experts_equal_the_host<experts::HopperContiguous, quantization::None>(1e-2); }
+TEST(RunnerSharedExperts, Fp8Block) { shared_experts_equal_the_host<experts::HopperContiguous, Fp8Block>(4e-2); }
+TEST(RunnerSharedExperts, Fp8PerToken) { shared_experts_equal_the_host<experts::HopperContiguous, Fp8Token>(4e-2); }
+TEST(RunnerSharedExperts, Mxfp4) { shared_experts_equal_the_host<experts::HopperW4A16, Mxfp4>(1.5e-2); }
+TEST(RunnerSharedExperts, Int4) { shared_experts_equal_the_host<experts::HopperW4A16, Int4>(1.5e-2); }
 
 }  // namespace

@@ -42,5 +42,9 @@ template void Kernels::gelu(Rows<float>, cudaStream_t);
 template void Kernels::rms_norm(Rows<float const>, float const*, float, float, Rows<float>, cudaStream_t);
 template void Kernels::rms_norm(Rows<bf16 const>, float const*, float, float, Rows<float>, cudaStream_t);
 template void Kernels::rms_norm(Rows<bf16 const>, float const*, float, float, Rows<bf16>, cudaStream_t);
+template void Kernels::quantize(quantization::Fp8Block<> const&, Rows<bf16 const>,
+                                Rows<typename quantization::Fp8Block<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
+template void Kernels::quantize(quantization::Fp8PerToken<> const&, Rows<bf16 const>,
+                                Rows<typename quantization::Fp8PerToken<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
 template void Kernels::copy_columns(Rows<bf16 const>, Rows<bf16>, cudaStream_t);
 template void Kernels::finish(moe::runner::FinishRows<bf16, bf16> const&, cudaStream_t);

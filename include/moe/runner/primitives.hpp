@@ -64,6 +64,7 @@ struct FinishRows {
 ///     y = x / sqrt(mean(x²) + eps) · (weight · scale), in float32; weight null: 1; y may be x
 ///   gelu(Rows<X> x, stream)                                             in place, exact
 ///   sigmoid_gate(Rows<X const> x, float const* v, Rows<float> y, stream)     every column of y_t = sigmoid(v · x_t)
+///   quantize(Quant const&, Rows<X const> x, Rows<Payload> q, Rows<Scale> s, stream)     rows by the rule of a scheme
 ///   copy_columns(Rows<X const> from, Rows<X> to, stream)                columns that `from` lacks become zero, more columns are dropped
 ///   finish(FinishRows<X, S> const&, stream)
 template <class Space>

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
+#include "moe/backends/common/exchange_common.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
@@ -39,16 +40,18 @@ struct ConfigOf : LayerDefaults {
 };
 
 /// S experts of one width through the kernel of `Experts`, which must take the standard format: each row visits all, with its gate as the
-/// weight. count 0: there are none.
-template <class Experts, class WeightT = float>
+/// weight. count 0: there are none. Quant: their scheme, of weights and rows; WeightT: the element of unquantised weights.
+template <class Experts, class WeightT = float, class QuantT = quantization::None>
 struct Separate {
   static constexpr bool kAbsent = false;
-  using Quant = quantization::None;
+  using Quant = QuantT;
   struct Params {
-    int count = 0;                                                     ///< S
-    std::int64_t intermediate = 0;                                     ///< I_s, on this rank
-    ExpertWeights<WeightT, typename Quant::WeightScale> weights = {};  ///< [S, 2 I_s or I_s, H], [S, H, I_s]
+    int count = 0;                  ///< S
+    std::int64_t intermediate = 0;  ///< I_s, on this rank
+    /// [S, 2 I_s or I_s, H], [S, H, I_s]
+    ExpertWeights<typename Quant::template WeightCode<WeightT>, typename Quant::WeightScale> weights = {};
     activation::Any activation{};
+    Quant quantization{};
     Gate gate = Gate::none;
     float const* gate_vector = nullptr;  ///< [H] v of Gate::sigmoid
     /// Each TP rank has a part of the columns (partial), or all have all of them (complete).
@@ -69,12 +72,16 @@ struct Separate {
       if (p.gate == Gate::sigmoid && p.gate_vector == nullptr)
         throw Error(ErrorCode::argument, "shared experts: the sigmoid gate has no vector");
       activation::validate(p.activation.kind, p.activation.constants);
-      kernel_.emplace(Shape<LayerConfig>({hidden_, p.intermediate, p.count, p.count, false}), p.weights, sizes.max_rows, Quant{},
+      kernel_.emplace(Shape<LayerConfig>({hidden_, p.intermediate, p.count, p.count, false}), p.weights, sizes.max_rows, p.quantization,
                       p.activation, typename Experts::Params{}, arena);
       std::int64_t const slots = sizes.max_rows * p.count;
       ids_ = arena.template take<std::int32_t>(slots);
       gates_ = arena.template take<float>(slots);
       y_ = arena.template take<Output>(sizes.max_rows * hidden_);
+      if (quantizes()) {
+        payload_ = arena.template take<Payload>(sizes.max_rows * Quant::payload_cols(hidden_));
+        scales_ = arena.template take<Scale>(sizes.max_rows * Quant::scale_cols(hidden_));
+      }
       std::vector<std::int32_t> ids(static_cast<std::size_t>(slots));
       for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(p.count));
       std::vector<float> const ones(ids.size(), 1.0F);
@@ -94,20 +101,40 @@ struct Separate {
         RowKernels<Space>::sigmoid_gate(hidden, params_.gate_vector, make_rows(gates_, m, params_.count), stream);
       }
       Rows<float const> const weights = takes_routing_weights() ? joint : make_rows(static_cast<float const*>(gates_), m, params_.count);
-      kernel_->apply(StandardTokensOf<LayerConfig, Quant>{hidden, make_rows(static_cast<typename Quant::Scale const*>(nullptr), m, 0),
-                                                          make_rows(static_cast<std::int32_t const*>(ids_), m, params_.count), weights},
-                     make_rows(y_, m, hidden_), stream);
+      auto const ids = make_rows(static_cast<std::int32_t const*>(ids_), m, params_.count);
+      if constexpr (std::is_same_v<Payload, Act>) {
+        if (!quantizes()) {
+          auto const none = make_rows(static_cast<Scale const*>(nullptr), m, 0);
+          kernel_->apply(StandardTokensOf<LayerConfig, Quant>{hidden, none, ids, weights}, make_rows(y_, m, hidden_), stream);
+          return;
+        }
+      }
+      if constexpr (Quant::kQuantizesActivations) {
+        auto const payload = make_rows(payload_, m, Quant::payload_cols(hidden_));
+        auto const scales = make_rows(scales_, m, Quant::scale_cols(hidden_));
+        RowKernels<Space>::quantize(params_.quantization, hidden, payload, scales, stream);
+        kernel_->apply(
+            StandardTokensOf<LayerConfig, Quant>{make_rows(static_cast<Payload const*>(payload_), m, payload.extent(1)),
+                                                 make_rows(static_cast<Scale const*>(scales_), m, scales.extent(1)), ids, weights},
+            make_rows(y_, m, hidden_), stream);
+      }
     }
     /// [M, H] of the last run(); the caller may change it.
     Rows<Output> output() { return make_rows(y_, rows_, hidden_); }
 
    private:
+    using Payload = typename Quant::template Payload<Act>;
+    using Scale = typename Quant::Scale;
+    bool quantizes() const { return !moe::detail::stores_rows_unchanged<Quant, Act>(hidden_); }
+
     Params params_;
     std::int64_t hidden_;
     std::int64_t rows_ = 0;
     std::optional<Kernel> kernel_;
     std::int32_t* ids_ = nullptr;
     float* gates_ = nullptr;
+    Payload* payload_ = nullptr;
+    Scale* scales_ = nullptr;
     Output* y_ = nullptr;
   };
 };

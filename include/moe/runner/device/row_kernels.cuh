@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "moe/activation/activation.hpp"
+#include "moe/quantization/rows/quantize_rows.cuh"
 #include "moe/routing/row/score.hpp"
 #include "moe/routing/zero_experts.hpp"
 #include "moe/runner/device/row_kernels.hpp"
@@ -293,6 +294,12 @@ void RowKernels<space::cuda>::sigmoid_gate(Rows<X const> x, float const* v, Rows
   sigmoid_gate_kernel<<<row_blocks(rows), kRowThreads, 0, stream>>>(rows_arg(x), v, is_wide(v, 0), rows_arg(out), rows, x.extent(1),
                                                                     out.extent(1));
   check_launch("sigmoid_gate_kernel");
+}
+
+template <class Quant, class X>
+void RowKernels<space::cuda>::quantize(Quant const& quant, Rows<X const> x, Rows<typename Quant::template Payload<X>> q,
+                                       Rows<typename Quant::Scale> s, cudaStream_t stream) {
+  quantization::quantize_rows_on_device<Quant, X>(quant, x, q, s, stream);
 }
 
 template <class X>

@@ -21,6 +21,10 @@ struct RowKernels<space::cuda> {
   /// out[t, *] = sigmoid(v · x_t), v [H].
   template <class X>
   static void sigmoid_gate(Rows<X const> x, float const* v, Rows<float> out, cudaStream_t stream);
+  /// q [M, payload_cols(H)], s [M, scale_cols(H)]: the rows by the rule of a scheme.
+  template <class Quant, class X>
+  static void quantize(Quant const& quant, Rows<X const> x, Rows<typename Quant::template Payload<X>> q, Rows<typename Quant::Scale> s,
+                       cudaStream_t stream);
   /// to = from; columns that `from` lacks become zero, those that `to` lacks are dropped. E_ARG for another number of rows.
   template <class X>
   static void copy_columns(Rows<X const> from, Rows<X> to, cudaStream_t stream);

@@ -167,6 +167,14 @@ struct RowKernels<space::host> {
     }
   }
 
+  template <class Quant, class X>
+  static void quantize(Quant const& quant, Rows<X const> x, Rows<typename Quant::template Payload<X>> q, Rows<typename Quant::Scale> s,
+                       HostStream) {
+    for (std::int64_t t = 0; t < x.extent(0); ++t) {
+      quant.template quantize_row<X>(row_ptr(x, t), x.extent(1), row_ptr(q, t), row_ptr(s, t));
+    }
+  }
+
   template <class X>
   static void copy_columns(Rows<X const> from, Rows<X> to, HostStream) {
     std::int64_t const both = std::min(from.extent(1), to.extent(1));
