@@ -2,7 +2,7 @@
 // bench/runner_overlap_bench.cu: what the shared experts of a block add to it: graphs of ten blocks without them, with them before the
 // layer, between the halves of its exchange, and on a side stream.
 //
-//   mpirun -n <GPUs> runner_overlap_bench
+//   mpirun -n <GPUs> runner_overlap_bench [BLOCKS]      thread blocks of the exchange's kernels
 //
 // DeepSeek-V3: hidden 7168, experts of 2048, 8 a token, 32 experts a rank in fp8; one shared expert of 2048 in bf16. One rank: without
 // exchange; more: LowLatency. All variants must have the same bits.
@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -130,7 +131,7 @@ double graph_time(std::function<void(int, cudaStream_t)> const& body) {
 
 /// One number of tokens a rank, all variants. False if they differ in bits.
 template <class Backend, class ExpertsPolicy, class Comm>
-bool measure(Comm& comm, std::int64_t m) {
+bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend = {}) {
   using R = Runner<ModularKernel<Config, Router, Fp8, Backend, ExpertsPolicy>, Parts>;
   int const ranks = comm.size(), experts = kLocal * ranks;
   Experts const routed(static_cast<std::uint64_t>(100 * comm.rank()));
@@ -150,7 +151,8 @@ bool measure(Comm& comm, std::int64_t m) {
       typename R::Params p{.layer = {.shape = {.num_experts = experts},
                                      .max_tokens_per_rank = m,
                                      .placement = ExpertPlacement(experts, ranks, PlacementStrategy::linear),
-                                     .router = {experts, kTopK}}};
+                                     .router = {experts, kTopK},
+                                     .backend = backend}};
       p.layer.experts.expected_rows = static_cast<int>(std::max<std::int64_t>(1, m * ranks * kTopK / experts));
       if (shared) sets[static_cast<std::size_t>(i)]->set(p.shared);
       p.shared.overlap_rows = beside;
@@ -165,7 +167,7 @@ bool measure(Comm& comm, std::int64_t m) {
     if (shared) outputs.push_back(y.download());
     return us;
   };
-  double const none = time(false, false, 0), before = time(true, false, 0), between = time(true, true, 0), side = time(true, false, m);
+  double const none = time(false, false, 0), before = time(true, false, 0), between = time(true, true, 0), side = time(true, true, m);
   CudaStream stream;
   Arena<Cuda> arena;
   std::vector<std::unique_ptr<runner::device::DenseShared<bf16>>> alone;
@@ -212,7 +214,9 @@ int main(int argc, char** argv) {
         }
       } else {
         comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 30'000});
-        for (std::int64_t const m : {16, 128}) good = measure<backends::LowLatency<Window>, experts::HopperMasked>(comm, m) && good;
+        backends::LowLatency<Window>::Params params{};
+        if (argc > 1) params.blocks = std::atoi(argv[1]);
+        for (std::int64_t const m : {16, 128}) good = measure<backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;
       }
     }
   }

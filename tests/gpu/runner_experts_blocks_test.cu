@@ -46,5 +46,6 @@ template void Kernels::quantize(quantization::Fp8Block<> const&, Rows<bf16 const
                                 Rows<typename quantization::Fp8Block<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
 template void Kernels::quantize(quantization::Fp8PerToken<> const&, Rows<bf16 const>,
                                 Rows<typename quantization::Fp8PerToken<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
+template void Kernels::sigmoid_gate(Rows<bf16 const>, float const*, Rows<float>, cudaStream_t);
 template void Kernels::copy_columns(Rows<bf16 const>, Rows<bf16>, cudaStream_t);
 template void Kernels::finish(moe::runner::FinishRows<bf16, bf16> const&, cudaStream_t);

@@ -68,8 +68,8 @@ class DeviceCopies {
 }  // namespace detail
 
 struct DeviceBlockOptions {
-  /// Up to this many rows the shared experts run beside the routed ones, if the backend's exchange neither waits for peers in kernels nor
-  /// moves rows asynchronously: the same bits. 0: never.
+  /// Up to this many rows the shared experts run on a side stream beside the routed ones, unless the backend exchanges rows in one call
+  /// (one_sided, two_sided): the same bits. 0: never.
   std::int64_t shared_overlap_rows = 256;
 };
 
@@ -175,7 +175,8 @@ class DeviceBlock {
     p.gate = host.gate;
     p.average = host.average;
     p.gate_vector = copies_.copy<float>(w.shared.gate);
-    p.overlap_rows = Backend::kFacts.transport == Transport::all_to_all ? 0 : options_.shared_overlap_rows;
+    bool const overlaps = Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
+    p.overlap_rows = overlaps ? options_.shared_overlap_rows : 0;
     auto set = [&](auto& to, auto const& from, std::vector<Loaded> const& values) {
       to.codes = make_blocks(copies_.copy<Act>(values), from.codes.extent(0), from.rows, from.cols);
       to.rows = from.rows;

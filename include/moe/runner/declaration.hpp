@@ -122,7 +122,8 @@ class Runner {
     typename Parts::Input::Params input{};
     typename Parts::Output::Params output{};
     typename Parts::Shared::Params shared{};
-    /// An asynchronous backend's exchange is under way while the shared experts run: the same bits. false: they run before the layer.
+    /// An asynchronous backend's exchange is under way while the shared experts run, unless they have a side stream: the same bits. false:
+    /// they run before the layer.
     bool overlap_shared = true;
     typename Parts::Scaling::Params scaling{};
     typename Parts::End::Params end{};
@@ -269,6 +270,12 @@ class Runner {
   Part<Policy> transform(char const* name, typename Policy::Params const& p, std::int64_t in, std::int64_t out);
   void take_memory(Params const& p);
   void check(Params const& p) const;
+
+  /// Whether the shared experts of a forward of `rows` rows run between the halves of an exchange; with a side stream they begin before it.
+  bool shared_waits([[maybe_unused]] std::int64_t rows) const {
+    if constexpr (requires { shared_.overlaps(rows); }) return shared_between_ && !shared_.overlaps(rows);
+    return shared_between_;
+  }
 
   // ---- forward.hpp
   template <class Logits, class Probe>

@@ -195,7 +195,7 @@ void Runner<LayerT, PartsT>::gate_stage(B& batch, Logits const& logits, std::int
   probe.end(Phase::route);
   batch.routed = routed_ == nullptr ? batch.output : make_rows(routed_, m, kernel_hidden_);
   batch.options.shared_weights = make_rows(joint_, m, num_joint_);
-  if (!batch.halves && !shared_between_ && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
+  if (!batch.halves && !shared_waits(m) && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
 }
 
 /// The routed experts, whole or in halves, and the shared experts unless they have run. Its errors reach all ranks.
@@ -220,7 +220,7 @@ void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
     }
   }
   if constexpr (kSharedFitsBetween) {
-    if (shared_between_) {
+    if (shared_waits(m)) {
       layer_around_shared(x, routed, batch, probe);
       return;
     }

@@ -93,11 +93,13 @@ struct Dense {
       if (overlap_rows_ > 0 && p.gate != Gate::routing_weight) side_ = std::make_unique<SideStream<Space>>();
     }
     bool active() const { return dense_.has_value(); }
+    /// Whether rows of this number run on the side stream.
+    bool overlaps(std::int64_t rows) const { return side_ != nullptr && rows > 0 && rows <= overlap_rows_; }
     bool takes_routing_weights() const { return active() && gate_ == Gate::routing_weight; }
     /// Enqueues output() = Σ gate · FFN(hidden). joint [M, S]: the router's weights, of Gate::routing_weight.
     void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) {
       join();  // of a forward that threw between run() and output()
-      if (side_ == nullptr || hidden.extent(0) == 0 || hidden.extent(0) > overlap_rows_) {
+      if (!overlaps(hidden.extent(0))) {
         dense_->run(hidden, joint, stream);
         return;
       }
