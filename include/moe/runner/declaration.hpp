@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/contract/rule.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/runner/chunking.hpp"
@@ -98,6 +99,12 @@ template <class Part, class Act>
 struct SharedRowOf<Part, Act> {
   using type = typename Part::Output;
 };
+/// Whether a layer's rows travel in halves. OnHost has none.
+template <class Layer>
+inline constexpr bool kInHalves = false;
+template <class Layer>
+  requires requires { typename Layer::Half; }
+inline constexpr bool kInHalves<Layer> = facts::is_asynchronous<typename Layer::Backend>();
 template <class Policy>
 inline constexpr bool kPresent = !requires { requires Policy::kAbsent; };
 
@@ -212,8 +219,7 @@ class Runner {
   static_assert(!kParallel || Space::kKind == SpaceKind::cuda || std::is_same_v<Act, float>,
                 "moe: sums over a TP group in the host space need float32 rows. Fix: a layer with Act = float");
   /// The exchange has halves between which the shared experts fit.
-  static constexpr bool kSharedFitsBetween =
-      kHasShared && facts::is_asynchronous<typename Layer::Backend>() && requires { typename LayerT::Half; };
+  static constexpr bool kSharedFitsBetween = kHasShared && runner::detail::kInHalves<LayerT>;
   static constexpr bool kHasInput = runner::detail::kPresent<typename Parts::Input>;
   static constexpr bool kHasOutput = runner::detail::kPresent<typename Parts::Output>;
   static constexpr bool kHasZeroExperts = runner::detail::kPresent<typename Parts::ZeroExperts>;
