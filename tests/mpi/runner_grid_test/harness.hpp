@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/mpi/runner_grid_test/harness.hpp: a block on a grid of ranks against the same block on one rank, for every composition of lists of
+// the registry. Each .cpp of this folder registers some backends, so that they compile side by side into one program.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <boost/hana.hpp>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "../../expect_error.hpp"
+#include "../../runner_grid_model.hpp"
+#include "moe/comm/mpi.hpp"
+#include "moe/comm/mpi_shared.hpp"
+#include "moe/models/registry.hpp"
+
+namespace moe_test::grid {
+
+namespace hana = boost::hana;
+inline constexpr std::int64_t kTimeout = 20'000;
+
+struct RankParts : HostParts {
+  using Parallel = runner::parallel::Groups<comm::Mpi>;
+};
+template <class Backend, class Experts>
+using RankLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::None, Backend, Experts>;
+
+/// The ranks that have this rank's color, in world order. One communicator for each `kind`, for all tests.
+inline comm::Mpi* group(std::string const& kind, int color) {
+  static std::map<std::string, std::unique_ptr<comm::Mpi>> known;
+  auto& found = known[kind];
+  if (found == nullptr) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, color, rank, &part);
+    found = std::make_unique<comm::Mpi>(part, comm::Mpi::Params{.timeout_ms = kTimeout});
+    MPI_Comm_free(&part);
+  }
+  return found.get();
+}
+inline int world_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+inline int world_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+/// A rank of a grid.
+template <class Backend, class Experts>
+class Rank {
+ public:
+  using R = Runner<RankLayer<Backend, Experts>, RankParts>;
+  /// Its groups are those of the whole program.
+  Rank(Grid const& g, Model const& m, int rank, BackendFacts const& facts = Backend::kFacts) : Rank(place_of(g, rank, facts), m) {}
+  Rank(MoeParallel const& p, Model const& m)
+      : Rank(p, m, group(text("tp ", p.tp_size), p.flat_rank / p.tp_size),
+             runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank)) {}
+  Rank(MoeParallel const& p, Model const& m, comm::Mpi* tp_group, comm::Mpi* layer_comm)
+      : moe(p),
+        tp(tp_group),
+        layer_group(layer_comm),
+        placement(kExperts, moe.ep_size),
+        shards(m.form.shared == SharedOutput::partial ? p.tp_size : 1),
+        shared13(cut13(m.shared13, kShared, kHidden, moe.tp_rank % shards, shards)),
+        shared2(cut2(m.shared2, kShared, kHidden, moe.tp_rank % shards, shards)),
+        store(experts_of<HostStore>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size)),
+        runner(comm(), store.view(), grid_params(m)) {}
+  template <class Probe = NoProbe>
+  std::vector<float> forward(std::vector<float> const& x, Probe&& probe = {}) {
+    std::vector<float> out(x.size());
+    auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+    runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden), {}, {}, probe);
+    if (runner.reductions().result_partial) tp->all_reduce(out.data(), static_cast<std::int64_t>(out.size()), out.data(), {});
+    return out;
+  }
+
+  MoeParallel moe;
+  comm::Mpi *tp, *layer_group;
+  ExpertPlacement placement;
+  int shards;
+  std::vector<float> shared13, shared2;
+  HostStore store;
+  comm::Self<> self;
+  R runner;
+
+ private:
+  typename Backend::Comm& comm() {
+    if constexpr (std::is_same_v<typename Backend::Comm, comm::Mpi>) {
+      return *layer_group;
+    } else {
+      return self;
+    }
+  }
+  typename R::Params grid_params(Model const& m) const {
+    auto p = params<R>(m, placement, kIntermediate / moe.moe_tp_size, shared13, shared2, InPlace{});
+    p.parallel = {.moe = moe, .tp = tp, .reduce_results = m.form.reduce_results};
+    return p;
+  }
+};
+
+/// Combinations that all tests of this program have run, and those that were refused as the rules say.
+struct Count {
+  int compositions = 0;
+  int equal = 0;
+  int refused = 0;
+  bool operator==(Count const&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, Count const& c) {
+    return out << c.compositions << " compositions, " << c.equal << " equal to one rank, " << c.refused << " refused";
+  }
+};
+inline Count count;
+
+/// What the matrix runs over besides the composition and the grid. On more than 4 ranks only what N1 names.
+inline std::vector<Form> forms() {
+  std::vector<Form> out;
+  for (bool latent : {false, true}) {
+    for (bool norm : {false, true}) {
+      if (world_size() > 4 && (latent || norm)) continue;
+      for (SharedOutput shared : {SharedOutput::none, SharedOutput::partial, SharedOutput::complete}) {
+        for (bool reduce_results : {true, false}) out.push_back({latent, norm, shared, reduce_results});
+      }
+    }
+  }
+  return out;
+}
+
+/// N1, N5, N8, N9, N10, N18.
+template <class Backend, class Experts>
+class EqualsOneRank : public testing::Test {
+ public:
+  void TestBody() override {
+    int const n = world_size();
+    for (Grid const& g : grids(n)) {
+      if (n > 4 && (g.tp > 4 || g.dp > 4 || g.pcp > 1)) continue;
+      for (bool sp : {false, true}) {
+        BackendFacts facts = Backend::kFacts;
+        if (sp && !facts.sequence_parallel) continue;
+        facts.sequence_parallel = sp;
+        for (Form const& form : forms()) run(g, facts, form);
+      }
+    }
+    ++count.compositions;
+  }
+
+ private:
+  void run(Grid const& g, BackendFacts const& facts, Form const& form) {
+    SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", facts.sequence_parallel, ", latent ",
+                      form.latent, ", norm ", form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
+    Model const m{.form = form};
+    MoeParallel const place = place_of(g, world_rank(), facts);
+    bool const legal = runner::parallel_conflict(place) == nullptr && !(place.use_sp_moe() && form.shared == SharedOutput::partial);
+    if (!legal) {
+      expect_error(ErrorCode::config, "", [&] { Rank<Backend, Experts> rank(g, m, world_rank(), facts); });
+      ++count.refused;
+      return;
+    }
+    Rank<Backend, Experts> rank(g, m, world_rank(), facts);
+    std::vector<float> const x = tokens(rank.moe), want = on_one_rank(m, x), got = rank.forward(x);
+    for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-5) << "value " << i;
+    ++count.equal;
+  }
+};
+
+/// One test per legal composition of these backends with the registry's host experts.
+template <class Backends>
+bool register_grids(Backends backends, char const* file, int line) {
+  auto const legal = registry::legal_compositions<HostConfig>(hana::tuple_t<quantization::None>, backends, registry::host_experts);
+  hana::for_each(legal, [&](auto triple) {
+    using Backend = typename decltype(+triple[hana::size_c<1>])::type;
+    using Experts = typename decltype(+triple[hana::size_c<2>])::type;
+    testing::RegisterTest("RunnerGrid", text(Backend::kName, "_", Experts::kName, "_equals_one_rank").c_str(), nullptr, nullptr, file, line,
+                          []() -> testing::Test* { return new EqualsOneRank<Backend, Experts>; });
+  });
+  return true;
+}
+
+}  // namespace moe_test::grid

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/runner_killed_test.cpp: a rank of a runner's grid kills itself in each stage of a forward. The others get an error within the
+// deadline that names it, and a runner over a new group of them computes what one rank does.
+#include <gtest/gtest.h>
+#include <mpi.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../mpi/runner_grid_test/harness.hpp"
+#include "moe/backends/window/host/low_latency.hpp"
+#include "temporary_directory.hpp"
+
+namespace {
+
+using namespace moe_test::grid;
+
+constexpr int kRanks = 4;
+constexpr std::int64_t kDeadline = 2000;
+constexpr int kSurvivorSeconds = 25;  // a survivor that hangs ends itself
+constexpr int kRunSeconds = 60;
+std::string program;
+
+/// Ends this process in a stage of the second forward.
+struct Death {
+  Phase phase;
+  bool now;
+  void begin(Phase p) const {
+    if (now && p == phase) raise(SIGKILL);
+  }
+  void end(Phase) const {}
+};
+
+std::string differs(std::vector<float> const& got, std::vector<float> const& want) {
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (!(std::abs(got[i] - want[i]) < 2e-5)) return text("value ", i, " is ", got[i], ", one rank gives ", want[i]);
+  }
+  return "";
+}
+
+/// The ranks that are left, as a data-parallel group of their own.
+std::string new_group_works(Model const& m) {
+  MPI_Group world = MPI_GROUP_NULL, living = MPI_GROUP_NULL;
+  MPI_Comm_group(MPI_COMM_WORLD, &world);
+  int const dead = kRanks - 1;
+  MPI_Group_excl(world, 1, &dead, &living);
+  MPI_Comm handle = MPI_COMM_NULL;
+  MPI_Comm_create_group(MPI_COMM_WORLD, living, 1, &handle);
+  comm::Mpi group(handle, {.timeout_ms = kDeadline});
+  using Backend = backends::AllToAllV<comm::Mpi>;
+  MoeParallel const p = place_of({1, kRanks - 1, 1, true}, group.rank(), Backend::kFacts);
+  Rank<Backend, experts::Reference<float>> rank(p, m, nullptr, &group);
+  std::vector<float> const x = numbers(70 + group.rank(), 3 * kHidden);
+  return differs(rank.forward(x), on_one_rank(m, x));
+}
+
+/// "" if everything was as it must be.
+template <class Backend>
+std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
+  comm::Mpi world(MPI_COMM_WORLD, {.timeout_ms = kDeadline}), tp(MPI_COMM_WORLD, {.timeout_ms = kDeadline});
+  Model const m{.form = {false, false, shared}};
+  BackendFacts facts = Backend::kFacts;
+  facts.sequence_parallel = false;
+  Rank<Backend, experts::Reference<float>> rank(place_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
+  std::vector<float> const x = numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
+  if (std::string const wrong = differs(rank.forward(x), on_one_rank(m, x)); !wrong.empty()) return "before the death: " + wrong;
+  auto const start = std::chrono::steady_clock::now();
+  try {
+    rank.forward(x, Death{phase, world.rank() == kRanks - 1});
+    return "no error";
+  } catch (TransportError const& e) {
+    if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return text("another error: ", e.what());
+    if (e.peer() != kRanks - 1) return text("another rank named: ", e.what());
+  }
+  // Twice the deadline: the TP group's agreement that follows the error waits for the dead rank, too.
+  if (std::chrono::steady_clock::now() - start > std::chrono::milliseconds(2 * kDeadline + 3000)) return "later than the deadline";
+  return new_group_works({.form = {false, false, SharedOutput::complete}});
+}
+
+/// The program of one rank; writes its finding to folder/<rank> after MPI_Finalize.
+int run_rank(std::string const& form, int phase, std::string const& folder) {
+  MPI_Init(nullptr, nullptr);
+  alarm(kSurvivorSeconds);
+  auto const stage = static_cast<Phase>(phase);
+  std::string finding;
+  try {
+    finding = form == "tp_all_to_all_v" ? survive<backends::AllToAllV<comm::Mpi>>({kRanks, 1, 1, true}, SharedOutput::partial, stage)
+              : form == "dp_low_latency"
+                  ? survive<backends::LowLatency<comm::MpiShared>>({1, kRanks, 1, true}, SharedOutput::complete, stage)
+                  : survive<backends::AllGatherReduceScatter<comm::Mpi>>({1, kRanks, 1, true}, SharedOutput::complete, stage);
+  } catch (std::exception const& e) {
+    finding = e.what();
+  }
+  int const rank = world_rank();
+  MPI_Finalize();
+  std::ofstream(folder + "/" + std::to_string(rank)) << (finding.empty() ? "fine" : finding);
+  return 0;
+}
+
+/// Runs a program for at most `seconds`; its exit status, or -1 if it had to be killed.
+int run(std::vector<std::string> arguments, int seconds) {
+  std::vector<char*> argv;
+  for (std::string& a : arguments) argv.push_back(a.data());
+  argv.push_back(nullptr);
+  pid_t const child = fork();
+  if (child == 0) {
+    setpgid(0, 0);
+    execvp(argv[0], argv.data());
+    _exit(127);
+  }
+  auto const start = std::chrono::steady_clock::now();
+  for (int status = 0;; usleep(20'000)) {
+    if (waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(seconds)) {
+      kill(-child, SIGKILL);
+      waitpid(child, &status, 0);
+      return -1;
+    }
+  }
+}
+
+bool has_open_mpi() { return run({"sh", "-c", "mpirun --version 2>/dev/null | grep -q 'Open MPI'"}, 20) == 0; }
+
+class KilledRunnerRank : public testing::TestWithParam<std::pair<char const*, Phase>> {};
+
+TEST_P(KilledRunnerRank, IsNamedToTheOthers) {
+  if (!has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
+  auto const [form, phase] = GetParam();
+  moe_test::TemporaryDirectory const folder;
+  // MPI_Finalize of Open MPI 4.1 begins with a fence that sometimes never ends after a death.
+  int const status = run({"mpirun", "--mca", "async_mpi_finalize", "1", "--oversubscribe", "--enable-recovery", "--bind-to", "none", "-n",
+                          std::to_string(kRanks), program, "--rank", form, std::to_string(static_cast<int>(phase)), folder.path().string()},
+                         kRunSeconds);
+  EXPECT_NE(status, -1) << "mpirun did not end within " << kRunSeconds << " s";
+  for (int r = 0; r < kRanks; ++r) {
+    std::string finding;
+    std::getline(std::ifstream(folder.path() / std::to_string(r)), finding);
+    EXPECT_EQ(finding, r == kRanks - 1 ? "" : "fine") << "rank " << r << (finding.empty() ? " did not come out of MPI_Finalize" : "");
+  }
+}
+
+// Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one.
+INSTANTIATE_TEST_SUITE_P(Stages, KilledRunnerRank,
+                         testing::Values(std::pair{"tp_all_to_all_v", Phase::route}, std::pair{"tp_all_to_all_v", Phase::dispatch},
+                                         std::pair{"tp_all_to_all_v", Phase::experts}, std::pair{"tp_all_to_all_v", Phase::reduction},
+                                         std::pair{"dp_low_latency", Phase::route}, std::pair{"dp_low_latency", Phase::combine},
+                                         std::pair{"dp_gather", Phase::dispatch}, std::pair{"dp_gather", Phase::combine}),
+                         [](auto const& info) { return text(info.param.first, "_in_", name(info.param.second)); });
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  program = argv[0];
+  if (argc == 5 && std::string(argv[1]) == "--rank") return run_rank(argv[2], std::atoi(argv[3]), argv[4]);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
