@@ -45,7 +45,7 @@ struct DualParts : RunnerDefaults {
 template <class Backend, class Experts>
 class DualBlock {
  public:
-  static constexpr int kHidden = 512, kIntermediate = 256, kTopK = 4, kLocal = 4, kMost = 64, kSharedWidth = 128;
+  static constexpr int kHidden = 512, kIntermediate = 256, kTopK = 4, kLocal = 4, kMost = 300, kSharedWidth = 128;
   using Quant = quantization::Fp8Block<>;
   using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
   using Layer = ModularKernel<DualConfig, Router, Quant, Backend, Experts>;

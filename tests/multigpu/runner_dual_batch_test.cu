@@ -21,7 +21,7 @@ using Window = comm::NcclSymmetric;
 template <class Backend, class Experts>
 void ranks(comm::Nccl& comm, int workers) {
   DualBlock<Backend, Experts> block(comm, {}, workers);
-  for (std::int64_t const rows : {64, 17, 2}) block.expect_same_bits(rows);
+  for (std::int64_t const rows : {300, 17, 2}) block.expect_same_bits(rows);
   block.expect_same_bits(comm.rank() == 0 ? 40 : 3);  // uneven, and none
   block.expect_same_bits(comm.rank() == 0 ? 33 : 0);
 
@@ -32,7 +32,7 @@ void ranks(comm::Nccl& comm, int workers) {
   for (int repeat = 0; repeat < 3; ++repeat) {
     bool const errs = comm.rank() == comm.size() - 1;
     if (errs) {
-      expect_error(ErrorCode::capacity, "65 rows exceed", [&] { block.launch(65, true); });
+      expect_error(ErrorCode::capacity, "301 rows exceed", [&] { block.launch(301, true); });
     } else {
       block.launch(32, true);
     }

@@ -24,6 +24,15 @@ void launch_exchange(void (*kernel)(Args), char const* name, int blocks, int thr
   check_cuda(cudaLaunchKernelEx(&config, kernel, args), name);
 }
 
+/// Allows the kernel this much dynamic shared memory. Never lowers what an exchange of another size was allowed before.
+template <class Kernel>
+void allow_dynamic_shared(Kernel* kernel, std::size_t bytes) {
+  cudaFuncAttributes facts{};
+  check_cuda(cudaFuncGetAttributes(&facts, kernel), "cudaFuncGetAttributes");
+  if (static_cast<std::size_t>(facts.maxDynamicSharedSizeBytes) >= bytes) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "cudaFuncSetAttribute");
+}
+
 /// E_UNSUPPORTED unless all `blocks` of the kernel can be resident at once on the current device: they wait for blocks of other ranks.
 template <class Kernel>
 void expect_resident(Kernel* kernel, char const* name, int blocks, int threads, std::size_t shared) {

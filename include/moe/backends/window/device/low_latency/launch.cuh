@@ -18,8 +18,7 @@ namespace moe::detail {
   shared_ = low_latency_dispatch_shared(shape);
   for (auto* kernel : {&low_latency_dispatch<true, true>, &low_latency_dispatch<true, false>, &low_latency_dispatch<false, true>,
                        &low_latency_dispatch<false, false>}) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_)),
-               "cudaFuncSetAttribute");
+    allow_dynamic_shared(kernel, shared_);
     expect_resident(kernel, "low_latency", shape.blocks, kLowLatencyThreads, shared_);
   }
 }

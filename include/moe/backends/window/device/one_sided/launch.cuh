@@ -14,7 +14,7 @@ namespace moe::detail {
   expect_peer_device(shape);
   int const shared = quad_shared(shape);
   for (auto* kernel : {&one_sided_dispatch<true>, &one_sided_dispatch<false>}) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+    allow_dynamic_shared(kernel, static_cast<std::size_t>(shared));
     expect_resident(kernel, shape.name, shape.blocks, kPeerThreads, static_cast<std::size_t>(shared));
   }
   expect_resident(&one_sided_combine, shape.name, shape.blocks, kPeerThreads, 0);

@@ -15,7 +15,7 @@ namespace moe::detail {
   expect_peer_device(shape);
   int const shared = quad_shared(shape);
   for (auto* kernel : {&pplx_dispatch<true>, &pplx_dispatch<false>}) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+    allow_dynamic_shared(kernel, static_cast<std::size_t>(shared));
     expect_resident(kernel, shape.name, shape.blocks, kPeerThreads, static_cast<std::size_t>(shared));
   }
   expect_resident(&pplx_combine, shape.name, shape.blocks, kPeerThreads, 0);
