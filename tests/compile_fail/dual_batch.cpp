@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/dual_batch.cpp: a dual batch over a backend that cannot send and wait apart.
 // expect: dual batch over a backend that cannot send and wait apart
+// prints: Backend
 #include "../archetypes.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
