@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/unit/models_device_experts_test.cpp: which experts a block on the device takes for a scheme, sizes and a device, and why not
+// others.
+#include "moe/models/device_experts.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <type_traits>
+
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/none.hpp"
+
+namespace {
+
+using namespace moe;
+using models::ExpertsList;
+using Local = backends::NoExpertParallel<space::cuda>;
+using Hopper = experts::HopperContiguous;
+using W4 = experts::HopperW4A16;
+using Reference = experts::CudaReference;
+using quantization::None;
+using Fp8Block = quantization::Fp8Block<>;
+using Fp8Token = quantization::Fp8PerToken<>;
+using Mxfp4 = quantization::Mxfp4W4A16<>;
+template <class Quant, class Act = bf16>
+using For = models::ExpertsFor<Quant, Local, Act>;
+
+static_assert(std::is_same_v<For<None>, ExpertsList<Hopper, Reference>>);
+static_assert(std::is_same_v<For<None, float>, ExpertsList<Reference>>);
+static_assert(std::is_same_v<For<Fp8Block>, ExpertsList<Hopper, Reference>>);
+static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
+static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
+static_assert(std::is_same_v<models::ExpertsFor<None, Local, bf16, ExpertsList<W4>>, ExpertsList<>>);
+
+TEST(DeviceExperts, Obstacles) {
+  auto const with = [](auto experts, auto quant, models::ExpertsNeeds const& needs) {
+    return models::experts_obstacle<typename decltype(experts)::type, typename decltype(quant)::type, bf16>(needs);
+  };
+  std::type_identity<Hopper> const hopper;
+  std::type_identity<W4> const w4;
+  std::type_identity<Reference> const reference;
+  std::type_identity<None> const none;
+  std::type_identity<Fp8Block> const block;
+  std::type_identity<Fp8Token> const token;
+  std::type_identity<Mxfp4> const mxfp4;
+  using activation::Kind;
+
+  EXPECT_EQ(with(hopper, none, {90, 4096, 1536}), "");
+  EXPECT_EQ(with(hopper, none, {90, 4096, 1540}), "hopper_contiguous: intermediate 1540 is not a multiple of 8");
+  EXPECT_EQ(with(hopper, none, {90, 4100, 1536}), "hopper_contiguous: hidden 4100 is not a multiple of 8");
+  EXPECT_EQ(with(hopper, none, {100, 4096, 1536}), "hopper_contiguous: not for none on a device of architecture 100");
+  EXPECT_EQ(with(hopper, block, {90, 4096, 1472}), "hopper_contiguous: intermediate 1472 is not a multiple of 128");
+  EXPECT_EQ(with(hopper, token, {90, 4096, 1472, Kind::relu2_no_mul, true}), "");
+  EXPECT_EQ(with(hopper, token, {90, 4104, 1472}), "hopper_contiguous: hidden 4104 is not a multiple of 16");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::swigluoai}), "");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2848, 2880, Kind::swigluoai}), "hopper_w4a16: hidden 2848 is not a multiple of 64");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::gelu}), "hopper_w4a16: not for the activation gelu");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::silu, true}),
+            "hopper_w4a16: not for the activation silu with the router weight on the input");
+  EXPECT_EQ(with(reference, block, {80, 100, 36, Kind::gelu, true}), "");
+  EXPECT_NE(with(reference, block, {75, 100, 36}), "");
+}
+
+}  // namespace
