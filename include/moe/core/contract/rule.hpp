@@ -11,16 +11,22 @@ namespace moe {
 template <auto V>
 struct Value {};
 
+namespace detail {
+/// A concept, because clang++ writes the text of any other false condition before the sentence.
+template <class...>
+concept NeverHolds = false;
+}  // namespace detail
+
 // A macro, because static_assert takes only a literal. It declares the rule's sentence for run time, and the error as a template that is
 // instantiated only for a broken rule; its arguments are the values that do not fit.
-#define MOE_RULE(Rule, sentence)                                                 \
-  struct Rule {                                                                  \
-    static constexpr char const* kName = #Rule;                                  \
-    static constexpr char const* kSentence = sentence;                           \
-    template <class... Found>                                                    \
-    struct Broken {                                                              \
-      static_assert(sizeof...(Found) == static_cast<std::size_t>(-1), sentence); \
-    };                                                                           \
+#define MOE_RULE(Rule, sentence)                                    \
+  struct Rule {                                                     \
+    static constexpr char const* kName = #Rule;                     \
+    static constexpr char const* kSentence = sentence;              \
+    template <class... Found>                                       \
+    struct Broken {                                                 \
+      static_assert(::moe::detail::NeverHolds<Found...>, sentence); \
+    };                                                              \
   }
 
 // The rule that a policy has one member. `owner` is "the router", …; `member` is its declaration; `meaning` is one line.
