@@ -161,12 +161,24 @@ std::vector<std::int64_t> group_rows(Job const& job) {
          ranges::to<std::vector>;
 }
 
+/// E_ARG, E_UNSUPPORTED if an expert's capacity is counted over sequences whose ends are not known, or that are dealt to several groups.
+void check_sequences(Job const& job) {
+  std::int64_t const rows = job.first_row.back();
+  std::int64_t const capacity = job.description.router.expert_capacity;
+  if (capacity > 0 && rows > capacity && job.options.sequence_length == 0) {
+    throw Error(ErrorCode::argument, text("--sequence-length is missing: an expert of this model takes at most ", capacity,
+                                          " tokens of each sequence (expert_capacity), and there are ", rows, " rows"));
+  }
+  for (std::int64_t const first : job.first_row) routing::check_cut(job.description.router, rows, first, job.options.sequence_length);
+}
+
 /// The rows of this rank's group: input and token ids.
 void read_input(Job& job, io::TensorStore const& input) {
   io::StoredTensor const t = input.at(job.options.tensor);
   require_matrix(t, job.description.hidden);
   std::int64_t const rows = t.shape()[0];
   job.first_row = deal_rows(rows, job.moe.flat_size / job.moe.tp_size, job.options);
+  check_sequences(job);
   job.max_rows = ranges::max(group_rows(job));
   auto const me = job.group(job.comm->rank());
   job.hidden = read_rows(input, job.options.tensor, job.description.hidden, job.first_row[me], job.first_row[me + 1]);
@@ -315,6 +327,7 @@ void require_same_run(Job const& job) {
   moe::Fingerprint f;
   f.add("--layer", o.layer).add("the description of the layer (hash)", moe::fnv1a(io::to_json(job.description).dump()));
   f.add("--tensor", io::one_line(o.tensor)).add("the number of rows", job.first_row.back()).add("--token-ids", io::one_line(o.token_ids));
+  f.add("--sequence-length", o.sequence_length);
   f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
   f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk).add("--shared-overlap", o.shared_overlap);
   f.add("--deal", o.deal).add("--seed", o.seed).add("--repeat", o.repeat).add("--placement", o.placement).add("--device", o.device);
@@ -407,6 +420,8 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--output", o.output, "File to write: output, topk_ids, topk_weights")->required();
   command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with")->check(file_and_name);
   command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)");
+  command.add_option("--sequence-length", o.sequence_length, "Rows of one sequence, for a model with an expert_capacity (Switch)")
+      ->check(whole_number(1));
   command
       .add_option("--backend", o.backend,
                   text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", registry::names(registry::all_backends)))

@@ -30,8 +30,9 @@ struct JobOptions {
   std::filesystem::path block;  ///< `moe block`: a file with weights and inputs
   std::filesystem::path input;
   std::string tensor = "hidden";
-  std::string token_ids;  ///< tensor of the input file, for hash routing
-  std::string expected;   ///< FILE:NAME
+  std::string token_ids;             ///< tensor of the input file, for hash routing
+  std::int64_t sequence_length = 0;  ///< rows of one sequence, for an expert_capacity; 0: not given
+  std::string expected;              ///< FILE:NAME
   std::filesystem::path output;
   std::string backend;
   std::string experts;

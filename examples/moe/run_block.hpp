@@ -103,7 +103,7 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
                      [&] {
                        if (kGrid && i == 0) add_routing(*block, result);
                      });
-    block->forward(job.hidden, job.tokens(), result.output, timer);
+    block->forward(job.hidden, job.tokens(), result.output, timer, job.options.sequence_length);
     double const total = ranges::accumulate(timer.seconds(), 0.0);
     if (i > 0 && total < best) {
       best = total;

@@ -160,6 +160,7 @@ constexpr Released kReleased[] = {
     {"Phi-3.5-MoE", MOE_DEFAULTS("phimoe"),
      R"({"model_type": "phimoe", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 6400, "num_local_experts": 16,
       "num_experts_per_tok": 2, "num_hidden_layers": 32, "router_jitter_noise": 0.01})"},
+    // Of the two Granite models no copy of the released file was found: these are values that tests of other projects quote from it.
     {"Granite-3.0-1b-a400m",
      "valid_granite_config in tests/test_config.py of mini_llm (a small inference program; granite-3.1, the same network)",
      R"({"model_type": "granitemoe", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 512,

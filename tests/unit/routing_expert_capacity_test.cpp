@@ -18,6 +18,8 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/route.hpp"
+#include "moe/runner/host/primitives.hpp"
+#include "moe/runner/runner.hpp"
 
 namespace {
 
@@ -125,6 +127,44 @@ TEST(ExpertCapacity, ALayerGivesZeroRowsToTokensWithoutAnExpert) {
   EXPECT_EQ(forward({.sequence_length = 4}), (std::vector<bool>{false, true, false, true}));
   EXPECT_EQ(forward({.sequence_length = 2}), (std::vector<bool>{false, true, false, false}));
   moe_test::expect_error(ErrorCode::argument, "Set ForwardOptions::sequence_length", [&] { forward({}); });
+}
+
+/// Logits from outside, two rows a pass.
+struct Chunked : RunnerDefaults {
+  using Gate = runner::gate::Outside;
+  using Chunking = runner::chunking::Lockstep;
+};
+TEST(ExpertCapacity, ChunksOfARunnerAreWholeSequences) {
+  using Layer = ModularKernel<Tiny, routing::AnyRouter, quantization::None, backends::NoExpertParallel<>, experts::Reference<float>>;
+  constexpr std::int64_t kHidden = 4, kRows = 8;
+  experts::WeightStore<Tiny, quantization::None> weights(kExperts, kHidden, 4, true);
+  std::vector<float> const w13(32, 0.5F), w2(16, 0.25F);
+  for (int e = 0; e < kExperts; ++e) weights.set_expert(e, w13.data(), w2.data());
+  comm::Self<> self;
+  std::vector<float> const hidden(kRows * kHidden, 1.0F), logits = logits_of({0, 0, 0, 0, 1, 0, 1, 1});
+  auto zero_rows = [&](int chunk, std::int64_t sequence_length) {
+    using Block = Runner<Layer, Chunked>;
+    typename Block::Params p{.layer = {.shape = {kHidden, 4, kExperts, 1, false},
+                                       .max_tokens_per_rank = kRows,
+                                       .placement = ExpertPlacement(kExperts, 1),
+                                       .router = config(1)}};
+    p.chunking.rows = chunk;
+    Block block(self, weights.view(), p);
+    std::vector<float> output(hidden.size());
+    block.forward(make_rows(hidden.data(), kRows, kHidden), make_rows(logits.data(), kRows, kExperts),
+                  make_rows(output.data(), kRows, kHidden), {.sequence_length = sequence_length});
+    std::vector<bool> zero;
+    for (std::size_t t = 0; t < kRows; ++t) zero.push_back(output[t * kHidden] == 0.0F);
+    return zero;
+  };
+  std::vector<bool> const fours{false, true, true, true, false, false, true, true},
+      twos{false, true, false, true, false, false, false, true};
+  EXPECT_EQ(zero_rows(8, 4), fours);
+  EXPECT_EQ(zero_rows(4, 4), fours);
+  EXPECT_EQ(zero_rows(4, 2), twos);
+  moe_test::expect_error(ErrorCode::unsupported, "is counted over a sequence of 4 rows, and the batch is cut at row 2",
+                         [&] { zero_rows(2, 4); });
+  moe_test::expect_error(ErrorCode::argument, "sequence_length: not given. Of 8 rows, cut at row 1", [&] { zero_rows(1, 0); });
 }
 
 TEST(ExpertCapacity, OfASwitchCheckpointReachesTheRouter) {

@@ -57,10 +57,11 @@ class BlockRunner {
         runner_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
                 moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend, options); })) {}
 
-  /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. Throws before any work if an
-  /// argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
+  /// Collective. hidden [M, H] contiguous, token_ids [M] or null (hash routing) → output [M, H] contiguous. sequence_length: as in
+  /// ForwardOptions. Throws before any work if an argument is wrong (E_ARG, E_CAPACITY); the other ranks then get E_PEER.
   template <class Probe = NoProbe>
-  void forward(std::span<float const> hidden, std::int64_t const* token_ids, std::span<float> output, Probe&& probe = {}) {
+  void forward(std::span<float const> hidden, std::int64_t const* token_ids, std::span<float> output, Probe&& probe = {},
+               std::int64_t sequence_length = 0) {
     std::int64_t rows = 0;
     try {
       rows = checked_rows(hidden.size(), output.size());
@@ -69,7 +70,7 @@ class BlockRunner {
       throw;
     }
     runner_.forward(make_rows(hidden.data(), rows, d().hidden), make_rows(output.data(), rows, d().hidden),
-                    ForwardOptions{.token_ids = token_ids}, {}, probe);
+                    ForwardOptions{.token_ids = token_ids, .sequence_length = sequence_length}, {}, probe);
   }
 
   io::LayerDescription const& description() const { return d(); }

@@ -123,6 +123,8 @@ struct Lockstep {
       }
     }
     DpMetadata const& metadata() const { return metadata_; }
+    /// Rows of a chunk.
+    int rows() const { return rows_; }
 
    private:
     void gather(std::int64_t word) {

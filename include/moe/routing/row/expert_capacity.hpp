@@ -25,6 +25,17 @@ bool capacity_may_bind(RouterConfig const& c, RouteArgs<L> const& a) {
   return a.sequence_length > c.expert_capacity;
 }
 
+/// E_ARG, E_UNSUPPORTED unless tokens get the experts of an uncut call where one of `rows` rows is cut at the multiples of `at` and each
+/// piece is routed alone: an expert's capacity is counted over a whole sequence.
+inline void check_cut(RouterConfig const& c, std::int64_t rows, std::int64_t at, std::int64_t sequence_length) {
+  using detail::require;
+  if (c.expert_capacity == 0 || rows <= c.expert_capacity || at <= 0 || at >= rows) return;
+  require(sequence_length > 0, ErrorCode::argument, "sequence_length: not given. Of ", rows, " rows, cut at row ", at,
+          ", an expert takes at most expert_capacity ", c.expert_capacity, " of each sequence");
+  require(sequence_length <= c.expert_capacity || at % sequence_length == 0, ErrorCode::unsupported, "expert_capacity: ", c.expert_capacity,
+          " is counted over a sequence of ", sequence_length, " rows, and the batch is cut at row ", at);
+}
+
 /// Takes the expert from each token of a sequence that comes after expert_capacity others of it with the same choice, as transformers does.
 /// Host memory. Allocates nothing: counts by comparing.
 template <class L>
