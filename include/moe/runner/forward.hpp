@@ -11,14 +11,6 @@
 
 namespace moe {
 
-namespace runner {
-/// routing::check_cut() for routers that may have an expert_capacity.
-template <class Router>
-void check_cut(Router const& router, std::int64_t rows, std::int64_t at, ForwardOptions const& options) {
-  if constexpr (requires { router.resolved(); }) routing::check_cut(router.resolved(), rows, at, options.sequence_length);
-}
-}  // namespace runner
-
 template <class LayerT, class PartsT>
 template <class Logits, class Probe>
 void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
@@ -106,7 +98,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
       if (split && m > 1 && output.stride(0) != sizes_.hidden) {
         throw Error(ErrorCode::argument, text("output: row stride ", output.stride(0), ", sequence parallelism needs ", sizes_.hidden));
       }
-      if (split) runner::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options);
+      if (split) routing::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options.sequence_length);
     });
   } catch (Error const& e) {
     refuse(e.code(), stream);
@@ -139,7 +131,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
     validate_widths(hidden, output);
     logits.check(m);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
-    runner::check_cut(layer_.router(), m, chunks_.rows(), options);
+    routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);
   };
   try {
     chunks_.agree(m, check, stream);

@@ -36,6 +36,12 @@ inline void check_cut(RouterConfig const& c, std::int64_t rows, std::int64_t at,
           " is counted over a sequence of ", sequence_length, " rows, and the batch is cut at row ", at);
 }
 
+/// The same for a router object, which may have no capacity.
+template <class Router>
+void check_cut(Router const& router, std::int64_t rows, std::int64_t at, std::int64_t sequence_length) {
+  if constexpr (requires { router.resolved(); }) check_cut(router.resolved(), rows, at, sequence_length);
+}
+
 /// Takes the expert from each token of a sequence that comes after expert_capacity others of it with the same choice, as transformers does.
 /// Host memory. Allocates nothing: counts by comparing.
 template <class L>
