@@ -184,6 +184,41 @@ TEST(NoAllocation, Runner) {
   EXPECT_NE(to_float(output[0]), 0.0F);
 }
 
+struct HalvesParts : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+  using DualBatch = runner::dual_batch::Halves;
+};
+TEST(NoAllocation, DualBatch) {
+  constexpr int kHidden = 64, kIntermediate = 32, kExperts = 8, kRows = 64;
+  using Layer = ModularKernel<Config, routing::SoftmaxTopK<routing::Renormalize::yes>, quantization::None,
+                              backends::AllToAllV<comm::Self<>>, experts::OneDnn>;
+  experts::WeightStore<Config, quantization::None> store(kExperts, kHidden, kIntermediate, true);
+  std::vector<float> const w(2 * kHidden * kHidden, 0.01F);
+  for (int e = 0; e < kExperts; ++e) store.set_expert(e, w.data(), w.data());
+  comm::Self<> self;
+  Runner<Layer, HalvesParts>::Params p{.layer = {.shape = {kHidden, kIntermediate, kExperts, 2, false},
+                                                 .max_tokens_per_rank = kRows,
+                                                 .placement = ExpertPlacement(kExperts, 1),
+                                                 .router = {kExperts, 2}}};
+  p.gate = {make_rows(w.data(), kExperts, kHidden)};
+  Runner<Layer, HalvesParts> runner(self, store.view(), p);
+  std::vector<bf16> const hidden(kRows * kHidden, from_float<bf16>(0.5F));
+  std::vector<bf16> output(hidden.size());
+  runner.decide_dual_batch(true);
+  auto forward = [&](std::int64_t rows) {
+    runner.forward(make_rows(hidden.data(), rows, kHidden), make_rows(output.data(), rows, kHidden));
+  };
+  forward(kRows);  // the OpenMP runtime and oneDNN initialise here
+  ours = 0;
+  counting = true;
+  forward(kRows);
+  forward(3);
+  forward(0);
+  counting = false;
+  EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
+  EXPECT_NE(to_float(output[0]), 0.0F);
+}
+
 TEST(NoAllocation, TheCounterCounts) {
   ours = 0;
   counting = true;
