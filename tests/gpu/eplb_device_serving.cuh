@@ -69,14 +69,14 @@ class DeviceServing {
   /// The inputs of a step, in the addresses of every step. Which experts are hot depends on the step.
   void bring(int step) {
     for (int l = 0; l < kLayers; ++l) {
-      std::mt19937 random(static_cast<unsigned>(1000 * step + 100 * l + rank_));
-      std::normal_distribution<float> draw;
+      auto const seed = static_cast<unsigned>(1000 * step + 100 * l + rank_);
+      std::vector<float> const x = values(kTokens * kHidden, seed, 1.7F), z = values(kTokens * kExperts, seed + 50'000, 1.7F);
       std::vector<bf16> hidden(kTokens * kHidden);
       std::vector<float> logits(kTokens * kExperts);
-      for (bf16& v : hidden) v = from_float<bf16>(draw(random));
+      for (std::size_t i = 0; i < x.size(); ++i) hidden[i] = from_float<bf16>(x[i]);
       for (std::size_t i = 0; i < logits.size(); ++i) {
         auto const e = static_cast<int>(i) % kExperts;
-        logits[i] = draw(random) + (e == (step / 8 * 5 + l) % kExperts || e == (step / 8 * 7 + 3) % kExperts ? 3.0F : 0.0F);
+        logits[i] = z[i] + (e == (step / 8 * 5 + l) % kExperts || e == (step / 8 * 7 + 3) % kExperts ? 3.0F : 0.0F);
       }
       hidden_[static_cast<std::size_t>(l)].copy_from_host(hidden.data());
       logits_[static_cast<std::size_t>(l)].copy_from_host(logits.data());
@@ -105,18 +105,17 @@ class DeviceServing {
   /// "" if every slot holds the bytes of its expert.
   std::string wrong_slot() {
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    Store fresh(1, EplbConfig::hidden, EplbConfig::intermediate, true);
-    auto const want = eplb::expert_tensors(fresh);
+    auto const want = eplb::expert_tensors(encoded());
+    std::vector<unsigned char> a, b;
     for (int l = 0; l < kLayers; ++l) {
       auto const held = eplb::expert_tensors(stores_[static_cast<std::size_t>(l)]);
       for (int s = 0; s < slots_; ++s) {
         int const e = balancer_->maps().physical_to_logical()(l, rank_ * slots_ + s);
-        set_expert(fresh, 0, l, e);
         for (std::size_t t = 0; t < held.size(); ++t) {
-          auto const bytes = static_cast<std::size_t>(held[t].bytes);
-          std::vector<unsigned char> a(bytes), b(bytes);
-          Memory<space::cuda>::copy_to_host(a.data(), held[t].data + s * held[t].stride, bytes);
-          Memory<space::cuda>::copy_to_host(b.data(), want[t].data, bytes);
+          a.resize(static_cast<std::size_t>(held[t].bytes));
+          b.resize(a.size());
+          Memory<space::cuda>::copy_to_host(a.data(), held[t].data + s * held[t].stride, a.size());
+          Memory<space::cuda>::copy_to_host(b.data(), want[t].data + (l * kExperts + e) * want[t].stride, b.size());
           if (a != b) return text("layer ", l, ", slot ", s, ", expert ", e, ", ", held[t].name);
         }
       }
@@ -131,15 +130,31 @@ class DeviceServing {
     for (float& v : out) v = scale * (static_cast<float>(random()) / 2147483648.0F - 1.0F);
     return out;
   }
-  static void set_expert(Store& store, int slot, int layer, int e) {
-    auto const seed = static_cast<unsigned>(1000 * layer + 10 * e);
-    store.set_expert(slot, values(2 * EplbConfig::intermediate * EplbConfig::hidden, seed, 0.08F).data(),
-                     values(EplbConfig::hidden * EplbConfig::intermediate, seed + 1, 0.12F).data());
+  /// All experts of all layers, quantised once in this program.
+  static Store& encoded() {
+    static Store store = [] {
+      Store all(kLayers * kExperts, EplbConfig::hidden, EplbConfig::intermediate, true);
+      for (int e = 0; e < kLayers * kExperts; ++e) {
+        all.set_expert(e, values(2 * EplbConfig::intermediate * EplbConfig::hidden, static_cast<unsigned>(2 * e), 0.08F).data(),
+                       values(EplbConfig::hidden * EplbConfig::intermediate, static_cast<unsigned>(2 * e + 1), 0.12F).data());
+      }
+      return all;
+    }();
+    return store;
   }
   void load(ExpertMaps const& maps) {
     for (int l = 0; l < kLayers; ++l) {
       stores_.emplace_back(slots_, EplbConfig::hidden, EplbConfig::intermediate, true);
-      for (int s = 0; s < slots_; ++s) set_expert(stores_.back(), s, l, maps.physical_to_logical()(l, rank_ * slots_ + s));
+      auto const from = eplb::expert_tensors(encoded());
+      auto const to = eplb::expert_tensors(stores_.back());
+      for (int s = 0; s < slots_; ++s) {
+        int const e = l * kExperts + maps.physical_to_logical()(l, rank_ * slots_ + s);
+        for (std::size_t t = 0; t < to.size(); ++t) {
+          Memory<space::cuda>::copy_async(to[t].data + s * to[t].stride, from[t].data + e * from[t].stride,
+                                          static_cast<std::size_t>(to[t].bytes), nullptr);
+        }
+      }
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
       hidden_.emplace_back(kTokens * kHidden);
       output_.emplace_back(kTokens * kHidden);
       logits_.emplace_back(kTokens * kExperts);
