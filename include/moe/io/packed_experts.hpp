@@ -89,8 +89,8 @@ void copy_rows(StoredTensor const& t, std::int64_t first, std::int64_t rows, std
 }
 
 inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mask, std::uint8_t value) {
-  unsigned found = 0;
-  for (std::int64_t i = 0; i < n; ++i) found |= static_cast<unsigned>((bytes[i] & mask) == value);
+  std::uint8_t found = 0;  // a byte, so that the loop runs over bytes in vector registers
+  for (std::int64_t i = 0; i < n; ++i) found = static_cast<std::uint8_t>(found | ((bytes[i] & mask) == value ? 1 : 0));
   return found != 0;
 }
 

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian package has the headers and the CMake package and states this version; the Conan recipe and the vcpkg port are well formed,
+and state it too. Exit code 77 where cpack's Debian tools are missing. Conan runs where it is installed."""
+import argparse
+import ast
+import importlib.util
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+
+def run(*command) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"FAILED ({done.returncode}): {' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for option in ("source", "build", "work"):
+        parser.add_argument(f"--{option}", required=True, type=pathlib.Path)
+    parser.add_argument("--cpack", required=True)
+    options = parser.parse_args()
+    version = re.search(r"project\(moe VERSION (\S+)", (options.source / "CMakeLists.txt").read_text()).group(1)
+    problems = []
+
+    recipe = options.source / "packaging/conan/conanfile.py"
+    classes = [node for node in ast.parse(recipe.read_text()).body if isinstance(node, ast.ClassDef)]
+    methods = {node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)}
+    problems += [f"conanfile.py has no {name}()" for name in ("export_sources", "build", "package", "package_info") if name not in methods]
+    if importlib.util.find_spec("conan"):
+        if json.loads(run("conan", "inspect", recipe, "--format=json"))["version"] != version:
+            problems.append(f"conanfile.py states another version than {version}")
+    else:
+        print("conan is not installed: the recipe was parsed, not run")
+    port = json.loads((options.source / "packaging/vcpkg/moe/vcpkg.json").read_text())
+    if port["version"] != version:
+        problems.append(f"vcpkg.json states {port['version']}, CMakeLists.txt {version}")
+
+    if shutil.which("dpkg-deb") is None:
+        print("dpkg-deb is not installed: no Debian package was made")
+        return 1 if problems else 77
+    shutil.rmtree(options.work, ignore_errors=True)
+    run(options.cpack, "-G", "DEB", "--config", options.build / "CPackConfig.cmake", "-B", options.work)
+    packages = list(options.work.glob("*.deb"))
+    if len(packages) != 1:
+        sys.exit(f"FAILED: {len(packages)} packages, expected 1")
+    listed = run("dpkg-deb", "--contents", packages[0])
+    for path in ("./usr/include/moe/moe.hpp", "./usr/share/cmake/moe/moeConfig.cmake", "./usr/share/cmake/moe/MoePresetLibrary.cmake"):
+        if path not in listed:
+            problems.append(f"{packages[0].name} lacks {path}")
+    if run("dpkg-deb", "--field", packages[0], "Version").strip() != version:
+        problems.append(f"{packages[0].name} has another version than {version}")
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    print(f"{packages[0].name}: {len(listed.splitlines())} entries, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
