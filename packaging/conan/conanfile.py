@@ -27,7 +27,8 @@ class MoeConan(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self)
-        for option in ("MOE_BUILD_TESTS", "MOE_BUILD_BENCH", "MOE_BUILD_EXAMPLES"):
+        toolchain.blocks.remove("cppstd")  # the project asks for C++20 itself; CMake 3.25 knows no such standard of nvcc
+        for option in ("MOE_BUILD_TESTS", "MOE_BUILD_BENCH", "MOE_BUILD_EXAMPLES", "MOE_BUILD_C"):
             toolchain.cache_variables[option] = False
         toolchain.cache_variables["MOE_INSTALL"] = True
         toolchain.generate()
