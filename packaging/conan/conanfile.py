@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Conan 2 recipe that packages a local checkout: conan create packaging/conan. The CUDA toolkit's headers, MPI and oneDNN are the system's,
-as in any build of this project; the targets come from the package's own moeConfig.cmake."""
+"""A Conan 2 recipe that packages a local checkout: conan create packaging/conan. The CUDA toolkit's headers, MPI and oneDNN are the
+system's, as in any build of this project; the targets come from the package's own moeConfig.cmake."""
 import pathlib
 import re
 
