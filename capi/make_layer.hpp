@@ -14,7 +14,7 @@ namespace moe_c {
 template <class Act, class Quant, class Backend, class Experts>
 std::unique_ptr<moe::c::Runner> make_layer(moe::c::Request const& request, bool& told) {
   using Layer = moe::ModularKernel<moe::models::RuntimeLayer<Act, Act>, moe::routing::AnyRouter, Quant, Backend, Experts>;
-  return std::make_unique<moe::c::LayerRunner<Layer>>(request, told);
+  return std::make_unique<moe::c::LayerRunner<Layer, float, moe::bf16, moe::f16>>(request, told);
 }
 
 }  // namespace moe_c

@@ -237,19 +237,21 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
 /* ---- Runners ---- */
 
 /*
- * The experts of this rank: E_local = w13's first extent, those of a linear placement (rank r of R owns the r-th part of the experts,
- * E / R each; the first E % R ranks have one more). All arrays are contiguous and of one device, which is where the runner runs. I is the
+ * The experts of this rank: E_local = w13's first extent, those of a linear placement (rank r of R owns the r-th part of the experts, E / R
+ * each; the first E % R ranks have one more). All arrays are contiguous and of one device, which is where the runner runs. I is the
  * intermediate width; w13 has the gate rows, then the up rows (2I), or I rows if the activation is not gated.
  *
- *   quantization     w13 [E_local, 2I, .]   w2 [E_local, H, .]   elements                    scales of a matrix [N, K]: float32 unless
- * stated "none"           [., ., H]              [., ., I]            the runner's dtype          NULL "fp8_block128"   [., ., H] [., ., I]
- * float8_e4m3fn or uint8      [E_local, ceil(N/128), ceil(K/128)], which multiply "fp8_per_token"  [., ., H]              [., ., I]
- * float8_e4m3fn or uint8      [E_local, N] or [E_local, N, 1] "int4_group32"   [., ., H/2]            [., ., I/2]          uint8, low
- * nibble first,    [E_local, N, K/32] "int4_group64"                                               x = (code - 8) * scale      [E_local, N,
- * K/64] "int4_group128"                                                                          [E_local, N, K/128] "mxfp4_w4a16"    [.,
- * ., H/2]            [., ., I/2]          uint8, low nibble first,    [E_local, N, K/32] uint8 or float8_e8m0fnu or float4_e2m1fn of 2
- * lanes
+ *   quantization     w13 [E_local, 2I, .]  w2 [E_local, H, .]  elements                    scales of a matrix [N, K]: float32 unless stated
+ *   "none"           H                     I                   the runner's dtype          NULL
+ *   "fp8_block128"   H                     I                   float8_e4m3fn or uint8      [E_local, ceil(N/128), ceil(K/128)]
+ *   "fp8_per_token"  H                     I                   float8_e4m3fn or uint8      [E_local, N] or [E_local, N, 1]
+ *   "int4_group32"   H/2                   I/2                 uint8, low nibble first:    [E_local, N, K/32]
+ *   "int4_group64"   H/2                   I/2                 x = (code - 8) * scale      [E_local, N, K/64]
+ *   "int4_group128"  H/2                   I/2                                             [E_local, N, K/128]
+ *   "mxfp4_w4a16"    H/2                   I/2                 uint8, low nibble first,    [E_local, N, K/32], uint8 or float8_e8m0fnu
+ *                                                              or float4_e2m1fn x 2
  *
+ * An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the sizes. Scales multiply.
  * "fp8_..." quantise the activations too (groups of 128, or one scale a row). moe_quantize() makes such arrays.
  */
 typedef struct moe_weights {

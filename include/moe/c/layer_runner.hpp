@@ -2,6 +2,7 @@
 // c/layer_runner.hpp: a ModularKernel as a Runner: DLTensors to the layer's views and back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -18,8 +19,45 @@
 
 namespace moe::c {
 
-/// LayerT: a ModularKernel. Its router takes a RouterConfig (AnyRouter), or is External, or fixes its choices.
-template <class LayerT>
+/// E_CONFIG, naming the first choice in which the router that a layer's type fixes is not the one that was asked for.
+inline void check_same_router(routing::RouterConfig const& type, routing::RouterConfig const& asked) {
+  auto const same = [](char const* what, auto fixed, auto wanted) {
+    if (fixed == wanted) return;
+    auto const print = [](auto value) {
+      if constexpr (std::is_enum_v<decltype(value)>) {
+        return static_cast<int>(value);
+      } else {
+        return value;
+      }
+    };
+    throw Error(ErrorCode::config,
+                text("router.", what, ": ", print(wanted), " was asked for, but the layer's type fixes it to ", print(fixed)));
+  };
+  same("scoring", type.scoring, asked.scoring);
+  same("order", type.order, asked.order);
+  same("selection", type.selection, asked.selection);
+  same("renorm", type.renorm, asked.renorm);
+  if (type.renorm == routing::Renorm::sum || type.renorm == routing::Renorm::floor) same("renorm_eps", type.renorm_eps, asked.renorm_eps);
+  if (type.renorm == routing::Renorm::p_norm) same("renorm_p", type.renorm_p, asked.renorm_p);
+  same("routed_scaling_factor", type.routed_scaling_factor, asked.routed_scaling_factor);
+  same("num_expert_group", std::max(type.num_expert_group, 1), std::max(asked.num_expert_group, 1));
+  if (type.num_expert_group > 1) {
+    same("topk_group", type.topk_group, asked.topk_group);
+    same("group_score", type.group_score, asked.group_score);
+  }
+  same("logit_softcap", type.logit_softcap, asked.logit_softcap);
+  if (type.selection == routing::Selection::sparsemixer) same("sparsemixer_eps", type.sparsemixer_eps, asked.sparsemixer_eps);
+  same("num_zero_experts", type.num_zero_experts, asked.num_zero_experts);
+  if (type.num_zero_experts > 0) same("zero_expert", type.zero_expert_kind, asked.zero_expert_kind);
+  same("degenerate", type.degenerate, asked.degenerate);
+  same("correction_bias", type.correction_bias, asked.correction_bias);
+  same("per_expert_scale", type.per_expert_scale, asked.per_expert_scale);
+  same("hash_table", type.hash_table, asked.hash_table);
+}
+
+/// LayerT: a ModularKernel. Its router takes a RouterConfig (AnyRouter), or is External, or fixes its choices. Logits: the element types of
+/// router logits that its forward() is instantiated for.
+template <class LayerT, class... Logits>
 class LayerRunner final : public Runner {
  public:
   using Config = typename LayerT::Config;
@@ -98,19 +136,46 @@ class LayerRunner final : public Runner {
     layer_ = std::make_unique<LayerT>(over, weights, params);
   }
 
-  /// Defaults that the type does not fix are the request's.
   static Params params_of(Request const& r) {
     Params p{.shape = r.shape, .max_tokens_per_rank = r.max_tokens_per_rank, .placement = r.placement()};
     if constexpr (std::is_same_v<typename Router::Params, routing::RouterConfig>) {
       p.router = r.router;
-    } else if constexpr (requires { p.router.topk = r.shape.topk; }) {
-      p.router.num_experts = r.shape.num_experts;
-      p.router.topk = r.shape.topk;
+    } else {
+      fix_router(p.router, r);
     }
-    if constexpr (std::is_same_v<typename Config::Activation, activation::Any>) p.activation = r.activation;
+    fix_activation(p.activation, r.activation);
     if constexpr (requires { p.experts.num_threads = r.num_threads; }) p.experts.num_threads = r.num_threads;
     if (r.log) p.log = [](std::string const& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
     return p;
+  }
+  /// The run-time values of a router whose type fixes the rest. E_CONFIG if it is another router than the one asked for.
+  template <class RouterParams>
+  static void fix_router(RouterParams& p, Request const& r) {
+    p.num_experts = r.shape.num_experts;
+    p.topk = r.shape.topk;
+    if (r.external_router) return;
+    if constexpr (requires { p.correction_bias = nullptr; }) p.correction_bias = r.router.correction_bias;
+    if constexpr (requires { p.per_expert_scale = nullptr; }) p.per_expert_scale = r.router.per_expert_scale;
+    if constexpr (requires { p.routed_scaling_factor = 1.0F; }) p.routed_scaling_factor = r.router.routed_scaling_factor;
+    if constexpr (requires { p.renorm_eps = 1.0F; }) p.renorm_eps = r.router.renorm_eps;
+    if constexpr (requires { p.logit_softcap = 1.0F; }) p.logit_softcap = r.router.logit_softcap;
+    if constexpr (requires { p.num_expert_group = 1; }) p.num_expert_group = r.router.num_expert_group;
+    if constexpr (requires { p.topk_group = 1; }) p.topk_group = r.router.topk_group;
+    if constexpr (requires { p.degenerate = r.router.degenerate; }) p.degenerate = r.router.degenerate;
+    if constexpr (requires { p.hash_table = nullptr; }) {
+      p.hash_table = r.router.hash_table;
+      p.vocabulary = r.router.vocabulary;
+    }
+    if constexpr (facts::selects<Router>()) check_same_router(Router(p).resolved(), r.router);
+  }
+  static void fix_activation(activation::Any& a, activation::Any const& asked) { a = asked; }
+  template <class Fixed>
+  static void fix_activation(Fixed& a, activation::Any const& asked) {
+    if (Fixed::kKind != asked.kind) {
+      throw Error(ErrorCode::config, text("activation: ", activation::name(asked.kind), " was asked for, but the layer's type fixes it to ",
+                                          activation::name(Fixed::kKind)));
+    }
+    a.constants = asked.constants;
   }
 
   Comm& comm() {
@@ -158,9 +223,22 @@ class LayerRunner final : public Runner {
     return options;
   }
   void forward_by_dtype(Call const& call) {
-    if (call.logits != nullptr && same(call.logits->dtype, dl_type<bf16>())) return run<bf16>(call);
-    if (call.logits != nullptr && same(call.logits->dtype, dl_type<f16>())) return run<f16>(call);
-    run<float>(call);  // which refuses any other
+    DLDataType const given = call.logits == nullptr ? dl_type<float>() : call.logits->dtype;  // run() refuses NULL
+    if ((run_if<Logits>(call, given) || ...)) return;
+    std::string known;
+    ((known += text(known.empty() ? "" : " or ", c::describe(dl_type<Logits>()))), ...);
+    try {
+      detail::refuse("router_logits", text("dtype is ", c::describe(given)), known);
+    } catch (...) {
+      if constexpr (!kAlone) layer_->abandon({});
+      throw;
+    }
+  }
+  template <class L>
+  bool run_if(Call const& call, DLDataType given) {
+    if (!same(given, dl_type<L>())) return false;
+    run<L>(call);
+    return true;
   }
   template <class L>
   void run(Call const& call) {

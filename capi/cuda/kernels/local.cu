@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/local_kernels.cu: the kernels of the device oracle, and those that quantise and round rows on one rank.
+// capi/cuda/kernels/local.cu: the kernels that quantise and round the rows of layers with run-time dimensions on one rank.
 #include "moe/backends/collective/no_expert_parallel.cuh"
-#include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
@@ -12,13 +11,23 @@
 
 using Wide = moe::models::RuntimeLayer<float, float>;
 using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
+using Half = moe::models::RuntimeLayer<moe::f16, moe::f16>;
 namespace quantization = moe::quantization;
 
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Wide, quantization::None, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::None, float>;  // cuda_reference's sums
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::None, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Half, quantization::None, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Half, quantization::None, moe::f16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 64>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, moe::bf16>;
-template class moe::experts::CudaReference::Kernel<Wide, quantization::None, moe::ActivationFormat::standard>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 32>, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 64>, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, float>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, float>;

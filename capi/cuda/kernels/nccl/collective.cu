@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/nccl/kernels.cu: the kernels of the exchanges over NCCL.
+// capi/cuda/kernels/nccl/collective.cu: the kernels of the exchanges over NCCL in layers with run-time dimensions.
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/gather_exchange.cuh"
 #include "moe/comm/nccl.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/nccl/windows.cu: the kernel that finds the peers of NCCL's windows, and the device oracle for rows received over one.
+// capi/cuda/kernels/nccl/windows.cu: the kernel that finds the peers of NCCL's windows, and the device oracle for rows received over one.
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
@@ -8,7 +8,6 @@
 using Layer = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
 using None = moe::quantization::None;
 
-template class moe::experts::CudaReference::Kernel<Layer, None, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, None, moe::ActivationFormat::batched>;
 
 namespace moe::comm::detail {
