@@ -254,7 +254,7 @@ TEST(Mxfp4, DequantisesAsTheReferenceDoes) {
   if (!fs::exists(path)) GTEST_SKIP() << path << " is not there";
   TensorStore const store(path);
   auto const expected = read<float>(store, "dequant_f32");  // [E, 32 G, rows]
-  auto const& shape = store.at("blocks").shape();
+  auto const shape = store.at("blocks").shape();
   std::int64_t const experts = shape[0], rows = shape[1], k = shape[2] * 32;
   std::vector<float> out(static_cast<std::size_t>(rows * k));
   for (std::int64_t e = 0; e < experts; ++e) {

@@ -17,8 +17,9 @@ namespace moe {
 /// Threads that a loop uses by default: OMP_NUM_THREADS if it is set, else the cores that this process may run on.
 inline int host_threads() {
   static int const threads = [] {
-    if (char const* const set = std::getenv("OMP_NUM_THREADS"); set != nullptr && std::atoi(set) > 0) {
-      return std::atoi(set);
+    char const* const set = std::getenv("OMP_NUM_THREADS");
+    if (long const wanted = set != nullptr ? std::strtol(set, nullptr, 10) : 0; wanted > 0) {
+      return static_cast<int>(std::min<long>(wanted, 1024));
     }
     cpu_set_t cores;
     return std::max(1, sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1);

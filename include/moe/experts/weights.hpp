@@ -75,7 +75,7 @@ class WeightStore {
   }
 
  private:
-  static Quant const& checked(Quant const& quant, std::int64_t hidden, std::int64_t intermediate) {
+  static Quant checked(Quant quant, std::int64_t hidden, std::int64_t intermediate) {
     moe::detail::expect_fixed("expert weights: hidden", Config::hidden, hidden);
     moe::detail::expect_fixed("expert weights: intermediate", Config::intermediate, intermediate);
     if constexpr (requires { Quant::kShapeMultiple; }) {

@@ -67,6 +67,7 @@ void agree_on_fingerprint(Comm& comm, Fingerprint const& mine) {
     std::string all(room * sizes.size(), 0);
     gather_host(comm, padded.data(), static_cast<std::int64_t>(room), all.data());
     std::vector<std::string> texts;
+    texts.reserve(sizes.size());
     for (std::size_t r = 0; r < sizes.size(); ++r) texts.push_back(all.substr(r * room, static_cast<std::size_t>(-sizes[r])));
     return texts;
   });

@@ -35,7 +35,7 @@ class Fingerprint {
   /// One "name=value" line a field.
   std::string encode() const {
     std::string out;
-    for (auto const& [field, value] : fields_) out += field + '=' + value + '\n';
+    for (auto const& [field, value] : fields_) out.append(field).append(1, '=').append(value).append(1, '\n');
     return out;
   }
   /// Inverse of encode(). E_MISMATCH on text that is not a fingerprint (a peer of another version).
