@@ -7,8 +7,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
@@ -79,17 +79,11 @@ constexpr std::size_t preferred() {
   }
   return best;
 }
-template <std::size_t I, class First, class... Rest>
-struct NthType : NthType<I - 1, Rest...> {};
-template <class First, class... Rest>
-struct NthType<0, First, Rest...> {
-  using type = First;
-};
 
 }  // namespace detail
 
 /// The one of a library's runners that the preset takes for a phase.
 template <class Model, Phase P, class... Runners>
-using ChosenRunner = typename detail::NthType<detail::preferred<Model, P, Runners...>(), Runners...>::type;
+using ChosenRunner = typename std::tuple_element<detail::preferred<Model, P, Runners...>(), std::tuple<Runners...>>::type;
 
 }  // namespace moe::models
