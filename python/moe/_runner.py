@@ -7,6 +7,8 @@ import threading
 import weakref
 from typing import Any, Mapping
 
+import tvm_ffi
+
 from . import _arrays, _ffi
 from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError
 from ._ffi import library as _library
@@ -281,11 +283,9 @@ class Runner:
         if rows <= self._max_tokens or not self._alone:
             _forward_routed(self._handle, hidden, ids, weights, output, stream)
             return
-        if not hasattr(hidden, "__getitem__"):
-            raise ArgumentError(f"E_ARG: hidden: {rows} rows of {type(hidden).__name__}, expected at most {self._max_tokens}")
         for first in range(0, rows, self._max_tokens):
-            piece = slice(first, first + self._max_tokens)
-            _forward_routed(self._handle, hidden[piece], ids[piece], weights[piece], output[piece], stream)
+            count = min(self._max_tokens, rows - first)
+            _forward_routed(self._handle, *(_rows(array, first, count) for array in (hidden, ids, weights, output)), stream)
 
     def _finish(self, output: Any, like: Any) -> Any:
         if self._cuda and _arrays.framework(like) == "jax":
@@ -330,6 +330,10 @@ class Runner:
         if not self._handle:
             return "moe.Runner(closed)"
         return "moe.Runner({backend}, {experts}, {quantization}, {dtype}, num_local_experts={num_local_experts})".format(**self._info)
+
+
+def _rows(array: Any, first: int, count: int) -> Any:
+    return _library.rows(array, first, count) if isinstance(array, tvm_ffi.Tensor) else array[first : first + count]
 
 
 def _device_of(array: Any) -> Any:

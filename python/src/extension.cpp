@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <vector>
 
 namespace ffi = tvm::ffi;
 
@@ -288,19 +289,35 @@ void plan(Dictionary settings, DLTensor* load, DLTensor* physical_to_logical, ff
 
 // ---- Arrays ----
 
+/// A tensor over the memory of another one, which lives as long.
+struct View {
+  explicit View(ffi::Tensor const& of) : tensor(of) {
+    managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    managed.dl_tensor = *of.GetDLTensorPtr();
+    managed.manager_ctx = this;
+    managed.deleter = [](DLManagedTensorVersioned* self) { delete static_cast<View*>(self->manager_ctx); };
+  }
+  ffi::Tensor tensor;
+  std::vector<std::int64_t> shape;
+  DLManagedTensorVersioned managed{};
+};
+
 /// The bytes of a tensor under another dtype of the same size: for element types that numpy cannot hand over by DLPack.
 ffi::Tensor reinterpret(ffi::Tensor tensor, std::int64_t code, std::int64_t bits) {
-  DLTensor const* from = tensor.GetDLTensorPtr();
-  auto* managed = new DLManagedTensorVersioned{};
-  managed->version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-  managed->dl_tensor = *from;
-  managed->dl_tensor.dtype = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits), 1};
-  managed->manager_ctx = new ffi::Tensor(tensor);
-  managed->deleter = [](DLManagedTensorVersioned* self) {
-    delete static_cast<ffi::Tensor*>(self->manager_ctx);
-    delete self;
-  };
-  return ffi::Tensor::FromDLPackVersioned(managed);
+  auto* const view = new View(tensor);
+  view->managed.dl_tensor.dtype = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits), 1};
+  return ffi::Tensor::FromDLPackVersioned(&view->managed);
+}
+
+/// `count` rows of a matrix from row `first` on.
+ffi::Tensor rows(ffi::Tensor tensor, std::int64_t first, std::int64_t count) {
+  auto* const view = new View(tensor);
+  DLTensor& piece = view->managed.dl_tensor;
+  std::int64_t const stride = piece.strides == nullptr ? piece.shape[1] : piece.strides[0];
+  piece.byte_offset += static_cast<std::uint64_t>(first * stride * (piece.dtype.bits / 8));
+  view->shape.assign({count, piece.shape[1]});
+  piece.shape = view->shape.data();
+  return ffi::Tensor::FromDLPackVersioned(&view->managed);
 }
 
 }  // namespace
@@ -329,3 +346,4 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(quantized_layout, quantized_layout);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quantize, quantize);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, plan);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reinterpret, reinterpret);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(rows, rows);

@@ -222,7 +222,7 @@ def test_modules_that_the_library_cannot_take(change):
         try:
             adapter.experts_forward(module, hidden, ids, weights)
         except (RuntimeError, NotImplementedError):
-            assert change == "meta"  # transformers' own code cannot run there either
+            assert change in ("meta", "float64")  # transformers' grouped_mm has no such device and dtype either
     assert adapter.why_not(module)
 
 

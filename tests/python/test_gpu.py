@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_gpu.py: the package with torch and CuPy arrays on a GPU: streams, CUDA graphs, transformers' implementation.
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+import moe  # noqa: E402
+from reference import Layer, distance  # noqa: E402
+
+if not moe.has("cuda"):
+    pytest.skip("libmoe was built without CUDA", allow_module_level=True)
+
+
+def layer_on_gpu(rows=33):
+    layer = Layer(rows=rows, hidden=256, intermediate=128, num_experts=8, topk=2)
+    hidden, w13, w2 = (torch.from_numpy(a).cuda().bfloat16() for a in (layer.hidden, layer.w13, layer.w2))
+    layer.hidden, layer.w13, layer.w2 = (a.float().cpu().numpy() for a in (hidden, w13, w2))
+    return layer, hidden, torch.from_numpy(layer.ids).cuda().long(), torch.from_numpy(layer.weights).cuda(), w13, w2
+
+
+def test_experts():
+    layer, *arguments = layer_on_gpu()
+    output = moe.experts(*arguments)
+    assert output.is_cuda and output.dtype == torch.bfloat16
+    assert distance(output.float().cpu().numpy(), layer.expected()) < 1.5e-2
+
+
+def test_the_current_stream_is_used():
+    layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
+    expected = moe.experts(hidden, ids, weights, w13, w2)
+    torch.cuda.synchronize()
+    late = torch.zeros_like(hidden)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # a call on another stream would read zeros
+        late.copy_(hidden)
+        output = moe.experts(late, ids, weights, w13, w2)
+    stream.synchronize()
+    assert torch.equal(output, expected)
+
+
+def test_a_cuda_graph_follows_its_inputs():
+    layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
+    ids = ids.int()
+    runner = moe.Runner(w13, w2, topk=2, max_tokens=64)
+    runner.forward_routed(hidden, ids, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = runner.forward_routed(hidden, ids, weights)
+    hidden.mul_(-1)
+    ids.copy_(ids.flip(0))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(output, runner.forward_routed(hidden, ids, weights))
+
+
+def test_cupy():
+    cupy = pytest.importorskip("cupy", reason="cupy is not installed")
+    layer = Layer(rows=9, hidden=256, intermediate=128)
+    hidden, w13, w2 = (cupy.asarray(a).astype(np.float16) for a in (layer.hidden, layer.w13, layer.w2))
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        output = moe.experts(hidden, cupy.asarray(layer.ids), cupy.asarray(layer.weights), w13, w2)
+        stream.synchronize()
+    assert isinstance(output, cupy.ndarray) and distance(cupy.asnumpy(output), layer.expected()) < 5e-3
+
+
+def test_transformers_on_a_gpu():
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    import families
+    import moe.transformers as adapter
+
+    model = families.build("qwen3_moe").bfloat16().cuda()
+    model.set_experts_implementation("grouped_mm")
+    ids = torch.randint(0, 100, (2, 9), device="cuda")
+    with torch.no_grad():
+        theirs = model(input_ids=ids).logits.float()
+        model.set_experts_implementation("moe")
+        ours = model(input_ids=ids).logits.float()
+    assert {adapter.why_not(module) for module in families.experts(model)} == {None}
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 5e-2
