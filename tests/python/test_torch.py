@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed (scripts/setup --python-models)")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import moe  # noqa: E402
 from torch import library as torch_library  # noqa: E402

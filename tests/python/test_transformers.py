@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed (scripts/setup --python-models)")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed (scripts/setup --python-models)")
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import moe  # noqa: E402
 
