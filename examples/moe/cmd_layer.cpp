@@ -4,6 +4,8 @@
 #include <fmt/core.h>
 #include <mpi.h>
 #include <omp.h>
+#include <spdlog/logger.h>
+#include <spdlog/sinks/stdout_sinks.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include <range/v3/action/sort.hpp>
 #include <range/v3/algorithm/max.hpp>
 #include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/transform.hpp>
 #include <thread>
@@ -28,6 +31,7 @@
 #include "examples/moe/job.hpp"
 #include "examples/moe/mpi_session.hpp"
 #include "examples/moe/output.hpp"
+#include "examples/moe/placement.hpp"
 #include "examples/moe/policy_name.hpp"
 #include "examples/moe/report.hpp"
 #include "examples/moe/whole_number.hpp"
@@ -257,6 +261,15 @@ double compare(io::StoredTensor const& t, std::vector<float> const& output) {
   return largest > 0 ? error / largest : error;
 }
 
+/// [P] slots of all rows. Ranks with the same rows have counted the same. Collective.
+std::vector<std::int64_t> slot_load(Job const& job, JobResult const& result) {
+  bool const counts = job.moe.tp_rank == 0 || job.moe.use_sp_moe();
+  std::vector<std::int64_t> const mine = counts ? result.slot_load : std::vector<std::int64_t>(result.slot_load.size(), 0);
+  std::vector<std::int64_t> sum(mine.size());
+  MPI_Allreduce(mine.data(), sum.data(), static_cast<int>(sum.size()), MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  return sum;
+}
+
 Report report_of(Job const& job, JobResult const& result, std::vector<std::int32_t> const& ids, int threads) {
   Report r;
   io::LayerDescription const& d = job.description;
@@ -283,12 +296,15 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.load.assign(static_cast<std::size_t>(d.router.num_experts), 0);
   r.rank_load.assign(static_cast<std::size_t>(job.moe.ep_size), 0);
   for (std::int32_t id : ids) {
-    if (id < 0 || id >= d.router.num_experts) {
-      continue;
-    }
-    ++r.load[static_cast<std::size_t>(id)];
-    ++r.rank_load[static_cast<std::size_t>(job.placement->owner(id))];
+    if (id >= 0 && id < d.router.num_experts) ++r.load[static_cast<std::size_t>(id)];
   }
+  std::vector<std::int64_t> const slots = job.maps ? slot_load(job, result) : r.load;
+  for (auto const [slot, load] : views::enumerate(slots)) {
+    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += load;
+  }
+  r.replicas = job.maps ? job.maps->num_redundant() : 0;
+  r.waited.resize(static_cast<std::size_t>(r.ranks) * static_cast<std::size_t>(r.ranks));
+  job.comm->all_gather(result.waited.data(), static_cast<std::int64_t>(sizeof(double)) * r.ranks, r.waited.data(), {});
   MPI_Allreduce(result.seconds.data(), r.seconds.data(), static_cast<int>(kNumPhases), MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   r.output = job.options.output.string();
   return r;
@@ -330,9 +346,25 @@ void require_same_run(Job const& job) {
   f.add("--sequence-length", o.sequence_length);
   f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
   f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk).add("--shared-overlap", o.shared_overlap);
-  f.add("--deal", o.deal).add("--seed", o.seed).add("--repeat", o.repeat).add("--placement", o.placement).add("--device", o.device);
+  f.add("--deal", o.deal)
+      .add("--seed", o.seed)
+      .add("--repeat", o.repeat)
+      .add("--placement", io::one_line(o.placement))
+      .add("--replicas", o.replicas)
+      .add("--device", o.device);
   f.add("--backend", o.backend).add("--experts", o.experts).add("--quantization", o.quantization);
   moe::detail::agree_on_fingerprint(*job.comm, f);
+}
+
+/// On standard error, if asked for: what each rank chose at construction.
+void log_choices(Job const& job, JobResult const& result) {
+  if (job.options.log.empty()) return;
+  auto const logger = std::make_shared<spdlog::logger>(text("rank ", job.comm->rank()), std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_level(spdlog::level::from_str(job.options.log));
+  logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; backend {}, experts {}", job.moe.tp_size,
+               job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.options.backend, job.options.experts);
+  for (std::string const& line : result.log) logger->info(line);
+  logger->debug("placement: {}", job.placement->report(job.moe.ep_rank));
 }
 
 void run(JobOptions const& options) {
@@ -340,8 +372,13 @@ void run(JobOptions const& options) {
   try {
     Job job;
     job.options = options;
-    comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = options.timeout_ms});
+    comm::Mpi comm(MPI_COMM_WORLD, {.timeout_ms = options.timeout_ms, .statistics = true});
     job.comm = &comm;
+#ifndef MOE_HAS_CUDA
+    together(comm, [&] {
+      if (options.nvtx) throw Error(ErrorCode::unsupported, "--nvtx: this program was built without CUDA");
+    });
+#endif
     if (job.options.backend.empty()) job.options.backend = default_backend(options, comm.size());
     if (job.options.experts.empty()) job.options.experts = default_experts(job);
     int const threads = set_threads();
@@ -368,7 +405,7 @@ void run(JobOptions const& options) {
       }
       job.store = &*store;
       job.moe = place_in_grid(job.options, comm);
-      job.placement.emplace(job.description.router.num_experts, job.moe.ep_size, parse_placement_strategy(options.placement));
+      place_experts(job);
       read_input(job, input ? *input : *store);
       if (!options.expected.empty()) {
         expected.emplace(options.expected.substr(0, options.expected.rfind(':')));  // there is one: file_and_name()
@@ -396,6 +433,7 @@ void run(JobOptions const& options) {
         write_output(job, output, ids, weights);
       }
     });
+    log_choices(job, result);
     if (comm.rank() == 0) {
       fmt::print("{}", options.json ? as_json(report) : as_text(report));
     }
@@ -433,9 +471,12 @@ void add_common(CLI::App& command, JobOptions& o) {
       ->check(policy_name(registry::quantizations, "quantization"))
       ->capture_default_str();
   command.add_option("--device", o.device, "host or cuda")->check(CLI::IsMember({"host", "cuda"}))->capture_default_str();
-  command.add_option("--placement", o.placement, "linear or round_robin")
-      ->check(CLI::IsMember({"linear", "round_robin"}))
+  command.add_option("--placement", o.placement, "linear, round_robin, or a file of maps, as serve-sim --save-placement writes it")
       ->capture_default_str();
+  command.add_option("--replicas", o.replicas, "Redundant experts X: experts + X slots over the ranks")->check(CLI::Range(0, 1 << 16));
+  command.add_option("--log", o.log, "Log on standard error what was chosen and why: info or debug")
+      ->check(CLI::IsMember({"info", "debug"}));
+  command.add_flag("--nvtx", o.nvtx, "Make a range of NVTX of each stage, for a profiler (in programs with CUDA)");
   auto const size = whole_number(1);
   command.add_option("--tp", o.tp, "Tensor parallel: ranks that hold the same rows")->check(size)->capture_default_str();
   command.add_option("--dp", o.dp, "Data parallel: groups of ranks with rows of their own (default: ranks / (tp pcp))")->check(size);

@@ -16,6 +16,7 @@ void add_list(CLI::App& app);
 void add_check(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_quantize(CLI::App& app);
+void add_serve_sim(CLI::App& app);
 
 /// An error that was printed while all ranks were still running: mpirun ends the others as soon as one exits with a code.
 struct Reported : std::exception {};

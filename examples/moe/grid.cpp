@@ -52,7 +52,7 @@ void check_device(JobOptions const& o, moe::MoeParallel const& place) {
 void split(std::optional<moe::comm::Mpi>& group, int color, int rank, std::int64_t timeout_ms) {
   MPI_Comm part = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, color, rank, &part);
-  group.emplace(part, moe::comm::Mpi::Params{.timeout_ms = timeout_ms});
+  group.emplace(part, moe::comm::Mpi::Params{.timeout_ms = timeout_ms, .statistics = true});
   MPI_Comm_free(&part);
 }
 

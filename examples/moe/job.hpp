@@ -12,6 +12,7 @@
 
 #include "moe/comm/mpi.hpp"
 #include "moe/core/types.hpp"
+#include "moe/eplb/maps.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/config.hpp"
@@ -66,15 +67,18 @@ struct Job {
   moe::comm::Mpi* tp_group = nullptr;      ///< the TP group
   moe::comm::Mpi* tokens_group = nullptr;  ///< the ranks of other TP groups at this one's place: they hold other tokens
   std::optional<moe::ExpertPlacement> placement;
-  std::vector<std::int64_t> first_row;  ///< [G + 1] rows of the input per TP group, contiguous
-  std::int64_t max_rows = 0;            ///< of any TP group
-  std::vector<float> hidden;            ///< [M, H] of this rank's group
-  std::vector<std::int64_t> token_ids;  ///< [M] of this rank's group, or empty
+  std::optional<moe::eplb::ExpertMaps> maps;  ///< of one layer, where an expert may have replicas
+  std::vector<std::int64_t> first_row;        ///< [G + 1] rows of the input per TP group, contiguous
+  std::int64_t max_rows = 0;                  ///< of any TP group
+  std::vector<float> hidden;                  ///< [M, H] of this rank's group
+  std::vector<std::int64_t> token_ids;        ///< [M] of this rank's group, or empty
 
   /// TP group of a rank.
   std::size_t group(int rank) const { return static_cast<std::size_t>(rank / moe.tp_size); }
   std::int64_t rows(std::size_t group) const { return first_row[group + 1] - first_row[group]; }
   std::int64_t rows() const { return rows(group(comm->rank())); }
+  /// The rank whose copies of an expert this rank's rows prefer. TP ranks with the same rows must choose the same.
+  int source_rank() const { return !moe.use_ep ? 0 : moe.use_sp_moe() ? moe.flat_rank : moe.flat_rank - moe.tp_rank; }
   /// Most rows that the layer of any rank gets in one pass, at least 1.
   std::int64_t layer_rows() const {
     std::int64_t const most = (max_rows + moe.sp_size - 1) / moe.sp_size;
@@ -87,12 +91,15 @@ struct Job {
 
 /// The results of one rank.
 struct JobResult {
-  std::vector<float> output;           ///< [M, H]
-  std::vector<std::int32_t> topk_ids;  ///< [M', k] of the rows that this rank routes: under sequence parallelism a part of its group's
-  std::vector<float> topk_weights;     ///< [M', k]
-  Seconds seconds{};                   ///< of each phase: the fastest repetition
-  int passes = 0;                      ///< chunks of a forward
-  std::size_t layer_bytes = 0;         ///< the layer's buffers
+  std::vector<float> output;            ///< [M, H]
+  std::vector<std::int32_t> topk_ids;   ///< [M', k] of the rows that this rank routes: under sequence parallelism a part of its group's
+  std::vector<float> topk_weights;      ///< [M', k]
+  Seconds seconds{};                    ///< of each phase: the fastest repetition
+  std::vector<std::int64_t> slot_load;  ///< [P] slots that this rank routed to each physical expert; with maps only
+  std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank
+  std::vector<std::string> log;         ///< what was chosen at construction, and why
+  int passes = 0;                       ///< chunks of a forward
+  std::size_t layer_bytes = 0;          ///< the layer's buffers
 };
 
 /// The weights of this rank's experts and of the rest of the block. E_ARG also if they make a router logit NaN.

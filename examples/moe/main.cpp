@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   moe_tool::add_check(app);
   moe_tool::add_plan(app);
   moe_tool::add_quantize(app);
+  moe_tool::add_serve_sim(app);
   try {
     app.parse(argc, argv);
     return flush_output();

@@ -9,6 +9,7 @@
 #include <range/v3/algorithm/max.hpp>
 #include <range/v3/numeric/accumulate.hpp>
 #include <range/v3/range/conversion.hpp>
+#include <range/v3/view/chunk.hpp>
 #include <range/v3/view/join.hpp>
 #include <range/v3/view/transform.hpp>
 #include <utility>
@@ -49,6 +50,25 @@ std::string joined(std::vector<std::int64_t> const& values) {
          ranges::to<std::string>;
 }
 
+/// The rank that others waited for longest, and each rank's waits while they fit on a screen.
+std::string waits(Report const& r) {
+  auto const ranks = static_cast<std::size_t>(r.ranks);
+  std::string out = "waits         ms of a mean forward that a rank (line) waited for each rank (column)\n";
+  if (ranks > 16) {
+    auto const at = static_cast<std::size_t>(std::max_element(r.waited.begin(), r.waited.end()) - r.waited.begin());
+    return fmt::format("waits         the longest in a mean forward: rank {} for rank {}, {:.3f} ms\n", at / ranks, at % ranks,
+                       r.waited[at] * 1e3);
+  }
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    out += fmt::format("  {:>4}       ", rank);
+    for (std::size_t peer = 0; peer < ranks; ++peer) {
+      out += peer == rank ? fmt::format(" {:>8}", "-") : fmt::format(" {:>8.3f}", r.waited[rank * ranks + peer] * 1e3);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 /// Name and seconds of each phase: of a layer's always, of what is around it if it took any time.
 std::vector<std::pair<std::string, double>> phases(Report const& r) {
   std::vector<std::pair<std::string, double>> out;
@@ -81,6 +101,7 @@ std::string as_text(Report const& r) {
   out += "time          ";
   for (auto const& [phase, seconds] : phases(r)) out += fmt::format("{} {:.3f} ms | ", phase, seconds * 1e3);
   out += fmt::format("together {:.3f} ms\n", ranges::accumulate(r.seconds, 0.0) * 1e3);
+  if (r.ranks > 1) out += waits(r);
   if (r.error) {
     out += fmt::format("error         max |output - expected| / max |expected| = {:.2e}\n", *r.error);
   }
@@ -108,12 +129,19 @@ std::string as_json(Report const& r) {
       {"intermediate", r.intermediate},
       {"num_experts", r.num_experts},
       {"topk", r.topk},
+      {"replicas", r.replicas},
       {"load", r.load},
       {"load_imbalance", imbalance(r.load)},
       {"load_per_rank", r.rank_load},
       {"rank_imbalance", imbalance(r.rank_load)},
       {"seconds", nlohmann::ordered_json::object()},
       {"output", r.output}};
+  if (r.ranks > 1) {
+    j["waited_ms"] = r.waited | ranges::views::chunk(r.ranks) | ranges::views::transform([](auto row) {
+                       return row | ranges::views::transform([](double s) { return s * 1e3; }) | ranges::to<std::vector<double>>;
+                     }) |
+                     ranges::to<std::vector<std::vector<double>>>;
+  }
   for (auto const& [phase, seconds] : phases(r)) j["seconds"][phase] = seconds;
   if (r.error) {
     j["error"] = *r.error;

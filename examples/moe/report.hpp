@@ -28,7 +28,9 @@ struct Report {
   std::vector<std::int64_t> group_tokens;  ///< of each TP group
   std::int64_t hidden = 0, intermediate = 0;
   int num_experts = 0, topk = 0;
-  std::vector<std::int64_t> load;       ///< [E] slots routed to each expert
+  std::vector<std::int64_t> load;  ///< [E] slots routed to each expert
+  int replicas = 0;
+  std::vector<double> waited;           ///< [R, R] seconds of a mean forward that a rank waited for another
   std::vector<std::int64_t> rank_load;  ///< [EP] slots of the experts of each
   Seconds seconds{};                    ///< of each phase: the slowest rank
   std::optional<double> error;          ///< max |out - expected| / max |expected|

@@ -12,8 +12,13 @@
 #include <vector>
 
 #include "examples/moe/job.hpp"
+#include "moe/eplb/map_tables.hpp"
 #include "moe/models/block_runner.hpp"
 #include "moe/models/registry.hpp"
+#include "moe/runner/description.hpp"
+#ifdef MOE_HAS_CUDA
+#include "moe/runner/nvtx.hpp"
+#endif
 
 // Compiled once, in load_weights.cpp.
 extern template class moe::runner::gate::Any::Part<moe::space::host, float>;
@@ -76,6 +81,71 @@ void add_routing(Block& block, JobResult& result) {
   ++result.passes;
 }
 
+/// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the block's exchange or in the communicator.
+template <class Block, class Comm>
+std::vector<std::uint64_t> waited_ns(Block& block, Comm const& comm) {
+  if constexpr (requires { block.layer().exchange().window().waited_ns(); }) {
+    return block.layer().exchange().window().waited_ns();
+  } else if constexpr (requires { comm.waited_ns(); }) {
+    return comm.waited_ns();
+  } else {
+    return {};
+  }
+}
+
+/// Waits of the timed repetitions.
+class Waits {
+ public:
+  explicit Waits(Job const& job) : job_(job) {}
+  template <class Block, class Comm>
+  void start(Block& block, Comm const& comm) {
+    layer_ = waited_ns(block, comm);
+    tp_ = job_.tp_group->waited_ns();
+  }
+  /// [R] of a mean forward.
+  template <class Block, class Comm>
+  std::vector<double> seconds(Block& block, Comm const& comm) const {
+    moe::MoeParallel const& moe = job_.moe;
+    std::vector<double> out(static_cast<std::size_t>(moe.flat_size), 0.0);
+    auto const add = [&](std::vector<std::uint64_t> const& before, std::vector<std::uint64_t> const& now, auto const& world_rank) {
+      for (std::size_t r = 0; r < now.size() && r < before.size(); ++r) {
+        out[static_cast<std::size_t>(world_rank(static_cast<int>(r)))] +=
+            static_cast<double>(now[r] - before[r]) * 1e-9 / job_.options.repeat;
+      }
+    };
+    bool const tokens = moe::runner::layer_group(moe) == moe::runner::LayerGroup::tokens;
+    add(layer_, waited_ns(block, comm), [&](int r) { return tokens ? r * moe.tp_size + moe.tp_rank : r; });
+    add(tp_, job_.tp_group->waited_ns(), [&](int r) { return moe.flat_rank - moe.tp_rank + r; });
+    return out;
+  }
+
+ private:
+  Job const& job_;
+  std::vector<std::uint64_t> layer_, tp_;
+};
+
+/// [P] what the layer has counted since the last call.
+template <class Tables>
+std::vector<std::int64_t> load_of(Tables& tables, int num_physical) {
+  moe::eplb::Table<std::int32_t> load(1, num_physical);
+  tables.take_load(load);
+  return {load.flat().begin(), load.flat().end()};
+}
+
+/// One forward, with a range of NVTX for each stage if that was asked for.
+template <class Block, class Timer>
+void forward(Block& block, Job const& job, std::vector<float>& output, Timer& timer) {
+#ifdef MOE_HAS_CUDA
+  if (job.options.nvtx) {
+    moe::runner::NvtxProbe nvtx;
+    moe::runner::BothProbes both(nvtx, timer);
+    block.forward(job.hidden, job.tokens(), output, both, job.options.sequence_length);
+    return;
+  }
+#endif
+  block.forward(job.hidden, job.tokens(), output, timer, job.options.sequence_length);
+}
+
 template <class Quant, class Backend, class Experts>
 JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Backend, Experts>;
@@ -90,20 +160,30 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   });
   moe::models::BlockRunnerOptions<Parts> options{.shared = job.sharding()};
   if constexpr (kGrid) options.parallel = {job.moe, job.tp_group};
+  std::optional<moe::eplb::MapTables<typename Backend::Space>> tables;
+  if (job.maps) {
+    tables.emplace(*job.maps);
+    options.mapping = tables->mapping(0, job.source_rank(), job.moe.ep_size);
+    options.load = {.load_counter = tables->load_counter(0)};
+  }
   together(*job.comm, [&] {
     block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options);
   });
 
   JobResult result;
+  result.log = moe::runner::description(block->runner());
   result.output.resize(job.hidden.size());
+  Waits waits(job);
   double best = HUGE_VAL;
   for (int i = 0; i <= job.options.repeat; ++i) {  // the first run only warms up
     job.comm->barrier({});
+    if (i == 1) waits.start(*block, comm);
     PhaseTimer timer([&] { finish(*block); },
                      [&] {
                        if (kGrid && i == 0) add_routing(*block, result);
                      });
-    block->forward(job.hidden, job.tokens(), result.output, timer, job.options.sequence_length);
+    forward(*block, job, result.output, timer);
+    if (i == 0 && job.maps) result.slot_load = load_of(*tables, job.maps->num_physical());
     double const total = ranges::accumulate(timer.seconds(), 0.0);
     if (i > 0 && total < best) {
       best = total;
@@ -111,6 +191,7 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
     }
   }
   if (!kGrid) add_routing(*block, result);
+  result.waited = waits.seconds(*block, comm);
   result.layer_bytes = block->layer().bytes();
   return result;
 }

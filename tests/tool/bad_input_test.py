@@ -183,8 +183,9 @@ def usage(folder):
     for option, code, known in (("--backend", 2, "all_to_all_v, allgather_reduce_scatter, naive, no_expert_parallel"),
                                 ("--experts", 2, "onednn, reference, cuda_reference"),
                                 ("--quantization", 2, "none, fp8_per_tensor, fp8_per_token"),
-                                ("--device", 2, "{host,cuda}"), ("--placement", 2, "{linear,round_robin}"), ("--deal", 2, "{even,random}")):
+                                ("--device", 2, "{host,cuda}"), ("--deal", 2, "{even,random}")):
         bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
+    bad("unknown--placement", [*block, "--placement", "sideways"], "cannot read sideways")
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
     bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,", ranks=(1,), code=2)
     bad("option_of_another_command", ["quantize", "--checkpoint", QWEN, "--scheme", "mxfp4"], 'unknown option "--checkpoint"', "--input", ranks=(1,),

@@ -19,6 +19,7 @@
 
 #include "moe/comm/deadline.hpp"
 #include "moe/comm/mpi_transfer.hpp"
+#include "moe/comm/wait_times.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/space.hpp"
 
@@ -37,6 +38,7 @@ class Mpi {
     std::int64_t timeout_ms = kDefaultTimeoutMs;  ///< of each collective, and of each wait of a window over it; 0 waits for ever
     /// Longer messages are sent as blocks, because MPI counts are int: at most 2^31 - 1.
     std::int64_t large_message_bytes = std::int64_t{1} << 30U;
+    bool statistics = false;  ///< collects waited_ns()
   };
 
   /// Collective over `parent`, which is duplicated and not used again. E_STATE if MPI is not running, E_CONFIG for a message size that no
@@ -50,9 +52,7 @@ class Mpi {
     int finalized = 0;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
-    if (initialized == 0 || finalized != 0) {
-      throw Error(ErrorCode::state, "mpi: MPI_Init has not been called, or MPI_Finalize has");
-    }
+    if (initialized == 0 || finalized != 0) throw Error(ErrorCode::state, "mpi: MPI_Init has not been called, or MPI_Finalize has");
     MPI_Comm_rank(parent, &rank_);
     MPI_Comm_size(parent, &size_);
     requests_.reserve(max_requests());
@@ -61,6 +61,7 @@ class Mpi {
     counts_.resize(static_cast<std::size_t>(size_));
     offsets_.resize(static_cast<std::size_t>(size_));
     tokens_.resize(static_cast<std::size_t>(size_));
+    waits_ = detail::WaitTimes(size_, max_requests());
     begin("construction");
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Comm_idup(parent, &comm_, &request));
@@ -77,9 +78,7 @@ class Mpi {
   ~Mpi() {
     int finalized = 0;
     MPI_Finalized(&finalized);
-    if (finalized != 0 || failed_) {
-      return;
-    }
+    if (finalized != 0 || failed_) return;
     MPI_Type_free(&block_);
     MPI_Comm_free(&comm_);
   }
@@ -99,14 +98,14 @@ class Mpi {
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   /// Deadline of each collective from now on, in milliseconds; 0 waits for ever.
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
+  /// [size] With Params::statistics: nanoseconds that collectives have waited for messages of each rank, but for finish().
+  std::vector<std::uint64_t> const& waited_ns() const { return waits_.waited_ns(); }
   /// What the caller is doing, for error messages; the string must outlive the object.
   void set_phase(char const* phase) { phase_ = phase; }
   /// Allocates memory for sums whose share on one rank is up to `n` floats.
   void reserve_reduction(std::int64_t n) {
     std::int64_t const needed = n * (size_ - 1);
-    if (needed > work_.size()) {
-      work_ = Buffer<float>(needed);
-    }
+    if (needed > work_.size()) work_ = Buffer<float>(needed);
   }
 
   /// Gathers `n` bytes of each rank, in rank order, into out[0, n · size).
@@ -149,6 +148,7 @@ class Mpi {
     if (!transfer.under_way_) throw Error(ErrorCode::state, "mpi: no transfer is under way");
     expect_sound("all_to_all_v");
     collective_ = "all_to_all_v";
+    receives_ = 0;  // its waits are not counted
     requests_.swap(transfer.requests_);
     peers_.swap(transfer.peers_);
     transfer.under_way_ = false;
@@ -210,9 +210,7 @@ class Mpi {
   static void const* at(void const* p, std::int64_t offset) { return static_cast<std::byte const*>(p) + offset; }
   static void* at(void* p, std::int64_t offset) { return static_cast<std::byte*>(p) + offset; }
   static void copy(void const* in, void* out, std::int64_t n) {
-    if (n > 0 && in != out) {
-      std::memmove(out, in, static_cast<std::size_t>(n));
-    }
+    if (n > 0 && in != out) std::memmove(out, in, static_cast<std::size_t>(n));
   }
 
   void gather(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets) {
@@ -269,9 +267,7 @@ class Mpi {
   }
 
   void expect_sound(char const* collective) const {
-    if (failed_) {
-      throw Error(ErrorCode::state, text("mpi: ", collective, " after a failure; the group must be rebuilt"));
-    }
+    if (failed_) throw Error(ErrorCode::state, text("mpi: ", collective, " after a failure; the group must be rebuilt"));
   }
   void begin(char const* collective) {
     expect_sound(collective);
@@ -279,6 +275,7 @@ class Mpi {
     waited_ = ++round_;
     requests_.clear();
     peers_.clear();
+    receives_ = 0;
   }
   void add(MPI_Request request, int peer) {
     requests_.push_back(request);
@@ -289,15 +286,9 @@ class Mpi {
   template <class Byte, class Post>
   void split(Byte* data, std::int64_t n, Post&& post) {
     std::int64_t blocks = 0;
-    if (n > params_.large_message_bytes) {
-      blocks = n / kBlock;
-    }
-    if (blocks > 0) {
-      post(data, static_cast<int>(blocks), block_);
-    }
-    if (std::int64_t const done = blocks * kBlock; done < n) {
-      post(data + done, static_cast<int>(n - done), MPI_BYTE);
-    }
+    if (n > params_.large_message_bytes) blocks = n / kBlock;
+    if (blocks > 0) post(data, static_cast<int>(blocks), block_);
+    if (std::int64_t const done = blocks * kBlock; done < n) post(data + done, static_cast<int>(n - done), MPI_BYTE);
   }
   void send(int peer, void const* data, std::int64_t n) {
     split(static_cast<std::byte const*>(data), n, [&](std::byte const* p, int count, MPI_Datatype type) {
@@ -312,6 +303,7 @@ class Mpi {
       check(MPI_Irecv(p, count, type, peer, tag(), comm_, &request), peer);
       add(request, peer);
     });
+    receives_ = requests_.size();
   }
   int tag() const { return static_cast<int>(round_ % kTags); }
 
@@ -320,23 +312,19 @@ class Mpi {
   void wait(std::uint64_t round) {
     waited_ = round;
     auto const start = Clock::now();
+    waits_.begin();
     for (std::int64_t polls = 0;; ++polls) {
       int done = 0;
       int const code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, statuses_.data());
-      if (code != MPI_SUCCESS) {
-        fail_in_status(code);
-      }
-      if (done != 0) {
-        return;
-      }
+      if (code != MPI_SUCCESS) fail_in_status(code);
+      if (params_.statistics) waits_.note(requests_, peers_, receives_, done != 0);
+      if (done != 0) return;
       if (polls < kSpins) {
         sched_yield();  // ranks may share a core; the peer needs it to make progress
       } else {
         usleep(kSleepMicroseconds);
       }
-      if (params_.timeout_ms > 0 && Clock::now() - start > std::chrono::milliseconds(params_.timeout_ms)) {
-        time_out();
-      }
+      if (params_.timeout_ms > 0 && Clock::now() - start > std::chrono::milliseconds(params_.timeout_ms)) time_out();
     }
   }
 
@@ -364,9 +352,7 @@ class Mpi {
     MPI_Error_class(code, &kind);
     for (std::size_t i = 0; kind == MPI_ERR_IN_STATUS && i < requests_.size(); ++i) {
       int const error = statuses_[i].MPI_ERROR;
-      if (error != MPI_SUCCESS && error != MPI_ERR_PENDING) {
-        check(error, peers_[i]);
-      }
+      if (error != MPI_SUCCESS && error != MPI_ERR_PENDING) check(error, peers_[i]);
     }
     check(code);
     fail(ErrorCode::internal, -1, text(collective_, ": MPI_Testall failed without a reason"));
@@ -391,6 +377,8 @@ class Mpi {
   std::vector<MPI_Request> requests_;
   std::vector<int> peers_;  // peer of each request
   std::vector<MPI_Status> statuses_;
+  std::size_t receives_ = 0;  // the first of the requests
+  detail::WaitTimes waits_;
   std::vector<std::int64_t> counts_;   // [size], of the collective in progress
   std::vector<std::int64_t> offsets_;  // [size]
   Buffer<float> work_;                 // [size - 1, share of a sum]

@@ -28,6 +28,8 @@ struct BlockRunnerOptions {
   typename Parts::Chunking::Params chunking{};
   typename Parts::Parallel::Params parallel{};
   runner::SharedOutput shared = runner::SharedOutput::complete;  ///< whether `weights` have all columns of the shared experts
+  routing::ExpertMapping mapping{};                              ///< as the layer's, for a placement with replicas
+  routing::LoadRecorder load{};
 };
 
 /// Weight: element that unquantised expert weights are stored in (float, or bf16 to keep a bf16 checkpoint's size). Act: element of the
@@ -155,6 +157,8 @@ class BlockRunner {
                                         .backend = backend}};
     set_part_params(p, weights_);
     p.shared.sharding = options.shared;
+    p.layer.mapping = options.mapping;
+    p.layer.load = options.load;
     p.chunking = options.chunking;
     p.parallel = options.parallel;
     return p;

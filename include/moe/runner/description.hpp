@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/description.hpp: what a runner was built of, and why it computes as it does, in lines for a log.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "moe/core/error.hpp"
+#include "moe/layer/options.hpp"
+#include "moe/runner/reduction.hpp"
+
+namespace moe::runner {
+
+/// "routed before the projection, then shared alone", or "none".
+inline std::string describe(ReductionPlan const& plan) {
+  std::string out;
+  auto const add = [&](bool done, char const* what) {
+    if (done) out += (out.empty() ? "" : ", then ") + std::string(what);
+  };
+  add(plan.routed_early, "routed output before the projection or norm");
+  add(plan.shared_early, "shared output alone: the routed output is complete, or was summed before");
+  add(plan.final, "routed and shared output together");
+  add(plan.result_partial, "by the caller: the output is a term of a sum");
+  return out.empty() ? "none" : out;
+}
+
+/// Lines on a runner's composition, sums, sizes and memory.
+template <class Runner>
+std::vector<std::string> description(Runner& runner) {
+  using Layer = typename Runner::Layer;
+  std::vector<std::string> out;
+  if constexpr (requires { typename Layer::Backend; }) {
+    out.push_back(text("composition: quantization ", Layer::Quant::kName, ", backend ", Layer::Backend::kName, ", experts ",
+                       Layer::Experts::kName, ", space ", Layer::Space::kName));
+  }
+  out.push_back(text("sums over the TP group: ", describe(runner.reductions())));
+  out.push_back(text("rows of a pass: at most ", runner.max_rows(), ", width ", runner.hidden()));
+  if constexpr (requires { runner.layer().memory(); }) {
+    LayerMemory const memory = runner.layer().memory();
+    out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes, of them the layer's arena ", memory.arena,
+                       ", the window ", memory.window));
+  } else {
+    out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes"));
+  }
+  return out;
+}
+
+}  // namespace moe::runner
