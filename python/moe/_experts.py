@@ -16,8 +16,8 @@ _LEAST_ROWS = 64
 
 
 class _Entry:
-    """Runners over one set of arrays. A runner is replaced by a larger one but never destroyed before the arrays: a captured CUDA graph
-    may use it."""
+    """Runners over one set of arrays. A larger runner is added beside the smaller ones, which a captured CUDA graph may use. All are
+    destroyed with the arrays, or when these were moved or written in place."""
 
     def __init__(self, arrays: list[Any], key: tuple, settings: dict[str, Any]) -> None:
         self.settings = settings

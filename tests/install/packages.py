@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The Debian package has the headers and the CMake package and states this version; the Conan recipe and the vcpkg port are well formed,
-and state it too. Exit code 77 where cpack's Debian tools are missing. Conan runs where it is installed."""
+and state it too. Exit code 77 where cpack's Debian tools are missing. `conan inspect` reads the recipe where Conan is installed; the port is not run."""
 import argparse
 import ast
 import importlib.util

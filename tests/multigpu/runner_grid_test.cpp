@@ -211,7 +211,7 @@ class RunnerGrid : public testing::Test {};
 using Backends = testing::Types<Local, Gather, AllToAll, LowLatency, HighThroughput>;
 TYPED_TEST_SUITE(RunnerGrid, Backends);
 
-// N1, N5, N8, N9, N10, N18: every grid; the forms that differ in their sums. Ranks agree on rows in every other one.
+// Every grid; the forms that differ in their sums. Ranks agree on rows in every other one.
 TYPED_TEST(RunnerGrid, EqualsOneRank) {
   Form const forms[] = {{false, false, SharedOutput::none, true},
                         {false, false, SharedOutput::partial, true},

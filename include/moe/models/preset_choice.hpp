@@ -26,9 +26,9 @@ struct OneGpu {
   static constexpr BackendOrder kDecode{"no_expert_parallel", "low_latency", "all_to_all_v", "high_throughput"};
   static constexpr BackendOrder kPrefill{"no_expert_parallel", "high_throughput", "all_to_all_v", "low_latency"};
 };
-/// A model that needs several. Decode: low_latency with hopper_masked is the faster pair up to 256 tokens a rank, prefill: high_throughput
-/// with hopper_contiguous beyond (docs/results.md, "Whole layers": 248 us for 128 tokens a rank of "Flash" on four H200, all_to_all_v 306;
-/// 3368 for 8192, all_to_all_v 3640).
+/// A model that needs several. Decode: low_latency with hopper_masked, prefill: high_throughput with hopper_contiguous, as the benchmark
+/// takes them up to 256 tokens a rank and beyond (docs/results.md, "Whole layers": 248 us for 128 tokens a rank of "Flash" on four H200,
+/// all_to_all_v 306; 3368 for 8192, all_to_all_v 3640). The two were not compared with each other at one number of tokens.
 template <class Quant>
 struct SeveralGpus {
   using Quantization = Quant;

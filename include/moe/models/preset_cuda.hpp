@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // models/preset_cuda.hpp: presets in the CUDA space, on Hopper: bf16 rows; the experts follow from the quantisation and from the format
-// that the backend delivers. Plain host C++: the kernels are in libraries (cmake/MoePresetKernels.cmake).
+// that the backend delivers. Plain host C++: the kernels are in libraries (cmake/MoePresetLibrary.cmake).
 #pragma once
 
 #include <type_traits>

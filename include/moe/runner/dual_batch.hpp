@@ -58,8 +58,9 @@ struct None {
   struct Params {};
 };
 
-/// Rows of every rank from which two halves are faster than the whole batch. Host space: as for a batch that only decodes. Device: on two
-/// H200 no size up to 4096 rows is (docs/log/runner.md); a group of more ranks sets min_rows by its own measurement.
+/// Rows of every rank from which a batch is split by default. Host space: the usual threshold for batches that only decode, not measured
+/// (docs/semantics/parallel.md §4). Device: never, since on two H200 two halves were slower at every size measured, up to 4096 rows
+/// (docs/log/runner.md); a group of more ranks sets min_rows by its own measurement.
 constexpr std::int64_t measured_min_rows(SpaceKind space) { return space == SpaceKind::host ? 32 : kMostSize + 1; }
 
 /// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.

@@ -119,7 +119,7 @@ struct Count {
 };
 inline Count count;
 
-/// What the matrix runs over besides the composition and the grid. On more than 4 ranks only what N1 names.
+/// What the matrix runs over besides the composition and the grid. On more than 4 ranks only blocks with neither latent width nor norm.
 inline std::vector<Form> forms() {
   std::vector<Form> out;
   for (bool latent : {false, true}) {
@@ -133,7 +133,7 @@ inline std::vector<Form> forms() {
   return out;
 }
 
-/// N1, N5, N8, N9, N10, N18.
+/// A block on every grid of the world's ranks, in every form, against the same block on one rank. More than 4 ranks: TP and DP up to 4.
 template <class Backend, class Experts>
 class EqualsOneRank : public testing::Test {
  public:
