@@ -34,18 +34,17 @@ moe::BackendFacts backend_facts(JobOptions const& o) {
   return facts;
 }
 
-/// What runs in the host space only.
+/// What the tool runs in the host space only; the library's runners have it on devices, too.
 void check_device(JobOptions const& o, moe::MoeParallel const& place) {
   if (o.device != "cuda") return;
   bool const plain = place.tp_size == 1 && (place.use_ep || place.flat_size == 1);
   if (!plain) {
     throw Error(ErrorCode::unsupported,
-                "--device cuda: --tp above 1 and --expert-parallel off have their sums in the host space only. Fix: --device host");
+                "--device cuda: the tool has --tp above 1 and --expert-parallel off in the host space only. Fix: --device host");
   }
   if (o.chunk > 0) {
-    throw Error(ErrorCode::unsupported, text("--device cuda: --chunk ", o.chunk,
-                                             ": chunks take their row counts from the host. "
-                                             "Fix: --device host"));
+    throw Error(ErrorCode::unsupported,
+                text("--device cuda: --chunk ", o.chunk, ": the tool has chunks in the host space only. Fix: --device host"));
   }
 }
 

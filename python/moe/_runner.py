@@ -121,7 +121,7 @@ class Runner:
         log: prints one line about the runner to stderr.
 
     The arrays are used where they lie: the runner keeps a reference to them. Where `weights_packed` is true it has a copy in its own
-    layout instead, and keeps none.
+    layout instead, and keeps none: hold on to the biases, which are read where they lie.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Runner:
 
     @property
     def weights_packed(self) -> bool:
-        """True: the runner has its own copy of the weights and scales, and the arrays may be freed. False: it reads them."""
+        """True: the runner has its own copy of the weights and scales, which may be freed; biases may not. False: it reads them."""
         return bool(self._info["weights_packed"])
 
     @property
