@@ -5,9 +5,9 @@
 //
 // One process per GPU. A step is a chain of DeepSeek-V3-shaped layers in fp8 over LowLatency and HopperMasked. All of them compute with one
 // set of weights, of which every rank's experts move to the next rank while steps go on. Wall time of a step and device time of its
-// forwards, without a move and while one is under way; slowest rank, median over the steps. The outputs before and after are compared
-// first: a wrong result makes the exit code 1. The goal is a difference under 5 %; docs/semantics/eplb.md has what was
-// measured.
+// forwards, without a move and while one is under way, but not of the step that commits, which also copies the weights; slowest rank,
+// median over the steps. The outputs before and after are compared first: a wrong result makes the exit code 1. The goal is a difference
+// under 5 %; docs/semantics/eplb.md has what was measured.
 #include <mpi.h>
 
 #include <algorithm>

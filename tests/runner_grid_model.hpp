@@ -182,7 +182,7 @@ inline std::vector<Grid> grids(int n) {
   }
   return out;
 }
-/// Tokens of a rank: TP peers hold the same, the others different ones, one none. N10: 5 rows over 2 or 4 TP ranks.
+/// Tokens of a rank: TP peers hold the same, the others different ones, one none. 5 rows do not divide over 2 or 4 TP ranks.
 inline std::vector<float> tokens(MoeParallel const& p) {
   constexpr int kCounts[] = {5, 3, 0, 1};
   int const at = p.dp_rank * p.pcp_size + p.pcp_rank;

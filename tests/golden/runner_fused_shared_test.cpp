@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/golden/runner_fused_shared_test.cpp: N20: shared experts as further experts of the layer give what they give beside it, on every
+// tests/golden/runner_fused_shared_test.cpp: shared experts as further experts of the layer give what they give beside it, on every
 // block file that has them; what cannot be fused is refused.
 #include "moe/models/fused_shared.hpp"
 

@@ -110,7 +110,7 @@ TEST(RunnerErrors, GroupThatIsDown) {
   forward(again, {});
 }
 
-// N23: what is gathered is quantised first, so a row of codes and scales travels instead of one of floats.
+// What is gathered is quantised first, so a row of codes and scales travels instead of one of floats.
 TEST(RunnerErrors, GathersQuantisedRows) {
   using Plain = backends::detail::WireRow<HostConfig, quantization::None>;
   using Codes = backends::detail::WireRow<HostConfig, quantization::Fp8Group<>>;
