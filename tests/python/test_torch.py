@@ -120,7 +120,7 @@ def median_us(call, rounds=30, calls=200):
 
 
 def test_host_time_of_a_call():
-    """No rows: what remains is the way from Python into the library and back. The bound is 6 us over the C call."""
+    """No rows: what remains is the way from Python into the library and back. The bound is 6 us in all, the C call included."""
     hidden, ids, weights, w13, w2 = tensors(Layer(rows=0))
     ids = ids.int()
     runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
