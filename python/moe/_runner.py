@@ -114,7 +114,7 @@ class Runner:
         router: None: the caller routes and calls `forward_routed`. A dict of the fields of `moe_router_config` (`moe.route` has them):
             `forward` takes router logits.
         backend: "no_expert_parallel", "all_to_all_v", "low_latency", "high_throughput"; None: the default of the group.
-        experts: None: the fastest for these arrays; else a name of docs/support.md.
+        experts: None: the first that take these arrays, Hopper's before cuda_reference; else a name of docs/support.md.
         group: None: a group of one rank.
         weight_on_input: True: the router weight multiplies an expert's input instead of its output.
         num_threads: host: threads of the experts; 0: OMP_NUM_THREADS, or all cores.
