@@ -242,20 +242,24 @@ class Ranks {
     synchronize_and_check();
     for (int r = 0; r < size(); ++r) EXPECT_EQ(differs(r, per_rank, relative), "") << what;
   }
-  /// The last round was refused: every rank throws that error once and has reset the words that reported it.
-  void expect_refusal(moe::ErrorCode code, std::string const& sentence, std::string const& phase = "") {
+  /// Rank `refusing` refused the last round: every other rank throws that error once. All have reset the words that reported it.
+  void expect_refusal(moe::ErrorCode code, int refusing, std::string const& what, std::string const& phase = "") {
     synchronize();
+    std::string const sentence = moe::text("rank ", refusing, " ", what);
     for (int r = 0; r < size(); ++r) {
-      try {
-        at(r).check();
-        ADD_FAILURE() << "rank " << r << " was not told: " << sentence;
-      } catch (moe::TransportError const& e) {
-        EXPECT_EQ(e.code(), code) << e.what();
-        EXPECT_EQ(e.rank(), r) << e.what();
-        EXPECT_EQ(std::string(e.message()).find(sentence + " ("), 0U) << e.what();
-        EXPECT_TRUE(phase.empty() || e.phase() == phase) << e.what();
+      if (r != refusing) {
+        try {
+          at(r).check();
+          ADD_FAILURE() << "rank " << r << " was not told: " << sentence;
+        } catch (moe::TransportError const& e) {
+          EXPECT_EQ(e.code(), code) << e.what();
+          EXPECT_EQ(e.rank(), r) << e.what();
+          EXPECT_EQ(e.peer(), refusing) << e.what();
+          EXPECT_EQ(std::string(e.message()).find(sentence + " ("), 0U) << e.what();
+          EXPECT_TRUE(phase.empty() || e.phase() == phase) << e.what();
+        }
       }
-      at(r).check();  // once
+      EXPECT_NO_THROW(at(r).check()) << "rank " << r << ", " << sentence;  // once, and never its own
       auto const words =
           read_device<std::uint32_t>(at(r).window().peer(r, moe::comm::WindowControl::refused), 2 * moe::comm::kMaxWindowRanks);
       EXPECT_EQ(std::count(words.begin(), words.end(), 0U), static_cast<std::ptrdiff_t>(words.size())) << "rank " << r;

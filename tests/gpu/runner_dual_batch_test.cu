@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph. Between ranks:
-// tests/multigpu/runner_dual_batch_test.cu.
+// tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph; an error is
+// thrown once, by the call. Between ranks: tests/multigpu/runner_dual_batch_test.cu.
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/simulated_peers.hpp"
@@ -17,6 +17,18 @@ void one_rank(int workers) {
   comm::SimulatedRank rank(group, 0);
   DualBlock<Backend, Experts> block(rank, {}, workers);
   for (std::int64_t const rows : {300, 17, 2, 1, 0}) block.expect_same_bits(rows);
+
+  block.bring(7);
+  block.launch(32, false);
+  auto const want = block.result(32);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    expect_error(ErrorCode::capacity, "301 rows exceed", [&] { block.launch(301, true); });
+    check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
+    EXPECT_NO_THROW(block.block().check()) << "the caller has had the error";
+    block.bring(7);
+    block.launch(32, true);
+    EXPECT_EQ(block.result(32), want);
+  }
 }
 
 TEST(DualBatchOnOneRank, SameBits) {

@@ -404,7 +404,7 @@ TYPED_TEST(RunnerChunks, StatedRowsNeedNoHost) {
     expect_error(ErrorCode::peer, "", [&] { this->run(chunked, x); });
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  try {  // over a window the rank itself finds its abandoned rounds too
+  try {  // over a window the other ranks find the abandoned passes one by one
     finish(chunked, &this->comm, this->stream);
   } catch (Error const& e) {
     EXPECT_EQ(e.code(), ErrorCode::peer) << e.what();

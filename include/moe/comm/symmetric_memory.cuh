@@ -132,11 +132,14 @@ static __device__ __noinline__ bool wait_round(WindowView const& w, std::uint32_
 __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std::uint32_t round) {
   return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_place(round, peer)));
 }
-/// Reports a word that refuses `round`, as a recoverable failure that all ranks see, and clears it, so that it is reported once and no
-/// later round mistakes it for its own.
+/// Reports a word that refuses `round`, as a recoverable failure that all other ranks see, and clears it, so that it is reported once and
+/// no later round mistakes it for its own. This rank's own word is only cleared: its host has had the error that was the reason.
 static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
                                                  std::uint32_t round) {
   if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
+    if (peer == w.rank) {
+      return;
+    }
     std::uint32_t const code = word >> 24;
     ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
     report(w, shown, phase, peer, round, 0, code, 0, true);

@@ -104,7 +104,7 @@ class PeerExchange {
                 "moe: exchanges over device windows take expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A refusal or an abandoned
-  /// round is thrown once, on all ranks, and the group goes on.
+  /// round is thrown once, on all ranks but the one that refused, and the group goes on.
   void check() const { check_window(*window_); }
   Window& window() const { return *window_; }
 

@@ -190,8 +190,8 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     order_.set_idle();
     finish_refusal(stream);
   }
-  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A failure that all ranks see
-  /// (an overflow, a rank that refused its arguments) is thrown once, and the group goes on.
+  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
+  /// (an overflow; another rank refused its arguments or abandoned the call) is thrown once.
   void check() const { check_window(*window_); }
   /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
   std::vector<std::uint64_t> waited_ns() const { return read_control<std::uint64_t>(*window_, comm::WindowControl::waited); }

@@ -189,8 +189,8 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     order_.set_idle();
     finish_refusal(given_up->slot, stream);
   }
-  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A failure that all ranks see
-  /// (a rank refused its arguments) is thrown once, and the group goes on.
+  /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
+  /// (another rank refused its arguments or abandoned the call) is thrown once.
   void check() const { check_window(*window_); }
 
   /// Nanoseconds that this rank has waited for each rank. [R] on the host. Synchronises the device.
