@@ -85,16 +85,16 @@ def main():
     model = make(arguments.model, arguments.layers, arguments.device, arguments.tiny)
     prompt = 16 if arguments.tiny else 256
     for batch in (1, 16, 64):
-        cache = model(input_ids=torch.randint(0, 200, (batch, prompt), device=arguments.device)).past_key_values
+        ids = torch.randint(0, 200, (batch, prompt), device=arguments.device)
         token = torch.randint(0, 200, (batch, 1), device=arguments.device)
-
-        def step():
-            model(input_ids=token, past_key_values=cache)
-            cache.crop(-1)
-
         for turn in range(2):  # alternating
             for name in implementations:
                 model.set_experts_implementation(name)
+                cache = model(input_ids=ids).past_key_values  # each begins at the prompt; a step adds a token
+
+                def step():
+                    model(input_ids=token, past_key_values=cache)
+
                 step()
                 seconds = clock(arguments.device, step, arguments.rounds)
                 print(json.dumps({"model": arguments.model, "layers": arguments.layers, "point": f"decode {batch}", "turn": turn,
