@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/eplb_move_bench.cu: what an asynchronous move of experts costs the steps beside it.
 //
-//   mpirun -n <GPUs> eplb_move_bench [--tokens 128] [--experts 32] [--layers 10] [--moves 5]
+//   mpirun --bind-to none -n <GPUs> eplb_move_bench [--tokens 128] [--experts 32] [--layers 10] [--moves 5]
 //
-// One process per GPU. A step is a chain of DeepSeek-V3-shaped layers in fp8 over LowLatency and HopperMasked. All of them compute with one
-// set of weights, of which every rank's experts move to the next rank while steps go on. Wall time of a step and device time of its
-// forwards, without a move and while one is under way, but not of the step that commits, which also copies the weights; slowest rank,
-// median over the steps. The outputs before and after are compared first: a wrong result makes the exit code 1. The goal is a difference
-// under 5 %; docs/semantics/eplb.md has what was measured.
+// One process per GPU, each with two cores or more: a thread moves the weights beside the one that serves, and mpirun alone binds two
+// processes to a core each. A step is a chain of DeepSeek-V3-shaped layers in fp8 over LowLatency and HopperMasked. All of them compute
+// with one set of weights, of which every rank's experts move to the next rank while steps go on. Wall time of a step, its part in the
+// ranks' agreement, and device time of its forwards, without a move and while one is under way, but not of the step that commits, which
+// also copies the weights; slowest rank, median over the steps. The outputs before and after are compared first: a wrong result makes the
+// exit code 1. The goal is a difference under 5 %; docs/log/runner.md has what was measured.
 #include <mpi.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -70,7 +72,7 @@ std::vector<float> normal(std::size_t n, int seed, float scale) {
 
 /// Microseconds of each step.
 struct Times {
-  std::vector<double> wall, device;
+  std::vector<double> wall, device, agreement;
 };
 
 class Bench {
@@ -140,9 +142,10 @@ class Bench {
               for (Layer& l : layers_) l.weights_changed(stream_);
             },
             stream_);
-        one.wall[0] += std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+        double const agreement = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
         if (!async.pending()) break;  // the step of the commit also copies the weights
-        during.wall.push_back(one.wall[0]);
+        during.wall.push_back(one.wall[0] + agreement);
+        during.agreement.push_back(agreement);
         during.device.push_back(one.device[0]);
       }
       step(nullptr);
@@ -153,6 +156,12 @@ class Bench {
   }
 
  private:
+  /// On which this process may run.
+  static int cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+  }
   int num_experts() const { return o_.experts * host_.size(); }
   void step(Times* times) {
     auto const start = Clock::now();
@@ -190,13 +199,14 @@ class Bench {
     double const steps = static_cast<double>(during.wall.size());
     double medians[] = {moe_bench::median_and_spread(before.wall).first, moe_bench::median_and_spread(before.device).first,
                         during.wall.empty() ? 0 : moe_bench::median_and_spread(during.wall).first,
-                        during.device.empty() ? 0 : moe_bench::median_and_spread(during.device).first};
-    MPI_Allreduce(MPI_IN_PLACE, medians, 4, MPI_DOUBLE, MPI_MAX, host_.handle());
+                        during.device.empty() ? 0 : moe_bench::median_and_spread(during.device).first,
+                        during.agreement.empty() ? 0 : moe_bench::median_and_spread(during.agreement).first};
+    MPI_Allreduce(MPI_IN_PLACE, medians, 5, MPI_DOUBLE, MPI_MAX, host_.handle());
     if (host_.rank() != 0) return;
     std::printf("%d ranks, %d tokens, %d layers, %d experts a rank moved %d times, %.2f GB received a move, %.1f steps a move\n",
                 host_.size(), o_.tokens, o_.layers, o_.experts, o_.moves, static_cast<double>(bytes) / 1e9 / o_.moves, steps / o_.moves);
-    std::printf("wall   %9.1f us a step, %9.1f while experts move: %+.1f %%\n", medians[0], medians[2],
-                100 * (medians[2] / medians[0] - 1));
+    std::printf("wall   %9.1f us a step, %9.1f while experts move: %+.1f %%; %.1f of them in the agreement, %d cores a process\n",
+                medians[0], medians[2], 100 * (medians[2] / medians[0] - 1), medians[4], cores());
     std::printf("device %9.1f us a step, %9.1f while experts move: %+.1f %%\n", medians[1], medians[3],
                 100 * (medians[3] / medians[1] - 1));
   }
