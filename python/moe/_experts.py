@@ -120,8 +120,8 @@ def experts(
            weight_on_input, topk, hidden.dtype)  # fmt: skip
     entry = _cache.get(key)
     if entry is not None:
-        last = entry.runners[-1]
-        if hidden.shape[0] <= last.max_tokens and _state(arrays) == entry.state:
+        last = entry.runners[-1] if entry.runners else None  # none: making the last one failed
+        if last is not None and hidden.shape[0] <= last.max_tokens and _state(arrays) == entry.state:
             return last.forward_routed(hidden, topk_ids, topk_weights, output)
     else:
         settings = {"w13": _ARRAY, "w2": _ARRAY}

@@ -193,8 +193,9 @@ class Runner:
         self._guard = torch is not None and self._cuda and torch.cuda.device_count() > 1
         self._alone = self._group.size == 1
         self._last_stream = 0
-        keeps = keep_weights and not self._info["weights_packed"]
-        self._kept = (arrays if keeps else None, router_arrays)
+        if self._info["weights_packed"]:  # biases are read where they lie
+            arrays = {name: array for name, array in arrays.items() if name.endswith("_bias")}
+        self._kept = (arrays if keep_weights else None, router_arrays)
         global _next_key
         with _lock:
             _next_key += 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/model_library/load_cuda_test.cpp: a block of gpt-oss-120b's checkpoint on a GPU: load_cuda_test CHECKPOINT [LAYER]. Linked without
-// either; without an argument it reports skipped.
+// tests/model_library/load_cuda_test.cpp: a block of gpt-oss-120b's checkpoint on a GPU: load_cuda_test CHECKPOINT [LAYER]. The build
+// links it; no test runs it.
 #include <cstdio>
 #include <cstdlib>
 #include <gpt_oss_120b.hpp>

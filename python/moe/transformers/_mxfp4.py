@@ -70,7 +70,8 @@ def _interleaved(rows: torch.Tensor) -> torch.Tensor:
 
 def read(module: Mxfp4Experts, topk: int) -> _layer.Weights:
     found = _layer.activation_of(module, module.down_proj.device)
-    source = [module.gate_up_proj, module.down_proj, module.gate_up_proj_bias, module.down_proj_bias]
+    source = [module.gate_up_proj, module.down_proj, module.gate_up_proj_scales, module.down_proj_scales, module.gate_up_proj_bias,
+              module.down_proj_bias]  # fmt: skip
     arrays = {
         "w13": module.gate_up_proj.detach(), "w2": module.down_proj.detach(), "w13_scale": module.gate_up_proj_scales.detach(),
         "w2_scale": module.down_proj_scales.detach(), "w13_bias": _layer.halves(module.gate_up_proj_bias.detach().float(), 1),
