@@ -15,6 +15,10 @@
  *   for, unless its comment says so.
  *   Host space: a call returns when its work is done; `stream` must be NULL. CUDA space: a call enqueues on `stream` (a cudaStream_t;
  *   NULL: the default stream) and returns; errors that only the device sees come from moe_runner_check() or moe_runner_wait().
+ *   CUDA graphs: moe_route(), moe_runner_weights_changed() and the forward functions may be called on a stream that is being captured, in
+ *   any mode, after a first call outside of a capture; moe_runner_check() too. moe_runner_wait(), moe_experts(), and the forward functions
+ *   of a backend that reads counts on the host, are MOE_E_STATE there; they leave the capture valid. Create and destroy groups and runners
+ *   while nothing is captured: they take and free memory, which ends a capture.
  *
  * Threads
  *   Different handles may be used from different threads at the same time, and every function may be called from any thread. One runner
@@ -236,6 +240,7 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
 
 /* ---- Runners ---- */
 
+/* clang-format off */
 /*
  * The experts of this rank: E_local = w13's first extent, those of a linear placement (rank r of R owns the r-th part of the experts, E / R
  * each; the first E % R ranks have one more). All arrays are contiguous and of one device, which is where the runner runs. I is the
@@ -254,6 +259,7 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
  * An int4 group that does not divide K is halved until it does, down to 32; moe_get_quantized_layout() gives the sizes. Scales multiply.
  * "fp8_..." quantise the activations too (groups of 128, or one scale a row). moe_quantize() makes such arrays.
  */
+/* clang-format on */
 typedef struct moe_weights {
   uint64_t struct_size;
   const DLTensor* w13;
@@ -278,18 +284,21 @@ typedef struct moe_runner_config {
                                       "situ", and ungated "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul" */
   float activation_alpha;          /* constants of the activations that have them */
   float activation_beta;
-  float activation_limit;   /* 0: none */
-  int32_t weight_on_input;  /* 1: the router weight multiplies an expert's input instead of its output */
-  const char* dtype;        /* of hidden and output: "float32", "bfloat16", "float16"; NULL: w13's, or "bfloat16" if quantised */
-  const char* quantization; /* "none" (default), or a scheme of the table above */
-  const char* backend;      /* "no_expert_parallel" (default in a group of one), "all_to_all_v" (default of others), "low_latency",
-                               "high_throughput" */
-  const char* experts;      /* NULL: the fastest that this device and quantisation have; host: "onednn"; CUDA: "hopper_contiguous",
-                               "hopper_masked", "hopper_w4a16", "cuda_reference" */
-  int32_t num_threads;      /* host: threads of the experts; 0: OMP_NUM_THREADS, or all cores */
-  int32_t log;              /* 1: one line about the runner to stderr when it was created */
+  float activation_limit;     /* 0: none */
+  int32_t weight_on_input;    /* 1: the router weight multiplies an expert's input instead of its output */
+  const char* dtype;          /* of hidden and output: "float32", "bfloat16", "float16"; NULL: w13's, or "bfloat16" if quantised */
+  const char* quantization;   /* "none" (default), or a scheme of the table above */
+  const char* backend;        /* "no_expert_parallel" (default in a group of one), "all_to_all_v" (default of others), "low_latency",
+                                 "high_throughput" */
+  const char* experts;        /* NULL: the fastest that this device and quantisation have; host: "onednn"; CUDA: "hopper_contiguous",
+                                 "hopper_masked", "hopper_w4a16", "cuda_reference" */
+  int32_t num_threads;        /* host: threads of the experts; 0: OMP_NUM_THREADS, or all cores */
+  int32_t log;                /* 1: one line about the runner to stderr when it was created */
+  float activation_situ_gate; /* of "situ": gate' = g tanh(gate / g) */
+  float activation_situ_up;   /* of "situ": up' = u tanh(up / u) */
 } moe_runner_config;
-#define MOE_RUNNER_CONFIG_INIT {sizeof(moe_runner_config), 0, 0, 0, 0, 0, NULL, NULL, 1.702F, 1.0F, 0.0F, 0, NULL, NULL, NULL, NULL, 0, 0}
+#define MOE_RUNNER_CONFIG_INIT \
+  {sizeof(moe_runner_config), 0, 0, 0, 0, 0, NULL, NULL, 1.702F, 1.0F, 0.0F, 0, NULL, NULL, NULL, NULL, 0, 0, 4.0F, 25.0F}
 
 /* Arguments of a call that may be left out. */
 typedef struct moe_forward_options {
@@ -323,7 +332,8 @@ MOE_API moe_status moe_runner_create(const moe_runner_config* config, const moe_
                                      moe_runner_t* runner) MOE_NOEXCEPT;
 /* Collective. hidden [M, H] and router_logits [M, E + Z] (float32, bfloat16 or float16) -> output [M, H], which must not overlap hidden. M
  * may be 0 and differ between ranks. Rows may have strides, elements of a row are adjacent. CUDA: rows start at multiples of 16 bytes. No
- * allocation. Capturable in a CUDA graph where the backend is ("no_expert_parallel" is). options: may be NULL. */
+ * allocation. Can be captured in a CUDA graph, but not "all_to_all_v" with so many rows that it reads counts on the host (MOE_E_STATE).
+ * options: may be NULL. */
 MOE_API moe_status moe_runner_forward(moe_runner_t runner, const DLTensor* hidden, const DLTensor* router_logits, const DLTensor* output,
                                       const moe_forward_options* options, void* stream) MOE_NOEXCEPT;
 /* The same with routing that the caller did: topk_ids [M, k] int32, experts of [0, E), or -1 for none, each at most once in a row;

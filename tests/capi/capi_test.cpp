@@ -125,6 +125,33 @@ TEST(Capi, Biases) {
   }
 }
 
+TEST(Capi, ConstantsOfSitu) {
+  LayerArrays<float> a;
+  Array<float> b13({a.sizes.experts, 2 * a.sizes.intermediate});
+  Array<float> b2({a.sizes.experts, a.sizes.hidden});
+  float const gate = 1.5F;
+  float const up = 7.0F;
+  for (std::int64_t i = 0; i < b13.size(); ++i) b13[i] = i % (2 * a.sizes.intermediate) < a.sizes.intermediate ? gate : up;
+  fill(a.w13, 1, 0.0F);  // only the biases are left
+  for (float& w : a.w2.values()) w = 1.0F / static_cast<float>(a.sizes.intermediate);
+  moe_weights weights = a.view();
+  weights.w13_bias = &b13;
+  weights.w2_bias = &b2;
+  moe_runner_config config = a.config();
+  config.activation = "situ";
+  auto run = [&](float b, float l) {
+    Handles h;
+    ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
+    ASSERT_OK(moe_runner_forward_routed(h.runner, &a.hidden, &a.ids, &a.weights, &a.output, nullptr, nullptr));
+    float const expected = b * std::tanh(gate / b) / (1.0F + std::exp(-gate)) * l * std::tanh(up / l) * (a.weights[0] + a.weights[1]);
+    EXPECT_NEAR(a.output[0], expected, 1e-4F * expected);
+  };
+  run(4.0F, 25.0F);  // the initialiser's
+  config.activation_situ_gate = 2.0F;
+  config.activation_situ_up = 3.0F;
+  run(2.0F, 3.0F);
+}
+
 struct Scheme {
   char const* name;
   double tolerance;  // of the dequantised weights' layer: of the activations' quantisation

@@ -62,7 +62,7 @@ void run(moe_group_t group, char const* backend) {
   if (rank == ranks - 1) config.activation = "swish";
   runner = nullptr;
   moe_status const created = moe_runner_create(&config, &weights, group, &runner);
-  expect(created == (rank == ranks - 1 ? MOE_E_ARG : MOE_E_PEER) && runner == nullptr, "a refused configuration", backend);
+  expect(created == (rank == ranks - 1 ? MOE_E_CONFIG : MOE_E_PEER) && runner == nullptr, "a refused configuration", backend);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ class OnGpu {
   template <class T>
   void write(Array<T>& host) {
     memory_.copy_from_host(reinterpret_cast<char const*>(host.values().data()));
+    cudaDeviceSynchronize();  // streams that do not wait for the default one see it
   }
   void spoil() { moe::Memory<moe::space::cuda>::fill(memory_.data(), 0x7f, memory_.bytes()); }
   DLTensor const* get() const { return &tensor_; }
@@ -55,6 +56,48 @@ struct Handles {
   moe_group_t group = nullptr;
   moe_runner_t runner = nullptr;
 };
+
+/// A graph of the calls on a stream, captured in the mode that torch uses. A test that ends early ends the capture.
+class Graph {
+ public:
+  explicit Graph(cudaStream_t stream) : stream_(stream) {
+    moe::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  }
+  ~Graph() {
+    if (graph_ == nullptr) cudaStreamEndCapture(stream_, &graph_);
+    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
+    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+    cudaGetLastError();
+  }
+  Graph(Graph const&) = delete;
+  Graph& operator=(Graph const&) = delete;
+  /// Ends the capture. Throws if a call has broken it.
+  void end() {
+    moe::check_cuda(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
+    moe::check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  std::size_t num_nodes() const {
+    std::size_t n = 0;
+    moe::check_cuda(cudaGraphGetNodes(graph_, nullptr, &n), "cudaGraphGetNodes");
+    return n;
+  }
+  /// Runs it and waits.
+  void launch() {
+    moe::check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch");
+    moe::check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+/// The status, and a part of the text.
+void expect_refused(moe_status status, moe_status expected, char const* part) {
+  EXPECT_EQ(status, expected);
+  EXPECT_NE(std::string(moe_last_error()).find(part), std::string::npos) << moe_last_error();
+}
 
 struct Case {
   char const* quantization;
@@ -121,14 +164,12 @@ TEST_P(CapiOnGpu, ForwardRouted) {
     EXPECT_STREQ(info.experts, experts);
   }
   if (info.weights_packed == 1) {  // the caller's arrays are free
-    w13.codes->spoil();
-    w2.codes->spoil();
-    w13.scales->spoil();
-    w2.scales->spoil();
+    for (OnGpu* array : {w13.codes.get(), w2.codes.get(), w13.scales.get(), w2.scales.get()}) {
+      if (array != nullptr) array->spoil();
+    }
   }
 
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  moe::CudaStream const stream;
   OnGpu hidden(a.hidden);
   OnGpu ids(a.ids);
   OnGpu given(a.weights);
@@ -142,21 +183,15 @@ TEST_P(CapiOnGpu, ForwardRouted) {
   EXPECT_LT(relative_error(a.output.values(), expected), tolerance);
 
   // The same call captured in a graph.
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_OK(moe_runner_forward_routed(h.runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream));
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  Graph graph(stream);
+  ASSERT_OK(moe_runner_forward_routed(h.runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream));
+  graph.end();
   output.spoil();
   cudaDeviceSynchronize();
-  ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  graph.launch();
   std::vector<float> const first = widened(a.output.values());
   output.read(a.output);
   EXPECT_EQ(widened(a.output.values()), first);
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 
   // A slot that is no expert: found by the kernels, reported after the stream.
   a.ids[5] = 99;
@@ -165,7 +200,6 @@ TEST_P(CapiOnGpu, ForwardRouted) {
   EXPECT_EQ(moe_runner_wait(h.runner, stream), MOE_E_ARG);
   EXPECT_NE(std::string(moe_last_error()).find("topk_ids[2, 1]: 99"), std::string::npos) << moe_last_error();
   EXPECT_OK(moe_runner_check(h.runner));
-  cudaStreamDestroy(stream);
 }
 INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                          testing::Values(Case{"none", nullptr, 8e-3}, Case{"none", "hopper_contiguous", 8e-3},
@@ -204,10 +238,7 @@ TEST(CapiOnGpu, RouterAndBadInput) {
   given.read(a.weights);
   EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
 
-  auto refused = [&](moe_status status, moe_status expected, char const* part) {
-    EXPECT_EQ(status, expected);
-    EXPECT_NE(std::string(moe_last_error()).find(part), std::string::npos) << moe_last_error();
-  };
+  auto const refused = expect_refused;
   refused(moe_runner_forward(h.runner, &a.hidden, logits.get(), output.get(), nullptr, nullptr), MOE_E_ARG, "hidden: device is cpu");
   OnGpu odd(a.hidden);
   odd.tensor().byte_offset = 2;
@@ -220,6 +251,116 @@ TEST(CapiOnGpu, RouterAndBadInput) {
   weights.w2 = w2.get();
   config.experts = "onednn";
   refused(moe_runner_create(&config, &weights, h.group, &runner), MOE_E_CONFIG, "onednn");
+}
+
+TEST(CapiOnGpu, Capture) {
+  LayerArrays<moe::bf16> a;
+  OnGpu w13(a.w13);
+  OnGpu w2(a.w2);
+  OnGpu hidden(a.hidden);
+  OnGpu logits(a.logits);
+  OnGpu ids(a.ids);
+  OnGpu given(a.weights);
+  OnGpu output(a.output);
+  OnGpu other(a.output);
+  moe_runner_config config = a.config();
+  config.experts = "cuda_reference";  // has a copy of the weights
+  moe_router_config router = MOE_ROUTER_CONFIG_INIT;
+  router.renorm = "sum";
+  config.router = &router;
+  moe_weights weights = MOE_WEIGHTS_INIT;
+  weights.w13 = w13.get();
+  weights.w2 = w2.get();
+  Handles h;
+  ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
+  router.num_experts = config.num_experts;
+  router.topk = config.topk;
+  moe::CudaStream const stream;
+  moe::CudaStream const beside;
+  auto run = [&] {
+    ASSERT_OK(moe_runner_weights_changed(h.runner, stream));
+    ASSERT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), output.get(), nullptr, stream));
+    ASSERT_OK(moe_route(&router, logits.get(), nullptr, ids.get(), given.get(), stream));
+  };
+  run();
+  ASSERT_OK(moe_runner_wait(h.runner, stream));
+  output.read(a.output);
+  ids.read(a.ids);
+  given.read(a.weights);
+  std::vector<float> const first = widened(a.output.values());
+  EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+
+  // What may be captured, and between it what is refused and leaves the capture as it is.
+  Graph graph(stream);
+  run();
+  if (HasFatalFailure()) return;
+  expect_refused(moe_runner_wait(h.runner, stream), MOE_E_STATE, "moe_runner_wait()");
+  expect_refused(moe_experts(&config, &weights, hidden.get(), ids.get(), given.get(), output.get(), stream), MOE_E_STATE, "moe_experts()");
+  expect_refused(moe_runner_forward(h.runner, &a.hidden, logits.get(), output.get(), nullptr, stream), MOE_E_ARG, "hidden: device is cpu");
+  EXPECT_OK(moe_runner_check(h.runner));
+  EXPECT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), other.get(), nullptr, beside));  // on a stream that is not captured
+  graph.end();
+  Graph alone(stream);
+  run();
+  if (HasFatalFailure()) return;
+  alone.end();
+  EXPECT_EQ(graph.num_nodes(), alone.num_nodes());
+  ASSERT_OK(moe_runner_wait(h.runner, beside));
+  other.read(a.output);
+  EXPECT_EQ(widened(a.output.values()), first);
+  output.spoil();
+  ids.spoil();
+  cudaDeviceSynchronize();
+  graph.launch();
+  output.read(a.output);
+  EXPECT_EQ(widened(a.output.values()), first);
+  std::vector<std::int32_t> const chosen = a.ids.values();
+  ids.read(a.ids);
+  EXPECT_EQ(a.ids.values(), chosen);
+
+  // The graph reads the weights again.
+  for (moe::bf16& w : a.w2.values()) w = moe::bf16{};
+  w2.write(a.w2);
+  graph.launch();
+  output.read(a.output);
+  EXPECT_EQ(widened(a.output.values()), std::vector<float>(first.size(), 0.0F));
+}
+
+TEST(CapiOnGpu, ErrorsOfOthers) {
+  LayerArrays<moe::bf16> a;
+  OnGpu w13(a.w13);
+  OnGpu w2(a.w2);
+  OnGpu hidden(a.hidden);
+  OnGpu ids(a.ids);
+  OnGpu given(a.weights);
+  OnGpu output(a.output);
+  moe_runner_config const config = a.config();
+  moe_weights weights = MOE_WEIGHTS_INIT;
+  weights.w13 = w13.get();
+  weights.w2 = w2.get();
+  Handles h;
+  ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
+  auto run = [&](cudaStream_t stream) {
+    return moe_runner_forward_routed(h.runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream);
+  };
+  void* memory = nullptr;
+  ASSERT_NE(cudaMalloc(&memory, std::size_t{1} << 60), cudaSuccess);  // the program's error is none of the next call
+  EXPECT_OK(run(nullptr));
+  ASSERT_OK(moe_runner_wait(h.runner, nullptr));
+
+  // A capture that another call has broken: an error, and neither the program's next call nor the runner's is touched.
+  moe::CudaStream const stream;
+  {
+    Graph graph(stream);
+    EXPECT_NE(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(run(stream), MOE_E_CUDA) << moe_last_error();
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+    EXPECT_THROW(graph.end(), moe::Error);
+  }
+  EXPECT_OK(run(stream));
+  ASSERT_OK(moe_runner_wait(h.runner, stream));
+  output.read(a.output);
+  EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
 }
 
 TEST(CapiOnGpu, NcclIds) {
@@ -251,6 +392,23 @@ TEST(CapiOnGpu, NcclIds) {
     EXPECT_OK(moe_runner_wait(runner, nullptr));
     output.read(a.output);
     EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+    EXPECT_OK(moe_runner_destroy(runner));
+
+    // So many rows that the exchange reads their counts on the host: refused under a capture, before anything is enqueued.
+    config.max_tokens_per_rank = 1 << 17;
+    ASSERT_OK(moe_runner_create(&config, &weights, group, &runner));
+    moe::CudaStream const stream;
+    auto forward = [&] { return moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream); };
+    EXPECT_OK(forward());
+    EXPECT_OK(moe_runner_wait(runner, stream));
+    {
+      Graph graph(stream);
+      expect_refused(forward(), MOE_E_STATE, "reads the counts of rows on the host");
+      graph.end();
+      EXPECT_EQ(graph.num_nodes(), 0);
+    }
+    EXPECT_OK(forward());
+    EXPECT_OK(moe_runner_wait(runner, stream));
     EXPECT_OK(moe_runner_destroy(runner));
   }
   EXPECT_OK(moe_group_destroy(group));

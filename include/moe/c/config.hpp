@@ -96,9 +96,17 @@ inline DType dtype_of_request(moe_runner_config const& c, DLTensor const& w13) {
 }
 
 inline activation::Any activation_of(moe_runner_config const& c) {
-  activation::Any a{.kind = c.activation == nullptr ? activation::Kind::silu : activation::parse(c.activation)};
+  std::array<std::pair<std::string_view, activation::Kind>, activation::kKinds> kinds;
+  for (std::size_t i = 0; i < kinds.size(); ++i) kinds[i] = {name(static_cast<activation::Kind>(i)), static_cast<activation::Kind>(i)};
+  activation::Any a{.kind = by_name("activation", c.activation, kinds)};
   a.constants.alpha = c.activation_alpha;
   a.constants.beta = c.activation_beta;
+  for (auto const& [what, value] :
+       {std::pair("activation_situ_gate", c.activation_situ_gate), std::pair("activation_situ_up", c.activation_situ_up)}) {
+    if (!(value > 0.0F) || !std::isfinite(value)) throw Error(ErrorCode::config, text(what, ": ", value, " is not positive and finite"));
+  }
+  a.constants.situ_gate = c.activation_situ_gate;
+  a.constants.situ_up = c.activation_situ_up;
   if (!(c.activation_limit >= 0.0F)) {
     throw Error(ErrorCode::config, text("activation_limit: ", c.activation_limit, " is below 0"));
   }

@@ -19,6 +19,7 @@
 #include "moe/c/routing.hpp"
 #include "moe/c/runner.hpp"
 #include "moe/c/status.hpp"
+#include "moe/c/stream.hpp"
 #include "moe/moe.h"
 
 #ifdef MOE_C_HAS_MPI
@@ -296,6 +297,9 @@ moe_status moe_experts(moe_runner_config const* config, moe_weights const* weigh
     if (c.intermediate == 0) {
       fill(c.intermediate, "w13", w.w13, 1);
       if (moe::c::activation_of(c).gated()) c.intermediate /= 2;
+    }
+    if (moe::c::device_of("w13", *w.w13).space == moe::SpaceKind::cuda) {
+      moe::c::refuse_capture<moe::space::cuda>("moe_experts()", stream, "takes memory and waits; create a runner before the capture");
     }
     auto const runner = moe::c::create_runner(&c, &w, std::make_shared<moe::c::GroupOfOne>());
     runner->forward_routed({.hidden = hidden, .topk_ids = topk_ids, .topk_weights = topk_weights, .output = output, .stream = stream});

@@ -91,6 +91,7 @@ class LayerRunner final : public Runner {
   void check() override { layer_->check(); }
   void wait(void* stream) override {
     OnDevice<Space> const current(device_);
+    refuse_capture<Space>("moe_runner_wait()", stream, "waits for it");
     auto const given = stream_of<Space>(stream, device_);
     layer_->wait(given);
     if constexpr (Space::kKind == SpaceKind::cuda) {
@@ -203,6 +204,12 @@ class LayerRunner final : public Runner {
   /// Reads what every call has and, with read(arguments), the rest. A rank whose arguments are refused tells its peers: they get E_PEER.
   template <class Read>
   Arguments arguments_of(Call const& call, Read const& read) {
+    if constexpr (requires { layer_->exchange().capturable(); }) {
+      if (!layer_->exchange().capturable()) {
+        refuse_capture<Space>("a call", call.stream,
+                              "of this runner reads the counts of rows on the host; fewer max_tokens_per_rank, or another backend");
+      }
+    }
     try {
       Arguments a;
       a.hidden = rows_of<Act, Config::hidden>("hidden", call.hidden, device_);
@@ -212,7 +219,7 @@ class LayerRunner final : public Runner {
       a.stream = stream_of<Space>(call.stream, device_);
       return a;
     } catch (...) {
-      if constexpr (!kAlone) layer_->abandon({});
+      tell_peers(call);
       throw;
     }
   }
@@ -230,8 +237,14 @@ class LayerRunner final : public Runner {
     try {
       detail::refuse("router_logits", text("dtype is ", c::describe(given)), known);
     } catch (...) {
-      if constexpr (!kAlone) layer_->abandon({});
+      tell_peers(call);
       throw;
+    }
+  }
+  /// That this rank's arguments were refused. Under a capture no rank runs anything.
+  void tell_peers([[maybe_unused]] Call const& call) {
+    if constexpr (!kAlone) {
+      if (!is_capturing<Space>(call.stream)) layer_->abandon({});
     }
   }
   template <class L>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <type_traits>
 
 #include "moe/c/tensor.hpp"
@@ -13,7 +14,44 @@
 
 namespace moe::c {
 
-/// The stream of a call. E_ARG for a stream in the host space, or one of another device than the runner's.
+#ifdef MOE_HAS_CUDA
+/// The streams 0, 1 and 2: the default ones.
+inline bool is_of_current_device(void* stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
+
+/// Any call of CUDA by this thread while it exists, also where another stream is being captured.
+class DuringAnyCapture {
+ public:
+  DuringAnyCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode"); }
+  DuringAnyCapture(DuringAnyCapture const&) = delete;
+  DuringAnyCapture& operator=(DuringAnyCapture const&) = delete;
+  ~DuringAnyCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+#endif
+
+/// Whether calls on the stream go into a graph. Leaves a capture as it is.
+template <class Space>
+bool is_capturing([[maybe_unused]] void* stream) {
+#ifdef MOE_HAS_CUDA
+  if constexpr (Space::kKind == SpaceKind::cuda) {
+    if (stream == nullptr || stream == cudaStreamLegacy) return false;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "stream: cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
+#endif
+  return false;
+}
+/// E_STATE if the stream is being captured, before the call does anything.
+template <class Space>
+void refuse_capture(char const* call, void* stream, char const* why) {
+  if (is_capturing<Space>(stream)) throw Error(ErrorCode::state, text("stream: is being captured in a graph, but ", call, " ", why));
+}
+
+/// The stream of a call. E_ARG for a stream in the host space, or one of another device than the runner's; under a capture,
+/// which cudaStreamGetDevice() would end, the first launch finds the latter.
 template <class Space>
 Stream<Space> stream_of(void* stream, [[maybe_unused]] Device device) {
   if constexpr (Space::kKind == SpaceKind::host) {
@@ -24,8 +62,8 @@ Stream<Space> stream_of(void* stream, [[maybe_unused]] Device device) {
   } else {
 #ifdef MOE_HAS_CUDA
     auto const given = static_cast<cudaStream_t>(stream);
-    // The streams 0, 1 and 2 are the current device's.
-    if (reinterpret_cast<std::uintptr_t>(stream) > 2) {
+    if (!is_of_current_device(stream) && !is_capturing<Space>(stream)) {
+      DuringAnyCapture const allowed;
       int id = 0;
       check_cuda(cudaStreamGetDevice(given, &id), "stream: cudaStreamGetDevice");
       if (id != device.id) throw Error(ErrorCode::argument, text("stream: is of cuda:", id, ", expected one of cuda:", device.id));
@@ -37,13 +75,15 @@ Stream<Space> stream_of(void* stream, [[maybe_unused]] Device device) {
   }
 }
 
-/// The current device while a runner in the CUDA space works, whichever it was before.
+/// The current device while a runner in the CUDA space works, whichever it was before. An error that an earlier call of the program has
+/// left is no failure of the runner's launches, and one that a call throws is none of the program's next launch.
 template <class Space>
 class OnDevice {
  public:
   explicit OnDevice([[maybe_unused]] Device device) {
 #ifdef MOE_HAS_CUDA
     if constexpr (Space::kKind == SpaceKind::cuda) {
+      cudaGetLastError();
       check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
       changed_ = before_ != device.id;
       if (changed_) check_cuda(cudaSetDevice(device.id), "cudaSetDevice");
@@ -55,10 +95,14 @@ class OnDevice {
   ~OnDevice() {
 #ifdef MOE_HAS_CUDA
     if (changed_) cudaSetDevice(before_);
+    if constexpr (Space::kKind == SpaceKind::cuda) {
+      if (std::uncaught_exceptions() > exceptions_) cudaGetLastError();
+    }
 #endif
   }
 
  private:
+  [[maybe_unused]] int const exceptions_ = std::uncaught_exceptions();
   [[maybe_unused]] int before_ = 0;
   [[maybe_unused]] bool changed_ = false;
 };
