@@ -166,7 +166,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
         expect_error(ErrorCode::state, [&] { run.at(r).finalize(run.out(r), run.stream(r)); });
       }
       if (prepared && std::is_same_v<TypeParam, Pplx>) {
-        // It has told the others and does not wait: it meets its own word in the next round, and no error comes of it.
+        // It has told the others and does not wait: nothing of that comes back to it in the next round.
         run.synchronize();
         for (int r = 0; r < run.size(); ++r) {
           if (r == gives_up) continue;

@@ -133,13 +133,10 @@ __device__ inline std::uint32_t load_refusal(WindowView const& w, int peer, std:
   return ptx::load_relaxed_system(own<std::uint32_t>(w, refusal_place(round, peer)));
 }
 /// Reports a word that refuses `round`, as a recoverable failure that all other ranks see, and clears it, so that it is reported once and
-/// no later round mistakes it for its own. This rank's own word is only cleared: its host has had the error that was the reason.
+/// no later round mistakes it for its own.
 static __device__ __noinline__ void take_refusal(WindowView const& w, std::uint32_t word, ExchangePhase phase, int peer,
                                                  std::uint32_t round) {
   if ((word & 0xffffffU) == (round & 0xffffffU) && atomicCAS_system(own<std::uint32_t>(w, refusal_place(round, peer)), word, 0U) == word) {
-    if (peer == w.rank) {
-      return;
-    }
     std::uint32_t const code = word >> 24;
     ErrorCode const shown = code == 1U + static_cast<std::uint32_t>(ErrorCode::capacity) ? ErrorCode::capacity : ErrorCode::peer;
     report(w, shown, phase, peer, round, 0, code, 0, true);
@@ -234,9 +231,11 @@ __device__ inline bool note_count_waits(WindowView const& w, std::uint64_t const
   return true;
 }
 
-/// Called by thread r before it publishes the flag of the operation to rank r.
+/// Called by thread r before it publishes the flag of the operation to rank r. A rank writes itself no word: its host has had the error.
 __device__ inline void refuse(WindowView const& w, int r, std::uint32_t round, std::uint32_t code) {
-  ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
+  if (r != w.rank) {
+    ptx::store_relaxed_system(at<std::uint32_t>(w, r, refusal_place(round, w.rank)), refusal_word(round, code));
+  }
 }
 
 /// With programmatic dependent launch: waits for the previous kernel of the stream, then lets the next kernel launch early, which hides its
