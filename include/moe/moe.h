@@ -210,28 +210,11 @@ typedef struct moe_router_config {
   const DLTensor* per_expert_scale; /* [E] float32, multiplies the weights; or NULL */
   const DLTensor* hash_table;       /* [vocabulary, topk] int64 expert ids, for "hash_table" */
 } moe_router_config;
+/* clang-format off */
 #define MOE_ROUTER_CONFIG_INIT \
-  {sizeof(moe_router_config),  \
-   0,                          \
-   0,                          \
-   "softmax",                  \
-   "score_then_topk",          \
-   "topk",                     \
-   "none",                     \
-   1e-20F,                     \
-   1.0F,                       \
-   1.0F,                       \
-   0,                          \
-   0,                          \
-   "max",                      \
-   0.0F,                       \
-   0.01F,                      \
-   0,                          \
-   "identity",                 \
-   "uniform_first_k",          \
-   NULL,                       \
-   NULL,                       \
-   NULL}
+  {sizeof(moe_router_config), 0, 0, "softmax", "score_then_topk", "topk", "none", 1e-20F, 1.0F, 1.0F, 0, 0, "max", 0.0F, 0.01F, 0, \
+   "identity", "uniform_first_k", NULL, NULL, NULL}
+/* clang-format on */
 
 /* Routes a batch: logits [M, E + Z] float32, bfloat16 or float16 -> topk_ids [M, k] int32, topk_weights [M, k] float32. token_ids [M] int64
  * for "hash_table", else NULL. Rows may have strides. router->num_experts and router->topk must be set. */
