@@ -62,6 +62,10 @@ void show(serve_sim::Report const& report, moe::eplb::ExpertMaps const& maps) {
 }
 
 void run_simulated(Options const& o) {
+  if (o.eplb != "off" && o.eplb != "pause") {
+    throw Error(ErrorCode::config,
+                text("--eplb ", o.eplb, ": simulated ranks have no weights to move, expected off or pause. Fix: mpirun"));
+  }
   check_files(o);
   Routing const routing(o);
   SimulatedRanks ranks(o, routing);

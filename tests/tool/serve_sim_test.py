@@ -54,7 +54,7 @@ def check_mpi(folder):
     """The same through a layer on 4 ranks, with weights that move; the loads are those that one process simulates for 4 ranks."""
     options = ["--routing", "zipf:1.2", "--experts", 64, "--replicas", 8, "--tokens", 64, "--topk", 4]
     simulated = simulate(*options, "--ranks", 4, steps=24)
-    for mode in ("pause", "stepwise"):
+    for mode in ("pause", "stepwise", "background"):
         real = simulate(*options, "--eplb", mode, ranks=4, steps=24)
         expect(real["computed"] and real["ranks"] == 4 and len(real["step_ms"]) == 24 and min(real["step_ms"]) > 0, f"{mode}: {real}")
         expect(real["after"]["balancedness"] > real["before"]["balancedness"] + 0.2, f"{mode}: {real['before']}, {real['after']}")
@@ -160,6 +160,7 @@ def check_errors(folder):
                                  (["--routing", f"trace:{folder / 'nothing'}"], "nothing", 0),
                                  (["--routing", f"trace:{broken}", "--experts", 8], "row 1: expert 9 is out of range [-1, 8)", 0),
                                  (["--routing", "zipf:1", "--html", folder / "no" / "page.html"], "page.html", 0),
+                                 (["--routing", "zipf:1", "--eplb", "stepwise"], "--eplb stepwise: simulated ranks", 0),
                                  (["--routing", "zipf:1", "--ranks", 4], "mpirun gives the ranks", 2),
                                  (["--routing", "zipf:1", "--replicas", 1], "nearest valid --replicas: 0 or 2", 2)):
         run = moe("serve-sim", "--steps", 4, *options, ranks=ranks)
