@@ -31,7 +31,8 @@
  *   group alive: handles may be destroyed in any order. DLTensor structs and all strings are read during the call only. The arrays that
  *   weights and routers point to are borrowed, unless stated otherwise: they must live and stay where they are until the runner is
  *   destroyed, and on CUDA until the stream has passed its last call. moe_runner_get_info() says whether a runner has packed its weights:
- *   then their arrays may be freed once moe_runner_create() has returned. A runner on a GPU must be destroyed before its device is reset.
+ *   then weights and scales may be freed once moe_runner_create() has returned, but not biases, and not where
+ *   moe_runner_weights_changed() will be called. A runner on a GPU must be destroyed before its device is reset.
  *
  * Structs
  *   The first member of every struct is struct_size, which the initialisers (MOE_..._INIT) set. A struct of an unknown size is refused.
@@ -299,7 +300,7 @@ typedef struct moe_runner_info {
   int32_t rank;
   int32_t size;
   int32_t num_local_experts;
-  int32_t weights_packed; /* 1: the runner has a copy of the weights and scales in its own layout, and the caller's may be freed */
+  int32_t weights_packed; /* 1: the runner has a copy of weights and scales, and the caller's may be freed; biases are borrowed */
   int64_t bytes;          /* that the runner holds besides the weights, the window included */
   int64_t window_bytes;   /* of them, in the window of an exchange */
   const char* dtype;
