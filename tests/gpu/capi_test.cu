@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <vector>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
@@ -21,7 +22,11 @@ using namespace moe_test;
 class OnGpu {
  public:
   template <class T>
-  explicit OnGpu(Array<T>& host) : tensor_(host.tensor()), memory_(host.size() * static_cast<std::int64_t>(sizeof(T))) {
+  explicit OnGpu(Array<T>& host)
+      : tensor_(host.tensor()),
+        shape_(tensor_.shape, tensor_.shape + tensor_.ndim),
+        memory_(host.size() * static_cast<std::int64_t>(sizeof(T))) {
+    tensor_.shape = shape_.data();
     memory_.copy_from_host(reinterpret_cast<char const*>(host.values().data()));
     tensor_.data = memory_.data();
     tensor_.device = {kDLCUDA, 0};
@@ -41,6 +46,7 @@ class OnGpu {
 
  private:
   DLTensor tensor_;
+  std::vector<std::int64_t> shape_;  // the Array may be gone before its copy
   moe::Buffer<char, moe::space::cuda> memory_;
 };
 
@@ -353,6 +359,7 @@ TEST(CapiOnGpu, ErrorsOfOthers) {
   {
     Graph graph(stream);
     EXPECT_NE(cudaStreamSynchronize(stream), cudaSuccess);
+    cudaGetLastError();  // the program's own: libmoe has a CUDA runtime of its own, whose errors are others
     EXPECT_EQ(run(stream), MOE_E_CUDA) << moe_last_error();
     EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
     EXPECT_THROW(graph.end(), moe::Error);
