@@ -282,7 +282,7 @@ def run_case(outputs, number, case):
     name, arguments, parts, ranks, code = case
     target = outputs / f"{number}" / "out.safetensors"
     target.parent.mkdir()
-    if "--output" not in arguments and arguments[0] not in ("list", "plan"):
+    if "--output" not in arguments and arguments[0] not in ("check", "list", "plan"):
         arguments = [*arguments, "--output", target]
     start = time.monotonic()
     run = moe(*arguments, ranks=ranks, timeout=3 * DEADLINE)
