@@ -27,8 +27,8 @@ extern template class moe::runner::shared::Separate<moe::experts::OneDnn, float>
 
 namespace moe_tool {
 
-/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called when the layer has routed and combined
-/// the rows of a chunk.
+/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called once for each chunk, when its experts
+/// have run (dispatch and combine may be in two parts).
 template <class Finish, class AfterPass>
 class PhaseTimer {
  public:
@@ -37,7 +37,7 @@ class PhaseTimer {
   void end(moe::Phase p) {
     finish_();
     seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count();
-    if (p == moe::Phase::combine) after_pass_();
+    if (p == moe::Phase::experts) after_pass_();
   }
   Seconds const& seconds() const { return seconds_; }
 
