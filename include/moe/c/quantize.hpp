@@ -10,6 +10,7 @@
 
 #include "moe/c/status.hpp"
 #include "moe/c/tensor.hpp"
+#include "moe/core/layer_config.hpp"
 #include "moe/moe.h"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"

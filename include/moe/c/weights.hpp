@@ -7,6 +7,7 @@
 
 #include "moe/c/tensor.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/core/space.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/shape.hpp"
