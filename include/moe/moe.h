@@ -153,8 +153,8 @@ MOE_API const char* moe_last_error(void) MOE_NOEXCEPT;
 MOE_API const char* moe_version(void) MOE_NOEXCEPT;
 /* MOE_C_ABI_VERSION of the library; compare it with the header's. */
 MOE_API int32_t moe_abi_version(void) MOE_NOEXCEPT;
-/* 1 if this library was built with "cuda", "nccl", "mpi" or "onednn"; 0 if it was not, or for any other name. It does not tell whether a GPU
- * is there. */
+/* 1 if this library was built with "cuda", "nccl", "mpi" or "onednn"; 0 if it was not, or for any other name. It does not tell whether a
+ * GPU is there. */
 MOE_API int32_t moe_has(const char* feature) MOE_NOEXCEPT;
 
 /* ---- Groups ---- */
