@@ -56,7 +56,8 @@ inline int width(Form const& f) { return f.latent ? kLatent : kHidden; }
 /// Weights that all ranks know.
 struct Model {
   Form form;
-  std::vector<float> gate = numbers(1, (kExperts + kZero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
+  int experts = kExperts;
+  std::vector<float> gate = numbers(1, (experts + kZero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
   std::vector<float> shared13 = numbers(4, 2 * kShared * kHidden), shared2 = numbers(5, kHidden* kShared), bias = numbers(6, kHidden);
   std::vector<float> w13(int e) const { return numbers(100 + e, 2 * kIntermediate * width(form)); }
   std::vector<float> w2(int e) const { return numbers(200 + e, kIntermediate * width(form)); }
@@ -79,16 +80,16 @@ Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, 
 template <class R, class Place>
 typename R::Params params(Model const& m, ExpertPlacement const& placement, int intermediate, std::vector<float> const& shared13,
                           std::vector<float> const& shared2, Place&& place) {
-  typename R::Params p{.layer = {.shape = {.hidden = width(m.form), .intermediate = intermediate, .num_experts = kExperts, .topk = kTopK},
+  typename R::Params p{.layer = {.shape = {.hidden = width(m.form), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
                                  .max_tokens_per_rank = kMost,
                                  .placement = placement,
-                                 .router = {.num_experts = kExperts, .topk = kTopK, .num_zero_experts = kZero}}};
+                                 .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = kZero}}};
   auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
     to = make_rows(place.as(to.data_handle(), values), rows, cols);
   };
   p.hidden = kHidden;
   p.overlap_shared = m.form.overlap_shared;
-  matrix(p.gate.weight, m.gate, kExperts + kZero, kHidden);
+  matrix(p.gate.weight, m.gate, m.experts + kZero, kHidden);
   if (m.form.latent) {
     matrix(p.input.weight, m.in, kLatent, kHidden);
     matrix(p.output.weight, m.out, kHidden, kLatent);
@@ -145,7 +146,7 @@ using HostLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::No
 
 inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& x) {
   using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostParts>;
-  ExpertPlacement const placement(kExperts, 1);
+  ExpertPlacement const placement(m.experts, 1);
   HostStore const store = experts_of<HostStore>(m, placement, 0, 0, 1);
   comm::Self<> self;
   R runner(self, store.view(), params<R>(m, placement, kIntermediate, m.shared13, m.shared2, InPlace{}));

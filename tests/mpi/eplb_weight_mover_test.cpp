@@ -9,6 +9,7 @@
 
 #include "expect_error.hpp"
 #include "moe/comm/mpi.hpp"
+#include "moe/comm/mpi_shared.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/eplb/balancer.hpp"
 #include "moe/eplb/elastic.hpp"
@@ -39,9 +40,18 @@ struct Ranks {
   CommGroup<Mpi> group;
 };
 
+/// A window large enough for the experts of these tests.
+struct Window {
+  explicit Window(Ranks& ranks) : window(ranks.weights, 1 << 17) {}
+  WeightMover<Mpi>::Params params() const { return {.peers = moe::eplb::peer_buffers(window)}; }
+  moe::comm::MpiShared window;
+};
+
 RC_GTEST_PROP(WeightMover, B7_RandomMapsEverySlotHoldsItsExpert, ()) {
   ASSERT_TRUE(kSameCases);
   static Ranks ranks;
+  static Window const peers(ranks);
+  bool const in_window = *rc::gen::arbitrary<bool>();
   int const slots = *rc::gen::inRange(1, 7);
   int const physical = slots * ranks.size();
   int const logical = *rc::gen::inRange(1, physical + 1);
@@ -52,9 +62,10 @@ RC_GTEST_PROP(WeightMover, B7_RandomMapsEverySlotHoldsItsExpert, ()) {
   ExpertMaps const next = random_maps(layers, logical, physical, seed + 1);
   PatternWeights weights(layers, slots, wide);
   weights.load(maps, ranks.rank());
-  WeightMover<Mpi> mover(ranks.weights, weights.tensors(), slots);
+  WeightMover<Mpi> mover(ranks.weights, weights.tensors(), slots, in_window ? peers.params() : WeightMover<Mpi>::Params{});
   std::int64_t largest = 0;
   for (int bytes : {wide + 8 * (layers - 1), wide / 2, 12, 4, 20}) largest += (bytes + 255) / 256 * 256;
+  RC_ASSERT(WeightMover<Mpi>::bytes_needed(weights.tensors(), slots) == slots * largest);
   RC_ASSERT(mover.buffer_bytes() == slots * largest);  // one layer's experts of this rank, nothing more
 
   std::vector<int> committed;
@@ -105,14 +116,68 @@ TEST(WeightMover, ReplicaOrderAloneNeedsNoWeights) {
 
 TEST(WeightMover, ProfileLeavesWeightsAndCounters) {
   Ranks ranks;
+  Window const peers(ranks);
   ExpertMaps const maps = random_maps(2, 2 * ranks.size(), 2 * ranks.size(), 6);
   PatternWeights weights(2, 2, 300);
   weights.load(maps, ranks.rank());
-  WeightMover<Mpi> mover(ranks.weights, weights.tensors(), 2);
-  mover.profile();
-  EXPECT_EQ(weights.check(maps, ranks.rank()), "");
-  EXPECT_EQ(mover.stats(), moe::eplb::MoveStats{});
-  EXPECT_EQ(mover.fetched_layer(), -1);
+  for (bool in_window : {false, true}) {
+    WeightMover<Mpi> mover(ranks.weights, weights.tensors(), 2, in_window ? peers.params() : WeightMover<Mpi>::Params{});
+    mover.profile();
+    EXPECT_EQ(weights.check(maps, ranks.rank()), "");
+    EXPECT_EQ(mover.stats(), moe::eplb::MoveStats{});
+    EXPECT_EQ(mover.fetched_layer(), -1);
+  }
+}
+
+// Stores into a window move what messages move, and the window is the only spare buffer.
+TEST(WeightMover, AWindowMovesWhatMessagesMove) {
+  Ranks ranks;
+  Window const peers(ranks);
+  int const n = ranks.size();
+  ExpertMaps const before = random_maps(3, 3 * n - 1, 3 * n, 11), after = random_maps(3, 3 * n - 1, 3 * n, 12);
+  std::vector<moe::eplb::MoveStats> moved;
+  for (bool in_window : {false, true}) {
+    PatternWeights weights(3, 3, 500);
+    weights.load(before, ranks.rank());
+    WeightMover<Mpi> mover(ranks.weights, weights.tensors(), 3, in_window ? peers.params() : WeightMover<Mpi>::Params{});
+    moved.push_back(rearrange(mover, before, after, ranks.group, [](int) {}).moved);
+    EXPECT_EQ(weights.check(after, ranks.rank()), "");
+    moved.push_back(rearrange(mover, after, before, ranks.group, [](int) {}).moved);
+    EXPECT_EQ(weights.check(before, ranks.rank()), "");
+  }
+  EXPECT_EQ(moved[0], moved[2]);
+  EXPECT_EQ(moved[1], moved[3]);
+  std::vector<std::int64_t> sent{moved[0].bytes_sent};
+  ranks.group.all_reduce_sum(sent);
+  EXPECT_EQ(sent[0] > 0, n > 1);
+}
+
+// A window that one rank cannot use, or that only some ranks have, is an error on all, and the next mover works.
+TEST(WeightMover, WindowsThatDoNotFit) {
+  Ranks ranks;
+  Window const peers(ranks);
+  int const n = ranks.size();
+  bool const last = ranks.is_last();
+  PatternWeights weights(1, 2, 64);
+  auto const construct = [&](WeightMover<Mpi>::Params const& params) { WeightMover<Mpi>(ranks.weights, weights.tensors(), 2, params); };
+  auto const refused = [&](ErrorCode code, std::string const& what, WeightMover<Mpi>::Params const& mine) {
+    expect_error(last ? code : ErrorCode::peer, last ? what : text("construction of the weight mover failed on rank ", n - 1),
+                 [&] { construct(last ? mine : peers.params()); });
+  };
+  auto params = peers.params();
+  params.peers.bytes = 2047;
+  refused(ErrorCode::capacity, "peers: the window has 2047 bytes a rank, one layer's experts need 2560", params);
+  params = peers.params();
+  params.peers.parts.push_back(params.peers.parts[0]);
+  refused(ErrorCode::argument, text("peers: a window of ", n + 1, " ranks, the communicator has ", n), params);
+  params = peers.params();
+  params.peers.parts[0] = nullptr;
+  refused(ErrorCode::argument, "peers: a part is null", params);
+  if (n > 1) {
+    expect_error(ErrorCode::mismatch, text("weight mover: rank ", n - 1, " has other layers, arrays or slots than rank 0"),
+                 [&] { construct(last ? WeightMover<Mpi>::Params{} : peers.params()); });
+  }
+  construct(peers.params());
 }
 
 TEST(WeightMover, OneRankOfItsOwn) {
@@ -233,17 +298,18 @@ TEST(WeightMover, RanksThatDisagree) {
 
 // A rank is missing in the second layer: all others get E_TIMEOUT that names it. The first layer is new on all ranks, the second and third
 // on none.
-TEST(WeightMover, RankThatStaysAwayIsNamed) {
+void stays_away(bool in_window) {
   Ranks ranks(800);
   int const n = ranks.size();
   if (n == 1) GTEST_SKIP() << "one rank has no peers";
+  Window const peers(ranks);
   ExpertMaps maps = ExpertMaps::initial(3, 2 * n, 0);
   Table<std::int32_t> rotated = maps.physical_to_logical();
   for (int layer = 0; layer < 3; ++layer) std::rotate(rotated.row(layer).begin(), rotated.row(layer).begin() + 2, rotated.row(layer).end());
   ExpertMaps const next(rotated, 2 * n);
   PatternWeights weights(3, 2, 64);
   weights.load(maps, ranks.rank());
-  WeightMover<Mpi> mover(ranks.weights, weights.tensors(), 2);
+  WeightMover<Mpi> mover(ranks.weights, weights.tensors(), 2, in_window ? peers.params() : WeightMover<Mpi>::Params{});
   struct Away {};
   auto const start = std::chrono::steady_clock::now();
   try {
@@ -257,7 +323,9 @@ TEST(WeightMover, RankThatStaysAwayIsNamed) {
   } catch (moe::TransportError const& e) {
     EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
     EXPECT_EQ(e.peer(), n - 1) << e.what();
-    if (ranks.rank() == n - 2) {  // each rank receives from the next one; sending a short message does not wait for its receiver
+    EXPECT_NE(e.message().find("weights of layer 1"), std::string::npos) << e.what();
+    if (!in_window &&
+        ranks.rank() == n - 2) {  // each rank receives from the next one; sending a short message does not wait for its receiver
       EXPECT_NE(e.message().find(text("weights of layer 1, expert ", 2 * n - 2, " from rank ", n - 1)), std::string::npos) << e.what();
     }
   }
@@ -267,6 +335,8 @@ TEST(WeightMover, RankThatStaysAwayIsNamed) {
   EXPECT_EQ(weights.check(maps, ranks.rank()), "") << "the weights are those of the maps in use";
   EXPECT_EQ(mover.fetched_layer(), -1);
 }
+TEST(WeightMover, RankThatStaysAwayIsNamed) { stays_away(false); }
+TEST(WeightMover, RankThatStaysAwayFromAWindowIsNamed) { stays_away(true); }
 
 // B11 between processes: one rank has made one step more.
 TEST(BalancerOverMpi, B11_DifferentStepsAreAMismatchOnAllRanks) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/eplb_weight_mover_test.cu: expert weights between GPUs over NCCL, synchronously and with a worker thread.
+// tests/multigpu/eplb_weight_mover_test.cu: expert weights between GPUs over NCCL and by stores into a
+// window, synchronously and with a worker thread.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -7,12 +8,15 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
+#include "moe/comm/nccl_symmetric.cuh"
+#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/eplb/async_rearrangement.hpp"
@@ -94,7 +98,25 @@ class Weights {
   std::vector<Buffer<std::uint32_t, space::cuda>> arrays_;
 };
 
-TEST(WeightMoverNccl, B7_RandomMaps) {
+/// The ways in which weights move.
+enum class By { messages, window };
+/// A window for the experts of Weights, if they move by one.
+class Window {
+ public:
+  Window(comm::Nccl& nccl, Weights& weights, By by) {
+    if (by == By::window) window_.emplace(nccl, eplb::WeightMover<comm::Nccl>::bytes_needed(weights.tensors(), kSlots));
+  }
+  eplb::WeightMover<comm::Nccl>::Params params() const { return {.peers = window_ ? eplb::peer_buffers(*window_) : eplb::PeerBuffers{}}; }
+
+ private:
+  std::optional<comm::NcclSymmetric> window_;
+};
+
+class WeightMoverNccl : public testing::TestWithParam<By> {};
+INSTANTIATE_TEST_SUITE_P(By, WeightMoverNccl, testing::Values(By::messages, By::window),
+                         [](auto const& info) { return info.param == By::window ? "window" : "messages"; });
+
+TEST_P(WeightMoverNccl, B7_RandomMaps) {
   comm::Mpi mpi(MPI_COMM_WORLD);
   auto nccl = communicator(mpi);
   eplb::CommGroup<comm::Mpi> group(mpi);
@@ -103,7 +125,8 @@ TEST(WeightMoverNccl, B7_RandomMaps) {
   ExpertMaps maps = random_maps(physical - mpi.size(), physical, 1);
   weights.load(maps, mpi.rank());
   CudaStream stream;
-  eplb::WeightMover<comm::Nccl> mover(nccl, weights.tensors(), kSlots);
+  Window const window(nccl, weights, GetParam());
+  eplb::WeightMover<comm::Nccl> mover(nccl, weights.tensors(), kSlots, window.params());
   mover.profile(stream);
   EXPECT_EQ(weights.check(maps, mpi.rank()), "");
   for (unsigned round = 2; round < 10; ++round) {
@@ -115,7 +138,7 @@ TEST(WeightMoverNccl, B7_RandomMaps) {
 }
 
 // The group also agrees over NCCL, without MPI.
-TEST(WeightMoverNccl, GroupOverNccl) {
+TEST(GroupOverNccl, AgreesWithoutMpi) {
   comm::Mpi mpi(MPI_COMM_WORLD);
   auto nccl = communicator(mpi);
   CudaStream stream;
@@ -130,7 +153,7 @@ TEST(WeightMoverNccl, GroupOverNccl) {
   }
 }
 
-TEST(WeightMoverNccl, B13_BesideAWorkerThread) {
+TEST_P(WeightMoverNccl, B13_BesideAWorkerThread) {
   comm::Mpi mpi(MPI_COMM_WORLD);
   auto nccl = communicator(mpi);
   eplb::CommGroup<comm::Mpi> group(mpi);
@@ -140,7 +163,8 @@ TEST(WeightMoverNccl, B13_BesideAWorkerThread) {
   ExpertMaps const next = random_maps(physical - 1, physical, 22);
   weights.load(maps, mpi.rank());
   CudaStream worker, engine;
-  eplb::WeightMover<comm::Nccl> mover(nccl, weights.tensors(), kSlots);
+  Window const window(nccl, weights, GetParam());
+  eplb::WeightMover<comm::Nccl> mover(nccl, weights.tensors(), kSlots, window.params());
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   eplb::AsyncRearrangement<comm::Nccl> async(mover, {.on_thread_start = [device] { check_cuda(cudaSetDevice(device), "cudaSetDevice"); }},

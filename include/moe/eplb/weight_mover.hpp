@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/weight_mover.hpp: carries out a transfer plan: experts of one layer at a time from rank to rank, through one spare buffer.
+// eplb/weight_mover.hpp: carries out a transfer plan: experts of one layer at a time from rank to rank, through one spare buffer, by the
+// communicator's messages or by stores into a window.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
+#include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/core/error.hpp"
@@ -32,6 +34,21 @@ struct MoveStats {
   bool operator==(MoveStats const&) const = default;
 };
 
+/// A spare buffer in a window: every rank's part as this rank maps it. Borrowed: the window must outlive the mover.
+struct PeerBuffers {
+  std::vector<std::byte*> parts{};  ///< [R]; empty: none
+  std::int64_t bytes = 0;           ///< of each part
+};
+
+/// The user part of a window (comm::MpiShared, comm::NcclSymmetric) that nothing else uses, of at least WeightMover::bytes_needed().
+template <SymmetricMemory Window>
+PeerBuffers peer_buffers(Window const& window) {
+  auto const control = static_cast<std::int64_t>(comm::kWindowControlBytes);
+  PeerBuffers out{{}, window.bytes() - control};
+  for (int r = 0; r < window.size(); ++r) out.parts.push_back(static_cast<std::byte*>(window.peer(r, control)));
+  return out;
+}
+
 /// Moves expert weights between ranks, over a communicator used for nothing else: the EPLB group has the members of EP, but weight messages
 /// must never interleave with a layer's messages. Works in the communicator's space (host: comm::Self, comm::Mpi; device: comm::Nccl).
 ///
@@ -42,6 +59,9 @@ struct MoveStats {
 /// Besides the weights, a rank allocates memory for at most one layer of its own experts. Every call but discard() and the accessors
 /// is collective. Messages in flight are bounded: in each round a rank sends to one peer and receives from one, one array of one expert
 /// at a time. After a communicator error the layer is unchanged; the communicator decides whether further calls are possible.
+///
+/// With Params::peers the spare buffers of all ranks lie in a window, and a rank stores the experts that others need into their buffers
+/// itself. The communicator then carries two barriers a layer: all buffers are free, all experts have arrived.
 template <Communicator Comm>
 class WeightMover {
  public:
@@ -51,17 +71,26 @@ class WeightMover {
     std::vector<int> node_of_rank{};  ///< [R]: if given, experts are sent from the receiver's node if it holds them
     /// Device space: of wait(); the host communicators have deadlines of their own. 0: none.
     std::int64_t timeout_ms = comm::kDefaultTimeoutMs;
+    PeerBuffers peers{};  ///< if given, on all ranks: weights move by stores into a window, and no buffer is allocated
   };
 
+  /// Bytes of the spare buffer of these arrays.
+  static std::int64_t bytes_needed(std::vector<LayerTensors> const& layers, int slots_per_rank) {
+    std::int64_t slot = 0;
+    for (LayerTensors const& tensors : layers) slot = std::max(slot, bytes_of_slot(tensors));
+    return slot * slots_per_rank;
+  }
+
   /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank slots. Collective: E_MISMATCH if ranks differ in their
-  /// arrays, E_ARG on an array that is null or too short, E_CAPACITY if the buffer cannot be allocated.
+  /// arrays, or if only some have a window; E_ARG on an array that is null or too short, or a window of other ranks; E_CAPACITY if the
+  /// buffer cannot be allocated or the window is too small.
   WeightMover(Comm& comm, std::vector<LayerTensors> layers, int slots_per_rank, Params params = {})
       : comm_(comm), params_(std::move(params)), layers_(std::move(layers)), slots_per_rank_(slots_per_rank) {
     std::exception_ptr refused;
     try {
       check_arrays();
       for (LayerTensors const& tensors : layers_) slot_bytes_ = std::max(slot_bytes_, bytes_of_slot(tensors));
-      buffer_ = Buffer<std::byte, Space>(slot_bytes_ * slots_per_rank_);
+      take_buffer();
     } catch (Error const&) {
       refused = std::current_exception();
     }
@@ -70,7 +99,8 @@ class WeightMover {
     auto const words = group.all_gather(shape_hash());
     for (std::size_t r = 1; r < words.size(); ++r) {
       if (words[r] != words[0]) {
-        throw Error(ErrorCode::mismatch, text("weight mover: rank ", r, " has other layers, arrays or slots than rank 0"));
+        throw Error(ErrorCode::mismatch,
+                    text("weight mover: rank ", r, " has other layers, arrays or slots than rank 0, or only one of them a window"));
       }
     }
   }
@@ -83,7 +113,7 @@ class WeightMover {
   int slots_per_rank() const { return slots_per_rank_; }
   Comm& comm() { return comm_; }
   /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes per slot.
-  std::int64_t buffer_bytes() const { return buffer_.size(); }
+  std::int64_t buffer_bytes() const { return slot_bytes_ * slots_per_rank_; }
   MoveStats const& stats() const { return stats_; }
   /// The layer that lies in the buffer, or -1.
   int fetched_layer() const { return fetched_ ? fetched_->layer : -1; }
@@ -103,7 +133,11 @@ class WeightMover {
     RankPlan plan = plan_rank(flows, old_map, new_map, num_ranks(), rank());
 
     for (SlotCopy const& c : plan.local_copies) copy_into_buffer(layer, c, false, stream);
-    for (std::vector<Message> const& round : schedule_rounds(flows, num_ranks())) move_round(layer, round, stream);
+    if (in_window()) {
+      store_into_peers(layer, flows, stream);
+    } else {
+      for (std::vector<Message> const& round : schedule_rounds(flows, num_ranks())) move_round(layer, round, stream);
+    }
     for (SlotCopy const& c : plan.duplicates) copy_into_buffer(layer, c, true, stream);
     fence_.record(stream);
     fetched_ = Fetched{layer, std::move(plan.commits)};
@@ -141,11 +175,17 @@ class WeightMover {
     }
     for (int shift = 1; shift < num_ranks(); ++shift) {
       std::vector<Message> round;
+      std::vector<Flow> flows;
       for (int from = 0; from < num_ranks(); ++from) {
         int const to = (from + shift) % num_ranks();
-        round.push_back({from, to, {{0, from, from * slots_per_rank_, to, to * slots_per_rank_}}});
+        flows.push_back({0, from, from * slots_per_rank_, to, to * slots_per_rank_});
+        round.push_back({from, to, {flows.back()}});
       }
-      move_round(largest, round, stream);
+      if (in_window()) {
+        store_into_peers(largest, flows, stream);
+      } else {
+        move_round(largest, round, stream);
+      }
     }
     fence_.record(stream);
     detail::wait_for(fence_, params_.timeout_ms, "profile of the weight mover");
@@ -187,10 +227,30 @@ class WeightMover {
       }
     }
   }
+  void take_buffer() {
+    if (params_.peers.parts.empty()) {
+      buffer_ = Buffer<std::byte, Space>(buffer_bytes());
+      data_ = buffer_.data();
+      return;
+    }
+    std::vector<std::byte*> const& parts = params_.peers.parts;
+    if (parts.size() != static_cast<std::size_t>(num_ranks())) {
+      throw Error(ErrorCode::argument, text("peers: a window of ", parts.size(), " ranks, the communicator has ", num_ranks()));
+    }
+    if (std::find(parts.begin(), parts.end(), nullptr) != parts.end()) throw Error(ErrorCode::argument, "peers: a part is null");
+    if (params_.peers.bytes < buffer_bytes()) {
+      throw Error(ErrorCode::capacity,
+                  text("peers: the window has ", params_.peers.bytes, " bytes a rank, one layer's experts need ", buffer_bytes()));
+    }
+    data_ = parts[static_cast<std::size_t>(rank())];
+  }
+  bool in_window() const { return !params_.peers.parts.empty(); }
+
   std::uint64_t shape_hash() const {
     std::uint64_t h = 0xcbf29ce484222325ULL;
     auto const mix = [&h](std::uint64_t value) { h = (h ^ value) * 0x100000001b3ULL; };
     mix(static_cast<std::uint64_t>(slots_per_rank_));
+    mix(in_window() ? 1 : 0);
     for (LayerTensors const& layer : layers_) {
       mix(layer.size() + 1);
       for (ExpertTensor const& t : layer) {
@@ -209,7 +269,7 @@ class WeightMover {
   LayerTensors const& tensors(int layer) const { return layers_[static_cast<std::size_t>(layer)]; }
   std::int64_t local(std::int32_t slot) const { return slot - std::int64_t{rank()} * slots_per_rank_; }
   std::byte* weights(ExpertTensor const& t, std::int32_t slot) const { return t.data + local(slot) * t.stride; }
-  std::byte* buffer(std::int32_t slot) { return buffer_.data() + local(slot) * slot_bytes_; }
+  std::byte* buffer(std::int32_t slot) { return data_ + local(slot) * slot_bytes_; }
 
   static void copy(void* to, void const* from, std::int64_t bytes, StreamType stream) {
     Memory<Space>::copy_async(to, from, static_cast<std::size_t>(bytes), stream);
@@ -220,6 +280,35 @@ class WeightMover {
       copy(buffer(c.destination_slot) + offset, from_buffer ? buffer(c.source_slot) + offset : weights(t, c.source_slot), t.bytes, stream);
       offset += padded(t.bytes);
       stats_.bytes_copied += t.bytes;
+    }
+  }
+
+  /// Every expert of `flows` straight into its receiver's buffer. A receiver may still copy out of its buffer, or have filled it with local
+  /// copies of this layer, in other slots: hence the first barrier, which all ranks reach after their last commit.
+  void store_into_peers(int layer, std::vector<Flow> const& flows, StreamType stream) {
+    meet(layer, stream);
+    for (Flow const& f : flows) {
+      if (f.source_rank == rank()) store(layer, f, stream);
+      if (f.destination_rank == rank()) {
+        for (ExpertTensor const& t : tensors(layer)) stats_.bytes_received += t.bytes;
+      }
+    }
+    meet(layer, stream);
+  }
+  void store(int layer, Flow const& f, StreamType stream) {
+    std::int64_t const slot = f.destination_slot - std::int64_t{f.destination_rank} * slots_per_rank_;
+    std::byte* to = params_.peers.parts[static_cast<std::size_t>(f.destination_rank)] + slot * slot_bytes_;
+    for (ExpertTensor const& t : tensors(layer)) {
+      copy(to, weights(t, f.source_slot), t.bytes, stream);
+      stats_.bytes_sent += t.bytes;
+      to += padded(t.bytes);
+    }
+  }
+  void meet(int layer, StreamType stream) {
+    try {
+      comm_.barrier(stream);
+    } catch (TransportError const& e) {
+      fail(layer, nullptr, nullptr, e);
     }
   }
 
@@ -262,7 +351,7 @@ class WeightMover {
       stats_.bytes_received += t.bytes;
     }
     std::byte const* const from = send != nullptr ? weights(t, send->source_slot) : t.data;
-    std::byte* const to = receive != nullptr ? buffer(receive->destination_slot) + offset : buffer_.data();
+    std::byte* const to = receive != nullptr ? buffer(receive->destination_slot) + offset : data_;
     comm_.all_to_all_v(from, in_counts_.data(), zeros_.data(), to, out_counts_.data(), zeros_.data(), stream);
   }
   [[noreturn]] void fail(int layer, Flow const* send, Flow const* receive, TransportError const& e) const {
@@ -282,7 +371,8 @@ class WeightMover {
   std::vector<LayerTensors> layers_;
   int slots_per_rank_;
   std::int64_t slot_bytes_ = 0;
-  Buffer<std::byte, Space> buffer_;  // [L, slot_bytes_]
+  Buffer<std::byte, Space> buffer_;  // unless the spare buffer is in a window
+  std::byte* data_ = nullptr;        // [L, slot_bytes_]
   std::optional<Fetched> fetched_;
   Fence<Space> fence_;
   MoveStats stats_;
