@@ -9,8 +9,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <random>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expect_error.hpp"
@@ -22,6 +23,7 @@
 #include "moe/models/preset_host.hpp"
 #include "moe/quantization/schemes.hpp"
 #include "moe/routing/routers.hpp"
+#include "packed_checkpoint.hpp"
 #include "temporary_directory.hpp"
 
 namespace {
@@ -30,7 +32,9 @@ namespace fs = std::filesystem;
 using namespace moe;
 using io::FileDType;
 using moe_test::expect_error;
+using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
+using moe_test::Zeros;
 using nlohmann::json;
 using Local = backends::NoExpertParallel<>;
 using Any = models::AnyBlock<quantization::None, Local>;
@@ -170,64 +174,7 @@ TEST(LoadRunner, BadArguments) {
 // ---- experts as they are stored
 
 constexpr std::int64_t kE = 3, kH = 128, kI = 128;
-
-struct Writer {
-  io::SafetensorsWriter file;
-  std::mt19937 random{7};
-  std::vector<std::vector<std::uint8_t>> kept;
-
-  /// Random codes; those that are no numbers in e4m3 are left out.
-  void codes(std::string const& name, FileDType type, std::vector<std::int64_t> const& shape) {
-    std::int64_t n = io::bits(type) / 8;
-    for (std::int64_t d : shape) n *= d;
-    kept.emplace_back(at(n));
-    for (std::uint8_t& v : kept.back()) {
-      v = static_cast<std::uint8_t>(random());
-      if (type == FileDType::f8_e4m3 && (v & 0x7F) == 0x7F) v = 0x7E;
-    }
-    file.add_bytes(name, type, shape, std::as_bytes(std::span(kept.back())));
-  }
-  void exponents(std::string const& name, std::vector<std::int64_t> const& shape) {
-    std::int64_t n = 1;
-    for (std::int64_t d : shape) n *= d;
-    std::vector<std::uint8_t> v(at(n));
-    for (std::uint8_t& x : v) x = static_cast<std::uint8_t>(120 + random() % 10);
-    file.add(name, shape, v);
-  }
-  void scales(std::string const& name, std::vector<std::int64_t> const& shape) {
-    std::int64_t n = 1;
-    for (std::int64_t d : shape) n *= d;
-    std::vector<float> v(at(n));
-    for (float& x : v) x = static_cast<float>(1 + random() % 100) / 64;
-    file.add(name, shape, v);
-  }
-};
-
-/// A checkpoint of one Qwen3-like layer with what `write` adds for each matrix of each expert.
-template <class Write>
-void write_checkpoint(fs::path const& directory, json const& quantization, Write const& write) {
-  json config{{"model_type", "qwen3_moe"},
-              {"hidden_act", "silu"},
-              {"hidden_size", kH},
-              {"moe_intermediate_size", kI},
-              {"num_experts", kE},
-              {"num_experts_per_tok", 2},
-              {"num_hidden_layers", 1},
-              {"norm_topk_prob", true},
-              {"mlp_only_layers", json::array()},
-              {"decoder_sparse_step", 1},
-              {"quantization_config", quantization}};
-  std::ofstream(directory / "config.json") << config;
-  Writer writer;
-  std::string const root = "model.layers.0.mlp.";
-  writer.file.add(root + "gate.weight", {kE, kH}, std::vector<float>(at(kE * kH), 0.5F));
-  for (int e = 0; e < kE; ++e) {
-    for (auto const& [name, n, k] : {std::tuple{"gate_proj", kI, kH}, {"up_proj", kI, kH}, {"down_proj", kH, kI}}) {
-      write(writer, text(root, "experts.", e, '.', name), n, k);
-    }
-  }
-  writer.file.write(directory / "model.safetensors");
-}
+using Writer = moe_test::CheckpointWriter;
 
 /// Every expert as Quant stores it, decoded, is the expert that is read in float32.
 template <class Quant>
@@ -256,15 +203,12 @@ void expect_same_values(fs::path const& directory, bool direct = true) {
   }
 }
 
-json const kFp8{{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
-void fp8_blocks(Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-  w.codes(base + ".weight", FileDType::f8_e4m3, {n, k});
-  w.scales(base + ".weight_scale_inv", {n / 128, k / 128});
-}
+json const kFp8 = moe_test::fp8_block_config();
+constexpr auto fp8_blocks = moe_test::add_fp8_blocks;
 
 TEST(PackedExperts, Fp8Blocks) {
   TemporaryDirectory const directory;
-  write_checkpoint(directory.path(), kFp8, fp8_blocks);
+  moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks);
   expect_same_values<quantization::Fp8Block<>>(directory.path());
   expect_same_values<quantization::None>(directory.path(), false);  // widened
 }
@@ -273,7 +217,7 @@ TEST(PackedExperts, Fp8PerChannel) {
   json const config{{"quant_method", "compressed-tensors"},
                     {"format", "float-quantized"},
                     {"config_groups", {{"group_0", {{"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}}}}}}};
-  write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     w.codes(base + ".weight", FileDType::f8_e4m3, {n, k});
     w.scales(base + ".weight_scale", {n, 1});
   });
@@ -285,7 +229,7 @@ TEST(PackedExperts, Mxfp4OfSingleExperts) {
       {"quant_method", "compressed-tensors"},
       {"format", "mxfp4-pack-quantized"},
       {"config_groups", {{"group_0", {{"weights", {{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}}}}}}}};
-  write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
     w.exponents(base + ".weight_scale", {n, k / 32});
   });
@@ -315,24 +259,181 @@ TEST(PackedExperts, IntegersOfCompressedTensors) {
       {"quant_method", "compressed-tensors"},
       {"format", "pack-quantized"},
       {"config_groups", {{"group_0", {{"weights", {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 128}}}}}}}};
-  write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     w.codes(base + ".weight_packed", FileDType::i32, {n, k / 8});
     w.scales(base + ".weight_scale", {n, k / 128});
   });
   expect_same_values<quantization::Int4Group128>(directory.path());
 }
-TEST(PackedExperts, IntegersOfGptq) {
-  TemporaryDirectory const directory;
-  json const config{{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}};
-  write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-    w.codes(base + ".qweight", FileDType::i32, {k / 8, n});
-    w.scales(base + ".scales", {k / 128, n});
-  });
-  expect_same_values<quantization::Int4Group128>(directory.path());
+// ---- GPTQ and AWQ: every packing that the readers take, beside the integers that were packed
+
+struct Packing {
+  std::string name;
+  json config;
+  int bits;
+  std::int64_t group;
+  Zeros zeros;
+  StoredZeros stored;
+  bool awq;
+  bool by_activation = false;
+};
+json gptq_config(int bits, std::int64_t group, char const* format = nullptr) {
+  json q{{"quant_method", "gptq"}, {"bits", bits}, {"group_size", group}};
+  if (format != nullptr) q["checkpoint_format"] = format;
+  return q;
 }
+std::vector<Packing> integer_packings() {
+  std::vector<Packing> out;
+  for (int bits : {4, 8}) {
+    for (std::int64_t group : {32, 64, 128, -1}) {
+      std::string const size = text(bits, " bits, groups of ", group);
+      out.push_back(
+          {"gptq without zero points, " + size, gptq_config(bits, group), bits, group, Zeros::symmetric, StoredZeros::none, false});
+      out.push_back({"gptq, symmetric, " + size, gptq_config(bits, group), bits, group, Zeros::symmetric, StoredZeros::minus_one, false});
+      out.push_back({"gptq, " + size, gptq_config(bits, group, "gptq"), bits, group, Zeros::random, StoredZeros::minus_one, false});
+      out.push_back({"gptq_v2, " + size, gptq_config(bits, group, "gptq_v2"), bits, group, Zeros::random, StoredZeros::as_they_are, false});
+    }
+    out.push_back(
+        {text("gptq by activation, ", bits, " bits"), gptq_config(bits, 32), bits, 32, Zeros::random, StoredZeros::minus_one, false, true});
+  }
+  for (std::int64_t group : {32, 64, 128, -1}) {
+    json const gemm{{"quant_method", "awq"}, {"bits", 4}, {"group_size", group}, {"version", "gemm"}};
+    json const old{{"quant_method", "awq"}, {"w_bit", 4}, {"q_group_size", group}, {"version", "GEMM"}};
+    std::string const size = text("groups of ", group);
+    out.push_back({"awq, " + size, gemm, 4, group, Zeros::random, StoredZeros::as_they_are, true});
+    out.push_back({"awq, symmetric, " + size, old, 4, group, Zeros::symmetric, StoredZeros::as_they_are, true});
+    out.push_back({"awq without zero points, " + size, gemm, 4, group, Zeros::symmetric, StoredZeros::none, true});
+  }
+  return out;
+}
+using Kept = std::map<std::string, moe_test::IntegerCodes>;
+Kept write_integers(fs::path const& directory, Packing const& p) {
+  Kept kept;
+  moe_test::write_checkpoint(directory, p.config, [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    auto m = moe_test::random_integers(w, p.bits, n, k, p.group, p.zeros);
+    if (p.by_activation) {
+      for (std::int64_t j = 0; j < k; ++j) m.order.push_back(static_cast<std::int32_t>(j % m.groups()));
+    }
+    p.awq ? moe_test::add_awq(w, base, m, p.stored) : moe_test::add_gptq(w, base, m, p.stored);
+    kept.emplace(base, std::move(m));
+  });
+  return kept;
+}
+/// The matrices of expert e by the integers that were packed: w13 [2I, H], w2 [H, I].
+std::pair<std::vector<float>, std::vector<float>> values_of(Kept const& kept, int e) {
+  std::pair<std::vector<float>, std::vector<float>> out;
+  for (char const* name : {"gate_proj", "up_proj", "down_proj"}) {
+    auto const& m = kept.at(text("model.layers.0.mlp.experts.", e, '.', name));
+    for (std::int64_t i = 0; i < m.n * m.k; ++i) {
+      (std::string_view(name) == "down_proj" ? out.second : out.first).push_back(m.value(i / m.k, i % m.k));
+    }
+  }
+  return out;
+}
+/// Whether Quant can hold what the packing stores.
+template <int Bits, int Group, bool ZeroPoint>
+bool holds(Packing const& p) {
+  return p.bits == Bits && !p.by_activation && (p.group == -1 || p.group % Group == 0) && (ZeroPoint || p.zeros == Zeros::symmetric);
+}
+/// The block of a quantised scheme beside the block whose experts were widened while they were read.
+template <class Quant>
+void expect_same_output(fs::path const& directory) {
+  comm::Self<> self;
+  auto packed = load_runner<models::AnyBlock<Quant, Local>>(directory, 0, self, {.max_tokens_per_rank = 9});
+  auto wide = load_runner<Any>(directory, 0, self, {.max_tokens_per_rank = 9});
+  EXPECT_TRUE(packed.direct());
+  EXPECT_FALSE(wide.direct());
+  Writer random;
+  auto const x = random.normal({9, kH});
+  std::vector<float> a(x.size()), b(x.size());
+  packed.forward(make_rows(x.data(), 9, kH), make_rows(a.data(), 9, kH));
+  wide.forward(make_rows(x.data(), 9, kH), make_rows(b.data(), 9, kH));
+  float largest = 0;
+  for (float v : b) largest = std::max(largest, std::abs(v));
+  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 2e-5F * largest) << i;
+  EXPECT_GT(largest, 0.0F);
+}
+
+TEST(PackedExperts, EveryPackingOfGptqAndAwqIsReadAsItWasPacked) {
+  for (Packing const& p : integer_packings()) {
+    SCOPED_TRACE(p.name);
+    TemporaryDirectory const directory;
+    Kept const kept = write_integers(directory.path(), p);
+    io::LayerDescription const d = io::from_config(io::HfConfig::from_file(directory.path()), 0);
+    io::TensorStore const store(directory.path());
+    io::ExpertReader const reader = io::LayerLoader::from_checkpoint(store, d, 0).experts();
+    std::vector<float> w13(at(2 * kI * kH)), w2(at(kH * kI));
+    for (int e = 0; e < kE; ++e) {
+      reader.read(e, w13.data(), w2.data());
+      auto const [want13, want2] = values_of(kept, e);
+      ASSERT_EQ(w13, want13) << "expert " << e;
+      ASSERT_EQ(w2, want2) << "expert " << e;
+    }
+    if (holds<4, 128, false>(p)) expect_same_values<quantization::Int4Group128>(directory.path());
+    if (holds<4, 64, false>(p)) expect_same_values<quantization::WNa16<4, 64>>(directory.path());
+    if (holds<4, 32, false>(p)) expect_same_values<quantization::WNa16<4, 32>>(directory.path());
+    if (holds<4, 128, true>(p)) expect_same_values<quantization::Int4Group128Zero>(directory.path());
+    if (holds<4, 32, true>(p)) expect_same_values<quantization::WNa16<4, 32, true>>(directory.path());
+    if (holds<8, 128, false>(p)) expect_same_values<quantization::WNa16<8, 128>>(directory.path());
+    if (holds<8, 32, true>(p)) expect_same_values<quantization::WNa16<8, 32, true>>(directory.path());
+  }
+}
+TEST(PackedExperts, BlocksOfGptqAndAwqCheckpoints) {
+  for (Packing const& p : integer_packings()) {
+    SCOPED_TRACE(p.name);
+    if (!holds<4, 128, true>(p)) continue;
+    TemporaryDirectory const directory;
+    write_integers(directory.path(), p);
+    if (p.zeros == Zeros::symmetric) expect_same_output<quantization::Int4Group128>(directory.path());
+    if (p.zeros == Zeros::random) expect_same_output<quantization::Int4Group128Zero>(directory.path());
+  }
+}
+TEST(PackedExperts, WhatASchemeCannotHoldIsRefused) {
+  comm::Self<> self;
+  using Int4 = models::AnyBlock<quantization::Int4Group128, Local>;
+  auto const refused = [&](Packing const& p, ErrorCode code, char const* part) {
+    SCOPED_TRACE(p.name);
+    TemporaryDirectory const directory;
+    write_integers(directory.path(), p);
+    expect_error(code, part, [&] { load_runner<Int4>(directory.path(), 0, self, {.max_tokens_per_rank = 1}); });
+  };
+  json const awq{{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"version", "gemm"}};
+  refused({"zero points", awq, 4, 128, Zeros::random, StoredZeros::as_they_are, true}, ErrorCode::config,
+          "int4_group128 is symmetric, but row ");
+  refused({"small groups", gptq_config(4, 32), 4, 32, Zeros::symmetric, StoredZeros::minus_one, false}, ErrorCode::config,
+          "int4_group128 cannot hold 4 bit weights in groups of 32 with K 128");
+  refused({"8 bits", gptq_config(8, 128), 8, 128, Zeros::symmetric, StoredZeros::minus_one, false}, ErrorCode::config,
+          "int4_group128 cannot hold 8 bit weights in groups of 128");
+  refused({"desc_act", gptq_config(4, 32), 4, 32, Zeros::symmetric, StoredZeros::minus_one, false, true}, ErrorCode::unsupported,
+          "desc_act: its columns are in the order of activations, which int4_group128 cannot hold");
+}
+
+// ---- damaged files
+
+TEST(PackedExperts, AFileThatIsCutOffOrVanishesWhileItIsRead) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks);
+  fs::path const file = directory.path() / "model.safetensors";
+  io::LayerDescription const d = io::from_config(io::HfConfig::from_file(directory.path()), 0);
+  io::TensorStore const store(directory.path());
+  io::ExpertReader const reader = io::LayerLoader::from_checkpoint(store, d, 0).experts();
+  using Fp8 = quantization::Fp8Block<>;
+  Fp8 const quant{};
+  io::ExpertLoader<Fp8, float> const loader(store, d, reader, quant);
+  std::vector<Fp8::WeightCode<float>> c13(at(2 * kI * kH)), c2(at(kH * kI));
+  std::vector<float> s13(2), s2(1);
+  fs::path const moved = directory.path() / "moved";
+  fs::rename(file, moved);  // an open file is read on
+  EXPECT_NO_THROW(loader.read(0, {c13.data(), c2.data(), s13.data(), s2.data()}));
+  auto const size = fs::file_size(moved);
+  fs::resize_file(moved, size - 5000);  // inside the last expert, which is the last in the file
+  expect_error(ErrorCode::argument, text("ends at byte ", size - 5000, ", had ", size, " bytes when it was opened"),
+               [&] { loader.read(kE - 1, {c13.data(), c2.data(), s13.data(), s2.data()}); });
+}
+
 TEST(PackedExperts, ACodeThatIsNoNumberIsRefused) {
   TemporaryDirectory const directory;
-  write_checkpoint(directory.path(), kFp8, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  moe_test::write_checkpoint(directory.path(), kFp8, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     fp8_blocks(w, base, n, k);
     if (base.ends_with("2.up_proj")) w.kept[w.kept.size() - 1][1000] = 0xFF;
   });
@@ -343,7 +444,7 @@ TEST(PackedExperts, ACodeThatIsNoNumberIsRefused) {
 }
 TEST(PackedExperts, ProgressCountsTheBytes) {
   TemporaryDirectory const directory;
-  write_checkpoint(directory.path(), kFp8, fp8_blocks);
+  moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks);
   comm::Self<> self;
   std::vector<std::int64_t> done;
   std::int64_t total = 0;

@@ -88,10 +88,23 @@ void copy_rows(StoredTensor const& t, std::int64_t first, std::int64_t rows, std
   }
 }
 
+/// Whether (byte & mask) == value holds for one of the bytes. Eight at a time: a word has a zero byte if one of its bytes borrows.
 inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mask, std::uint8_t value) {
-  std::uint8_t found = 0;  // a byte, so that the loop runs over bytes in vector registers
-  for (std::int64_t i = 0; i < n; ++i) found = static_cast<std::uint8_t>(found | ((bytes[i] & mask) == value ? 1 : 0));
-  return found != 0;
+  constexpr std::uint64_t kOnes = 0x0101010101010101U;
+  std::uint64_t found = 0, last = 0;
+  auto const look = [&](std::uint64_t word) {
+    std::uint64_t const x = (word & (kOnes * mask)) ^ (kOnes * value);
+    return (x - kOnes) & ~x & (kOnes * 0x80U);
+  };
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes + i, 8);
+    found |= look(word);
+  }
+  last = kOnes * static_cast<std::uint8_t>(~value & mask);  // bytes that are no such value
+  if (i < n) std::memcpy(&last, bytes + i, static_cast<std::size_t>(n - i));
+  return (found | look(last)) != 0;
 }
 
 template <class Quant>

@@ -27,14 +27,14 @@
 
 namespace moe::io {
 
-/// One safetensors file, mapped into memory. Reading converts; only requested data is read. Safe to read from several threads.
+/// One safetensors file. Only requested data is read: what is copied as it is stored, into its destination by read calls; what is
+/// converted, through a mapping. Safe to read from several threads. E_ARG for a file that is cut off while it is copied.
 class SafetensorsFile {
  public:
   /// Maps the file and checks its header. Throws E_ARG naming the file, the tensor, the value and the bound.
   explicit SafetensorsFile(std::filesystem::path const& path) : label_(path.string()) {
-    auto mapped = std::make_shared<MappedFile>(path);
-    bytes_ = mapped->bytes();
-    owner_ = std::move(mapped);
+    file_ = std::make_shared<MappedFile const>(path);
+    bytes_ = file_->bytes();
     header_ = parse_safetensors_header(bytes_, label_);
   }
   /// Reads a file that is already in memory; `label` stands for its name in errors. The bytes are borrowed.
@@ -78,7 +78,7 @@ class SafetensorsFile {
       throw Error(ErrorCode::argument, one_line(where(info), ": bytes [", first, ", ", first + count, ") are outside [0, ", size, ")"));
     }
     this->count(static_cast<std::uint64_t>(count));
-    if (count > 0) std::memcpy(out, data(info).data() + first, static_cast<std::size_t>(count));
+    copy(info, static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(count), out);
   }
 
   /// Elements [first, first + count) of a tensor in row-major order, converted to T, into out[count].
@@ -100,7 +100,7 @@ class SafetensorsFile {
     this->count(static_cast<std::uint64_t>(count * width));
     if (count == 0) return;
     if (file_dtype_of<T>() == info.dtype) {
-      std::memcpy(static_cast<void*>(out), from, static_cast<std::size_t>(count * width));
+      copy(info, static_cast<std::uint64_t>(first * width), static_cast<std::uint64_t>(count * width), out);
     } else if constexpr (std::is_integral_v<T>) {
       detail::for_each_integer(info.dtype, from, count, [&](std::int64_t i, std::optional<std::int64_t> value) {
         if (!value || !std::in_range<T>(*value)) {
@@ -153,6 +153,15 @@ class SafetensorsFile {
   std::span<std::byte const> data(TensorInfo const& info) const {
     return bytes_.subspan(static_cast<std::size_t>(header_.data_begin + info.begin), static_cast<std::size_t>(info.size_bytes()));
   }
+  /// Bytes [first, first + count) of a tensor, which has them, as they are stored.
+  void copy(TensorInfo const& info, std::uint64_t first, std::uint64_t count, void* out) const {
+    if (count == 0) return;
+    if (file_ != nullptr) {
+      file_->read(header_.data_begin + info.begin + first, count, out, label_);
+    } else {
+      std::memcpy(out, data(info).data() + first, static_cast<std::size_t>(count));
+    }
+  }
   void count(std::uint64_t bytes) const { bytes_read_->fetch_add(bytes, std::memory_order_relaxed); }
   void require(TensorInfo const& info, bool ok, char const* wanted) const {
     if (!ok) throw Error(ErrorCode::argument, one_line(where(info), ": dtype ", name(info.dtype), ", expected ", wanted));
@@ -160,7 +169,7 @@ class SafetensorsFile {
 
   std::string label_;
   std::span<std::byte const> bytes_;
-  std::shared_ptr<void const> owner_;
+  std::shared_ptr<MappedFile const> file_;  // null: bytes_ are the caller's
   SafetensorsHeader header_;
   std::unique_ptr<std::atomic<std::uint64_t>> bytes_read_ = std::make_unique<std::atomic<std::uint64_t>>(0);
 };

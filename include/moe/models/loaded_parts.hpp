@@ -2,8 +2,10 @@
 // models/loaded_parts.hpp: the weights around a layer, as they were read, as the parameters of a runner's parts; and where they lie.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "moe/core/space.hpp"
 #include "moe/io/expert_loader.hpp"
 #include "moe/io/host_layer_weights.hpp"
+#include "moe/io/huge_pages.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/routing/any_router.hpp"
@@ -76,7 +79,8 @@ class PartMemory<space::host> {
   }
 };
 
-/// Fills a store with experts. Host: threads write into the store itself. Else an expert at a time passes through host memory.
+/// Fills a store with experts. Host: threads write into the store itself. Else a few experts at a time, read by as many threads, pass
+/// through host memory.
 template <class Space, class Store, class Loader>
 void read_into(Store& store, Loader const& loader, std::span<int const> experts, int threads, io::LoadProgress const& progress) {
   typename Loader::Arrays first;
@@ -87,6 +91,7 @@ void read_into(Store& store, Loader const& loader, std::span<int const> experts,
       if constexpr (std::is_convertible_v<decltype(view.data_handle()), std::remove_reference_t<decltype(pointer)>>) {
         pointer = view.data_handle();
         n = each;
+        if constexpr (Space::kKind == SpaceKind::host) io::advise_huge_pages(pointer, view.size() * sizeof(*pointer));
       }
     };
     if (name == "w13") set(first.w13, n13);
@@ -94,27 +99,36 @@ void read_into(Store& store, Loader const& loader, std::span<int const> experts,
     if (name == "w13_scale") set(first.w13_scales, s13);
     if (name == "w2_scale") set(first.w2_scales, s2);
   });
-  if constexpr (Space::kKind == SpaceKind::host) {
-    auto const arrays = [&](std::int64_t l) {
-      return typename Loader::Arrays{first.w13 + l * n13, first.w2 + l * n2, first.w13_scales + l * s13, first.w2_scales + l * s2};
+  auto const arrays_in = [&](typename Loader::Arrays const& a) {
+    return [=](std::int64_t l) {
+      return typename Loader::Arrays{a.w13 + l * n13, a.w2 + l * n2, a.w13_scales + l * s13, a.w2_scales + l * s2};
     };
-    loader.read_all(experts, threads > 0 ? threads : host_threads(), arrays, progress);
+  };
+  if (threads <= 0) threads = host_threads();
+  if constexpr (Space::kKind == SpaceKind::host) {
+    loader.read_all(experts, threads, arrays_in(first), progress);
   } else {
+    constexpr int kMostAtOnce = 8;  // experts that pass through host memory together
     using Code = std::remove_pointer_t<decltype(first.w13)>;
     using Scale = std::remove_pointer_t<decltype(first.w13_scales)>;
-    Buffer<Code> c13(n13), c2(n2);
-    Buffer<Scale> e13(s13), e2(s2);
-    std::int64_t const count = static_cast<std::int64_t>(experts.size()), bytes = loader.expert_bytes();
-    auto const move = [](auto* to, auto const& from) {
-      if (from.size() > 0) Memory<Space>::copy_from_host(to, from.data(), from.bytes());
-    };
-    for (std::int64_t l = 0; l < count; ++l) {
-      loader.read(experts[static_cast<std::size_t>(l)], {c13.data(), c2.data(), e13.data(), e2.data()});
-      move(first.w13 + l * n13, c13);
-      move(first.w2 + l * n2, c2);
-      move(first.w13_scales + l * s13, e13);
-      move(first.w2_scales + l * s2, e2);
-      if (progress) progress((l + 1) * bytes, count * bytes);
+    auto const count = static_cast<std::int64_t>(experts.size()), bytes = loader.expert_bytes();
+    auto const at_once = std::min<std::int64_t>({count, threads, kMostAtOnce});
+    Buffer<Code> c13(at_once * n13), c2(at_once * n2);
+    Buffer<Scale> e13(at_once * s13), e2(at_once * s2);
+    io::advise_huge_pages(c13.data(), c13.bytes());
+    io::advise_huge_pages(c2.data(), c2.bytes());
+    for (std::int64_t l = 0; l < count; l += at_once) {
+      std::int64_t const n = std::min(at_once, count - l);
+      loader.read_all(experts.subspan(static_cast<std::size_t>(l), static_cast<std::size_t>(n)), threads,
+                      arrays_in({c13.data(), c2.data(), e13.data(), e2.data()}), {});
+      auto const move = [&](auto* to, auto const& from, std::int64_t each) {
+        if (each > 0) Memory<Space>::copy_from_host(to + l * each, from.data(), static_cast<std::size_t>(n * each) * sizeof(*to));
+      };
+      move(first.w13, c13, n13);
+      move(first.w2, c2, n2);
+      move(first.w13_scales, e13, s13);
+      move(first.w2_scales, e2, s2);
+      if (progress) progress((l + n) * bytes, count * bytes);
     }
   }
 }

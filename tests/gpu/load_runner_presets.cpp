@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/load_runner_presets.cpp: blocks of model libraries in the CUDA space, loaded from checkpoints by a program that g++ compiles:
+// the bundled checkpoints beside the outputs that transformers computed, and packed experts beside the definition.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <load_deepseek.hpp>
+#include <load_packed.hpp>
+#include <load_qwen.hpp>
+#include <string>
+#include <vector>
+
+#include "expect_error.hpp"
+#include "golden_dir.hpp"
+#include "moe/io/layer_weights.hpp"
+#include "moe/models/load_runner_cuda.hpp"
+#include "packed_checkpoint.hpp"
+#include "temporary_directory.hpp"
+
+namespace {
+
+using namespace moe;
+namespace fs = std::filesystem;
+using Cuda = space::cuda;
+using moe_test::add_awq;
+using moe_test::add_fp8_blocks;
+using moe_test::add_gptq;
+using moe_test::CheckpointWriter;
+using moe_test::FileDType;
+using moe_test::json;
+using moe_test::random_integers;
+using moe_test::StoredZeros;
+using moe_test::TemporaryDirectory;
+using moe_test::Zeros;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
+
+/// The root mean square of the difference, relative to that of `want`.
+double relative_error(std::vector<float> const& got, float const* want) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    norm += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+/// The block's output for the first `rows` rows of x.
+template <class Block>
+std::vector<float> forward(Block& block, std::vector<bf16> const& x, std::int64_t rows) {
+  std::int64_t const h = block.runner().hidden();
+  Buffer<bf16, Cuda> in(rows * h), out(rows * h);
+  in.copy_from_host(x.data());
+  Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  block.forward(make_rows(static_cast<bf16 const*>(in.data()), rows, h), make_rows(out.data(), rows, h));
+  block.runner().wait();
+  std::vector<bf16> host(at(rows * h));
+  out.copy_to_host(host.data());
+  std::vector<float> wide;
+  for (bf16 v : host) wide.push_back(to_float(v));
+  return wide;
+}
+
+bool hopper() {
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+  return major == 9;
+}
+class LoadOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!hopper()) GTEST_SKIP() << "presets in the CUDA space need compute capability 9.0";
+  }
+};
+
+/// Rows of moe_in are bf16: the block gets what transformers got.
+template <class Block>
+void expect_transformers(char const* checkpoint, int layer, double tolerance) {
+  SCOPED_TRACE(text(checkpoint, ", layer ", layer));
+  io::SafetensorsFile const file(tiny(checkpoint) / "moe_io.safetensors");
+  auto const x = file.read<bf16>(text("layers.", layer, ".moe_in"));
+  auto const want = file.read<float>(text("layers.", layer, ".moe_out_f32"));
+  comm::Self<Cuda> self;
+  std::int64_t done = 0, total = 0;
+  auto block = load_runner<Block>(tiny(checkpoint), layer, self,
+                                  {.max_tokens_per_rank = 364, .progress = [&](std::int64_t d, std::int64_t t) { done = d, total = t; }});
+  EXPECT_GT(total, 0);
+  EXPECT_EQ(done, total);
+  for (std::int64_t rows : {1, 17, 364}) {
+    EXPECT_LT(relative_error(forward(block, x, rows), want.data()), tolerance) << rows << " rows";
+  }
+}
+
+TEST_F(LoadOnGpu, Qwen3EqualsTransformers) {
+  for (int layer : {0, 1}) expect_transformers<load_qwen::decode>("qwen3_moe_tiny", layer, 1.2e-2);
+}
+TEST_F(LoadOnGpu, DeepSeekV3EqualsTransformers) {
+  for (int layer : {1, 2}) expect_transformers<load_deepseek::prefill>("deepseek_v3_tiny", layer, 1.2e-2);
+}
+/// bf16 experts of the file, quantised while they are read: two roundings to e4m3, 2^-4 each at most.
+TEST_F(LoadOnGpu, Qwen3QuantisedWhileItIsRead) {
+  expect_transformers<load_qwen::no_expert_parallel::fp8_per_token::decode>("qwen3_moe_tiny", 1, 6e-2);
+}
+TEST_F(LoadOnGpu, APresetRefusesAnotherModel) {
+  comm::Self<Cuda> self;
+  moe_test::expect_error(ErrorCode::config, "hidden is 64, and TinyPacked fixes it to 256", [&] {
+    load_runner<load_packed::no_expert_parallel::fp8_block128::decode>(tiny("qwen3_moe_tiny"), 0, self, {.max_tokens_per_rank = 1});
+  });
+}
+
+// ---- experts that stay in the form in which the checkpoint stores them
+
+constexpr moe_test::PackedSizes kSizes{.experts = 6, .hidden = 256, .intermediate = 128};
+
+/// Softmax over all experts, the two largest, renormalised; experts in double from the weights as they are read in float32.
+std::vector<float> definition(fs::path const& checkpoint, std::vector<bf16> const& x, std::int64_t rows) {
+  auto const w = io::load_checkpoint_layer<float>(checkpoint, 0);
+  std::int64_t const h = kSizes.hidden, width = kSizes.intermediate;
+  std::vector<float> out(at(rows * h));
+  auto const product = [](float const* m, std::vector<double> const& v, std::int64_t n) {
+    std::vector<double> y(at(n));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      for (std::size_t j = 0; j < v.size(); ++j) y[i] += static_cast<double>(m[i * v.size() + j]) * v[j];
+    }
+    return y;
+  };
+  for (std::int64_t t = 0; t < rows; ++t) {
+    std::vector<double> row(at(h));
+    for (std::int64_t i = 0; i < h; ++i) row[at(i)] = to_float(x[at(t * h + i)]);
+    auto logits = product(w.router_weight.data(), row, kSizes.experts);
+    std::vector<std::pair<double, std::int64_t>> order;
+    for (std::int64_t e = 0; e < kSizes.experts; ++e) order.emplace_back(-logits[at(e)], e);
+    std::sort(order.begin(), order.end());
+    double const second = std::exp(order[0].first - order[1].first), sum = 1.0 + second;
+    for (int j : {0, 1}) {
+      std::int64_t const e = order[at(j)].second;
+      auto const gu = product(w.w13.data() + e * 2 * width * h, row, 2 * width);
+      std::vector<double> a(at(width));
+      for (std::size_t i = 0; i < a.size(); ++i) a[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[at(width) + i];
+      auto const y = product(w.w2.data() + e * h * width, a, h);
+      for (std::int64_t i = 0; i < h; ++i) out[at(t * h + i)] += static_cast<float>((j == 0 ? 1.0 : second) / sum * y[at(i)]);
+    }
+  }
+  return out;
+}
+template <class Block, class Write>
+void expect_direct(json const& quantization, double tolerance, Write const& write) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), quantization, write, kSizes);
+  comm::Self<Cuda> self;
+  auto block = load_runner<Block>(directory.path(), 0, self, {.max_tokens_per_rank = 64});
+  EXPECT_TRUE(block.direct());
+  CheckpointWriter random;
+  std::vector<bf16> x;
+  for (float v : random.normal({64, kSizes.hidden})) x.push_back(from_float<bf16>(v));
+  auto const want = definition(directory.path(), x, 64);
+  for (std::int64_t rows : {1, 9, 64}) {
+    EXPECT_LT(relative_error(forward(block, x, rows), want.data()), tolerance) << rows << " rows";
+  }
+}
+
+TEST_F(LoadOnGpu, Fp8BlocksOfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::fp8_block128::decode>(moe_test::fp8_block_config(), 5e-2, add_fp8_blocks);
+}
+TEST_F(LoadOnGpu, GptqOfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::int4_group128::decode>(
+      {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}}, 1.2e-2,
+      [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        add_gptq(w, base, random_integers(w, 4, n, k, 128, Zeros::symmetric), StoredZeros::minus_one);
+      });
+}
+TEST_F(LoadOnGpu, AwqOfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::int4_group128::decode>(
+      {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"version", "gemm"}}, 1.2e-2,
+      [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        add_awq(w, base, random_integers(w, 4, n, k, 128, Zeros::symmetric), StoredZeros::as_they_are);
+      });
+}
+TEST_F(LoadOnGpu, Mxfp4OfTheFile) {
+  json const weights{{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}};
+  expect_direct<load_packed::no_expert_parallel::mxfp4_w4a16::decode>(
+      {{"quant_method", "compressed-tensors"},
+       {"format", "mxfp4-pack-quantized"},
+       {"config_groups", {{"group_0", {{"weights", weights}}}}}},
+      1.2e-2, [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
+        w.exponents(base + ".weight_scale", {n, k / 32});
+      });
+}
+
+}  // namespace
