@@ -41,6 +41,7 @@ class LoadedRunner {
     std::int64_t max_tokens_per_rank = 0;  ///< the most rows of a forward() on any rank. Required
     /// Which rank has which expert; unset: evenly, in their order. Of as many ranks as the group.
     std::optional<ExpertPlacement> placement{};
+    routing::ExpertMapping mapping{};  ///< for a placement whose physical experts are not the logical ones: replicas, load balancing
     Quant quantization{};
     typename Layer::Backend::Params backend{};
     typename Layer::Experts::Params experts{};
@@ -123,7 +124,8 @@ class LoadedRunner {
                                         .router = models::matched_router<Config, typename Layer::RouterType>(router, d.model_type),
                                         .quantization = o.quantization,
                                         .backend = o.backend,
-                                        .experts = o.experts}};
+                                        .experts = o.experts,
+                                        .mapping = o.mapping}};
     p.layer.shape = {d.expert_hidden(), d.intermediate, router.num_experts, router.topk, d.weight_on == io::WeightOn::expert_input};
     if constexpr (requires { p.layer.activation.kind; }) p.layer.activation.kind = d.activation.kind;
     p.layer.activation.constants = d.activation.constants;
