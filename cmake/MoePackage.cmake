@@ -11,4 +11,10 @@ set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 # The CUDA toolkit is found by FindMoeToolkit.cmake, whether it came as a package or not.
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "libboost-dev (>= 1.74)")
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "nlohmann-json3-dev, libopenmpi-dev, libdnnl-dev")
+# What libmoe and the tool in the package link. A library that is in no package (NCCL of a toolkit) is left out.
+find_program(MOE_SHLIBDEPS dpkg-shlibdeps)
+mark_as_advanced(MOE_SHLIBDEPS)
+if(MOE_SHLIBDEPS)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+endif()
 include(CPack)

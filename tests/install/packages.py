@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian package has the headers and the CMake package and states this version; the Conan recipe and the vcpkg port are well formed,
+"""The changelog begins with this version. The Debian package has the headers and the CMake package, states this version and depends on the
+packages of what its programs and libraries link; the Conan recipe and the vcpkg port are well formed,
 and state it too. Exit code 77 where cpack's Debian tools are missing. `conan inspect` reads the recipe where Conan is installed; the port is not run."""
 import argparse
 import ast
@@ -20,6 +21,22 @@ def run(*command) -> str:
     return done.stdout
 
 
+def unmet(package: pathlib.Path, work: pathlib.Path) -> list[str]:
+    """Packages of this system that own a library which a file of the package links, and on which the package does not depend."""
+    depends = set(re.findall(r"([a-z0-9][a-z0-9+.-]+)(?: \([^)]*\))?(?:,|$| \|)", run("dpkg-deb", "--field", package, "Depends")))
+    tree = work / "unpacked"
+    run("dpkg-deb", "--extract", package, tree)
+    missing = []
+    for file in (f for f in tree.rglob("*") if f.is_file() and not f.is_symlink() and f.read_bytes()[:4] == b"\x7fELF"):
+        headers = run("objdump", "-p", file)
+        for library in re.findall(r"^ +NEEDED +(\S+)", headers, re.M):
+            owner = subprocess.run(["dpkg-query", "--search", f"*/{library}"], capture_output=True, text=True, check=False)
+            owners = {line.split(":")[0] for line in owner.stdout.splitlines()}
+            if owners and not owners & depends:
+                missing.append(f"{package.name}: {file.name} links {library} of {', '.join(sorted(owners))}, no dependency")
+    return missing
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     for option in ("source", "build", "work"):
@@ -28,6 +45,9 @@ def main() -> int:
     options = parser.parse_args()
     version = re.search(r"project\(moe VERSION (\S+)", (options.source / "CMakeLists.txt").read_text()).group(1)
     problems = []
+    newest = re.search(r"^## (\S+)", (options.source / "CHANGELOG.md").read_text(), re.M).group(1)
+    if newest != version:
+        problems.append(f"CHANGELOG.md begins with {newest}, CMakeLists.txt states {version}")
 
     recipe = options.source / "packaging/conan/conanfile.py"
     classes = [node for node in ast.parse(recipe.read_text()).body if isinstance(node, ast.ClassDef)]
@@ -56,6 +76,8 @@ def main() -> int:
             problems.append(f"{packages[0].name} lacks {path}")
     if run("dpkg-deb", "--field", packages[0], "Version").strip() != version:
         problems.append(f"{packages[0].name} has another version than {version}")
+    if shutil.which("dpkg-shlibdeps") and shutil.which("objdump"):
+        problems += unmet(packages[0], options.work)
     for problem in problems:
         print(f"FAILED: {problem}")
     print(f"{packages[0].name}: {len(listed.splitlines())} entries, {len(problems)} problems")
