@@ -178,4 +178,25 @@ TEST(Placement, P7_RoundRobinWhereItDoesNotApply) {
   EXPECT_EQ(warnings, 1) << "one warning per process";
 }
 
+// Fused shared experts: every rank has its own copies behind its routed experts, and the routed ids stay.
+TEST(Placement, WithShared) {
+  for (PlacementStrategy strategy : {PlacementStrategy::linear, PlacementStrategy::round_robin}) {
+    ExpertPlacement const routed(10, 4, strategy), all = routed.with_shared(2);
+    EXPECT_EQ(all.num_physical(), 18);
+    EXPECT_EQ(all.num_logical(), 12);
+    EXPECT_EQ(all.num_locals(), (std::vector<std::int32_t>{5, 5, 4, 4}));
+    for (int p = 0; p < 10; ++p) EXPECT_EQ(std::pair(all.owner(p), all.local(p)), std::pair(routed.owner(p), routed.local(p)));
+    for (int r = 0; r < 4; ++r) {
+      for (int i = 0; i < 2; ++i) {
+        int const p = 10 + 2 * r + i;
+        EXPECT_EQ(all.owner(p), r);
+        EXPECT_EQ(all.local(p), routed.num_local(r) + i);
+        EXPECT_EQ(all.logical(p), 10 + i);
+        EXPECT_EQ(all.local_to_physical(r)[static_cast<std::size_t>(all.local(p))], p);
+      }
+    }
+    EXPECT_EQ(routed.with_shared(0), routed);
+  }
+}
+
 }  // namespace

@@ -22,9 +22,12 @@ Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
       mapping_(p.mapping),
       load_(p.load),
       max_tokens_(agreed_max_tokens(comm, weights, p)),
-      exchange_(comm, shape_, max_tokens_, p.placement, row_quantization(p.quantization), p.backend, arena_),
+      exchange_(comm, shape_, max_tokens_, all_experts(p.placement), row_quantization(p.quantization), p.backend, arena_),
       kernel_(build(comm, [&] { return Kernel(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_); })) {
-  build(comm, [&] { take_memory(); });
+  build(comm, [&] {
+    take_shared(comm, p);
+    take_memory();
+  });
   agree_on_construction(comm);
   if (p.log) {
     p.log(text("moe: ", RouterType::kName, ", ", Quant::kName, ", ", Backend::kName, ", ", Experts::kName, " on rank ", comm.rank(), " of ",
@@ -78,7 +81,7 @@ std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Par
       throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostSize));
     }
     check_mapping(p.placement, p.backend);
-    check_local_experts(weights, p.placement, comm.rank(), comm.size());
+    check_local_experts(weights, all_experts(p.placement), comm.rank(), comm.size());
   });
   agree_on_fingerprint(comm, layer_fingerprint<Config, Backend>(shape_, router_, p.quantization, p.activation, p.placement));
   return p.max_tokens_per_rank;
@@ -112,12 +115,38 @@ void Layer<C>::check_router(ExpertPlacement const& placement) const {
     throw Error(ErrorCode::config,
                 text("num_experts: the router has ", router_.num_experts(), and_fused, ", the layer ", shape_.num_experts()));
   }
-  if (fused > 0 && (placement.ep_size() > 1 || maps())) {
-    throw Error(ErrorCode::unsupported,
-                text("fused shared experts: every rank computes its own, and ",
-                     maps() ? std::string("a mapping moves experts") : text("the placement has ", placement.ep_size(), " ranks"),
-                     "; run shared experts beside the layer"));
+  if (fused == 0) return;
+  auto const refuse = [](auto const&... why) {
+    throw Error(ErrorCode::unsupported, text("fused shared experts: ", why..., "; run shared experts beside the layer"));
+  };
+  if (maps() && placement.ep_size() == 1) refuse("every rank computes its own, and a mapping moves experts");
+  if (placement.ep_size() == 1) return;
+  if (Backend::kFormat == ActivationFormat::batched) {
+    refuse("every rank computes its own, and ", Backend::kName, " delivers rows by expert to ", placement.ep_size(), " ranks");
   }
+  if (Space::kKind == SpaceKind::cuda) {
+    refuse("every rank computes its own in the host space only, and the placement has ", placement.ep_size(), " ranks");
+  }
+}
+
+/// The experts that the exchange knows: the routed ones, and on several ranks a copy of each fused shared one on every rank.
+template <class C>
+ExpertPlacement Layer<C>::all_experts(ExpertPlacement const& routed) const {
+  return routed.ep_size() == 1 ? routed : routed.with_shared(router_.num_slots() - router_.topk());
+}
+
+/// E_CONFIG if same_rows lies outside the placement's ranks.
+template <class C>
+void Layer<C>::take_shared(Comm const& comm, Params const& p) {
+  if (router_.num_slots() == router_.topk() || p.placement.ep_size() == 1) return;
+  int rank = comm.rank();
+  if constexpr (requires { p.backend.expert_rank.has_value(); }) rank = p.backend.expert_rank.value_or(rank);
+  shared_ranks_ = p.same_rows.ranks == 0 ? SameRows{rank, 1} : p.same_rows;
+  if (shared_ranks_.first < 0 || shared_ranks_.ranks < 1 || shared_ranks_.first > p.placement.ep_size() - shared_ranks_.ranks) {
+    throw Error(ErrorCode::config, text("same_rows: ranks [", shared_ranks_.first, ", ", shared_ranks_.first + shared_ranks_.ranks,
+                                        ") are not among the placement's ", p.placement.ep_size()));
+  }
+  shared_id_ = p.placement.num_physical();
 }
 
 /// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read a block for each
@@ -147,9 +176,10 @@ void Layer<C>::check_mapping(ExpertPlacement const& placement, typename Backend:
                     text("EPLB enabled but logical_to_physical is not set: slot ", slot, " holds expert ", placement.logical(slot)));
       }
     }
-    if (placement.num_physical() != shape_.num_experts()) {
-      throw Error(ErrorCode::config, text("placement: ", placement.num_physical(),
-                                          " physical experts, without a mapping expected num_experts ", shape_.num_experts()));
+    int const expected = placement.ep_size() == 1 ? shape_.num_experts() : router_.num_experts();
+    if (placement.num_physical() != expected) {
+      throw Error(ErrorCode::config,
+                  text("placement: ", placement.num_physical(), " physical experts, without a mapping expected num_experts ", expected));
     }
     return;
   }
@@ -159,7 +189,7 @@ void Layer<C>::check_mapping(ExpertPlacement const& placement, typename Backend:
       throw Error(ErrorCode::config, text("mapping: ", what, " is ", value, ", the layer has ", wanted));
     }
   };
-  expect("num_experts", mapping_.num_experts, shape_.num_experts());
+  expect("num_experts", mapping_.num_experts, router_.num_experts());
   expect("num_physical", mapping_.num_physical, placement.num_physical());
   if (kBatchInvariant<Config> && mapping_.num_physical > mapping_.num_experts && sums_by_rank(backend)) {
     throw Error(ErrorCode::config,

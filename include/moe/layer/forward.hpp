@@ -136,7 +136,22 @@ void Layer<C>::choose_replicas() {
   for (std::int64_t i = 0; i < rows_ * num_slots_; ++i) {
     dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
   }
-  if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk()));
+  if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk(), num_slots_));
+  if (shared_id_ >= 0) send_shared();
+}
+
+/// Host space: the fused shared experts of a row become the copies of a rank that has the row, so that they leave it for no other. Ranks
+/// with the same rows take turns.
+template <class C>
+void Layer<C>::send_shared() {
+  std::int64_t const k = router_.topk(), shared = num_slots_ - k;
+  for (std::int64_t t = 0; t < rows_; ++t) {
+    std::int64_t const owner = shared_ranks_.first + t % shared_ranks_.ranks;
+    for (std::int64_t j = 0; j < shared; ++j) {
+      std::int64_t const slot = t * num_slots_ + k + j;
+      if (ids_[slot] >= 0) dispatched_[slot] = static_cast<std::int32_t>(shared_id_ + owner * shared + j);
+    }
+  }
 }
 
 /// E_ARG unless `value` is `wanted`.

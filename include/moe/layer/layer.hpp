@@ -60,6 +60,8 @@ class Layer {
     /// Load balancing: the router's logical ids become physical ones before they are dispatched. The tables lie in the layer's space and
     /// may be rewritten between calls (eplb::MapTables). Unset: physical ids are the logical ones.
     routing::ExpertMapping mapping{};
+    /// Fused shared experts on several ranks: which of them have the same rows as this one. Unset: none. A runner on a grid sets it.
+    SameRows same_rows{};
     routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
     /// Called once, at the end of construction, with one line about the layer and its memory. Unset: silent.
     std::function<void(std::string const&)> log{};
@@ -157,6 +159,8 @@ class Layer {
   void check_router(ExpertPlacement const& placement) const;
   void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
   static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
+  ExpertPlacement all_experts(ExpertPlacement const& routed) const;
+  void take_shared(Comm const& comm, Params const& p);
   static bool sums_by_rank(typename Backend::Params const& backend);
   bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
 
@@ -176,6 +180,7 @@ class Layer {
   void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream);
   void route(GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream);
   void choose_replicas();
+  void send_shared();
   void validate(Hidden hidden, Output output) const;
   template <class L>
   void validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const& options) const;
@@ -196,6 +201,8 @@ class Layer {
   std::int32_t* dispatched_ = nullptr;  // as ids_; null: ids_ is dispatched
   float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
+  std::int32_t shared_id_ = -1;                        // physical id of the first fused shared expert where several ranks have copies
+  SameRows shared_ranks_{};                            // whose copies compute this rank's rows
   routing::RouteCounters counters_;                    // host space
   routing::RouteCounters* device_counters_ = nullptr;  // [1] CUDA space
   HostVisible<routing::CallerFault, Space> fault_;     // CUDA space

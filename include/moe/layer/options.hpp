@@ -48,6 +48,12 @@ class Timed {
   Phase phase_;
 };
 
+/// Ranks [first, first + ranks) of a placement whose rows are the same, as those of a TP group.
+struct SameRows {
+  int first = 0;
+  int ranks = 0;
+};
+
 /// Memory that a layer holds on this rank besides its weights, in bytes.
 struct LayerMemory {
   std::size_t arena = 0;   ///< in the layer's arena

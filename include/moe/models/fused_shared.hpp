@@ -33,7 +33,7 @@ std::string fusing_obstacle(io::HostLayerWeights<T> const& w) {
   if (d.router.num_zero_experts > 0) return "the router chooses zero experts";
   if (d.weight_on == io::WeightOn::expert_input && d.output_scaling_factor != 1.0F)
     return "the weights are on the input, the factor is not";
-  if (static_cast<int>(w.experts.size()) != d.router.num_experts) return "this rank has a part of the experts";
+  if (w.shared.count * w.shared.intermediate != d.shared.intermediate) return "this rank has a part of the shared experts";
   if (w.intermediate != d.intermediate) return "this rank has a part of each expert";
   bool const whole = d.shared.gate == io::SharedGate::routing_weight ? w.shared.intermediate == w.intermediate
                                                                      : w.shared.intermediate % w.intermediate == 0;
@@ -42,7 +42,9 @@ std::string fusing_obstacle(io::HostLayerWeights<T> const& w) {
 }
 
 /// The block with its shared experts as experts E, E + 1, …, which every row chooses: a wide one is cut into several. The layer then has
-/// num_experts + num_fused_shared experts and num_slots() columns, all on one rank. E_UNSUPPORTED with fusing_obstacle()'s sentence.
+/// num_experts + num_fused_shared experts and num_slots() columns. On one rank its placement is of all of them; on several, of the routed
+/// experts alone, and every rank has the shared ones behind its own (docs/semantics/runner.md §6). E_UNSUPPORTED with fusing_obstacle()'s
+/// sentence.
 template <class T>
 io::HostLayerWeights<T> with_fused_shared(io::HostLayerWeights<T> w) {
   if (std::string const why = fusing_obstacle(w); !why.empty()) throw Error(ErrorCode::unsupported, text("fused shared experts: ", why));

@@ -80,6 +80,28 @@ class ExpertPlacement {
     return placement;
   }
 
+  /// The same with `count` further experts on every rank, fused shared ones: physical P + r count + i is local num_local(r) + i of rank r,
+  /// a copy of logical expert num_logical() + i.
+  ExpertPlacement with_shared(int count) const {
+    ExpertPlacement out = *this;
+    for (int r = 0; r < ep_size(); ++r) {
+      for (int i = 0; i < count; ++i) {
+        out.owner_.push_back(r);
+        out.local_.push_back(num_local(r) + i);
+        out.physical_to_logical_.push_back(num_logical_ + i);
+      }
+      out.num_local_[static_cast<std::size_t>(r)] += count;
+    }
+    out.num_logical_ += count;
+    std::exclusive_scan(out.num_local_.begin(), out.num_local_.end(), out.first_.begin(), 0);
+    out.by_place_.resize(out.owner_.size());
+    for (std::size_t p = 0; p < out.owner_.size(); ++p) {
+      auto const place = static_cast<std::size_t>(out.first_[static_cast<std::size_t>(out.owner_[p])] + out.local_[p]);
+      out.by_place_[place] = static_cast<std::int32_t>(p);
+    }
+    return out;
+  }
+
   int num_physical() const { return static_cast<int>(owner_.size()); }
   int num_logical() const { return num_logical_; }
   int ep_size() const { return static_cast<int>(num_local_.size()); }

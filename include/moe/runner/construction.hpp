@@ -77,6 +77,13 @@ template <class LayerT, class PartsT>
 auto Runner<LayerT, PartsT>::layer_params(Params const& p) -> typename Layer::Params {
   typename Layer::Params out = p.layer;
   if constexpr (kParallel && requires { out.backend.expert_rank; }) out.backend.expert_rank = p.parallel.moe.ep_rank;
+  if constexpr (kParallel) {
+    MoeParallel const& moe = p.parallel.moe;
+    if (moe.sp_size == 1 && moe.backend.transport != Transport::all_to_all) {
+      int const ranks = std::max(moe.tp_size / moe.moe_tp_size, 1);
+      if (moe.ep_size > 1) out.same_rows = {moe.ep_rank / ranks * ranks, ranks};
+    }
+  }
   return out;
 }
 
