@@ -259,6 +259,41 @@ TYPED_TEST(DualBatch, WithChunksAndWithoutSharedExperts) {
   EXPECT_GT(bare.bytes(), bare.layer().bytes());
 }
 
+// Three passes of two halves. The ranks agree on their number in each forward, or it is fixed. After an error the next forward works.
+TYPED_TEST(DualBatch, ErrorsOfAPassEndTheForwardOnAllRanks) {
+  using Chunked = Runner<typename TestFixture::Layer, ChunkParts>;
+  bool const errs = this->mpi.rank() == this->mpi.size() - 1;
+  std::vector<float> const x = this->input(12);
+  for (std::int64_t const most : {0, 12}) {
+    auto p = this->template params<Chunked>(4);
+    p.chunking = {.rows = 4, .most_rows = most};
+    Chunked chunked(this->mpi, this->store.view(), p);
+    std::vector<float> want(x.size()), got(x.size());
+    EXPECT_EQ(this->forward(chunked, x, want), 6);
+    auto const works = [&] {
+      std::fill(got.begin(), got.end(), -2.0F);
+      EXPECT_EQ(this->forward(chunked, x, got), 6);
+      EXPECT_EQ(got, want);
+    };
+    for (int call = 1; call <= 6; ++call) {
+      SCOPED_TRACE(text("most_rows ", most, ", call ", call, " of the experts fails"));
+      FailingExperts::fails_on = errs ? call : 0;
+      expect_error(errs ? ErrorCode::internal : ErrorCode::peer, errs ? "injected" : "abandoned", [&] { this->forward(chunked, x, got); });
+      works();
+    }
+    // Wrong arguments of one rank, and abandon().
+    if (!errs) {
+      expect_error(ErrorCode::peer, "rank", [&] { this->forward(chunked, x, got); });
+      expect_error(ErrorCode::peer, "rank", [&] { this->forward(chunked, x, got); });
+    } else {
+      expect_error(ErrorCode::argument, "output: rows: 11, expected 12",
+                   [&] { chunked.forward(make_rows(x.data(), 12, kHidden), make_rows(got.data(), 11, kHidden)); });
+      chunked.abandon();
+    }
+    works();
+  }
+}
+
 TYPED_TEST(DualBatch, BadInput) {
   using Dual = typename TestFixture::Dual;
   auto p = this->template params<Dual>(1);

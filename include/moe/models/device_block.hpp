@@ -175,8 +175,7 @@ class DeviceBlock {
     p.gate = host.gate;
     p.average = host.average;
     p.gate_vector = copies_.copy<float>(w.shared.gate);
-    bool const overlaps = Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
-    p.overlap_rows = overlaps ? options_.shared_overlap_rows : 0;
+    p.overlap_rows = runner::shared::may_overlap<Backend>() ? options_.shared_overlap_rows : 0;
     auto set = [&](auto& to, auto const& from, std::vector<Loaded> const& values) {
       to.codes = make_blocks(copies_.copy<Act>(values), from.codes.extent(0), from.rows, from.cols);
       to.rows = from.rows;

@@ -170,7 +170,7 @@ void set_gate(Gate& p, io::HostLayerWeights<Weight> const& w, Memory& memory) {
 }
 
 template <class Shared, class Memory, class Weight>
-void set_shared(Shared& p, io::HostLayerWeights<Weight> const& w, bool moves_rows, Memory& memory) {
+void set_shared(Shared& p, io::HostLayerWeights<Weight> const& w, bool overlaps, Memory& memory) {
   using runner::shared::Gate;
   io::LayerDescription const& d = w.description;
   if (d.shared.count == 0) return;
@@ -183,7 +183,7 @@ void set_shared(Shared& p, io::HostLayerWeights<Weight> const& w, bool moves_row
   p.gate_vector = memory.copy(w.shared.gate);
   p.average = d.shared.combination == io::Combination::average;
   if constexpr (requires { p.overlap_rows; }) {
-    if (moves_rows) p.overlap_rows = 0;  // an exchange whose kernels wait for peers needs the device
+    if (!overlaps) p.overlap_rows = 0;  // an exchange in one call, whose kernels wait for peers, needs the device
   }
   auto const set = [&](auto& m, std::vector<Weight> const& values, std::int64_t rows, std::int64_t cols) {
     m.codes = make_blocks(memory.copy(values), w.shared.count, rows, cols);
@@ -206,8 +206,9 @@ void set_loaded_parts(typename Runner::Params& p, io::HostLayerWeights<Weight> c
   p.hidden = d.hidden;
   p.expert_hidden = d.expert_hidden();
   detail::set_gate(p.gate, w, memory);
-  constexpr bool kMovesRows = Runner::Layer::Backend::kFacts.transport == Transport::all_to_all;
-  if constexpr (kPresent<typename Parts::Shared>) detail::set_shared(p.shared, w, kMovesRows, memory);
+  if constexpr (kPresent<typename Parts::Shared>) {
+    detail::set_shared(p.shared, w, runner::shared::may_overlap<typename Runner::Layer::Backend>(), memory);
+  }
   if constexpr (kPresent<typename Parts::Input>) {
     p.input = {.weight = detail::loaded_matrix(memory, w.latent_in, d.latent, d.hidden),
                .normalise_result = d.latent_in_norm,

@@ -293,6 +293,7 @@ class Runner {
   template <class Call>
   void together(std::int64_t rows, Stream<Space> stream, Call const& call);
   void refuse(ErrorCode code, Stream<Space> stream);
+  void refuse_pass(std::int64_t rows, Stream<Space> stream);
   template <class Logits, class Probe>
   void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                  Probe& probe);

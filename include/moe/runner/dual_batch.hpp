@@ -61,13 +61,13 @@ struct None {
 /// Rows of every rank from which a batch is split by default. Host space: the usual threshold for batches that only decode, not measured
 /// (docs/semantics/parallel.md §4). Device: never, since on two H200 two halves were slower at every size measured, up to 4096 rows
 /// (docs/log/runner.md); a group of more ranks sets min_rows by its own measurement.
-constexpr std::int64_t measured_min_rows(SpaceKind space) { return space == SpaceKind::host ? 32 : kMostSize + 1; }
+constexpr std::int64_t default_min_rows(SpaceKind space) { return space == SpaceKind::host ? 32 : kMostSize + 1; }
 
 /// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.
 struct Halves {
   static constexpr bool kAbsent = false;
   struct Params {
-    /// A batch is split where every rank has at least this many rows, and 2; 0: measured_min_rows().
+    /// A batch is split where every rank has at least this many rows, and 2; 0: default_min_rows().
     std::int64_t min_rows = 0;
     /// Multiprocessors that the experts of a half may use, so that the other half's exchange finds some; 0: as those of a whole batch. For
     /// experts with that parameter (Params::workers).
@@ -100,10 +100,11 @@ struct Halves {
       });
     }
 
-    /// Collective in the host space, instead of splits(). Whether the others' forward runs in two halves. Never throws.
-    bool refuses() noexcept {
+    /// Collective in the host space, instead of splits(). Whether the others' forward runs in two halves; in the CUDA space that is told
+    /// from `rows`, the rows that this rank would have had. Never throws.
+    bool refuses(std::int64_t rows) noexcept {
       try {
-        return splits(0);
+        return splits(kHost ? 0 : rows);
       } catch (Error const&) {  // the communicator reports its failure to the next call as well
         return false;
       }
@@ -188,7 +189,7 @@ struct Halves {
                     text("dual batch: min_rows ", p.min_rows, " and expert_workers ", p.expert_workers, " must be at least 0"));
       }
       if (max_rows < 2) throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
-      std::int64_t const rows = p.min_rows == 0 ? measured_min_rows(Space::kKind) : p.min_rows;
+      std::int64_t const rows = p.min_rows == 0 ? default_min_rows(Space::kKind) : p.min_rows;
       return std::max<std::int64_t>(rows, 2);
     }
     /// Rows of the first half. Device kernels get arrays that begin at a multiple of 16 bytes.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 
 #include "moe/core/error.hpp"
 #include "moe/routing/row/expert_capacity.hpp"
@@ -49,12 +50,18 @@ template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Space> stream) {
   if constexpr (kChunked) {
     chunks_.refuse(code);
-    for (std::int64_t pass = 0; !chunks_.agrees() && pass < chunks_.fixed_passes(); ++pass) layer_.abandon(stream);
+    for (std::int64_t pass = 0; !chunks_.agrees() && pass < chunks_.fixed_passes(); ++pass) refuse_pass(0, stream);
   } else {
-    bool halves = false;
-    if constexpr (kDualBatch) halves = halved_.refuses();
-    abandon_layer(halves, stream);
+    refuse_pass(0, stream);
   }
+}
+
+/// The same for one pass. rows: those that this rank would have had, 0 if it does not know. Never throws.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::refuse_pass([[maybe_unused]] std::int64_t rows, Stream<Space> stream) {
+  bool halves = false;
+  if constexpr (kDualBatch) halves = halved_.refuses(rows);
+  abandon_layer(halves, stream);
 }
 
 /// call(), then an agreement of the TP group that all its ranks made it: a rank that did not would leave the others in their next sum.
@@ -120,7 +127,9 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
   group_.gather_slices(output.data_handle(), m, sizes_.hidden, stream);
 }
 
-/// As many passes as the largest rank needs, on every rank. A rank without rows left brings none, or one row without experts.
+/// As many passes as the largest rank needs, on every rank. A rank without rows left brings none, or one row without experts. After an
+/// error a rank gives up its other passes one by one: not all ranks see an error in the same pass, on the device none but the one that has
+/// it.
 template <class LayerT, class PartsT>
 template <class Logits, class Probe>
 void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
@@ -140,7 +149,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
     throw;
   }
   std::int64_t const valid = options.num_valid_rows < 0 ? m : options.num_valid_rows;
-  chunks_.each([&](auto const& chunk) {
+  auto const run_chunk = [&](auto const& chunk) {
     ForwardOptions part = options;
     if (chunk.dummy) {
       Act const* const row = m > 0 ? row_ptr(hidden, m - 1) : reinterpret_cast<Act const*>(zeros_);
@@ -153,7 +162,20 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
     if (part.token_ids != nullptr) part.token_ids += chunk.begin;
     pass(make_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), logits, chunk.begin,
          make_rows(row_ptr(output, chunk.begin), chunk.rows, h, output.stride(0)), part, stream, probe);
+  };
+  std::exception_ptr failure;
+  chunks_.each([&](auto const& chunk) {
+    if (failure != nullptr) {
+      refuse_pass(chunk.dummy ? 1 : chunk.rows, stream);
+      return;
+    }
+    try {
+      run_chunk(chunk);
+    } catch (...) {
+      failure = std::current_exception();
+    }
   });
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 /// One pass through the layer. first: the first row's place in the batch, or -1.
@@ -163,26 +185,28 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, 
                                   ForwardOptions options, Stream<Space> stream, Probe& probe) {
   Batch<decltype(logits(hidden, first))> batch{hidden, output, options, stream};
   if constexpr (kDualBatch) batch.halves = halved_.splits(hidden.extent(0));
-  try {
-    gate_stage(batch, logits, first, probe);
-  } catch (...) {
-    abandon_layer(batch.halves, stream);  // the other ranks wait in the layer
-    throw;
-  }
-  auto forward = [&] { layer_stage(batch, probe); };
-  Rows<Act> const narrow = make_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_);
+  auto forward = [&] {
+    try {
+      gate_stage(batch, logits, first, probe);
+    } catch (...) {
+      abandon_layer(batch.halves, stream);  // the other ranks wait in the layer
+      throw;
+    }
+    layer_stage(batch, probe);
+  };
+  auto narrow = [&] { return make_rows(batch.routed.data_handle(), hidden.extent(0), sizes_.expert_hidden, kernel_hidden_); };
   if constexpr (kParallel) {
     if (plan_.routed_early || plan_.shared_early || plan_.final) {
       together(hidden.extent(0), stream, forward);
     } else {
       forward();
     }
-    leave_group(batch.x, narrow, output, stream, probe);
+    leave_group(batch.x, narrow(), output, stream, probe);
   } else {
     forward();
     if (routed_ == nullptr) return;
     Timed const timed(probe, Phase::finish);
-    leave(batch.x, narrow, output, true, true, stream);
+    leave(batch.x, narrow(), output, true, true, stream);
   }
 }
 

@@ -9,9 +9,11 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/backends/common/exchange_common.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "moe/parallel/backend_facts.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/primitives.hpp"
 #include "moe/runner/reduction.hpp"
@@ -30,6 +32,13 @@ enum class Gate : std::uint8_t {
   sigmoid,         ///< sigmoid(v · x)
   routing_weight,  ///< a weight that the router gives it, normalised with those of the chosen experts (RouterConfig::num_joint_shared)
 };
+
+/// Whether shared experts may run beside a backend's exchange on the device: one that exchanges rows in a single call has kernels that wait
+/// for their peers and need the multiprocessors.
+template <class Backend>
+constexpr bool may_overlap() {
+  return Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
+}
 
 /// The layer that the shared experts make.
 template <class ActT, class WeightT>
