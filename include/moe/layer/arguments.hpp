@@ -66,11 +66,12 @@ MOE_RULE(WeightsAreRows,
 MOE_RULE(PlacementIsGiven,
          "moe: .placement is missing in the layer's parameters. "
          "Fix: .placement = moe::ExpertPlacement(num_experts, ranks) (docs/errors.md#placement)");
-MOE_RULE(ConstructedFromComm,
-         "moe: a layer's constructor takes (comm, weights, params), and the first argument is no communicator of its backend. "
-         "Fix: pass a variable of Backend::Comm, then weights.view() (docs/errors.md#constructor-arguments)");
+MOE_RULE(
+    ConstructedFromComm,
+    "moe: the constructor of a layer or runner takes (comm, weights, params), and the first argument is no communicator of its backend. "
+    "Fix: pass a variable of Backend::Comm, then weights.view() (docs/errors.md#constructor-arguments)");
 MOE_RULE(ConstructedFromWeights,
-         "moe: a layer's constructor takes (comm, weights, params), and the second argument is no weight view of its types. "
+         "moe: the constructor of a layer or runner takes (comm, weights, params), and the second argument is no weight view of its types. "
          "Fix: pass view() of a WeightStore<Config, Quantization, Space> (docs/errors.md#constructor-arguments)");
 }  // namespace rules
 

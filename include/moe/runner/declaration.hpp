@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// runner/declaration.hpp: the class of runner/runner.hpp. Members that do work are defined in runner/forward.hpp and
-// runner/construction.hpp.
+// runner/declaration.hpp: the class of runner/runner.hpp. Members that do work are defined in runner/construction.hpp, forward.hpp and
+// finish.hpp.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/contract/rule.hpp"
+#include "moe/layer/arguments.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/runner/chunking.hpp"
 #include "moe/runner/dual_batch.hpp"
@@ -141,6 +142,12 @@ class Runner {
 
   /// Collective over `comm`. Allocates all memory that the runner ever uses. All weights are borrowed. Throws as the layer does.
   Runner(Comm& comm, typename Layer::Weights const& experts, Params const& p);
+  /// Other arguments, or these in another order: one error, which says what is wrong.
+  template <class CommArg, class WeightsArg>
+    requires(!detail::kConstructs<Comm, typename Layer::Weights, CommArg, WeightsArg>)
+  Runner(CommArg&&, WeightsArg&&, Params const& p)
+      : Runner(detail::refused_argument<detail::ConstructorArguments<Comm, typename Layer::Weights, CommArg, WeightsArg>, Comm>(),
+               detail::refused_argument<detail::NoArguments, typename Layer::Weights>(), p) {}
   ~Runner();
   Runner(Runner&&) = delete;  // immovable, as its layer. Fix: keep it in std::optional or std::unique_ptr
   Runner& operator=(Runner&&) = delete;

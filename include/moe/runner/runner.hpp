@@ -6,4 +6,5 @@
 #include "moe/runner/around_shared.hpp"
 #include "moe/runner/construction.hpp"
 #include "moe/runner/declaration.hpp"
+#include "moe/runner/finish.hpp"
 #include "moe/runner/forward.hpp"
