@@ -3,6 +3,7 @@
 // what one rank gives; wrong calls reach all ranks. The compositions are in runner_grid_test/.
 // moe-ranks: 1 2 4 8 16
 #include <algorithm>
+#include <cmath>
 
 #include "runner_grid_test/harness.hpp"
 
@@ -49,6 +50,91 @@ TEST(RunnerGridErrors, ReachAllRanks) {
     expect_error(ErrorCode::peer, "", [&] { forward(3, 3); });
   }
   forward(3, 3);
+}
+
+// ---- The cases of grids by name.
+
+using Gather = backends::AllGatherReduceScatter<comm::Mpi>;
+using AllToAll = backends::AllToAllV<comm::Mpi>;
+
+float largest_difference(std::vector<float> const& a, std::vector<float> const& b) {
+  float out = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) out = std::max(out, std::abs(a[i] - b[i]));
+  return out;
+}
+/// A block on a grid, equal to one rank; returns the output.
+template <class Backend>
+std::vector<float> equals_one_rank(Rank<Backend, experts::Reference<float>>& rank, Model const& m) {
+  std::vector<float> const x = tokens(rank.moe), want = on_one_rank(m, x), got = rank.forward(x);
+  EXPECT_EQ(got.size(), want.size());
+  EXPECT_LE(largest_difference(got, want), 2e-5F);
+  return got;
+}
+/// TP ranks hold the same rows.
+template <class Backend>
+BackendFacts whole_rows() {
+  BackendFacts facts = Backend::kFacts;
+  facts.sequence_parallel = false;
+  return facts;
+}
+Model model_of(Form const& form) { return {.form = form, .experts = std::max(kExperts, world_size())}; }
+
+// The routed output is complete and the shared one a term: it is summed alone. Without its sum, or with both summed, values differ.
+TEST(RunnerGridCases, N5_SharedAloneWhereTheTransportReduces) {
+  int const n = world_size();
+  if (n == 1 || n > 8) GTEST_SKIP() << "of 2, 4 and 8 ranks";
+  Model const m = model_of({false, false, SharedOutput::partial});
+  Rank<AllToAll, experts::Reference<float>> rank({2, n / 2, 1, true}, m, world_rank(), whole_rows<AllToAll>());
+  EXPECT_TRUE(rank.runner.reductions().shared_early);
+  EXPECT_FALSE(rank.runner.reductions().final);
+  std::vector<float> const got = equals_one_rank(rank, m);
+  Model part = m;  // what one rank's part of the shared columns gives
+  for (std::size_t i = 0; i < part.shared2.size(); ++i) part.shared2[i] *= i % kShared < kShared / 2 ? 1.0F : 0.0F;
+  EXPECT_EQ(largest_difference(got, on_one_rank(part, tokens(rank.moe))) > 1e-3F, !got.empty());
+}
+
+TEST(RunnerGridCases, N8_LatentIsSummedBeforeItsProjection) {
+  int const n = world_size();
+  if (n == 1 || n > 8) GTEST_SKIP() << "of 2, 4 and 8 ranks";
+  Model const m = model_of({true, true, SharedOutput::partial});
+  Rank<Gather, experts::Reference<float>> rank({2, n / 2, 1, true}, m, world_rank(), whole_rows<Gather>());
+  EXPECT_TRUE(rank.runner.reductions().routed_early);
+  EXPECT_TRUE(rank.runner.reductions().shared_early);
+  equals_one_rank(rank, m);
+}
+
+TEST(RunnerGridCases, N9_ContextParallelRanks) {
+  if (world_size() == 1) GTEST_SKIP() << "needs two ranks";
+  Model const m = model_of({false, false, SharedOutput::partial});
+  Rank<Gather, experts::Reference<float>> rank({world_size() / 2, 1, 2, true}, m, world_rank());
+  EXPECT_EQ(rank.layer_group->size(), 2) << "gathered over the PCP group alone";
+  EXPECT_EQ(rank.moe.ep_size, world_size());
+  equals_one_rank(rank, m);
+}
+
+// 5 rows on 4 TP ranks: 2, 2, 1 and none; the first DP rank has 5, the second 3.
+TEST(RunnerGridCases, N10_SequenceParallelRowsAreRestored) {
+  if (world_size() != 8) GTEST_SKIP() << "of 8 ranks";
+  Model const m = model_of({false, false, SharedOutput::complete});
+  BackendFacts facts = AllToAll::kFacts;
+  facts.sequence_parallel = true;
+  Rank<AllToAll, experts::Reference<float>> rank({4, 2, 1, true}, m, world_rank(), facts);
+  ASSERT_EQ(rank.moe.sp_size, 4);
+  std::int64_t const rows[] = {2, 2, 1, 0};
+  EXPECT_EQ(runner::parallel::slice_of(5, rank.moe).rows, rows[rank.moe.tp_rank]);
+  equals_one_rank(rank, m);
+}
+
+// A row's zero experts give it once, whichever ranks sum; some rows have one.
+TEST(RunnerGridCases, N18_ZeroExpertsAreAddedOnce) {
+  int const n = world_size();
+  if (n == 1 || n > 8) GTEST_SKIP() << "of 2, 4 and 8 ranks";
+  Model const m = model_of({false, false, SharedOutput::partial});
+  Rank<Gather, experts::Reference<float>> rank({2, n / 2, 1, true}, m, world_rank(), whole_rows<Gather>());
+  equals_one_rank(rank, m);
+  auto const ids = rank.runner.topk_ids();
+  bool const zero = std::any_of(ids.data_handle(), ids.data_handle() + ids.size(), [&](std::int32_t id) { return id >= m.experts; });
+  EXPECT_TRUE(zero || rank.moe.dp_rank > 0) << "no row of the test chose a zero expert";
 }
 
 }  // namespace
