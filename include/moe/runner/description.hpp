@@ -7,6 +7,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/layer/options.hpp"
+#include "moe/runner/declaration.hpp"
 #include "moe/runner/reduction.hpp"
 
 namespace moe::runner {
@@ -24,6 +25,24 @@ inline std::string describe(ReductionPlan const& plan) {
   return out.empty() ? "none" : out;
 }
 
+namespace detail {
+
+/// ", of them the layer's arena A, the window W", or nothing if the layer does not say. A layer on the device behind rows in host memory
+/// says what is on the device.
+template <class Layer>
+std::string layer_memory(Layer& layer) {
+  if constexpr (requires { layer.memory(); }) {
+    LayerMemory const memory = layer.memory();
+    return text(", of them the layer's arena ", memory.arena, ", the window ", memory.window);
+  } else if constexpr (requires { layer.device().memory(); }) {
+    return layer_memory(layer.device());
+  } else {
+    return {};
+  }
+}
+
+}  // namespace detail
+
 /// Lines on a runner's composition, sums, sizes and memory.
 template <class Runner>
 std::vector<std::string> description(Runner& runner) {
@@ -35,13 +54,13 @@ std::vector<std::string> description(Runner& runner) {
   }
   out.push_back(text("sums over the TP group: ", describe(runner.reductions())));
   out.push_back(text("rows of a pass: at most ", runner.max_rows(), ", width ", runner.hidden()));
-  if constexpr (requires { runner.layer().memory(); }) {
-    LayerMemory const memory = runner.layer().memory();
-    out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes, of them the layer's arena ", memory.arena,
-                       ", the window ", memory.window));
-  } else {
-    out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes"));
+  if constexpr (detail::kPresent<typename Runner::Parts::Chunking>) {
+    out.push_back("passes: as many on every rank as the rank with the most rows needs");
   }
+  if constexpr (detail::kPresent<typename Runner::Parts::DualBatch>) {
+    out.push_back("dual batch: two exchanges, the second for half of the rows");
+  }
+  out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes", detail::layer_memory(runner.layer())));
   return out;
 }
 
