@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/runner_description_test.cpp: the lines that a runner gives for a log: what it was built of, its passes, and where its memory
-// is. moe-ranks: 1 2
+// tests/mpi/runner_description_test.cpp: the lines that a runner gives for a log: what it was built of, its passes, and its memory.
+// moe-ranks: 1 2
 #include "moe/runner/description.hpp"
 
 #include <gtest/gtest.h>
