@@ -3,20 +3,18 @@
 // deadline that names it, and a runner over a new group of them computes what one rank does.
 #include <gtest/gtest.h>
 #include <mpi.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../mpi/runner_grid_test/harness.hpp"
+#include "killed_ranks.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
-#include "temporary_directory.hpp"
 
 namespace {
 
@@ -100,50 +98,16 @@ int run_rank(std::string const& form, int phase, std::string const& folder) {
   }
   int const rank = world_rank();
   MPI_Finalize();
-  std::ofstream(folder + "/" + std::to_string(rank)) << (finding.empty() ? "fine" : finding);
+  moe_test::write_finding(folder, rank, finding);
   return 0;
 }
-
-/// Runs a program for at most `seconds`; its exit status, or -1 if it had to be killed.
-int run(std::vector<std::string> arguments, int seconds) {
-  std::vector<char*> argv;
-  for (std::string& a : arguments) argv.push_back(a.data());
-  argv.push_back(nullptr);
-  pid_t const child = fork();
-  if (child == 0) {
-    setpgid(0, 0);
-    execvp(argv[0], argv.data());
-    _exit(127);
-  }
-  auto const start = std::chrono::steady_clock::now();
-  for (int status = 0;; usleep(20'000)) {
-    if (waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(seconds)) {
-      kill(-child, SIGKILL);
-      waitpid(child, &status, 0);
-      return -1;
-    }
-  }
-}
-
-bool has_open_mpi() { return run({"sh", "-c", "mpirun --version 2>/dev/null | grep -q 'Open MPI'"}, 20) == 0; }
 
 class KilledRunnerRank : public testing::TestWithParam<std::pair<char const*, Phase>> {};
 
 TEST_P(KilledRunnerRank, IsNamedToTheOthers) {
-  if (!has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
+  if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [form, phase] = GetParam();
-  moe_test::TemporaryDirectory const folder;
-  // MPI_Finalize of Open MPI 4.1 begins with a fence that sometimes never ends after a death.
-  int const status = run({"mpirun", "--mca", "async_mpi_finalize", "1", "--oversubscribe", "--enable-recovery", "--bind-to", "none", "-n",
-                          std::to_string(kRanks), program, "--rank", form, std::to_string(static_cast<int>(phase)), folder.path().string()},
-                         kRunSeconds);
-  EXPECT_NE(status, -1) << "mpirun did not end within " << kRunSeconds << " s";
-  for (int r = 0; r < kRanks; ++r) {
-    std::string finding;
-    std::getline(std::ifstream(folder.path() / std::to_string(r)), finding);
-    EXPECT_EQ(finding, r == kRanks - 1 ? "" : "fine") << "rank " << r << (finding.empty() ? " did not come out of MPI_Finalize" : "");
-  }
+  moe_test::expect_survivors_fine(program, kRanks, form, std::to_string(static_cast<int>(phase)), kRunSeconds);
 }
 
 // Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one.
