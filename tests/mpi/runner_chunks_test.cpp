@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "../numbers.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
 #include "moe/comm/mpi.hpp"
@@ -41,13 +41,7 @@ struct OuterParts : RunnerDefaults {
   using Chunking = runner::chunking::Lockstep;
 };
 
-std::vector<float> numbers(int seed, std::int64_t count) {
-  std::mt19937 gen(static_cast<unsigned>(seed));
-  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = value(gen);
-  return out;
-}
+using moe_test::numbers;
 
 struct CountDispatches : NoProbe {
   int passes = 0;

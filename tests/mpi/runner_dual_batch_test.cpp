@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "../numbers.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/window/host/high_throughput.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
@@ -68,13 +68,7 @@ struct ChunkParts : DualParts {
   using Chunking = runner::chunking::Lockstep;
 };
 
-std::vector<float> numbers(int seed, std::int64_t count) {
-  std::mt19937 gen(static_cast<unsigned>(seed));
-  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = value(gen);
-  return out;
-}
+using moe_test::numbers;
 
 struct CountDispatches : NoProbe {
   int halves = 0;
