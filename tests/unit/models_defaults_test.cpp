@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../expect_error.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/experts/reference.hpp"
@@ -69,6 +70,18 @@ TEST(PresetDefaults, DeepSeekV4ClampsAndScales) {
   EXPECT_EQ(params.router.routed_scaling_factor, 1.5F);
   params.router.correction_bias = bias.data();
   EXPECT_NEAR(output_at_20<models::DeepSeek_V4_Flash>(params), 1.5F * 10 * sigmoid(10) * 10, 1e-2F);
+}
+
+// The router's type takes no bias as well; the model has one.
+TEST(PresetDefaults, DeepSeekV3IsRefusedWithoutItsSelectionBias) {
+  std::vector<float> const bias(8, 0.0F);
+  auto params = plain_params<models::DeepSeek_V3>();
+  params.router.num_expert_group = 4;
+  params.router.topk_group = 2;
+  moe_test::expect_error(ErrorCode::argument, ".router.correction_bias is null, expected 8 values",
+                         [&] { output_at_20<models::DeepSeek_V3>(params); });
+  params.router.correction_bias = bias.data();
+  EXPECT_NEAR(output_at_20<models::DeepSeek_V3>(params), 2.5F * 20 * sigmoid(20) * 20, 1e-1F);
 }
 
 TEST(PresetDefaults, Llama4PutsTheWeightOnTheInput) {

@@ -47,6 +47,12 @@ LayerShape Layer<C>::layer_shape(LayerShape shape) {
 
 template <class C>
 auto Layer<C>::make_router(typename RouterType::Params const& params) -> RouterType {
+  if constexpr (requires { Config::has_selection_bias, params.correction_bias; }) {
+    if (Config::has_selection_bias && params.correction_bias == nullptr) {
+      throw Error(ErrorCode::argument, text(".router.correction_bias is null, expected ", params.num_experts,
+                                            " values: the model's router has a selection bias (e_score_correction_bias)"));
+    }
+  }
   try {
     return RouterType(params);
   } catch (Error const& e) {

@@ -53,6 +53,7 @@ struct DeepSeek_V3 : ModelDefaults {
   static constexpr int num_expert_group = 8;
   static constexpr int topk_group = 4;
   static constexpr float routed_scaling_factor = 2.5F;
+  static constexpr bool has_selection_bias = true;  ///< a layer without one is refused
 };
 
 /// DeepSeek-V4-Flash: the first layers choose by a table of token ids.

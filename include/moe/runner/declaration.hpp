@@ -174,7 +174,8 @@ class Runner {
       [[maybe_unused]] typename rules::RunnerComputesLogits::template Broken<typename Parts::Gate> const error;
     }
   }
-  /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws.
+  /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws. With dual batch in the CUDA space,
+  /// decide_dual_batch() must have said before whether the others' batches are split.
   void abandon(Stream<Space> stream = {});
 
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's.
@@ -299,7 +300,7 @@ class Runner {
                 Probe& probe);
   template <class Call>
   void together(std::int64_t rows, Stream<Space> stream, Call const& call);
-  void refuse(ErrorCode code, Stream<Space> stream);
+  void refuse(ErrorCode code, std::int64_t rows, Stream<Space> stream);
   void refuse_pass(std::int64_t rows, Stream<Space> stream);
   template <class Logits, class Probe>
   void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,

@@ -43,17 +43,19 @@ void Runner<LayerT, PartsT>::abandon(Stream<Space> stream) {
     } catch (Error const&) {  // the communicator reports its failure to the next call as well
     }
   }
-  refuse(ErrorCode::peer, stream);
+  refuse(ErrorCode::peer, 0, stream);
 }
 
-/// Tells the layer's group that this rank makes no pass. Never throws.
+/// Tells the layer's group that this rank makes no pass. rows: those of its batch, 0 if it does not know. Never throws.
 template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, Stream<Space> stream) {
+void Runner<LayerT, PartsT>::refuse([[maybe_unused]] ErrorCode code, std::int64_t rows, Stream<Space> stream) {
   if constexpr (kChunked) {
     chunks_.refuse(code);
-    for (std::int64_t pass = 0; !chunks_.agrees() && pass < chunks_.fixed_passes(); ++pass) refuse_pass(0, stream);
+    for (std::int64_t pass = 0; !chunks_.agrees() && pass < chunks_.fixed_passes(); ++pass) {
+      refuse_pass(std::clamp<std::int64_t>(rows - pass * chunks_.rows(), 0, chunks_.rows()), stream);
+    }
   } else {
-    refuse_pass(0, stream);
+    refuse_pass(rows, stream);
   }
 }
 
@@ -109,7 +111,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
       if (split) routing::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options.sequence_length);
     });
   } catch (Error const& e) {
-    refuse(e.code(), stream);
+    refuse(e.code(), m, stream);
     throw;
   }
   if (!split) {
@@ -146,7 +148,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
   try {
     chunks_.agree(m, check, stream);
   } catch (...) {
-    if (!chunks_.agrees()) refuse(ErrorCode::peer, stream);  // the other ranks make their passes
+    if (!chunks_.agrees()) refuse(ErrorCode::peer, m, stream);  // the other ranks make their passes
     throw;
   }
   std::int64_t const valid = options.num_valid_rows < 0 ? m : options.num_valid_rows;
