@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_w4a16_bench.cu: checks and times whole layers with 4-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
-//   hopper_w4a16_bench <int4|int4_zero|mxfp4> <shape|all> <tokens,tokens,…> [tile_rows]
+//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4> <shape|all> <tokens,tokens,…> [tile_rows]
 //
 // A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
 // The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
 // once, plus input and output) over the stream rate; both rates are those of docs/results.md.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -42,6 +45,21 @@ __global__ void fill_pairs(float2* data, long long count, std::uint64_t seed, fl
   }
 }
 
+constexpr W4Scheme kSchemes[] = {W4Scheme::int4,    W4Scheme::int4_zero,    W4Scheme::mxfp4,
+                                 W4Scheme::int4_32, W4Scheme::int4_32_zero, W4Scheme::nvfp4};
+
+W4Launcher launcher_of(W4Scheme scheme) {
+  switch (scheme) {
+    case W4Scheme::int4: return w4_launcher<W4Scheme::int4>();
+    case W4Scheme::int4_zero: return w4_launcher<W4Scheme::int4_zero>();
+    case W4Scheme::mxfp4: return w4_launcher<W4Scheme::mxfp4>();
+    case W4Scheme::int4_32: return w4_launcher<W4Scheme::int4_32>();
+    case W4Scheme::int4_32_zero: return w4_launcher<W4Scheme::int4_32_zero>();
+    case W4Scheme::nvfp4: return w4_launcher<W4Scheme::nvfp4>();
+  }
+  return nullptr;
+}
+
 /// A layer with random weights and biases. The unpacked codes stay for the check.
 struct Layer {
   DeviceArray<char> packed;
@@ -57,18 +75,29 @@ struct Layer {
     };
     auto const scales = [&](long long rows, long long cols, int group) {
       long long const count = s.num_experts * rows * (cols / group);
-      DeviceArray<std::uint8_t> v(static_cast<std::size_t>(count) * (scheme == W4Scheme::mxfp4 ? 1 : scheme == W4Scheme::int4 ? 4 : 8));
       float const sigma = 0.2F / std::sqrt(static_cast<float>(cols));
+      if (scheme == W4Scheme::nvfp4) {  // scales of 0.5 to 3.75
+        auto const bytes = static_cast<std::size_t>(moe::quantization::Nvfp4W4A16::weight_scale_count(rows, cols));
+        DeviceArray<std::uint8_t> v(bytes * static_cast<std::size_t>(s.num_experts));
+        fill_bytes<<<1024, 256>>>(v.data(), static_cast<long long>(v.size()), ++seed, 0x30, 24);
+        float const global = 0.5F * sigma;
+        for (int e = 0; e < s.num_experts; ++e) {
+          std::uint8_t* const at = v.data() + (static_cast<std::size_t>(e) + 1) * bytes - sizeof(float);
+          check_cuda(cudaMemcpy(at, &global, sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+        }
+        return v;
+      }
+      DeviceArray<std::uint8_t> v(static_cast<std::size_t>(count) * (scheme == W4Scheme::mxfp4 ? 1 : has_zero_points(scheme) ? 8 : 4));
       if (scheme == W4Scheme::mxfp4) {
         fill_bytes<<<1024, 256>>>(v.data(), count, ++seed, static_cast<std::uint8_t>(125 + std::ilogb(sigma)), 3);
-      } else if (scheme == W4Scheme::int4) {
+      } else if (!has_zero_points(scheme)) {
         fill_positive<<<1024, 256>>>(reinterpret_cast<float*>(v.data()), count, ++seed, 0.5F * sigma, 1.5F * sigma);
       } else {
         fill_pairs<<<1024, 256>>>(reinterpret_cast<float2*>(v.data()), count, ++seed, sigma);
       }
       return v;
     };
-    auto const group = [&](int cols) { return scheme == W4Scheme::mxfp4 ? 32 : cols % 128 == 0 ? 128 : 64; };
+    auto const group = [&](int cols) { return scale_group(scheme) != 0 ? scale_group(scheme) : cols % 128 == 0 ? 128 : 64; };
     W4Weights w{};
     w.w13_group = group(s.hidden);
     w.w2_group = group(s.intermediate);
@@ -87,10 +116,7 @@ struct Layer {
     w.b13 = b13.data();
     w.b2 = b2.data();
     packed = DeviceArray<char>(static_cast<std::size_t>(W4A16Layer::packed_bytes(s, scheme)));
-    W4Launcher const launcher = scheme == W4Scheme::mxfp4  ? w4_launcher<W4Scheme::mxfp4>()
-                                : scheme == W4Scheme::int4 ? w4_launcher<W4Scheme::int4>()
-                                                           : w4_launcher<W4Scheme::int4_zero>();
-    layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), launcher);
+    layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), launcher_of(scheme));
     check_cuda(cudaDeviceSynchronize(), "packing");
   }
 };
@@ -192,6 +218,20 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   return std::sqrt(error / norm);
 }
 
+double error_of_scheme(W4Scheme scheme, Layer const& layer, LocalShape const& s, Batch const& batch, int tokens,
+                       DeviceArray<__nv_bfloat16> const& out) {
+  using namespace moe::quantization;
+  switch (scheme) {
+    case W4Scheme::int4: return error_of<Int4Group128>(layer, s, batch, tokens, out);
+    case W4Scheme::int4_zero: return error_of<Int4Group128Zero>(layer, s, batch, tokens, out);
+    case W4Scheme::mxfp4: return error_of<Mxfp4W4A16<>>(layer, s, batch, tokens, out);
+    case W4Scheme::int4_32: return error_of<WNa16<4, 32>>(layer, s, batch, tokens, out);
+    case W4Scheme::int4_32_zero: return error_of<WNa16<4, 32, true>>(layer, s, batch, tokens, out);
+    case W4Scheme::nvfp4: return error_of<Nvfp4W4A16>(layer, s, batch, tokens, out);
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
 /// Microseconds of one layer: all batches in one graph, repeated until it lasts at least 1.5 ms; median of 25 replays after warming up.
 void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, Layer const& layer, int tokens, int tile_rows) {
   int const sets = tokens <= 64 ? 8 : tokens <= 256 ? 4 : 2;
@@ -218,9 +258,7 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
   out.fill_bytes(0xFF);
   forward(batches[0], nullptr);
   check_cuda(cudaDeviceSynchronize(), label.c_str());
-  double const error = scheme == W4Scheme::mxfp4  ? error_of<moe::quantization::Mxfp4W4A16<>>(layer, s, batches[0], tokens, out)
-                       : scheme == W4Scheme::int4 ? error_of<moe::quantization::Int4Group128>(layer, s, batches[0], tokens, out)
-                                                  : error_of<moe::quantization::Int4Group128Zero>(layer, s, batches[0], tokens, out);
+  double const error = error_of_scheme(scheme, layer, s, batches[0], tokens, out);
   if (!(error < tolerance(Scheme::bf16, tokens))) {
     ++failures;
     std::printf("%-20s %-9s M%-6d WRONG: differs from cuda_reference by %.3e, at most %.0e, tile %d: not timed\n", label.c_str(),
@@ -251,11 +289,18 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
 
 int main(int argc, char** argv) try {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: hopper_w4a16_bench <int4|int4_zero|mxfp4> <shape|all> <tokens,tokens,...> [tile_rows]\n");
+    std::fprintf(
+        stderr,
+        "usage: hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4> <shape|all> <tokens,tokens,...> [tile_rows]\n");
     return 2;
   }
   std::string const wanted = argv[1];
-  W4Scheme const scheme = wanted == "int4" ? W4Scheme::int4 : wanted == "int4_zero" ? W4Scheme::int4_zero : W4Scheme::mxfp4;
+  W4Scheme const* const found = std::find_if(std::begin(kSchemes), std::end(kSchemes), [&](W4Scheme s) { return wanted == name(s); });
+  if (found == std::end(kSchemes)) {
+    std::fprintf(stderr, "hopper_w4a16_bench: no scheme %s\n", argv[1]);
+    return 2;
+  }
+  W4Scheme const scheme = *found;
   for (auto const& [label, shape] : kShapes) {
     if (std::string(argv[2]) != "all" && label.find(argv[2]) == std::string::npos) continue;
     Layer const layer(shape, scheme, 1);

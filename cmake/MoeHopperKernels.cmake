@@ -5,7 +5,7 @@
 #
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row) with each activation of
 # experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. "w4a16 <storage>", with
-# int4, int4_zero or mxfp4, is the layer kernel with 4-bit weights; the first of these adds the definitions of moe::hopper::W4A16Layer.
+# int4, int4_zero, mxfp4, int4_32, int4_32_zero or nvfp4, is the layer kernel with 4-bit weights; the first of these adds the definitions of moe::hopper::W4A16Layer.
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16}.hpp or experts/hopper/{contiguous,w4a16}_layer.hpp and no .cuh.
 function(moe_add_hopper_kernels name)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_w4a16_test.cu: the layer with 4-bit weights equals the device oracle on dequantised weights: int4 with and without zero
-// points, mxfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and refused arguments.
+// points in groups of 128 and 32, mxfp4, nvfp4, biases, clamped activation, both formats, odd loads, graphs, poisoned memory, and refused
+// arguments.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +25,11 @@ namespace {
 using namespace moe;
 using quantization::Int4Group128;
 using quantization::Int4Group128Zero;
+using Int4Group32 = quantization::WNa16<4, 32>;
+using Int4Group32Zero = quantization::WNa16<4, 32, true>;
+using Int4Group64 = quantization::WNa16<4, 64>;
 using Mxfp4 = quantization::Mxfp4W4A16<>;
+using Nvfp4 = quantization::Nvfp4W4A16;
 using Cuda = space::cuda;
 
 struct Config : LayerDefaults {
@@ -62,8 +67,8 @@ struct RandomWeights {
 
   RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F) {
     std::int64_t const rows13 = 2 * s.intermediate;
-    fill(c13, s13, s.experts * rows13, s.hidden, gen, exponent, zero_offset);
-    fill(c2, s2, std::int64_t{s.experts} * s.hidden, s.intermediate, gen, -exponent, zero_offset);
+    fill(c13, s13, s.experts, rows13, s.hidden, gen, exponent, zero_offset);
+    fill(c2, s2, s.experts, s.hidden, s.intermediate, gen, -exponent, zero_offset);
     if (biases) {
       std::normal_distribution<float> normal;
       std::vector<float> first(static_cast<std::size_t>(s.experts * rows13));
@@ -82,23 +87,34 @@ struct RandomWeights {
   }
 
  private:
-  static void fill(Buffer<std::uint8_t, Cuda>& codes, Buffer<Scale, Cuda>& scales, std::int64_t rows, std::int64_t cols,
+  static void fill(Buffer<std::uint8_t, Cuda>& codes, Buffer<Scale, Cuda>& scales, int experts, std::int64_t rows, std::int64_t cols,
                    std::mt19937_64& gen, int exponent, float zero_offset) {
-    std::vector<std::uint8_t> c(static_cast<std::size_t>(rows * cols / 2));
+    std::vector<std::uint8_t> c(static_cast<std::size_t>(experts * rows * cols / 2));
     for (std::size_t i = 0; i + 8 <= c.size(); i += 8) {
       std::uint64_t const bits = gen();
       std::memcpy(&c[i], &bits, 8);
     }
-    std::vector<Scale> s(static_cast<std::size_t>(Quant::weight_scale_count(rows, cols)));
+    std::int64_t const count = Quant::weight_scale_count(rows, cols);
+    std::vector<Scale> s(static_cast<std::size_t>(experts * count));
     float const sigma = 1.0F / std::sqrt(static_cast<float>(cols));
     for (Scale& v : s) {
       float const uniform = static_cast<float>(gen() % 1024) / 1024.0F;
-      if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // codes have a standard deviation of 2.9
+      if constexpr (std::is_same_v<Quant, Nvfp4>) {  // 0.5 to 3.75; some are zero, subnormal or negative
+        std::uint64_t const kind = gen() % 16;
+        v = static_cast<std::uint8_t>(kind == 0 ? gen() % 8 : ((6 + gen() % 3) << 3) | (gen() % 8));
+        if (kind == 1) v |= 0x80u;
+      } else if constexpr (std::is_same_v<Scale, std::uint8_t>) {  // codes have a standard deviation of 2.9
         v = static_cast<std::uint8_t>(127 + exponent + std::ilogb(sigma / 2.9F) - static_cast<int>(gen() % 3));
       } else if constexpr (std::is_same_v<Scale, float>) {  // 4.6
         v = sigma / 4.6F * (0.5F + uniform);
       } else {
         v = {sigma / 4.6F * (0.5F + uniform), static_cast<float>(gen() % 16) + zero_offset};
+      }
+    }
+    if constexpr (std::is_same_v<Quant, Nvfp4>) {
+      for (int e = 0; e < experts; ++e) {
+        Quant::set_weight_global(s.data() + e * count, rows, cols,
+                                 std::ldexp(sigma / 5.8F, exponent) * (1.0F + 0.125F * static_cast<float>(e % 4)));
       }
     }
     codes = upload(c);
@@ -211,6 +227,23 @@ TEST(HopperW4A16, X3_Mxfp4) {
   many_sizes<Mxfp4>();
 }
 
+TEST(HopperW4A16, X3_Int4Group64) {
+  NEEDS_HOPPER();
+  many_sizes<Int4Group64>();
+}
+TEST(HopperW4A16, X3_Int4Group32) {
+  NEEDS_HOPPER();
+  many_sizes<Int4Group32>();
+}
+TEST(HopperW4A16, X3_Int4Group32ZeroPoints) {
+  NEEDS_HOPPER();
+  many_sizes<Int4Group32Zero>();
+}
+TEST(HopperW4A16, X3_Nvfp4) {
+  NEEDS_HOPPER();
+  many_sizes<Nvfp4>();
+}
+
 TEST(HopperW4A16, X5_SkewedLoads) {
   NEEDS_HOPPER();
   std::uint64_t seed = 100;
@@ -219,6 +252,9 @@ TEST(HopperW4A16, X5_SkewedLoads) {
       EXPECT_LT(standard_error<Mxfp4>({16, 320, 320, 4}, tokens, load, ++seed), kTolerance) << static_cast<int>(load) << ", " << tokens;
       EXPECT_LT(standard_error<Int4Group128>({4, 512, 128, 1}, tokens, load, ++seed), kTolerance)
           << static_cast<int>(load) << ", " << tokens;
+      EXPECT_LT(standard_error<Int4Group32>({16, 320, 320, 4}, tokens, load, ++seed), kTolerance)
+          << static_cast<int>(load) << ", " << tokens;
+      EXPECT_LT(standard_error<Nvfp4>({16, 320, 320, 4}, tokens, load, ++seed), kTolerance) << static_cast<int>(load) << ", " << tokens;
     }
   }
   EXPECT_LT(standard_error<Mxfp4>({1, 128, 128, 1}, 300, Load::random, ++seed), kTolerance);
@@ -232,6 +268,8 @@ TEST(HopperW4A16, Q17_X9_GptOssWithBiases) {
         << tokens << " tokens";
   }
   EXPECT_LT(standard_error<Int4Group128Zero>({3, 192, 2880, 3}, 20, Load::random, 300, true, kGptOss), kTolerance);
+  EXPECT_LT(standard_error<Int4Group32Zero>({3, 192, 2880, 3}, 20, Load::random, 302, true, kGptOss), kTolerance);
+  EXPECT_LT(standard_error<Nvfp4>({3, 192, 2880, 3}, 20, Load::random, 303, true, kGptOss), kTolerance);
   activation::Any const clamped{activation::Kind::silu_clamped, {1.702F, 1.0F, 0.5F, 4.0F, 25.0F}};
   EXPECT_LT(standard_error<Int4Group128>({3, 192, 192, 3}, 20, Load::random, 301, true, clamped), kTolerance);
 }
@@ -242,6 +280,7 @@ TEST(HopperW4A16, WidthsThatLeaveHalfABrick) {
     EXPECT_LT(standard_error<Mxfp4>({4, 128, 1440, 2}, tokens, Load::random, 350 + static_cast<unsigned>(tokens), true, kGptOss),
               kTolerance);
     EXPECT_LT(standard_error<Mxfp4>({4, 64, 32, 2}, tokens, Load::random, 360 + static_cast<unsigned>(tokens), true), kTolerance);
+    EXPECT_LT(standard_error<Nvfp4>({4, 128, 96, 2}, tokens, Load::random, 370 + static_cast<unsigned>(tokens), true), kTolerance);
   }
 }
 
@@ -409,6 +448,15 @@ TEST(HopperW4A16, Refusals) {
   EXPECT_EQ(code_of(weights, Mxfp4{}, on_input, kSilu), ErrorCode::unsupported);
   EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::gelu}), ErrorCode::unsupported);
   EXPECT_EQ(code_of(RandomWeights<Int4Group128Zero>(s, false, gen, 0, 0.5F), Int4Group128Zero{}, shape, kSilu), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(RandomWeights<Int4Group32Zero>(s, false, gen, 0, 0.5F), Int4Group32Zero{}, shape, kSilu), ErrorCode::unsupported);
+  RandomWeights<Int4Group32> const infinite(s, false, gen);
+  float const infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(cudaMemcpy(const_cast<float*>(infinite.s2.data()) + 5, &infinity, sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(code_of(infinite, Int4Group32{}, shape, kSilu), ErrorCode::unsupported);
+  RandomWeights<Nvfp4> const not_a_number(s, false, gen);
+  EXPECT_EQ(code_of(not_a_number, Nvfp4{}, shape, kSilu), ErrorCode::internal) << "fits";
+  EXPECT_EQ(cudaMemset(const_cast<std::uint8_t*>(not_a_number.s13.data()) + 9, 0x7F, 1), cudaSuccess);
+  EXPECT_EQ(code_of(not_a_number, Nvfp4{}, shape, kSilu), ErrorCode::unsupported);
   Sizes const narrow{2, 96, 128, 1};
   EXPECT_EQ(code_of(RandomWeights<Mxfp4>(narrow, false, gen), Mxfp4{}, LayerShape{96, 128, 2, 1}, kSilu), ErrorCode::config);
 }
@@ -419,7 +467,9 @@ using Compose = Composition<Config, Router, Quant, backends::NoExpertParallel<Cu
 static_assert(Compose<Int4Group128, experts::HopperW4A16>::kLegal && Compose<Int4Group128Zero, experts::HopperW4A16>::kLegal);
 static_assert(Compose<Mxfp4, experts::HopperW4A16>::kLegal);
 static_assert(!Compose<quantization::None, experts::HopperW4A16>::kLegal && !Compose<quantization::Mxfp4<>, experts::HopperW4A16>::kLegal);
-static_assert(!Compose<quantization::WNa16<4, 32>, experts::HopperW4A16>::kLegal);
+static_assert(Compose<Int4Group32, experts::HopperW4A16>::kLegal && Compose<Int4Group32Zero, experts::HopperW4A16>::kLegal);
+static_assert(Compose<Nvfp4, experts::HopperW4A16>::kLegal && !Compose<quantization::Nvfp4, experts::HopperW4A16>::kLegal);
+static_assert(!Compose<quantization::WNa16<4, 16>, experts::HopperW4A16>::kLegal);
 
 /// A whole layer with weights from a WeightStore.
 template <class Quant, class Experts>
@@ -462,6 +512,10 @@ TEST(HopperW4A16, CompositionEqualsOracle) {
   for (std::int64_t rows : {1, 50}) {
     auto const int4 = forward<Int4Group128, experts::HopperW4A16>(rows);
     EXPECT_LT(relative_error(int4, forward<Int4Group128, experts::CudaReference>(rows), int4.size()), kTolerance);
+    auto const group32 = forward<Int4Group32, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(group32, forward<Int4Group32, experts::CudaReference>(rows), group32.size()), kTolerance);
+    auto const nvfp4 = forward<Nvfp4, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(nvfp4, forward<Nvfp4, experts::CudaReference>(rows), nvfp4.size()), kTolerance);
     auto const mxfp4 = forward<Mxfp4, experts::HopperW4A16>(rows);
     EXPECT_LT(relative_error(mxfp4, forward<Mxfp4, experts::CudaReference>(rows), mxfp4.size()), kTolerance);
   }

@@ -49,7 +49,31 @@ TEST(HopperW4, EveryBitOfAPairIsUsedOnce) {
   EXPECT_EQ(second, 0xFFFFFFFFu);
 }
 
+TEST(HopperW4, Nvfp4ScalesComeBackFromTheirBytes) {
+  for (std::uint32_t code = 0; code < 0x7F; ++code) {
+    float const magnitude = code < 8 ? std::ldexp(static_cast<float>(code), -9)
+                                     : std::ldexp(1.0F + static_cast<float>(code & 7u) / 8.0F, static_cast<int>(code >> 3) - 7);
+    std::uint32_t const byte = nvfp4_scale_byte(code);
+    EXPECT_LT(byte, 256u);
+    EXPECT_EQ(nvfp4_scale_byte(code | 0x80u), byte) << "the sign goes to the codes";
+    std::uint32_t const bits = (byte << 4) + kNvfp4ScaleBase;
+    float const stored = std::bit_cast<float>(bits << 16);
+    if (code != 0) {
+      EXPECT_EQ(std::ldexp(stored, -119), magnitude) << code;
+    }
+    // The code 6 times the scale, as the kernel multiplies them, is exact in bf16.
+    float const product = std::ldexp(6.0F, -126) * stored;
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(product) & 0xFFFFu, 0u);
+    if (code != 0) {
+      EXPECT_EQ(product * kNvfp4Factor, 6.0F * magnitude);
+    }
+  }
+}
+
 TEST(HopperW4, BytesOfTheWeights) {
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_32, 64, 64), 2048 + 256);
+  EXPECT_EQ(packed_bytes(W4Scheme::int4_32_zero, 64, 64), 2048 + 256 + 128);
+  EXPECT_EQ(packed_bytes(W4Scheme::nvfp4, 64, 64), 2048 + 256) << "4.5 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::mxfp4, 64, 64), 2048 + 128) << "4.25 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256));
   hopper::LocalShape const s{2, 128, 96, 1};
@@ -62,7 +86,8 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
        {hopper::LocalShape{32, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8}, hopper::LocalShape{1, 64, 64, 1}}) {
     std::int64_t before = 0;
     for (int tokens : {1, 7, 64, 1000, 16384}) {
-      for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4}) {
+      for (W4Scheme scheme :
+           {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4, W4Scheme::int4_32, W4Scheme::int4_32_zero, W4Scheme::nvfp4}) {
         W4Tuning const t = choose_w4_tuning(s, scheme, tokens);
         EXPECT_EQ(t.tile_rows % 8, 0);
         EXPECT_GE(t.tile_rows, 8);
@@ -96,6 +121,10 @@ TEST(HopperW4, Refusals) {
   EXPECT_EQ(refusal({2, 128, 80, 1}, W4Scheme::mxfp4, 32, w), ErrorCode::config) << "intermediate";
   EXPECT_EQ(refusal({2, 128, 96, 1}, W4Scheme::int4, 32, w), ErrorCode::config) << "intermediate of int4";
   EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 32, w), ErrorCode::config) << "group";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4_32, 32, w), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4_32, 64, w), ErrorCode::config) << "group of int4_32";
+  EXPECT_EQ(refusal({2, 128, 96, 1}, W4Scheme::nvfp4, 16, w), ErrorCode::internal) << "half a brick is padded";
+  EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::nvfp4, 32, w), ErrorCode::config) << "group of nvfp4";
   EXPECT_EQ(refusal({2, 192, 192, 1}, W4Scheme::int4, 128, w), ErrorCode::config) << "a group that does not divide";
   EXPECT_EQ(refusal({2000, 128, 128, 1}, W4Scheme::int4, 64, w), ErrorCode::config) << "experts";
   EXPECT_EQ(refusal({2, 128, 128, 0}, W4Scheme::int4, 64, w), ErrorCode::config) << "topk";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper_w4a16.hpp: experts with 4-bit weights (int4 in groups, mxfp4) and bf16 activations on one Hopper GPU, standard and batched
-// formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_w4a16.cuh.
+// experts/hopper_w4a16.hpp: experts with 4-bit weights (int4 in groups, mxfp4, nvfp4) and bf16 activations on one Hopper GPU, standard and
+// batched formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_w4a16.cuh.
 #pragma once
 
 #include <concepts>
@@ -17,6 +17,7 @@
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/quantization/support.hpp"
 
 namespace moe::experts {
@@ -30,8 +31,10 @@ struct W4Storage {
 };
 template <int Group, bool ZeroPoint>
 struct W4Storage<quantization::WNa16<4, Group, ZeroPoint>> {
-  static constexpr bool kSupported = Group == 0 || Group >= 64;
-  static constexpr hopper::W4Scheme kScheme = ZeroPoint ? hopper::W4Scheme::int4_zero : hopper::W4Scheme::int4;
+  static constexpr bool kSupported = Group == 0 || Group >= 32;
+  static constexpr hopper::W4Scheme kScheme = Group == 32 ? (ZeroPoint ? hopper::W4Scheme::int4_32_zero : hopper::W4Scheme::int4_32)
+                                              : ZeroPoint ? hopper::W4Scheme::int4_zero
+                                                          : hopper::W4Scheme::int4;
   static constexpr int group(std::int64_t cols) { return static_cast<int>(quantization::effective_group(cols, Group)); }
 };
 template <quantization::MxRule Rule>
@@ -39,6 +42,13 @@ struct W4Storage<quantization::Mxfp4W4A16<Rule>> {
   static constexpr bool kSupported = true;
   static constexpr hopper::W4Scheme kScheme = hopper::W4Scheme::mxfp4;
   static constexpr int group(std::int64_t) { return 32; }
+};
+
+template <>
+struct W4Storage<quantization::Nvfp4W4A16> {
+  static constexpr bool kSupported = true;
+  static constexpr hopper::W4Scheme kScheme = hopper::W4Scheme::nvfp4;
+  static constexpr int group(std::int64_t) { return 16; }
 };
 
 /// The kinds that W4Activation's formula covers.
@@ -62,9 +72,9 @@ inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Con
 
 }  // namespace detail
 
-/// int4 (groups of 64 and more, or whole rows, with or without zero points) and mxfp4 weights with bf16 activations, standard and batched
-/// formats, biases, SwiGLU and its clamped forms. Weights become bf16 in registers, exactly; scales of more than 11
-/// bits (int4) are rounded to these.
+/// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
+/// batched formats, biases, SwiGLU and its clamped forms. Weights become bf16 in registers, exactly; scales of more than 11 bits (int4)
+/// are rounded to these.
 struct HopperW4A16 {
   static constexpr char const* kName = "hopper_w4a16";
   using Space = space::cuda;
@@ -102,7 +112,7 @@ struct HopperW4A16 {
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {
-    constexpr int unit = std::same_as<typename Quant::WeightScale, std::uint8_t> ? 32 : 64;  // of mxfp4 half a brick can be padding
+    constexpr int unit = std::same_as<typename Quant::WeightScale, std::uint8_t> ? 32 : 64;  // of e2m1 half a brick can be padding
     return moe::detail::fits(Config::hidden, 64) && moe::detail::fits(Config::intermediate, unit);
   }
   template <class Config, class Quant>

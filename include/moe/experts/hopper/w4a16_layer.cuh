@@ -25,8 +25,10 @@ namespace w4 {
 /// Enqueues the packing of one matrix of every expert.
 template <W4Scheme S>
 inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
-  find_largest_scale<S><<<experts, 1024, 0, stream>>>(a);
-  check_cuda(cudaGetLastError(), "find_largest_scale");
+  if constexpr (S != W4Scheme::nvfp4) {
+    find_largest_scale<S><<<experts, 1024, 0, stream>>>(a);
+    check_cuda(cudaGetLastError(), "find_largest_scale");
+  }
   pack_bricks<S><<<dim3(a.packed_cols / kBrickDepth, a.packed_rows / kBrickRows, experts), 128, 0, stream>>>(a);
   check_cuda(cudaGetLastError(), "pack_bricks");
 }
@@ -43,7 +45,7 @@ struct W4A16Layer::State {
   std::uint8_t* packed[2] = {nullptr, nullptr};
   float* factor[2] = {nullptr, nullptr};
   int* largest = nullptr;
-  int* bad_zeros = nullptr;
+  int* bad = nullptr;  ///< of w13, of w2
   int* split_counters = nullptr;
   w4::Constants constants{};  ///< arguments of the kernel that are the same in every call
 
@@ -57,6 +59,9 @@ struct W4A16Layer::State {
       case W4Scheme::int4: return pack<W4Scheme::int4>(stream);
       case W4Scheme::int4_zero: return pack<W4Scheme::int4_zero>(stream);
       case W4Scheme::mxfp4: return pack<W4Scheme::mxfp4>(stream);
+      case W4Scheme::int4_32: return pack<W4Scheme::int4_32>(stream);
+      case W4Scheme::int4_32_zero: return pack<W4Scheme::int4_32_zero>(stream);
+      case W4Scheme::nvfp4: return pack<W4Scheme::nvfp4>(stream);
     }
   }
   w4::Constants make_constants() const;
@@ -72,8 +77,8 @@ inline void W4A16Layer::State::place(char* memory) {
   factor[0] = reinterpret_cast<float*>(memory);
   factor[1] = factor[0] + 1024;
   largest = reinterpret_cast<int*>(memory) + 2 * 1024;
-  bad_zeros = largest + 1024;
-  split_counters = bad_zeros + 1024;
+  bad = largest + 1024;
+  split_counters = bad + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, 2LL * intermediate(), shape.hidden);
 }
@@ -92,7 +97,7 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
     a.gate_up = i == 0;
     a.largest = largest;
     a.factor = factor[i];
-    a.bad_zeros = bad_zeros;
+    a.bad = bad + i;
     a.packed = packed[i];
     w4::pack_matrix<S>(a, shape.num_experts, stream);
   }
@@ -115,10 +120,15 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);
-  int bad_zeros = 0;
-  check_cuda(cudaMemcpy(&bad_zeros, state_->bad_zeros, sizeof(int), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  if (bad_zeros != 0) {
-    throw Error(ErrorCode::unsupported, "hopper_w4a16: a zero point is not an integer of 0 to 15, use cuda_reference");
+  int bad[2] = {0, 0};
+  check_cuda(cudaMemcpy(bad, state_->bad, sizeof(bad), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  if (bad[0] != 0 || bad[1] != 0) {
+    throw Error(ErrorCode::unsupported,
+                text("hopper_w4a16: ", bad[0] != 0 ? "w13" : "w2", " in ", name(scheme), " has ",
+                     scheme == W4Scheme::int4_zero ? "a zero point that is not an integer of 0 to 15"
+                     : has_zero_points(scheme)     ? "a scale that is not finite or a zero point that is not an integer of 0 to 15"
+                                                   : "a scale that is not finite",
+                     ", use cuda_reference"));
   }
 }
 [[gnu::used]] inline W4A16Layer::~W4A16Layer() = default;

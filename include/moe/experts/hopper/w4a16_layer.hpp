@@ -23,8 +23,9 @@ class W4A16Layer {
  public:
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
   /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
-  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device or for a zero point that is no integer of
-  /// 0 … 15; E_CONFIG if a size or group does not fit; E_ARG for null or misaligned memory.
+  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a zero point that is no integer of
+  /// 0 … 15, or for a scale of int4_32, int4_32_zero or nvfp4 that is not finite; E_CONFIG if a size or group does not fit; E_ARG for null
+  /// or misaligned memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
   ~W4A16Layer();
@@ -39,7 +40,7 @@ class W4A16Layer {
   }
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
   std::int64_t workspace_bytes(int max_tokens) const;
-  /// Packs the current contents of the weights' memory again, in stream order. Zero points are not checked again.
+  /// Packs the current contents of the weights' memory again, in stream order. Zero points and scales are not checked again.
   void weights_changed(CUstream_st* stream);
   /// x and out of the call are bf16. E_ARG on null or misaligned pointers.
   void forward(LayerCall const& call, void* workspace, CUstream_st* stream) const;

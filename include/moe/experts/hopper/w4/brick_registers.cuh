@@ -17,9 +17,10 @@ namespace moe::hopper {
 template <W4Scheme S>
 struct BrickRegisters {
   uint4 codes;
-  std::uint32_t scales;        // int4
-  std::uint32_t zeros;         // int4_zero
-  std::uint32_t exponents[4];  // mxfp4: row r, both groups; row r + 8
+  std::uint32_t scales[2];      // int4; int4_32: of each 32 of K
+  std::uint32_t zeros;          // int4_zero
+  std::uint32_t exponents[4];   // mxfp4: row r, both groups; row r + 8
+  std::uint32_t row_scales[2];  // nvfp4: row r; row r + 8
 
   /// `thread` of the warpgroup; `brick` as in problem.hpp.
   __device__ void load(std::uint32_t brick, int thread) {
@@ -28,35 +29,53 @@ struct BrickRegisters {
     if constexpr (S == W4Scheme::mxfp4) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) exponents[i] = ptx::load_shared_byte(word + static_cast<std::uint32_t>(i));
+    } else if constexpr (scales_sums(S)) {
+#pragma unroll
+      for (int i = 0; i < sum_groups(S); ++i) scales[i] = ptx::load_shared_word(word + static_cast<std::uint32_t>(128 * i));
     } else {
-      scales = ptx::load_shared_word(word);
+      row_scales[0] = ptx::load_shared_word(word);
+      row_scales[1] = ptx::load_shared_word(word + 128);
     }
-    if constexpr (S == W4Scheme::int4_zero) zeros = ptx::load_shared_word(word + 128);
+    if constexpr (has_zero_points(S)) zeros = ptx::load_shared_word(word + 4 * scale_words(S));
   }
 
   /// The A fragments of the brick's steps of 16 from `First` on, which is even: a[4 q + i].
   template <int First, int Steps>
   __device__ void convert(std::uint32_t (&a)[4 * Steps]) const {
     std::uint32_t const all[4] = {codes.x, codes.y, codes.z, codes.w};
-    if constexpr (S == W4Scheme::mxfp4) {
+    if constexpr (is_e2m1(S)) {
 #pragma unroll
       for (int pair = 0; pair < Steps / 2; ++pair) {
         int const group = First / 2 + pair;
-        // The exponent fields of rows r and r + 8, as two bf16 each.
-        std::uint32_t const scale[2] = {exponents[group] * 0x00800080u, exponents[2 + group] * 0x00800080u};
+        // The multipliers of rows r and r + 8 for both steps, as two bf16 each: exponent fields, or nvfp4's scales.
+        std::uint32_t scale[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (S == W4Scheme::mxfp4) {
+            scale[i >> 1][i & 1] = exponents[2 * (i & 1) + group] * 0x00800080u;
+          } else {
+            std::uint32_t const byte = __byte_perm(row_scales[i & 1], 0, 0x4440u + static_cast<std::uint32_t>(2 * group + (i >> 1)));
+            scale[i >> 1][i & 1] = byte * 0x00100010u + kNvfp4ScaleBase * 0x00010001u;
+          }
+        }
 #pragma unroll
         for (int f = 0; f < 8; ++f) {
           std::uint32_t const value = unpack_e2m1(all[First + 2 * pair], all[First + 2 * pair + 1], f);
-          a[8 * pair + f] = ptx::multiply_bf16x2(value, scale[f & 1]);
+          a[8 * pair + f] = ptx::multiply_bf16x2(value, scale[f >> 2][f & 1]);
         }
       }
     } else {
       // A code in the low mantissa bits of 128 is 128 + code; the difference to 128 + zero point is exact. Scales are for the sums.
-      bool const asymmetric = S == W4Scheme::int4_zero;
-      std::uint32_t const zero[2] = {asymmetric ? __byte_perm(zeros, 0, 0x1010) : 0x43084308u,
-                                     asymmetric ? __byte_perm(zeros, 0, 0x3232) : 0x43084308u};
 #pragma unroll
       for (int q = 0; q < Steps; ++q) {
+        std::uint32_t zero[2] = {0x43084308u, 0x43084308u};
+#pragma unroll
+        for (std::uint32_t i = 0; i < 2; ++i) {
+          if constexpr (S == W4Scheme::int4_zero) zero[i] = __byte_perm(zeros, 0, i == 0 ? 0x1010u : 0x3232u);
+          if constexpr (S == W4Scheme::int4_32_zero) {
+            zero[i] = __byte_perm(zeros, 0x43u, 0x4040u | ((2 * i + static_cast<std::uint32_t>((First + q) / 2)) * 0x0101u));
+          }
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           std::uint32_t const biased = ((all[First + q] >> (4 * i)) & 0x000F000Fu) | 0x43004300u;
@@ -66,8 +85,8 @@ struct BrickRegisters {
     }
   }
 
-  /// int4: the factors for the sums of rows r and r + 8.
-  __device__ float2 sum_scales() const { return __half22float2(*reinterpret_cast<__half2 const*>(&scales)); }
+  /// int4: the factors for the sums of rows r and r + 8 over group `g` of sum_groups(S).
+  __device__ float2 sum_scales(int g) const { return __half22float2(*reinterpret_cast<__half2 const*>(&scales[g])); }
 };
 
 }  // namespace moe::hopper

@@ -45,4 +45,18 @@ MOE_HD constexpr std::uint32_t unpack_e2m1(std::uint32_t first, std::uint32_t se
   return (place > 0 ? rotate_left(from, -place) : from << -place) & kE2m1Bits;
 }
 
+/// What is added to a scale byte, shifted left by 4, for the bits of the scale times 2^119 as bf16. The products with the codes as read are
+/// then the weights over 2^7.
+inline constexpr std::uint32_t kNvfp4ScaleBase = 0x7600u;
+inline constexpr float kNvfp4Factor = 128.0F;
+
+/// The stored form of the magnitude of an e4m3 scale: 5 bits of exponent and 3 of mantissa, so that subnormal numbers are normal. Of zero,
+/// whose codes are stored as zero, it is 0.
+MOE_HD constexpr std::uint32_t nvfp4_scale_byte(std::uint32_t e4m3) {
+  std::uint32_t const magnitude = e4m3 & 0x7Fu;
+  if (magnitude >= 8) return magnitude + (3u << 3);
+  std::uint32_t const m = magnitude;  // m · 2^-9
+  return m == 0 ? 0 : m == 1 ? 1u << 3 : m < 4 ? (2u << 3) | ((m & 1u) << 2) : (3u << 3) | ((m & 3u) << 1);
+}
+
 }  // namespace moe::hopper

@@ -27,9 +27,9 @@ void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   if (p.align.plan.tile_rows <= 16) {
     launch_layer<S, 4, 4, 4, 16>(p, workers, stream);
   } else if (p.align.plan.tile_rows <= kMedium) {
-    launch_layer<S, 4, 2, S == W4Scheme::mxfp4 ? 5 : 7, kMedium>(p, workers, stream);
+    launch_layer<S, 4, 2, scales_sums(S) ? 7 : 5, kMedium>(p, workers, stream);
   } else {
-    launch_layer<S, 2, 2, S == W4Scheme::mxfp4 ? 4 : 5, most_rows(S)>(p, workers, stream);
+    launch_layer<S, 2, 2, scales_sums(S) ? 5 : 4, most_rows(S)>(p, workers, stream);
   }
 }
 

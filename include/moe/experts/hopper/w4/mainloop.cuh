@@ -38,7 +38,7 @@ template <W4Scheme S, class L, int N>
 __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                     float (&total)[N / 2]) {
   static_assert(N == 8 || N == 16);
-  constexpr bool kScaled = S != W4Scheme::mxfp4;
+  constexpr bool kScaled = scales_sums(S);
   constexpr int kLoads = N / 4;  // of four matrices, for a brick: with 8 rows two steps at a time, else one
   int const thread = thread_index() & 127;
   int const lane = thread & 31;
@@ -52,8 +52,15 @@ __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStage
     [[maybe_unused]] float part[kScaled ? N / 2 : 1] = {};
     std::uint32_t a[16];
     brick.template convert<0, 4>(a);
+    constexpr int kSteps = 4 / sum_groups(S);  // whose sums have one scale
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
+      if constexpr (kScaled) {
+        if (q > 0 && q % kSteps == 0) {
+#pragma unroll
+          for (float& v : part) v = 0.0F;
+        }
+      }
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
         std::uint32_t const(&from)[4] = b[N == 8 ? q / 2 : q];
@@ -61,15 +68,16 @@ __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStage
         std::uint32_t const values[4] = {a[4 * q], a[4 * q + 1], a[4 * q + 2], a[4 * q + 3]};
         mma_bf16((kScaled ? part : total) + 4 * j, values, from[at], from[at + 1]);
       }
-    }
-    if constexpr (kScaled) {
-      float2 const scale = brick.sum_scales();
+      if constexpr (kScaled) {
+        if (q % kSteps != kSteps - 1) continue;
+        float2 const scale = brick.sum_scales(q / kSteps);
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        total[4 * j] = fmaf(part[4 * j], scale.x, total[4 * j]);
-        total[4 * j + 1] = fmaf(part[4 * j + 1], scale.x, total[4 * j + 1]);
-        total[4 * j + 2] = fmaf(part[4 * j + 2], scale.y, total[4 * j + 2]);
-        total[4 * j + 3] = fmaf(part[4 * j + 3], scale.y, total[4 * j + 3]);
+        for (int j = 0; j < N / 8; ++j) {
+          total[4 * j] = fmaf(part[4 * j], scale.x, total[4 * j]);
+          total[4 * j + 1] = fmaf(part[4 * j + 1], scale.x, total[4 * j + 1]);
+          total[4 * j + 2] = fmaf(part[4 * j + 2], scale.y, total[4 * j + 2]);
+          total[4 * j + 3] = fmaf(part[4 * j + 3], scale.y, total[4 * j + 3]);
+        }
       }
     }
   };
@@ -105,8 +113,8 @@ __device__ inline void multiply_few(Memory<L> const& memory, RingState<L::kStage
 template <W4Scheme S, class L, int N>
 __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& ring, int group, Span const& span,
                                 float (&total)[L::kBricks][N / 2]) {
-  constexpr bool kScaled = S != W4Scheme::mxfp4;
-  constexpr bool kOverlap = N <= (kScaled ? 16 : 32) && L::kBricks == 1;
+  constexpr bool kScaled = scales_sums(S);
+  constexpr bool kOverlap = N <= (kScaled ? 16 : 32) && L::kBricks == 1 && sum_groups(S) == 1;
   int const thread = thread_index() & 127;
   [[maybe_unused]] float part[2][kScaled ? N / 2 : 1];
   [[maybe_unused]] std::uint32_t scales[2] = {0, 0};
@@ -133,7 +141,8 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
     pin(sum);
     wgmma_arrive();
 #pragma unroll
-    for (int q = 0; q < Steps; ++q) WgmmaFromRegisters<N>::run(sum, a + 4 * q, rows + 2 * (First + q), kScaled && First + q == 0 ? 0 : 1);
+    for (int q = 0; q < Steps; ++q)
+      WgmmaFromRegisters<N>::run(sum, a + 4 * q, rows + 2 * (First + q), kScaled && (First + q) % (4 / sum_groups(S)) == 0 ? 0 : 1);
     wgmma_commit();
     pin(sum);
   };
@@ -158,7 +167,7 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
             return total[0];
           }
         }();
-        if constexpr (kScaled) scales[d & 1] = brick.scales;
+        if constexpr (kScaled) scales[d & 1] = brick.scales[0];
         start.template operator()<0, 4>(brick, sum, rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16)), a[d & 1]);
         if (d > 0) {
           wgmma_wait<1>();
@@ -177,7 +186,7 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
           BrickRegisters<S> brick;
           brick.load(bricks + static_cast<std::uint32_t>(d) * step_bytes + static_cast<std::uint32_t>(b * L::kBrickBytes), thread);
           std::uint32_t const rows_at = rows + static_cast<std::uint32_t>(d * (L::kRowBytes / 16));
-          if constexpr (kScaled) scales[0] = brick.scales;
+          if constexpr (kScaled) scales[0] = brick.scales[0];
           float (&sum)[N / 2] = [&]() -> float (&)[N / 2] {
             if constexpr (kScaled) {
               return part[0];
@@ -185,7 +194,18 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
               return total[b];
             }
           }();
-          if constexpr (N > 96) {  // fragments of half a brick at a time fit beside the sums
+          if constexpr (sum_groups(S) == 2) {
+            scales[1] = brick.scales[1];
+            std::uint32_t a[2][8];
+            start.template operator()<0, 2>(brick, part[0], rows_at, a[0]);
+            if constexpr (N > 32) {  // no registers for both sums
+              wgmma_wait<0>();
+              pin(part[0]);
+              add(0, total[b]);
+              scales[0] = scales[1];
+            }
+            start.template operator()<2, 2>(brick, part[N > 32 ? 0 : 1], rows_at, a[1]);
+          } else if constexpr (N > 96) {  // fragments of half a brick at a time fit beside the sums
             std::uint32_t a[8];
             start.template operator()<0, 2>(brick, sum, rows_at, a);
             wgmma_wait<0>();
@@ -198,6 +218,10 @@ __device__ inline void multiply(Memory<L> const& memory, RingState<L::kStages>& 
           wgmma_wait<0>();
           pin(sum);
           add(0, total[b]);
+          if constexpr (sum_groups(S) == 2 && N <= 32) {
+            pin(part[1]);
+            add(1, total[b]);
+          }
         }
       }
     }

@@ -21,10 +21,10 @@ struct W4PackArgs {
   int packed_rows;            ///< the same with I a multiple of 64: rows and columns beyond the matrix become zero weights
   int packed_cols;
   int group;
-  bool gate_up;    ///< w13: pair gate and up rows
-  int* largest;    ///< [E] between the two kernels: see find_largest_scale
-  float* factor;   ///< [E] out: the factor of the sums
-  int* bad_zeros;  ///< out: set if a zero point is no integer of 0 … 15
+  bool gate_up;   ///< w13: pair gate and up rows
+  int* largest;   ///< [E] between the two kernels: see find_largest_scale
+  float* factor;  ///< [E] out: the factor of the sums
+  int* bad;       ///< out: set if a zero point is no integer of 0 … 15, or a scale of int4_32 or nvfp4 is not finite
   std::uint8_t* packed;
 };
 
@@ -42,7 +42,7 @@ __global__ void find_largest_scale(W4PackArgs const a) {
       int const exponent = static_cast<std::uint8_t const*>(a.scales)[i];
       mine = max(mine, exponent == 255 ? 0 : exponent);
     } else {
-      float const scale = S == W4Scheme::int4 ? static_cast<float const*>(a.scales)[i] : static_cast<float2 const*>(a.scales)[i].x;
+      float const scale = !has_zero_points(S) ? static_cast<float const*>(a.scales)[i] : static_cast<float2 const*>(a.scales)[i].x;
       int const bits = __float_as_int(fabsf(scale));
       mine = max(mine, bits < 0x7F800000 ? bits : 0);
     }
@@ -74,6 +74,42 @@ __device__ inline int common_exponent(int largest) {
   }
 }
 
+/// nvfp4: the bytes of one expert's scales, whose last four are its float32 scale.
+__device__ inline std::uint8_t const* nvfp4_scales(W4PackArgs const& a, long long expert, long long& global_offset) {
+  global_offset = (static_cast<long long>(a.rows) * (a.cols / 16) + 3) / 4 * 4;
+  return static_cast<std::uint8_t const*>(a.scales) + expert * (global_offset + 4);
+}
+__device__ inline std::uint32_t nvfp4_scale(W4PackArgs const& a, long long expert, int row, int group) {
+  long long offset = 0;
+  return nvfp4_scales(a, expert, offset)[static_cast<long long>(row) * (a.cols / 16) + group];
+}
+
+/// The scales of one brick of nvfp4: thread 32 h + i writes those of row r + 8 h of word i. The thread of the expert's first word also
+/// writes the expert's factor.
+__device__ inline void pack_nvfp4_scales(W4PackArgs const& a, long long expert, int step, int tile, std::uint32_t* words) {
+  int const thread = static_cast<int>(threadIdx.x);
+  if (thread >= 64) return;
+  int const source = source_row(a, tile, 16 * ((thread & 31) >> 3) + (thread & 7) + 8 * (thread >> 5));
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int g = 0; g < 4; ++g) {
+    int const group = step * 4 + g;
+    if (source < 0 || group * 16 >= a.cols) continue;
+    std::uint32_t const scale = nvfp4_scale(a, expert, source, group);
+    if ((scale & 0x7Fu) == 0x7Fu) *a.bad = 1;
+    word |= nvfp4_scale_byte(scale) << (8 * g);
+  }
+  words[thread] = word;
+  if (step != 0 || tile != 0 || thread != 0) return;
+  long long offset = 0;
+  std::uint8_t const* const at = nvfp4_scales(a, expert, offset);
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) bits |= static_cast<std::uint32_t>(at[offset + i]) << (8 * i);
+  float const global = __uint_as_float(bits);
+  if (!isfinite(global)) *a.bad = 1;
+  a.factor[expert] = global * kNvfp4Factor;
+}
+
 }  // namespace detail
 
 /// One block of 128 threads per brick: grid (bricks along K, bricks along the rows, experts).
@@ -91,7 +127,7 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   long long const index = static_cast<long long>(tile / kTileBricks * kTileBricks) * steps + step * side + tile % kTileBricks;
   std::uint8_t* const brick = a.packed + expert * packed_bytes(S, a.packed_rows, a.packed_cols) + index * brick_bytes(S);
   std::uint8_t const* const codes = a.codes + expert * a.rows * (a.cols / 2);
-  constexpr std::uint32_t kZeroPair = S == W4Scheme::mxfp4 ? 0x00u : 0x88u;
+  constexpr std::uint32_t kZeroPair = is_e2m1(S) ? 0x00u : 0x88u;
 
   std::uint32_t word[4] = {0, 0, 0, 0};
   std::uint32_t pairs[2][8];  // e2m1
@@ -102,29 +138,39 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
       int const row = detail::source_row(a, tile, 16 * warp + (lane >> 2) + 8 * (i & 1));
       int const k = step * kBrickDepth + 16 * q + 2 * (lane & 3) + 8 * (i >> 1);
       bool const there = row >= 0 && k < a.cols;
-      std::uint32_t const pair = there ? codes[static_cast<long long>(row) * (a.cols / 2) + k / 2] : kZeroPair;
-      if constexpr (S == W4Scheme::mxfp4) {
+      std::uint32_t pair = there ? codes[static_cast<long long>(row) * (a.cols / 2) + k / 2] : kZeroPair;
+      if constexpr (S == W4Scheme::nvfp4) {  // a scale's sign goes to the codes, and so does its being zero
+        std::uint32_t const scale = there ? detail::nvfp4_scale(a, expert, row, k / 16) : 0;
+        pair = (scale & 0x7Fu) == 0 ? 0 : (scale & 0x80u) != 0 ? pair ^ 0x88u : pair;
+      }
+      if constexpr (is_e2m1(S)) {
         pairs[q / 2][4 * (q & 1) + i] = pair;
       } else {
         word[q] |= ((pair & 15u) << (4 * i)) | ((pair >> 4) << (16 + 4 * i));
       }
     }
   }
-  if constexpr (S == W4Scheme::mxfp4) {
+  if constexpr (is_e2m1(S)) {
     pack_e2m1(pairs[0], word[0], word[1]);
     pack_e2m1(pairs[1], word[2], word[3]);
   }
   reinterpret_cast<uint4*>(brick)[thread] = make_uint4(word[0], word[1], word[2], word[3]);
 
+  if constexpr (S == W4Scheme::nvfp4) {
+    detail::pack_nvfp4_scales(a, expert, step, tile, reinterpret_cast<std::uint32_t*>(brick + kBrickCodeBytes));
+    return;
+  }
   int const common = detail::common_exponent<S>(a.largest[expert]);
-  if (thread < 32) {
+  if (thread < scale_words(S)) {
+    int const place = thread & 31;
+    int const part = thread >> 5;  // int4_32: of the two groups
     std::uint32_t scales = 0;
     std::uint32_t zeros = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const source = detail::source_row(a, tile, 16 * (thread >> 3) + (thread & 7) + 8 * half);
+      int const source = detail::source_row(a, tile, 16 * (place >> 3) + (place & 7) + 8 * half);
       if (source < 0) continue;  // scales of zero
-      long long const at = (expert * a.rows + source) * (a.cols / a.group) + step * kBrickDepth / a.group;
+      long long const at = (expert * a.rows + source) * (a.cols / a.group) + step * kBrickDepth / a.group + part;
       if constexpr (S == W4Scheme::mxfp4) {
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
@@ -133,12 +179,15 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
           int const field = exponent == 255 ? 255 : max(0, exponent + 126 - common);
           scales |= static_cast<std::uint32_t>(field) << (16 * half + 8 * g);
         }
-      } else if constexpr (S == W4Scheme::int4) {
-        __half const scale = __float2half_rn(ldexpf(static_cast<float const*>(a.scales)[at], -common));
+      } else if constexpr (!has_zero_points(S)) {
+        float const value = static_cast<float const*>(a.scales)[at];
+        if (S == W4Scheme::int4_32 && !isfinite(value)) *a.bad = 1;
+        __half const scale = __float2half_rn(ldexpf(value, -common));
         scales |= static_cast<std::uint32_t>(__half_as_ushort(scale)) << (16 * half);
       } else {
         float2 const pair = static_cast<float2 const*>(a.scales)[at];
-        if (!(pair.y >= 0.0F && pair.y <= 15.0F && pair.y == truncf(pair.y))) *a.bad_zeros = 1;
+        if (!(pair.y >= 0.0F && pair.y <= 15.0F && pair.y == truncf(pair.y))) *a.bad = 1;
+        if (S == W4Scheme::int4_32_zero && !isfinite(pair.x)) *a.bad = 1;
         __half const scale = __float2half_rn(ldexpf(pair.x, -common));
         scales |= static_cast<std::uint32_t>(__half_as_ushort(scale)) << (16 * half);
         zeros |= static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(128.0F + pair.y))) << (16 * half);
@@ -147,6 +196,11 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
     std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + kBrickCodeBytes);
     words[thread] = scales;
     if constexpr (S == W4Scheme::int4_zero) words[32 + thread] = zeros;
+    if constexpr (S == W4Scheme::int4_32_zero) {
+      std::uint8_t* const bytes = reinterpret_cast<std::uint8_t*>(words + 64) + 4 * place + part;
+      bytes[0] = static_cast<std::uint8_t>(zeros);  // the mantissa of 128 + zero point
+      bytes[2] = static_cast<std::uint8_t>(zeros >> 16);
+    }
   }
   if (step == 0 && tile == 0 && thread == 0) {
     a.factor[expert] = ldexpf(1.0F, common);

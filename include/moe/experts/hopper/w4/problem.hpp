@@ -6,6 +6,9 @@
 //   int4       fp16 scale of row r, of row r + 8, over a power of two of the expert, so that scales of 11 bits are exact
 //   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
 //   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
+//   int4_32    as int4, but 32 words for the first 32 of K, then 32 words for the second
+//   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
+//   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
 // The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8 up rows of the same features, so
 // that one thread holds both. Four bricks that lie side by side are a weight tile's step of K: one copy fetches them.
 #pragma once
@@ -24,9 +27,12 @@ namespace moe::hopper {
 
 /// Storage of the weights. Activations are bf16.
 enum class W4Scheme : std::uint8_t {
-  int4,       ///< codes 0 … 15 with zero point 8, one scale per group of 64, 128, … along K
-  int4_zero,  ///< the same with an integer zero point per group
-  mxfp4       ///< e2m1 with a power of two (ue8m0) per 32 along K
+  int4,          ///< codes 0 … 15 with zero point 8, one scale per group of 64, 128, … along K
+  int4_zero,     ///< the same with an integer zero point per group
+  mxfp4,         ///< e2m1 with a power of two (ue8m0) per 32 along K
+  int4_32,       ///< as int4, one scale per group of 32 along K
+  int4_32_zero,  ///< the same with an integer zero point per group
+  nvfp4          ///< e2m1 with an e4m3 scale per 16 along K and a float32 scale per expert
 };
 
 constexpr char const* name(W4Scheme s) {
@@ -34,19 +40,34 @@ constexpr char const* name(W4Scheme s) {
     case W4Scheme::int4: return "int4";
     case W4Scheme::int4_zero: return "int4_zero";
     case W4Scheme::mxfp4: return "mxfp4";
+    case W4Scheme::int4_32: return "int4_32";
+    case W4Scheme::int4_32_zero: return "int4_32_zero";
+    case W4Scheme::nvfp4: return "nvfp4";
   }
   return "?";
 }
+MOE_HD constexpr bool is_e2m1(W4Scheme s) { return s == W4Scheme::mxfp4 || s == W4Scheme::nvfp4; }
+MOE_HD constexpr bool has_zero_points(W4Scheme s) { return s == W4Scheme::int4_zero || s == W4Scheme::int4_32_zero; }
+/// Whether scales multiply sums of products; else they multiply the codes, as bf16.
+MOE_HD constexpr bool scales_sums(W4Scheme s) { return !is_e2m1(s); }
+/// Elements of K that share a scale; 0: a multiple of 64, chosen at run time.
+MOE_HD constexpr int scale_group(W4Scheme s) {
+  return s == W4Scheme::int4 || s == W4Scheme::int4_zero ? 0 : s == W4Scheme::nvfp4 ? 16 : 32;
+}
+/// Groups whose sums are scaled apart, of the 64 of K of a brick.
+MOE_HD constexpr int sum_groups(W4Scheme s) { return s == W4Scheme::int4_32 || s == W4Scheme::int4_32_zero ? 2 : 1; }
 
 inline constexpr int kBrickRows = 64;
 inline constexpr int kBrickDepth = 64;  ///< of K
 inline constexpr int kBrickCodeBytes = 2048;
 inline constexpr int kTileBricks = 4;  ///< of a weight tile: 256 rows
 
-MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + (s == W4Scheme::int4_zero ? 256 : 128); }
+/// Words of scales of one brick, without zero points.
+MOE_HD constexpr int scale_words(W4Scheme s) { return s == W4Scheme::nvfp4 ? 64 : 32 * sum_groups(s); }
+MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + 4 * (scale_words(s) + (has_zero_points(s) ? 32 : 0)); }
 
-/// Most rows of one tile: the scaled sums of int4 need half as many registers again.
-constexpr int most_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 128 : 80; }
+/// Most rows of one tile: scaled sums need half as many registers again.
+constexpr int most_rows(W4Scheme s) { return scales_sums(s) ? 80 : 128; }
 
 /// The intermediate width that the layer computes with; the added features have zero weights.
 constexpr int padded_intermediate(int intermediate) { return (intermediate + kBrickDepth - 1) / kBrickDepth * kBrickDepth; }
@@ -65,13 +86,14 @@ struct W4Activation {
 
 /// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K; gate rows before up
 /// rows. int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of float32; mxfp4: exponent bytes
-/// [E, rows, cols / 32]. The constructor and weights_changed() read them; forward() reads only the biases.
+/// [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a multiple of 4, and its float32 scale. The
+/// constructor and weights_changed() read them; forward() reads only the biases.
 struct W4Weights {
   std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]
   std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2]
   void const* w13_scales = nullptr;
   void const* w2_scales = nullptr;
-  int w13_group = 32;          ///< elements of K that share a scale: 32 (mxfp4) or a multiple of 64
+  int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64
   int w2_group = 32;           ///< the same of w2
   float const* b13 = nullptr;  ///< [E, 2I], or null
   float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
@@ -79,7 +101,7 @@ struct W4Weights {
 
 /// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
 inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
-  bool const mx = scheme == W4Scheme::mxfp4;
+  int const fixed = scale_group(scheme);
   auto const multiple = [&](char const* what, int value, int unit) {
     if (value < unit || value % unit != 0) {
       throw Error(ErrorCode::config, text("hopper_w4a16: ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
@@ -87,16 +109,16 @@ inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
     }
   };
   multiple("hidden", s.hidden, kBrickDepth);
-  multiple("intermediate", s.intermediate, mx ? kBrickDepth / 2 : kBrickDepth);
+  multiple("intermediate", s.intermediate, is_e2m1(scheme) ? kBrickDepth / 2 : kBrickDepth);
   if (s.num_experts < 1 || s.num_experts > 1024) {
     throw Error(ErrorCode::config, text("hopper_w4a16: ", s.num_experts, " local experts are out of range [1, 1024]"));
   }
   if (s.topk < 1) throw Error(ErrorCode::config, text("hopper_w4a16: topk ", s.topk, " must be at least 1"));
   auto const group = [&](char const* what, int size, int cols) {
-    if (mx ? size != 32 : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
+    if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
       throw Error(ErrorCode::config,
-                  text("hopper_w4a16: ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme),
-                       mx ? " needs 32" : " needs a multiple of 64 that divides them", ". Use the experts cuda_reference"));
+                  text("hopper_w4a16: ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme), " needs ",
+                       fixed != 0 ? text(fixed) : text("a multiple of 64 that divides them"), ". Use the experts cuda_reference"));
     }
   };
   group("w13", w.w13_group, s.hidden);
@@ -147,12 +169,12 @@ constexpr W4Workspace plan_w4_workspace(LocalShape const& s, int max_tokens) {
 }
 
 /// The most rows in a tile of the middle one of the three kernels; the largest kernel does not split K.
-constexpr int medium_rows(W4Scheme s) { return s == W4Scheme::mxfp4 ? 64 : 32; }
+constexpr int medium_rows(W4Scheme s) { return scales_sums(s) ? 32 : 64; }
 
 /// Tile choices of the layer: rows of one expert in one tile, and the most parts of K.
 struct W4Tuning {
   int tile_rows = 16;   ///< 8 to most_rows(scheme), a multiple of 8
-  int max_splits = 16;  ///< used with tiles of 8, 16, 32 and, in mxfp4, 64 rows
+  int max_splits = 16;  ///< used with tiles of 8, 16, 32 and, unless scales_sums(scheme), 64 rows
   int raster = 16;      ///< row tiles that are walked before the next weight tile
   friend bool operator==(W4Tuning const&, W4Tuning const&) = default;
 };
