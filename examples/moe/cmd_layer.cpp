@@ -287,6 +287,7 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.grid = {job.moe.tp_size, job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.moe.use_sp_moe()};
   r.chunk_rows = job.layer_rows();
   r.passes = result.passes;
+  r.passes_in_halves = result.passes_in_halves;
   r.tokens = job.first_row.back();
   r.group_tokens = group_rows(job);
   r.hidden = d.hidden;
@@ -346,6 +347,7 @@ void require_same_run(Job const& job) {
   f.add("--sequence-length", o.sequence_length);
   f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
   f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk).add("--shared-overlap", o.shared_overlap);
+  f.add("--dual-batch", o.dual_batch);
   f.add("--deal", o.deal)
       .add("--seed", o.seed)
       .add("--repeat", o.repeat)
@@ -490,6 +492,11 @@ void add_common(CLI::App& command, JobOptions& o) {
   command
       .add_option("--shared-overlap", o.shared_overlap, "cuda: auto: shared experts on a stream beside the routed ones; off: before them")
       ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str();
+  command
+      .add_option("--dual-batch", o.dual_batch,
+                  "host: one half of a batch travels while the other computes: on: always; auto: where every rank has at least 32 rows")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   command.add_option("--deal", o.deal, "How rows are dealt to the groups: even or random")
       ->check(CLI::IsMember({"even", "random"}))

@@ -46,6 +46,9 @@ void check_device(JobOptions const& o, moe::MoeParallel const& place) {
     throw Error(ErrorCode::unsupported,
                 text("--device cuda: --chunk ", o.chunk, ": the tool has chunks in the host space only. Fix: --device host"));
   }
+  if (o.dual_batch == "on") {
+    throw Error(ErrorCode::unsupported, "--device cuda: --dual-batch on: the tool has halves in the host space only. Fix: --device host");
+  }
 }
 
 void split(std::optional<moe::comm::Mpi>& group, int color, int rank, std::int64_t timeout_ms) {

@@ -48,6 +48,7 @@ struct JobOptions {
   bool sequence_parallel = false;
   std::int64_t chunk = 0;  ///< rows of a chunk; 0: the whole batch at once
   std::string shared_overlap = "auto";
+  std::string dual_batch = "off";
   int replicas = 0;   ///< redundant experts
   std::string log;    ///< level of the log on standard error; empty: none
   bool nvtx = false;  ///< a range of NVTX for each stage
@@ -98,6 +99,7 @@ struct JobResult {
   std::vector<std::int64_t> slot_load;  ///< [P] slots that this rank routed to each physical expert; with maps only
   std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank
   std::vector<std::string> log;         ///< what was chosen at construction, and why
+  int passes_in_halves = 0;             ///< those whose rows were exchanged in two halves
   int passes = 0;                       ///< chunks of a forward
   std::size_t layer_bytes = 0;          ///< the layer's buffers
 };

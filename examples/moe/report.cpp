@@ -93,6 +93,7 @@ std::string as_text(Report const& r) {
                        g.pcp, g.ep, g.moe_tp, g.sequence_parallel ? "on" : "off");
   }
   if (r.passes > 1) out += fmt::format("chunks        {} of at most {} rows\n", r.passes, r.chunk_rows);
+  if (r.passes_in_halves > 0) out += fmt::format("dual batch    {} of {} passes in two halves\n", r.passes_in_halves, r.passes);
   out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined(r.group_tokens));
   out += fmt::format("load          slots per expert, largest / mean = {:.2f}\n{}", imbalance(r.load), load_chart(r.load));
   if (r.rank_load.size() > 1) {
@@ -124,6 +125,7 @@ std::string as_json(Report const& r) {
         {"moe_tp", r.grid.moe_tp},
         {"sequence_parallel", r.grid.sequence_parallel}}},
       {"passes", r.passes},
+      {"passes_in_halves", r.passes_in_halves},
       {"tokens_per_rank", r.group_tokens},
       {"hidden", r.hidden},
       {"intermediate", r.intermediate},

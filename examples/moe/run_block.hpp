@@ -27,8 +27,8 @@ extern template class moe::runner::shared::Separate<moe::experts::OneDnn, float>
 
 namespace moe_tool {
 
-/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called once for each chunk, when its experts
-/// have run (dispatch and combine may be in two parts).
+/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called once for each chunk, when experts have
+/// run for the first time after its routing (of two halves each has its experts; dispatch and combine may be in two parts).
 template <class Finish, class AfterPass>
 class PhaseTimer {
  public:
@@ -37,8 +37,16 @@ class PhaseTimer {
   void end(moe::Phase p) {
     finish_();
     seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count();
-    if (p == moe::Phase::experts) after_pass_();
+    if (p == moe::Phase::route) routed_ = true;
+    if (p != moe::Phase::experts) return;
+    if (routed_) {
+      after_pass_();
+    } else {
+      ++second_halves_;
+    }
+    routed_ = false;
   }
+  int second_halves() const { return second_halves_; }
   Seconds const& seconds() const { return seconds_; }
 
  private:
@@ -47,6 +55,13 @@ class PhaseTimer {
   AfterPass after_pass_;
   Clock::time_point start_;
   Seconds seconds_{};
+  bool routed_ = false;
+  int second_halves_ = 0;
+};
+
+/// One rank of a grid whose batches are exchanged in two halves.
+struct HalvesParts : moe::models::GridBlockParts<float, moe::comm::Mpi> {
+  using DualBatch = moe::runner::dual_batch::Halves;
 };
 
 /// The communicator of a backend: MPI's of the ranks that the layer connects, or the stateless one of a single rank.
@@ -146,11 +161,10 @@ void forward(Block& block, Job const& job, std::vector<float>& output, Timer& ti
   block.forward(job.hidden, job.tokens(), output, timer, job.options.sequence_length);
 }
 
-template <class Quant, class Backend, class Experts>
-JobResult run_block(Job const& job, typename Backend::Comm& comm) {
+template <class Quant, class Backend, class Experts, class Parts>
+JobResult run_parts(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Backend, Experts>;
   constexpr bool kGrid = Backend::Space::kKind == moe::SpaceKind::host;
-  using Parts = std::conditional_t<kGrid, moe::models::GridBlockParts<float, moe::comm::Mpi>, moe::models::BlockParts<float>>;
   using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float, Parts>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
@@ -171,6 +185,9 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   });
 
   JobResult result;
+  if constexpr (std::is_same_v<Parts, HalvesParts>) {
+    if (job.options.dual_batch == "on") block->runner().decide_dual_batch(true);
+  }
   result.log = moe::runner::description(block->runner());
   result.output.resize(job.hidden.size());
   Waits waits(job);
@@ -183,6 +200,7 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
                        if (kGrid && i == 0) add_routing(*block, result);
                      });
     forward(*block, job, result.output, timer);
+    if (i == 0) result.passes_in_halves = timer.second_halves();
     if (i == 0 && job.maps) result.slot_load = load_of(*tables, job.maps->num_physical());
     double const total = ranges::accumulate(timer.seconds(), 0.0);
     if (i > 0 && total < best) {
@@ -194,6 +212,25 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   result.waited = waits.seconds(*block, comm);
   result.layer_bytes = block->layer().bytes();
   return result;
+}
+
+/// E_CONFIG for --dual-batch on over a backend that cannot send and wait apart; auto then means off, as it does for rows that cannot be
+/// cut.
+template <class Quant, class Backend, class Experts>
+JobResult run_block(Job const& job, typename Backend::Comm& comm) {
+  if constexpr (Backend::Space::kKind != moe::SpaceKind::host) {
+    return run_parts<Quant, Backend, Experts, moe::models::BlockParts<float>>(job, comm);
+  } else {
+    bool const on = job.options.dual_batch == "on";
+    if constexpr (moe::facts::is_asynchronous<Backend>()) {
+      if (on || (job.options.dual_batch == "auto" && job.layer_rows() > 1)) {
+        return run_parts<Quant, Backend, Experts, HalvesParts>(job, comm);
+      }
+    } else if (on) {
+      throw moe::Error(moe::ErrorCode::config, moe::rules::DualBatchNeedsHalves::kSentence);
+    }
+    return run_parts<Quant, Backend, Experts, moe::models::GridBlockParts<float, moe::comm::Mpi>>(job, comm);
+  }
 }
 
 /// Finds the policies by name and runs their composition; a composition that the rules forbid is E_CONFIG with the rule's sentence.

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/tool/dual_batch_test.py: `moe block --dual-batch` gives the bits of whole batches, over every backend whose exchange has halves, whole
+# and in chunks; what cannot be split is refused with the rule's sentence.
+import json
+import pathlib
+import sys
+import tempfile
+
+from tool import DATA, in_parallel, moe, read
+
+FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
+BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
+LEAST_ROWS = 32  # of every rank, from which auto splits
+
+
+def cases(files):
+    """Every backend on grids of 1, 2 and 4 ranks with one of the files in turn, whole and in chunks of 2 rows."""
+    grids = (1, []), (2, []), (2, ["--tp", 2]), (4, ["--tp", 2, "--sequence-parallel"]), (4, ["--deal", "random", "--seed", 3])
+    number = 0
+    for backend in BACKENDS:
+        for ranks, grid in grids:
+            chunk = ["--chunk", 2] if number % 2 else []
+            yield files[number % len(files)], ranks, ["--backend", backend, "--experts", "reference", *grid, *chunk]
+            number += 1
+
+
+def run(folder, name, file, ranks, options):
+    output = folder / f"{name}.safetensors"
+    job = moe("block", file, "--output", output, "--expected", f"{file}:expected", "--json", *options, ranks=ranks)
+    if job.returncode != 0 or job.stderr:
+        return f"exit code {job.returncode}: {job.stderr}", None, None
+    return None, json.loads(job.stdout), read(output)[0]
+
+
+def check(folder, name, file, ranks, options):
+    reports = {}
+    outputs = {}
+    for mode in ("off", "auto", "on"):
+        problem, reports[mode], outputs[mode] = run(folder, f"{name}{mode}", file, ranks, [*options, "--dual-batch", mode])
+        if problem:
+            return f"{mode}: {problem}"
+        if outputs[mode] != outputs["off"]:
+            return f"{mode}: the output or the routing is not that of whole batches"
+        if not reports[mode]["error"] <= 1e-5:
+            return f"{mode}: error {reports[mode]['error']}"
+    off, auto, on = (reports[mode] for mode in ("off", "auto", "on"))
+    if off["passes_in_halves"] != 0 or on["passes_in_halves"] != on["passes"] or on["passes"] != off["passes"]:
+        return f"{on['passes_in_halves']} of {on['passes']} passes in halves, without halves {off['passes_in_halves']} of {off['passes']}"
+    rows = min(on["tokens_per_rank"]) // (on["grid"]["tp"] if on["grid"]["sequence_parallel"] else 1)
+    if auto["passes_in_halves"] != (auto["passes"] if rows >= LEAST_ROWS and "--chunk" not in options else 0):
+        return f"auto: {auto['passes_in_halves']} passes in halves with {rows} rows"
+    return None
+
+
+def refusals(file):
+    def refused(ranks, options, *parts):
+        job = moe("block", file, "--output", "dual_batch_refused.safetensors", *options, ranks=ranks)
+        lines = job.stderr.splitlines()
+        if job.returncode not in (1, 2) or len(lines) != 1 or any(part not in lines[0] for part in parts):
+            return f"{options} on {ranks} ranks: exit code {job.returncode}: {job.stderr}, expected {parts}"
+        return None
+
+    no_halves = "dual batch over a backend that cannot send and wait apart"
+    cases = [
+        (2, ["--dual-batch", "on", "--backend", "allgather_reduce_scatter"], "E_CONFIG", no_halves, "all_to_all_v"),
+        (1, ["--dual-batch", "on"], "E_CONFIG", no_halves),
+        (2, ["--dual-batch", "on", "--chunk", 1], "E_CONFIG", "dual batch: max_tokens_per_rank 1 cannot be split; at least 2"),
+        (1, ["--dual-batch", "on", "--device", "cuda"], "E_UNSUPPORTED", "--device cuda: --dual-batch on", "Fix: --device host"),
+        (1, ["--dual-batch", "maybe"], "--dual-batch", "maybe"),
+    ]
+    return [problem for problem in in_parallel([(refused, *case) for case in cases]) if problem]
+
+
+def main():
+    found = sorted((DATA / "moe_blocks").glob("*.safetensors"))
+    files = [next(f for f in found if f.name.startswith(family + "_")) for family in FAMILIES]
+    runs = list(cases(files))
+    with tempfile.TemporaryDirectory() as name:
+        results = in_parallel([(check, pathlib.Path(name), i, *run) for i, run in enumerate(runs)])
+    failures = [f"{file.name} on {ranks} ranks {options}: {problem}" for (file, ranks, options), problem in zip(runs, results) if problem]
+    failures += refusals(files[0])
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    print(f"{len(runs)} runs over {len(files)} files, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+sys.exit(main())
