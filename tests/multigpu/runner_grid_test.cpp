@@ -29,6 +29,7 @@
 #include "moe/runner/device/linear.hpp"
 #include "moe/runner/device/ranks.hpp"
 #include "moe/runner/device/row_kernels.hpp"
+#include "several_hosts.hpp"
 
 namespace {
 
@@ -244,6 +245,27 @@ TYPED_TEST(RunnerGrid, EqualsOneRank) {
     }
   }
   EXPECT_GT(ran, 0);
+}
+
+// Ranks on several hosts: a backend over a window refuses them on all ranks at construction, in one sentence that names the ones that need
+// no window, and the communicator goes on.
+template <class Backend>
+void refuses_hosts() {
+  Model const m{.form = {false, false, SharedOutput::complete}};
+  for (Grid const& g : grids(world_size())) {
+    MoeParallel const place = place_of(g, world_rank(), Backend::kFacts);
+    if (runner::parallel_conflict(place) != nullptr) continue;
+    SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp));
+    expect_error(ErrorCode::unsupported, "AllToAllV and AllGatherReduceScatter need", [&] { Rank<Backend> rank(g, m, false); });
+    Rank<AllToAll> works(g, m, false);
+    std::vector<float> const x = tokens(works.moe), want = on_one_rank(m, x);
+    expect_close(works.forward(x), want);
+  }
+}
+TEST(RunnerHosts, WindowsRefuseSeveralHosts) {
+  if (!moe_test::on_several_hosts()) GTEST_SKIP() << "the ranks are on one host; MOE_TEST_HOSTS is not set";
+  refuses_hosts<LowLatency>();
+  refuses_hosts<HighThroughput>();
 }
 
 // Shared experts between the halves of an exchange, and before the layer.

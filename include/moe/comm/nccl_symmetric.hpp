@@ -100,7 +100,9 @@ class NcclSymmetric {
     ncclComm_t const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
     if (window_ == nullptr) {
-      throw Error(ErrorCode::unsupported, "window: NCCL does not support symmetric windows on these GPUs; AllToAllV works everywhere");
+      throw Error(ErrorCode::unsupported,
+                  "window: NCCL makes no window for these ranks: they are on several hosts, or their GPUs have no peer access; "
+                  "AllToAllV and AllGatherReduceScatter need none");
     }
     ncclDevCommRequirements requirements;
     std::memset(&requirements, 0, sizeof(requirements));
