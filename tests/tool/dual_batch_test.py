@@ -19,6 +19,8 @@ def cases(files):
     number = 0
     for backend in BACKENDS:
         for ranks, grid in grids:
+            if backend == "pplx" and "--sequence-parallel" in grid:
+                continue  # it expects the same rows on all ranks of a TP group
             chunk = ["--chunk", 2] if number % 2 else []
             yield files[number % len(files)], ranks, ["--backend", backend, "--experts", "reference", *grid, *chunk]
             number += 1
@@ -73,7 +75,8 @@ def refusals(file):
 
 def main():
     found = sorted((DATA / "moe_blocks").glob("*.safetensors"))
-    files = [next(f for f in found if f.name.startswith(family + "_")) for family in FAMILIES]
+    files = [file for family in FAMILIES for file in [f for f in found if f.name.startswith(family + "_")][:1]]
+    assert len(files) >= 3, f"{len(files)} block files of {FAMILIES} in {DATA}"
     runs = list(cases(files))
     with tempfile.TemporaryDirectory() as name:
         results = in_parallel([(check, pathlib.Path(name), i, *run) for i, run in enumerate(runs)])
