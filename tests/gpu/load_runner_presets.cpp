@@ -62,7 +62,9 @@ double median_row_error(std::vector<float> const& got, float const* want, std::i
 /// kernel: a row that has one is off by some percent, which counts among few rows.
 void expect_near(std::vector<float> const& got, float const* want, std::int64_t rows, double tolerance) {
   EXPECT_LT(relative_error(got, want), rows < 64 ? 3 * tolerance : tolerance) << rows << " rows";
-  if (rows > 1) EXPECT_LT(median_row_error(got, want, rows), tolerance) << rows << " rows";
+  if (rows > 1) {
+    EXPECT_LT(median_row_error(got, want, rows), tolerance) << rows << " rows";
+  }
 }
 
 /// The block's output for the first `rows` rows of x.
