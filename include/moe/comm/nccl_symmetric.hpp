@@ -99,15 +99,13 @@ class NcclSymmetric {
   void register_window() {
     ncclComm_t const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
-    if (window_ == nullptr) {
-      throw Error(ErrorCode::unsupported,
-                  "window: NCCL makes no window for these ranks: they are on several hosts, or their GPUs have no peer access; "
-                  "AllToAllV and AllGatherReduceScatter need none");
-    }
+    if (window_ == nullptr) refuse_ranks();
     ncclDevCommRequirements requirements;
     std::memset(&requirements, 0, sizeof(requirements));
     requirements.lsaBarrierCount = 1;
-    comm_->check(ncclDevCommCreate(c, &requirements, &device_comm_), "ncclDevCommCreate");
+    ncclResult_t const created = ncclDevCommCreate(c, &requirements, &device_comm_);
+    if (created == ncclInvalidUsage) refuse_ranks();  // what NCCL 2.28 answers on every rank if some are on other hosts
+    comm_->check(created, "ncclDevCommCreate");
     has_device_comm_ = true;
     if (device_comm_.lsaSize != size()) {
       int const first = rank() - device_comm_.lsaRank;
@@ -122,6 +120,11 @@ class NcclSymmetric {
     cudaError_t const copied = cudaMemcpy(view_.peer, table, sizeof(char*) * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
     cudaFree(table);
     check_cuda(copied, "cudaMemcpy");
+  }
+  [[noreturn]] static void refuse_ranks() {
+    throw Error(ErrorCode::unsupported,
+                "window: NCCL makes no window for these ranks: they are on several hosts, or their GPUs have no peer access; "
+                "AllToAllV and AllGatherReduceScatter need none");
   }
   /// The number of ranks on which `failed` is true. Collective.
   int ranks_where(bool failed) {
