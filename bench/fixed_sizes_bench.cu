@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/fixed_sizes_bench.cu: the routing kernel with sizes that are known at compile time beside the same with run-time sizes, on one GPU,
 // taking turns. Both write the same ids and weights, or nothing is timed. A time is that of a call in a graph of 64, in microseconds:
-// median of the rounds and, behind it, the least and the most.
+// the median of the rounds, and the spread from the least to the most.
 #include <cstdint>
 #include <cstdio>
 #include <random>
