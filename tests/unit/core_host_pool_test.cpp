@@ -49,6 +49,7 @@ TEST(HostPool, CallersAtOnceAndLoopsInLoops) {
   HostPool::instance().ensure(kThreads);
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
+  callers.reserve(3);
   for (int c = 0; c < 3; ++c) {
     callers.emplace_back([&] {
       for (int repeat = 0; repeat < 200; ++repeat) wrong += each_once(100, 1, kThreads) ? 0 : 1;
