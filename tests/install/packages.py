@@ -21,6 +21,12 @@ def run(*command) -> str:
     return done.stdout
 
 
+def provided(package: str) -> list[str]:
+    """The names that a package of this system stands for besides its own: a dependency may name one (libspdlog1.10-fmt9)."""
+    listed = subprocess.run(["dpkg-query", "--show", "--showformat", "${Provides}\n", package], capture_output=True, text=True, check=False)
+    return re.findall(r"([a-z0-9][a-z0-9+.-]+)(?: \([^)]*\))?(?:,|$)", listed.stdout, re.M)
+
+
 def unmet(package: pathlib.Path, work: pathlib.Path) -> list[str]:
     """Packages of this system that own a library which a file of the package links, and on which the package does not depend."""
     depends = set(re.findall(r"([a-z0-9][a-z0-9+.-]+)(?: \([^)]*\))?(?:,|$| \|)", run("dpkg-deb", "--field", package, "Depends")))
@@ -32,7 +38,8 @@ def unmet(package: pathlib.Path, work: pathlib.Path) -> list[str]:
         for library in re.findall(r"^ +NEEDED +(\S+)", headers, re.M):
             owner = subprocess.run(["dpkg-query", "--search", f"*/{library}"], capture_output=True, text=True, check=False)
             owners = {line.split(":")[0] for line in owner.stdout.splitlines()}
-            if owners and not owners & depends:
+            names = owners | {name for package_name in owners for name in provided(package_name)}
+            if owners and not names & depends:
                 missing.append(f"{package.name}: {file.name} links {library} of {', '.join(sorted(owners))}, no dependency")
     return missing
 
