@@ -53,7 +53,7 @@ function(moe_add_model_library name)
     # The layer's members are in the base class, which an instantiation of the derived class alone would not include.
     set(layer "moe::detail::Layer<moe::Composition<${composition}>>")
     set(instantiations "template class ${layer};\n")
-    string(APPEND instantiations "template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::Rows<std::int32_t const>, "
+    string(APPEND instantiations "template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::routing::GivenIds, "
       "moe::Rows<float const>, Output, moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);\n")
     foreach(logits IN LISTS arg_LOGITS)
       # Parameters are looked up in the layer's class first: its names for them, and none of the user's.

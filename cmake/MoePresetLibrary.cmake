@@ -165,7 +165,7 @@ function(_moe_preset_instantiations text model quantization backend space)
   set(layer "moe::detail::Layer<moe::models::PresetComposition<${arguments}>>")
   set(runner "moe::Runner<moe::models::PresetLayer<${arguments}>, moe::models::PresetParts<${model}, moe::space::${space}>>")
   set(${text} "template class ${layer};
-template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::Rows<std::int32_t const>, moe::Rows<float const>, Output, \
+template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::routing::GivenIds, moe::Rows<float const>, Output, \
 moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
 template void ${layer}::run<float, moe::NoProbe>(Hidden, moe::Rows<float const>, Output, moe::ForwardOptions const&, \
 moe::Stream<Space>, moe::NoProbe&);

@@ -2,7 +2,7 @@
 // tests/compile_fail/forward_routed_arguments.cpp: forward_routed() with one array of another element or rank in each call, and forward()
 // of a layer whose router chooses nothing.
 // errors: each
-// expect: forward_routed(): topk_ids must be int32. Fix: convert the ids
+// expect: forward_routed(): topk_ids must be int32 or int64. Fix: convert the ids to one of them
 // expect: forward_routed(): topk_ids is no view of rows
 // expect: forward_routed(): topk_weights must be float
 // expect: forward_routed(): topk_weights is no view of rows
@@ -20,12 +20,12 @@ using namespace moe_test;
 using Routed = Compose<moe::routing::External>;
 
 void call(Routed& layer, Compose<>& with_router, float* data, float const* read, std::int32_t const* numbers,
-          [[maybe_unused]] std::int64_t const* wide, [[maybe_unused]] double const* other) {
+          [[maybe_unused]] std::int16_t const* narrow, [[maybe_unused]] double const* other) {
   auto const hidden = make_rows<64>(read, 4, 64);
   auto const ids = make_rows(numbers, 4, 2);
   auto const weights = make_rows(read, 4, 2);
   auto const output = make_rows<64>(data, 4, 64);
-  layer.forward_routed(hidden, ARGUMENT(ids, make_rows(wide, 4, 2)), weights, output);
+  layer.forward_routed(hidden, ARGUMENT(ids, make_rows(narrow, 4, 2)), weights, output);
   layer.forward_routed(hidden, ARGUMENT(ids, numbers), weights, output);
   with_router.forward_routed(hidden, ids, ARGUMENT(weights, make_rows(other, 4, 2)), output);
   layer.forward_routed(hidden, ids, ARGUMENT(weights, Vector<float const>(read, 4)), output);

@@ -14,6 +14,7 @@
 #include "moe/core/contract/rule.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/routing/caller_routing.hpp"
 
 namespace moe {
 
@@ -52,8 +53,8 @@ MOE_RULE(RouterSelects,
          "moe: forward(): the layer's router chooses no experts. "
          "Fix: call forward_routed() with topk_ids and topk_weights, or compose the layer with a router (docs/errors.md#external-router)");
 MOE_RULE(IdsElementFits,
-         "moe: forward_routed(): topk_ids must be int32. "
-         "Fix: convert the ids to std::int32_t (docs/errors.md#forward-arguments)");
+         "moe: forward_routed(): topk_ids must be int32 or int64. "
+         "Fix: convert the ids to one of them (docs/errors.md#forward-arguments)");
 MOE_RULE(IdsAreRows,
          "moe: forward_routed(): topk_ids is no view of rows. "
          "Fix: pass moe::make_rows(pointer, M, topk) (docs/errors.md#forward-arguments)");
@@ -129,8 +130,9 @@ struct LogitsArgument {
 };
 template <class IdsArg, class WeightsArg>
 using RoutingArguments =
-    std::tuple<Verdict<rules::IdsElementFits, kElementFits<IdsArg, std::int32_t>, typename ViewOf<IdsArg>::Element, std::int32_t>,
-               Verdict<rules::IdsAreRows, std::is_convertible_v<IdsArg const&, Rows<std::int32_t const>>, IdsArg, Rows<std::int32_t const>>,
+    std::tuple<Verdict<rules::IdsElementFits, kElementFits<IdsArg, std::int32_t> || kElementFits<IdsArg, std::int64_t>,
+                       typename ViewOf<IdsArg>::Element, std::int32_t>,
+               Verdict<rules::IdsAreRows, std::is_convertible_v<IdsArg const&, routing::GivenIds>, IdsArg, Rows<std::int32_t const>>,
                Verdict<rules::WeightsElementFits, kElementFits<WeightsArg, float>, typename ViewOf<WeightsArg>::Element, float>,
                Verdict<rules::WeightsAreRows, std::is_convertible_v<WeightsArg const&, Rows<float const>>, WeightsArg, Rows<float const>>>;
 

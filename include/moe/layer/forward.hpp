@@ -21,7 +21,7 @@ void Layer<C>::run(Hidden hidden, Rows<L const> logits, Output output, ForwardOp
 
 template <class C>
 template <class Probe>
-void Layer<C>::run_routed(Hidden hidden, Rows<std::int32_t const> topk_ids, Rows<float const> topk_weights, Output output,
+void Layer<C>::run_routed(Hidden hidden, routing::GivenIds topk_ids, Rows<float const> topk_weights, Output output,
                           ForwardOptions const& options, Stream<Space> stream, Probe& probe) {
   execute(hidden, GivenRouting{topk_ids, topk_weights}, output, options, stream, probe);
 }

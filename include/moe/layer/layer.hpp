@@ -96,10 +96,10 @@ class Layer {
     }
   }
 
-  /// As forward(), with routing that the caller did. topk_ids [M, k] int32: logical experts, kNoExpert (-1) for none, each expert at most
-  /// once in a row; topk_weights [M, k] float, read where there is an expert. Mapping, replicas, load and zero experts as in forward().
-  /// Host space: E_ARG names the first invalid slot, and nothing was done. CUDA space: kernels judge the slots; an invalid one counts as
-  /// no expert, counters() counts it, and check() throws its E_ARG. E_ARG if `options` has token_ids or shared_weights.
+  /// As forward(), with routing that the caller did. topk_ids [M, k] int32 or int64: logical experts, kNoExpert (-1) for none, each
+  /// expert at most once in a row; topk_weights [M, k] float, read where there is an expert. Mapping, replicas, load and zero experts as in
+  /// forward(). Host space: E_ARG names the first invalid slot, and nothing was done. CUDA space: kernels judge the slots; an invalid one
+  /// counts as no expert, counters() counts it, and check() throws its E_ARG. E_ARG if `options` has token_ids or shared_weights.
   template <class HiddenArg, class IdsArg, class WeightsArg, class OutputArg, class Probe = NoProbe>
   void forward_routed(HiddenArg const& hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, OutputArg const& output,
                       ForwardOptions const& options = {}, Stream<Space> stream = {}, Probe&& probe = {}) {
@@ -168,10 +168,10 @@ class Layer {
   template <class L, class Probe>
   void run(Hidden hidden, Rows<L const> logits, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
   template <class Probe>
-  void run_routed(Hidden hidden, Rows<std::int32_t const> topk_ids, Rows<float const> topk_weights, Output output,
-                  ForwardOptions const& options, Stream<Space> stream, Probe& probe);
+  void run_routed(Hidden hidden, routing::GivenIds topk_ids, Rows<float const> topk_weights, Output output, ForwardOptions const& options,
+                  Stream<Space> stream, Probe& probe);
   struct GivenRouting {
-    Rows<std::int32_t const> ids;
+    routing::GivenIds ids;
     Rows<float const> weights;
   };
   template <class Routing, class Probe>

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
@@ -26,14 +27,46 @@ struct CallerFault {
   std::int32_t kind = 0;  ///< SlotFault; -1 while a kernel writes the rest
   std::int32_t column = 0;
   std::int64_t row = 0;
-  std::int32_t id = 0;
+  std::int64_t id = 0;
   std::int32_t num_ids = 0;
   float weight = 0.0F;
 };
 
+/// A view of the ids that the caller chose, [M, k], of int32 or int64. Which one is a value, so that one kernel serves both; ids are read
+/// as int64 and judged before they are narrowed.
+class GivenIds {
+ public:
+  GivenIds() = default;
+  template <class Ids>
+    requires std::is_convertible_v<Ids const&, Rows<std::int32_t const>>
+  GivenIds(Ids const& ids) : GivenIds(static_cast<Rows<std::int32_t const>>(ids), false) {}
+  template <class Ids>
+    requires std::is_convertible_v<Ids const&, Rows<std::int64_t const>>
+  GivenIds(Ids const& ids) : GivenIds(static_cast<Rows<std::int64_t const>>(ids), true) {}
+
+  MOE_HD std::int64_t operator()(std::int64_t row, std::int64_t column) const {
+    std::int64_t const i = row * stride_ + column;
+    return wide_ ? static_cast<std::int64_t const*>(data_)[i] : static_cast<std::int32_t const*>(data_)[i];
+  }
+  std::int64_t extent(int dimension) const { return dimension == 0 ? rows_ : columns_; }
+  std::int64_t stride(int dimension) const { return dimension == 0 ? stride_ : 1; }
+  void const* data_handle() const { return data_; }
+
+ private:
+  template <class View>
+  GivenIds(View const& ids, bool wide)
+      : data_(ids.data_handle()), rows_(ids.extent(0)), columns_(ids.extent(1)), stride_(ids.stride(0)), wide_(wide) {}
+
+  void const* data_ = nullptr;
+  std::int64_t rows_ = 0;
+  std::int64_t columns_ = 0;
+  std::int64_t stride_ = 0;
+  bool wide_ = false;
+};
+
 /// One batch. All arrays lie in the space of the layer; `mapping` is a host pointer to tables in that space.
 struct CallerRouting {
-  Rows<std::int32_t const> given_ids;      ///< [M, k] logical ids; kNoExpert: no expert
+  GivenIds given_ids;                      ///< [M, k] logical ids; kNoExpert: no expert
   Rows<float const> given_weights;         ///< [M, k]; ignored where there is no expert
   std::int64_t num_valid_rows = 0;         ///< rows at or past it are padding: not judged, id -1, weight 0
   std::int32_t const* num_rows = nullptr;  ///< CUDA space: [1] number of valid rows in device memory, or null
@@ -53,7 +86,7 @@ namespace detail {
 MOE_HD inline bool is_finite(float value) { return (float_bits(value) & 0x7f800000) != 0x7f800000; }
 
 /// The verdict on one slot. `twice`: an earlier slot of the row names the same expert.
-MOE_HD inline SlotFault judge_slot(std::int32_t id, float weight, std::int32_t num_ids, bool twice) {
+MOE_HD inline SlotFault judge_slot(std::int64_t id, float weight, std::int32_t num_ids, bool twice) {
   if (id < kNoExpert || id >= num_ids) return SlotFault::id_out_of_range;
   if (id == kNoExpert) return SlotFault::none;
   if (twice) return SlotFault::id_twice;
@@ -83,7 +116,7 @@ std::int32_t num_ids(Router const& router) {
 
 /// Refuses arrays that are not [rows, k]. E_ARG.
 template <class Router>
-void check_given(Router const& router, Rows<std::int32_t const> ids, Rows<float const> weights, std::int64_t rows) {
+void check_given(Router const& router, GivenIds const& ids, Rows<float const> weights, std::int64_t rows) {
   auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
     if (value != wanted) throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
   };
@@ -104,7 +137,7 @@ void take_routing(Router const& router, CallerRouting const& c, HostStream) {
   std::int32_t const num_ids = detail::num_ids(router);
   for (std::int64_t t = 0; t < c.num_valid_rows; ++t) {
     for (int j = 0; j < k; ++j) {
-      std::int32_t const id = c.given_ids(t, j);
+      std::int64_t const id = c.given_ids(t, j);
       bool twice = false;
       for (int i = 0; i < j; ++i) twice = twice || c.given_ids(t, i) == id;
       SlotFault const fault = detail::judge_slot(id, c.given_weights(t, j), num_ids, twice);
@@ -115,7 +148,7 @@ void take_routing(Router const& router, CallerRouting const& c, HostStream) {
   }
   for (std::int64_t t = 0; t < rows; ++t) {
     for (int j = 0; j < k; ++j) {
-      std::int32_t const id = t < c.num_valid_rows ? c.given_ids(t, j) : kNoExpert;
+      std::int32_t const id = t < c.num_valid_rows ? static_cast<std::int32_t>(c.given_ids(t, j)) : kNoExpert;
       c.topk_ids(t, j) = id;
       c.topk_weights(t, j) = id == kNoExpert ? 0.0F : c.given_weights(t, j);
     }

@@ -16,8 +16,7 @@ namespace detail {
 
 /// CallerRouting in the form that the kernel takes.
 struct CallerRoutingCall {
-  std::int32_t const* given_ids;
-  std::int64_t given_ids_stride;
+  GivenIds given_ids;
   float const* given_weights;
   std::int64_t given_weights_stride;
   std::int64_t num_rows, valid_rows;
@@ -35,7 +34,7 @@ struct CallerRoutingCall {
 };
 
 /// Counts an invalid slot. The first one since the host's last look is written into its record.
-__device__ inline void report_slot(CallerRoutingCall const& c, SlotFault kind, std::int64_t t, int j, std::int32_t id, float weight) {
+__device__ inline void report_slot(CallerRoutingCall const& c, SlotFault kind, std::int64_t t, int j, std::int64_t id, float weight) {
   if (c.invalid_slots != nullptr) atomicAdd(c.invalid_slots, 1ULL);
   if (c.fault == nullptr || atomicCAS(&c.fault->kind, 0, -1) != 0) return;
   c.fault->row = t;
@@ -60,15 +59,16 @@ __global__ void __launch_bounds__(kWarp* kCallerRoutingWarps) caller_routing_ker
   for (std::int64_t t = std::int64_t{blockIdx.x} * kCallerRoutingWarps + threadIdx.x / kWarp; t < c.num_rows;
        t += std::int64_t{gridDim.x} * kCallerRoutingWarps) {
     bool const given = in_row && t < valid;
-    std::int32_t id = given ? c.given_ids[t * c.given_ids_stride + lane] : kNoExpert;
+    std::int64_t const asked = given ? c.given_ids(t, lane) : std::int64_t{kNoExpert};
     float weight = given ? c.given_weights[t * c.given_weights_stride + lane] : 0.0F;
 
-    // Lanes without an expert get keys of their own, all below kNoExpert.
+    // Lanes without an expert, or with an id that no expert has, get keys of their own, all below kNoExpert.
+    auto id = static_cast<std::int32_t>(asked >= 0 && asked < c.num_ids ? asked : kNoExpert);
     unsigned const same = __match_any_sync(0xffffffffU, id >= 0 ? id : -2 - lane);
     bool const twice = (same & ((1U << lane) - 1U)) != 0;
-    SlotFault const fault = judge_slot(id, weight, c.num_ids, twice);
+    SlotFault const fault = judge_slot(asked, weight, c.num_ids, twice);
     if (fault != SlotFault::none) {
-      report_slot(c, fault, t, lane, id, weight);
+      report_slot(c, fault, t, lane, asked, weight);
       id = kNoExpert;
     }
     if (id == kNoExpert) weight = 0.0F;
@@ -101,8 +101,7 @@ void take_routing(Router const& router, CallerRouting const& c, Stream<space::cu
   std::int64_t const rows = c.given_ids.extent(0);
   if (rows == 0) return;
   detail::CallerRoutingCall call{};
-  call.given_ids = c.given_ids.data_handle();
-  call.given_ids_stride = c.given_ids.stride(0);
+  call.given_ids = c.given_ids;
   call.given_weights = c.given_weights.data_handle();
   call.given_weights_stride = c.given_weights.stride(0);
   call.num_rows = rows;
