@@ -320,8 +320,9 @@ MOE_API moe_status moe_runner_create(const moe_runner_config* config, const moe_
  * options: may be NULL. */
 MOE_API moe_status moe_runner_forward(moe_runner_t runner, const DLTensor* hidden, const DLTensor* router_logits, const DLTensor* output,
                                       const moe_forward_options* options, void* stream) MOE_NOEXCEPT;
-/* The same with routing that the caller did: topk_ids [M, k] int32, experts of [0, E), or -1 for none, each at most once in a row;
- * topk_weights [M, k] float32. Host: the first bad slot is MOE_E_ARG. CUDA: a bad slot counts as none, and moe_runner_check() reports it.
+/* The same with routing that the caller did: topk_ids [M, k] int32 or int64, experts of [0, E), or -1 for none, each at most once in
+ * a row; topk_weights [M, k] float32. Host: the first bad slot is MOE_E_ARG. CUDA: a bad slot counts as none, and moe_runner_check()
+ * reports it.
  */
 MOE_API moe_status moe_runner_forward_routed(moe_runner_t runner, const DLTensor* hidden, const DLTensor* topk_ids,
                                              const DLTensor* topk_weights, const DLTensor* output, const moe_forward_options* options,
@@ -335,6 +336,11 @@ MOE_API moe_status moe_runner_wait(moe_runner_t runner, void* stream) MOE_NOEXCE
 MOE_API moe_status moe_runner_get_info(moe_runner_t runner, moe_runner_info* info) MOE_NOEXCEPT;
 /* NULL: does nothing. CUDA: the stream of its last call must have finished. */
 MOE_API moe_status moe_runner_destroy(moe_runner_t runner) MOE_NOEXCEPT;
+
+/* Waits until the stream of a GPU has finished, for programs that call no CUDA themselves. device: of kDLCUDA; stream: one of it, or NULL,
+ * the default stream. timeout_ms: 0: 100 s, then MOE_E_TIMEOUT. MOE_E_STATE while the stream is being captured, MOE_E_UNSUPPORTED without
+ * CUDA. */
+MOE_API moe_status moe_stream_wait(DLDevice device, void* stream, int64_t timeout_ms) MOE_NOEXCEPT;
 
 /* One call without a runner to keep: creates one of a group of one rank, runs moe_runner_forward_routed(), waits and destroys it. For a
  * try, or for single calls; create a runner for repeated ones. hidden, intermediate, num_experts, topk and max_tokens_per_rank of config

@@ -255,7 +255,8 @@ TEST(BadInput, ForwardRouted) {
       {"id", [](Arguments& x) { x.a.ids[5] = 8; }, MOE_E_ARG, {"topk_ids[2, 1]", "8", "[-1, 8)"}},
       {"twice", [](Arguments& x) { x.a.ids[4] = x.a.ids[5]; }, MOE_E_ARG, {"topk_ids[2, 1]", "twice"}},
       {"weight", [](Arguments& x) { x.a.weights[2] = std::numeric_limits<float>::infinity(); }, MOE_E_ARG, {"topk_weights[1, 0]", "inf"}},
-      {"ids dtype", [](Arguments& x) { x.ids.dtype.bits = 64; }, MOE_E_ARG, {"topk_ids", "int64", "int32"}},
+      {"ids dtype", [](Arguments& x) { x.ids.dtype.bits = 16; }, MOE_E_ARG, {"topk_ids", "int16", "int32 or int64"}},
+      {"ids of floats", [](Arguments& x) { x.ids.dtype.code = kDLFloat; }, MOE_E_ARG, {"topk_ids", "float32", "int32 or int64"}},
       {"ids width",
        [](Arguments& x) {
          x.ids.shape = x.logits.shape;
@@ -283,6 +284,29 @@ TEST(BadInput, ForwardRouted) {
                  {"topk_ids", "NULL"});
   expect_refused(moe_runner_forward_routed(x.runner, &x.hidden, &x.ids, nullptr, &x.output, nullptr, nullptr), MOE_E_ARG,
                  {"topk_weights", "NULL"});
+}
+
+// What an int32 would make of such an id is an expert: it must be refused, not narrowed.
+TEST(BadInput, IdsThatNoInt32Holds) {
+  Arguments x;
+  x.config.router = nullptr;
+  ASSERT_EQ(x.create(), MOE_OK);
+  moe_test::Array<std::int64_t> ids({x.a.sizes.tokens, x.a.sizes.topk});
+  for (std::int64_t i = 0; i < ids.size(); ++i) ids[i] = x.a.ids[i];
+  auto forward = [&] { return moe_runner_forward_routed(x.runner, &x.hidden, &ids, &x.topk_weights, &x.output, nullptr, nullptr); };
+  EXPECT_EQ(forward(), MOE_OK) << moe_last_error();
+  for (std::int64_t const bad :
+       {std::int64_t{8}, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 3, -(std::int64_t{1} << 32), INT64_MIN}) {
+    ids[5] = bad;
+    std::string const sentence = moe::text(": ", bad, " is out of range [-1, 8)");
+    expect_refused(forward(), MOE_E_ARG, {"topk_ids[2, 1]", sentence});
+  }
+}
+
+TEST(BadInput, StreamWait) {
+  expect_refused(moe_stream_wait({kDLCPU, 0}, nullptr, 0), MOE_E_ARG, {"device", "cpu", "cuda"});
+  expect_refused(moe_stream_wait({kDLCUDA, 0}, nullptr, -1), MOE_E_ARG, {"timeout_ms", "-1"});
+  if (moe_has("cuda") == 0) expect_refused(moe_stream_wait({kDLCUDA, 0}, nullptr, 0), MOE_E_UNSUPPORTED, {"cuda:0", "without CUDA"});
 }
 
 TEST(BadInput, Experts) {

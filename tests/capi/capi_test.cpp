@@ -42,6 +42,12 @@ TYPED_TEST(Dtypes, RoutedByTheCaller) {
     ASSERT_OK(moe_runner_forward_routed(h.runner, &a.hidden, &a.ids, &a.weights, &a.output, nullptr, nullptr));
     EXPECT_LT(relative_error(a.output.values(), reference(a)), sizeof(TypeParam) == 4 ? 1e-5 : 4e-3);
   }
+  Array<std::int64_t> wide({a.sizes.tokens, a.sizes.topk});  // ids of int64
+  for (std::int64_t i = 0; i < wide.size(); ++i) wide[i] = a.ids[i];
+  std::vector<float> const first = widened(a.output.values());
+  a.output.values().assign(a.output.values().size(), TypeParam{});
+  ASSERT_OK(moe_runner_forward_routed(h.runner, &a.hidden, &wide, &a.weights, &a.output, nullptr, nullptr));
+  EXPECT_EQ(widened(a.output.values()), first);
   LayerArrays<TypeParam> once;
   once.ids[3] = -1;
   moe_runner_config defaults = MOE_RUNNER_CONFIG_INIT;  // every size from the arrays

@@ -80,14 +80,15 @@ class Problem {
                    stream);
   }
   /// Routes nothing: ids and weights [rows, kTopK] of the host.
-  std::vector<T> forward_routed(std::int64_t rows, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
+  template <class Id>
+  std::vector<T> forward_routed(std::int64_t rows, std::vector<Id> const& ids, std::vector<float> const& weights,
                                 ForwardOptions const& options = {}) {
-    Buffer<std::int32_t, Space> device_ids(rows * kTopK);
+    Buffer<Id, Space> device_ids(rows * kTopK);
     Buffer<float, Space> device_weights(rows * kTopK);
     device_ids.copy_from_host(ids.data());
     device_weights.copy_from_host(weights.data());
     layer_.forward_routed(make_rows(static_cast<T const*>(hidden_.data()), rows, kHidden),
-                          make_rows(static_cast<std::int32_t const*>(device_ids.data()), rows, kTopK),
+                          make_rows(static_cast<Id const*>(device_ids.data()), rows, kTopK),
                           make_rows(static_cast<float const*>(device_weights.data()), rows, kTopK),
                           make_rows(output_.data(), rows, kHidden), options, Stream<Space>{});
     std::vector<T> y(static_cast<std::size_t>(kMaxTokens * kHidden));
@@ -267,6 +268,15 @@ TEST(CudaLayer, RoutingOfTheCaller) {
   expect_reported("topk_weights[9, 1]: inf is not finite");
   EXPECT_EQ(device.layer().counters().invalid_slots, 3);
 
+  // int64: the same bits; an id whose low half is an expert is no expert.
+  std::vector<std::int64_t> wide(ids.begin(), ids.end());
+  EXPECT_EQ(device.forward_routed(kMaxTokens, wide, weights), want);
+  device.layer().check();
+  wide[5 * kTopK + 2] += std::int64_t{1} << 32;
+  EXPECT_EQ(device.forward_routed(kMaxTokens, wide, weights), clean);
+  expect_reported(text("topk_ids[5, 2]: ", wide[5 * kTopK + 2], " is out of range [-1, 16)"));
+  EXPECT_EQ(device.layer().counters().invalid_slots, 4);
+
   // Padding is not judged, whether the host or only the device knows where it begins.
   bad_ids = ids;
   std::fill(bad_ids.begin() + 10 * kTopK, bad_ids.end(), 1000);
@@ -276,7 +286,7 @@ TEST(CudaLayer, RoutingOfTheCaller) {
   rows.copy_from_host(&ten);
   got = device.forward_routed(kMaxTokens, bad_ids, weights, {.num_rows = rows.data()});
   device.layer().check();
-  EXPECT_EQ(device.layer().counters().invalid_slots, 3);
+  EXPECT_EQ(device.layer().counters().invalid_slots, 4);
   for (std::size_t i = 0; i < 10 * kHidden; ++i) ASSERT_EQ(got[i], want[i]) << i;
 }
 

@@ -112,6 +112,27 @@ TEST(ForwardRouted, WideRowsAndSlotsWithoutAnExpert) {
   EXPECT_EQ(layer.topk_weights()(2, 0), 0.0F);
 }
 
+// int64 ids give the same bits; an id whose low half is an expert is refused.
+TEST(ForwardRouted, IdsOfInt64) {
+  Store const store;
+  comm::Self<> self;
+  Routed layer(self, store.view(), params<Routed>());
+  Batch const in;
+  std::vector<std::int64_t> ids(kRows * 5, 99);
+  for (std::size_t t = 0; t < kRows; ++t) std::copy_n(in.ids.begin() + static_cast<std::ptrdiff_t>(t * kTopK), kTopK, &ids[t * 5]);
+  std::vector<float> out(kRows * kHidden, -1.0F);
+  auto call = [&] {
+    layer.forward_routed(make_rows(in.hidden.data(), kRows, kHidden), make_rows(ids.data(), kRows, kTopK, 5),
+                         make_rows(in.weights.data(), kRows, kTopK), make_rows(out.data(), kRows, kHidden));
+  };
+  call();
+  EXPECT_EQ(out, forward_routed(layer, in));
+  ids[1] = (std::int64_t{1} << 32) + 1;
+  expect_error(ErrorCode::argument, "topk_ids[0, 1]: 4294967297 is out of range [-1, 5)", call);
+  ids[1] = -(std::int64_t{1} << 32);
+  expect_error(ErrorCode::argument, "topk_ids[0, 1]: -4294967296 is out of range [-1, 5)", call);
+}
+
 TEST(ForwardRouted, PaddingIsNotJudged) {
   Store const store;
   comm::Self<> self;

@@ -269,6 +269,9 @@ moe_status moe_runner_check(moe_runner_t runner) noexcept {
 moe_status moe_runner_wait(moe_runner_t runner, void* stream) noexcept {
   return moe::c::with_runner(runner, [&](moe::c::Runner& r) { r.wait(stream); });
 }
+moe_status moe_stream_wait(DLDevice device, void* stream, int64_t timeout_ms) noexcept {
+  return moe::c::guard([&] { moe::c::wait_for_stream(device, stream, moe::c::deadline(timeout_ms)); });
+}
 moe_status moe_runner_get_info(moe_runner_t runner, moe_runner_info* info) noexcept {
   return moe::c::guard([&] { moe::c::runners().find(moe::c::number(runner))->describe(moe::c::checked("info", info)); });
 }

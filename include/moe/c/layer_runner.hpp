@@ -55,6 +55,14 @@ inline void check_same_router(routing::RouterConfig const& type, routing::Router
   same("hash_table", type.hash_table, asked.hash_table);
 }
 
+/// topk_ids of a caller: [M, k] int32 or int64. E_ARG.
+inline routing::GivenIds given_ids_of(DLTensor const* given, Device device) {
+  DLTensor const& t = *not_null("topk_ids", given);
+  if (same(t.dtype, dl_type<std::int64_t>())) return rows_of<std::int64_t>("topk_ids", given, device);
+  if (same(t.dtype, dl_type<std::int32_t>())) return rows_of<std::int32_t>("topk_ids", given, device);
+  detail::refuse("topk_ids", text("dtype is ", describe(t.dtype)), "int32 or int64");
+}
+
 /// LayerT: a ModularKernel. Its router takes a RouterConfig (AnyRouter), or is External, or fixes its choices. Logits: the element types of
 /// router logits that its forward() is instantiated for.
 template <class LayerT, class... Logits>
@@ -78,7 +86,7 @@ class LayerRunner final : public Runner {
   void forward_routed(Call const& call) override {
     OnDevice<Space> const current(device_);
     Arguments const a = arguments_of(call, [&](Arguments& out) {
-      out.ids = rows_of<std::int32_t>("topk_ids", call.topk_ids, device_);
+      out.ids = given_ids_of(call.topk_ids, device_);
       out.weights = rows_of<float>("topk_weights", call.topk_weights, device_);
     });
     layer_->forward_routed(a.hidden, a.ids, a.weights, a.output, a.options, a.stream);
@@ -195,7 +203,7 @@ class LayerRunner final : public Runner {
   /// The views of a call.
   struct Arguments {
     typename LayerT::Hidden hidden;
-    Rows<std::int32_t const> ids;
+    routing::GivenIds ids;
     Rows<float const> weights;
     typename LayerT::Output output;
     ForwardOptions options;

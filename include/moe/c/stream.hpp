@@ -2,8 +2,10 @@
 // c/stream.hpp: the stream argument of moe.h, and the device that is current during a call.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
+#include <thread>
 #include <type_traits>
 
 #include "moe/c/tensor.hpp"
@@ -106,5 +108,29 @@ class OnDevice {
   [[maybe_unused]] int before_ = 0;
   [[maybe_unused]] bool changed_ = false;
 };
+
+/// Waits for a stream of a GPU. E_ARG for another device, E_UNSUPPORTED without CUDA, E_STATE under a capture, E_TIMEOUT.
+inline void wait_for_stream(DLDevice given, [[maybe_unused]] void* stream, [[maybe_unused]] std::int64_t timeout_ms) {
+  if (given.device_type != kDLCUDA) {
+    throw Error(ErrorCode::argument, text("device: is ", describe(given), ", expected one of cuda: the host has no streams"));
+  }
+#ifdef MOE_HAS_CUDA
+  Device const device{SpaceKind::cuda, given.device_id};
+  OnDevice<space::cuda> const current(device);
+  refuse_capture<space::cuda>("moe_stream_wait()", stream, "waits for it");
+  auto const of = stream_of<space::cuda>(stream, device);
+  auto const begin = std::chrono::steady_clock::now();
+  for (;;) {
+    cudaError_t const status = cudaStreamQuery(of);
+    if (status != cudaErrorNotReady) return check_cuda(status, "stream: cudaStreamQuery");
+    cudaGetLastError();  // not an error
+    auto const waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
+    if (waited >= timeout_ms) throw Error(ErrorCode::timeout, text("stream: has not finished after ", waited, " ms"));
+    if (waited > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));  // the first millisecond without
+  }
+#else
+  throw Error(ErrorCode::unsupported, text("device: is ", describe(given), ", this library was built without CUDA"));
+#endif
+}
 
 }  // namespace moe::c
