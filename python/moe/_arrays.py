@@ -15,6 +15,8 @@ from ._ffi import library
 #: DLPack's code and bits of the element types that numpy knows only through ml_dtypes and cannot export.
 _EXTENSION_DTYPES = {"bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e8m0fnu": (14, 8)}
 CURRENT_STREAM = -1
+#: dtypes of expert ids that an int32 holds. The library takes int32 and int64, and refuses what is left.
+NARROW_IDS = ("int8", "uint8", "int16", "uint16")
 
 
 def framework(array: Any) -> str:
@@ -114,5 +116,5 @@ def finish(array: Any, like: Any) -> Any:
     device = next(iter(like.devices()))
     if device.platform == "cpu":
         return jax.device_put(array, device)
-    library.stream_wait(device.local_hardware_id, 0)
+    library.stream_wait(device.local_hardware_id, 0, 0)
     return array

@@ -19,8 +19,11 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 _forward_routed = _ffi.forward_routed
-_INT32 = torch.int32 if torch is not None else None
-_FLOAT32 = torch.float32 if torch is not None else None
+#: dtypes of ids that the library takes, and those that it gets as int32; it refuses all others.
+IDS = (torch.int64, torch.int32) if torch is not None else ()
+_NARROW_IDS = (torch.int8, torch.uint8, torch.int16) if torch is not None else ()
+FLOAT32 = torch.float32 if torch is not None else None
+_is_compiling = torch.compiler.is_compiling if torch is not None else None
 _Tensor = torch.Tensor if torch is not None else ()
 #: Runners by key, for the custom operators of torch, whose arguments are tensors and numbers.
 by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
@@ -106,6 +109,7 @@ class Runner:
         activation: "silu", "gelu", "gelu_tanh", "swigluoai", "swigluoai_halves", "silu_clamped", "swiglu_step", "situ", and ungated
             "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul".
         alpha, beta, limit: constants of the activations that have them; limit None: none.
+        situ_gate, situ_up: bounds of "situ": situ_gate tanh(gate / situ_gate) and situ_up tanh(up / situ_up).
         w13_bias, w2_bias: float32 [E_local, 2I] and [E_local, H]; both or none.
         w13_scale, w2_scale: scales of quantised weights, as `quantize` makes them.
         quantization: "none", "fp8_block128", "fp8_per_token", "int4_group32", "int4_group64", "int4_group128", "mxfp4_w4a16".
@@ -135,6 +139,8 @@ class Runner:
         alpha: float = 1.702,
         beta: float = 1.0,
         limit: float | None = None,
+        situ_gate: float = 4.0,
+        situ_up: float = 25.0,
         w13_bias: Any = None,
         w2_bias: Any = None,
         w13_scale: Any = None,
@@ -172,6 +178,8 @@ class Runner:
             "activation_alpha": float(alpha),
             "activation_beta": float(beta),
             "activation_limit": 0.0 if limit is None else float(limit),
+            "activation_situ_gate": float(situ_gate),
+            "activation_situ_up": float(situ_up),
             "weight_on_input": int(weight_on_input),
             "quantization": quantization,
             "num_threads": int(num_threads),
@@ -227,7 +235,8 @@ class Runner:
 
         Args:
             hidden: [M, H].
-            topk_ids: [M, k], experts of [0, E), each at most once in a row; -1: none. int32 is taken as it is.
+            topk_ids: [M, k], experts of [0, E), each at most once in a row; -1: none. int32 and int64 are taken as they are, int8,
+                int16, uint8 and uint16 become int32.
             topk_weights: [M, k]. float32 is taken as it is.
             output: [M, H] to write to; None: a new array.
 
@@ -235,16 +244,16 @@ class Runner:
             output, [M, H], of hidden's framework, dtype and device. On a GPU it is ready when the current stream has run.
         """
         if isinstance(hidden, _Tensor):
-            if torch.compiler.is_compiling():
+            if _is_compiling():
                 return torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key)
             if hidden.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError("E_UNSUPPORTED: hidden requires a gradient, and the library has none: call under torch.no_grad()")
-            if topk_ids.dtype is not _INT32:
-                topk_ids = topk_ids.to(_INT32)
-            if topk_weights.dtype is not _FLOAT32:
-                topk_weights = topk_weights.to(_FLOAT32)
+            if topk_ids.dtype in _NARROW_IDS:
+                topk_ids = topk_ids.to(torch.int32)
+            if topk_weights.dtype is not FLOAT32:
+                topk_weights = topk_weights.to(FLOAT32)
             if output is None:
-                output = hidden.new_empty(hidden.shape)
+                output = torch.empty_like(hidden)
             if hidden.shape[0] <= self._max_tokens and not self._guard:
                 _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
@@ -252,7 +261,7 @@ class Runner:
                 self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
             return output
         written = _arrays.empty(hidden, hidden.shape) if output is None else output
-        ids = _arrays.export(_arrays.cast(topk_ids, "int32"))
+        ids = _arrays.export(_arrays.cast(topk_ids, "int32") if _arrays.dtype_name(topk_ids) in _arrays.NARROW_IDS else topk_ids)
         weights = _arrays.export(_arrays.cast(topk_weights, "float32"))
         self._in_pieces(_arrays.export(hidden), ids, weights, _arrays.export(written), _arrays.stream(hidden))
         return self._finish(written, hidden) if output is None else output

@@ -34,11 +34,14 @@ def experts(
     w2_scale: torch.Tensor | None = None,
     quantization: str = "none",
     weight_on_input: bool = False,
+    situ_gate: float = 4.0,
+    situ_up: float = 25.0,
 ) -> torch.Tensor:
     """`moe.experts`; limit 0: none."""
     return _eager_experts(
         hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or None, w13_bias=w13_bias,
         w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
+        situ_gate=situ_gate, situ_up=situ_up,
     )  # fmt: skip
 
 

@@ -184,6 +184,8 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   members.read("activation_alpha", config.activation_alpha);
   members.read("activation_beta", config.activation_beta);
   members.read("activation_limit", config.activation_limit);
+  members.read("activation_situ_gate", config.activation_situ_gate);
+  members.read("activation_situ_up", config.activation_situ_up);
   members.read("weight_on_input", config.weight_on_input);
   members.read("dtype", config.dtype);
   members.read("quantization", config.quantization);
@@ -239,6 +241,10 @@ void runner_weights_changed(std::int64_t runner, std::int64_t stream) {
 void runner_check(std::int64_t runner) { require(moe_runner_check(handle<moe_runner_t>(runner))); }
 void runner_wait(std::int64_t runner, std::int64_t stream) {
   require(moe_runner_wait(handle<moe_runner_t>(runner), reinterpret_cast<void*>(stream)));
+}
+/// Waits for a stream of a GPU: for arrays of frameworks that know nothing of the stream. timeout_ms 0: 100 s.
+void stream_wait(std::int64_t device, std::int64_t stream, std::int64_t timeout_ms) {
+  require(moe_stream_wait({kDLCUDA, static_cast<std::int32_t>(device)}, reinterpret_cast<void*>(stream), timeout_ms));
 }
 void runner_destroy(std::int64_t runner) { require(moe_runner_destroy(handle<moe_runner_t>(runner))); }
 
@@ -341,6 +347,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_weights_changed, runner_weights_changed);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_check, runner_check);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_wait, runner_wait);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_destroy, runner_destroy);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(stream_wait, stream_wait);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_info, runner_info);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quantized_layout, quantized_layout);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(quantize, quantize);

@@ -16,6 +16,10 @@ def swigluoai(gate, up, alpha=1.702, beta=1.0, limit=7.0):
     return (up + beta) * gate * sigmoid(alpha * gate)
 
 
+def situ(gate, up, bound_of_gate, bound_of_up):
+    return bound_of_gate * np.tanh(gate / bound_of_gate) * sigmoid(gate) * bound_of_up * np.tanh(up / bound_of_up)
+
+
 def experts(hidden, ids, weights, w13, w2, activation=silu, w13_bias=None, w2_bias=None):
     hidden, w13, w2 = (np.asarray(a, dtype=np.float64) for a in (hidden, w13, w2))
     half = w13.shape[1] // 2

@@ -22,10 +22,39 @@ def test_experts_agrees_with_the_definition():
     assert distance(output, layer.expected()) < 1e-5
 
 
-def test_ids_and_weights_of_other_dtypes():
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.int8])
+def test_ids_and_weights_of_other_dtypes(dtype):
     layer = Layer()
-    output = moe.experts(layer.hidden, layer.ids.astype(np.int64), layer.weights.astype(np.float64), layer.w13, layer.w2)
+    layer.ids[0, 0] = -1
+    output = moe.experts(layer.hidden, layer.ids.astype(dtype), layer.weights.astype(np.float64), layer.w13, layer.w2)
     assert distance(output, layer.expected()) < 1e-5
+
+
+@pytest.mark.parametrize("bad", [6, 2**32, 2**32 + 1, -(2**32), 2**63 - 1])
+def test_ids_are_judged_before_they_are_narrowed(bad):
+    layer = Layer()
+    ids = layer.ids.astype(np.int64)
+    ids[2, 1] = bad
+    with pytest.raises(moe.ArgumentError, match=rf"topk_ids\[2, 1\]: {bad} is out of range \[-1, 6\)"):
+        moe.experts(layer.hidden, ids, layer.weights, layer.w13, layer.w2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint32", "uint64"])
+def test_ids_of_a_dtype_that_loses_values_are_refused(dtype):
+    layer = Layer()
+    with pytest.raises(moe.ArgumentError, match=f"topk_ids: dtype is {dtype}, expected int32 or int64"):
+        moe.experts(layer.hidden, layer.ids.astype(dtype), layer.weights, layer.w13, layer.w2)
+
+
+def test_bounds_of_situ():
+    layer = Layer(seed=3)
+    for gate, up in ((4.0, 25.0), (0.5, 0.25)):
+        settings = {} if gate == 4.0 else {"situ_gate": gate, "situ_up": up}
+        output = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2, "situ", **settings)
+        expected = layer.expected(activation=lambda g, u: reference.situ(g, u, gate, up))
+        assert distance(output, expected) < 1e-5
+    with pytest.raises(moe.ConfigError, match="situ_gate.*0"):
+        moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2, "situ", situ_gate=0.0)
 
 
 def test_activation_with_constants_and_biases():

@@ -132,13 +132,12 @@ def activation_of(module: torch.nn.Module, device: torch.device) -> Activation:
         raise Unsupported(f"its activation cannot be evaluated alone: {type(error).__name__}: {error}") from error
     if found is None:
         raise Unsupported("its activation is none of the library's: no formula gives the same numbers")
-    if found.kind == "situ" and (found.situ_gate, found.situ_up) != (4.0, 25.0):
-        raise Unsupported(f"activation situ with constants {found.situ_gate}, {found.situ_up}; the library has 4, 25")
     return found
 
 
 def activation_settings(found: Activation) -> dict[str, Any]:
-    return {"activation": found.kind, "alpha": found.alpha, "beta": found.beta, "limit": found.limit}
+    return {"activation": found.kind, "alpha": found.alpha, "beta": found.beta, "limit": found.limit, "situ_gate": found.situ_gate,
+            "situ_up": found.situ_up}  # fmt: skip
 
 
 def halves(rows: torch.Tensor, dim: int) -> torch.Tensor:
