@@ -6,13 +6,13 @@ import pathlib
 import pytest
 
 import moe
-from moe import _ffi
+from moe._ffi import library
 
 PACKAGE = pathlib.Path(moe.__file__).parent
 
 
 def names_taken() -> dict[str, str]:
-    """Attributes of `_ffi.library`, under any name that a module of the package imports it by, and the file of each."""
+    """Attributes of `library` of _ffi.py, under any name that a module of the package imports it by, and the file of each."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def test_every_name_that_the_package_takes_is_exported():
     missing = []
     for name, path in taken.items():
         try:
-            getattr(_ffi.library, name)
+            getattr(library, name)
         except AttributeError:
             missing.append(f"{path}: {name}")
     assert not missing
@@ -40,12 +40,12 @@ def test_every_name_that_the_package_takes_is_exported():
 
 def test_a_name_that_is_not_exported_is_an_error():
     with pytest.raises(AttributeError):
-        _ffi.library.no_such_function
+        library.no_such_function
 
 
 def test_waiting_for_a_stream():
     with pytest.raises(moe.ArgumentError, match="timeout_ms.*-1"):
-        _ffi.library.stream_wait(0, 0, -1)
+        library.stream_wait(0, 0, -1)
     if not moe.has("cuda"):
         with pytest.raises(moe.UnsupportedError, match="without CUDA"):
-            _ffi.library.stream_wait(0, 0, 0)
+            library.stream_wait(0, 0, 0)
