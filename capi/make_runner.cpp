@@ -12,7 +12,9 @@ namespace {
 std::vector<Instance> const& instances() {
   static std::vector<Instance> const all = [] {
     std::vector<Instance> rows;
+#ifdef MOE_C_HAS_ONEDNN
     add_host_instances(rows);
+#endif
 #ifdef MOE_C_HAS_MPI
     add_mpi_instances(rows);
 #endif
