@@ -1,19 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # bench/transformers_models.py: tokens per second of transformers models with random weights under "moe" and the built-in experts
-# implementations, decode and prefill, after a check of the logits against a float32 eager run.
-"""python3 bench/transformers_models.py [--model qwen3|gpt_oss] [--layers 8] [--device cuda] [--tiny] [--implementations moe,grouped_mm]
-Needs the package of python/, torch and transformers. One JSON line for each point."""
+# implementations, decode (eager and in CUDA graphs) and prefill, after a check of the logits against a float32 eager run.
+"""python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4] [--layers 8] [--implementations moe,grouped_mm] [--tiny]
+Needs the package of python/, torch and transformers. One JSON line for each point.
+
+Every implementation has a model of its own with the same weights; none is switched. gpt_oss_mxfp4: under "moe" the experts are the 4-bit
+codes, under the others the same values in bfloat16, as transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA
+graph has a StaticCache, eager decode the default cache. What an implementation cannot do is a line with "failed" and the place in
+transformers or torch that refused; the points after it run."""
 import argparse
 import copy
 import json
 import statistics
 import time
+import traceback
 
 import torch
 import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import moe.transformers
+from moe.transformers import _mxfp4
 
 SIZES = {
     "qwen3": dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
@@ -21,99 +29,234 @@ SIZES = {
     "gpt_oss": dict(hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4, num_attention_heads=64,
                     num_key_value_heads=8, head_dim=64, vocab_size=32000),
 }
+SIZES["gpt_oss_mxfp4"] = SIZES["gpt_oss"]
 TINY = dict(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             vocab_size=256)
+WARM = 4  # steps before a measurement: first calls load kernels, choose algorithms and, under "moe", make the runners
 
 
-def make(name, layers, device, tiny):
+def make(name, layers, device, tiny, implementation):
+    """A model whose weights depend on its name and sizes alone."""
     fields = {**SIZES[name], **(TINY if tiny else {}), "num_hidden_layers": layers, "max_position_embeddings": 32768}
     config = transformers.Qwen3MoeConfig(**fields) if name == "qwen3" else transformers.GptOssConfig(**fields)
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.set_experts_implementation(implementation)
     with torch.no_grad():  # large enough that the experts show in the logits
-        for layer in model.model.layers:
+        for number, layer in enumerate(model.model.layers):
+            if name == "gpt_oss_mxfp4":
+                layer.mlp.experts = mxfp4_experts(layer.mlp.experts, implementation, device, number)
+                continue
             for weight in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
                 weight.normal_(std=2 * config.hidden_size**-0.5)
     return model.eval()
 
 
-def clock(device, call, rounds):
-    """The median time of a call in seconds."""
-    times = []
-    for _ in range(rounds):
-        if device != "cpu":
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
-        call()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+def mxfp4_experts(experts, implementation, device, seed):
+    """gpt-oss' experts with random 4-bit weights: as codes for "moe", else widened."""
+    config = experts.config
+    generator = torch.Generator(device).manual_seed(seed)
+    packed = None
+    if implementation == "moe":
+        with torch.device(device):
+            packed = _mxfp4.Mxfp4Experts(config)
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(experts, name)
+        count, columns, rows = weight.shape
+        blocks = torch.randint(0, 256, (count, rows, columns // 32, 16), dtype=torch.uint8, device=device, generator=generator)
+        exponent = 127 + round(torch.tensor(2 * config.hidden_size**-0.5 / 3.1).log2().item())  # codes have a deviation of 3.1
+        scales = torch.full((count, rows, columns // 32), exponent, dtype=torch.uint8, device=device)
+        if packed is None:
+            weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
+        else:
+            packed.load(name, blocks, scales)
+            setattr(packed, name + "_bias", getattr(experts, name + "_bias"))
+    return experts if packed is None else packed
 
 
 def distance(got, expected):
     return float((got.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
+def synchronize(device):
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def clock(device, call, rounds):
+    """The times of `rounds` calls in milliseconds."""
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def failure(error):
+    """What an implementation could not do: the first error of the chain and the innermost line of transformers that led to it."""
+    while error.__context__ is not None:
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/transformers/" in frame.filename] or frames
+    place = f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno} {ours[-1].name}" if ours else "?"
+    return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200], "in": place}
+
+
 @torch.no_grad()
-def check(model, implementations, device):
-    """The logits of one layer's model beside a float32 eager run: all implementations get the same tokens."""
-    wide = copy.deepcopy(model).float()
-    ids = torch.randint(0, model.config.vocab_size, (2, 32), device=device)
-    wide.set_experts_implementation("eager")
+def check(arguments):
+    """The logits of a model of one layer beside a float32 eager run: all implementations get the same tokens."""
+    ids = tokens(arguments, 2, 32)
+    wide = make(arguments.model, 1, arguments.device, arguments.tiny, "eager").float()
     expected = wide(input_ids=ids, use_cache=False).logits
     del wide
-    for name in implementations:
-        model.set_experts_implementation(name)
+    for name in arguments.implementations:
+        model = make(arguments.model, 1, arguments.device, arguments.tiny, name)
         print(json.dumps({"check": name, "distance": distance(model(input_ids=ids, use_cache=False).logits.float(), expected)}), flush=True)
 
 
+def tokens(arguments, batch, length):
+    """Drawn on the host: no capture of a graph, failed or not, has a part in it."""
+    generator = torch.Generator().manual_seed(batch * 100003 + length)
+    return torch.randint(0, 200, (batch, length), generator=generator).to(arguments.device)
+
+
+def fill(model, implementation, ids, cache):
+    """Runs the prompt. batched_mm copies the weights of every token's experts, so it gets one token a row at a time."""
+    for piece in ids.split(1 if implementation == "batched_mm" else ids.shape[1], dim=1):
+        cache = model(input_ids=piece, past_key_values=cache, use_cache=True).past_key_values
+    return cache
+
+
+class Step:
+    """A step of decode, which adds the same token: eager, or as a CUDA graph over a StaticCache."""
+
+    def __init__(self, model, implementation, ids, token, arguments, graph):
+        self.model, self.token = model, token
+        config = model.config
+        length = ids.shape[1] + 4 * arguments.rounds + 8 * WARM
+        self.cache = fill(model, implementation, ids, transformers.StaticCache(config=config, max_cache_len=length) if graph else None)
+        self.run = self.eager
+        if not graph:
+            self.first = clock(arguments.device, self.run, WARM)
+            return
+        alone = torch.cuda.Stream()
+        alone.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(alone):
+            self.first = clock(arguments.device, self.run, WARM)
+        torch.cuda.current_stream().wait_stream(alone)
+        captured = torch.cuda.CUDAGraph()
+        with outcome_of_capture(arguments.device), torch.cuda.graph(captured):
+            logits = self.eager()
+        captured.replay()
+        self.run = captured.replay
+        beside = copy.copy(self)
+        beside.cache = fill(model, implementation, ids, transformers.StaticCache(config=config, max_cache_len=length))
+        expected = [beside.eager() for _ in range(WARM + 1)][-1]
+        if not distance(logits, expected) < 2e-2:
+            raise RuntimeError(f"the graph's logits are {distance(logits, expected):.3g} from those of an eager step")
+
+    def eager(self):
+        return self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits
+
+
+class outcome_of_capture:
+    """Around torch.cuda.graph: a capture that fails leaves its stream current and the default generator waiting for its end, so that the
+    next random number on the device is an error. Both are put right."""
+
+    def __init__(self, device):
+        self.index = torch.device(device).index or 0
+
+    def __enter__(self):
+        self.stream = torch.cuda.current_stream()
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            return
+        torch.cuda.set_stream(self.stream)
+        fresh = torch.Generator(f"cuda:{self.index}")
+        fresh.manual_seed(0)
+        torch.cuda.default_generators[self.index].graphsafe_set_state(fresh.graphsafe_get_state())
+        torch.cuda.synchronize()
+
+
+def report(arguments, point, turn, name, rows, times, **more):
+    median = statistics.median(times)
+    print(json.dumps({"model": arguments.model, "layers": arguments.layers, "point": point, "turn": turn, "implementation": name,
+                      "ms": round(median, 4), "least_ms": round(min(times), 4), "most_ms": round(max(times), 4),
+                      "tokens_per_s": round(rows / median * 1e3, 1), **more}), flush=True)
+
+
+def refused(arguments, point, name, error):
+    print(json.dumps({"model": arguments.model, "point": point, "implementation": name, **failure(error)}), flush=True)
+
+
 @torch.no_grad()
+def decode(arguments, models, graph):
+    for batch in arguments.batches:
+        point = f"decode {batch}{' graph' if graph else ''}"
+        ids, token = tokens(arguments, batch, 16 if arguments.tiny else 256), tokens(arguments, batch, 1)
+        steps = {}
+        for name, model in models.items():
+            try:
+                steps[name] = Step(model, name, ids, token, arguments, graph)
+            except Exception as error:
+                refused(arguments, point, name, error)
+        for turn in range(2):  # alternating
+            for name, step in steps.items():
+                times = clock(arguments.device, step.run, arguments.rounds)
+                report(arguments, point, turn, name, batch, times, first_ms=[round(t, 3) for t in step.first])
+
+
+@torch.no_grad()
+def prefill(arguments, models):
+    for rows in arguments.prefills:
+        ids = tokens(arguments, 1, rows)
+        failed = set()
+        for turn in range(2):
+            for name, model in models.items():
+                if name in failed:
+                    continue
+                call = lambda: model.model(input_ids=ids, use_cache=False)  # noqa: B023, E731
+                try:
+                    first = clock(arguments.device, call, 1 if turn else 2)
+                except RuntimeError as error:  # out of memory
+                    failed.add(name)
+                    refused(arguments, f"prefill {rows}", name, error)
+                    continue
+                times = clock(arguments.device, call, max(arguments.rounds // 3, 1))
+                report(arguments, f"prefill {rows}", turn, name, rows, times, first_ms=[round(t, 3) for t in first])
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SIZES, default="qwen3")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--implementations", default="moe,grouped_mm")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batches", default="1,16,64")
+    parser.add_argument("--prefills", default=None, help="rows, 4096,16384 unless given")
+    parser.add_argument("--graphs", choices=("both", "only", "none"), default="both")
     arguments = parser.parse_args()
-    implementations = arguments.implementations.split(",")
-    check(make(arguments.model, 1, arguments.device, arguments.tiny), implementations, arguments.device)
-
-    model = make(arguments.model, arguments.layers, arguments.device, arguments.tiny)
-    prompt = 16 if arguments.tiny else 256
-    for batch in (1, 16, 64):
-        ids = torch.randint(0, 200, (batch, prompt), device=arguments.device)
-        token = torch.randint(0, 200, (batch, 1), device=arguments.device)
-        for turn in range(2):  # alternating
-            for name in implementations:
-                model.set_experts_implementation(name)
-                cache = model(input_ids=ids).past_key_values  # each begins at the prompt; a step adds a token
-
-                def step():
-                    model(input_ids=token, past_key_values=cache)
-
-                step()
-                seconds = clock(arguments.device, step, arguments.rounds)
-                print(json.dumps({"model": arguments.model, "layers": arguments.layers, "point": f"decode {batch}", "turn": turn,
-                                  "implementation": name, "ms": seconds * 1e3, "tokens_per_s": batch / seconds}), flush=True)
-    for rows in (64, 128) if arguments.tiny else (4096, 16384):
-        ids = torch.randint(0, 200, (1, rows), device=arguments.device)
-
-        def prefill():
-            model.model(input_ids=ids, use_cache=False)
-
-        for turn in range(2):
-            for name in implementations:
-                model.set_experts_implementation(name)
-                prefill()
-                seconds = clock(arguments.device, prefill, max(arguments.rounds // 3, 1))
-                print(json.dumps({"model": arguments.model, "layers": arguments.layers, "point": f"prefill {rows}", "turn": turn,
-                                  "implementation": name, "ms": seconds * 1e3, "tokens_per_s": rows / seconds}), flush=True)
-    layers = [layer.mlp.experts for layer in model.model.layers]
-    print(json.dumps({"fallbacks": sorted({str(moe.transformers.why_not(experts)) for experts in layers})}), flush=True)
+    arguments.implementations = arguments.implementations.split(",")
+    arguments.batches = [int(n) for n in arguments.batches.split(",") if n]
+    given = ("64,128" if arguments.tiny else "4096,16384") if arguments.prefills is None else arguments.prefills
+    arguments.prefills = [int(n) for n in given.split(",") if n]
+    check(arguments)
+    models = {name: make(arguments.model, arguments.layers, arguments.device, arguments.tiny, name) for name in arguments.implementations}
+    if arguments.graphs != "only":
+        decode(arguments, models, graph=False)
+    prefill(arguments, models)
+    if arguments.graphs != "none" and arguments.device != "cpu":  # last: what a failed capture leaves behind meets nothing eager
+        decode(arguments, models, graph=True)
+    if "moe" in models:
+        layers = [layer.mlp.experts for layer in models["moe"].model.layers]
+        print(json.dumps({"fallbacks": sorted({str(moe.transformers.why_not(experts)) for experts in layers})}), flush=True)
 
 
 if __name__ == "__main__":
