@@ -62,12 +62,19 @@ class Group:
 
     @classmethod
     def mpi(cls, communicator: Any = None, timeout: float = 0.0) -> Group:
-        """Collective over a communicator of mpi4py (None: `MPI.COMM_WORLD`), for arrays on the host."""
+        """Collective over a communicator of mpi4py, or any object with its py2f(), for arrays on the host. None: MPI_COMM_WORLD; mpi4py
+        then initialises MPI; without mpi4py the program must have done so. timeout: as for `nccl`."""
+        milliseconds = int(timeout * 1000)
         if communicator is None:
-            from mpi4py import MPI
+            with contextlib.suppress(ImportError):
+                from mpi4py import MPI
 
-            communicator = MPI.COMM_WORLD
-        return cls._adopt(_library.group_mpi(communicator.py2f(), int(timeout * 1000)))
+                communicator = MPI.COMM_WORLD
+        if communicator is None:
+            return cls._adopt(_library.group_mpi_world(milliseconds))
+        if not hasattr(communicator, "py2f"):
+            raise ArgumentError(f"E_ARG: communicator: is of type {type(communicator).__name__}, expected one of mpi4py, with py2f()")
+        return cls._adopt(_library.group_mpi(communicator.py2f(), milliseconds))
 
     @property
     def rank(self) -> int:

@@ -121,6 +121,12 @@ std::int64_t group_mpi(std::int64_t fortran_communicator, std::int64_t timeout_m
   return reinterpret_cast<std::int64_t>(group);
 }
 
+std::int64_t group_mpi_world(std::int64_t timeout_ms) {
+  moe_group_t group = nullptr;
+  require(moe_group_create_mpi_world(timeout_ms, &group));
+  return reinterpret_cast<std::int64_t>(group);
+}
+
 std::int64_t group_rank(std::int64_t group) {
   std::int32_t rank = 0;
   std::int32_t size = 0;
@@ -335,6 +341,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_self, group_self);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(nccl_id, nccl_id);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_nccl, group_nccl);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_mpi, group_mpi);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_mpi_world, group_mpi_world);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_rank, group_rank);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_size, group_size);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(group_destroy, group_destroy);
