@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every .hpp as a translation unit of its own, included twice, with warnings as errors. A header that is the first include of
-a test's .cpp is left out: the build has compiled it with nothing before it; with --front clang, which builds nothing, none is. What takes most of the time is not the header but what
-all of them reach, so that is precompiled; only a header that includes it anyway, at any depth, gets it ahead."""
+"""Compiles every .hpp as a translation unit of its own, included twice, with warnings as errors. What takes most of the time is not the
+header but what all of them reach, so that is precompiled; only a header that includes it anyway, at any depth, gets it ahead."""
 import argparse
 import concurrent.futures
 import functools
@@ -25,16 +24,11 @@ def main() -> int:
     parser.add_argument("--front", choices=("g++", "clang"), default="g++")
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
     parser.add_argument("--include", required=True, type=pathlib.Path)
-    parser.add_argument("--tests", required=True, type=pathlib.Path, help="the folder of unit/, golden/, mpi/")
     parser.add_argument("--without", action="append", default=[], help="a header that is not here; what reaches it is left out")
     options = parser.parse_args()
     clang = options.front == "clang"
     flags = flags_for(options.front, [line for line in pathlib.Path(options.flags).read_text().splitlines() if line])
-    headers = {path.relative_to(options.include).as_posix() for path in options.include.rglob("*.hpp")}
-    first = {include.group(1) for label in ("unit", "golden", "mpi") for path in (options.tests / label).glob("*_test.cpp")
-             if (include := re.search(r'^#include ["<](.+)[">]', path.read_text(), re.MULTILINE))}
-    built = set() if clang else headers & first
-    headers = sorted(headers - built)
+    headers = sorted(path.relative_to(options.include).as_posix() for path in options.include.rglob("*.hpp"))
 
     @functools.cache
     def reached(header: str) -> frozenset[str]:
