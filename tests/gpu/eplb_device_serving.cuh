@@ -40,6 +40,24 @@ inline bool on_hopper() {
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
+/// A stream for the balancer's worker: see RuntimeBalancer::Params::worker_stream.
+class WorkerStream {
+ public:
+  WorkerStream() {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, std::max(greatest, least - 1)),
+               "cudaStreamCreateWithPriority");
+  }
+  WorkerStream(WorkerStream const&) = delete;
+  WorkerStream& operator=(WorkerStream const&) = delete;
+  ~WorkerStream() { cudaStreamDestroy(stream_); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
 /// A model of two layers with load balancing, or without.
 template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
 class DeviceServing {
@@ -78,10 +96,12 @@ class DeviceServing {
         auto const e = static_cast<int>(i) % kExperts;
         logits[i] = z[i] + (e == (step / 8 * 5 + l) % kExperts || e == (step / 8 * 7 + 3) % kExperts ? 3.0F : 0.0F);
       }
-      hidden_[static_cast<std::size_t>(l)].copy_from_host(hidden.data());
-      logits_[static_cast<std::size_t>(l)].copy_from_host(logits.data());
+      // In stream order: a wait for the whole device would wait for the worker's collectives.
+      auto& to_hidden = hidden_[static_cast<std::size_t>(l)];
+      auto& to_logits = logits_[static_cast<std::size_t>(l)];
+      Memory<space::cuda>::copy_from_host_async(to_hidden.data(), hidden.data(), static_cast<std::size_t>(to_hidden.bytes()), stream_);
+      Memory<space::cuda>::copy_from_host_async(to_logits.data(), logits.data(), static_cast<std::size_t>(to_logits.bytes()), stream_);
     }
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   void forward() {
     for (std::size_t l = 0; l < kLayers; ++l) {
@@ -97,14 +117,15 @@ class DeviceServing {
     for (std::size_t l = 0; l < kLayers; ++l) {
       layers_[l].check();
       std::vector<bf16> out(kTokens * kHidden);
-      output_[l].copy_to_host(out.data());
+      Memory<space::cuda>::copy_to_host_async(out.data(), output_[l].data(), static_cast<std::size_t>(output_[l].bytes()), stream_);
+      check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
       for (bf16 v : out) all.push_back(to_float(v));
     }
     return all;
   }
   /// "" if every slot holds the bytes of its expert.
   std::string wrong_slot() {
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     auto const want = eplb::expert_tensors(encoded());
     std::vector<unsigned char> a, b;
     for (int l = 0; l < kLayers; ++l) {
@@ -114,8 +135,9 @@ class DeviceServing {
         for (std::size_t t = 0; t < held.size(); ++t) {
           a.resize(static_cast<std::size_t>(held[t].bytes));
           b.resize(a.size());
-          Memory<space::cuda>::copy_to_host(a.data(), held[t].data + s * held[t].stride, a.size());
-          Memory<space::cuda>::copy_to_host(b.data(), want[t].data + (l * kExperts + e) * want[t].stride, b.size());
+          Memory<space::cuda>::copy_to_host_async(a.data(), held[t].data + s * held[t].stride, a.size(), stream_);
+          Memory<space::cuda>::copy_to_host_async(b.data(), want[t].data + (l * kExperts + e) * want[t].stride, b.size(), stream_);
+          check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
           if (a != b) return text("layer ", l, ", slot ", s, ", expert ", e, ", ", held[t].name);
         }
       }
@@ -199,7 +221,8 @@ inline void expect_near_outputs(std::vector<float> const& got, std::vector<float
 template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
 void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs) {
   using Model = DeviceServing<Quant, Backend, Experts, WeightsComm, Group>;
-  CudaStream stream, worker;
+  CudaStream stream;
+  WorkerStream worker;
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   std::string const what = text(Quant::kName, ", ", Backend::kName, ", ", Experts::kName, ", ", name(mode));

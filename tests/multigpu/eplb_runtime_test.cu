@@ -35,6 +35,19 @@ void between_gpus() {
   }
 }
 
+TEST(EplbRuntime, TheWorkerNeedsAStreamOfItsOwn) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  comm::Mpi host(MPI_COMM_WORLD, {.timeout_ms = 40'000});
+  comm::Nccl weights = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
+  eplb::WeightMover<comm::Nccl> mover(weights, {}, 1);
+  try {
+    eplb::AsyncRearrangement<comm::Nccl> const refused(mover);
+    ADD_FAILURE() << "the default stream was accepted";
+  } catch (Error const& e) {
+    EXPECT_EQ(e.code(), ErrorCode::argument);
+    EXPECT_NE(e.message().find("worker_stream"), std::string::npos) << e.message();
+  }
+}
 TEST(EplbRuntime, LowLatencyHopperMasked) { between_gpus<quantization::Fp8Block<>, backends::LowLatency<Window>, experts::HopperMasked>(); }
 TEST(EplbRuntime, HighThroughputHopperContiguous) {
   between_gpus<quantization::Fp8Block<>, backends::HighThroughput<Window>, experts::HopperContiguous>();

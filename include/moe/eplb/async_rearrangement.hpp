@@ -52,14 +52,20 @@ class AsyncRearrangement {
     std::function<void()> on_thread_start{};
   };
 
-  /// The mover is borrowed. `stream`: what the worker enqueues on in the device space. E_UNSUPPORTED if the communicator cannot be used
-  /// beside another thread's (MPI started below MPI_THREAD_MULTIPLE).
+  /// The mover is borrowed. `stream`: what the worker enqueues on in the device space, E_ARG if it is the default stream; see
+  /// RuntimeBalancer::Params::worker_stream. E_UNSUPPORTED if the communicator cannot be used beside another thread's (MPI started below
+  /// MPI_THREAD_MULTIPLE).
   explicit AsyncRearrangement(WeightMover<Comm>& mover, Params const& params = {}, StreamType stream = {})
       : mover_(mover), params_(params), stream_(stream) {
     if constexpr (requires { Comm::allows_threads(); }) {
       if (params_.background && !Comm::allows_threads()) {
         throw Error(ErrorCode::unsupported, text("a background rearrangement needs ", Comm::kName,
                                                  " started for several threads; set background = false to move inside step()"));
+      }
+    }
+    if constexpr (Comm::Space::kKind == SpaceKind::cuda) {
+      if (params_.background && stream == StreamType{}) {
+        throw Error(ErrorCode::argument, "a background rearrangement needs a stream of its own: worker_stream is the default stream");
       }
     }
   }

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <cstring>
 #include <exception>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,9 +67,13 @@ class CommGroup {
   using Space = typename Comm::Space;
 
   explicit CommGroup(Comm& comm, Stream<Space> stream = {}, std::int64_t timeout_ms = comm::kDefaultTimeoutMs)
-      : comm_(comm), stream_(stream), timeout_ms_(timeout_ms) {}
+      : comm_(comm), stream_(stream), timeout_ms_(timeout_ms) {
+    reserve(kWord, kWord * size());
+  }
 
   int size() const { return comm_.size(); }
+  /// The stream of the calls from now on.
+  void set_stream(Stream<Space> stream) { stream_ = stream; }
 
   /// values[i] = Σ over ranks, exact. Every rank gives as many values.
   void all_reduce_sum(std::span<std::int64_t> values) {
@@ -88,43 +94,55 @@ class CommGroup {
     for (std::size_t r = 0; r < counts.size(); ++r) from_offsets[r] = static_cast<std::int64_t>(r) * mine;
     std::vector<std::int64_t> parts(static_cast<std::size_t>(mine / kWord * ranks));
     reserve(n * kWord, std::max(n * kWord, mine * ranks));
-    Memory<Space>::copy_from_host(in_.data(), values.data(), values.size_bytes());
+    send(values.data(), n);
     comm_.all_to_all_v(in_.data(), counts.data(), offsets.data(), out_.data(), from_counts.data(), from_offsets.data(), stream_);
-    finish(parts.data(), mine * ranks);
+    receive(parts.data(), mine / kWord * ranks);
     std::vector<std::int64_t> sum(static_cast<std::size_t>(mine / kWord), 0);
     for (std::size_t i = 0; i < parts.size(); ++i) sum[i % sum.size()] += parts[i];
-    if (mine > 0) Memory<Space>::copy_from_host(in_.data(), sum.data(), sum.size() * sizeof(std::int64_t));
+    send(sum.data(), mine / kWord);
     comm_.all_gather_v(in_.data(), mine, out_.data(), counts.data(), offsets.data(), stream_);
-    finish(values.data(), n * kWord);
+    receive(values.data(), n);
   }
 
   /// [R]: the word of every rank.
   std::vector<std::uint64_t> all_gather(std::uint64_t word) {
     std::vector<std::uint64_t> words(static_cast<std::size_t>(size()));
-    reserve(kWord, kWord * size());
-    Memory<Space>::copy_from_host(in_.data(), &word, sizeof(word));
+    send(&word, 1);
     comm_.all_gather(in_.data(), kWord, out_.data(), stream_);
-    finish(words.data(), kWord * size());
+    receive(words.data(), size());
     return words;
   }
 
  private:
   static constexpr std::int64_t kWord = sizeof(std::int64_t);
 
+  /// Memory that grows, so that only a larger all_reduce_sum() allocates: an allocation may wait for the whole device.
   void reserve(std::int64_t in_bytes, std::int64_t out_bytes) {
     if (in_.size() < in_bytes) in_ = Buffer<std::byte, Space>(in_bytes);
     if (out_.size() < out_bytes) out_ = Buffer<std::byte, Space>(out_bytes);
+    auto const words = static_cast<std::size_t>(std::max(in_.size(), out_.size()) / kWord);
+    if (!staged_ || staged_->size() < words) staged_.emplace(words);
   }
-  void finish(void* to, std::int64_t bytes) {
+  // In stream order: a copy on the legacy default stream would wait for the streams of the caller's other work.
+  void send(void const* values, std::int64_t words) {
+    auto const bytes = static_cast<std::size_t>(words * kWord);
+    if (bytes == 0) return;
+    std::memcpy(staged_->data(), values, bytes);
+    Memory<Space>::copy_from_host_async(in_.data(), staged_->data(), bytes, stream_);
+  }
+  void receive(void* values, std::int64_t words) {
+    auto const bytes = static_cast<std::size_t>(words * kWord);
+    if (bytes > 0) Memory<Space>::copy_to_host_async(staged_->data(), out_.data(), bytes, stream_);
     fence_.record(stream_);
     detail::wait_for(fence_, timeout_ms_, "agreement of the EPLB group");
-    if (bytes > 0) Memory<Space>::copy_to_host(to, out_.data(), static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(values, staged_->data(), bytes);
   }
 
   Comm& comm_;
   Stream<Space> stream_;
   std::int64_t timeout_ms_;
   Buffer<std::byte, Space> in_, out_;
+  std::optional<HostArray<std::int64_t, Space>> staged_;
   Fence<Space> fence_;
 };
 

@@ -74,7 +74,11 @@ class RuntimeBalancer {
     /// Milliseconds until a layer must be ready on all ranks, and until a step's counts must be on the host.
     std::int64_t timeout_ms = comm::kDefaultTimeoutMs;
     std::function<void()> on_thread_start{};  ///< background: see AsyncRearrangement
-    StreamType worker_stream{};               ///< CUDA space, background: a stream that nothing else uses
+    /// CUDA space, background: a stream that nothing else uses, of another priority than those of the forwards, or the device may run
+    /// the worker's collectives behind a forward's kernels that wait for a peer, and a peer's the other way round. While a rearrangement
+    /// is pending, no thread waits for the whole device (cudaDeviceSynchronize, the legacy default stream) between forwards: that waits
+    /// for the worker's collectives too, and they may need a forward that another rank has begun.
+    StreamType worker_stream{};
   };
 
   /// Collective over both groups. weights[l]: the arrays of layer l, borrowed (expert_tensors(store)), loaded to the maps. E_CONFIG on

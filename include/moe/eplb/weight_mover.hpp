@@ -94,9 +94,9 @@ class WeightMover {
     } catch (Error const&) {
       refused = std::current_exception();
     }
-    CommGroup<Comm> group(comm_, {}, params_.timeout_ms);
-    succeed_together(group, refused, "construction of the weight mover");
-    auto const words = group.all_gather(shape_hash());
+    group_.emplace(comm_, StreamType{}, params_.timeout_ms);
+    succeed_together(*group_, refused, "construction of the weight mover");
+    auto const words = group_->all_gather(shape_hash());
     for (std::size_t r = 1; r < words.size(); ++r) {
       if (words[r] != words[0]) {
         throw Error(ErrorCode::mismatch,
@@ -194,9 +194,9 @@ class WeightMover {
 
   /// Collective: E_MISMATCH naming the first rank whose `next` differs from rank 0's; E_PEER if one could not make it (no value).
   void agree_on(std::optional<std::uint64_t> next_hash, StreamType stream = {}) {
-    CommGroup<Comm> group(comm_, stream, params_.timeout_ms);
+    group_->set_stream(stream);
     std::uint64_t constexpr kNone = 0;
-    auto const words = group.all_gather(next_hash ? std::max<std::uint64_t>(*next_hash, 1) : kNone);
+    auto const words = group_->all_gather(next_hash ? std::max<std::uint64_t>(*next_hash, 1) : kNone);
     auto const missing = std::find(words.begin(), words.end(), kNone);
     if (missing != words.end()) throw Error(ErrorCode::peer, text("rank ", missing - words.begin(), " has no new expert maps"));
     check_same_maps(words);
@@ -371,8 +371,9 @@ class WeightMover {
   std::vector<LayerTensors> layers_;
   int slots_per_rank_;
   std::int64_t slot_bytes_ = 0;
-  Buffer<std::byte, Space> buffer_;  // unless the spare buffer is in a window
-  std::byte* data_ = nullptr;        // [L, slot_bytes_]
+  Buffer<std::byte, Space> buffer_;       // unless the spare buffer is in a window
+  std::byte* data_ = nullptr;             // [L, slot_bytes_]
+  std::optional<CommGroup<Comm>> group_;  // of agree_on(), which allocates nothing: layers serve meanwhile
   std::optional<Fetched> fetched_;
   Fence<Space> fence_;
   MoveStats stats_;
