@@ -280,9 +280,11 @@ typedef struct moe_runner_config {
   int32_t log;                /* 1: one line about the runner to stderr when it was created */
   float activation_situ_gate; /* of "situ": gate' = g tanh(gate / g) */
   float activation_situ_up;   /* of "situ": up' = u tanh(up / u) */
+  moe_runner_t workspace_of;  /* CUDA: a runner of the same device whose experts' workspace this one uses, too: their calls take turns.
+                                 Hopper's experts share; others ignore this. NULL: memory of its own */
 } moe_runner_config;
 #define MOE_RUNNER_CONFIG_INIT \
-  {sizeof(moe_runner_config), 0, 0, 0, 0, 0, NULL, NULL, 1.702F, 1.0F, 0.0F, 0, NULL, NULL, NULL, NULL, 0, 0, 4.0F, 25.0F}
+  {sizeof(moe_runner_config), 0, 0, 0, 0, 0, NULL, NULL, 1.702F, 1.0F, 0.0F, 0, NULL, NULL, NULL, NULL, 0, 0, 4.0F, 25.0F, NULL}
 
 /* Arguments of a call that may be left out. */
 typedef struct moe_forward_options {

@@ -199,6 +199,9 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   members.read("experts", config.experts);
   members.read("num_threads", config.num_threads);
   members.read("log", config.log);
+  std::int64_t workspace_of = 0;
+  members.read("workspace_of", workspace_of);
+  config.workspace_of = handle<moe_runner_t>(workspace_of);
   members.finish();
 
   moe_weights weights = MOE_WEIGHTS_INIT;

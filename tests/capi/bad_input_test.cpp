@@ -303,6 +303,18 @@ TEST(BadInput, IdsThatNoInt32Holds) {
   }
 }
 
+TEST(BadInput, WorkspaceOf) {
+  Arguments x;
+  ASSERT_EQ(x.create(), MOE_OK);
+  Arguments y;
+  y.config.workspace_of = x.runner;  // host: nothing is shared
+  ASSERT_EQ(y.create(), MOE_OK) << moe_last_error();
+  EXPECT_EQ(moe_runner_forward(y.runner, &y.hidden, &y.logits, &y.output, nullptr, nullptr), MOE_OK) << moe_last_error();
+  Arguments z;
+  z.config.workspace_of = reinterpret_cast<moe_runner_t>(std::uintptr_t{77});
+  expect_refused(z.create(), MOE_E_ARG, {"77", "no handle of a runner"});
+}
+
 TEST(BadInput, StreamWait) {
   expect_refused(moe_stream_wait({kDLCPU, 0}, nullptr, 0), MOE_E_ARG, {"device", "cpu", "cuda"});
   expect_refused(moe_stream_wait({kDLCUDA, 0}, nullptr, -1), MOE_E_ARG, {"timeout_ms", "-1"});

@@ -75,7 +75,9 @@ inline std::shared_ptr<Runner> create_runner(moe_runner_config const* config, mo
   if (group->size() > 1) alone.emplace(group->busy, "group");
   bool told = false;
   try {
-    return make_runner(request_of(config, weights, group), told);
+    Request request = request_of(config, weights, group);
+    if (config->workspace_of != nullptr) request.workspace = runners().find(number(config->workspace_of))->workspace(request.device);
+    return make_runner(request, told);
   } catch (Error const& e) {
     if (!told) group->refuse(e.code());
     throw;

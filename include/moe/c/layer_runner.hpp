@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "moe/c/runner.hpp"
 #include "moe/c/stream.hpp"
@@ -63,6 +64,12 @@ inline routing::GivenIds given_ids_of(DLTensor const* given, Device device) {
   detail::refuse("topk_ids", text("dtype is ", describe(t.dtype)), "int32 or int64");
 }
 
+/// Workspace, as a type that depends on the layer: it is complete where the layer's experts share one, and only there.
+template <class LayerT>
+struct WorkspaceOf {
+  using type = Workspace;
+};
+
 /// LayerT: a ModularKernel. Its router takes a RouterConfig (AnyRouter), or is External, or fixes its choices. Logits: the element types of
 /// router logits that its forward() is instantiated for.
 template <class LayerT, class... Logits>
@@ -89,6 +96,7 @@ class LayerRunner final : public Runner {
       out.ids = given_ids_of(call.topk_ids, device_);
       out.weights = rows_of<float>("topk_weights", call.topk_weights, device_);
     });
+    [[maybe_unused]] auto const turn = use_workspace(a.stream);
     layer_->forward_routed(a.hidden, a.ids, a.weights, a.output, a.options, a.stream);
   }
 
@@ -114,7 +122,7 @@ class LayerRunner final : public Runner {
     info.num_local_experts = num_local_;
     info.weights_packed = packs_weights<typename LayerT::Kernel>() ? 1 : 0;
     LayerMemory const memory = layer_->memory();
-    info.bytes = static_cast<std::int64_t>(memory.arena + memory.window);
+    info.bytes = static_cast<std::int64_t>(memory.arena + memory.window) + workspace_bytes_;
     info.window_bytes = static_cast<std::int64_t>(memory.window);
     info.dtype = name_of(dtype_of<Act>);
     info.quantization = LayerT::Quant::kName;
@@ -126,15 +134,28 @@ class LayerRunner final : public Runner {
     try {
       OnDevice<Space> const current(device_);
       layer_.reset();
+      if constexpr (kShares) {
+        if (workspace_ != nullptr) std::exchange(workspace_, nullptr)->leave();
+      }
     } catch (...) {
     }
+  }
+  Workspace workspace(Device asking) override {
+    if (asking != device_) {
+      throw Error(ErrorCode::argument,
+                  text("workspace_of: is a runner on ", c::describe(device_), ", expected one on ", c::describe(asking)));
+    }
+    if constexpr (kShares) return workspace_;
+    return nullptr;
   }
   LayerT& layer() { return *layer_; }
 
  private:
+  /// Whether the experts can share their workspace with those of other runners.
+  static constexpr bool kShares = requires(Params p) { p.experts.workspace; };
   static constexpr bool kAlone = std::is_same_v<Comm, comm::Self<Space>>;
 
-  LayerRunner(Request const& r, bool& told, Params const& params) : device_(r.device), external_(r.external_router) {
+  LayerRunner(Request const& r, bool& told, Params params) : device_(r.device), external_(r.external_router) {
     group = r.group;
     OnDevice<Space> const current(device_);
     auto const weights = weights_of<Config, typename LayerT::Quant>(*r.weights, r.device, params.placement.num_local(group->rank()),
@@ -142,7 +163,25 @@ class LayerRunner final : public Runner {
     num_local_ = static_cast<std::int32_t>(weights.w13.codes.extent(0));
     Comm& over = comm();
     told = true;
+    if constexpr (kShares) {
+      using Shared = typename decltype(params.experts.workspace)::element_type;
+      params.experts.workspace = r.workspace != nullptr ? r.workspace : std::make_shared<Shared>();
+      workspace_bytes_ = -params.experts.workspace->bytes();
+    }
     layer_ = std::make_unique<LayerT>(over, weights, params);
+    if constexpr (kShares) {
+      workspace_ = params.experts.workspace;
+      workspace_->join();
+      workspace_bytes_ += workspace_->bytes();
+    }
+  }
+  auto use_workspace([[maybe_unused]] Stream<Space> stream) {
+    if constexpr (kShares) {
+      using Shared = typename decltype(Params::experts.workspace)::element_type;
+      return typename Shared::Use(workspace_.get(), stream);
+    } else {
+      return 0;
+    }
   }
 
   static Params params_of(Request const& r) {
@@ -266,12 +305,15 @@ class LayerRunner final : public Runner {
     OnDevice<Space> const current(device_);
     Rows<L const> logits;
     Arguments const a = arguments_of(call, [&](Arguments&) { logits = rows_of<L>("router_logits", call.logits, device_); });
+    [[maybe_unused]] auto const turn = use_workspace(a.stream);
     layer_->forward(a.hidden, logits, a.output, a.options, a.stream);
   }
 
   Device device_;
   bool external_;
   std::int32_t num_local_ = 0;
+  typename WorkspaceOf<LayerT>::type workspace_;
+  std::int64_t workspace_bytes_ = 0;  // of the shared memory, what this runner has added
   [[no_unique_address]] std::conditional_t<kAlone, Comm, HostStream> self_{};
   std::unique_ptr<LayerT> layer_;
 };

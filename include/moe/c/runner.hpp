@@ -14,7 +14,14 @@
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/row/router_config.hpp"
 
+namespace moe::hopper {
+class SharedWorkspace;
+}
+
 namespace moe::c {
+
+/// Memory of the experts that runners can share; only those of CUDA know the type.
+using Workspace = std::shared_ptr<hopper::SharedWorkspace>;
 
 /// The arguments of one call; only either logits, or ids and weights.
 struct Call {
@@ -40,6 +47,8 @@ class Runner {
   virtual void wait(void* stream) = 0;
   /// All members but struct_size.
   virtual void describe(moe_runner_info& info) = 0;
+  /// For a runner of that device whose moe_runner_config::workspace_of names this one; null if these experts share none. E_ARG.
+  virtual Workspace workspace(Device asking) = 0;
 
   std::atomic<bool> busy{false};
   std::shared_ptr<Group> group;
@@ -61,6 +70,7 @@ struct Request {
   Device device{};
   int num_threads = 0;
   bool log = false;
+  Workspace workspace;  ///< of another runner, or null
 
   ExpertPlacement placement() const { return {shape.num_experts, group->size()}; }
 };

@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
@@ -13,6 +14,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
@@ -81,6 +83,8 @@ struct HopperW4A16 {
   static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
     int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
+    /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
+    std::shared_ptr<hopper::SharedWorkspace> workspace{};
   };
 
   static constexpr bool reads(ActivationFormat) { return true; }
@@ -134,9 +138,11 @@ struct HopperW4A16 {
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
+          shared_(params.workspace),
           layer_(make_layer(shape, weights, activation, arena)) {
       fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
-      workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
+      std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
+      workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
     }
 
     /// Packs the weights again after they were replaced in place. Enqueues.
@@ -186,6 +192,7 @@ struct HopperW4A16 {
     }
 
     int expected_rows_;
+    std::shared_ptr<hopper::SharedWorkspace> shared_;
     hopper::W4A16Layer layer_;
     char* workspace_ = nullptr;
   };

@@ -207,6 +207,7 @@ struct Halves {
       auto experts = layer_params.experts;
       if constexpr (requires { experts.workers; }) {
         experts.workers = p.expert_workers;
+        if constexpr (requires { experts.workspace; }) experts.workspace = nullptr;  // both halves compute at the same time
         if constexpr (requires { experts.expected_rows; }) experts.expected_rows = (experts.expected_rows + 1) / 2;
         std::int64_t const rows = std::max<std::int64_t>(layer.exchange().max_rows(), exchange_.max_rows());
         kernel_.emplace(layer.shape(), weights, rows, layer_params.quantization, layer_params.activation, experts, arena);

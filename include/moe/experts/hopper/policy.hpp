@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
@@ -16,6 +17,7 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/fp8_block128.hpp"
@@ -71,6 +73,8 @@ struct HopperPolicy {
     /// Expected rows per expert, a hint for the tile; 0: 16 (batched), or as if every slot of the given rows had an expert here.
     int expected_rows = 0;
     int workers = 0;  ///< multiprocessors to use at most, so that other kernels can run at the same time; 0: all
+    /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
+    std::shared_ptr<hopper::SharedWorkspace> workspace{};
   };
 
   static constexpr bool reads(ActivationFormat f) { return f == Reads; }
@@ -130,6 +134,7 @@ struct HopperPolicy {
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls("hopper experts", shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
+          shared_(params.workspace),
           sizes_(local_shape(shape, weights, activation)),
           layer_(sizes_, kScheme, layer_weights(weights), options(shape, quant, activation, params), launcher(shape, weights)) {
       if constexpr (Format == ActivationFormat::standard) {
@@ -137,7 +142,8 @@ struct HopperPolicy {
       } else {
         fix::include_moe_experts_hopper_masked_cuh_or_link_a_library_of_moe_add_hopper_kernels();
       }
-      workspace_ = arena.template take<char>(layer_.workspace_bytes(workspace_tokens(Format)));
+      std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
+      workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
       if constexpr (kQuantizesRows) packed_ = arena.template take<Act>(max_rows * hidden());
     }
 
@@ -244,6 +250,7 @@ struct HopperPolicy {
     }
 
     int expected_rows_;
+    std::shared_ptr<hopper::SharedWorkspace> shared_;
     hopper::LocalShape sizes_;
     hopper::ContiguousLayer layer_;
     char* workspace_ = nullptr;
