@@ -130,6 +130,9 @@ class Runner:
         weight_on_input: True: the router weight multiplies an expert's input instead of its output.
         num_threads: host: threads of the experts; 0: OMP_NUM_THREADS, or all cores.
         log: prints one line about the runner to stderr.
+        workspace_of: GPU: a runner of the same device, with whose calls those of this runner take turns in one workspace. Calls on several
+            streams wait for each other; replays of CUDA graphs must follow other calls by the program's own order. Hopper's experts
+            share; others have memory of their own.
 
     The arrays are used where they lie: the runner keeps a reference to them. Where `weights_packed` is true it has a copy in its own
     layout instead, and keeps none: hold on to the biases, which are read where they lie.
@@ -162,6 +165,7 @@ class Runner:
         weight_on_input: bool = False,
         num_threads: int = 0,
         log: bool = False,
+        workspace_of: Runner | None = None,
         keep_weights: bool = True,
     ) -> None:
         self._handle = 0
@@ -193,6 +197,10 @@ class Runner:
             "log": int(log),
         }
         settings.update({key: value for key, value in (("dtype", dtype), ("backend", backend), ("experts", experts)) if value is not None})
+        if workspace_of is not None:
+            if not workspace_of._handle:
+                raise StateError("E_STATE: workspace_of: it was closed")
+            settings["workspace_of"] = workspace_of._handle
         router_arrays = {}
         if router is not None:
             router_arrays = {key: value for key, value in router.items() if hasattr(value, "__dlpack__")}

@@ -57,6 +57,61 @@ def test_a_cuda_graph_follows_its_inputs():
     assert torch.equal(output, runner.forward_routed(hidden, ids, weights))
 
 
+def test_ids_of_int64_are_judged_before_they_are_narrowed():
+    layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
+    assert ids.dtype == torch.int64
+    runner = moe.Runner(w13, w2, topk=2, max_tokens=64)
+    output = runner.forward_routed(hidden, ids, weights)
+    assert torch.equal(output, runner.forward_routed(hidden, ids.int(), weights))
+    ids[3, 1] += 2**32
+    without = runner.forward_routed(hidden, ids, weights)
+    with pytest.raises(moe.ArgumentError, match=rf"topk_ids\[3, 1\]: {int(ids[3, 1])} is out of range"):
+        runner.wait()
+    ids[3, 1] = -1
+    assert torch.equal(without, runner.forward_routed(hidden, ids, weights))
+
+
+def layers_that_share(count=3, rows=200):
+    """Runners of one scope with weights of their own, their inputs, and what runners with memory of their own give."""
+    made = []
+    for seed in range(count):
+        _, hidden, ids, weights, w13, w2 = layer_on_gpu(rows)
+        w13, w2 = w13 * (1 + seed), w2.roll(seed, 0)
+        runner = moe.Runner(w13, w2, topk=2, max_tokens=4096, workspace_of=made[0][0] if made else None)
+        alone = moe.Runner(w13, w2, topk=2, max_tokens=4096)
+        made.append((runner, hidden, ids, weights, alone.forward_routed(hidden, ids, weights), alone.info["bytes"]))
+    torch.cuda.synchronize()
+    return made
+
+
+def test_runners_that_share_a_workspace():
+    made = layers_that_share()
+    if made[0][0].info["experts"] != "hopper_contiguous":
+        pytest.skip("no Hopper GPU: these experts share nothing")
+    assert made[0][0].info["bytes"] >= made[0][5] and all(m[0].info["bytes"] < made[0][5] // 2 for m in made[1:])
+    for _ in range(3):
+        for runner, hidden, ids, weights, expected, _ in made:
+            assert torch.equal(runner.forward_routed(hidden, ids, weights), expected)
+    made[0][0].close()  # the others keep the memory
+    for runner, hidden, ids, weights, expected, _ in made[1:]:
+        assert torch.equal(runner.forward_routed(hidden, ids, weights), expected)
+
+
+def test_runners_that_share_a_workspace_on_several_streams():
+    made = layers_that_share()
+    streams = [torch.cuda.Stream() for _ in made]
+    outputs = []
+    for round_ in range(20):
+        for stream, (runner, hidden, ids, weights, _, _) in zip(streams, made):
+            with torch.cuda.stream(stream):
+                if (round_ + runner.key) % 4 == 0:
+                    torch.cuda._sleep(1_000_000)  # the next stream would run ahead
+                outputs.append(runner.forward_routed(hidden, ids, weights))
+    torch.cuda.synchronize()
+    for i, output in enumerate(outputs):
+        assert torch.equal(output, made[i % len(made)][4]), i
+
+
 def test_cupy():
     cupy = pytest.importorskip("cupy", reason="cupy is not installed")
     layer = Layer(rows=9, hidden=256, intermediate=128)

@@ -257,6 +257,20 @@ def test_a_closed_runner_and_a_closed_group():
         group.rank
 
 
+def test_a_workspace_of_another_runner():
+    """On the host it is accepted and nothing is shared."""
+    layer = Layer()
+    first = runner_of(layer)
+    second = runner_of(layer, workspace_of=first)
+    expected = layer.expected()
+    for runner in (first, second, first):
+        assert distance(runner.forward_routed(layer.hidden, layer.ids, layer.weights), expected) < 1e-5
+    first.close()
+    assert distance(second.forward_routed(layer.hidden, layer.ids, layer.weights), expected) < 1e-5
+    with pytest.raises(moe.StateError, match="workspace_of.*closed"):
+        runner_of(layer, workspace_of=first)
+
+
 def test_exceptions_are_what_they_say():
     assert issubclass(moe.TimeoutError, builtins.TimeoutError) and issubclass(moe.OutOfMemoryError, MemoryError)
     for error in (moe.ConfigError, moe.ArgumentError, moe.CapacityError):

@@ -33,7 +33,7 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
     if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.weights.source[0].requires_grad):
         _layer._warn(module, "gradients are on, and the library has none: call the model under torch.no_grad()")
         return fallback(module, hidden, ids, weights)
-    if getattr(module, "_is_expert_parallel", True):  # experts of other ranks have ids past the last local one
+    if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
         ids = torch.where(ids >= module.num_experts, -1, ids)
     runner = layer.runner(hidden.shape[0])
     if hidden.dtype is not layer.dtype:

@@ -44,8 +44,9 @@ class Layer:
     """Runners of one experts module, made at its first call. One that is too small is followed by a larger one and stays, since a
     captured CUDA graph may use it."""
 
-    def __init__(self, weights: Weights | None, reason: str | None) -> None:
+    def __init__(self, weights: Weights | None, reason: str | None, sharded: bool = True) -> None:
         self.weights = weights
+        self.sharded = sharded
         self.reason = reason
         self.runners: list[Runner] = []
         self.dtype = None if weights is None else weights.settings["torch_dtype"]
@@ -96,7 +97,7 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
         return layer
     try:
         weights = read(module, topk)
-        layer = Layer(weights, None)
+        layer = Layer(weights, None, _may_be_sharded(module))
         layer.runner(1)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(None, str(error))
@@ -106,6 +107,13 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
     module.__dict__["_moe_key"] = id(module)
     module.__dict__["_moe_reason"] = layer.reason
     return layer
+
+
+def _may_be_sharded(module: torch.nn.Module) -> bool:
+    """False where the module has as many experts as its model: then no id is that of another rank's expert."""
+    config = getattr(module, "config", None)
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return getattr(module, "num_experts", None) not in [getattr(config, name) for name in names if hasattr(config, name)]
 
 
 _warned: set[tuple[str, str]] = set()
