@@ -2,12 +2,14 @@
 // capi/cuda/hopper.cpp: the layers of one GPU with the Hopper experts.
 #include "capi/cuda/layers.hpp"
 
+using Int4Group32 = moe::quantization::WNa16<4, 32>;
 using Int4Group64 = moe::quantization::WNa16<4, 64>;
 
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperContiguous, moe::quantization::None)
 MOE_C_CUDA_LAYER(moe::f16, moe::experts::HopperContiguous, moe::quantization::None)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperContiguous, moe::quantization::Fp8Block<>)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperContiguous, moe::quantization::Fp8PerToken<>)
+MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A16, Int4Group32)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A16, Int4Group64)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A16, moe::quantization::Int4Group128)
 MOE_C_CUDA_LAYER(moe::bf16, moe::experts::HopperW4A16, moe::quantization::Mxfp4W4A16<>)

@@ -64,6 +64,7 @@ void add_cuda_instances(std::vector<Instance>& all) {
   add_contiguous<moe::f16, quantization::None>(all);
   add_contiguous<moe::bf16, quantization::Fp8Block<>>(all);
   add_contiguous<moe::bf16, quantization::Fp8PerToken<>>(all);
+  add<moe::bf16, quantization::WNa16<4, 32>, HopperW4A16>(all, &w4a16_unfit<64>);
   add<moe::bf16, quantization::WNa16<4, 64>, HopperW4A16>(all, &w4a16_unfit<64>);
   add<moe::bf16, quantization::Int4Group128, HopperW4A16>(all, &w4a16_unfit<64>);
   add<moe::bf16, quantization::Mxfp4W4A16<>, HopperW4A16>(all, &w4a16_unfit<32>);

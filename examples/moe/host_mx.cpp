@@ -6,3 +6,4 @@ template moe_tool::JobResult moe_tool::run_host<moe::quantization::Mxfp8<>>(Job 
 template moe_tool::JobResult moe_tool::run_host<moe::quantization::Mxfp4<>>(Job const&);
 template moe_tool::JobResult moe_tool::run_host<moe::quantization::Mxfp4W4A16<>>(Job const&);
 template moe_tool::JobResult moe_tool::run_host<moe::quantization::Nvfp4>(Job const&);
+template moe_tool::JobResult moe_tool::run_host<moe::quantization::Nvfp4W4A16>(Job const&);

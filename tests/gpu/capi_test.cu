@@ -153,6 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                                          Case{"none", "cuda_reference", 8e-3}, Case{"fp8_block128", "hopper_contiguous", 0.06},
                                          Case{"fp8_block128", "cuda_reference", 0.06}, Case{"fp8_per_token", "hopper_contiguous", 0.06},
                                          Case{"fp8_per_token", "cuda_reference", 0.06}, Case{"int4_group32", nullptr, 8e-3},
+                                         Case{"int4_group32", "hopper_w4a16", 8e-3}, Case{"int4_group32", "cuda_reference", 8e-3},
                                          Case{"int4_group64", "hopper_w4a16", 8e-3}, Case{"int4_group128", "hopper_w4a16", 8e-3},
                                          Case{"int4_group128", "cuda_reference", 8e-3}, Case{"mxfp4_w4a16", "hopper_w4a16", 8e-3},
                                          Case{"mxfp4_w4a16", "cuda_reference", 8e-3}));

@@ -4,5 +4,5 @@
 
 namespace {
 [[maybe_unused]] bool const registered =
-    moe_test::register_compositions(moe_test::schemes<9, moe_test::kNumSchemes>(), 32, __FILE__, __LINE__);
+    moe_test::register_compositions(moe_test::schemes<9, moe_test::kNumSchemes>(), 48, __FILE__, __LINE__);
 }

@@ -8,6 +8,7 @@
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 
 using Wide = moe::models::RuntimeLayer<float, float>;
 using Narrow = moe::models::RuntimeLayer<moe::bf16, moe::bf16>;
@@ -19,9 +20,11 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, qu
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::None, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Half, quantization::None, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Half, quantization::None, moe::f16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 32>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 64>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int4Group128, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Mxfp4W4A16<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Nvfp4W4A16, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, moe::bf16>;

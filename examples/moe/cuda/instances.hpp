@@ -61,7 +61,9 @@ constexpr Needs local() {
   if constexpr (std::is_same_v<Experts, HopperContiguous>) {
     return Experts::template supports_quantization<Quant>() ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, HopperW4A16>) {
-    return is_one_of<Quant, quantization::Int4Group128, quantization::Mxfp4W4A16<>> ? Needs::cuda : Needs::own_program;
+    constexpr bool kBuilt =
+        is_one_of<Quant, quantization::Int4Group128, quantization::WNa16<4, 32>, quantization::Mxfp4W4A16<>, quantization::Nvfp4W4A16>;
+    return kBuilt ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, CublasGrouped>) {
     return std::is_same_v<Quant, quantization::None> ? Needs::cublas : Needs::own_program;
   } else {

@@ -35,8 +35,12 @@ std::string type_name() {
 
 /// The base name of the file that defines a policy: the policy's name, except for variants that share a file.
 inline std::string_view file_of(std::string_view policy) {
-  constexpr std::array<std::array<std::string_view, 2>, 4> kShared{
-      {{"low_latency_rank_major", "low_latency"}, {"any", "any_router"}, {"zero_expert", "row/zero_expert"}, {"mxfp4_w4a16", "mxfp4"}}};
+  constexpr std::array<std::array<std::string_view, 2>, 6> kShared{{{"low_latency_rank_major", "low_latency"},
+                                                                    {"any", "any_router"},
+                                                                    {"zero_expert", "row/zero_expert"},
+                                                                    {"int4_group32", "int4_group128"},
+                                                                    {"mxfp4_w4a16", "mxfp4"},
+                                                                    {"nvfp4_w4a16", "nvfp4"}}};
   for (auto const& [begins, file] : kShared) {
     if (policy.starts_with(begins)) {
       return file;

@@ -56,8 +56,8 @@ using quantization::ScaleFormat;
 inline constexpr auto quantizations =
     hana::tuple_t<quantization::None, quantization::Fp8PerTensor<>, quantization::Fp8PerToken<>, quantization::Fp8PerChannel<>,
                   quantization::Fp8Group<>, quantization::Fp8Block<>, quantization::Int8PerToken, quantization::Int8PerChannel,
-                  quantization::Int4Group128, quantization::Mxfp8<>, quantization::Mxfp4<>, quantization::Mxfp4W4A16<>,
-                  quantization::Nvfp4>;
+                  quantization::Int4Group128, quantization::WNa16<4, 32>, quantization::Mxfp8<>, quantization::Mxfp4<>,
+                  quantization::Mxfp4W4A16<>, quantization::Nvfp4, quantization::Nvfp4W4A16>;
 
 /// Backends over a communicator, and over a window that the ranks of a node map: one list each for both spaces.
 template <class Comm>
