@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "support.md"
 SPACES = {"host": "Host", "cuda": "CUDA"}
@@ -82,7 +83,8 @@ def compositions(policy_rows, rows):
     out = ["## Backends and experts", "", "A letter names the quantisations that the pair has; – means that the rules forbid the pair.", ""]
     for found, letter in letters.items():
         every = len(found) == len(schemes)
-        out.append(f"* **{letter}**: " + (f"all {len(schemes)} quantisations" if every else ", ".join(f"`{name}`" for name in found)))
+        line = f"* **{letter}**: " + (f"all {len(schemes)} quantisations" if every else ", ".join(f"`{name}`" for name in found))
+        out += textwrap.wrap(line, 132, subsequent_indent="  ")
     out.append("")
     for space, title in SPACES.items():
         backends = unique(row["name"] for row in policy_rows if row["kind"] == "backend" and row["space"] == space)
