@@ -33,8 +33,8 @@ compute with. Every router goes with every composition, with one condition: `lla
 (`low_latency`, `pplx`) does for one expert a token only. Which of these compositions one build of the tool contains,
 `moe list compositions` says: `yes`, `not in this program:` with what builds it, or `no:` with the rule.
 
-Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::Nvfp4W4A16`,
-`quantization::W4A8Fp8` and `quantization::W4A8Int8`.
+Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8`,
+`quantization::W4A8Int8` and the other groups and zero points of `quantization::WNa16`.
 """
 
 
