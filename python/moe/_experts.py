@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _arrays
 from ._errors import ArgumentError
-from ._runner import FLOAT32, IDS, Runner, _forward_routed, _is_compiling, _Tensor, torch
+from ._runner import FLOAT32, IDS, Runner, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
 
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
@@ -34,7 +34,7 @@ class _Entry:
         if self.runners and (rows <= self.runners[-1].max_tokens or not self._may_grow()):
             return self.runners[-1]
         capacity = min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
-        self.runners.append(Runner(max_tokens=capacity, keep_weights=False, **self.settings_with(arrays)))
+        self.runners.append(sharing_runner(scope="experts", max_tokens=capacity, keep_weights=False, **self.settings_with(arrays)))
         return self.runners[-1]
 
     def settings_with(self, arrays: list[Any]) -> dict[str, Any]:
@@ -136,6 +136,9 @@ def experts(
 
     The runner behind it is kept as long as the weight arrays live, so pass the same objects again. torch counts writes to a tensor:
     weights written in place are noticed. Other frameworks do not: there a runner that would have to pack the weights is not kept.
+
+    On a GPU the runners behind all weights share one workspace: calls on several streams wait for each other. CUDA graphs that were
+    captured with them must not be replayed at the same time; for that make a `Runner` of each one's own.
     """
     call = (id(w2), id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale), activation, alpha, beta, limit, situ_gate, situ_up,
             quantization, weight_on_input)  # fmt: skip

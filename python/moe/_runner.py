@@ -370,6 +370,22 @@ def _device_of(array: Any) -> Any:
     return contextlib.nullcontext()
 
 
+#: Runners that share a workspace, by device and scope.
+_sharers: dict[tuple[int, Any], weakref.WeakSet[Runner]] = {}
+
+
+def sharing_runner(w13: Any, scope: Any, **settings: Any) -> Runner:
+    """A runner that shares its workspace with the others that this function made in the scope, on the device of its weights."""
+    kind, device = w13.__dlpack_device__()
+    if kind != 2:
+        return Runner(w13=w13, **settings)
+    sharers = _sharers.setdefault((int(device), scope), weakref.WeakSet())
+    open_ones = [runner for runner in sharers if runner._handle]
+    runner = Runner(w13=w13, workspace_of=open_ones[0] if open_ones else None, **settings)
+    sharers.add(runner)
+    return runner
+
+
 def runner_of(key: int) -> Runner:
     """The runner of a custom operator's argument."""
     runner = by_key.get(key)

@@ -8,6 +8,7 @@ if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 import moe  # noqa: E402
+from moe import _experts  # noqa: E402
 from reference import Layer, distance  # noqa: E402
 
 if not moe.has("cuda"):
@@ -110,6 +111,19 @@ def test_runners_that_share_a_workspace_on_several_streams():
     torch.cuda.synchronize()
     for i, output in enumerate(outputs):
         assert torch.equal(output, made[i % len(made)][4]), i
+
+
+def test_layers_of_experts_hold_one_workspace():
+    inputs = [layer_on_gpu(3000)[1:] for _ in range(3)]
+    alone = [moe.Runner(w13, w2, topk=2, max_tokens=4096) for _, _, _, w13, w2 in inputs]
+    if alone[0].info["experts"] != "hopper_contiguous":
+        pytest.skip("no Hopper GPU: these experts share nothing")
+    expected = [runner.forward_routed(h, i, w) for runner, (h, i, w, _, _) in zip(alone, inputs)]
+    moe.clear_cache()
+    for arguments, want in zip(inputs, expected):
+        assert torch.equal(moe.experts(*arguments), want)
+    held = sum(runner.info["bytes"] for entry in _experts._cache.values() for runner in entry.runners)
+    assert held < 2 * alone[0].info["bytes"], (held, alone[0].info["bytes"])
 
 
 def test_cupy():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _errors
-from .._runner import Runner
+from .._runner import Runner, sharing_runner
 from ._activation import Activation, recognise
 
 #: Longer inputs run in pieces of this many rows; `configure` sets it.
@@ -44,9 +44,10 @@ class Layer:
     """Runners of one experts module, made at its first call. One that is too small is followed by a larger one and stays, since a
     captured CUDA graph may use it."""
 
-    def __init__(self, weights: Weights | None, reason: str | None, sharded: bool = True) -> None:
+    def __init__(self, weights: Weights | None, reason: str | None, scope: Any = None, sharded: bool = True) -> None:
         self.weights = weights
         self.sharded = sharded
+        self.scope = scope  # of the model: its layers run one after the other, and share a workspace
         self.reason = reason
         self.runners: list[Runner] = []
         self.dtype = None if weights is None else weights.settings["torch_dtype"]
@@ -65,7 +66,7 @@ class Layer:
         assert self.weights is not None
         settings = {key: value for key, value in self.weights.settings.items() if key != "torch_dtype"}
         capacity = MAX_ROWS if self.weights.packs else min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
-        runner = Runner(**self.weights.arrays, max_tokens=capacity, keep_weights=True, **settings)
+        runner = sharing_runner(**self.weights.arrays, scope=self.scope, max_tokens=capacity, keep_weights=True, **settings)
         if runner.weights_packed and not self.weights.packs:  # learnt now: it will not be made twice
             self.weights.packs = True
             if capacity < MAX_ROWS:
@@ -97,7 +98,7 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
         return layer
     try:
         weights = read(module, topk)
-        layer = Layer(weights, None, _may_be_sharded(module))
+        layer = Layer(weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
         layer.runner(1)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(None, str(error))
