@@ -72,6 +72,20 @@ def test_ids_of_int64_are_judged_before_they_are_narrowed():
     assert torch.equal(without, runner.forward_routed(hidden, ids, weights))
 
 
+def test_waiting_for_a_stream():
+    from moe._ffi import library
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(400_000_000)
+    with pytest.raises(moe.TimeoutError, match="not finished after"):
+        library.stream_wait(0, stream.cuda_stream, 10)
+    library.stream_wait(0, stream.cuda_stream, 0)
+    assert stream.query()
+    with pytest.raises(moe.Error, match="cuda:99|device"):
+        library.stream_wait(99, 0, 0)
+
+
 def layers_that_share(count=3, rows=200):
     """Runners of one scope with weights of their own, their inputs, and what runners with memory of their own give."""
     made = []
