@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _arrays
 from ._errors import ArgumentError
-from ._runner import FLOAT32, IDS, Runner, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
+from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
 
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
@@ -51,11 +51,12 @@ class _Entry:
 class _Known:
     """The last call with some w13 that took torch tensors alone: what must be the same for its runner to serve the next one."""
 
-    __slots__ = ("call", "others", "rows", "runner", "topk", "w2", "w13")
+    __slots__ = ("call", "device", "others", "rows", "runner", "topk", "w2", "w13")
 
     def __init__(self, runner: Runner, topk: int, call: tuple, arrays: list[Any]) -> None:
         self.runner, self.topk, self.call = runner, topk, call
-        self.rows = -1 if runner._guard else runner.max_tokens  # with several GPUs a call sets the current one
+        self.rows = runner.max_tokens
+        self.device = runner._device if runner._guard else None  # that must be the current one; None: there is no other
         self.w13, self.w2, *others = [(array.data_ptr(), array._version) for array in arrays]
         self.others = others
 
@@ -152,6 +153,7 @@ def experts(
                 and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32
                 and not (hidden.requires_grad and _grad_enabled())
                 and known.w13 == (w13.data_ptr(), w13._version) and known.w2 == (w2.data_ptr(), w2._version)
+                and (known.device is None or known.device == _current_device())
                 and (not known.others or known.same_others(w13_bias, w2_bias, w13_scale, w2_scale))
             ):  # fmt: skip
                 if output is None:

@@ -24,6 +24,7 @@ IDS = (torch.int64, torch.int32) if torch is not None else ()
 _NARROW_IDS = (torch.int8, torch.uint8, torch.int16) if torch is not None else ()
 FLOAT32 = torch.float32 if torch is not None else None
 _is_compiling = torch.compiler.is_compiling if torch is not None else None
+_current_device = torch.cuda.current_device if torch is not None else None
 _Tensor = torch.Tensor if torch is not None else ()
 #: Runners by key, for the custom operators of torch, whose arguments are tensors and numbers.
 by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
@@ -213,7 +214,8 @@ class Runner:
         self._info = {str(key): value for key, value in info.items()}
         self._max_tokens = int(max_tokens)
         self._cuda = self._info["device_type"] == 2
-        self._guard = torch is not None and self._cuda and torch.cuda.device_count() > 1
+        self._guard = torch is not None and self._cuda and torch.cuda.device_count() > 1  # another GPU may be the current one
+        self._device = self._info["device_id"]
         self._alone = self._group.size == 1
         self._last_stream = 0
         if self._info["weights_packed"]:  # biases are read where they lie
@@ -269,7 +271,7 @@ class Runner:
                 topk_weights = topk_weights.to(FLOAT32)
             if output is None:
                 output = torch.empty_like(hidden)
-            if hidden.shape[0] <= self._max_tokens and not self._guard:
+            if hidden.shape[0] <= self._max_tokens and (not self._guard or _current_device() == self._device):
                 _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
             with _device_of(hidden):

@@ -140,6 +140,19 @@ def test_layers_of_experts_hold_one_workspace():
     assert held < 2 * alone[0].info["bytes"], (held, alone[0].info["bytes"])
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_a_gpu_that_is_not_the_current_one():
+    _, *arguments = layer_on_gpu()
+    expected = moe.experts(*arguments).cpu()
+    with torch.cuda.device(1):
+        there = [tensor.to("cuda:1") for tensor in arguments]
+        moe.experts(*there)
+    for current in (0, 1, 0):
+        with torch.cuda.device(current):
+            output = moe.experts(*there)
+            assert output.device.index == 1 and torch.equal(output.cpu(), expected) and torch.cuda.current_device() == current
+
+
 def test_cupy():
     cupy = pytest.importorskip("cupy", reason="cupy is not installed")
     layer = Layer(rows=9, hidden=256, intermediate=128)
