@@ -14,6 +14,10 @@ namespace moe::ptx {
 template <int N>
 struct WgmmaFromRegisters;
 
+/// The same in e4m3, 32 of K: register i of A holds columns 4 c to 4 c + 3 (+ 16 for i over 1) of row r (+ 8 for odd i).
+template <int N>
+struct WgmmaE4m3FromRegisters;
+
 #define MOE_WGMMA_RS(N, REGISTERS, A, B, P, ...)                                                                            \
   template <>                                                                                                               \
   struct WgmmaFromRegisters<N> {                                                                                            \
@@ -21,6 +25,16 @@ struct WgmmaFromRegisters;
       asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" P ", 0;\nmov.b64 b, {%" B                             \
                    ", 0x40000040};\n"                                                                                       \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, b, p, 1, 1, 0;\n}\n" \
+                   : __VA_ARGS__                                                                                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));                                  \
+    }                                                                                                                       \
+  };                                                                                                                        \
+  template <>                                                                                                               \
+  struct WgmmaE4m3FromRegisters<N> {                                                                                        \
+    __device__ static void run(float (&d)[N / 2], std::uint32_t const* a, std::uint32_t b, int accumulate) {                \
+      asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %" P ", 0;\nmov.b64 b, {%" B                             \
+                   ", 0x40000040};\n"                                                                                       \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGISTERS "}, {" A "}, b, p, 1, 1;\n}\n"    \
                    : __VA_ARGS__                                                                                            \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));                                  \
     }                                                                                                                       \

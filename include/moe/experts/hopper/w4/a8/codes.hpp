@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/a8/codes.hpp: e2m1 codes as e4m3 numbers: the layout of the codes in words, the look-up tables, and the folding of
+// group scales into the codes. Plain C++, for host and device.
+//
+// e2m1 times 2^s is exact in e4m3 for s = -8 … 6: 0.5 · 2^-8 is e4m3's smallest subnormal number, 6 · 2^6 = 384 is below its largest, 448.
+// So the powers of two of the four groups of 32 in a row's 128 of K are folded into the codes when they lie within 15 binades; one factor
+// then scales the row's sum over 128. A brick with a row of wider spread keeps the four exponents, and its sums are scaled group by group.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/types.hpp"
+
+namespace moe::hopper::w4a8 {
+
+inline constexpr int kLeastShift = -8;
+inline constexpr int kMostShift = 6;
+inline constexpr int kShifts = kMostShift - kLeastShift + 1;
+inline constexpr int kMostExponent = 252;  ///< a larger ue8m0 byte times 6 is not a finite float32
+
+/// Magnitudes 0 to 7 of e2m1, times 2^shift, as e4m3 codes, the first in the low byte.
+MOE_HD constexpr std::uint64_t magnitude_table(int shift) {
+  std::uint64_t table = 0;
+  for (int code = 1; code < 8; ++code) {
+    int const exponent = (code >> 1) == 0 ? -1 + shift : (code >> 1) - 1 + shift;  // of the leading bit
+    int const half = code == 1 ? 0 : code & 1;                                     // the bit below it
+    int const field = exponent + 7;
+    int const eighths = 8 + 4 * half;  // the significand in eighths
+    int const e4m3 = field >= 1 ? (field << 3) | (eighths & 7) : eighths >> (1 - field);
+    table |= static_cast<std::uint64_t>(e4m3) << (8 * code);
+  }
+  return table;
+}
+
+/// Eight codes of a row, of which the first four are one fragment register and the others another, in one word: bits 0 to 2 of nibble i are
+/// code i's magnitude; the signs of the first four lie at bit 7 of each byte, of the others at bit 3.
+MOE_HD constexpr std::uint32_t pack_word(std::uint32_t const (&code)[8]) {
+  std::uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    word |= (code[i] & 7u) << (4 * i);
+    word |= (code[i] >> 3 & 1u) << (8 * (i & 3) + (i < 4 ? 7 : 3));
+  }
+  return word;
+}
+
+/// The scales of a row's 128 of K, from ue8m0 bytes of four groups; a group that is not `used` has codes of zero only.
+/// Folded: the table index of each group, shift - kLeastShift, in 4 bits each, then the byte of the common factor.
+struct FoldedScales {
+  std::uint32_t word;
+  bool wide;  ///< they lie further apart than 15 binades; the word then has the four bytes
+};
+MOE_HD constexpr FoldedScales fold_scales(std::uint32_t const (&exponent)[4], bool const (&used)[4]) {
+  int most = -1;
+  int least = 255;
+  for (int g = 0; g < 4; ++g) {
+    if (!used[g]) continue;
+    int const e = static_cast<int>(exponent[g]);
+    most = e > most ? e : most;
+    least = e < least ? e : least;
+  }
+  if (most < 0) return {static_cast<std::uint32_t>(127 << 16), false};
+  std::uint32_t word = 0;
+  if (most - least >= kShifts) {
+    for (int g = 0; g < 4; ++g) word |= (used[g] ? exponent[g] : 0u) << (8 * g);
+    return {word, true};
+  }
+  int const common = most > kMostShift ? most - kMostShift : 0;
+  for (int g = 0; g < 4; ++g) {
+    int const shift = used[g] ? static_cast<int>(exponent[g]) - common : 0;
+    word |= static_cast<std::uint32_t>(shift - kLeastShift) << (4 * g);
+  }
+  return {word | (static_cast<std::uint32_t>(common) << 16), false};
+}
+/// The four bytes of a row whose scales fold, in a brick with another row whose scales do not.
+MOE_HD constexpr std::uint32_t wide_scales(std::uint32_t const (&exponent)[4], bool const (&used)[4]) {
+  std::uint32_t word = 0;
+  for (int g = 0; g < 4; ++g) word |= (used[g] ? exponent[g] : 0u) << (8 * g);
+  return word;
+}
+
+}  // namespace moe::hopper::w4a8

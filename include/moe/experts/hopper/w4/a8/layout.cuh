@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/a8/layout.cuh: the parameters and the shared memory of the layer kernel with 4-bit weights and e4m3 activations.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/experts/hopper/w4/a8/problem.hpp"
+#include "moe/experts/hopper/w4/layout.cuh"
+
+namespace moe::hopper::w4a8 {
+
+/// x and inter are e4m3 codes. layer.steps and plan.space count bricks of 128 of K; layer.intermediate is a multiple of 128.
+struct Params : w4::Params {
+  float const* x_scales;  ///< of rows of x, one per 128 of K
+  long long x_scale_stride;
+  float* inter_scales;  ///< [slots, scale_blocks], rows sorted by expert
+  int scale_blocks;
+};
+
+/// As w4::Layout. A row's scales take four floats a step: those of the intermediate come in whole 16 bytes.
+template <int Groups, int Depth, int Stages, int MaxRows>
+struct Layout {
+  static constexpr int kStages = Stages;
+  static constexpr int kGroups = Groups;
+  static constexpr int kDepth = Depth;
+  static constexpr int kBricks = kTileBricks / Groups;
+  static constexpr int kConsumers = Groups * 128;
+  static constexpr int kThreads = kConsumers + w4::kProducerThreads;
+  static constexpr int kRowBytes = MaxRows * 128;
+  static constexpr int kBrickBytes = w4a8::kBrickBytes;
+  static constexpr int kPassRows = MaxRows < 32 ? MaxRows : Groups == 4 ? 32 : 64;
+  static constexpr int kStagingBytes = kPassRows * 128;
+  static constexpr int kStaging = Stages * Depth * kRowBytes;
+  static constexpr int kWeights = kStaging + Groups * kStagingBytes;
+  static constexpr int kTargets = kWeights + Stages * Depth * kTileBricks * kBrickBytes;
+  static constexpr int kFactors = kTargets + Groups * MaxRows * 4;
+  static constexpr int kUnits = kFactors + Groups * MaxRows * 4;
+  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
+  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;
+  static constexpr int kControl = kFlag + 16;
+  static constexpr int kTable = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;  ///< magnitude_table of each shift
+  static constexpr int kRowScales = kTable + 128;
+  static constexpr int kAmax = kRowScales + Stages * Depth * MaxRows * 16;
+  static constexpr int kBytes = kAmax + MaxRows * 4 + 1024;
+  static_assert(Groups * kPassRows >= MaxRows, "the staging buffers together hold 128 codes of every row");
+  static_assert(kBytes <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
+};
+
+template <class L>
+struct Memory : w4::Memory<L> {
+  __device__ std::uint64_t* table() const { return reinterpret_cast<std::uint64_t*>(this->base + L::kTable); }
+  /// Scales of the rows of step d of a stage: four floats a row.
+  __device__ float* row_scales(int stage, int d) const {
+    return reinterpret_cast<float*>(this->base + L::kRowScales) + (stage * L::kDepth + d) * (L::kRowBytes / 128) * 4;
+  }
+  __device__ int* amax() const { return reinterpret_cast<int*>(this->base + L::kAmax); }
+};
+
+}  // namespace moe::hopper::w4a8

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/a8/problem.hpp: the stored form of mxfp4 weights for products in e4m3, sizes and refusals. Plain host C++.
+//
+// A brick is 64 weight rows by 128 of K: 4096 bytes of codes (thread t reads 16 bytes at 16 t: steps 0 and 1 of 32, rows r and r + 8, and
+// 16 bytes at 2048 + 16 t: steps 2 and 3), then a word of scales per row (FoldedScales), then 16 bytes of which the first word is 1 if the
+// rows have four exponents each. Rows are ordered, and bricks lie side by side, as in experts/hopper/w4/problem.hpp.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "moe/experts/hopper/w4/problem.hpp"
+
+namespace moe::hopper::w4a8 {
+
+inline constexpr int kDepth = 128;  ///< of K of a brick; activations and the intermediate have one scale for as many
+inline constexpr int kCodeBytes = 4096;
+inline constexpr int kScaleBytes = 256;
+inline constexpr int kBrickBytes = kCodeBytes + kScaleBytes + 16;
+inline constexpr int kMostRows = 80;  ///< of a tile: sums take half as many registers again
+
+constexpr int padded(int columns) { return (columns + kDepth - 1) / kDepth * kDepth; }
+
+/// Packed bytes of one matrix of `rows` (2I or H) by `cols`, multiples of 64 and 128.
+MOE_HD constexpr std::int64_t packed_bytes(std::int64_t rows, std::int64_t cols) {
+  return rows / kBrickRows * (cols / kDepth) * kBrickBytes;
+}
+
+/// E_CONFIG unless the kernels can run these sizes; E_ARG for null or misaligned weights.
+inline void check(LocalShape const& s, W4Weights const& w) {
+  auto const multiple = [](char const* what, int value, int unit) {
+    if (value < unit || value % unit != 0) {
+      throw Error(ErrorCode::config,
+                  text("hopper_w4a8: ", what, " ", value, " must be a multiple of ", unit, ". Pad it, or use the experts cuda_reference"));
+    }
+  };
+  multiple("hidden", s.hidden, kBrickRows);
+  multiple("intermediate", s.intermediate, 32);
+  if (s.num_experts < 1 || s.num_experts > 1024) {
+    throw Error(ErrorCode::config, text("hopper_w4a8: ", s.num_experts, " local experts are out of range [1, 1024]"));
+  }
+  if (s.topk < 1) throw Error(ErrorCode::config, text("hopper_w4a8: topk ", s.topk, " must be at least 1"));
+  for (auto const& [what, pointer] :
+       {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
+    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+      throw Error(ErrorCode::argument, text("hopper_w4a8: address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
+    }
+  }
+}
+
+/// The workspace of W4A16Layer for rows of whole groups: its 16-bit intermediate has room for the e4m3 codes and their scales.
+constexpr W4Workspace plan_workspace(LocalShape s, int max_tokens) {
+  s.intermediate = padded(s.intermediate);
+  return plan_w4_workspace(s, max_tokens);
+}
+/// Blocks of 128 in a row of the intermediate's scales: whole 16 bytes.
+constexpr int scale_blocks(int padded_columns) { return (padded_columns / kDepth + 3) / 4 * 4; }
+
+constexpr W4Tuning choose_tuning(LocalShape const& shape, int max_tokens) {
+  W4Tuning t{};
+  std::int64_t const rows = std::int64_t{max_tokens} * shape.topk / (shape.num_experts > 0 ? shape.num_experts : 1);
+  t.tile_rows = rows <= 9 ? 16 : kMostRows;
+  return t;
+}
+
+struct Params;
+/// Enqueues the layer kernel on this number of multiprocessors.
+void launch_layer(Params const& params, int workers, CUstream_st* stream);
+
+}  // namespace moe::hopper::w4a8
