@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <random>
 
+#include "moe/experts/hopper/w4/a8/codes.hpp"
 #include "moe/experts/hopper/w4/codes.hpp"
+#include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {
@@ -130,6 +133,96 @@ TEST(HopperW4, Refusals) {
   EXPECT_EQ(refusal({2, 128, 128, 0}, W4Scheme::int4, 64, w), ErrorCode::config) << "topk";
   EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64), ErrorCode::argument) << "null";
   EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64, {memory + 4, memory, memory, memory}), ErrorCode::argument) << "misaligned";
+}
+
+/// The value of an e4m3 code.
+double e4m3(std::uint32_t code) {
+  int const field = static_cast<int>(code >> 3 & 15u);
+  double const eighths = static_cast<double>((code & 7u) + (field > 0 ? 8u : 0u));
+  return std::ldexp((code & 0x80u) != 0 ? -eighths : eighths, (field > 0 ? field : 1) - 10);
+}
+
+TEST(HopperW4A8, CodesAreExactInE4m3) {
+  constexpr double kValues[8] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+  std::mt19937 gen(2);
+  for (int shift = w4a8::kLeastShift; shift <= w4a8::kMostShift; ++shift) {
+    std::uint64_t const table = w4a8::magnitude_table(shift);
+    for (int round = 0; round < 64; ++round) {
+      std::uint32_t code[8];
+      for (std::uint32_t& c : code) c = gen() & 15u;
+      std::uint32_t const word = w4a8::pack_word(code);
+      for (int i = 0; i < 8; ++i) {  // as the kernel reads it
+        std::uint32_t const magnitude = static_cast<std::uint32_t>(table >> (8 * (word >> (4 * i) & 7u))) & 0xFFu;
+        std::uint32_t const sign = (i < 4 ? word : word << 4) & (0x80u << (8 * (i & 3)));
+        double const value = std::ldexp(kValues[code[i] & 7u], shift);
+        EXPECT_EQ(e4m3(magnitude | (sign != 0 ? 0x80u : 0u)), (code[i] & 8u) != 0 ? -value : value) << shift << ", code " << code[i];
+      }
+    }
+  }
+}
+
+TEST(HopperW4A8, ScalesFoldExactlyOrStayApart) {
+  std::mt19937 gen(3);
+  int folds = 0;
+  for (int round = 0; round < 4000; ++round) {
+    std::uint32_t exponent[4];
+    bool used[4];
+    int const first = static_cast<int>(gen() % 253u);
+    int const range = round % 2 == 0 ? 15 : 30;
+    int most = -1;
+    int least = 300;
+    for (int g = 0; g < 4; ++g) {
+      int const e = std::clamp(first + static_cast<int>(gen()) % range, 0, w4a8::kMostExponent);
+      exponent[g] = static_cast<std::uint32_t>(e);
+      used[g] = gen() % 8 != 0;
+      if (used[g]) {
+        most = std::max(most, e);
+        least = std::min(least, e);
+      }
+    }
+    w4a8::FoldedScales const folded = w4a8::fold_scales(exponent, used);
+    ASSERT_EQ(folded.wide, most - least >= w4a8::kShifts) << most << ", " << least;
+    for (int g = 0; g < 4; ++g) {
+      if (!used[g]) continue;
+      if (folded.wide) {
+        EXPECT_EQ(folded.word >> (8 * g) & 255u, exponent[g]);
+        continue;
+      }
+      ++folds;
+      int const shift = static_cast<int>(folded.word >> (4 * g) & 15u) + w4a8::kLeastShift;
+      EXPECT_LE(shift, w4a8::kMostShift);
+      EXPECT_EQ(shift + static_cast<int>(folded.word >> 16), static_cast<int>(exponent[g]));
+    }
+    EXPECT_EQ(w4a8::wide_scales(exponent, used) >> 8 & 255u, used[1] ? exponent[1] : 0u);
+  }
+  EXPECT_GT(folds, 1000);
+}
+
+TEST(HopperW4A8, SizesAndRefusals) {
+  EXPECT_EQ(w4a8::packed_bytes(64, 128), 4096 + 256 + 16) << "4.27 bits a weight";
+  hopper::LocalShape const s{2, 2880, 2880, 4};
+  EXPECT_EQ(W4A8Layer::packed_bytes(s) - W4A8Layer::packed_bytes({0, 2880, 2880, 4}), 2 * (92 + 45) * 23 * 4368);
+  for (int tokens : {1, 7, 64, 16384}) {
+    W4Workspace const w = w4a8::plan_workspace(s, tokens);
+    EXPECT_LE(w.inter + w.slots * (2944 + 4 * w4a8::scale_blocks(2944)), w.slot_rows) << "codes and scales of the intermediate";
+    EXPECT_LE(w4a8::choose_tuning(s, tokens).tile_rows, w4a8::kMostRows);
+  }
+  alignas(16) static std::uint8_t const memory[32] = {};
+  W4Weights const w{memory, memory, memory, memory};
+  auto const refused = [&](hopper::LocalShape const& shape, W4Weights const& weights) {
+    try {
+      w4a8::check(shape, weights);
+    } catch (Error const& e) {
+      return e.code();
+    }
+    return ErrorCode::internal;
+  };
+  EXPECT_EQ(refused({2, 64, 32, 1}, w), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refused({2, 96, 32, 1}, w), ErrorCode::config) << "hidden";
+  EXPECT_EQ(refused({2, 64, 48, 1}, w), ErrorCode::config) << "intermediate";
+  EXPECT_EQ(refused({0, 64, 32, 1}, w), ErrorCode::config) << "experts";
+  EXPECT_EQ(refused({2, 64, 32, 0}, w), ErrorCode::config) << "topk";
+  EXPECT_EQ(refused({2, 64, 32, 1}, {}), ErrorCode::argument) << "null";
 }
 
 }  // namespace
