@@ -3,6 +3,10 @@
 // of the slots, shapes of all sizes, partial experts that are summed, and calls that must be refused before anything is launched.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "hopper_composition.cuh"
 #include "hopper_reference.cuh"
 #include "moe/core/cuda_space.hpp"
@@ -88,6 +92,58 @@ TEST_F(HopperCases, X3_ShapesOfAllSizes) {
             << ", " << tokens << " tokens";
       }
     }
+  }
+}
+
+TEST_F(HopperCases, X5_ScalesOfEverySizeInTilesOf128Rows) {
+  Sizes const shape{4, 1024, 256, 1};
+  constexpr int kTokens = 600, kKinds = 9, kBlocks = 1024 / 128;
+  Features features;
+  features.quantized_x = true;
+  Problem const problem(shape, Scheme::fp8_block, kTokens, Pattern::random, 600, features);
+  std::vector<float> scales = problem.x_scales.download();
+  std::vector<char> codes = problem.x.download();
+  for (int t = 0; t < kTokens; ++t) {
+    float* const row = scales.data() + t * kBlocks;
+    for (int b = 0; b < kBlocks; ++b) {
+      switch (t % kKinds) {
+        case 1: row[b] = b % 3 == 0 ? 0.0F : row[b]; break;  // zero scales of codes that are not zero, the first among them
+        case 2: row[b] = std::ldexp(row[b], b % 2 == 0 ? 20 : -20); break;
+        case 3: row[b] = std::ldexp(row[b], -8 * b); break;  // falls by 2^56
+        case 4: row[b] = std::ldexp(row[b], 8 * (b - kBlocks + 1)); break;
+        case 5: row[b] = std::ldexp(row[b], b == 2 ? 0 : -100); break;  // one block of 2^100 times the others' scale
+        case 6: row[b] = 0.0F; break;
+        case 7:  // zero codes under the largest scale
+          if (b == 3) {
+            row[b] = 1e9F;
+            std::fill_n(codes.begin() + t * 1024 + 128 * b, 128, char{0});
+          }
+          break;
+        case 8: row[b] = b == 5 ? std::numeric_limits<float>::quiet_NaN() : row[b]; break;
+        default: break;
+      }
+    }
+  }
+  problem.x_scales.upload(scales);
+  problem.x.upload(codes);
+  std::vector<float> w13 = problem.w13_scales.download();
+  w13[0] = w13[9] = 0.0F;  // expert 0: the first block of K of gate rows 0 to 127, the second of rows 128 to 255
+  problem.w13_scales.upload(w13);
+  EXPECT_EQ(choose_tuning(shape, Scheme::fp8_block, kTokens, false).tile_rows, kBlockRows);
+  ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
+  std::vector<char> const out = run(problem, layer, workspace_for(layer, kTokens));
+  DeviceArray<char> const device(out.size());
+  device.upload(out);
+  std::vector<std::vector<int>> of_kind(kKinds);
+  for (int t = 0; t < kTokens; ++t) of_kind[static_cast<std::size_t>(t % kKinds)].push_back(t);
+  for (int kind = 0; kind < 8; ++kind) {
+    Difference const d = compare(problem, device.data(), of_kind[static_cast<std::size_t>(kind)]);
+    EXPECT_LT(d.relative, kind == 6 ? 1e-20 : 2e-2) << "scales of kind " << kind;
+  }
+  for (int t : of_kind[8]) {
+    std::uint16_t bits;
+    std::memcpy(&bits, out.data() + t * 2048, 2);
+    EXPECT_GT(bits & 0x7FFF, 0x7F80) << "token " << t << " has a NaN among its scales, which its output lacks";
   }
 }
 
