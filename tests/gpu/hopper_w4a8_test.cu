@@ -10,9 +10,14 @@
 #include <random>
 #include <vector>
 
+#include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/core/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a8.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/routing/softmax_topk.hpp"
 
 namespace {
 
@@ -213,6 +218,65 @@ TEST(HopperW4A8, ScaleBytesWithoutFiniteWeightsAreRefused) {
   EXPECT_NO_THROW(construct(252));
   EXPECT_NO_THROW(construct(0));
   for (int byte : {253, 254, 255}) EXPECT_THROW(construct(static_cast<std::uint8_t>(byte)), Error) << byte;
+}
+
+using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
+template <class Q, class Experts>
+using Compose = Composition<Config, Router, Q, backends::NoExpertParallel<Cuda>, Experts>;
+static_assert(Compose<Quant, experts::HopperW4A8>::kLegal);
+static_assert(!Compose<quantization::None, experts::HopperW4A8>::kLegal);
+static_assert(!Compose<Quant, experts::HopperW4A16>::kLegal);
+
+/// A whole layer, in which the backend quantises the rows, with weights from a WeightStore.
+template <class Experts>
+std::vector<bf16> forward(std::int64_t rows) {
+  constexpr int kHidden = 256;
+  constexpr int kIntermediate = 128;
+  constexpr int kExperts = 8;
+  using Layer = ModularKernel<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
+  std::mt19937 gen(800);
+  std::normal_distribution<float> normal;
+  experts::WeightStore<Config, Quant, Cuda> store(kExperts, kHidden, kIntermediate, true);
+  std::vector<float> w13(2 * kIntermediate * kHidden);
+  std::vector<float> w2(kHidden * kIntermediate);
+  for (int e = 0; e < kExperts; ++e) {
+    for (float& v : w13) v = normal(gen) / 16.0F;
+    for (float& v : w2) v = normal(gen) / 11.0F;
+    store.set_expert(e, w13.data(), w2.data());
+  }
+  comm::Self<Cuda> comm;
+  Layer layer(comm, store.view(),
+              typename Layer::Params{.shape = {kHidden, kIntermediate, kExperts, 2, false},
+                                     .max_tokens_per_rank = rows,
+                                     .placement = ExpertPlacement(kExperts, 1),
+                                     .router = typename Router::Params{kExperts, 2}});
+  std::vector<bf16> x(static_cast<std::size_t>(rows * kHidden));
+  std::vector<float> z(static_cast<std::size_t>(rows * kExperts));
+  for (bf16& v : x) v = from_float<bf16>(normal(gen));
+  for (float& v : z) v = normal(gen);
+  auto const hidden = upload(x);
+  auto const logits = upload(z);
+  Buffer<bf16, Cuda> output(rows * kHidden);
+  layer.forward(make_rows(hidden.data(), rows, kHidden), make_rows(logits.data(), rows, kExperts), make_rows(output.data(), rows, kHidden),
+                {}, Stream<Cuda>{});
+  output.copy_to_host(x.data());
+  return x;
+}
+
+TEST(HopperW4A8, CompositionEqualsOracle) {
+  NEEDS_HOPPER();
+  for (std::int64_t rows : {1, 50}) {
+    auto const got = forward<experts::HopperW4A8>(rows);
+    auto const want = forward<experts::CudaReference>(rows);
+    double error = 0;
+    double norm = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      error += std::pow(static_cast<double>(to_float(got[i]) - to_float(want[i])), 2);
+      norm += std::pow(static_cast<double>(to_float(want[i])), 2);
+    }
+    EXPECT_GT(norm, 0.0);
+    EXPECT_LT(std::sqrt(error / norm), kTolerance) << rows << " rows";
+  }
 }
 
 }  // namespace
