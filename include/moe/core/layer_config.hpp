@@ -23,6 +23,8 @@ struct LayerDefaults {
   using Weight = float;                         ///< element of unquantised weights
   /// A token's result must not depend, bit for bit, on which other tokens are in the call (docs/semantics/glossary.md, section 6).
   static constexpr bool batch_invariant = false;
+  /// The experts start while the rows of the dispatch are on their way (docs/architecture.md, "One schedule").
+  static constexpr bool overlap_dispatch = false;
 };
 
 /// Whether a configuration asks for rows that do not depend on their batch. Default: it does not.
@@ -31,6 +33,13 @@ inline constexpr bool kBatchInvariant = false;
 template <class Config>
   requires requires { Config::batch_invariant; }
 inline constexpr bool kBatchInvariant<Config> = Config::batch_invariant;
+
+/// Whether a configuration asks for dispatch and experts in one schedule. Default: it does not.
+template <class Config>
+inline constexpr bool kOverlapsDispatch = false;
+template <class Config>
+  requires requires { Config::overlap_dispatch; }
+inline constexpr bool kOverlapsDispatch<Config> = Config::overlap_dispatch;
 
 template <class C>
 concept ConfigHasHidden = requires {

@@ -21,6 +21,10 @@ MOE_RULE(ExchangeIsDefined,
 MOE_RULE(KernelIsDefined,
          "moe: the experts' kernel is declared and not defined. "
          "Fix: include the header that defines it before the layer is named (docs/errors.md#missing-include)");
+MOE_RULE(DispatchOverlaps,
+         "moe: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run. "
+         "Fix: pair HighThroughput between GPUs with HopperContiguous and unquantised rows, or drop overlap_dispatch "
+         "(docs/errors.md#dispatch-overlaps)");
 }  // namespace rules
 
 /// Routes a batch on the host. routing/row/route_args.hpp defines inputs and outputs.
@@ -113,7 +117,19 @@ struct Meeting {
       std::conditional_t<Space::kKind == SpaceKind::host,
                          Verdict<rules::RouterSelectsOnHost, !facts::selects<Router>() || RouterSelectsOnHost<Router>, Router>,
                          Verdict<rules::RouterSelectsOnDevice, !facts::selects<Router>() || RouterSelectsOnDevice<Router>, Router>>;
-  using type = std::tuple<Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict>;
+  static constexpr bool arrivals_meet() {
+    if constexpr (!kOverlapsDispatch<Config>) {
+      return true;
+    } else if constexpr (facts::arrives<Exchange>()) {
+      return requires(Kernel& kernel, Exchange& exchange, Tokens const& tokens, Out out, Stream<Space> stream) {
+        kernel.apply(tokens, out, exchange.arrivals(), stream);
+      };
+    } else {
+      return false;
+    }
+  }
+  using type = std::tuple<Verdict<rules::DispatchOverlaps, arrivals_meet(), Exchange, Kernel>,
+                          Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict>;
 };
 
 /// The first member that kernel, exchange or router lack. C: a legal Composition.

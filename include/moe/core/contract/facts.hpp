@@ -169,6 +169,17 @@ constexpr bool splits_combine() {
   };
 }
 
+/// Exchange::kArrives: Exchange::arrivals() has device-side counts of the rows that the last prepare() brings, for experts that run beside
+/// its transfer. Default: rows have come before the experts start.
+template <class Exchange>
+constexpr bool arrives() {
+  if constexpr (requires { Exchange::kArrives; }) {
+    return Exchange::kArrives;
+  } else {
+    return false;
+  }
+}
+
 /// Exchange::window().bytes(): this rank's part of the window that it maps. Default: it has none.
 template <class Exchange>
 std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {

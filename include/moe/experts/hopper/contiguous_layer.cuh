@@ -220,6 +220,9 @@ inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) co
   if (scheme == Scheme::fp8_row && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
     throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
   }
+  if (r.call.arrivals != nullptr && (fp8() || r.batched())) {
+    throw Error(ErrorCode::argument, "hopper experts: rows may arrive late in the standard format and 16-bit elements only");
+  }
   slot_gap(r.call.id_stride, shape.topk);
   slot_gap(r.call.weight_stride, shape.topk);
   if (r.call.gather != nullptr && (!r.batched() || plan.quantises)) {
@@ -236,7 +239,7 @@ inline void ContiguousLayer::State::complete(Request const& r, Plan& plan) const
   Tuning& t = plan.tuning;
   bool const clusters = plan.blocks || (!fp8() && t.tile_rows == most_rows(scheme));
   t.cluster = clusters ? std::min({t.cluster, launcher.max_cluster, workers}) : 1;
-  plan.self_align = t.self_align && !r.batched() && t.cluster == 1 && plan.space.slots <= kSelfAlignSlots &&
+  plan.self_align = t.self_align && r.call.arrivals == nullptr && !r.batched() && t.cluster == 1 && plan.space.slots <= kSelfAlignSlots &&
                     t.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
                     2 * shape.hidden / kOutputFeatures < detail::kStateFinished - 1;
 }
@@ -275,6 +278,7 @@ inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const
   a.positions = plan.blocks ? detail::at<std::int32_t>(r.workspace, w.positions) : nullptr;
   a.sorted = counters + 2;
   a.scale_stride = static_cast<int>(scale_stride(w.slots));
+  a.beside_dispatch = r.call.arrivals != nullptr;
   return a;
 }
 
@@ -299,6 +303,8 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
   p.rows_out = a.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, w.slot_rows)) : r.call.out;
   p.out = r.call.out;
   p.partials = detail::at<float>(r.workspace, w.partials);
+  p.arriving = r.call.arrivals != nullptr;
+  if (p.arriving) p.arrivals = *r.call.arrivals;
   return p;
 }
 
@@ -316,7 +322,7 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
   check(request, plan);
   if (call.max_tokens == 0) return;
 
-  if (plan.tuning.one_token && call.max_tokens == 1 && !request.batched()) {
+  if (plan.tuning.one_token && call.max_tokens == 1 && call.arrivals == nullptr && !request.batched()) {
     TokenPlan const token = plan_token(shape, scheme, workers);
     if (takes_token(call, token)) return launch_token(token_params(call, token, request.workspace), scheme, workers, stream);
   }

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
+#include "moe/comm/arrivals.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/check.hpp"
 #include "moe/core/cuda_space.hpp"
@@ -155,6 +156,15 @@ struct HopperPolicy {
         call.x_scales = tokens.scales.data_handle();
         call.x_scale_stride = tokens.scales.stride(0);
       }
+      enqueue(tokens, call, y, stream);
+    }
+    /// The same beside the dispatch that brings the rows: the last kernel in `stream` is that of `arrivals`. The products of an expert wait
+    /// for its rows, by the exchange's deadline.
+    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
+      requires(Format == ActivationFormat::standard && !hopper::is_fp8(kScheme))
+    {
+      hopper::LayerCall call{};
+      call.arrivals = &arrivals;
       enqueue(tokens, call, y, stream);
     }
     /// The same from rows that the kernels quantise themselves.

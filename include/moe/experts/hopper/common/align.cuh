@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kAlignThreads, 1) align_kernel(AlignArgs const
 
   int const rank = static_cast<int>(ptx::get_sreg_cluster_ctarank());
   for (int i = lane; i < experts; i += 32) histogram[warp * experts + i] = 0;
-  wait_for_dependencies();
+  if (!a.beside_dispatch) wait_for_dependencies();
 
   int const tokens = a.num_tokens != nullptr ? min(max(*a.num_tokens, 0), a.max_tokens) : a.max_tokens;
   int const slots = a.ids != nullptr ? tokens * a.topk : 0;

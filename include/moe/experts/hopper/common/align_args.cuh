@@ -41,6 +41,7 @@ struct AlignArgs {
   std::int32_t* positions;  ///< [slots] row position of a slot in the sorted order, or -1; written by the sort
   int* sorted;              ///< sorting CTAs that are done; zero on entry
   int scale_stride;
+  bool beside_dispatch;  ///< the kernel before this one has triggered with all that this kernel reads complete: do not wait for its end
 };
 
 }  // namespace moe::hopper

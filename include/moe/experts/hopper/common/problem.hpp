@@ -9,6 +9,10 @@
 #include "moe/activation/activation.hpp"
 #include "moe/core/error.hpp"
 
+namespace moe::comm {
+struct Arrivals;  // comm/arrivals.hpp
+}
+
 namespace moe::hopper {
 
 /// Number format of weights and activations.
@@ -111,6 +115,8 @@ struct LayerCall {
   std::int32_t const* num_tokens = nullptr;  ///< [1] number of valid tokens, at most M, or null for all M
   void* out = nullptr;                       ///< [M, H] bf16 or fp16; every row up to *num_tokens is written
   int max_tokens = 0;                        ///< M
+  /// Standard format, bf16 or fp16: rows of x are still coming. x, its ids and weights are what the counts are of.
+  comm::Arrivals const* arrivals = nullptr;
 };
 
 /// Elements between rows of k; E_ARG for an impossible stride.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/comm/arrivals.cuh"
 #include "moe/core/ptx/wgmma.cuh"
 #include "moe/experts/hopper/common/activation.cuh"
 #include "moe/experts/hopper/common/align_args.cuh"
@@ -80,6 +81,8 @@ struct LayerParams {
   void* rows_out;        ///< rows addressed by slot: out itself if topk is 1
   void* out;             ///< [M, H]; a kernel that plans for itself also writes the sums over the slots here if topk is over 1
   float* partials;       ///< sums of parts of K
+  bool arriving;         ///< GEMM1 waits for the rows of its expert
+  comm::Arrivals arrivals;
 };
 
 /// The row of the input that a slot reads.

@@ -132,6 +132,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
         weight_scale = box_scales(first ? p.layer.w13_scales : p.layer.w2_scales, p.layer.matrix[unit.phase], unit, lane, blocks);
       }
     }
+    if (first && p.arriving && unit.rows > 0) comm::detail::wait_arrivals(p.arrivals, unit.expert);
     if (!first && unit.rows > 0) {
       if (lane == 0) {
         int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more report: quantised

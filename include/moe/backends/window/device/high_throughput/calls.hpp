@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moe/backends/window/device/high_throughput/params.hpp"
+#include "moe/comm/arrivals.hpp"
 
 namespace moe::detail {
 
@@ -30,6 +31,14 @@ class HighThroughputCalls {
   /// ErrorCode: only tells the peers that this rank cannot take part; `in` must be empty. An overflow, which all ranks see, leaves no row
   /// on any rank, and combine() then gives zeros.
   void dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity = -1, std::uint32_t refused = 0) const;
+  /// The counts of a dispatch of an arriving shape that is not cached. Such a dispatch is two kernels: the second moves the rows, and a
+  /// kernel after it that does not wait for its dependencies runs beside it.
+  comm::Arrivals arrivals(int parity) const {
+    auto const p = static_cast<std::size_t>(parity);
+    return {params_.window, own<std::uint32_t>(params_.at.arrived[p]),
+            own<std::uint64_t>(params_.at.counts[p]) + params_.window.rank * shape_.local_experts(), shape_.num_experts + shape_.ranks,
+            shape_.local_experts()};
+  }
   /// Reads the rows in outputs(parity) of every rank and sums them in rank order.
   void combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity, cudaStream_t stream,
                int routing_parity = -1, std::uint32_t refused = 0) const;

@@ -20,6 +20,7 @@ struct HighThroughputCombine : HighThroughputKernelParams {
   HighThroughputParity parity;
   int piece_bytes = 2048;        ///< of each row and stage, a multiple of 512
   int stages = 2;                ///< up to kHighThroughputStages
+  bool waits_for_moves = false;  ///< a high_throughput_rows may still run beside this kernel
   bool fenced = true;            ///< publish() the ready flag, else announce() it
   std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank has no outputs
   __nv_bfloat16* out = nullptr;  ///< [M][out_stride]
@@ -208,6 +209,9 @@ static __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1)
   int const block = static_cast<int>(blockIdx.x);
 
   begin_dependent_kernel();
+  if (a.waits_for_moves && tid == 0) {  // the barrier of meet_ranks() holds the others
+    wait_round(w, own<std::uint32_t>(w, a.at.moved[a.parity.rows]), kMoved, comm::ExchangePhase::dispatch_rows, w.rank);
+  }
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + 1;
   if (meet_ranks(a, round, full[warp], &failed)) {
     std::size_t const ring_bytes = static_cast<std::size_t>(a.stages) * min(a.topk, w.size) * a.piece_bytes;

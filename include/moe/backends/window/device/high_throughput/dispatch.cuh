@@ -189,7 +189,9 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
       continue;
     }
 
-    stage_row<kFp8>(a, m.t, m.row, m.loaded, phase);
+    if (!a.arriving) {
+      stage_row<kFp8>(a, m.t, m.row, m.loaded, phase);
+    }
     if (!m.placed) {
       ptx::barrier_wait(m.places_known, 0);
       m.placed = true;
@@ -199,7 +201,9 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
       to.look_up(a, sent_rows, sent_slots, m.t);
     }
 
-    store_row<kFp8>(a, to, m.row);
+    if (!a.arriving) {
+      store_row<kFp8>(a, to, m.row);
+    }
     ticket = m.shares ? tickets.ask() : 0;
     write_records<kFp8>(a, to, m.t, e, weight, m.row);
   }
@@ -218,6 +222,19 @@ __device__ inline void clear_ids(HighThroughputDispatch const& a, int first) {
     if (lane < a.topk) {
       comm::detail::own<std::int32_t>(a.window, a.at.records[a.parity.rows])[static_cast<std::size_t>(r) * a.at.record_words + lane] = -1;
     }
+  }
+}
+
+/// All warps, before publish_and_receive(): clears the counts of the rows that high_throughput_rows will bring. No peer counts before it
+/// has seen this rank's flags, and the combine of the dispatch that used them before has waited for their last change.
+__device__ inline void clear_arrivals(HighThroughputDispatch const& a) {
+  int const first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+#pragma unroll 1
+  for (int i = first; i < a.window.size * a.local_experts; i += static_cast<int>(gridDim.x * blockDim.x)) {
+    comm::detail::own<std::uint32_t>(a.window, a.at.arrived[a.parity.rows])[i] = 0;
+  }
+  if (first == 0) {
+    *comm::detail::own<std::uint32_t>(a.window, a.at.moved[a.parity.rows]) = a.arriving ? 0 : kMoved;
   }
 }
 
@@ -314,6 +331,9 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
     ptx::arrive(&places_known);
   }
 
+  if (a.counts_arrivals) {
+    clear_arrivals(a);
+  }
   HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
   bool const shares = M > blocks * warps;
   bool const placed = a.cached || warp < planners || t_first + warp >= t_last;

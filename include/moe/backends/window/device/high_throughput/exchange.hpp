@@ -79,6 +79,14 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     order_.set_dispatched();
     return tokens(last_);
   }
+  /// Whether experts may run beside the transfer of the rows that prepare() enqueues: the configuration asks for it.
+  static constexpr bool kArrives = kOverlapsDispatch<Config> && !Quant::kQuantizesActivations;
+  /// After prepare(), and with nothing enqueued since: the counts of its rows, for experts that start before these have come.
+  comm::Arrivals arrivals() const
+    requires kArrives
+  {
+    return calls_.arrivals(last_.parity());
+  }
   /// [rows, H] of the last prepare(), weighted and summed over this rank's experts. Experts that write bf16 write directly into the window.
   Rows<Partial> expert_output() { return expert_output(last_); }
   /// Enqueues out[t] = the sum over ranks, ascending, in float32, one rounding; 0 for a token with no destination.
@@ -213,12 +221,13 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     s.lists = params.expert_alignment > 0;
     s.alignment = params.expert_alignment > 0 ? params.expert_alignment : 1;
     s.capacity = params.capacity;
+    s.arriving = kArrives;
     s.check();
     return s;
   }
   static comm::WindowArguments arguments(moe::detail::HighThroughputShape const& s) {
     return {"high_throughput",
-            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.lists, s.alignment, s.rows(), s.blocks},
+            {s.ranks, s.max_tokens, s.hidden, s.topk, s.num_experts, s.fp8, s.lists, s.alignment, s.rows(), s.blocks, s.arriving},
             static_cast<std::int64_t>(moe::detail::HighThroughputCalls::window_bytes(s) - comm::kWindowControlBytes)};
   }
   comm::WindowView view(Params const& params) const {

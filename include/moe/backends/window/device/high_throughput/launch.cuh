@@ -6,6 +6,7 @@
 #include "moe/backends/window/device/common/launch.cuh"
 #include "moe/backends/window/device/high_throughput/calls.hpp"
 #include "moe/backends/window/device/high_throughput/combine.cuh"
+#include "moe/backends/window/device/high_throughput/rows.cuh"
 
 namespace moe::detail {
 
@@ -36,6 +37,7 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<true>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_dispatch<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(&high_throughput_rows<false>, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   check_cuda(cudaFuncSetAttribute(&high_throughput_combine, kAttribute, kHighThroughputShared), "cudaFuncSetAttribute");
   set_blocks(shape.blocks);
 }
@@ -53,15 +55,28 @@ static __global__ void round_rows(float const* y, std::int32_t const* num_rows, 
 [[gnu::used]] inline void HighThroughputCalls::dispatch(ExchangeTokens const& in, int parity, cudaStream_t stream, int routing_parity,
                                                         std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
-  HighThroughputDispatch const a{params_, in, options_.scales, half, tuning_.dispatch_piece, routing_parity >= 0, refused};
+  HighThroughputDispatch const a{params_,
+                                 in,
+                                 options_.scales,
+                                 half,
+                                 tuning_.dispatch_piece,
+                                 routing_parity >= 0,
+                                 refused,
+                                 shape_.arriving,
+                                 shape_.arriving && routing_parity < 0};
   launch_exchange(shape_.fp8 ? &high_throughput_dispatch<true> : &high_throughput_dispatch<false>, "high_throughput_dispatch",
                   shape_.blocks, 32 * dispatch_warps_, dispatch_shared_, options_.programmatic, stream, a);
+  if (a.arriving) {
+    launch_exchange(&high_throughput_rows<false>, "high_throughput_rows", shape_.blocks, 32 * dispatch_warps_, dispatch_shared_,
+                    options_.programmatic, stream, a);
+  }
 }
 
 [[gnu::used]] inline void HighThroughputCalls::combine(ExchangeTokens const& in, __nv_bfloat16* out, std::int64_t out_stride, int parity,
                                                        cudaStream_t stream, int routing_parity, std::uint32_t refused) const {
   auto const half = HighThroughputParity::of(parity, routing_parity);
-  HighThroughputCombine const a{params_, in, half, tuning_.combine_piece, combine_stages_, options_.fenced, refused, out, out_stride};
+  HighThroughputCombine const a{params_, in,  half,      tuning_.combine_piece, combine_stages_, shape_.arriving, options_.fenced,
+                                refused, out, out_stride};
   launch_exchange(&high_throughput_combine, "high_throughput_combine", shape_.blocks, 32 * combine_warps_, combine_shared_,
                   options_.programmatic, stream, a);
 }

@@ -25,8 +25,9 @@ struct HighThroughputShape {
   int alignment = 1;  ///< every expert's part of the list starts and ends at a multiple of it
   int capacity = 0;   ///< rows that one rank can receive; 0: the worst case, ranks * max_tokens
   int blocks = 16;
-  int parities = 2;  ///< 1: dispatch and combine strictly alternate
-  int layer = 0;     ///< number of the exchange among those that share a window
+  int parities = 2;       ///< 1: dispatch and combine strictly alternate
+  bool arriving = false;  ///< experts may start before the rows have come
+  int layer = 0;          ///< number of the exchange among those that share a window
 
   int local_experts() const { return num_experts / ranks; }
   int groups() const { return (hidden + 127) / 128; }
@@ -48,7 +49,7 @@ struct HighThroughputShape {
         .add(alignment)
         .add(rows())
         .add(blocks)
-        .add(parities)
+        .add(parities + (arriving ? 2 : 0))
         .add(static_cast<std::uint64_t>(layer))
         .value();
   }
@@ -74,6 +75,8 @@ MOE_HD inline int first_token(int tokens, int block, int blocks) {
   return static_cast<int>(static_cast<std::int64_t>(tokens) * block / blocks);
 }
 
+inline constexpr std::uint32_t kMoved = 1U << 20;  ///< all blocks of a dispatch have moved their rows
+
 /// Byte offsets in the window.
 struct HighThroughputLayout {
   std::size_t sent = 0;            ///< own: u32 [blocks]
@@ -93,6 +96,9 @@ struct HighThroughputLayout {
   std::size_t sent_rows[2] = {};   ///< own: i32 [T][R] row of a token at each rank, or -1
   std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's list
   std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
+  std::size_t moved[2] = {};       ///< own, arriving: u32 blocks that have moved their rows; kMoved more when all have
+  std::size_t order = 0;           ///< own, arriving: i32 [T] tokens in the order in which each block sends them
+  std::size_t arrived[2] = {};     ///< arriving: u32 [rank][L] complete rows from that rank for each local expert
   std::size_t bytes = 0;
   int row_bytes = 0;
   int scale_stride = 0;  ///< floats from row to row: whole 128-byte lines, which transfer faster than partial ones
@@ -117,12 +123,19 @@ struct HighThroughputLayout {
     histogram = take(4 * kMaxExchangeBlocks * (E + R));
     arrive = take(4 * R * kMaxExchangeBlocks);
     ready = take(4 * comm::kMaxWindowRanks);
+    if (s.arriving) {
+      order = take(4 * T);
+    }
     for (int p = 0; p < s.parities; ++p) {
       counts[p] = take(8 * R * (E + R));
       sent_rows[p] = take(4 * T * R);
       sent_slots[p] = take(4 * T * K);
       summary[p] = take(4 * (2 + 2 * static_cast<std::size_t>(s.local_experts())));
       records[p] = take(4 * n * static_cast<std::size_t>(record_words));
+      if (s.arriving) {
+        moved[p] = take(4);
+        arrived[p] = take(4 * R * static_cast<std::size_t>(s.local_experts()));
+      }
       if (s.lists) {
         list[p] = take(4 * static_cast<std::size_t>(s.list_size()));
       }

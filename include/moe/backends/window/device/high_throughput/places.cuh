@@ -15,9 +15,11 @@ struct HighThroughputDispatch : HighThroughputKernelParams {
   ExchangeTokens in;
   ScaleRule scales;
   HighThroughputParity parity;
-  int piece_bytes = 1024;     ///< of a row, stored to all its ranks before the next piece; a multiple of 16
-  bool cached = false;        ///< same routing as the call that filled parity.routing: skips layout and counts
-  std::uint32_t refused = 0;  ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
+  int piece_bytes = 1024;        ///< of a row, stored to all its ranks before the next piece; a multiple of 16
+  bool cached = false;           ///< same routing as the call that filled parity.routing: skips layout and counts
+  std::uint32_t refused = 0;     ///< 1 + ErrorCode: this rank only tells its peers that it cannot take part
+  bool counts_arrivals = false;  ///< the layout has counts of arrivals
+  bool arriving = false;         ///< high_throughput_dispatch sends all but the rows, which high_throughput_rows moves after it
 };
 
 /// State that the threads of a block share.
