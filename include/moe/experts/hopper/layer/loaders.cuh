@@ -92,6 +92,10 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
       }
     }
 
+    // Here few registers are live across the call.
+    if constexpr (!Traits::kFp8) {
+      if (unit.phase == 0 && p.arriving && unit.rows > 0) comm::detail::wait_arrivals(p.arrivals, unit.expert);
+    }
     int const lane = thread_index() & 31;  // read here, so that it takes no registers in quantize_rows
     int const first_row = 4 * gather_warp + (lane >> 3);
     int const chunk = lane & 7;
@@ -132,7 +136,6 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
         weight_scale = box_scales(first ? p.layer.w13_scales : p.layer.w2_scales, p.layer.matrix[unit.phase], unit, lane, blocks);
       }
     }
-    if (first && p.arriving && unit.rows > 0) comm::detail::wait_arrivals(p.arrivals, unit.expert);
     if (!first && unit.rows > 0) {
       if (lane == 0) {
         int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more report: quantised
