@@ -2,14 +2,14 @@
 // bench/ep_layer_bench.cu: whole MoE layers with expert parallelism over all GPUs, each a ModularKernel.
 //
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
-//                                   [--backends window,all_to_all_v] [--routing given|softmax] [--json FILE]
+//                                   [--backends window,fused,all_to_all_v] [--routing given|softmax] [--json FILE]
 //
 // One process per GPU. window: LowLatency + HopperMasked up to 256 tokens per rank, HighThroughput + HopperContiguous above; all_to_all_v:
-// AllToAllV + HopperContiguous. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls
-// one after the other; slowest rank, median. Each composition is first compared with the layer's definition in float32; a wrong result
-// makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do the routing;
-// softmax: the layer routes from logits. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes the same
-// amount.
+// AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with overlap_dispatch, bf16, above 256 tokens. CUDA graphs of ten
+// layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each
+// composition is first compared with the layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and
+// weights are in the layer before it runs, as with engines that do the routing; softmax: the layer routes from logits. --like-ranks 8: as
+// many experts per rank as on eight ranks, so that a rank computes the same amount.
 #include <mpi.h>
 
 #include <algorithm>
@@ -56,6 +56,9 @@ struct Config : LayerDefaults {
   using Weight = bf16;
   using Activation = activation::Silu;
 };
+struct Fused : Config {
+  static constexpr bool overlap_dispatch = true;
+};
 using Fp8 = quantization::Fp8Block<>;
 using None = quantization::None;
 
@@ -87,7 +90,7 @@ struct Options {
   std::string shapes = "flash,pro";
   std::string schemes = "fp8,bf16";
   std::string tokens = "8,16,32,64,128,256,512,1024,2048,4096,8192";
-  std::string backends = "window,all_to_all_v";
+  std::string backends = "window,fused,all_to_all_v";
   std::string routing = "given";
   int like_ranks = 0;
   std::string json;
@@ -124,7 +127,8 @@ class Weights {
     }
     check_cuda(cudaDeviceSynchronize(), "weights");
   }
-  WeightsOf<Config, Quant> view() const {
+  template <class Of>
+  WeightsOf<Of, Quant> view() const {
     return {matrix(w13_, s13_, 2 * shape_.intermediate, shape_.hidden), matrix(w2_, s2_, shape_.hidden, shape_.intermediate)};
   }
   /// This rank's part of the layer by its definition, in float32: rows [count, H] bf16 with local ids.
@@ -287,6 +291,20 @@ class Bench {
         measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput",
                     HighThroughput::Params{});
       }
+      if constexpr (std::is_same_v<Quant, None>) {  // the exchange counts unquantised rows only
+        if (wanted("fused") && tokens > 256) {
+          try {
+            measure<Quant, HighThroughput, experts::HopperContiguous, Fused>(
+                weights, s, batch, want, tokens, HighThroughput::Params{},
+                text(model.name, "/", scheme, "/high_throughput_fused", given() ? "" : "_softmax"));
+          } catch (TransportError const&) {
+            throw;
+          } catch (Error const& e) {
+            good_ = false;
+            if (host_.rank() == 0) std::printf("%s/%s/high_throughput_fused/%d: %s\n", model.name, scheme, tokens, e.what());
+          }
+        }
+      }
       if (wanted("all_to_all_v")) {
         measure_one(std::type_identity<backends::AllToAllV<Nccl>>{}, std::type_identity<experts::HopperContiguous>{}, "all_to_all_v",
                     backends::AllToAllV<Nccl>::Params{});
@@ -316,10 +334,10 @@ class Bench {
     return {first, first + n * s.hidden};
   }
 
-  template <class Quant, class Backend, class Experts>
+  template <class Quant, class Backend, class Experts, class Of = Config>
   void measure(Weights<Quant> const& weights, LayerShape const& s, Batch& b, std::vector<float> const& want, int tokens,
                typename Backend::Params const& params, std::string const& name) {
-    using Layer = ModularKernel<Config, Routing, Quant, Backend, Experts>;
+    using Layer = ModularKernel<Of, Routing, Quant, Backend, Experts>;
     int const R = host_.size();
     auto& comm = [&]() -> auto& {
       if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
@@ -334,7 +352,7 @@ class Bench {
                                         .router = {.softmax = {s.num_experts, s.topk}, .given = given()},
                                         .backend = params};
     layer_params.experts.expected_rows = std::max(1, (tokens * R * s.topk + s.num_experts - 1) / s.num_experts);
-    Layer layer(comm, weights.view(), layer_params);
+    Layer layer(comm, weights.template view<Of>(), layer_params);
     if (given()) {
       check_cuda(cudaMemcpy(layer.topk_ids().data_handle(), b.ids.data(), b.ids.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
       check_cuda(cudaMemcpy(layer.topk_weights().data_handle(), b.weights.data(), b.weights.size() * 4, cudaMemcpyHostToDevice),

@@ -3,6 +3,7 @@
 // of arriving rows.
 // expect: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run
 // prints: Exchange
+// prints: Kernel
 #include "../archetypes.hpp"
 
 struct Config : moe_test::Tiny {
