@@ -124,7 +124,6 @@ class Subject {
   CudaStream& stream() { return stream_; }
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
-  int tokens() const { return tokens_; }
 
  private:
   static comm::Nccl connect() {
