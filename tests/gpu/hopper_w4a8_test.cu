@@ -133,7 +133,7 @@ double layer_error(Sizes const& s, int tokens, std::uint64_t seed, bool biases, 
     w[i] = 0.05F + std::abs(normal(gen));
     std::size_t const j = i % static_cast<std::size_t>(s.topk);
     ids[i] = static_cast<std::int32_t>((i / static_cast<std::size_t>(s.topk) * 7 + j) % static_cast<std::size_t>(s.experts));
-    if (missing && gen() % 3 == 0) ids[i] = kNoExpert;
+    if (missing && gen() % 3 == 0 && i > 0) ids[i] = kNoExpert;  // one token keeps its expert: zeros have no relative error
   }
   auto const device_codes = upload(codes);
   auto const device_scales = upload(scales);
