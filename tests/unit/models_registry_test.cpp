@@ -72,7 +72,7 @@ TEST(Registry, PolicyTable) {
       EXPECT_EQ(row.type, "moe::backends::Naive<moe::comm::Nccl>");
     }
   }
-  EXPECT_EQ(seen.size(), 16U + 13U + 20U + 7U);
+  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 7U);
 }
 
 Support support(std::string_view scheme, int architecture, std::string_view experts) {
