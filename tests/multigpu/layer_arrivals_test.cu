@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/layer_arrivals_test.cu: HighThroughput and HopperContiguous in one schedule give the bits of the same layer without it:
-// random rounds, skew, no tokens, an overflow, a captured graph, a rank that gives up, a rank that stays away. moe-ranks: 1 2 4
+// random rounds, skew, no tokens, an overflow, a captured graph, a rank that gives up, a rank that stays away.
+// moe-ranks: 1 2 4
 #include <gtest/gtest.h>
 #include <mpi.h>
 
