@@ -49,6 +49,15 @@ struct FoldedScales {
   std::uint32_t word;
   bool wide;  ///< they lie further apart than 15 binades; the word then has the four bytes
 };
+/// The four bytes of a row, also of one whose scales fold, in a brick with another row whose scales do not.
+MOE_HD constexpr std::uint32_t wide_scales(std::uint32_t const (&exponent)[4], bool const (&used)[4]) {
+  std::uint32_t word = 0;
+  for (int g = 0; g < 4; ++g) {
+    std::uint32_t const byte = used[g] ? exponent[g] : 0u;  // inside the shift, g++ 12 computes it wrongly under -fsanitize=bounds
+    word |= byte << (8 * g);
+  }
+  return word;
+}
 MOE_HD constexpr FoldedScales fold_scales(std::uint32_t const (&exponent)[4], bool const (&used)[4]) {
   int most = -1;
   int least = 255;
@@ -59,23 +68,14 @@ MOE_HD constexpr FoldedScales fold_scales(std::uint32_t const (&exponent)[4], bo
     least = e < least ? e : least;
   }
   if (most < 0) return {static_cast<std::uint32_t>(127 << 16), false};
+  if (most - least >= kShifts) return {wide_scales(exponent, used), true};
   std::uint32_t word = 0;
-  if (most - least >= kShifts) {
-    for (int g = 0; g < 4; ++g) word |= (used[g] ? exponent[g] : 0u) << (8 * g);
-    return {word, true};
-  }
   int const common = most > kMostShift ? most - kMostShift : 0;
   for (int g = 0; g < 4; ++g) {
     int const shift = used[g] ? static_cast<int>(exponent[g]) - common : 0;
     word |= static_cast<std::uint32_t>(shift - kLeastShift) << (4 * g);
   }
   return {word | (static_cast<std::uint32_t>(common) << 16), false};
-}
-/// The four bytes of a row whose scales fold, in a brick with another row whose scales do not.
-MOE_HD constexpr std::uint32_t wide_scales(std::uint32_t const (&exponent)[4], bool const (&used)[4]) {
-  std::uint32_t word = 0;
-  for (int g = 0; g < 4; ++g) word |= (used[g] ? exponent[g] : 0u) << (8 * g);
-  return word;
 }
 
 }  // namespace moe::hopper::w4a8
