@@ -18,9 +18,9 @@
 #include <cstring>
 #include <functional>
 #include <random>
-#include <sstream>
 
 #include "bench/bench_report.hpp"
+#include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/all_to_all_v.cuh"
@@ -38,13 +38,15 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
-#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
 using namespace moe;
 using comm::Nccl;
 using moe_bench::median_and_spread;
+using moe_bench::RandomExperts;
+using moe_bench::split;
+using moe_bench::worst_of;
 using moe_test::DeviceArray;
 using Window = comm::NcclSymmetric;
 constexpr int kCalls = 10;
@@ -95,103 +97,46 @@ struct Options {
   int like_ranks = 0;
   std::string json;
 };
-std::vector<std::string> split(std::string const& list) {
-  std::vector<std::string> out;
-  std::stringstream in(list);
-  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
-  return out;
-}
-
-/// Random weights of this rank's experts.
+/// This rank's part of the layer by its definition, in float32: rows [count, H] bf16 with local ids.
 template <class Quant>
-class Weights {
- public:
-  static constexpr bool kFp8 = Quant::kQuantizesActivations;
-  using Code = typename Quant::template WeightCode<bf16>;
-  using Scale = typename Quant::WeightScale;
-
-  Weights(LayerShape const& s, int local, int rank) : shape_(s), local_(local) {
-    std::int64_t const rows13 = 2 * s.intermediate;
-    auto const seed = static_cast<std::uint64_t>(1000 * rank);
-    w13_ = DeviceArray<Code>(static_cast<std::size_t>(local * rows13 * s.hidden));
-    w2_ = DeviceArray<Code>(static_cast<std::size_t>(local * s.hidden * s.intermediate));
-    float const in = 1.0F / std::sqrt(static_cast<float>(s.hidden));
-    float const mid = 1.0F / std::sqrt(static_cast<float>(s.intermediate));
-    fill(w13_, seed + 1, kFp8 ? 100.0F : in);
-    fill(w2_, seed + 2, kFp8 ? 100.0F : mid);
-    if constexpr (kFp8) {
-      s13_ = DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(rows13, s.hidden)));
-      s2_ = DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(s.hidden, s.intermediate)));
-      moe_test::fill_positive<<<256, 256>>>(s13_.data(), static_cast<long long>(s13_.size()), seed + 3, 0.005F * in, 0.015F * in);
-      moe_test::fill_positive<<<256, 256>>>(s2_.data(), static_cast<long long>(s2_.size()), seed + 4, 0.005F * mid, 0.015F * mid);
-    }
-    check_cuda(cudaDeviceSynchronize(), "weights");
-  }
-  template <class Of>
-  WeightsOf<Of, Quant> view() const {
-    return {matrix(w13_, s13_, 2 * shape_.intermediate, shape_.hidden), matrix(w2_, s2_, shape_.hidden, shape_.intermediate)};
-  }
-  /// This rank's part of the layer by its definition, in float32: rows [count, H] bf16 with local ids.
-  std::vector<float> reference(std::vector<bf16> const& x, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
-                               int count) const {
-    auto const upload = [](auto const& host) {
-      DeviceArray<std::remove_cvref_t<decltype(host[0])>> d(host.size());
-      d.upload(host);
-      return d;
-    };
-    std::vector<int> tokens;
-    for (int t = 0; t < count; ++t) tokens.push_back(t);
-    auto const dx = upload(x);
-    auto const di = upload(ids);
-    auto const dw = upload(weights);
-    auto const dt = upload(tokens);
-    int const k = shape_.topk;
-    DeviceArray<float> inter(static_cast<std::size_t>(count * k * shape_.intermediate)),
-        out(static_cast<std::size_t>(count * shape_.hidden));
-    inter.fill_bytes(0);
-    moe_test::ReferenceArgs const a{{local_, static_cast<int>(shape_.hidden), static_cast<int>(shape_.intermediate), k},
-                                    kFp8 ? hopper::Scheme::fp8_block : hopper::Scheme::bf16,
-                                    {},
-                                    nullptr,
-                                    nullptr,
-                                    nullptr,
-                                    dx.data(),
-                                    w13_.data(),
-                                    w2_.data(),
-                                    s13_.data(),
-                                    s2_.data(),
-                                    di.data(),
-                                    dw.data(),
-                                    dt.data(),
-                                    count,
-                                    inter.data(),
-                                    out.data()};
-    moe_test::reference_gemm1<<<static_cast<unsigned>(count * k), 512, static_cast<std::size_t>(shape_.hidden) * 4>>>(a);
-    moe_test::reference_gemm2<<<dim3(static_cast<unsigned>(count), 8), 1024>>>(a);
-    check_cuda(cudaDeviceSynchronize(), "reference");
-    return out.download();
-  }
-
- private:
-  static void fill(DeviceArray<Code> const& to, std::uint64_t seed, float sigma) {
-    using T = std::conditional_t<kFp8, __nv_fp8_e4m3, __nv_bfloat16>;
-    static_assert(sizeof(T) == sizeof(Code));
-    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<T*>(to.data()), static_cast<long long>(to.size()), seed, sigma);
-  }
-  ExpertMatrix<Code, Scale> matrix(DeviceArray<Code> const& codes, DeviceArray<float> const& scales, std::int64_t rows,
-                                   std::int64_t cols) const {
-    ExpertMatrix<Code, Scale> m{};
-    m.codes = make_blocks(static_cast<Code const*>(codes.data()), local_, rows, cols);
-    if constexpr (kFp8) m.scales = make_rows(static_cast<Scale const*>(scales.data()), local_, Quant::weight_scale_count(rows, cols));
-    m.rows = rows;
-    m.cols = cols;
-    return m;
-  }
-  LayerShape shape_;
-  int local_;
-  DeviceArray<Code> w13_, w2_;
-  DeviceArray<float> s13_, s2_;
-};
+std::vector<float> reference(RandomExperts<Quant> const& experts, LayerShape const& s, std::vector<bf16> const& x,
+                             std::vector<std::int32_t> const& ids, std::vector<float> const& weights, int count) {
+  auto const upload = [](auto const& host) {
+    DeviceArray<std::remove_cvref_t<decltype(host[0])>> d(host.size());
+    d.upload(host);
+    return d;
+  };
+  std::vector<int> tokens;
+  for (int t = 0; t < count; ++t) tokens.push_back(t);
+  auto const dx = upload(x);
+  auto const di = upload(ids);
+  auto const dw = upload(weights);
+  auto const dt = upload(tokens);
+  int const k = s.topk;
+  DeviceArray<float> inter(static_cast<std::size_t>(count * k * s.intermediate)), out(static_cast<std::size_t>(count * s.hidden));
+  inter.fill_bytes(0);
+  moe_test::ReferenceArgs const a{{experts.local(), static_cast<int>(s.hidden), static_cast<int>(s.intermediate), k},
+                                  RandomExperts<Quant>::kFp8 ? hopper::Scheme::fp8_block : hopper::Scheme::bf16,
+                                  {},
+                                  nullptr,
+                                  nullptr,
+                                  nullptr,
+                                  dx.data(),
+                                  experts.w13(),
+                                  experts.w2(),
+                                  experts.s13(),
+                                  experts.s2(),
+                                  di.data(),
+                                  dw.data(),
+                                  dt.data(),
+                                  count,
+                                  inter.data(),
+                                  out.data()};
+  moe_test::reference_gemm1<<<static_cast<unsigned>(count * k), 512, static_cast<std::size_t>(s.hidden) * 4>>>(a);
+  moe_test::reference_gemm2<<<dim3(static_cast<unsigned>(count), 8), 1024>>>(a);
+  check_cuda(cudaDeviceSynchronize(), "reference");
+  return out.download();
+}
 
 /// The input of one rank to every call. With `softmax`, ids and weights are the host router's results for the logits.
 struct Batch {
@@ -262,7 +207,7 @@ class Bench {
   void run(Model const& model, char const* scheme) {
     LayerShape const& s = model.shape;
     int const local = s.num_experts / host_.size();
-    Weights<Quant> const weights(s, local, host_.rank());
+    RandomExperts<Quant> const weights(s.hidden, s.intermediate, local, static_cast<std::uint64_t>(1000 * host_.rank()));
     for (std::string const& number : split(options_.tokens)) {
       int const tokens = std::stoi(number);
       Batch batch(s, tokens, host_.rank(), !given());
@@ -316,7 +261,7 @@ class Bench {
 
   /// The first rows of this rank's output, in float32: every rank computes what its experts add to the samples of all.
   template <class Quant>
-  std::vector<float> expected(Weights<Quant> const& weights, LayerShape const& s, Batch const& b, int tokens) {
+  std::vector<float> expected(RandomExperts<Quant> const& weights, LayerShape const& s, Batch const& b, int tokens) {
     int const n = std::min(tokens, kSamples);
     int const R = host_.size();
     int const local = s.num_experts / R;
@@ -327,7 +272,7 @@ class Bench {
     };
     auto ids = gather(b.ids, s.topk);
     for (auto& id : ids) id = id / local == host_.rank() ? id % local : -1;
-    std::vector<float> const part = weights.reference(gather(b.x, s.hidden), ids, gather(b.weights, s.topk), R * n);
+    std::vector<float> const part = reference(weights, s, gather(b.x, s.hidden), ids, gather(b.weights, s.topk), R * n);
     std::vector<float> sum(part.size());
     MPI_Allreduce(part.data(), sum.data(), static_cast<int>(part.size()), MPI_FLOAT, MPI_SUM, host_.handle());
     auto const first = sum.begin() + host_.rank() * n * s.hidden;
@@ -335,7 +280,7 @@ class Bench {
   }
 
   template <class Quant, class Backend, class Experts, class Of = Config>
-  void measure(Weights<Quant> const& weights, LayerShape const& s, Batch& b, std::vector<float> const& want, int tokens,
+  void measure(RandomExperts<Quant> const& weights, LayerShape const& s, Batch& b, std::vector<float> const& want, int tokens,
                typename Backend::Params const& params, std::string const& name) {
     using Layer = ModularKernel<Of, Routing, Quant, Backend, Experts>;
     int const R = host_.size();
@@ -377,7 +322,7 @@ class Bench {
     forward();
     finish();
     double const error = worst_of(difference(b, want));
-    double const bound = Weights<Quant>::kFp8 ? 1e-2 : 6e-3;
+    double const bound = RandomExperts<Quant>::kFp8 ? 1e-2 : 6e-3;
     if (!(error < bound)) {
       good_ = false;
       if (host_.rank() == 0) std::printf("%-28s M%-5d error %.1e WRONG, not timed\n", name.c_str(), tokens, error);
@@ -426,11 +371,6 @@ class Bench {
     }
     double const relative = std::sqrt(error / norm);
     return std::isfinite(relative) ? relative : 1e9;
-  }
-  double worst_of(double mine) {
-    double worst = 0;
-    MPI_Allreduce(&mine, &worst, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
-    return worst;
   }
 
   /// Microseconds of one call: the slowest rank; median and spread over the repeats.

@@ -13,9 +13,9 @@
 #include <cstdio>
 #include <functional>
 #include <random>
-#include <sstream>
 
 #include "bench/bench_report.hpp"
+#include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
@@ -34,11 +34,12 @@
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/device/two_queues.hpp"
 #include "moe/runner/runner.hpp"
-#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
 using namespace moe;
+using moe_bench::split;
+using moe_bench::worst_of;
 using moe_test::DeviceArray;
 using Window = comm::NcclSymmetric;
 constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8, kChain = 10, kRepeats = 9;
@@ -64,69 +65,20 @@ struct Options {
   int blocks = 0;  // of the exchange; 0: its default
   std::string json;
 };
-std::vector<std::string> split(std::string const& list) {
-  std::vector<std::string> out;
-  std::stringstream in(list);
-  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
-  return out;
-}
-
-/// fp8 values of this rank's experts, bf16 of the gate and the shared expert.
-struct Weights {
-  using Code = Quant::WeightCode<bf16>;
-  int local;
-  DeviceArray<__nv_fp8_e4m3> w13, w2;
-  DeviceArray<float> s13, s2;
-  DeviceArray<bf16> gate, shared13, shared2;
-
-  Weights(int local_, int ranks, int rank) : local(local_) {
-    auto const size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-    auto const seed = static_cast<std::uint64_t>(1000 * rank);
-    w13 = DeviceArray<__nv_fp8_e4m3>(size(std::int64_t{local} * 2 * kIntermediate * kHidden));
-    w2 = DeviceArray<__nv_fp8_e4m3>(size(std::int64_t{local} * kHidden * kIntermediate));
-    s13 = DeviceArray<float>(size(local * Quant::weight_scale_count(2 * kIntermediate, kHidden)));
-    s2 = DeviceArray<float>(size(local * Quant::weight_scale_count(kHidden, kIntermediate)));
-    gate = DeviceArray<bf16>(size(std::int64_t{local} * ranks * kHidden));
-    shared13 = DeviceArray<bf16>(size(std::int64_t{2} * kIntermediate * kHidden));
-    shared2 = DeviceArray<bf16>(size(std::int64_t{kHidden} * kIntermediate));
-    fill(w13, seed + 1, 100.0F);
-    fill(w2, seed + 2, 100.0F);
-    float const in = 1.0F / std::sqrt(static_cast<float>(kHidden));
-    float const mid = 1.0F / std::sqrt(static_cast<float>(kIntermediate));
-    moe_test::fill_positive<<<256, 256>>>(s13.data(), static_cast<long long>(s13.size()), seed + 3, 0.01F * in, 0.03F * in);
-    moe_test::fill_positive<<<256, 256>>>(s2.data(), static_cast<long long>(s2.size()), seed + 4, 0.01F * mid, 0.03F * mid);
-    fill(gate, 5, in);
-    fill(shared13, 6, in);
-    fill(shared2, 7, mid);
-    check_cuda(cudaDeviceSynchronize(), "weights");
-  }
-  template <class T>
-  static void fill(DeviceArray<T> const& to, std::uint64_t seed, float sigma) {
-    using Raw = std::conditional_t<std::is_same_v<T, bf16>, __nv_bfloat16, T>;
-    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<Raw*>(to.data()), static_cast<long long>(to.size()), seed, sigma);
-  }
-  static auto matrix(DeviceArray<__nv_fp8_e4m3> const& codes, DeviceArray<float> const& scales, int n, std::int64_t rows,
-                     std::int64_t cols) {
-    ExpertMatrix<Code, Quant::WeightScale> m{};
-    m.codes = make_blocks(reinterpret_cast<Code const*>(codes.data()), n, rows, cols);
-    m.scales = make_rows(static_cast<float const*>(scales.data()), n, Quant::weight_scale_count(rows, cols));
-    m.rows = rows;
-    m.cols = cols;
-    return m;
-  }
-  WeightsOf<Config, Quant> view() const {
-    return {matrix(w13, s13, local, 2 * kIntermediate, kHidden), matrix(w2, s2, local, kHidden, kIntermediate)};
-  }
-};
-
 class Bench {
  public:
   Bench(comm::Mpi& host, Options const& options)
       : host_(host),
         comm_(comm::Nccl::over_communicator(host, {.timeout_ms = 20'000})),
         options_(options),
-        weights_(options.experts, host.size(), host.rank()),
-        report_("runner_dual_batch_bench") {}
+        experts_(kHidden, kIntermediate, options.experts, static_cast<std::uint64_t>(1000 * host.rank())),
+        shared_(kHidden, kIntermediate, 6),
+        gate_(static_cast<std::size_t>(options.experts) * static_cast<std::size_t>(host.size()) * kHidden),
+        report_("runner_dual_batch_bench") {
+    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<__nv_bfloat16*>(gate_.data()), static_cast<long long>(gate_.size()), 5,
+                                         1.0F / std::sqrt(static_cast<float>(kHidden)));
+    check_cuda(cudaDeviceSynchronize(), "gate");
+  }
 
   void run() {
     for (std::string const& name : split(options_.backends)) {
@@ -166,20 +118,12 @@ class Bench {
                                        .router = {num_experts, kTopK}}};
     p.layer.experts.expected_rows = std::max(1, tokens * kTopK / options_.experts);
     if (options_.blocks > 0) p.layer.backend.blocks = options_.blocks;
-    p.gate.weight = make_rows(static_cast<bf16 const*>(weights_.gate.data()), num_experts, kHidden);
-    p.shared.count = 1;
-    p.shared.intermediate = kIntermediate;
+    p.gate.weight = make_rows(static_cast<bf16 const*>(gate_.data()), num_experts, kHidden);
+    shared_.set(p.shared);
     p.shared.activation = {activation::Kind::silu, {}};
     p.shared.overlap_rows = 0;
-    auto set = [](auto& to, DeviceArray<bf16> const& codes, std::int64_t rows, std::int64_t cols) {
-      to.codes = make_blocks(static_cast<bf16 const*>(codes.data()), 1, rows, cols);
-      to.rows = rows;
-      to.cols = cols;
-    };
-    set(p.shared.weights.w13, weights_.shared13, 2 * kIntermediate, kHidden);
-    set(p.shared.weights.w2, weights_.shared2, kHidden, kIntermediate);
     p.dual_batch = {.min_rows = 2, .expert_workers = workers};
-    Block block(comm_, weights_.view(), p);
+    Block block(comm_, experts_.view<Config>(), p);
 
     std::vector<bf16> x;
     std::mt19937 random(static_cast<unsigned>(31 + host_.rank()));
@@ -232,11 +176,6 @@ class Bench {
                    {{"ranks", host_.size()}, {"tokens", tokens}, {"experts", num_experts}, {"workers", workers}}});
     }
   }
-  double worst_of(double mine) {
-    double worst = 0;
-    MPI_Allreduce(&mine, &worst, 1, MPI_DOUBLE, MPI_MAX, host_.handle());
-    return worst;
-  }
   /// Microseconds of one of ten blocks in a graph: the slowest rank, the median.
   template <class Call, class Check>
   double time(Call const& call, Check const& check) {
@@ -267,7 +206,9 @@ class Bench {
   comm::Mpi& host_;
   comm::Nccl comm_;
   Options options_;
-  Weights weights_;
+  moe_bench::RandomExperts<Quant> experts_;
+  moe_bench::RandomShared shared_;
+  DeviceArray<bf16> gate_;
   CudaStream stream_;
   CudaEvent begin_, end_;
   moe_bench::Report report_;

@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/no_expert_parallel.cuh"
@@ -33,12 +34,12 @@
 #include "moe/runner/device/dense_shared.cuh"
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/runner.hpp"
-#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
 using namespace moe;
 using Cuda = space::cuda;
+using moe_bench::RandomShared;
 using moe_test::DeviceArray;
 using Fp8 = quantization::Fp8Block<>;
 using Window = comm::NcclSymmetric;
@@ -54,52 +55,6 @@ struct Parts : RunnerDefaults {
   using Shared = runner::shared::Dense<bf16>;
 };
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
-
-using Code = typename Fp8::template WeightCode<bf16>;
-
-/// Random experts of this rank.
-struct Experts {
-  DeviceArray<Code> w13{static_cast<std::size_t>(kLocal) * 2 * kInner * kHidden}, w2{static_cast<std::size_t>(kLocal) * kHidden * kInner};
-  DeviceArray<float> s13{static_cast<std::size_t>(kLocal * Fp8::weight_scale_count(2 * kInner, kHidden))},
-      s2{static_cast<std::size_t>(kLocal * Fp8::weight_scale_count(kHidden, kInner))};
-  explicit Experts(std::uint64_t seed) {
-    fill(w13, seed + 1);
-    fill(w2, seed + 2);
-    moe_test::fill_positive<<<256, 256>>>(s13.data(), static_cast<long long>(s13.size()), seed + 3, 5e-5F, 15e-5F);
-    moe_test::fill_positive<<<256, 256>>>(s2.data(), static_cast<long long>(s2.size()), seed + 4, 1e-4F, 3e-4F);
-    check_cuda(cudaDeviceSynchronize(), "weights");
-  }
-  static void fill(DeviceArray<Code> const& to, std::uint64_t seed) {
-    moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<__nv_fp8_e4m3*>(to.data()), static_cast<long long>(to.size()), seed, 100.0F);
-  }
-  WeightsOf<Config, Fp8> view() const {
-    WeightsOf<Config, Fp8> w{};
-    auto set = [](auto& m, auto const& codes, auto const& scales, std::int64_t rows, std::int64_t cols) {
-      m.codes = make_blocks(static_cast<Code const*>(codes.data()), kLocal, rows, cols);
-      m.scales = make_rows(static_cast<float const*>(scales.data()), kLocal, Fp8::weight_scale_count(rows, cols));
-      m.rows = rows;
-      m.cols = cols;
-    };
-    set(w.w13, w13, s13, 2 * kInner, kHidden);
-    set(w.w2, w2, s2, kHidden, kInner);
-    return w;
-  }
-};
-/// Random shared experts.
-struct Shared {
-  DeviceArray<__nv_bfloat16> w13{static_cast<std::size_t>(2) * kInner * kHidden}, w2{static_cast<std::size_t>(kHidden) * kInner};
-  explicit Shared(std::uint64_t seed) {
-    moe_test::fill_normal<<<1024, 256>>>(w13.data(), static_cast<long long>(w13.size()), seed, 0.012F);
-    moe_test::fill_normal<<<1024, 256>>>(w2.data(), static_cast<long long>(w2.size()), seed + 1, 0.022F);
-  }
-  template <class Params>
-  void set(Params& p) const {
-    p.count = 1;
-    p.intermediate = kInner;
-    p.weights.w13 = {make_blocks(static_cast<bf16 const*>(w13.data()), 1, 2 * kInner, kHidden), {}, {}, 2 * kInner, kHidden};
-    p.weights.w2 = {make_blocks(static_cast<bf16 const*>(w2.data()), 1, kHidden, kInner), {}, {}, kHidden, kInner};
-  }
-};
 
 /// Microseconds of one of ten bodies of a graph: the slowest rank's median.
 double graph_time(std::function<void(int, cudaStream_t)> const& body) {
@@ -119,8 +74,7 @@ double graph_time(std::function<void(int, cudaStream_t)> const& body) {
     begin.record(stream);
     check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
     end.record(stream);
-    double us = 1000.0 * end.since(begin) / kBlocks, slowest = 0;
-    MPI_Allreduce(&us, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    double const slowest = moe_bench::worst_of(1000.0 * static_cast<double>(end.since(begin)) / kBlocks);
     if (i >= 5) times.push_back(slowest);
   }
   cudaGraphExecDestroy(exec);
@@ -134,9 +88,9 @@ template <class Backend, class ExpertsPolicy, class Comm>
 bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend = {}) {
   using R = Runner<ModularKernel<Config, Router, Fp8, Backend, ExpertsPolicy>, Parts>;
   int const ranks = comm.size(), experts = kLocal * ranks;
-  Experts const routed(static_cast<std::uint64_t>(100 * comm.rank()));
-  std::vector<std::unique_ptr<Shared>> sets;
-  for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Shared>(static_cast<std::uint64_t>(1000 + i)));
+  moe_bench::RandomExperts<Fp8> const routed(kHidden, kInner, kLocal, static_cast<std::uint64_t>(100 * comm.rank()));
+  std::vector<std::unique_ptr<RandomShared>> sets;
+  for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<RandomShared>(kHidden, kInner, static_cast<std::uint64_t>(1000 + i)));
   DeviceArray<__nv_bfloat16> x(static_cast<std::size_t>(m * kHidden)), y(x.size());
   DeviceArray<float> logits(static_cast<std::size_t>(m * experts));
   moe_test::fill_normal<<<256, 256>>>(x.data(), static_cast<long long>(x.size()), 7 + static_cast<std::uint64_t>(comm.rank()), 1.0F);
@@ -157,7 +111,7 @@ bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend
       if (shared) sets[static_cast<std::size_t>(i)]->set(p.shared);
       p.shared.overlap_rows = beside;
       p.overlap_shared = between;
-      runners.push_back(std::make_unique<R>(comm, routed.view(), p));
+      runners.push_back(std::make_unique<R>(comm, routed.view<Config>(), p));
     }
     double const us = graph_time([&](int i, cudaStream_t stream) {
       runners[static_cast<std::size_t>(i) % runners.size()]->forward(make_rows(static_cast<bf16 const*>(x.data()), m, kHidden),

@@ -31,12 +31,12 @@ class HalfBatch {
   void dispatch(Stream<Space> stream) {
     call([&] { tokens_.emplace(exchange_.prepare(routed_, stream)); });
   }
-  void experts(Stream<Space> stream) { kernel_.apply(*tokens_, facts::expert_output(exchange_, output_), stream); }
+  void experts(Stream<Space> stream) { kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), stream); }
   /// dispatch() and experts() with nothing between them, in one schedule where the composition has that.
   void dispatch_experts(Stream<Space> stream) {
     dispatch(stream);
     if constexpr (facts::arrives<Exchange>()) {
-      kernel_.apply(*tokens_, facts::expert_output(exchange_, output_), exchange_.arrivals(), stream);
+      kernel_.apply(tokens_.value(), facts::expert_output(exchange_, output_), exchange_.arrivals(), stream);
     } else {
       experts(stream);
     }

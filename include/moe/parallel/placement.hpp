@@ -96,7 +96,8 @@ class ExpertPlacement {
     std::exclusive_scan(out.num_local_.begin(), out.num_local_.end(), out.first_.begin(), 0);
     out.by_place_.resize(out.owner_.size());
     for (std::size_t p = 0; p < out.owner_.size(); ++p) {
-      auto const place = static_cast<std::size_t>(out.first_[static_cast<std::size_t>(out.owner_[p])] + out.local_[p]);
+      auto const first = static_cast<std::size_t>(out.first_[static_cast<std::size_t>(out.owner_[p])]);
+      auto const place = first + static_cast<std::size_t>(out.local_[p]);
       out.by_place_[place] = static_cast<std::int32_t>(p);
     }
     return out;
