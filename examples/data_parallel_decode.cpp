@@ -54,7 +54,7 @@ void advance(std::vector<float>& hidden, std::vector<float> const& output, int r
   for (int t = 0; t < rows; ++t) {
     float* const x = hidden.data() + t * kHidden;
     float square = 0;
-    for (int i = 0; i < kHidden; ++i) x[i] += output[static_cast<std::size_t>(t * kHidden + i)];
+    for (int i = 0; i < kHidden; ++i) x[i] += output[static_cast<std::size_t>(t) * kHidden + static_cast<std::size_t>(i)];
     for (int i = 0; i < kHidden; ++i) square += x[i] * x[i];
     for (int i = 0; i < kHidden; ++i) x[i] /= std::sqrt(square / kHidden + 1e-6F);
   }

@@ -346,7 +346,7 @@ void require_same_run(Job const& job) {
   f.add("--tensor", io::one_line(o.tensor)).add("the number of rows", job.first_row.back()).add("--token-ids", io::one_line(o.token_ids));
   f.add("--sequence-length", o.sequence_length);
   f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
-  f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk).add("--shared-overlap", o.shared_overlap);
+  f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk);
   f.add("--dual-batch", o.dual_batch);
   f.add("--deal", o.deal)
       .add("--seed", o.seed)
@@ -489,10 +489,6 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_flag("--sequence-parallel", o.sequence_parallel, "The ranks of a TP group divide their rows before the exchange");
   command.add_option("--chunk", o.chunk, "Most rows of a rank in one pass through the layer (default: all)")
       ->check(whole_number(std::int64_t{1}));
-  command
-      .add_option("--shared-overlap", o.shared_overlap, "cuda: auto: shared experts on a stream beside the routed ones; off: before them")
-      ->check(CLI::IsMember({"auto", "off"}))
-      ->capture_default_str();
   command
       .add_option("--dual-batch", o.dual_batch,
                   "host: one half of a batch travels while the other computes: on: always; auto: where every rank has at least 32 rows")

@@ -47,7 +47,6 @@ struct JobOptions {
   std::string expert_parallel = "on";
   bool sequence_parallel = false;
   std::int64_t chunk = 0;  ///< rows of a chunk; 0: the whole batch at once
-  std::string shared_overlap = "auto";
   std::string dual_batch = "off";
   int replicas = 0;   ///< redundant experts
   std::string log;    ///< level of the log on standard error; empty: none

@@ -40,7 +40,7 @@ std::string load_chart(std::vector<std::int64_t> const& load) {
     for (std::size_t e = first; e < std::min(load.size(), first + 64); ++e) {
       out += column(static_cast<double>(load[e]), static_cast<double>(largest));
     }
-    out += "\n";
+    out += '\n';
   }
   return out;
 }
@@ -64,7 +64,7 @@ std::string waits(Report const& r) {
     for (std::size_t peer = 0; peer < ranks; ++peer) {
       out += peer == rank ? fmt::format(" {:>8}", "-") : fmt::format(" {:>8.3f}", r.waited[rank * ranks + peer] * 1e3);
     }
-    out += "\n";
+    out += '\n';
   }
   return out;
 }

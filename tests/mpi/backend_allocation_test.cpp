@@ -10,9 +10,12 @@
 
 namespace {
 std::atomic<long> allocations{0};
-void* take(std::size_t bytes) {
+void* allocate(std::size_t bytes) noexcept {
   ++allocations;
-  void* p = std::malloc(bytes == 0 ? 1 : bytes);
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* take(std::size_t bytes) {
+  void* p = allocate(bytes);
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
@@ -20,6 +23,8 @@ void* take(std::size_t bytes) {
 
 void* operator new(std::size_t bytes) { return take(bytes); }
 void* operator new[](std::size_t bytes) { return take(bytes); }
+void* operator new(std::size_t bytes, std::nothrow_t const&) noexcept { return allocate(bytes); }
+void* operator new[](std::size_t bytes, std::nothrow_t const&) noexcept { return allocate(bytes); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }

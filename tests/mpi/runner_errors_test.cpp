@@ -54,8 +54,9 @@ TEST(RunnerErrors, WrongCallsRowByRow) {
        ErrorCode::capacity,
        "hidden_states: 8 rows exceed max_tokens_per_rank 7"},
   };
+  Model const m = model();
   for (Grid const& grid : {Grid{2, 1, 1, true}, Grid{1, 2, 1, true}}) {
-    Subject rank(grid, model(), world_rank(), facts());
+    Subject rank(grid, m, world_rank(), facts());
     for (Row const& row : rows) {
       SCOPED_TRACE(text(row.condition, ", tp ", grid.tp));
       if (world_rank() == 1) {
@@ -99,14 +100,15 @@ TEST(RunnerErrors, WrongConstructionsRowByRow) {
 TEST(RunnerErrors, GroupThatIsDown) {
   comm::Mpi tp(MPI_COMM_WORLD, {.timeout_ms = 300});
   comm::Mpi layer(MPI_COMM_SELF, {.timeout_ms = 300});
-  Subject rank(place_of({2, 1, 1, true}, world_rank(), facts()), model(), &tp, &layer);
+  Model const m = model();
+  Subject rank(place_of({2, 1, 1, true}, world_rank(), facts()), m, &tp, &layer);
   forward(rank, {});
   if (world_rank() == 0) {  // the other rank does not come
     expect_error(ErrorCode::timeout, "", [&] { forward(rank, {}); });
     expect_error(ErrorCode::peer, "the TP group is down", [&] { forward(rank, {}); });
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  Subject again({2, 1, 1, true}, model(), world_rank(), facts());
+  Subject again({2, 1, 1, true}, m, world_rank(), facts());
   forward(again, {});
 }
 

@@ -155,7 +155,7 @@ class Nccl {
       group.end();
       return;
     }
-    ncclComm_t const comm = live();
+    auto* const comm = live();
     grouped([&](auto const& add) {
       for (int r = 0; r < size_; ++r) {
         if (counts[r] > 0) {
@@ -192,7 +192,7 @@ class Nccl {
   }
   /// Rank r gets elements [offsets[r], offsets[r] + counts[r]) of the sum.
   void reduce_scatter_v(float const* in, std::int64_t const* counts, std::int64_t const* offsets, float* out, StreamType stream) {
-    ncclComm_t const comm = live();
+    auto* const comm = live();
     grouped([&](auto const& add) {
       for (int r = 0; r < size_; ++r) {
         if (counts[r] > 0) {
@@ -313,7 +313,7 @@ class Nccl {
   /// at once, and freeing memory of one waits for the device, so also for kernels of the other.
   void begin_abort() noexcept {
     for (ncclComm_t* const place : {&direct_, &comm_}) {
-      ncclComm_t const comm = std::exchange(*place, nullptr);
+      auto* const comm = std::exchange(*place, nullptr);
       if (comm == nullptr) {
         continue;
       }

@@ -97,7 +97,7 @@ class NcclSymmetric {
   }
   /// Makes every rank's part readable and writable here, and looks up where it is mapped. Collective.
   void register_window() {
-    ncclComm_t const c = comm_->handle();
+    auto* const c = comm_->handle();
     comm_->check(ncclCommWindowRegister(c, base_, bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC), "ncclCommWindowRegister");
     if (window_ == nullptr) refuse_ranks();
     ncclDevCommRequirements requirements;

@@ -17,9 +17,10 @@ inline void advise_huge_pages(void* data, std::size_t bytes) {
   constexpr std::size_t kLeast = std::size_t{4} << 20;  // smaller arrays have no whole huge page for sure
   if (bytes < kLeast) return;
   auto const page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  std::uintptr_t const first = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
-  std::uintptr_t const last = (reinterpret_cast<std::uintptr_t>(data) + bytes) / page * page;
-  ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice: a failure changes nothing
+  auto const address = reinterpret_cast<std::uintptr_t>(data);
+  std::uintptr_t const first = (address + page - 1) / page * page;
+  std::uintptr_t const last = (address + bytes) / page * page;
+  ::madvise(static_cast<char*>(data) + (first - address), last - first, MADV_HUGEPAGE);  // advice: a failure changes nothing
 #else
   static_cast<void>(data), static_cast<void>(bytes);
 #endif

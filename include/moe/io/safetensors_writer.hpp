@@ -136,6 +136,7 @@ class SafetensorsWriter {
   /// Writes the file. On any error no file is left and an older one is untouched.
   void write(std::filesystem::path const& path) const {
     std::vector<Entry const*> order;
+    order.reserve(entries_.size());
     for (auto const& [name_, entry] : entries_) order.push_back(&entry);
     std::ranges::stable_sort(order, std::greater<>{}, [](Entry const* e) { return bits(e->info.dtype); });
 

@@ -82,7 +82,10 @@ struct WNa16 : UnquantizedRows {
   }
   MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return (cols + kWeightPack - 1) / kWeightPack; }
   /// Scales of a row; `cols` is one that supports() accepts.
-  MOE_HD static constexpr std::int64_t weight_scale_cols(std::int64_t cols) { return cols == 0 ? 0 : cols / effective_group(cols, Group); }
+  MOE_HD static constexpr std::int64_t weight_scale_cols(std::int64_t cols) {
+    std::int64_t const group = effective_group(cols, Group);
+    return group == 0 ? 0 : cols / group;
+  }
   MOE_HD static constexpr std::int64_t weight_scale_count(std::int64_t rows, std::int64_t cols) { return rows * weight_scale_cols(cols); }
 
   /// Symmetric, s = amax / 7 (127). With ZeroPoint the symmetric codes are written with their zero point 8 (128).

@@ -60,7 +60,8 @@ constexpr bool is_complete(std::array<Step, N> const& steps) {
       continue;
     }
     std::size_t& next = passed[static_cast<std::size_t>(step.part)];
-    if (next == kStages.size() || kStages[next++] != step.stage) return false;
+    if (next == kStages.size() || kStages[next] != step.stage) return false;
+    ++next;
   }
   return passed[0] == kStages.size() && passed[1] == kStages.size() && shared == 1;
 }

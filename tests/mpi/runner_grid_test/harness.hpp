@@ -55,13 +55,15 @@ inline int world_size() {
   return size;
 }
 
-/// A rank of a grid.
+/// A rank of a grid. Borrows the model's gate.
 template <class Backend, class Experts>
 class Rank {
  public:
   using R = Runner<RankLayer<Backend, Experts>, RankParts>;
   /// Its groups are those of the whole program.
   Rank(Grid const& g, Model const& m, int rank, BackendFacts const& facts = Backend::kFacts) : Rank(place_of(g, rank, facts), m) {}
+  Rank(Grid const& g, Model&& m, int rank, BackendFacts const& facts = Backend::kFacts) = delete;
+  Rank(MoeParallel const& p, Model&& m, comm::Mpi* tp_group, comm::Mpi* layer_comm) = delete;
   Rank(MoeParallel const& p, Model const& m)
       : Rank(p, m, group(text("tp ", p.tp_size), p.flat_rank / p.tp_size),
              runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank)) {}

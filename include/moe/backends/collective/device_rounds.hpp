@@ -292,9 +292,9 @@ class DeviceRounds {
     view_.verdict = verdict_->data();
     view_.host_words = words_->data();
     if (fixed()) {  // rank r's rows begin at r T_max, at the sender and the receiver, in every round
-      std::vector<std::int64_t> first;
+      std::vector<std::int64_t> first(static_cast<std::size_t>(size()));
       for (int r = 0; r < size(); ++r) {
-        first.push_back(r * (max_recv_rows_ / size()));
+        first[static_cast<std::size_t>(r)] = r * (max_recv_rows_ / size());
       }
       Memory<space::cuda>::copy_from_host(view_.out_first, first.data(), first.size() * sizeof(std::int64_t));
       Memory<space::cuda>::copy_from_host(view_.in_first, first.data(), first.size() * sizeof(std::int64_t));

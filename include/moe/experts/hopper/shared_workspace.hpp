@@ -30,8 +30,9 @@ class SharedWorkspace {
       blocks_.emplace_back(bytes + kAlign);
       bytes_ += bytes + kAlign;
     }
-    auto const address = reinterpret_cast<std::uintptr_t>(blocks_.back().data());
-    return reinterpret_cast<char*>((address + kAlign - 1) / kAlign * kAlign);
+    char* const block = blocks_.back().data();
+    auto const past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(block) % kAlign);
+    return block + (past == 0 ? 0 : kAlign - past);
   }
   /// Of device memory, in all.
   std::int64_t bytes() const {

@@ -29,14 +29,15 @@ constexpr bool may_split(SplitProblem const& p, int splits) {
 constexpr float split_cost(SplitProblem const& p, int splits) {
   int const units = p.tiles * splits;
   float const waves = static_cast<float>(units) / static_cast<float>(p.workers);
-  float const steps = static_cast<float>((p.k_steps + splits - 1) / splits);
+  int const steps_of_part = (p.k_steps + splits - 1) / splits, eights = (p.rows + 7) / 8;
+  auto const steps = static_cast<float>(steps_of_part);
   float const sum = splits == 1 ? 0.0F : p.before > 0 || units < p.workers ? 6.0F : 1.0F;
   if (units < p.workers) {
     float const apart = 0.8F * static_cast<float>(p.before);
     float const late = splits > 1 ? 0.0F : apart < 0.25F * steps ? apart : 0.25F * steps;
     return (2 * units <= p.workers ? 0.55F : 1.0F) * steps + late + sum;
   }
-  float const part = splits == 1 ? 0.0F : 1.0F + 0.2F * static_cast<float>((p.rows + 7) / 8 * 8);
+  float const part = splits == 1 ? 0.0F : 1.0F + 0.2F * static_cast<float>(eights * 8);
   return (waves + (p.before > 0 ? 0.1F : 0.3F)) * steps + waves * part + sum;
 }
 

@@ -239,7 +239,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     float* weights = nullptr;
   };
 
-  static Params const& checked(Params const& p) {
+  static Params checked(Params const& p) {
     if (p.num_slots < 1 || p.num_slots > comm::WindowUse::kMaxSlots) {
       throw Error(ErrorCode::config, text("num_slots: ", p.num_slots, " is out of range [1, ", comm::WindowUse::kMaxSlots, "]"));
     }

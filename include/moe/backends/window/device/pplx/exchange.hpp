@@ -236,7 +236,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
     calls_.refuse_dispatch(parity, stream, code);
     calls_.combine({}, nullptr, 0, parity, stream);
   }
-  static ExpertPlacement const& even(ExpertPlacement const& placement) {
+  static ExpertPlacement even(ExpertPlacement const& placement) {
     if (!placement.is_even()) {
       throw Error(ErrorCode::unsupported,
                   text("pplx: ", placement.num_physical(), " experts do not divide by ", placement.ep_size(),
@@ -267,7 +267,7 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
             make_vector(static_cast<std::int32_t const*>(calls_.template own<std::int32_t>(at.num_tokens[parity_])), L)};
   }
   /// The shape, after a check that the group fits it.
-  static moe::detail::PeerShape const& checked(moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group) {
+  static moe::detail::PeerShape checked(moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group) {
     if (group.dp_size < 1 || shape.ranks % group.dp_size != 0) {
       throw Error(ErrorCode::config, text("dp_size: ", group.dp_size, " does not divide ", shape.ranks, " ranks"));
     }
