@@ -174,8 +174,8 @@ TYPED_TEST(WindowExchange, T15_IdsOfOtherRanksHitNoOwnedExpert) {
   std::fill(mine.x.begin(), mine.x.end(), 1.0F);
   std::fill(mine.weights.begin(), mine.weights.end(), 0.5F);
   for (int i = 0; i < experts * experts; ++i) {
-    mine.ids[static_cast<std::size_t>(2 * i)] = i / experts;
-    mine.ids[static_cast<std::size_t>(2 * i + 1)] = i / experts == i % experts ? moe::kNoExpert : i % experts;
+    mine.ids[2 * static_cast<std::size_t>(i)] = i / experts;
+    mine.ids[2 * static_cast<std::size_t>(i) + 1] = i / experts == i % experts ? moe::kNoExpert : i % experts;
   }
   for (PlacementStrategy strategy : {PlacementStrategy::linear, PlacementStrategy::round_robin}) {
     Harness h(this->comm, {.hidden = 8, .num_experts = experts, .k = 2, .max_tokens = mine.rows, .strategy = strategy});

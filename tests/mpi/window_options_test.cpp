@@ -243,7 +243,6 @@ TEST_F(WindowOptions, F5_WaitStatisticsNameTheLateRank) {
 
 struct RankMajorCase {
   using Backend = moe::backends::LowLatencyRankMajor<Window>;
-  static constexpr char const* kName = "low_latency_rank_major";
   static Backend::Params params() { return {}; }
 };
 
