@@ -25,8 +25,9 @@ TVM_FFI = {"TVMFFIBacktrace", "TVMFFIEnvGetStream", "TVMFFIErrorMoveFromRaised",
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
+    options = [f"--config-settings=cmake.define.MOE_LIBRARY={os.environ['MOE_LIBRARY']}", f"--config-settings=build-dir={folder}/build"]
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder,
-               "-C", f"cmake.define.MOE_LIBRARY={os.environ['MOE_LIBRARY']}", "-C", f"build-dir={folder}/build", PACKAGE]  # fmt: skip
+               *options, PACKAGE]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
