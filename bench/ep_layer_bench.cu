@@ -38,6 +38,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 
@@ -97,6 +98,7 @@ struct Options {
   int like_ranks = 0;
   std::string json;
 };
+
 /// This rank's part of the layer by its definition, in float32: rows [count, H] bf16 with local ids.
 template <class Quant>
 std::vector<float> reference(RandomExperts<Quant> const& experts, LayerShape const& s, std::vector<bf16> const& x,

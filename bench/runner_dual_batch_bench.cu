@@ -34,6 +34,7 @@
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/device/two_queues.hpp"
 #include "moe/runner/runner.hpp"
+#include "tests/gpu/hopper_reference.cuh"
 
 namespace {
 

@@ -25,7 +25,7 @@ class WindowBlockTest : public BlockTest<Backend, Experts> {
     try {
       BlockTest<Backend, Experts>::TestBody();
     } catch (moe::Error const& e) {
-      constexpr bool batched = Backend::kFormat == moe::ActivationFormat::batched;
+      bool const batched = Backend::kFormat == moe::ActivationFormat::batched;
       bool const pplx = std::string_view(Backend::kName) == "pplx";
       auto const says = [&](char const* words) { return std::string(e.what()).find(words) != std::string::npos; };
       EXPECT_TRUE((pplx && e.code() == moe::ErrorCode::unsupported && says("do not divide by")) ||
@@ -41,7 +41,7 @@ void register_backend(std::vector<Source> const& all) {
   constexpr auto experts = hana::size_c<Number % decltype(hana::size(moe::registry::host_experts))::value>;
   using Backend = typename decltype(+moe::registry::window_backends[backend])::type;
   using Experts = typename decltype(+moe::registry::host_experts[experts])::type;
-  bool const batched = Backend::kFormat == moe::ActivationFormat::batched;
+  constexpr bool batched = Backend::kFormat == moe::ActivationFormat::batched;
   constexpr auto strategy = batched ? moe::PlacementStrategy::linear : moe::PlacementStrategy::round_robin;
   std::string const suite = moe::text("WindowBlock_", Backend::kName, "_", Experts::kName);
   constexpr std::size_t kBackends = decltype(hana::size(moe::registry::window_backends))::value;

@@ -81,7 +81,7 @@ struct WNa16 : UnquantizedRows {
     return fits(hidden) && fits(intermediate);
   }
   MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return (cols + kWeightPack - 1) / kWeightPack; }
-  /// Scales of a row; `cols` is one that supports() accepts.
+  /// Scales of a row of `cols` elements; 0 if supports() does not accept them.
   MOE_HD static constexpr std::int64_t weight_scale_cols(std::int64_t cols) {
     std::int64_t const group = effective_group(cols, Group);
     return group == 0 ? 0 : cols / group;
