@@ -5,26 +5,12 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/capi/handles.hpp"
 #include "tests/capi/tensors.hpp"
 
 namespace {
 
 using namespace moe_test;
-
-#define EXPECT_OK(call) EXPECT_EQ(call, MOE_OK) << moe_last_error()
-#define ASSERT_OK(call) ASSERT_EQ(call, MOE_OK) << moe_last_error()
-
-struct Handles {
-  Handles() { EXPECT_OK(moe_group_create_self(&group)); }
-  ~Handles() {
-    EXPECT_OK(moe_runner_destroy(runner));
-    EXPECT_OK(moe_group_destroy(group));
-  }
-  Handles(Handles const&) = delete;
-  Handles& operator=(Handles const&) = delete;
-  moe_group_t group = nullptr;
-  moe_runner_t runner = nullptr;
-};
 
 template <class T>
 class Dtypes : public testing::Test {};

@@ -9,27 +9,18 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "tests/capi/handles.hpp"
 #include "tests/capi/on_gpu.hpp"
 #include "tests/capi/tensors.hpp"
+#include "tests/gpu/on_hopper.hpp"
 
 namespace {
 
 using namespace moe_test;
 
-#define EXPECT_OK(call) EXPECT_EQ(call, MOE_OK) << moe_last_error()
-#define ASSERT_OK(call) ASSERT_EQ(call, MOE_OK) << moe_last_error()
-
-struct Handles {
-  Handles() { EXPECT_OK(moe_group_create_self(&group)); }
-  ~Handles() {
-    cudaDeviceSynchronize();
-    EXPECT_OK(moe_runner_destroy(runner));
-    EXPECT_OK(moe_group_destroy(group));
-  }
-  Handles(Handles const&) = delete;
-  Handles& operator=(Handles const&) = delete;
-  moe_group_t group = nullptr;
-  moe_runner_t runner = nullptr;
+/// Waits for the device before the handles are destroyed.
+struct GpuHandles : Handles {
+  ~GpuHandles() { cudaDeviceSynchronize(); }
 };
 
 /// A graph of the calls on a stream, captured in the mode that torch uses. A test that ends early ends the capture.
@@ -81,15 +72,9 @@ struct Case {
 };
 class CapiOnGpu : public testing::TestWithParam<Case> {};
 
-bool is_hopper() {
-  int major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  return major == 9;
-}
-
 TEST_P(CapiOnGpu, ForwardRouted) {
   auto const [scheme, experts, tolerance] = GetParam();
-  if (experts != nullptr && std::string(experts).starts_with("hopper") && !is_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
+  if (experts != nullptr && std::string(experts).starts_with("hopper") && !on_hopper()) GTEST_SKIP() << "needs a Hopper GPU";
   Sizes const s{.hidden = 256, .intermediate = 256, .experts = 8, .topk = 2, .tokens = 48};
   LayerArrays<moe::bf16> a(s);
   Quantized const w13(scheme, a.w13);
@@ -102,7 +87,7 @@ TEST_P(CapiOnGpu, ForwardRouted) {
   weights.w2 = w2.codes->get();
   weights.w13_scale = w13.scale();
   weights.w2_scale = w2.scale();
-  Handles h;
+  GpuHandles h;
   ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
   moe_runner_info info = MOE_RUNNER_INFO_INIT;
   ASSERT_OK(moe_runner_get_info(h.runner, &info));
@@ -174,7 +159,7 @@ TEST(CapiOnGpu, RouterAndBadInput) {
   moe_weights weights = MOE_WEIGHTS_INIT;
   weights.w13 = w13.get();
   weights.w2 = w2.get();
-  Handles h;
+  GpuHandles h;
   ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
   ASSERT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), output.get(), nullptr, nullptr));
   router.num_experts = config.num_experts;
@@ -219,7 +204,7 @@ TEST(CapiOnGpu, Capture) {
   moe_weights weights = MOE_WEIGHTS_INIT;
   weights.w13 = w13.get();
   weights.w2 = w2.get();
-  Handles h;
+  GpuHandles h;
   ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
   router.num_experts = config.num_experts;
   router.topk = config.topk;
@@ -286,7 +271,7 @@ TEST(CapiOnGpu, ErrorsOfOthers) {
   moe_weights weights = MOE_WEIGHTS_INIT;
   weights.w13 = w13.get();
   weights.w2 = w2.get();
-  Handles h;
+  GpuHandles h;
   ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
   auto run = [&](cudaStream_t stream) {
     return moe_runner_forward_routed(h.runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream);
@@ -322,7 +307,7 @@ TEST(CapiOnGpu, NcclIds) {
   EXPECT_EQ(moe_group_create_nccl(id, 0, 1, 20000, &again), MOE_E_STATE);
   EXPECT_NE(std::string(moe_last_error()).find("id: "), std::string::npos);
 
-  if (is_hopper()) {  // one rank over NCCL
+  if (on_hopper()) {  // one rank over NCCL
     LayerArrays<moe::bf16> a;
     OnGpu w13(a.w13);
     OnGpu w2(a.w2);

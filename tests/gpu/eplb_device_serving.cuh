@@ -20,6 +20,7 @@
 #include "moe/modular_kernel.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/on_hopper.hpp"
 
 namespace moe_test {
 
@@ -33,12 +34,6 @@ struct EplbConfig : LayerDefaults {
   using Weight = bf16;
   using Activation = activation::Silu;
 };
-
-inline bool on_hopper() {
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-}
 
 /// A stream for the balancer's worker: see RuntimeBalancer::Params::worker_stream.
 class WorkerStream {

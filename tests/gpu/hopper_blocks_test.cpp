@@ -17,6 +17,7 @@
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
+#include "on_hopper.hpp"
 
 namespace {
 
@@ -24,15 +25,13 @@ using namespace moe;
 using Local = backends::NoExpertParallel<space::cuda>;
 using moe_test::BlockFile;
 using moe_test::each_block_file;
+using moe_test::on_hopper;
 using moe_test::relative_error;
 
 class HopperBlocks : public testing::Test {
  protected:
   void SetUp() override {
-    int major = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major != 9) {
-      GTEST_SKIP() << "needs compute capability 9.0";
-    }
+    if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
   template <class Quant>
   static void equals_oracle() {

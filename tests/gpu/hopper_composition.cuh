@@ -19,6 +19,7 @@
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/on_hopper.hpp"
 
 namespace moe_test {
 
@@ -207,11 +208,6 @@ inline double relative_error(std::vector<float> const& got, std::vector<float> c
     norm += std::pow(static_cast<double>(want[i]), 2);
   }
   return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
-}
-
-inline bool on_hopper() {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
 }
 
 }  // namespace moe_test

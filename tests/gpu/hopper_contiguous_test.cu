@@ -10,6 +10,7 @@
 
 #include "hopper_reference.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "on_hopper.hpp"
 
 namespace {
 
@@ -22,14 +23,6 @@ constexpr LocalShape kOneSlot{4, 512, 256, 1};
 constexpr LocalShape kQwen3_30b{128, 2048, 768, 8};
 constexpr LocalShape kDeepseekRank{32, 7168, 2048, 1};
 constexpr LocalShape kGptOss{128, 2880, 2880, 4};
-
-/// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; with few
-/// values, one e4m3 code of the intermediate that rounds differently is a large error.
-
-bool on_hopper() {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
-}
 
 class Hopper : public testing::TestWithParam<Scheme> {
  protected:

@@ -7,6 +7,7 @@
 
 #include "hopper_reference.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "on_hopper.hpp"
 
 namespace {
 
@@ -32,10 +33,7 @@ LayerLauncher any_launcher(Scheme scheme) {
 class HopperFeatures : public testing::TestWithParam<Scheme> {
  protected:
   void SetUp() override {
-    int major = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major != 9) {
-      GTEST_SKIP() << "needs compute capability 9.0";
-    }
+    if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
 
   static std::vector<char> run(Problem const& problem, ContiguousLayer const& layer, Tuning const* tuning = nullptr, int first = 0,

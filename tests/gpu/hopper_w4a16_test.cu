@@ -19,10 +19,15 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "on_hopper.hpp"
+#include "w4_composition.cuh"
 
 namespace {
 
 using namespace moe;
+using moe_test::composition_output;
+using moe_test::on_hopper;
+using moe_test::upload;
 using quantization::Int4Group128;
 using quantization::Int4Group128Zero;
 using Int4Group32 = quantization::WNa16<4, 32>;
@@ -38,23 +43,12 @@ struct Config : LayerDefaults {
   using Activation = activation::Any;
 };
 
-bool hopper() {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
-}
 #define NEEDS_HOPPER() \
-  if (!hopper()) GTEST_SKIP() << "needs compute capability 9.0"
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0"
 
 struct Sizes {
   int experts, hidden, intermediate, topk;
 };
-
-template <class T>
-Buffer<T, Cuda> upload(std::vector<T> const& host) {
-  Buffer<T, Cuda> buffer(static_cast<std::int64_t>(host.size()));
-  if (!host.empty()) buffer.copy_from_host(host.data());
-  return buffer;
-}
 
 /// Random codes (every one of the 16) and scales of one layer. `exponent`: of the mxfp4 scales, relative to sensible ones.
 template <class Quant>
@@ -471,53 +465,17 @@ static_assert(Compose<Int4Group32, experts::HopperW4A16>::kLegal && Compose<Int4
 static_assert(Compose<Nvfp4, experts::HopperW4A16>::kLegal && !Compose<quantization::Nvfp4, experts::HopperW4A16>::kLegal);
 static_assert(!Compose<quantization::WNa16<4, 16>, experts::HopperW4A16>::kLegal);
 
-/// A whole layer with weights from a WeightStore.
-template <class Quant, class Experts>
-std::vector<bf16> forward(std::int64_t rows) {
-  constexpr int kHidden = 256;
-  constexpr int kIntermediate = 128;
-  constexpr int kExperts = 8;
-  using Layer = ModularKernel<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
-  std::mt19937 gen(800);
-  std::normal_distribution<float> normal;
-  experts::WeightStore<Config, Quant, Cuda> store(kExperts, kHidden, kIntermediate, true);
-  std::vector<float> w13(2 * kIntermediate * kHidden);
-  std::vector<float> w2(kHidden * kIntermediate);
-  for (int e = 0; e < kExperts; ++e) {
-    for (float& v : w13) v = normal(gen) / 16.0F;
-    for (float& v : w2) v = normal(gen) / 11.0F;
-    store.set_expert(e, w13.data(), w2.data());
-  }
-  comm::Self<Cuda> comm;
-  Layer layer(comm, store.view(),
-              typename Layer::Params{.shape = {kHidden, kIntermediate, kExperts, 2, false},
-                                     .max_tokens_per_rank = rows,
-                                     .placement = ExpertPlacement(kExperts, 1),
-                                     .router = typename Router::Params{kExperts, 2}});
-  std::vector<bf16> x(static_cast<std::size_t>(rows * kHidden));
-  std::vector<float> z(static_cast<std::size_t>(rows * kExperts));
-  for (bf16& v : x) v = from_float<bf16>(normal(gen));
-  for (float& v : z) v = normal(gen);
-  auto const hidden = upload(x);
-  auto const logits = upload(z);
-  Buffer<bf16, Cuda> output(rows * kHidden);
-  layer.forward(make_rows(hidden.data(), rows, kHidden), make_rows(logits.data(), rows, kExperts), make_rows(output.data(), rows, kHidden),
-                {}, Stream<Cuda>{});
-  output.copy_to_host(x.data());
-  return x;
-}
-
 TEST(HopperW4A16, CompositionEqualsOracle) {
   NEEDS_HOPPER();
   for (std::int64_t rows : {1, 50}) {
-    auto const int4 = forward<Int4Group128, experts::HopperW4A16>(rows);
-    EXPECT_LT(relative_error(int4, forward<Int4Group128, experts::CudaReference>(rows), int4.size()), kTolerance);
-    auto const group32 = forward<Int4Group32, experts::HopperW4A16>(rows);
-    EXPECT_LT(relative_error(group32, forward<Int4Group32, experts::CudaReference>(rows), group32.size()), kTolerance);
-    auto const nvfp4 = forward<Nvfp4, experts::HopperW4A16>(rows);
-    EXPECT_LT(relative_error(nvfp4, forward<Nvfp4, experts::CudaReference>(rows), nvfp4.size()), kTolerance);
-    auto const mxfp4 = forward<Mxfp4, experts::HopperW4A16>(rows);
-    EXPECT_LT(relative_error(mxfp4, forward<Mxfp4, experts::CudaReference>(rows), mxfp4.size()), kTolerance);
+    auto const int4 = composition_output<Config, Int4Group128, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(int4, composition_output<Config, Int4Group128, experts::CudaReference>(rows), int4.size()), kTolerance);
+    auto const group32 = composition_output<Config, Int4Group32, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(group32, composition_output<Config, Int4Group32, experts::CudaReference>(rows), group32.size()), kTolerance);
+    auto const nvfp4 = composition_output<Config, Nvfp4, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(nvfp4, composition_output<Config, Nvfp4, experts::CudaReference>(rows), nvfp4.size()), kTolerance);
+    auto const mxfp4 = composition_output<Config, Mxfp4, experts::HopperW4A16>(rows);
+    EXPECT_LT(relative_error(mxfp4, composition_output<Config, Mxfp4, experts::CudaReference>(rows), mxfp4.size()), kTolerance);
   }
 }
 

@@ -18,10 +18,15 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "on_hopper.hpp"
+#include "w4_composition.cuh"
 
 namespace {
 
 using namespace moe;
+using moe_test::composition_output;
+using moe_test::on_hopper;
+using moe_test::upload;
 using Quant = quantization::Mxfp4Fp8<>;
 using Cuda = space::cuda;
 
@@ -31,19 +36,8 @@ struct Config : LayerDefaults {
   using Activation = activation::Any;
 };
 
-bool hopper() {
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
-}
 #define NEEDS_HOPPER() \
-  if (!hopper()) GTEST_SKIP() << "needs compute capability 9.0"
-
-template <class T>
-Buffer<T, Cuda> upload(std::vector<T> const& host) {
-  Buffer<T, Cuda> buffer(static_cast<std::int64_t>(host.size()));
-  if (!host.empty()) buffer.copy_from_host(host.data());
-  return buffer;
-}
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0"
 
 struct Sizes {
   int experts, hidden, intermediate, topk;
@@ -227,47 +221,11 @@ static_assert(Compose<Quant, experts::HopperW4A8>::kLegal);
 static_assert(!Compose<quantization::None, experts::HopperW4A8>::kLegal);
 static_assert(!Compose<Quant, experts::HopperW4A16>::kLegal);
 
-/// A whole layer, in which the backend quantises the rows, with weights from a WeightStore.
-template <class Experts>
-std::vector<bf16> forward(std::int64_t rows) {
-  constexpr int kHidden = 256;
-  constexpr int kIntermediate = 128;
-  constexpr int kExperts = 8;
-  using Layer = ModularKernel<Config, Router, Quant, backends::NoExpertParallel<Cuda>, Experts>;
-  std::mt19937 gen(800);
-  std::normal_distribution<float> normal;
-  experts::WeightStore<Config, Quant, Cuda> store(kExperts, kHidden, kIntermediate, true);
-  std::vector<float> w13(2 * kIntermediate * kHidden);
-  std::vector<float> w2(kHidden * kIntermediate);
-  for (int e = 0; e < kExperts; ++e) {
-    for (float& v : w13) v = normal(gen) / 16.0F;
-    for (float& v : w2) v = normal(gen) / 11.0F;
-    store.set_expert(e, w13.data(), w2.data());
-  }
-  comm::Self<Cuda> comm;
-  Layer layer(comm, store.view(),
-              typename Layer::Params{.shape = {kHidden, kIntermediate, kExperts, 2, false},
-                                     .max_tokens_per_rank = rows,
-                                     .placement = ExpertPlacement(kExperts, 1),
-                                     .router = typename Router::Params{kExperts, 2}});
-  std::vector<bf16> x(static_cast<std::size_t>(rows * kHidden));
-  std::vector<float> z(static_cast<std::size_t>(rows * kExperts));
-  for (bf16& v : x) v = from_float<bf16>(normal(gen));
-  for (float& v : z) v = normal(gen);
-  auto const hidden = upload(x);
-  auto const logits = upload(z);
-  Buffer<bf16, Cuda> output(rows * kHidden);
-  layer.forward(make_rows(hidden.data(), rows, kHidden), make_rows(logits.data(), rows, kExperts), make_rows(output.data(), rows, kHidden),
-                {}, Stream<Cuda>{});
-  output.copy_to_host(x.data());
-  return x;
-}
-
 TEST(HopperW4A8, CompositionEqualsOracle) {
   NEEDS_HOPPER();
   for (std::int64_t rows : {1, 50}) {
-    auto const got = forward<experts::HopperW4A8>(rows);
-    auto const want = forward<experts::CudaReference>(rows);
+    auto const got = composition_output<Config, Quant, experts::HopperW4A8>(rows);
+    auto const want = composition_output<Config, Quant, experts::CudaReference>(rows);
     double error = 0;
     double norm = 0;
     for (std::size_t i = 0; i < want.size(); ++i) {

@@ -99,14 +99,7 @@ TYPED_TEST(Agreement, T4_T12_G3_G10_PrepareThatOneRankRefuses) {
   Harness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = 6, .k = 2, .max_tokens = 4});
   auto const good = random_batch<float>(this->rank(), 2, 4, 16, 2, 6);
   auto refuse = [&](moe::RoutedTokens<float> const& wrong, ErrorCode own, ErrorCode others, std::string const& sentence) {
-    std::string const message =
-        expect_error(this->seen(own, others), [&] { h.exchange().prepare(this->errs() ? wrong : good.tokens(), {}); });
-    if (this->errs()) {
-      EXPECT_EQ(message, sentence);
-    } else {
-      EXPECT_EQ(message.find(moe::text("rank ", this->comm.size() - 1, " refused its arguments with ", moe::name(own))), 0U) << message;
-    }
-    h.check(good, "after " + sentence);
+    expect_prepare_refused(h, this->comm, good, wrong, own, others, sentence);
   };
   auto const t = good.tokens();
   auto const five = random_batch<float>(this->rank(), 2, 5, 16, 2, 6);

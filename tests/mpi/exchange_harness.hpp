@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "moe/backends/all_to_all_v.hpp"
@@ -118,5 +119,21 @@ class Harness {
   std::vector<float> row_;
   std::int64_t slots_ = 0;
 };
+
+/// The last rank's prepare() with `wrong` is refused with `own` and `sentence`; the other ranks, whose tokens are good, get `others` and
+/// the name of the refusing rank. Afterwards a round with good tokens passes. `H`: Harness or WindowHarness.
+template <class H, class Batch>
+void expect_prepare_refused(H& h, Comm const& comm, Batch const& good, moe::RoutedTokens<float> const& wrong, moe::ErrorCode own,
+                            moe::ErrorCode others, std::string const& sentence) {
+  int const last = comm.size() - 1;
+  bool const errs = comm.rank() == last;
+  std::string const message = expect_error(errs ? own : others, [&] { h.exchange().prepare(errs ? wrong : good.tokens(), {}); });
+  if (errs) {
+    EXPECT_EQ(message, sentence);
+  } else {
+    EXPECT_EQ(message.find(moe::text("rank ", last, " refused its arguments with ", moe::name(own))), 0U) << message;
+  }
+  h.check(good, "after " + sentence);
+}
 
 }  // namespace moe_test

@@ -31,14 +31,7 @@ TYPED_TEST(WindowProtocol, T4_T12_PrepareThatOneRankRefuses) {
   WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2, .max_tokens = 4});
   auto const good = random_batch<float>(this->rank(), 2, 4, 16, 2, experts);
   auto refuse = [&](moe::RoutedTokens<float> const& wrong, ErrorCode own, ErrorCode others, std::string const& sentence) {
-    std::string const message =
-        expect_error(this->seen(own, others), [&] { h.exchange().prepare(this->errs() ? wrong : good.tokens(), {}); });
-    if (this->errs()) {
-      EXPECT_EQ(message, sentence);
-    } else {
-      EXPECT_EQ(message.find(moe::text("rank ", this->comm.size() - 1, " refused its arguments with ", moe::name(own))), 0U) << message;
-    }
-    h.check(good, "after " + sentence);
+    expect_prepare_refused(h, this->comm, good, wrong, own, others, sentence);
   };
   auto const t = good.tokens();
   auto const five = random_batch<float>(this->rank(), 2, 5, 16, 2, experts);
