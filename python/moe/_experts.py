@@ -13,14 +13,17 @@ from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
 _LEAST_ROWS = 64
+#: Of a runner that packs the weights: a larger one beside it would hold another copy of them, so it is never followed by one.
+PACKED_ROWS = 4096
 
 
 class _Entry:
-    """Runners over one set of arrays. A larger runner is added beside the smaller ones, which a captured CUDA graph may use. All are
-    destroyed with the arrays, or when these were moved or written in place."""
+    """Runners over one set of arrays. A larger runner is added beside the smaller ones, which a captured CUDA graph may use; one that
+    packs the weights is large from its first call. All are destroyed with the arrays, or when these were moved or written in place."""
 
     def __init__(self, arrays: list[Any], key: tuple, settings: dict[str, Any]) -> None:
         self.settings = settings
+        self.packs = False  # whether its runners pack the weights; known when one was made
         self.runners: list[Runner] = []
         self.state = _state(arrays)
         self.references = [weakref.ref(array, lambda _: _forget(key)) for array in arrays]
@@ -33,9 +36,18 @@ class _Entry:
             self.state = state
         if self.runners and (rows <= self.runners[-1].max_tokens or not self._may_grow()):
             return self.runners[-1]
-        capacity = min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
-        self.runners.append(sharing_runner(scope="experts", max_tokens=capacity, keep_weights=False, **self.settings_with(arrays)))
-        return self.runners[-1]
+        runner = self.make(rows, arrays)
+        if runner.weights_packed and runner.max_tokens < PACKED_ROWS:  # nothing has used it yet
+            self.packs = True
+            runner.close()
+            runner = self.make(rows, arrays)
+        self.runners.append(runner)
+        return runner
+
+    def make(self, rows: int, arrays: list[Any]) -> Runner:
+        least = PACKED_ROWS if self.packs else _LEAST_ROWS
+        capacity = min(max(least, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
+        return sharing_runner(scope="experts", max_tokens=capacity, keep_weights=False, **self.settings_with(arrays))
 
     def settings_with(self, arrays: list[Any]) -> dict[str, Any]:
         given = iter(arrays)
@@ -135,7 +147,9 @@ def experts(
     Returns:
         [M, H], of hidden's framework, dtype and device.
 
-    The runner behind it is kept as long as the weight arrays live, so pass the same objects again. torch counts writes to a tensor:
+    The runner behind it is kept as long as the weight arrays live, so pass the same objects again. A call with more rows than any
+    before makes a larger one, up to 8192 rows; one that packs the weights is made once, for 4096 rows (8192 if the first call has more).
+    Longer inputs run in pieces. While a CUDA graph is captured no runner is made: call with as many rows before. torch counts writes to a tensor:
     weights written in place are noticed. Other frameworks do not: there a runner that would have to pack the weights is not kept.
 
     On a GPU the runners behind all weights share one workspace: calls on several streams wait for each other. CUDA graphs that were

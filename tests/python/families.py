@@ -116,8 +116,8 @@ def experts(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """What the model answers to a fixed input: its logits, or its last hidden state where it has no head."""
-    ids = torch.tensor([[5, 17, 99, 3, 42, 7, 64, 30, 11], [8, 8, 100, 77, 23, 9, 12, 55, 3]])
+    """What the model answers to a fixed input: its logits, or its last hidden state where it has no head. float32 on the host."""
+    ids = torch.tensor([[5, 17, 99, 3, 42, 7, 64, 30, 11], [8, 8, 100, 77, 23, 9, 12, 55, 3]], device=model.device)
     with torch.no_grad():
         answer = model(input_ids=ids, use_cache=False)
-    return (answer.logits if hasattr(answer, "logits") else answer.last_hidden_state).float()
+    return (answer.logits if hasattr(answer, "logits") else answer.last_hidden_state).float().cpu()

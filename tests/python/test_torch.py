@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import moe  # noqa: E402
+from moe import _experts  # noqa: E402
 from torch import library as torch_library  # noqa: E402
 
 if not moe.has("onednn") and not (moe.has("cuda") and torch.cuda.is_available()):
@@ -170,3 +171,50 @@ def test_from_numpy_to_torch_is_the_same():
     layer = Layer()
     by_numpy = moe.experts(layer.hidden, layer.ids, layer.weights, layer.w13, layer.w2)
     assert np.array_equal(moe.experts(*tensors(layer)).cpu().numpy(), by_numpy)
+
+
+@pytest.fixture
+def runners_made(monkeypatch):
+    """(max_tokens, whether it was closed) of every runner that moe.experts makes."""
+    made = []
+    original = _experts.sharing_runner
+
+    def record(**settings):
+        made.append(original(**settings))
+        return made[-1]
+
+    monkeypatch.setattr(_experts, "sharing_runner", record)
+    moe.clear_cache()
+    yield made
+    moe.clear_cache()
+
+
+def test_a_runner_that_packs_is_made_once_for_long_inputs(monkeypatch, runners_made):
+    """After a call of few rows a long one needs no second copy of the weights and no pieces of 64 rows."""
+    monkeypatch.setattr(moe.Runner, "weights_packed", property(lambda self: True))
+    layer = Layer(rows=8)
+    hidden, ids, weights, w13, w2 = tensors(layer)
+    for times in (1, 600, 1100):  # 8, 4800 and 8800 rows: one piece, two, three
+        output = moe.experts(hidden.repeat(times, 1), ids.repeat(times, 1), weights.repeat(times, 1), w13, w2)
+        assert distance(output.cpu().numpy(), np.tile(layer.expected(), (times, 1))) < 1e-5
+    assert [(runner.max_tokens, runner._handle == 0) for runner in runners_made] == [(64, True), (4096, False)]
+    moe.experts(hidden, ids, weights, w13, w2.clone())  # another w2: known to pack only when its own runner was made
+    assert [runner.max_tokens for runner in runners_made[2:]] == [64, 4096]
+
+
+def test_the_first_call_of_a_runner_that_packs_may_be_longer(monkeypatch, runners_made):
+    monkeypatch.setattr(moe.Runner, "weights_packed", property(lambda self: True))
+    hidden, ids, weights, w13, w2 = tensors(Layer(rows=8))
+    for times in (600, 2000):
+        moe.experts(hidden.repeat(times, 1), ids.repeat(times, 1), weights.repeat(times, 1), w13, w2)
+    assert [runner.max_tokens for runner in runners_made] == [8192]
+
+
+def test_a_runner_that_reads_the_weights_grows(runners_made):
+    layer = Layer(rows=8)
+    hidden, ids, weights, w13, w2 = tensors(layer)
+    for times in (1, 20, 10, 1100):
+        output = moe.experts(hidden.repeat(times, 1), ids.repeat(times, 1), weights.repeat(times, 1), w13, w2)
+        assert distance(output.cpu().numpy(), np.tile(layer.expected(), (times, 1))) < 1e-5
+    if not runners_made[0].weights_packed:
+        assert [runner.max_tokens for runner in runners_made] == [64, 256, 8192]
