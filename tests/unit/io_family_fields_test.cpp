@@ -77,6 +77,32 @@ TEST(FamilyFields, AValueThatChangesTheOutputChangesTheDescriptionOrIsRefused) {
   EXPECT_GT(refused, 40);
 }
 
+/// A field whose default in the family's code is not what its absence would mean here must be stated.
+TEST(FamilyFields, AnAbsentFieldIsRefusedOrMeansTheDefaultOfTheFamily) {
+  // What transformers 5.23.0 takes where these are absent, which is what the description then has.
+  json const defaults{{"cohere2_moe", {{"num_shared_experts", 0}}},
+                      {"dots1", {{"n_shared_experts", nullptr}}},
+                      {"dots3_note_vision_encoder", {{"per_layer_config", nullptr}}},
+                      {"granitemoe_swa", {{"shared_intermediate_size", 0}}},
+                      {"granitemoeshared", {{"shared_intermediate_size", 0}}},
+                      {"kimi_linear", {{"num_expert_group", 1}}},
+                      {"step3p5", {{"swiglu_limits", nullptr}, {"swiglu_limits_shared", nullptr}}}};
+  json const all = families();
+  for (auto const& [family, entry] : all.items()) {
+    json const& base = entry["config"];
+    for (auto const& [field, value] : base.items()) {
+      if (field == "mlp_layer_types") continue;  // which layers have a block
+      json config = base;
+      config.erase(field);
+      auto const now = described(config);
+      if (!now || now == described(base)) continue;
+      ASSERT_TRUE(defaults.contains(family) && defaults[family].contains(field)) << family << ": the absence of " << field << " is ignored";
+      config[field] = defaults[family][field];
+      EXPECT_EQ(now, described(config)) << family << ' ' << field;
+    }
+  }
+}
+
 /// Two contradictory values of a field. A family reads the field, or refuses the value that its blocks do not implement.
 TEST(FamilyFields, AFieldOfAnotherFamilyIsNotIgnored) {
   std::map<std::string, std::vector<json>> const contradictory{
@@ -328,6 +354,48 @@ TEST(FamilyFields, LayersThatTheConfigurationCountsInItsOwnWay) {
   vision["per_layer_config"]["0"]["hidden_size"] = 16;
   moe_test::expect_error(ErrorCode::unsupported, "'hidden_size' is not known for a single layer",
                          [&] { (void)from_config(HfConfig::from_text(vision.dump(), "c"), 0); });
+}
+
+/// per_layer_config as transformers 5.23.0 writes it: the keys of a model with ten layers or more begin with zeros.
+TEST(FamilyFields, ValuesOfASingleLayer) {
+  json const all = families();
+  auto const config = [](json const& c) { return HfConfig::from_text(c.dump(), "c"); };
+  json vision = all["dots3_note_vision_encoder"]["config"];
+  int const experts = vision["num_local_experts"];
+  vision["num_hidden_layers"] = 12;
+  vision["mlp_layer_types"] = std::vector<std::string>(12, "sparse");
+  vision["per_layer_config"] = {{"03", {{"num_local_experts", 12}}}, {"11", {{"num_local_experts", 16}}}};
+  EXPECT_EQ(from_config(config(vision), 2).router.num_experts, experts);
+  EXPECT_EQ(from_config(config(vision), 3).router.num_experts, 12);
+  EXPECT_EQ(from_config(config(vision), 11).router.num_experts, 16);
+  vision["per_layer_config"]["3"] = {{"num_local_experts", 4}};
+  moe_test::expect_error(ErrorCode::config, "'per_layer_config' names layer 3 twice", [&] { (void)from_config(config(vision), 3); });
+  vision["per_layer_config"] = {{"first", {{"num_local_experts", 12}}}};
+  moe_test::expect_error(ErrorCode::config, "'per_layer_config' has the key 'first', expected the index of a layer",
+                         [&] { (void)from_config(config(vision), 3); });
+
+  // Blocks that are alike in all layers: attention may differ, the block may not.
+  for (auto const& [family, entry] : all.items()) {
+    if (family == "dots3_note_vision_encoder") continue;
+    json const& base = entry["config"];
+    json c = base;
+    c["per_layer_config"] = {{"0", {{"num_attention_heads", 3}, {"sliding_window", nullptr}, {"skip", json::array()}}}};
+    EXPECT_EQ(described(c), described(base)) << family;
+    for (json const& change : entry["changes"]) {
+      std::string const field = change[0];
+      c["per_layer_config"] = {{"00", {{field, base[field]}}}, {"01", {{field, change[1]}}}};
+      EXPECT_EQ(described(c), described(base)) << family << ' ' << field;
+      c["per_layer_config"] = {{"00", {{field, change[1]}}}};
+      EXPECT_EQ(described(c), std::nullopt) << family << " ignores another " << field << " of layer 0";
+    }
+    c["per_layer_config"] = {{"0", {{"skip", {"mlp"}}}}};
+    EXPECT_EQ(described(c), std::nullopt) << family;
+  }
+  json mixtral = all["mixtral"]["config"];
+  mixtral["per_layer_config"] = {{"0", {{"num_experts_per_tok", 1}}}};
+  moe_test::expect_error(ErrorCode::unsupported,
+                         "'c:per_layer_config:0': 'num_experts_per_tok' is 1 for this layer alone, which the blocks of mixtral do not have",
+                         [&] { (void)from_config(config(mixtral), 0); });
 }
 
 TEST(FamilyFields, ExpertDtypeInsideOrBesideTheQuantization) {

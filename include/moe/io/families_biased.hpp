@@ -50,9 +50,9 @@ inline void deepseek_v3(Config c, Out d) {
   if (c.has("topk_method")) c.string("topk_method", {"noaux_tc"});
   groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
-  d.router.routed_scaling_factor =
-      c.has("routed_scaling_factor") || !d.model_type.starts_with("mimo") ? c.positive("routed_scaling_factor") : 1.0F;
-  shared_of_routed_width(c, d, {"n_shared_experts", "num_shared_experts"});
+  bool const mimo = d.model_type.starts_with("mimo");
+  d.router.routed_scaling_factor = c.has("routed_scaling_factor") || !mimo ? c.positive("routed_scaling_factor") : 1.0F;
+  shared_of_routed_width(c, d, {"n_shared_experts", "num_shared_experts"}, mimo || d.model_type == "dots1");
 }
 inline void axk1(Config c, Out d) {
   deepseek_v3(c, d);
@@ -92,17 +92,15 @@ inline void dots3_note_vision(Config c, Out d, std::int64_t layer) {
   biased_sigmoid(d);
   renormalise(d, true, 1e-20F);
   d.router.routed_scaling_factor = c.positive("router_scaling_factor");
-  if (!c.has("per_layer_config")) return;
-  HfConfig const layers = c.section("per_layer_config");
-  if (!layers.has(text(layer))) return;
-  HfConfig const own = layers.section(text(layer));
-  for (auto const& [field, value] : own.json().items()) {
+  auto const own = c.of_layer(layer);
+  if (!own) return;
+  for (auto const& [field, value] : own->json().items()) {
     if (field == "num_local_experts") {
-      d.router.num_experts = static_cast<int>(own.integer(field, 1, 65536));
+      d.router.num_experts = static_cast<int>(own->integer(field, 1, 65536));
     } else if (field == "num_experts_per_tok") {
-      d.router.topk = static_cast<int>(own.integer(field, 1, kMaxTopK));
+      d.router.topk = static_cast<int>(own->integer(field, 1, kMaxTopK));
     } else {
-      throw Error(ErrorCode::unsupported, one_line("'", own.label(), "': '", field.substr(0, 60), "' is not known for a single layer"));
+      throw Error(ErrorCode::unsupported, one_line("'", own->label(), "': '", field.substr(0, 60), "' is not known for a single layer"));
     }
   }
 }

@@ -76,7 +76,7 @@ inline void switch_transformers(Config c, Out d) {
   d.activation.kind = ungated_kind(c.string("dense_act_fn"), c.label());
   d.router_bias = c.flag("router_bias");
   if (c.has("router_dtype")) c.string("router_dtype", {"float32"});
-  if (c.has("expert_capacity")) d.router.expert_capacity = c.integer("expert_capacity");
+  d.router.expert_capacity = c.integer("expert_capacity");
 }
 
 // top-k of the logits, then a score of the chosen
@@ -86,8 +86,9 @@ inline void granite(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"});
   topk_softmax(d);
   // In the -shared and -hybrid models the shared MLP stands beside the block and sees the same input.
-  if (c.has("shared_intermediate_size") && c.integer("shared_intermediate_size", 0) > 0)
-    shared(d, 1, c.integer("shared_intermediate_size"));
+  bool const always = d.model_type == "granitemoehybrid";  // its code has another default than none
+  std::int64_t const width = always || c.has("shared_intermediate_size") ? c.integer("shared_intermediate_size", 0) : 0;
+  if (width > 0) shared(d, 1, width);
 }
 inline void jetmoe(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"intermediate_size"}, "activation_function");
@@ -126,7 +127,7 @@ inline void cohere2(Config c, Out d) {
   } else {
     c.ignore("norm_topk_prob");  // the softmax over the chosen logits is normalised in either case
   }
-  shared_of_routed_width(c, d, {"num_shared_experts"});
+  shared_of_routed_width(c, d, {"num_shared_experts"}, true);
   if (d.shared.count > 0 && c.string("shared_expert_combination_strategy", {"sum", "average"}) == "average") {
     d.shared.combination = Combination::average;
   }

@@ -40,13 +40,16 @@ inline void shared(Out d, std::int64_t count, std::int64_t intermediate, SharedG
   d.shared.gate = gate;
   d.shared.activation = d.activation;
 }
-/// `n` shared experts as wide as a routed one; absent or null means none.
-inline void shared_of_routed_width(Config c, Out d, Fields fields) {
+/// `n` shared experts as wide as a routed one; null means none. E_CONFIG if no field is there, unless the family then has none.
+inline void shared_of_routed_width(Config c, Out d, Fields fields, bool may_be_absent = false) {
+  bool stated = may_be_absent;
   for (std::string_view f : fields) {
+    stated = stated || c.json().contains(f);
     if (!c.has(f)) continue;
     std::int64_t const n = c.integer(f, 0, 1024);
     return shared(d, n, n * d.intermediate);
   }
+  if (!stated) (void)c.integer(fields);  // the error that names them
 }
 /// The first of `fields` that is stated; the first one if none is.
 inline std::string_view first_stated(Config c, Fields fields) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -168,6 +170,26 @@ class HfConfig {
     out.label_ = text(label_, ':', field);
     out.model_type_ = model_type_;
     out.read_ = read_;
+    return out;
+  }
+
+  /// What per_layer_config states for layer `layer` alone; nothing if it does not name it. transformers pads its keys with zeros to one
+  /// length, so they are compared as numbers.
+  std::optional<HfConfig> of_layer(std::int64_t layer) const {
+    constexpr std::string_view kField = "per_layer_config";
+    if (!has(kField)) return std::nullopt;
+    HfConfig const layers = section(kField);
+    std::optional<HfConfig> out;
+    for (auto const& [key, unused] : layers.json_.items()) {
+      std::int64_t index = -1;
+      auto const [end, error] = std::from_chars(key.data(), key.data() + key.size(), index);
+      if (error != std::errc() || end != key.data() + key.size() || index < 0) {
+        fail(one_line("'", kField, "' has the key '", key.substr(0, 60), "', expected the index of a layer"));
+      }
+      if (index != layer) continue;
+      if (out) fail(one_line("'", kField, "' names layer ", layer, " twice"));
+      out = layers.section(key);
+    }
     return out;
   }
 

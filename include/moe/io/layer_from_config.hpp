@@ -309,6 +309,7 @@ inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) 
   refuse_biases("mlp_bias");
   if (d.model_type.starts_with("ernie")) refuse_biases("use_bias");
   detail::refuse_unread(config, read, d);
+  detail::refuse_own_values(config, read, layer);
   if (c.has("quantization_config")) {
     HfConfig const q = c.section("quantization_config");
     d.quantization = checkpoint_quantization(q);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -162,6 +163,22 @@ inline void refuse_unread(HfConfig const& c, std::set<std::string, std::less<>> 
     if (at == c.json().end() || at->is_null() || read.contains(field.name) || field.agrees(*at, d)) continue;
     throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': '", field.name, "' is ", HfConfig::spelled(*at),
                                                  ", which the blocks of ", d.model_type, " do not have: what they compute is not known"));
+  }
+}
+/// E_UNSUPPORTED if per_layer_config gives layer `layer` another value of a field that its block uses. Only the families that read
+/// per_layer_config have such blocks; others read it for their attention alone.
+inline void refuse_own_values(HfConfig const& c, std::set<std::string, std::less<>> const& read, std::int64_t layer) {
+  if (read.contains("per_layer_config")) return;
+  auto const own = c.of_layer(layer);
+  if (!own) return;
+  for (auto const& [field, value] : own->json().items()) {
+    bool const of_the_block = read.contains(field) || field == "num_experts_per_tok" || field == "moe_intermediate_size" ||
+                              std::ranges::find(kSemanticFields, field, &SemanticField::name) != std::end(kSemanticFields);
+    auto const at = c.json().find(field);
+    bool const skips = field == "skip" && !value.empty();
+    if (!skips && (!of_the_block || (at != c.json().end() && *at == value))) continue;
+    throw Error(ErrorCode::unsupported, one_line("'", own->label(), "': '", field.substr(0, 60), "' is ", HfConfig::spelled(value),
+                                                 " for this layer alone, which the blocks of ", c.model_type(), " do not have"));
   }
 }
 
