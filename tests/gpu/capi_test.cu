@@ -23,6 +23,47 @@ struct GpuHandles : Handles {
   ~GpuHandles() { cudaDeviceSynchronize(); }
 };
 
+/// A layer's arrays on the GPU beside those on the host, and the calls on them. Members of moe.h are the test's to change.
+struct GpuLayer {
+  GpuLayer() {
+    weights.w13 = w13.get();
+    weights.w2 = w2.get();
+  }
+  /// A router that renormalises, for config.router.
+  moe_router_config router_config() const {
+    moe_router_config router = MOE_ROUTER_CONFIG_INIT;
+    router.renorm = "sum";
+    return router;
+  }
+  moe_status create(moe_group_t group, moe_runner_t* runner) const { return moe_runner_create(&config, &weights, group, runner); }
+  moe_status forward(moe_runner_t runner, cudaStream_t stream) const {
+    return moe_runner_forward(runner, hidden.get(), logits.get(), output.get(), nullptr, stream);
+  }
+  moe_status forward_routed(moe_runner_t runner, cudaStream_t stream) const {
+    return moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream);
+  }
+  /// The routing of `logits` into ids and given, with the sizes of the configuration.
+  moe_status route(moe_router_config router, cudaStream_t stream) const {
+    router.num_experts = config.num_experts;
+    router.topk = config.topk;
+    return moe_route(&router, logits.get(), nullptr, ids.get(), given.get(), stream);
+  }
+  void read_routing() {
+    ids.read(host.ids);
+    given.read(host.weights);
+  }
+  /// Of the output, read into host.output, from the layer's definition with the routing in `host`.
+  double error() {
+    output.read(host.output);
+    return relative_error(host.output.values(), reference(host));
+  }
+
+  LayerArrays<moe::bf16> host;
+  OnGpu w13{host.w13}, w2{host.w2}, hidden{host.hidden}, logits{host.logits}, ids{host.ids}, given{host.weights}, output{host.output};
+  moe_runner_config config = host.config();
+  moe_weights weights = MOE_WEIGHTS_INIT;
+};
+
 /// A graph of the calls on a stream, captured in the mode that torch uses. A test that ends early ends the capture.
 class Graph {
  public:
@@ -144,94 +185,67 @@ INSTANTIATE_TEST_SUITE_P(Schemes, CapiOnGpu,
                                          Case{"mxfp4_w4a16", "cuda_reference", 8e-3}));
 
 TEST(CapiOnGpu, RouterAndBadInput) {
-  LayerArrays<moe::bf16> a;
-  OnGpu w13(a.w13);
-  OnGpu w2(a.w2);
-  OnGpu hidden(a.hidden);
-  OnGpu logits(a.logits);
-  OnGpu ids(a.ids);
-  OnGpu given(a.weights);
-  OnGpu output(a.output);
-  moe_runner_config config = a.config();
-  moe_router_config router = MOE_ROUTER_CONFIG_INIT;
-  router.renorm = "sum";
-  config.router = &router;
-  moe_weights weights = MOE_WEIGHTS_INIT;
-  weights.w13 = w13.get();
-  weights.w2 = w2.get();
+  GpuLayer a;
+  moe_router_config const router = a.router_config();
+  a.config.router = &router;
   GpuHandles h;
-  ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
-  ASSERT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), output.get(), nullptr, nullptr));
-  router.num_experts = config.num_experts;
-  router.topk = config.topk;
-  ASSERT_OK(moe_route(&router, logits.get(), nullptr, ids.get(), given.get(), nullptr));
+  ASSERT_OK(a.create(h.group, &h.runner));
+  ASSERT_OK(a.forward(h.runner, nullptr));
+  ASSERT_OK(a.route(router, nullptr));
   ASSERT_OK(moe_runner_wait(h.runner, nullptr));
-  output.read(a.output);
-  ids.read(a.ids);
-  given.read(a.weights);
-  EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+  a.read_routing();
+  EXPECT_LT(a.error(), 8e-3);
 
-  auto const refused = expect_refused;
-  refused(moe_runner_forward(h.runner, &a.hidden, logits.get(), output.get(), nullptr, nullptr), MOE_E_ARG, "hidden: device is cpu");
-  OnGpu odd(a.hidden);
+  auto const refused = [&](DLTensor const* hidden, char const* part) {
+    expect_refused(moe_runner_forward(h.runner, hidden, a.logits.get(), a.output.get(), nullptr, nullptr), MOE_E_ARG, part);
+  };
+  refused(&a.host.hidden, "hidden: device is cpu");
+  OnGpu odd(a.host.hidden);
   odd.tensor().byte_offset = 2;
-  refused(moe_runner_forward(h.runner, odd.get(), logits.get(), output.get(), nullptr, nullptr), MOE_E_ARG, "16 bytes");
+  refused(odd.get(), "16 bytes");
   odd.tensor().device.device_id = 7;
-  refused(moe_runner_forward(h.runner, odd.get(), logits.get(), output.get(), nullptr, nullptr), MOE_E_ARG, "hidden: device is cuda:7");
+  refused(odd.get(), "hidden: device is cuda:7");
   moe_runner_t runner = nullptr;
-  weights.w2 = &a.w2;
-  refused(moe_runner_create(&config, &weights, h.group, &runner), MOE_E_ARG, "w2: device is cpu");
-  weights.w2 = w2.get();
-  config.experts = "onednn";
-  refused(moe_runner_create(&config, &weights, h.group, &runner), MOE_E_CONFIG, "onednn");
+  a.weights.w2 = &a.host.w2;
+  expect_refused(a.create(h.group, &runner), MOE_E_ARG, "w2: device is cpu");
+  a.weights.w2 = a.w2.get();
+  a.config.experts = "onednn";
+  expect_refused(a.create(h.group, &runner), MOE_E_CONFIG, "onednn");
 }
 
 TEST(CapiOnGpu, Capture) {
-  LayerArrays<moe::bf16> a;
-  OnGpu w13(a.w13);
-  OnGpu w2(a.w2);
-  OnGpu hidden(a.hidden);
-  OnGpu logits(a.logits);
-  OnGpu ids(a.ids);
-  OnGpu given(a.weights);
-  OnGpu output(a.output);
-  OnGpu other(a.output);
-  moe_runner_config config = a.config();
-  config.experts = "cuda_reference";  // has a copy of the weights
-  moe_router_config router = MOE_ROUTER_CONFIG_INIT;
-  router.renorm = "sum";
-  config.router = &router;
-  moe_weights weights = MOE_WEIGHTS_INIT;
-  weights.w13 = w13.get();
-  weights.w2 = w2.get();
+  GpuLayer a;
+  OnGpu other(a.host.output);
+  moe_router_config const router = a.router_config();
+  a.config.experts = "cuda_reference";  // has a copy of the weights
+  a.config.router = &router;
   GpuHandles h;
-  ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
-  router.num_experts = config.num_experts;
-  router.topk = config.topk;
+  ASSERT_OK(a.create(h.group, &h.runner));
   moe::CudaStream const stream;
   moe::CudaStream const beside;
   auto run = [&] {
     ASSERT_OK(moe_runner_weights_changed(h.runner, stream));
-    ASSERT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), output.get(), nullptr, stream));
-    ASSERT_OK(moe_route(&router, logits.get(), nullptr, ids.get(), given.get(), stream));
+    ASSERT_OK(a.forward(h.runner, stream));
+    ASSERT_OK(a.route(router, stream));
   };
   run();
   ASSERT_OK(moe_runner_wait(h.runner, stream));
-  output.read(a.output);
-  ids.read(a.ids);
-  given.read(a.weights);
-  std::vector<float> const first = widened(a.output.values());
-  EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+  a.read_routing();
+  EXPECT_LT(a.error(), 8e-3);
+  std::vector<float> const first = widened(a.host.output.values());
 
   // What may be captured, and between it what is refused and leaves the capture as it is.
   Graph graph(stream);
   run();
   if (HasFatalFailure()) return;
   expect_refused(moe_runner_wait(h.runner, stream), MOE_E_STATE, "moe_runner_wait()");
-  expect_refused(moe_experts(&config, &weights, hidden.get(), ids.get(), given.get(), output.get(), stream), MOE_E_STATE, "moe_experts()");
-  expect_refused(moe_runner_forward(h.runner, &a.hidden, logits.get(), output.get(), nullptr, stream), MOE_E_ARG, "hidden: device is cpu");
+  expect_refused(moe_experts(&a.config, &a.weights, a.hidden.get(), a.ids.get(), a.given.get(), a.output.get(), stream), MOE_E_STATE,
+                 "moe_experts()");
+  expect_refused(moe_runner_forward(h.runner, &a.host.hidden, a.logits.get(), a.output.get(), nullptr, stream), MOE_E_ARG,
+                 "hidden: device is cpu");
   EXPECT_OK(moe_runner_check(h.runner));
-  EXPECT_OK(moe_runner_forward(h.runner, hidden.get(), logits.get(), other.get(), nullptr, beside));  // on a stream that is not captured
+  // On a stream that is not captured.
+  EXPECT_OK(moe_runner_forward(h.runner, a.hidden.get(), a.logits.get(), other.get(), nullptr, beside));
   graph.end();
   Graph alone(stream);
   run();
@@ -239,46 +253,33 @@ TEST(CapiOnGpu, Capture) {
   alone.end();
   EXPECT_EQ(graph.num_nodes(), alone.num_nodes());
   ASSERT_OK(moe_runner_wait(h.runner, beside));
-  other.read(a.output);
-  EXPECT_EQ(widened(a.output.values()), first);
-  output.spoil();
-  ids.spoil();
+  other.read(a.host.output);
+  EXPECT_EQ(widened(a.host.output.values()), first);
+  a.output.spoil();
+  a.ids.spoil();
   cudaDeviceSynchronize();
   graph.launch();
-  output.read(a.output);
-  EXPECT_EQ(widened(a.output.values()), first);
-  std::vector<std::int32_t> const chosen = a.ids.values();
-  ids.read(a.ids);
-  EXPECT_EQ(a.ids.values(), chosen);
+  a.output.read(a.host.output);
+  EXPECT_EQ(widened(a.host.output.values()), first);
+  std::vector<std::int32_t> const chosen = a.host.ids.values();
+  a.ids.read(a.host.ids);
+  EXPECT_EQ(a.host.ids.values(), chosen);
 
   // The graph reads the weights again.
-  for (moe::bf16& w : a.w2.values()) w = moe::bf16{};
-  w2.write(a.w2);
+  for (moe::bf16& w : a.host.w2.values()) w = moe::bf16{};
+  a.w2.write(a.host.w2);
   graph.launch();
-  output.read(a.output);
-  EXPECT_EQ(widened(a.output.values()), std::vector<float>(first.size(), 0.0F));
+  a.output.read(a.host.output);
+  EXPECT_EQ(widened(a.host.output.values()), std::vector<float>(first.size(), 0.0F));
 }
 
 TEST(CapiOnGpu, ErrorsOfOthers) {
-  LayerArrays<moe::bf16> a;
-  OnGpu w13(a.w13);
-  OnGpu w2(a.w2);
-  OnGpu hidden(a.hidden);
-  OnGpu ids(a.ids);
-  OnGpu given(a.weights);
-  OnGpu output(a.output);
-  moe_runner_config const config = a.config();
-  moe_weights weights = MOE_WEIGHTS_INIT;
-  weights.w13 = w13.get();
-  weights.w2 = w2.get();
+  GpuLayer a;
   GpuHandles h;
-  ASSERT_OK(moe_runner_create(&config, &weights, h.group, &h.runner));
-  auto run = [&](cudaStream_t stream) {
-    return moe_runner_forward_routed(h.runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream);
-  };
+  ASSERT_OK(a.create(h.group, &h.runner));
   void* memory = nullptr;
   ASSERT_NE(cudaMalloc(&memory, std::size_t{1} << 60), cudaSuccess);  // the program's error is none of the next call
-  EXPECT_OK(run(nullptr));
+  EXPECT_OK(a.forward_routed(h.runner, nullptr));
   ASSERT_OK(moe_runner_wait(h.runner, nullptr));
 
   // A capture that another call has broken: an error, and neither the program's next call nor the runner's is touched.
@@ -287,14 +288,13 @@ TEST(CapiOnGpu, ErrorsOfOthers) {
     Graph graph(stream);
     EXPECT_NE(cudaStreamSynchronize(stream), cudaSuccess);
     cudaGetLastError();  // the program's own: libmoe has a CUDA runtime of its own, whose errors are others
-    EXPECT_EQ(run(stream), MOE_E_CUDA) << moe_last_error();
+    EXPECT_EQ(a.forward_routed(h.runner, stream), MOE_E_CUDA) << moe_last_error();
     EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
     EXPECT_THROW(graph.end(), moe::Error);
   }
-  EXPECT_OK(run(stream));
+  EXPECT_OK(a.forward_routed(h.runner, stream));
   ASSERT_OK(moe_runner_wait(h.runner, stream));
-  output.read(a.output);
-  EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+  EXPECT_LT(a.error(), 8e-3);
 }
 
 TEST(CapiOnGpu, NcclIds) {
@@ -308,40 +308,28 @@ TEST(CapiOnGpu, NcclIds) {
   EXPECT_NE(std::string(moe_last_error()).find("id: "), std::string::npos);
 
   if (on_hopper()) {  // one rank over NCCL
-    LayerArrays<moe::bf16> a;
-    OnGpu w13(a.w13);
-    OnGpu w2(a.w2);
-    OnGpu hidden(a.hidden);
-    OnGpu ids(a.ids);
-    OnGpu given(a.weights);
-    OnGpu output(a.output);
-    moe_weights weights = MOE_WEIGHTS_INIT;
-    weights.w13 = w13.get();
-    weights.w2 = w2.get();
-    moe_runner_config config = a.config();
-    config.backend = "all_to_all_v";
+    GpuLayer a;
+    a.config.backend = "all_to_all_v";
     moe_runner_t runner = nullptr;
-    ASSERT_OK(moe_runner_create(&config, &weights, group, &runner));
-    EXPECT_OK(moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, nullptr));
+    ASSERT_OK(a.create(group, &runner));
+    EXPECT_OK(a.forward_routed(runner, nullptr));
     EXPECT_OK(moe_runner_wait(runner, nullptr));
-    output.read(a.output);
-    EXPECT_LT(relative_error(a.output.values(), reference(a)), 8e-3);
+    EXPECT_LT(a.error(), 8e-3);
     EXPECT_OK(moe_runner_destroy(runner));
 
     // So many rows that the exchange reads their counts on the host: refused under a capture, before anything is enqueued.
-    config.max_tokens_per_rank = 1 << 17;
-    ASSERT_OK(moe_runner_create(&config, &weights, group, &runner));
+    a.config.max_tokens_per_rank = 1 << 17;
+    ASSERT_OK(a.create(group, &runner));
     moe::CudaStream const stream;
-    auto forward = [&] { return moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream); };
-    EXPECT_OK(forward());
+    EXPECT_OK(a.forward_routed(runner, stream));
     EXPECT_OK(moe_runner_wait(runner, stream));
     {
       Graph graph(stream);
-      expect_refused(forward(), MOE_E_STATE, "reads the counts of rows on the host");
+      expect_refused(a.forward_routed(runner, stream), MOE_E_STATE, "reads the counts of rows on the host");
       graph.end();
       EXPECT_EQ(graph.num_nodes(), 0);
     }
-    EXPECT_OK(forward());
+    EXPECT_OK(a.forward_routed(runner, stream));
     EXPECT_OK(moe_runner_wait(runner, stream));
     EXPECT_OK(moe_runner_destroy(runner));
   }

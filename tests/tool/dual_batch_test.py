@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/dual_batch_test.py: `moe block --dual-batch` gives the bits of whole batches, over every backend whose exchange has halves, whole
 # and in chunks; what cannot be split is refused with the rule's sentence.
-import json
 import pathlib
 import sys
 import tempfile
 
-from tool import DATA, in_parallel, moe, read
+from tool import DATA, block_refusals, in_parallel, report_runs, run_block
 
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
 BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
@@ -26,19 +25,11 @@ def cases(files):
             number += 1
 
 
-def run(folder, name, file, ranks, options):
-    output = folder / f"{name}.safetensors"
-    job = moe("block", file, "--output", output, "--expected", f"{file}:expected", "--json", *options, ranks=ranks)
-    if job.returncode != 0 or job.stderr:
-        return f"exit code {job.returncode}: {job.stderr}", None, None
-    return None, json.loads(job.stdout), read(output)[0]
-
-
 def check(folder, name, file, ranks, options):
     reports = {}
     outputs = {}
     for mode in ("off", "auto", "on"):
-        problem, reports[mode], outputs[mode] = run(folder, f"{name}{mode}", file, ranks, [*options, "--dual-batch", mode])
+        problem, reports[mode], outputs[mode] = run_block(folder, f"{name}{mode}", file, ranks, [*options, "--dual-batch", mode])
         if problem:
             return f"{mode}: {problem}"
         if outputs[mode] != outputs["off"]:
@@ -55,13 +46,6 @@ def check(folder, name, file, ranks, options):
 
 
 def refusals(file):
-    def refused(ranks, options, *parts):
-        job = moe("block", file, "--output", "dual_batch_refused.safetensors", *options, ranks=ranks)
-        lines = job.stderr.splitlines()
-        if job.returncode not in (1, 2) or len(lines) != 1 or any(part not in lines[0] for part in parts):
-            return f"{options} on {ranks} ranks: exit code {job.returncode}: {job.stderr}, expected {parts}"
-        return None
-
     no_halves = "dual batch over a backend that cannot send and wait apart"
     cases = [
         (2, ["--dual-batch", "on", "--backend", "allgather_reduce_scatter"], "E_CONFIG", no_halves, "all_to_all_v"),
@@ -70,7 +54,7 @@ def refusals(file):
         (1, ["--dual-batch", "on", "--device", "cuda"], "E_UNSUPPORTED", "--device cuda: --dual-batch on", "Fix: --device host"),
         (1, ["--dual-batch", "maybe"], "--dual-batch", "maybe"),
     ]
-    return [problem for problem in in_parallel([(refused, *case) for case in cases]) if problem]
+    return block_refusals(file, cases)
 
 
 def main():
@@ -80,12 +64,7 @@ def main():
     runs = list(cases(files))
     with tempfile.TemporaryDirectory() as name:
         results = in_parallel([(check, pathlib.Path(name), i, *run) for i, run in enumerate(runs)])
-    failures = [f"{file.name} on {ranks} ranks {options}: {problem}" for (file, ranks, options), problem in zip(runs, results) if problem]
-    failures += refusals(files[0])
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    print(f"{len(runs)} runs over {len(files)} files, {len(failures)} failed")
-    return 1 if failures else 0
+    return report_runs(runs, results, refusals(files[0]), files)
 
 
 sys.exit(main())

@@ -2,12 +2,11 @@
 # tests/tool/grid_test.py: `moe block` on grids of tensor, data and context parallel ranks gives what one rank gives, whole and in chunks;
 # grids that cannot be are refused with the rule's sentence.
 import itertools
-import json
 import pathlib
 import sys
 import tempfile
 
-from tool import DATA, in_parallel, moe, read, rows, same_output, values
+from tool import DATA, block_refusals, in_parallel, report_runs, rows, run_block, same_output, values
 
 # Shared experts with a sigmoid gate; grouped routing with shared experts; expert biases; zero experts; a latent width.
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
@@ -41,15 +40,6 @@ def cases(files):
             number += 1
 
 
-def run_block(folder, name, file, ranks, options):
-    output = folder / f"{name}.safetensors"
-    run = moe("block", file, "--output", output, "--expected", f"{file}:expected", "--json", *options, ranks=ranks)
-    if run.returncode != 0 or run.stderr:
-        return f"exit code {run.returncode}: {run.stderr}", None, None
-    got, _ = read(output)
-    return None, json.loads(run.stdout), got
-
-
 def check(folder, name, file, ranks, options, alone):
     problem, report, got = run_block(folder, name, file, ranks, options)
     if problem:
@@ -74,13 +64,6 @@ def check(folder, name, file, ranks, options, alone):
 
 
 def refusals(file):
-    def refused(ranks, options, *parts):
-        run = moe("block", file, "--output", "grid_refused.safetensors", *options, ranks=ranks)
-        lines = run.stderr.splitlines()
-        if run.returncode not in (1, 2) or len(lines) != 1 or any(part not in lines[0] for part in parts):
-            return f"{options} on {ranks} ranks: exit code {run.returncode}: {run.stderr}, expected {parts}"
-        return None
-
     cases = [
         (4, ["--tp", 2, "--dp", 3], REFUSED, "--tp 2, --dp 3 and --pcp 1 make 6 ranks, and there are 4. Fix: mpirun -n 6"),
         (2, ["--tp", 3], REFUSED, "make 3 ranks, and there are 2"),
@@ -95,7 +78,7 @@ def refusals(file):
         (1, ["--chunk", 0], "--chunk", "0"),
         (1, ["--expert-parallel", "maybe"], "--expert-parallel", "maybe"),
     ]
-    return [problem for problem in in_parallel([(refused, *case) for case in cases]) if problem]
+    return block_refusals(file, cases)
 
 
 def main():
@@ -110,12 +93,7 @@ def main():
             assert problem is None, problem
         runs = list(cases(files))
         results = in_parallel([(check, folder, i, file, ranks, options, alone[file]) for i, (file, ranks, options) in enumerate(runs)])
-    failures = [f"{file.name} on {ranks} ranks {options}: {problem}" for (file, ranks, options), problem in zip(runs, results) if problem]
-    failures += refusals(files[0])
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    print(f"{len(runs)} runs over {len(files)} files, {len(failures)} failed")
-    return 1 if failures else 0
+    return report_runs(runs, results, refusals(files[0]), files)
 
 
 sys.exit(main())

@@ -9,7 +9,7 @@ import struct
 import sys
 import tempfile
 
-from tool import in_parallel, moe, raw, write
+from tool import in_parallel, layer_problem, raw, write
 
 HIDDEN, LATENT, INTERMEDIATE, EXPERTS, TOPK, SHARED, TOKENS = 96, 64, 32, 6, 3, 2, 7
 EPS, FACTOR, GATE_BETA, UP_BETA = 1e-5, 1.5, 4.0, 25.0
@@ -108,22 +108,12 @@ def block(w, x, normed):
     return [a + b for a, b in zip(times(w["out"], routed), ffn(w["shared"], x))]
 
 
-def run(folder, ranks):
-    io = folder.parent / f"{folder.name}_io.safetensors"
-    done = moe("layer", "--checkpoint", folder, "--layer", 1, "--input", io, "--tensor", "x", "--expected", f"{io}:y", "--output",
-               folder / f"out{ranks}.safetensors", "--json", ranks=ranks)
-    if done.returncode != 0:
-        return f"{folder.name} on {ranks} ranks: {done.stderr}"
-    error = json.loads(done.stdout)["error"]
-    return None if error <= 5e-6 else f"{folder.name} on {ranks} ranks: error {error}"
-
-
 with tempfile.TemporaryDirectory() as temporary:
     root = pathlib.Path(temporary)
     jobs = []
     for name, normed in (("normed", True), ("plain", False)):
         checkpoint(root / name, normed)
-        jobs += [(run, root / name, ranks) for ranks in (0, 2)]
+        jobs += [(layer_problem, root / name, ranks, 5e-6) for ranks in (0, 2)]
     failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 sys.exit(1 if failures else 0)

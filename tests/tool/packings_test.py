@@ -9,7 +9,7 @@ import struct
 import sys
 import tempfile
 
-from tool import in_parallel, moe, raw, write
+from tool import in_parallel, layer_problem, raw, write
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 64, 32, 4, 2, 5
 LAYER = "model.layers.1.mlp."
@@ -262,27 +262,17 @@ def checkpoint(folder, make, quantization):
                                                             "y": ("F32", [TOKENS, HIDDEN], raw("f", flat(expected)))})
 
 
-def run(folder, ranks):
-    io = folder.parent / f"{folder.name}_io.safetensors"
-    done = moe("layer", "--checkpoint", folder, "--layer", 1, "--input", io, "--tensor", "x", "--expected", f"{io}:y", "--output",
-               folder / f"out{ranks}.safetensors", "--json", ranks=ranks)
-    if done.returncode != 0:
-        return f"{folder.name} on {ranks} ranks: {done.stderr}"
-    error = json.loads(done.stdout)["error"]
-    return None if error <= 2e-6 else f"{folder.name} on {ranks} ranks: error {error}"
-
-
 with tempfile.TemporaryDirectory() as temporary:
     root = pathlib.Path(temporary)
     jobs = []
     for name, (make, quantization) in SCHEMES.items():
         checkpoint(root / name, make, quantization)
-        jobs += [(run, root / name, ranks) for ranks in ((0, 3) if name in ("gptq4_desc_act", "awq", "nvfp4") else (0,))]
+        jobs += [(layer_problem, root / name, ranks, 2e-6) for ranks in ((0, 3) if name in ("gptq4_desc_act", "awq", "nvfp4") else (0,))]
     # ModelOpt's first releases leave config.json unchanged and state the quantisation in a separate file.
     old = root / "nvfp4_modelopt_old"
     checkpoint(old, nvfp4(".weight", ".weight_scale_2", False), None)
     (old / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))
-    jobs.append((run, old, 0))
+    jobs.append((layer_problem, old, 0, 2e-6))
     failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 print(f"{len(jobs)} runs, {len(failures)} failed")

@@ -33,6 +33,48 @@ def in_parallel(jobs, at_a_time=2):
         return [f.result() for f in [pool.submit(job[0], *job[1:]) for job in jobs]]
 
 
+def run_block(folder, name, file, ranks, options):
+    """`moe block` on a block file, compared with its own output: (problem, report, tensors written)."""
+    output = folder / f"{name}.safetensors"
+    run = moe("block", file, "--output", output, "--expected", f"{file}:expected", "--json", *options, ranks=ranks)
+    if run.returncode != 0 or run.stderr:
+        return f"exit code {run.returncode}: {run.stderr}", None, None
+    return None, json.loads(run.stdout), read(output)[0]
+
+
+def block_refusals(file, cases):
+    """The problems of `moe block` calls that must end with one line: cases of (ranks, options, parts of the line...)."""
+    def refused(ranks, options, *parts):
+        run = moe("block", file, "--output", "refused.safetensors", *options, ranks=ranks)
+        lines = run.stderr.splitlines()
+        if run.returncode not in (1, 2) or len(lines) != 1 or any(part not in lines[0] for part in parts):
+            return f"{options} on {ranks} ranks: exit code {run.returncode}: {run.stderr}, expected {parts}"
+        return None
+
+    return [problem for problem in in_parallel([(refused, *case) for case in cases]) if problem]
+
+
+def report_runs(runs, results, refusals, files):
+    """Prints the problems of runs (file, ranks, options) and of refusals; the exit code."""
+    failures = [f"{file.name} on {ranks} ranks {options}: {problem}" for (file, ranks, options), problem in zip(runs, results) if problem]
+    failures += refusals
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    print(f"{len(runs)} runs over {len(files)} files, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+def layer_problem(folder, ranks, bound):
+    """Runs `moe layer` over layer 1 of a checkpoint on the rows in FOLDER_io.safetensors; nothing if the error is within the bound."""
+    io = folder.parent / f"{folder.name}_io.safetensors"
+    done = moe("layer", "--checkpoint", folder, "--layer", 1, "--input", io, "--tensor", "x", "--expected", f"{io}:y", "--output",
+               folder / f"out{ranks}.safetensors", "--json", ranks=ranks)
+    if done.returncode != 0:
+        return f"{folder.name} on {ranks} ranks: {done.stderr}"
+    error = json.loads(done.stdout)["error"]
+    return None if error <= bound else f"{folder.name} on {ranks} ranks: error {error}"
+
+
 def read(path):
     """(tensor name -> (dtype, shape, bytes), metadata)"""
     data = pathlib.Path(path).read_bytes()
