@@ -15,7 +15,7 @@ class Borders(unittest.TestCase):
 
     def test_policies_know_nothing_of_each_other(self):
         self.refused("backends/pplx.hpp", "backends/low_latency.hpp")
-        self.refused("backends/window/device/high_throughput/places.cuh", "backends/window/device/low_latency/dispatch.cuh")
+        self.refused("backends/window/device/high_throughput/positions.cuh", "backends/window/device/low_latency/dispatch.cuh")
         self.refused("backends/window/device/pplx/exchange.hpp", "backends/low_latency.hpp")
         self.refused("backends/window/device/pplx.cuh", "backends/window/device/two_sided/launch.cuh")
         self.allowed("backends/window/device/pplx/exchange.hpp", "backends/pplx.hpp")

@@ -214,7 +214,7 @@ TEST(PplxLayout, GroupsShareOutTokensAndRoom) {
     regions.insert(regions.end(), {{pairs.round_of[p], 4},
                                    {pairs.incomplete[p], 4},
                                    {pairs.counters[p], 4 * 256},
-                                   {pairs.places[p], rows * 4},
+                                   {pairs.source_slots[p], rows * 4},
                                    {pairs.back[p], slots * 4},
                                    {pairs.origins[p], rows * 4},
                                    {pairs.num_tokens[p], 128},

@@ -13,8 +13,8 @@
 
 namespace moe::c {
 
-/// Objects by handle. A handle holds its kind (8 bits), how many objects its place in the table had before (24 bits) and that place + 1
-/// (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
+/// Objects by handle. A handle holds its kind (8 bits), how many objects its entry of the table had before (24 bits) and that entry's index
+/// + 1 (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
 template <class Object>
 class HandleTable {
  public:
@@ -24,30 +24,30 @@ class HandleTable {
   std::uint64_t insert(std::shared_ptr<Object> object) {
     std::unique_lock const lock(mutex_);
     if (free_.empty()) {
-      free_.push_back(static_cast<std::uint32_t>(places_.size()));
-      places_.emplace_back();
+      free_.push_back(static_cast<std::uint32_t>(entries_.size()));
+      entries_.emplace_back();
     }
     std::uint32_t const index = free_.back();
     free_.pop_back();
-    places_[index].object = std::move(object);
-    return handle(index, places_[index].generation);
+    entries_[index].object = std::move(object);
+    return handle(index, entries_[index].generation);
   }
   /// E_ARG for what is no handle of this table, E_STATE for one whose object was destroyed.
   std::shared_ptr<Object> find(std::uint64_t given) const {
     std::shared_lock const lock(mutex_);
-    return places_[place(given)].object;
+    return entries_[index_of(given)].object;
   }
   /// Takes the object out: the handle is dead from here on.
   std::shared_ptr<Object> remove(std::uint64_t given) {
     std::unique_lock const lock(mutex_);
-    std::uint32_t const index = place(given);
-    Place& at = places_[index];
+    std::uint32_t const index = index_of(given);
+    Entry& at = entries_[index];
     if (++at.generation <= kLastGeneration) free_.push_back(index);  // else its handles have been used up
     return std::exchange(at.object, nullptr);
   }
 
  private:
-  struct Place {
+  struct Entry {
     std::uint32_t generation = 0;
     std::shared_ptr<Object> object;
   };
@@ -56,13 +56,13 @@ class HandleTable {
   std::uint64_t handle(std::uint32_t index, std::uint32_t generation) const {
     return (std::uint64_t{kind_} << 56U) | (std::uint64_t{generation} << 32U) | (std::uint64_t{index} + 1);
   }
-  std::uint32_t place(std::uint64_t given) const {
+  std::uint32_t index_of(std::uint64_t given) const {
     std::uint64_t const index = (given & 0xffffffffU) - 1;
     auto const generation = static_cast<std::uint32_t>(given >> 32U) & kLastGeneration;
-    if (given >> 56U != kind_ || index >= places_.size() || generation > places_[index].generation) {
+    if (given >> 56U != kind_ || index >= entries_.size() || generation > entries_[index].generation) {
       throw Error(ErrorCode::argument, given == 0 ? text(name_, ": is NULL") : text(name_, ": ", given, " is no handle of a ", name_));
     }
-    if (generation != places_[index].generation || places_[index].object == nullptr) {
+    if (generation != entries_[index].generation || entries_[index].object == nullptr) {
       throw Error(ErrorCode::state, text(name_, ": ", given, " was destroyed"));
     }
     return static_cast<std::uint32_t>(index);
@@ -71,7 +71,7 @@ class HandleTable {
   char const* name_;
   std::uint8_t kind_;
   mutable std::shared_mutex mutex_;
-  std::vector<Place> places_;
+  std::vector<Entry> entries_;
   std::vector<std::uint32_t> free_;
 };
 

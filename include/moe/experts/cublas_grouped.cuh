@@ -39,9 +39,9 @@ struct Slots {
   __device__ float weight(std::int64_t slot) const { return weights[slot / topk * weights_stride + slot % topk]; }
 };
 
-/// One block per expert: the places of its slots in slot order, and their number.
+/// One block per expert: the positions of its slots among them, in slot order, and their number.
 template <int Threads>
-__global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t* places, std::int32_t* counts) {
+__global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t* positions, std::int32_t* counts) {
   static_assert(Threads == 1024, "as many warps as a warp has lanes");
   __shared__ int warp_sums[32];
   int const expert = static_cast<int>(blockIdx.x);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Threads) place_slots(Slots slots, std::int32_t
     __syncthreads();
     int const sum = warp_sums[lane];
     int const earlier = static_cast<int>(__reduce_add_sync(0xFFFFFFFFU, lane < warp ? static_cast<unsigned>(sum) : 0U));
-    if (mine) places[slot] = before + earlier + __popc(votes & ((1U << lane) - 1U));
+    if (mine) positions[slot] = before + earlier + __popc(votes & ((1U << lane) - 1U));
     before += static_cast<int>(__reduce_add_sync(0xFFFFFFFFU, static_cast<unsigned>(sum)));
     __syncthreads();
   }
@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(Threads) plan_groups(PlanArgs a) {
   }
 }
 
-/// One warp per slot: copies its row of x to its place.
+/// One warp per slot: copies its row of x to its position.
 template <class T>
 __global__ void gather_rows(Slots slots, T const* x, std::int64_t stride, std::int64_t hidden, std::int64_t const* offsets,
-                            std::int32_t const* places, T* to, std::int32_t* row_expert, float* row_weight) {
+                            std::int32_t const* positions, T* to, std::int32_t* row_expert, float* row_weight) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   std::int64_t const warps = static_cast<std::int64_t>(gridDim.x) * (kThreads / 32);
   bool const wide = reinterpret_cast<std::uintptr_t>(x) % 16 == 0 && stride * sizeof(T) % 16 == 0 && hidden * sizeof(T) % 16 == 0;
@@ -121,7 +121,7 @@ __global__ void gather_rows(Slots slots, T const* x, std::int64_t stride, std::i
        slot += warps) {
     int const expert = slots.expert(slot);
     if (expert < 0) continue;
-    std::int64_t const row = offsets[expert] + places[slot];
+    std::int64_t const row = offsets[expert] + positions[slot];
     T const* const from = x + slot / slots.topk * stride;
     if (wide) {
       std::int64_t const words = hidden * static_cast<std::int64_t>(sizeof(T)) / 16;
@@ -178,7 +178,7 @@ __global__ void activate_rows(Activation activation, T const* gate_up, float con
 
 /// y[r] = Σ_j w_j (out[row of slot j] + bias), in slot order; every row is written.
 template <class T>
-__global__ void sum_slots(Slots slots, T const* out, float const* bias, std::int64_t const* offsets, std::int32_t const* places,
+__global__ void sum_slots(Slots slots, T const* out, float const* bias, std::int64_t const* offsets, std::int32_t const* positions,
                           std::int64_t hidden, bool weighted, T* y, std::int64_t stride) {
   std::int64_t const step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t task = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; task < slots.rows * hidden; task += step) {
@@ -188,7 +188,7 @@ __global__ void sum_slots(Slots slots, T const* out, float const* bias, std::int
     for (std::int64_t slot = r * slots.topk; slot < (r + 1) * slots.topk; ++slot) {
       int const expert = slots.expert(slot);
       if (expert < 0) continue;
-      float v = to_float(out[(offsets[expert] + places[slot]) * hidden + c]);
+      float v = to_float(out[(offsets[expert] + positions[slot]) * hidden + c]);
       if (bias != nullptr) v += bias[expert * hidden + c];
       sum += weighted ? slots.weight(slot) * v : v;
     }
@@ -224,7 +224,7 @@ void CublasGrouped::Kernel<Config, Quant, Format>::allocate(Arena<space::cuda>& 
   counts_ = arena.template take<std::int32_t>(num_local_);
   offsets_ = arena.template take<std::int64_t>(num_local_);
   pointers_ = arena.template take<void const*>(6 * num_local_);
-  places_ = arena.template take<std::int32_t>(slots);
+  positions_ = arena.template take<std::int32_t>(slots);
   row_expert_ = arena.template take<std::int32_t>(standard ? rows : 0);
   row_weight_ = arena.template take<float>(standard ? rows : 0);
   x_ = arena.template take<Act>(rows * hidden_);
@@ -287,7 +287,7 @@ void CublasGrouped::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config
                             num_local_};
   std::int64_t const capacity = fixed_ ? rows : 0;
   if (num_local_ > 0) {
-    cublas::place_slots<1024><<<static_cast<unsigned>(num_local_), 1024, 0, stream>>>(slots, places_, counts_);
+    cublas::place_slots<1024><<<static_cast<unsigned>(num_local_), 1024, 0, stream>>>(slots, positions_, counts_);
     check_launch("place_slots");
     cublas::plan_groups<1024><<<1, 1024, 0, stream>>>(
         {nullptr, capacity, num_local_, hidden_, intermediate_, weights_.w13.rows, static_cast<std::int64_t>(sizeof(Act)),
@@ -296,12 +296,12 @@ void CublasGrouped::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config
          reinterpret_cast<char const*>(weights_.w2.codes.data_handle()), counts_, offsets_, pointers_});
     check_launch("plan_groups");
     cublas::gather_rows<<<cublas::blocks_for(32 * rows * topk_), cublas::kThreads, 0, stream>>>(
-        slots, tokens.rows.data_handle(), tokens.rows.stride(0), hidden_, offsets_, places_, x_, row_expert_, row_weight_);
+        slots, tokens.rows.data_handle(), tokens.rows.stride(0), hidden_, offsets_, positions_, x_, row_expert_, row_weight_);
     check_launch("gather_rows");
     multiply(capacity, x_, out_, stream);
   }
   float const* const bias = weights_.w2.has_bias() ? weights_.w2.bias.data_handle() : nullptr;
-  cublas::sum_slots<<<cublas::blocks_for(rows * hidden_), cublas::kThreads, 0, stream>>>(slots, out_, bias, offsets_, places_, hidden_,
+  cublas::sum_slots<<<cublas::blocks_for(rows * hidden_), cublas::kThreads, 0, stream>>>(slots, out_, bias, offsets_, positions_, hidden_,
                                                                                          !weight_on_input_, y.data_handle(), y.stride(0));
   check_launch("sum_slots");
 }

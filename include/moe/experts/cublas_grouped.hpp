@@ -112,7 +112,7 @@ struct CublasGrouped : AnyComposition {
     std::shared_ptr<cublas::Products> products_;
     std::int32_t* counts_ = nullptr;      // [L] number of rows of each expert
     std::int64_t* offsets_ = nullptr;     // [L] first row of each expert
-    std::int32_t* places_ = nullptr;      // [slots] place of a slot among the slots of its expert
+    std::int32_t* positions_ = nullptr;   // [slots] position of a slot among the slots of its expert
     std::int32_t* row_expert_ = nullptr;  // [rows]
     float* row_weight_ = nullptr;         // [rows]
     void const** pointers_ = nullptr;     // [6, L] operands and results of the groups

@@ -161,7 +161,7 @@ __device__ inline WarpRow route_sigmoid_groups(Config const& cfg, float const (&
   int const group = lane / S::kGroupLanes;
   int const in_group = lane % S::kGroupLanes * S::kValues;
   float* const scores = scratch;                              // [group][kPitch]
-  float* const candidates = scores + S::kGroups * S::kPitch;  // [place of a kept group][kPitch]
+  float* const candidates = scores + S::kGroups * S::kPitch;  // [number among the kept groups][kPitch]
   auto* const picks = reinterpret_cast<std::uint8_t*>(candidates + S::kKept * S::kPitch);
 
   float score[S::kValues];
@@ -173,9 +173,9 @@ __device__ inline WarpRow route_sigmoid_groups(Config const& cfg, float const (&
   // Kept groups move together, in the order of their numbers.
   unsigned const kept = best_groups(top2_of_group(sel), lane);
   bool const keep = (kept >> lane & 1U) != 0;
-  int const place = __popc(kept & ((1U << (group * S::kGroupLanes)) - 1)) / S::kGroupLanes;
-  if (keep) store_floats(sel, candidates + place * S::kPitch + in_group);
-  unsigned const groups = __reduce_or_sync(kAllLanes, keep ? static_cast<unsigned>(group) << (8 * place) : 0U);  // one byte per place
+  int const number = __popc(kept & ((1U << (group * S::kGroupLanes)) - 1)) / S::kGroupLanes;
+  if (keep) store_floats(sel, candidates + number * S::kPitch + in_group);
+  unsigned const groups = __reduce_or_sync(kAllLanes, keep ? static_cast<unsigned>(group) << (8 * number) : 0U);  // one byte each
   __syncwarp();
 
   // This lane's candidates in descending order; equal ones stay in the order of their ids, which a byte each of `order` holds.

@@ -94,7 +94,7 @@ class BatchRecord : public DispatchRecord {
   /// Where to return the output of a batch row.
   struct Origin {
     std::int32_t rank;
-    std::int32_t place;
+    std::int32_t entry;  ///< of `returned`
   };
 
   void take(std::int64_t hidden, std::int64_t topk, std::int64_t max_tokens, std::int64_t num_local, std::int64_t capacity,
@@ -104,7 +104,7 @@ class BatchRecord : public DispatchRecord {
     num_local_ = num_local;
     capacity_ = capacity;
     weights = arena.take<float>(max_tokens * topk);
-    places = arena.take<std::int32_t>(max_tokens * topk);
+    entries = arena.take<std::int32_t>(max_tokens * topk);
     ranks = arena.take<std::int32_t>(max_tokens * topk);
     std::int64_t const rows = num_local * capacity;
     payload_ = arena.take<Payload>(rows * Quant::payload_cols(hidden));
@@ -142,7 +142,7 @@ class BatchRecord : public DispatchRecord {
   std::uint32_t round = 0;              ///< of the operation in progress
   std::int64_t rows = 0;                ///< tokens of this rank
   float* weights = nullptr;             ///< [T_max, k]
-  std::int32_t* places = nullptr;       ///< [T_max, k] the slot whose output a choice uses (the first with the same expert), or -1
+  std::int32_t* entries = nullptr;      ///< [T_max, k] the entry of `returned` that a choice uses (of the first with its expert), or -1
   std::int32_t* ranks = nullptr;        ///< [T_max, k] the rank that the row of that choice was sent to
   Origin* origins = nullptr;            ///< [L C]
   std::int32_t* counts = nullptr;       ///< [L]

@@ -4,8 +4,8 @@
 //
 // Dispatch, send half: every token's row is quantised once and stored into recv[parity][expert][me] at the expert's rank; then the row
 // counts of every (expert, rank), including zeros, are published with the round. Receive half: rows are packed by source rank, then by
-// token. Combine, send half: every output row goes to returned[parity][place] of its source, then the round is published to every rank.
-// Receive half: out[t] = Σ_j w_j returned[place of j], in j order.
+// token. Combine, send half: every output row goes to returned[parity][entry] of its source, then the round is published to every rank.
+// Receive half: out[t] = Σ_j w_j returned[entry of j], in j order.
 #pragma once
 
 #include <algorithm>
@@ -253,7 +253,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     moe::detail::check_batched<Window>(on_input_, max_tokens_, topk_);
     messages_.take(placement, arena);
     returns_ = {params_.combine, params_.zero_copy, hidden_, topk_, arena};
-    std::int64_t const places = max_tokens_ * (params_.deduplicate ? max_destinations_ : topk_);
+    std::int64_t const entries = max_tokens_ * (params_.deduplicate ? max_destinations_ : topk_);
     slots_.resize(static_cast<std::size_t>(params_.num_slots));
     handles_ = moe::detail::HandleTable<Record>(params_.num_slots);
     for (int slot = 0; slot < params_.num_slots; ++slot) {
@@ -263,7 +263,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
       for (std::size_t parity = 0; parity < 2; ++parity) {
         s.at.counts[parity] = offsets_.take(messages_.count_bytes());
         s.at.received[parity] = offsets_.take(messages_.received_bytes());
-        s.at.returned[parity] = offsets_.take(places * returns_.bytes());
+        s.at.returned[parity] = offsets_.take(entries * returns_.bytes());
         if (params_.zero_copy) {
           s.at.outputs[parity] = offsets_.take(max_local_ * max_rows() * hidden_ * static_cast<std::int64_t>(sizeof(Partial)));
         }
@@ -317,7 +317,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
     r.state = DispatchState::combining;
     Window& w = s.rounds->window();
     std::size_t const returned = s.at.returned[static_cast<std::size_t>(s.rounds->parity())];
-    auto place = [&](typename Record::Origin o) { return w.template at<std::byte>(o.rank, returned) + o.place * returns_.bytes(); };
+    auto entry = [&](typename Record::Origin o) { return w.template at<std::byte>(o.rank, returned) + o.entry * returns_.bytes(); };
     for (std::int64_t n = 0; n < r.num_records; ++n) {
       std::int32_t const* const rows = r.record_rows + n * topk_;
       typename Record::Origin const origin = r.record_origins[n];
@@ -326,12 +326,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
       }
       returns_.store_sum(
           topk_, [&](std::int64_t j) { return rows[j] < 0 ? nullptr : r.output_row(rows[j]); },
-          [&](std::int64_t j) { return r.record_weights[n * topk_ + j]; }, place(origin));
+          [&](std::int64_t j) { return r.record_weights[n * topk_ + j]; }, entry(origin));
     }
     for (std::int64_t e = 0; e < num_local_ && !params_.deduplicate; ++e) {
       for (std::int64_t row = e * max_rows(); row < e * max_rows() + r.counts[e]; ++row) {
         if (!w.masked(r.origins[row].rank)) {
-          returns_.store(r.output_row(row), row, place(r.origins[row]));
+          returns_.store(r.output_row(row), row, entry(r.origins[row]));
         }
       }
     }
@@ -342,16 +342,16 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
 
   /// The returned output for a choice (deduplicated: for a rank), or null if the choice had no expert or its rank is dead.
   std::byte const* returned_at(Slot& s, Record& r, std::int64_t choice) {
-    std::int32_t const place = r.places[choice];
-    if (place < 0 || window().masked(r.ranks[params_.deduplicate ? choice : place])) {
+    std::int32_t const entry = r.entries[choice];
+    if (entry < 0 || window().masked(r.ranks[params_.deduplicate ? choice : entry])) {
       return nullptr;
     }
-    return window().template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + place * returns_.bytes();
+    return window().template own<std::byte>(s.at.returned[static_cast<std::size_t>(s.rounds->parity())]) + entry * returns_.bytes();
   }
   /// Zero copy: that output row, in the part of the rank that computed it.
   Partial const* output_at(Slot& s, Record& r, std::int64_t choice, std::int32_t row) {
     std::size_t const which = r.generation & 1U;
-    return s.rounds->window().template at<Partial>(r.ranks[r.places[choice]], s.at.outputs[which]) + row * hidden_;
+    return s.rounds->window().template at<Partial>(r.ranks[r.entries[choice]], s.at.outputs[which]) + row * hidden_;
   }
 
   Params params_;

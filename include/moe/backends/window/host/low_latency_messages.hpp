@@ -117,21 +117,21 @@ class LowLatencyMessages {
     std::byte* message = nullptr;
     for (std::int64_t j = 0; j < shape_.topk; ++j) {
       std::int32_t const id = in.topk_ids(t, j);
-      std::int32_t& place = r.places[t * shape_.topk + j];
-      place = -1;
+      std::int32_t& entry = r.entries[t * shape_.topk + j];
+      entry = -1;
       if (!is_expert(id)) {
         continue;
       }
-      for (std::int64_t i = 0; i < j && place < 0; ++i) {
-        place = in.topk_ids(t, i) == id ? r.places[t * shape_.topk + i] : -1;  // sent already: its output is added once per choice
+      for (std::int64_t i = 0; i < j && entry < 0; ++i) {
+        entry = in.topk_ids(t, i) == id ? r.entries[t * shape_.topk + i] : -1;  // sent already: its output is added once per choice
       }
-      if (place >= 0) {
+      if (entry >= 0) {
         continue;
       }
-      place = static_cast<std::int32_t>(t * shape_.topk + j);
-      r.ranks[place] = owner_[id];
+      entry = static_cast<std::int32_t>(t * shape_.topk + j);
+      r.ranks[entry] = owner_[id];
       message = message == nullptr ? pack(in, t) : message;
-      message_.words(message)[0] = place;
+      message_.words(message)[0] = entry;
       store(s, owner_[id], std::int64_t{local_[id]} * shape_.ranks + shape_.rank, counts_[id]++);
     }
   }
@@ -158,10 +158,10 @@ class LowLatencyMessages {
       }
       store(s, to, shape_.rank, counts_[num_physical_ + to]++);
       r.ranks[t * topk + destination] = to;
-      r.places[t * topk + destination++] = words[0];
+      r.entries[t * topk + destination++] = words[0];
     }
     for (; destination < shape_.terms; ++destination) {
-      r.places[t * topk + destination] = -1;
+      r.entries[t * topk + destination] = -1;
     }
   }
 

@@ -200,8 +200,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
       moe::detail::sum_rows(
           topk_,
           [&](std::int64_t j) {
-            std::int32_t const place = record_.places[t * topk_ + j];
-            return place < 0 ? nullptr : returned + place * hidden_;
+            std::int32_t const entry = record_.entries[t * topk_ + j];
+            return entry < 0 ? nullptr : returned + entry * hidden_;
           },
           [&](std::int64_t j) { return record_.weights[t * topk_ + j]; }, hidden_, row_ptr(out, t));
     });
@@ -263,20 +263,20 @@ class PplxExchange<Window, Config, Quant, Partial> {
     bool packed = false;
     for (std::int64_t j = 0; j < topk_; ++j) {
       std::int32_t const id = in.topk_ids(t, j);
-      std::int32_t& place = record_.places[t * topk_ + j];
-      place = -1;
+      std::int32_t& entry = record_.entries[t * topk_ + j];
+      entry = -1;
       record_.weights[t * topk_ + j] = on_input_ ? 1.0F : in.topk_weights(t, j);
       if (id < 0 || id >= num_physical_) {
         continue;
       }
-      for (std::int64_t i = 0; i < j && place < 0; ++i) {
-        place = in.topk_ids(t, i) == id ? record_.places[t * topk_ + i] : -1;  // sent already: its output is added once per choice
+      for (std::int64_t i = 0; i < j && entry < 0; ++i) {
+        entry = in.topk_ids(t, i) == id ? record_.entries[t * topk_ + i] : -1;  // sent already: its output is added once per choice
       }
-      if (place >= 0) {
+      if (entry >= 0) {
         continue;
       }
-      place = static_cast<std::int32_t>(t * topk_ + j);
-      record_.record_rows[place] = owner_[id];
+      entry = static_cast<std::int32_t>(t * topk_ + j);
+      record_.record_rows[entry] = owner_[id];
       if (!mine) {
         continue;
       }
@@ -284,7 +284,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
         pack(in, t);
         packed = true;
       }
-      message_.words(staging_)[0] = place;
+      message_.words(staging_)[0] = entry;
       std::copy_n(staging_, message_.bytes(),
                   window().template at<std::byte>(owner_[id], message_at(rounds_.parity(), local_[id], rank_, counts_[id]++)));
     }
@@ -311,8 +311,8 @@ class PplxExchange<Window, Config, Quant, Partial> {
         auto const origin = record_.origins[row];
         int const first = origin.rank - origin.rank % dp_size_;
         for (int to = first; to < first + dp_size_; ++to) {
-          std::copy_n(record_.output_row(row), hidden_, window().template at<Partial>(to, returned_[parity]) + origin.place * hidden_);
-          std::size_t const counter = arrived_[parity] + 4 * static_cast<std::size_t>(origin.place / topk_);
+          std::copy_n(record_.output_row(row), hidden_, window().template at<Partial>(to, returned_[parity]) + origin.entry * hidden_);
+          std::size_t const counter = arrived_[parity] + 4 * static_cast<std::size_t>(origin.entry / topk_);
           std::atomic_ref<std::uint32_t>(*window().template at<std::uint32_t>(to, counter)).fetch_add(1, std::memory_order_release);
         }
       }
@@ -331,7 +331,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
     std::uint32_t wanted = 0;
     int owner = rank_;  // a rank that must return a row; the counter does not show which rank has not
     for (std::int64_t j = 0; j < topk_; ++j) {
-      if (record_.places[t * topk_ + j] == t * topk_ + j) {
+      if (record_.entries[t * topk_ + j] == t * topk_ + j) {
         ++wanted;
         owner = owner == rank_ ? record_.record_rows[t * topk_ + j] : owner;
       }

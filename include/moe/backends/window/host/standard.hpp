@@ -233,7 +233,7 @@ class HostStandardExchange {
     }
     if constexpr (kQueues) {
       returned_ = arena.template take<Partial>(max_tokens_ * layouts_.max_destinations() * hidden_);
-      places_ = arena.template take<std::int32_t>(max_tokens_ * layouts_.max_destinations());
+      tokens_by_rank_ = arena.template take<std::int32_t>(max_tokens_ * layouts_.max_destinations());
       queues_ = WindowQueues<Window>(offsets_, ranks_, params.queue_depth, params.queue_entry_bytes, std::max(wire_.bytes(), output_bytes));
     }
   }
@@ -284,7 +284,7 @@ class HostStandardExchange {
     }
   }
 
-  // Queues: places_ holds the tokens for each rank, by rank; first_[r] is where rank r's tokens begin.
+  // Queues: tokens_by_rank_ holds the tokens for each rank, by rank; first_[r] is where rank r's tokens begin.
   void list_tokens(Record const& r) {
     std::int64_t end = 0;
     for (int to = 0; to < ranks_; ++to) {
@@ -294,24 +294,24 @@ class HostStandardExchange {
     for (std::int64_t t = 0; t < r.rows; ++t) {
       for (std::int32_t d = 0; d < r.num_destinations[t]; ++d) {
         RowDestination const to = layouts_.destinations(r, t)[d];
-        places_[first_[to.rank] + to.row] = static_cast<std::int32_t>(t);
+        tokens_by_rank_[first_[to.rank] + to.row] = static_cast<std::int32_t>(t);
       }
     }
   }
   void queue_rows(Record& r, Routed const& in) {
     list_tokens(r);
     auto write = [&](int to, std::int64_t i, std::byte* record) {
-      std::int64_t const t = places_[first_[to] + i];
+      std::int64_t const t = tokens_by_rank_[first_[to] + i];
       wire_.pack(quant_, in, t, staging_);
       write_record(in, t, to, record);
     };
-    auto place = [&](int from, std::int64_t i) { return r.rows_buffer + (layouts_.start(r, from, rank_) + i) * wire_.bytes(); };
+    auto record_at = [&](int from, std::int64_t i) { return r.rows_buffer + (layouts_.start(r, from, rank_) + i) * wire_.bytes(); };
     for (std::int64_t i = 0; i < layouts_.outgoing(r)[rank_]; ++i) {
-      write(rank_, i, place(rank_, i));
+      write(rank_, i, record_at(rank_, i));
     }
     queues_.exchange(window(), wire_.bytes(), layouts_.outgoing(r), incoming(r), sent_, got_, rounds_.round(),
                      comm::ExchangePhase::dispatch_rows, write,
-                     [&](int from, std::int64_t i, std::byte const* record) { std::copy_n(record, wire_.bytes(), place(from, i)); });
+                     [&](int from, std::int64_t i, std::byte const* record) { std::copy_n(record, wire_.bytes(), record_at(from, i)); });
   }
   void return_rows(Record& r) {
     list_tokens(r);
@@ -356,12 +356,12 @@ class HostStandardExchange {
   std::size_t arrived_ = 0;  // u32 [rank], 64 bytes apart: that rank's rows of the round have arrived
   WindowQueues<Window> queues_;
   HandleTable<Record> handles_;
-  std::int64_t* first_ = nullptr;   // [R] scratch
-  std::int64_t* sent_ = nullptr;    // [R] scratch
-  std::int64_t* got_ = nullptr;     // [R] scratch
-  std::byte* staging_ = nullptr;    // one record
-  Partial* returned_ = nullptr;     // queues: returned rows, by rank
-  std::int32_t* places_ = nullptr;  // queues: tokens by rank
+  std::int64_t* first_ = nullptr;           // [R] scratch
+  std::int64_t* sent_ = nullptr;            // [R] scratch
+  std::int64_t* got_ = nullptr;             // [R] scratch
+  std::byte* staging_ = nullptr;            // one record
+  Partial* returned_ = nullptr;             // queues: returned rows, by rank
+  std::int32_t* tokens_by_rank_ = nullptr;  // queues: tokens by rank
   std::array<std::int64_t, comm::kMaxWindowRanks> incoming_{};
   std::optional<Error> refused_;
   WindowGroup<Window> group_;

@@ -115,12 +115,12 @@ __device__ inline void place_slots(AlignArgs const& a, SlotRange own, int const*
       int const slot = base + 32 * i + lane;
       bool const valid = static_cast<unsigned>(id[i]) < static_cast<unsigned>(a.num_experts);
       unsigned const peers = __match_any_sync(0xFFFFFFFFu, valid ? id[i] : -1);
-      int const place = __popc(peers & ((1u << lane) - 1u));
+      int const earlier = __popc(peers & ((1u << lane) - 1u));
       int const start = valid ? histogram[id[i]] : 0;
       __syncwarp();
       if (valid) {
-        int const position = row_begin[id[i]] + start + place;
-        if (place == 0) histogram[id[i]] = start + __popc(peers);
+        int const position = row_begin[id[i]] + start + earlier;
+        if (earlier == 0) histogram[id[i]] = start + __popc(peers);
         a.sorted_rows[position] = SortedRow{slot, weight[i]};
         if (a.positions != nullptr) a.positions[slot] = position;
       } else if (a.positions != nullptr && slot < own.end) {

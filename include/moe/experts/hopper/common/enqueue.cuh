@@ -19,7 +19,7 @@ inline void check_cuda(cudaError_t status, char const* what) {
 
 namespace detail {
 
-/// The set of devices on which an action was done; each place with such an action has a static object. Devices from 64 on are never
+/// The set of devices on which an action was done; each piece of code with such an action has a static object. Devices from 64 on are never
 /// recorded.
 class OncePerDevice {
  public:

@@ -6,7 +6,7 @@
 
 namespace moe::hopper {
 
-/// The place of a weight matrix in its tensor map and in the arrays with one value per feature (biases, scales of rows). Index 0 of a pair
+/// Where a weight matrix lies in its tensor map and in the arrays with one value per feature (biases, scales of rows). Index 0 of a pair
 /// is the first weight box of a unit (gate rows), 1 the second (up rows, or the 128 features after the first box's).
 struct MatrixLayout {
   int depth;          ///< map slices per expert

@@ -46,7 +46,7 @@ inline constexpr int kQuantizingRows = 16;
 inline constexpr int kBlockRows = 128;  ///< rows of a tile of the kernel for block-scaled fp8 with many rows per expert
 
 inline constexpr int kSharedMemoryLimit = 232448;  ///< of one thread block on sm_90
-inline constexpr int kUnitSlots = 8;  ///< more than a ring's stages: one CTA of a cluster is never this many units ahead of the other
+inline constexpr int kUnitEntries = 8;  ///< more than a ring's stages: one CTA of a cluster is never this many units ahead of the other
 
 /// Throws E_UNSUPPORTED unless the compute capability is 9.0; the message names the device and what to use instead.
 inline void check_device(int device, char const* device_name, int major, int minor) {

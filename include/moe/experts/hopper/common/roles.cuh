@@ -28,14 +28,14 @@ struct RingState {
   }
 };
 
-/// The next unit that the loading thread announces. Every reading thread releases the place that it read; lanes may return at different
+/// The next unit that the loading thread announces. Every reading thread releases the entry that it read; lanes may return at different
 /// times.
-template <class Memory, class Slot>
-__device__ inline Unit next_unit(Memory const& memory, Slot& slot) {
-  wait_parity(memory.unit_full(slot.stage), slot.parity);
-  Unit const unit = *memory.unit(slot.stage);
-  arrive(memory.unit_empty(slot.stage));
-  slot.advance();
+template <class Memory, class Position>
+__device__ inline Unit next_unit(Memory const& memory, Position& at) {
+  wait_parity(memory.unit_full(at.stage), at.parity);
+  Unit const unit = *memory.unit(at.stage);
+  arrive(memory.unit_empty(at.stage));
+  at.advance();
   return unit;
 }
 

@@ -30,10 +30,10 @@ struct BlockLayout {
   static constexpr int kStagingBytes = 64 * 128;  ///< of one warpgroup
   static constexpr int kStaging = Stages * kStageBytes;
   static constexpr int kUnits = kStaging + 2 * kStagingBytes;
-  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitSlots) * 8;
+  static constexpr int kBarriers = kUnits + kUnitEntries * static_cast<int>(sizeof(Unit));
+  static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitEntries) * 8;
   static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));
-  static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;
+  static constexpr int kBytes = kNumbers + kUnitEntries * 4 + 1024;
   static_assert(kBytes <= kSharedMemoryLimit && kControl % 16 == 0);
 };
 
@@ -228,27 +228,27 @@ __device__ inline void store_block_rows(LayerParams const& p, SortedRow const& s
 /// it.
 template <class Memory>
 __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   while (true) {
-    wait_parity(memory.unit_full(slot.stage), slot.parity);
-    Unit const unit = *memory.unit(slot.stage);
+    wait_parity(memory.unit_full(units.stage), units.parity);
+    Unit const unit = *memory.unit(units.stage);
     if (unit.phase < 0) return;
     if (unit.phase == 0) {
-      wait_parity(memory.stored(slot.stage), slot.parity);
+      wait_parity(memory.stored(units.stage), units.parity);
       if (unit.rows > 0) {
         fence_device();
         atomicAdd(p.align.counters + unit.token_tile, 1);
       }
     }
-    arrive(memory.unit_empty(slot.stage));
-    slot.advance();
+    arrive(memory.unit_empty(units.stage));
+    units.advance();
   }
 }
 
-/// One unit of a warpgroup, products and epilogue. `slot`: the unit's place, through which the stored rows are reported.
+/// One unit of a warpgroup, products and epilogue. `entry`: where the unit was announced, through which the stored rows are reported.
 template <int Stages, int Cluster, class Activation, class Memory>
 __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Memory const& memory, RingState<Stages>& ring,
-                                      Unit const& unit, int slot, int group) {
+                                      Unit const& unit, int entry, int group) {
   using Layout = BlockLayout<Stages>;
   int const thread = thread_index() & 127;
   int const first_row = unit.first_row + 64 * group;
@@ -278,7 +278,7 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
   }
   if (first) {
     __syncwarp();
-    if (elect_one()) arrive(memory.stored(slot));
+    if (elect_one()) arrive(memory.stored(entry));
   }
 }
 

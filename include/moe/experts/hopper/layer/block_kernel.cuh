@@ -68,16 +68,16 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
   int const weight_tiles[2] = {(p.layer.intermediate + kGateFeatures - 1) / kGateFeatures,
                                (p.align.hidden + kOutputFeatures - 1) / kOutputFeatures};
   RingState<Stages> ring;
-  RingState<kUnitSlots> slot;
-  RingState<kUnitSlots> drawn;
+  RingState<kUnitEntries> units;
+  RingState<kUnitEntries> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
   while (true) {
     Unit const unit = decode_block_unit<Cluster>(p.align.plan.space, control, p.align.plan.tiles, weight_tiles, number, rank);
     if ((Cluster == 1 || rank == 0) && unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
-    wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
-    *memory.unit(slot.stage) = unit;
-    arrive(memory.unit_full(slot.stage));
-    slot.advance();
+    wait_parity(memory.unit_empty(units.stage), units.parity ^ 1u);
+    *memory.unit(units.stage) = unit;
+    arrive(memory.unit_full(units.stage));
+    units.advance();
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
     CUtensorMap const* const map = first ? &p.layer.w13 : &p.layer.w2;
@@ -169,9 +169,9 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
 template <int Stages, class Memory>
 __device__ void load_block_scales(LayerParams const& p, Memory const& memory, int which) {
   RingState<Stages> ring;
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   while (true) {
-    Unit const unit = next_unit(memory, slot);
+    Unit const unit = next_unit(memory, units);
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
     int const blocks = (first ? p.align.hidden : p.layer.intermediate) / 128;
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
       ptx::mbarrier_init(memory.full(s), 3);  // the loading thread and two that load block scales
       ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, false>);
     }
-    for (int s = 0; s < kUnitSlots; ++s) {
+    for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 3);
       ptx::mbarrier_init(memory.stored(s), 8);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
 
   if (warp >= kConsumerThreads / 32) {
     give_registers<40>();  // 40 · 128 + 232 · 256 registers are those of 384 threads at launch, 168 each
-    // Waits for room in the ring, for a free place to announce a unit and, in phase 1, for rows that any CTA publishes.
+    // Waits for room in the ring, for a free entry to announce a unit and, in phase 1, for rows that any CTA publishes.
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
     // Waits for announced units and, in phase 0, until both warpgroups have stored the unit.
     if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
@@ -244,13 +244,13 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     if (p.align.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
 
     RingState<Stages> ring;
-    RingState<kUnitSlots> slot;
+    RingState<kUnitEntries> units;
     while (true) {
-      int const place = slot.stage;
-      Unit const unit = next_unit(memory, slot);
+      int const entry = units.stage;
+      Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
-      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, place, group);
+      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, entry, group);
     }
   }
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
       ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, SchemeTraits<S>::kBlock>);
     }
-    for (int s = 0; s < kUnitSlots; ++s) {
+    for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + kConsumerThreads);
       ptx::mbarrier_init(memory.number_full(s), 1);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
   if (warp >= kConsumerThreads / 32) {
     give_registers<88>();  // 88 · 128 + 208 · 256 registers are those of 384 threads at launch, 168 each
     if (warp == kConsumerThreads / 32) {
-      // Waits for room in the ring and for a free place to announce a unit; never for rows.
+      // Waits for room in the ring and for a free entry to announce a unit; never for rows.
       if (threadIdx.x == kConsumerThreads) load_weights<S, Stages, Cluster>(p, memory, rank);
     } else {
       // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
@@ -163,9 +163,9 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
     }
 
     RingState<Stages> ring;
-    RingState<kUnitSlots> slot;
+    RingState<kUnitEntries> units;
     while (true) {
-      Unit const unit = next_unit(memory, slot);
+      Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
       bool finished = false;

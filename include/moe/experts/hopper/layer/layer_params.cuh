@@ -111,9 +111,9 @@ struct Shared {
   __device__ std::uint64_t* full(int s) const { return reinterpret_cast<std::uint64_t*>(base + Layout::kBarriers) + s; }
   __device__ std::uint64_t* empty(int s) const { return full(Stages + s); }
   __device__ std::uint64_t* unit_full(int s) const { return full(2 * Stages + s); }
-  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * Stages + kUnitSlots + s); }
-  __device__ std::uint64_t* number_full(int s) const { return full(2 * Stages + 2 * kUnitSlots + s); }
-  __device__ std::uint64_t* stored(int s) const { return full(2 * Stages + 3 * kUnitSlots + s); }  ///< block kernel only
+  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * Stages + kUnitEntries + s); }
+  __device__ std::uint64_t* number_full(int s) const { return full(2 * Stages + 2 * kUnitEntries + s); }
+  __device__ std::uint64_t* stored(int s) const { return full(2 * Stages + 3 * kUnitEntries + s); }  ///< block kernel only
   __device__ int* number(int s) const { return reinterpret_cast<int*>(base + Layout::kNumbers) + s; }
   __device__ Control* control() const { return reinterpret_cast<Control*>(base + Layout::kControl); }
   __device__ Unit* unit(int s) const { return reinterpret_cast<Unit*>(base + Layout::kUnits) + s; }

@@ -20,18 +20,18 @@ __device__ void load_weights(Params const& p, Memory const& memory, int rank) {
   std::uint64_t const once = policy_evict_first();
   std::uint64_t const again = policy_evict_normal();
   RingState<Stages> ring;
-  RingState<kUnitSlots> slot;
-  RingState<kUnitSlots> drawn;
+  RingState<kUnitEntries> units;
+  RingState<kUnitEntries> drawn;
   int number = static_cast<int>(blockIdx.x) / Cluster;
   while (true) {
     Unit const unit = decode_unit(p.align.plan.space, control, p.align.plan.tiles, number, Cluster, rank);
     if (Cluster == 1 || rank == 0) {
       if (unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
     }
-    wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
-    *memory.unit(slot.stage) = unit;
-    arrive(memory.unit_full(slot.stage));
-    slot.advance();
+    wait_parity(memory.unit_empty(units.stage), units.parity ^ 1u);
+    *memory.unit(units.stage) = unit;
+    arrive(memory.unit_full(units.stage));
+    units.advance();
     if (unit.phase < 0) return;
     CUtensorMap const* const map = unit.phase == 0 ? &p.layer.w13 : &p.layer.w2;
     MatrixLayout const& matrix = p.layer.matrix[unit.phase];
@@ -79,10 +79,10 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
   using Traits = SchemeTraits<S>;
   constexpr int kGroups = (MaxRows / 4 + kGatherWarps - 1) / kGatherWarps;  // of 4 rows, per warp
   RingState<Stages> ring;
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   [[maybe_unused]] int own = gather_warp;
   while (true) {
-    Unit const unit = next_unit(memory, slot);
+    Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
     if constexpr (kQuantizesRows<S, MaxRows>) {

@@ -29,11 +29,11 @@ struct SmemLayout {
   static constexpr int kTargets = kStaging + 2 * kStagingBytes;  ///< per warpgroup: MaxRows target rows
   static constexpr int kWeights = kTargets + 2 * MaxRows * 4;    ///< per warpgroup: MaxRows router weights
   static constexpr int kUnits = (kWeights + 2 * MaxRows * 4 + 15) / 16 * 16;
-  static constexpr int kBarriers = kUnits + kUnitSlots * kUnitBytes;
-  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitSlots) * 8;  ///< one word per warpgroup
+  static constexpr int kBarriers = kUnits + kUnitEntries * kUnitBytes;
+  static constexpr int kFlags = kBarriers + (2 * Stages + 3 * kUnitEntries) * 8;  ///< one word per warpgroup
   static constexpr int kControl = (kFlags + 8 + 15) / 16 * 16;
-  static constexpr int kNumbers = kControl + kControlBytes;        ///< unit numbers that the cluster's first CTA drew
-  static constexpr int kBytes = kNumbers + kUnitSlots * 4 + 1024;  ///< with room to align the base
+  static constexpr int kNumbers = kControl + kControlBytes;          ///< unit numbers that the cluster's first CTA drew
+  static constexpr int kBytes = kNumbers + kUnitEntries * 4 + 1024;  ///< with room to align the base
 };
 
 /// Ring stages of 128 bytes of K in the three kernels that a layer chooses from: for tiles of at most 16 rows, of at most 64, and of the

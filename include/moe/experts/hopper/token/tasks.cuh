@@ -64,7 +64,7 @@ struct TokenTask {
   int rows;       ///< 0: no task
   int offset;     ///< byte offset in the row
   int bytes;      ///< of each row
-  int vector_at;  ///< place of the vector's part that the rows are multiplied with
+  int vector_at;  ///< where the part of the vector begins that the rows are multiplied with
   int boundary;   ///< rows from here on are up rows, or rows of the next block of scales
   float scale;    ///< fp8, of a block of weights: lanes 0 to 15: rows before the boundary, the others: rows after it
 };
@@ -136,10 +136,10 @@ __device__ inline TokenTask token_task(TokenParams const& p, TokenShare const& s
   return task;
 }
 
-/// Starts the loads of a task's rows: the copy engine fills buffer `place` and completes on its barrier. fp8: each lane also loads the
+/// Starts the loads of a task's rows: the copy engine fills buffer `stage` and completes on its barrier. fp8: each lane also loads the
 /// scale of its part. `expert` is the expert of the slot with this lane's number.
 template <bool kFp8>
-__device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memory, TokenTask& task, bool second, int place, int expert,
+__device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memory, TokenTask& task, bool second, int stage, int expert,
                                   std::uint64_t policy) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const unit_pairs = p.plan.unit_pairs;
@@ -150,15 +150,15 @@ __device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memor
   int const row = __shfl_sync(0xFFFFFFFFu, expert, task.slot) * (second ? p.shape.hidden : p.matrix.rows) + task.row;
   int const up = second ? 0 : p.matrix.half_step - unit_pairs;
   if (lane == 0) {
-    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, memory.full + place,
+    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, memory.full + stage,
                                    static_cast<std::uint32_t>(task.rows * task.bytes));
   }
   __syncwarp();
   if (first < task.rows) {
     char const* const from = static_cast<char const*>(second ? p.w2 : p.w13) + task.offset;
-    bulk_load(memory.buffers + place * kTokenBuffer + first * task.bytes,
+    bulk_load(memory.buffers + stage * kTokenBuffer + first * task.bytes,
               from + static_cast<long long>(row + first + (first >= unit_pairs ? up : 0)) * row_bytes,
-              static_cast<std::uint32_t>(min(piece_rows, task.rows - first) * task.bytes), memory.full + place, policy);
+              static_cast<std::uint32_t>(min(piece_rows, task.rows - first) * task.bytes), memory.full + stage, policy);
   }
   if constexpr (kFp8) {
     int const blocks = second ? (row + task.rows - 1) / 128 - row / 128 : p.matrix.half_step / 128;

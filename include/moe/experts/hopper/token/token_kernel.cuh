@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
   bool known = false;
   int staged = 0;  // vectors that are ready for the products
   unsigned order = 0;
-  int place = 0;
+  int stage = 0;
   std::uint32_t parity = 1;
   detail::TokenTask queue[kTokenDepth]{};
   for (int number = warp - kTokenDepth * warps;;) {  // the first rounds only start loads, one per buffer
@@ -255,18 +255,18 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
       if constexpr (kFp8) {
         if (128 * (lane & 15) < queue[0].bytes) queue[0].scale *= memory.group_scales[queue[0].vector_at / 128 + (lane & 15)];
       }
-      wait_parity(memory.full + place, parity);
-      detail::multiply_rows<kFp8>(p, memory, queue[0], memory.buffers + place * kTokenBuffer,
+      wait_parity(memory.full + stage, parity);
+      detail::multiply_rows<kFp8>(p, memory, queue[0], memory.buffers + stage * kTokenBuffer,
                                   memory.parts + p.plan.rows[second ? 1 : 0] * (number - (second ? share.tasks0 : 0)));
     }
 
-    detail::fetch_rows<kFp8>(p, memory, next, coming >= share.tasks0, place, expert, policy);
+    detail::fetch_rows<kFp8>(p, memory, next, coming >= share.tasks0, stage, expert, policy);
 #pragma unroll
     for (int i = 1; i < kTokenDepth; ++i) queue[i - 1] = queue[i];
     queue[kTokenDepth - 1] = next;
     number += warps;
-    if (++place == kTokenDepth) {
-      place = 0;
+    if (++stage == kTokenDepth) {
+      stage = 0;
       parity ^= 1u;
     }
   }

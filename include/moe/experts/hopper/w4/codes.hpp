@@ -23,7 +23,7 @@ MOE_HD constexpr std::uint32_t rotate_left(std::uint32_t v, int bits) {
   return n == 0 ? v : (v << n) | (v >> (32 - n));
 }
 /// The distance by which register f is rotated to the left (negative: to the right) from where it is used.
-MOE_HD constexpr int e2m1_place(int f) { return f == 3 ? 4 : f == 7 ? -2 : (f & 3) == 0 ? 0 : (f & 3) == 1 ? 6 : -6; }
+MOE_HD constexpr int e2m1_shift(int f) { return f == 3 ? 4 : f == 7 ? -2 : (f & 3) == 0 ? 0 : (f & 3) == 1 ? 6 : -6; }
 
 /// f[i]: the two codes of register i, the first one in bits 0 to 3, the second in bits 4 to 7.
 MOE_HD constexpr void pack_e2m1(std::uint32_t const (&f)[8], std::uint32_t& first, std::uint32_t& second) {
@@ -31,7 +31,7 @@ MOE_HD constexpr void pack_e2m1(std::uint32_t const (&f)[8], std::uint32_t& firs
   for (int i = 0; i < 8; ++i) {
     std::uint32_t const low = ((f[i] & 8u) << 12) | ((f[i] & 7u) << 6);
     std::uint32_t const high = ((f[i] & 0x80u) << 24) | ((f[i] & 0x70u) << 18);
-    word[(i & 3) == 3 ? 2 : i / 4] |= rotate_left(low | high, e2m1_place(i));
+    word[(i & 3) == 3 ? 2 : i / 4] |= rotate_left(low | high, e2m1_shift(i));
   }
   first = word[0] | (word[2] & kRestOfFirst);
   second = word[1] | ((word[2] & ~kRestOfFirst) >> kRestShift);
@@ -41,8 +41,8 @@ MOE_HD constexpr void pack_e2m1(std::uint32_t const (&f)[8], std::uint32_t& firs
 MOE_HD constexpr std::uint32_t unpack_e2m1(std::uint32_t first, std::uint32_t second, int f) {
   std::uint32_t const rest = (first & kRestOfFirst) | ((second << kRestShift) & ~kRestOfFirst);
   std::uint32_t const from = (f & 3) == 3 ? rest : f < 4 ? first : second;
-  int const place = e2m1_place(f);
-  return (place > 0 ? rotate_left(from, -place) : from << -place) & kE2m1Bits;
+  int const shift = e2m1_shift(f);
+  return (shift > 0 ? rotate_left(from, -shift) : from << -shift) & kE2m1Bits;
 }
 
 /// What is added to a scale byte, shifted left by 4, for the bits of the scale times 2^119 as bf16. The products with the codes as read are

@@ -31,7 +31,7 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
   int const lane = thread & 31;
   int const warp = thread >> 5;
   std::uint32_t const base = smem_address(staging);
-  auto const place = [](int row, int chunk) {
+  auto const offset = [](int row, int chunk) {
     int const swizzled = Chunks == 8 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
     return row * (Chunks * 16) + swizzled * 16;
   };
@@ -44,7 +44,7 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
       int const j = (first + local) / 8;
       int const matrix = lane >> 3;
       int const row = local + 8 * (matrix / kHalves) + (lane & 7);
-      std::uint32_t const address = base + static_cast<std::uint32_t>(place(row, kHalves * warp + matrix % kHalves));
+      std::uint32_t const address = base + static_cast<std::uint32_t>(offset(row, kHalves * warp + matrix % kHalves));
       std::uint32_t v[2][kHalves];
       values(j, v[0]);
       if (local + 8 < kPart && first + local + 8 < N) {
@@ -66,7 +66,7 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
     for (int pass = 0; pass < (kPart * Chunks + 127) / 128; ++pass) {
       int const local = thread / Chunks + pass * (128 / Chunks);
       if (local < kPart && first + local < rows) {
-        uint4 const value = *reinterpret_cast<uint4 const*>(staging + place(local, chunk));
+        uint4 const value = *reinterpret_cast<uint4 const*>(staging + offset(local, chunk));
         *reinterpret_cast<uint4*>(row_pointer(first + local) + 8 * chunk) = value;
       }
     }

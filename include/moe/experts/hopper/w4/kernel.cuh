@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
       ptx::mbarrier_init(memory.full(s), 1 + 32 * kGatherWarps);
       ptx::mbarrier_init(memory.empty(s), 128 * Groups);
     }
-    for (int s = 0; s < kUnitSlots; ++s) {
+    for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), 32 * kGatherWarps + 128 * Groups);
     }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
   if (warp >= 4 * Groups) {
     give_registers<Groups == 2 ? 88 : 56>();
     if (warp == 4 * Groups) {
-      // Waits for room in the ring and for a free place to announce a unit; never for rows.
+      // Waits for room in the ring and for a free entry to announce a unit; never for rows.
       if (threadIdx.x == L::kConsumers) load_weights<L>(p, memory);
     } else {
       // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
     }
 
     RingState<Stages> ring;
-    RingState<kUnitSlots> slot;
+    RingState<kUnitEntries> units;
     while (true) {
-      Unit const unit = next_unit(memory, slot);
+      Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
       auto const run = [&]<int N>() {

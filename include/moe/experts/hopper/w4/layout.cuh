@@ -63,8 +63,8 @@ struct Layout {
   static constexpr int kTargets = kWeights + Stages * Depth * kTileBricks * kBrickBytes;  ///< per warpgroup: slots of the tile's rows
   static constexpr int kFactors = kTargets + Groups * MaxRows * 4;                        ///< their router weights
   static constexpr int kUnits = kFactors + Groups * MaxRows * 4;
-  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;
+  static constexpr int kBarriers = kUnits + kUnitEntries * static_cast<int>(sizeof(Unit));
+  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitEntries) * 8;
   static constexpr int kControl = kFlag + 16;
   static constexpr int kBytes = kControl + static_cast<int>(sizeof(Control)) + 1024;  ///< with room to align the base
   static_assert(kBytes <= kSharedMemoryLimit, "the tile does not fit in the shared memory of one multiprocessor; use fewer stages");
@@ -82,7 +82,7 @@ struct Memory {
   __device__ std::uint64_t* full(int s) const { return reinterpret_cast<std::uint64_t*>(base + L::kBarriers) + s; }
   __device__ std::uint64_t* empty(int s) const { return full(L::kStages + s); }
   __device__ std::uint64_t* unit_full(int s) const { return full(2 * L::kStages + s); }
-  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * L::kStages + kUnitSlots + s); }
+  __device__ std::uint64_t* unit_empty(int s) const { return full(2 * L::kStages + kUnitEntries + s); }
   __device__ Control* control() const { return reinterpret_cast<Control*>(base + L::kControl); }
   __device__ int* flag() const { return reinterpret_cast<int*>(base + L::kFlag); }
 };

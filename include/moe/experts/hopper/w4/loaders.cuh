@@ -18,15 +18,15 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
   std::uint64_t const once = policy_evict_first();
   std::uint64_t const again = policy_evict_normal();
   RingState<L::kStages> ring;
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   int number = static_cast<int>(blockIdx.x);
   while (true) {
     Unit const unit = decode_unit(p.align.plan.space, control, p.align.plan.tiles, number, 1, 0);
     if (unit.phase >= 0) number = atomicAdd(p.align.next_unit, 1);
-    wait_parity(memory.unit_empty(slot.stage), slot.parity ^ 1u);
-    *memory.unit(slot.stage) = unit;
-    arrive(memory.unit_full(slot.stage));
-    slot.advance();
+    wait_parity(memory.unit_empty(units.stage), units.parity ^ 1u);
+    *memory.unit(units.stage) = unit;
+    arrive(memory.unit_full(units.stage));
+    units.advance();
     if (unit.phase < 0) return;
     Span const span = span_of(p, unit);
     bool const first = unit.phase == 0;
@@ -61,9 +61,9 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
   std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
   RingState<L::kStages> ring;
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   while (true) {
-    Unit const unit = next_unit(memory, slot);
+    Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
     Span const span = span_of(p, unit);

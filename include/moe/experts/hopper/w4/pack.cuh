@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   }
   int const common = detail::common_exponent<S>(a.largest[expert]);
   if (thread < scale_words(S)) {
-    int const place = thread & 31;
+    int const pair = thread & 31;
     int const part = thread >> 5;  // int4_32: of the two groups
     std::uint32_t scales = 0;
     std::uint32_t zeros = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const source = detail::source_row(a, tile, 16 * (place >> 3) + (place & 7) + 8 * half);
+      int const source = detail::source_row(a, tile, 16 * (pair >> 3) + (pair & 7) + 8 * half);
       if (source < 0) continue;  // scales of zero
       long long const at = (expert * a.rows + source) * (a.cols / a.group) + step * kBrickDepth / a.group + part;
       if constexpr (S == W4Scheme::mxfp4) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
     words[thread] = scales;
     if constexpr (S == W4Scheme::int4_zero) words[32 + thread] = zeros;
     if constexpr (S == W4Scheme::int4_32_zero) {
-      std::uint8_t* const bytes = reinterpret_cast<std::uint8_t*>(words + 64) + 4 * place + part;
+      std::uint8_t* const bytes = reinterpret_cast<std::uint8_t*>(words + 64) + 4 * pair + part;
       bytes[0] = static_cast<std::uint8_t>(zeros);  // the mantissa of 128 + zero point
       bytes[2] = static_cast<std::uint8_t>(zeros >> 16);
     }

@@ -8,7 +8,7 @@
 // range, then from slower blocks: it quantises a token once into shared memory, and the copy engine stores it to every destination rank.
 #pragma once
 
-#include "moe/backends/window/device/high_throughput/places.cuh"
+#include "moe/backends/window/device/high_throughput/positions.cuh"
 #include "moe/backends/window/device/high_throughput/tickets.cuh"
 #include "moe/core/ptx/bulk_copy.cuh"
 #include "moe/core/ptx/mbarrier.cuh"
@@ -43,19 +43,19 @@ inline std::size_t high_throughput_dispatch_shared(HighThroughputShape const& s)
 struct HighThroughputTargets {
   int rank;            ///< of this lane
   int row = -1;        ///< of the token there, or -1
-  int slot = -1;       ///< of this lane's choice in its expert's list, or -1
+  int position = -1;   ///< of this lane's choice in its expert's list, or -1
   unsigned lanes = 0;  ///< mask of lanes whose rank gets the token
 
   __device__ HighThroughputTargets(comm::WindowView const& w, int t) {
     rank = static_cast<int>(threadIdx.x) % 32 + (w.rank + t) % w.size;
     rank = rank >= w.size ? rank - w.size : rank;
   }
-  /// Call it when the row positions are known. `sent_rows`: [T][R], `sent_slots`: [T][k].
-  __device__ void look_up(HighThroughputDispatch const& a, std::int32_t const* sent_rows, std::int32_t const* sent_slots, int t) {
+  /// Call it when the row positions are known. `sent_rows`: [T][R], `sent_positions`: [T][k].
+  __device__ void look_up(HighThroughputDispatch const& a, std::int32_t const* sent_rows, std::int32_t const* sent_positions, int t) {
     int const lane = static_cast<int>(threadIdx.x) % 32;
     int const R = a.window.size;
     row = lane < R ? sent_rows[t * R + rank] : -1;
-    slot = a.lists && lane < a.topk ? sent_slots[t * a.topk + lane] : -1;
+    position = a.lists && lane < a.topk ? sent_positions[t * a.topk + lane] : -1;
     lanes = __ballot_sync(0xffffffffU, row >= 0);
   }
 };
@@ -123,7 +123,7 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
     bool const mine = dst == r;
     // The warp stores records in pieces of up to 128 bytes, one store each: word i is choice i % K of part i / K.
     std::uint32_t const parts[3] = {static_cast<std::uint32_t>(mine ? expert - r * a.local_experts : -1),
-                                    mine ? __float_as_uint(weight) : 0U, static_cast<std::uint32_t>(mine ? to.slot : -1)};
+                                    mine ? __float_as_uint(weight) : 0U, static_cast<std::uint32_t>(mine ? to.position : -1)};
     std::uint32_t* const record = at<std::uint32_t>(w, r, a.at.records[a.parity.rows]) + index * a.at.record_words;
     int const used = (a.lists ? 3 : 2) * K;
 #pragma unroll 1
@@ -132,14 +132,14 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
       int const j = i < K ? i : i < 2 * K ? i - K : i - 2 * K;
       std::uint32_t const id = __shfl_sync(0xffffffffU, parts[0], j & 31);
       std::uint32_t const bits = __shfl_sync(0xffffffffU, parts[1], j & 31);
-      std::uint32_t const place = __shfl_sync(0xffffffffU, parts[2], j & 31);
+      std::uint32_t const position = __shfl_sync(0xffffffffU, parts[2], j & 31);
       if (i < a.at.record_words) {
-        record[i] = i >= used ? static_cast<std::uint32_t>(w.rank * a.max_tokens + t) : i < K ? id : i < 2 * K ? bits : place;
+        record[i] = i >= used ? static_cast<std::uint32_t>(w.rank * a.max_tokens + t) : i < K ? id : i < 2 * K ? bits : position;
       }
     }
 
     if (a.lists && mine) {
-      at<std::int32_t>(w, r, a.at.list[a.parity.rows])[to.slot] = static_cast<std::int32_t>(index);
+      at<std::int32_t>(w, r, a.at.list[a.parity.rows])[to.position] = static_cast<std::int32_t>(index);
     }
     if (kFp8 && groups % 4 != 0) {
 #pragma unroll 1
@@ -154,10 +154,10 @@ __device__ inline void write_records(HighThroughputDispatch const& a, HighThroug
 struct HighThroughputMover {
   unsigned char* row;     ///< in shared memory
   std::uint64_t* loaded;  ///< barrier of the row
-  std::uint64_t* places_known;
+  std::uint64_t* positions_known;
   int t, t_last;
   bool shares;  ///< tickets assign the tokens after the first
-  bool placed;  ///< the row positions are known
+  bool known;   ///< the row positions are known
 };
 
 /// One warp takes tokens, stages each once and sends it. A non-planner warp stages its first row before the row positions are known, and
@@ -167,7 +167,7 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
                                    HighThroughputMover m) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   std::int32_t const* const sent_rows = comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing]);
-  std::int32_t const* const sent_slots = comm::detail::own<std::int32_t>(a.window, a.at.sent_slots[a.parity.routing]);
+  std::int32_t const* const sent_positions = comm::detail::own<std::int32_t>(a.window, a.at.sent_positions[a.parity.routing]);
   std::uint64_t ticket = 0;
   std::uint32_t phase = 0;
 #pragma unroll 1
@@ -179,12 +179,12 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
       }
     }
     HighThroughputTargets to(a.window, m.t);
-    if (m.placed) {
-      to.look_up(a, sent_rows, sent_slots, m.t);
+    if (m.known) {
+      to.look_up(a, sent_rows, sent_positions, m.t);
     }
     int const e = lane < a.topk ? expert_of(a.in.ids[m.t * a.topk + lane], a.experts) : -1;
     float const weight = lane < a.topk ? a.in.weights[m.t * a.topk + lane] : 0.0F;
-    if (m.placed && to.lanes == 0) {
+    if (m.known && to.lanes == 0) {
       ticket = m.shares ? tickets.ask() : 0;
       continue;
     }
@@ -192,13 +192,13 @@ __device__ inline bool send_tokens(HighThroughputDispatch const& a, HighThroughp
     if (!a.arriving) {
       stage_row<kFp8>(a, m.t, m.row, m.loaded, phase);
     }
-    if (!m.placed) {
-      ptx::barrier_wait(m.places_known, 0);
-      m.placed = true;
+    if (!m.known) {
+      ptx::barrier_wait(m.positions_known, 0);
+      m.known = true;
       if (state.failed != 0 || state.overflown != 0) {
         break;
       }
-      to.look_up(a, sent_rows, sent_slots, m.t);
+      to.look_up(a, sent_rows, sent_positions, m.t);
     }
 
     if (!a.arriving) {
@@ -265,7 +265,7 @@ __device__ inline void publish_and_receive(HighThroughputDispatch const& a, High
 }
 
 /// Cached: takes the number of received rows from the call that filled the row positions, and fills the gaps of the lists.
-__device__ inline void reuse_places(HighThroughputDispatch const& a, HighThroughputBlock& state) {
+__device__ inline void reuse_positions(HighThroughputDispatch const& a, HighThroughputBlock& state) {
   int const L = a.local_experts;
   int const blocks = static_cast<int>(gridDim.x);
   int const warp = static_cast<int>(threadIdx.x) / 32;
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ std::uint64_t loaded[kHighThroughputWarps];
-  __shared__ std::uint64_t places_known;
+  __shared__ std::uint64_t positions_known;
   __shared__ HighThroughputBlock state;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   int const planners = high_throughput_planners(N, warps);
   if (tid == 0) {
     state = {};
-    ptx::barrier_init(&places_known, 32 * planners);
+    ptx::barrier_init(&positions_known, 32 * planners);
   }
   if (tid % 32 == 0) {
     ptx::barrier_init(&loaded[warp], 1);
@@ -323,12 +323,12 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
 
   // Planners: the row positions of all tokens. The other warps continue with their first rows.
   if (a.cached) {
-    reuse_places(a, state);
+    reuse_positions(a, state);
   } else if (warp < planners) {
-    high_throughput_places(a, state, HighThroughputPlan(a, shared, round, M, planners));
+    high_throughput_positions(a, state, HighThroughputPlan(a, shared, round, M, planners));
   }
   if (warp < planners) {
-    ptx::arrive(&places_known);
+    ptx::arrive(&positions_known);
   }
 
   if (a.counts_arrivals) {
@@ -336,17 +336,17 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   }
   HighThroughputTickets tickets(own<std::uint64_t>(w, a.at.tickets), round, M);
   bool const shares = M > blocks * warps;
-  bool const placed = a.cached || warp < planners || t_first + warp >= t_last;
-  if (placed) {
-    ptx::barrier_wait(&places_known, 0);
+  bool const known = a.cached || warp < planners || t_first + warp >= t_last;
+  if (known) {
+    ptx::barrier_wait(&positions_known, 0);
     if (tid == 0 && shares) {
       tickets.open_range(t_first + warps);
     }
     ptx::fence_shared_to_bulk();  // the rows overwrite the tables
   }
-  bool sends = !placed || (state.failed == 0 && state.overflown == 0);
+  bool sends = !known || (state.failed == 0 && state.overflown == 0);
   if (sends) {
-    sends = send_tokens<kFp8>(a, state, tickets, {row, &loaded[warp], &places_known, t_first + warp, t_last, shares, placed});
+    sends = send_tokens<kFp8>(a, state, tickets, {row, &loaded[warp], &positions_known, t_first + warp, t_last, shares, known});
   }
 
   if (sends) {

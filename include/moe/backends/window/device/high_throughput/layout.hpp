@@ -79,26 +79,26 @@ inline constexpr std::uint32_t kMoved = 1U << 20;  ///< all blocks of a dispatch
 
 /// Byte offsets in the window.
 struct HighThroughputLayout {
-  std::size_t sent = 0;            ///< own: u32 [blocks]
-  std::size_t combined = 0;        ///< own: u32 [blocks]
-  std::size_t counted = 0;         ///< own: u32 [blocks] round in which this block wrote its histogram
-  std::size_t tickets = 0;         ///< own: u64 [blocks] round and next token of this block's range
-  std::size_t histogram = 0;       ///< own: i32 [blocks][E + R]
-  std::size_t arrive = 0;          ///< u32 [rank][blocks]
-  std::size_t ready = 0;           ///< u32 [rank]
-  std::size_t counts[2] = {};      ///< u64 [rank][E + R]: rows from that rank for every expert, then for every rank
-  std::size_t rows[2] = {};        ///< [rows][row_bytes]
-  std::size_t scales[2] = {};      ///< float [rows][scale_stride]
-  std::size_t records[2] = {};     ///< [rows][record_words]: i32 [k] local ids or -1; float [k] weights, 0 where the id is -1; with lists
-                                   ///< i32 [k] position in the expert-major list or -1; i32 source rank * max_tokens + token
-  std::size_t list[2] = {};        ///< i32 [list_size] rows by expert; -1 in the gaps
-  std::size_t outputs[2] = {};     ///< bf16 [rows][H]: weighted and summed over this rank's experts, for combine
-  std::size_t sent_rows[2] = {};   ///< own: i32 [T][R] row of a token at each rank, or -1
-  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's list
-  std::size_t summary[2] = {};     ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
-  std::size_t moved[2] = {};       ///< own, arriving: u32 blocks that have moved their rows; kMoved more when all have
-  std::size_t order = 0;           ///< own, arriving: i32 [T] tokens in the order in which each block sends them
-  std::size_t arrived[2] = {};     ///< arriving: u32 [rank][L] complete rows from that rank for each local expert
+  std::size_t sent = 0;           ///< own: u32 [blocks]
+  std::size_t combined = 0;       ///< own: u32 [blocks]
+  std::size_t counted = 0;        ///< own: u32 [blocks] round in which this block wrote its histogram
+  std::size_t tickets = 0;        ///< own: u64 [blocks] round and next token of this block's range
+  std::size_t histogram = 0;      ///< own: i32 [blocks][E + R]
+  std::size_t arrive = 0;         ///< u32 [rank][blocks]
+  std::size_t ready = 0;          ///< u32 [rank]
+  std::size_t counts[2] = {};     ///< u64 [rank][E + R]: rows from that rank for every expert, then for every rank
+  std::size_t rows[2] = {};       ///< [rows][row_bytes]
+  std::size_t scales[2] = {};     ///< float [rows][scale_stride]
+  std::size_t records[2] = {};    ///< [rows][record_words]: i32 [k] local ids or -1; float [k] weights, 0 where the id is -1; with lists
+                                  ///< i32 [k] position in the expert-major list or -1; i32 source rank * max_tokens + token
+  std::size_t list[2] = {};       ///< i32 [list_size] rows by expert; -1 in the gaps
+  std::size_t outputs[2] = {};    ///< bf16 [rows][H]: weighted and summed over this rank's experts, for combine
+  std::size_t sent_rows[2] = {};  ///< own: i32 [T][R] row of a token at each rank, or -1
+  std::size_t sent_positions[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's list
+  std::size_t summary[2] = {};         ///< own: i32 {rows, list entries, [L] rows per expert, [L] first list entry per expert}
+  std::size_t moved[2] = {};           ///< own, arriving: u32 blocks that have moved their rows; kMoved more when all have
+  std::size_t order = 0;               ///< own, arriving: i32 [T] tokens in the order in which each block sends them
+  std::size_t arrived[2] = {};         ///< arriving: u32 [rank][L] complete rows from that rank for each local expert
   std::size_t bytes = 0;
   int row_bytes = 0;
   int scale_stride = 0;  ///< floats from row to row: whole 128-byte lines, which transfer faster than partial ones
@@ -106,8 +106,8 @@ struct HighThroughputLayout {
 
   HighThroughputLayout() = default;
   explicit HighThroughputLayout(HighThroughputShape const& s) {
-    WindowPlaces places;
-    auto take = [&](std::size_t bytes) { return places.take(1, static_cast<std::int64_t>(bytes)); };
+    WindowOffsets offsets;
+    auto take = [&](std::size_t bytes) { return offsets.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);
     auto const K = static_cast<std::size_t>(s.topk);
@@ -129,7 +129,7 @@ struct HighThroughputLayout {
     for (int p = 0; p < s.parities; ++p) {
       counts[p] = take(8 * R * (E + R));
       sent_rows[p] = take(4 * T * R);
-      sent_slots[p] = take(4 * T * K);
+      sent_positions[p] = take(4 * T * K);
       summary[p] = take(4 * (2 + 2 * static_cast<std::size_t>(s.local_experts())));
       records[p] = take(4 * n * static_cast<std::size_t>(record_words));
       if (s.arriving) {
@@ -145,7 +145,7 @@ struct HighThroughputLayout {
       }
       outputs[p] = take(n * static_cast<std::size_t>(s.hidden) * 2);
     }
-    bytes = places.bytes();
+    bytes = offsets.bytes();
   }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/window/device/high_throughput/places.cuh: which row of which rank each token gets, from counts that blocks and ranks exchange.
-// One function per step of the planners, the first warps of every block. docs/semantics/exchange.md §7.1, §7.2.
+// backends/window/device/high_throughput/positions.cuh: which row of which rank each token gets, from counts that blocks and ranks
+// exchange. One function per step of the planners, the first warps of every block. docs/semantics/exchange.md §7.1, §7.2.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -251,10 +251,10 @@ __device__ inline void lay_out_lists(HighThroughputDispatch const& a, HighThroug
 }
 
 /// The row position of each choice of the warp's tokens in its expert's list.
-__device__ inline void place_choices(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown) {
+__device__ inline void find_choices(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown) {
   constexpr int kAtOnce = 4;
-  int* const place = p.counts + p.warp() * p.N;
-  std::int32_t* const sent_slots = comm::detail::own<std::int32_t>(a.window, a.at.sent_slots[a.parity.routing]);
+  int* const next = p.counts + p.warp() * p.N;
+  std::int32_t* const sent_positions = comm::detail::own<std::int32_t>(a.window, a.at.sent_positions[a.parity.routing]);
   int const end = p.w_last * a.topk;
 #pragma unroll 1
   for (int c = p.w_first * a.topk; c < end; c += 32 * kAtOnce) {
@@ -270,24 +270,24 @@ __device__ inline void place_choices(HighThroughputDispatch const& a, HighThroug
       int const e = chosen[k];
       unsigned const same = __match_any_sync(0xffffffffU, e);
       int const earlier = __popc(same & ((1U << p.lane()) - 1U));
-      int const start = e >= 0 ? place[e] : 0;
+      int const start = e >= 0 ? next[e] : 0;
       __syncwarp();
       if (e >= 0 && earlier == 0) {
-        place[e] = start + __popc(same);
+        next[e] = start + __popc(same);
       }
       __syncwarp();
       if (i < end) {
-        sent_slots[i] = e >= 0 && !overflown ? p.base[e] + start + earlier : -1;
+        sent_positions[i] = e >= 0 && !overflown ? p.base[e] + start + earlier : -1;
       }
     }
   }
 }
 
 /// The row of each token of the warp at each rank; none after an overflow.
-__device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown, std::uint32_t first_ranks) {
+__device__ inline void find_rows(HighThroughputDispatch const& a, HighThroughputPlan const& p, bool overflown, std::uint32_t first_ranks) {
   int const R = a.window.size;
   int const E = a.num_experts;
-  int* const place = p.counts + p.warp() * p.N;
+  int* const next = p.counts + p.warp() * p.N;
   std::int32_t* const sent_rows = comm::detail::own<std::int32_t>(a.window, a.at.sent_rows[a.parity.routing]);
 #pragma unroll 1
   for (int c = p.w_first; c < p.w_last; c += 32) {
@@ -298,13 +298,13 @@ __device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughpu
     for (int r = 0; r < R; ++r) {
       bool const there = ((mask >> r) & 1U) != 0;
       unsigned const with = __ballot_sync(0xffffffffU, there);
-      int const start = place[E + r];
+      int const start = next[E + r];
       if (t < p.w_last) {
         sent_rows[t * R + r] = there ? p.base[E + r] + start + __popc(with & ((1U << p.lane()) - 1U)) : -1;
       }
       __syncwarp();
       if (p.lane() == 0) {
-        place[E + r] = start + __popc(with);
+        next[E + r] = start + __popc(with);
       }
       __syncwarp();
     }
@@ -313,7 +313,7 @@ __device__ inline void place_rows(HighThroughputDispatch const& a, HighThroughpu
 
 /// Computes the row positions of this rank's tokens, and the rows that it receives, in the planners of each block. They wait for the
 /// histograms of the rank's other blocks, then for the counts of the other ranks.
-__device__ inline void high_throughput_places(HighThroughputDispatch const& a, HighThroughputBlock& state, HighThroughputPlan const& p) {
+__device__ inline void high_throughput_positions(HighThroughputDispatch const& a, HighThroughputBlock& state, HighThroughputPlan const& p) {
   std::uint32_t const first_ranks = count_tokens(a, p);
   p.meet();
 
@@ -324,9 +324,9 @@ __device__ inline void high_throughput_places(HighThroughputDispatch const& a, H
 
   lay_out_lists(a, p, state);
   if (a.lists) {
-    place_choices(a, p, overflown);
+    find_choices(a, p, overflown);
   }
-  place_rows(a, p, overflown, first_ranks);
+  find_rows(a, p, overflown, first_ranks);
 }
 
 }  // namespace moe::detail

@@ -11,7 +11,7 @@ inline constexpr int kArrivalBins = 256;  ///< of local experts, in which a bloc
 
 /// What the warps of a block of high_throughput_rows share.
 struct HighThroughputOrder {
-  int first[kArrivalBins];  ///< entries before each bin; advances while tokens are placed
+  int first[kArrivalBins];  ///< entries before each bin; advances as tokens get their positions
   int taken;                ///< tokens of the block that warps have taken
 };
 
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
   if (state.failed == 0) {
     unsigned char* const row = shared + warp * high_throughput_row_shared(a.hidden, kFp8);
     std::int32_t const* const sent_rows = own<std::int32_t>(w, a.at.sent_rows[a.parity.routing]);
-    std::int32_t const* const sent_slots = own<std::int32_t>(w, a.at.sent_slots[a.parity.routing]);
+    std::int32_t const* const sent_positions = own<std::int32_t>(w, a.at.sent_positions[a.parity.routing]);
     std::uint32_t phase = 0;
 #pragma unroll 1
     for (;;) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * kHighThroughputWarps, 1) high_throughput_
       }
       int const t = sequence[t_first + i];
       HighThroughputTargets to(w, t);
-      to.look_up(a, sent_rows, sent_slots, t);
+      to.look_up(a, sent_rows, sent_positions, t);
       if (to.lanes == 0) {
         continue;
       }

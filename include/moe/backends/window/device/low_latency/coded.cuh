@@ -260,9 +260,9 @@ static __global__ void __launch_bounds__(256) low_latency_rank_major(LowLatencyR
     int const row = i / K;
     int const j = i % K;
     std::int32_t const* const choice = choices + static_cast<std::size_t>(row) * 2 * K;
-    int const place = present[row] == round ? choice[j] : -1;
-    a.ids[i] = place < 0 ? -1 : place / a.capacity;
-    a.weights[i] = place < 0 ? 0.0F : __int_as_float(choice[K + j]);
+    int const position = present[row] == round ? choice[j] : -1;
+    a.ids[i] = position < 0 ? -1 : position / a.capacity;
+    a.weights[i] = position < 0 ? 0.0F : __int_as_float(choice[K + j]);
   }
 }
 

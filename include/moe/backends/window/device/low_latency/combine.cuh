@@ -41,7 +41,7 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
   int const L = a.local_experts;
   int const me = w.rank;
   int e = lane < K ? expert_of(a.in.ids[t * K + lane], a.experts) : -1;
-  int const place = !kPerRank && lane < K ? own<std::int32_t>(w, a.at.sent_slots[a.parity])[t * K + lane] : 0;
+  int const position = !kPerRank && lane < K ? own<std::int32_t>(w, a.at.sent_positions[a.parity])[t * K + lane] : 0;
   float const weight = !kPerRank && !a.weight_on_input && lane < K ? a.in.weights[t * K + lane] : 1.0F;
   auto set = [&](int i, int rank, std::size_t row, float by) {
     terms.row[i] = w.peer[rank] + a.at.outputs[a.parity] + row * a.at.output_bytes;
@@ -71,7 +71,7 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
     unsigned const used = __ballot_sync(0xffffffffU, e >= 0);
     if (e >= 0) {
       int const dst = e / L;
-      int row = place;
+      int row = position;
       if (a.masks) {  // the receiver packed the rows by its own counts of lower sources: read them there
         std::uint32_t const* const bases = at<std::uint32_t>(w, dst, a.at.bases[a.parity]);
         row += static_cast<int>(ptx::load_relaxed_system(bases + (e - dst * L) * w.size + me)) - me * a.max_tokens;

@@ -47,7 +47,7 @@ __device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall con
     if (moves) {
       fill_row<kFp8>(a, t, from, values, item == own.first, early, row);
     } else if (item == own.first && plans) {
-      find_places(a, own, shared, early_id);
+      find_positions(a, own, shared, early_id);
       if constexpr (!kPerRank) {
         if (!add_bases(a, call, own, shared) && tid == 0) {
           flags.failed = 1;

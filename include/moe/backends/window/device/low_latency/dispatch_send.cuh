@@ -25,8 +25,8 @@ struct LowLatencyDispatch : LowLatencyKernelParams {
 
 /// State that the warps of a block share.
 struct LowLatencyFlags {
-  int failed;    ///< a wait for counts failed; no row was sent
-  int unplaced;  ///< per-rank layout: the same, but rows were sent, because they do not wait for the row positions
+  int failed;       ///< a wait for counts failed; no row was sent
+  int failed_late;  ///< per-rank layout: the same, but after rows were sent, because they do not wait for the row positions
 };
 
 /// Shared memory: two target addresses for each choice of this block, [E] rows before this block's tokens, [E] all rows, expert, row
@@ -43,7 +43,7 @@ struct LowLatencyTables {
   int* before;          ///< [E] rows before this block's tokens
   int* total;           ///< [E] all rows of this rank
   int* expert;          ///< of each choice of this block: rank * L + local, or -1
-  int* place;           ///< of each choice of this block: row position in its expert's batch
+  int* position;        ///< of each choice of this block: row position in its expert's batch
   int* rank_of;         ///< of each choice of this block, or -1
   int* repeats;         ///< of each choice of this block: 1: an earlier choice of the token has the same expert
   unsigned char* rows;  ///< two rows
@@ -57,8 +57,8 @@ struct LowLatencyTables {
     before = reinterpret_cast<int*>(scale_target + own_capacity);
     total = before + E;
     expert = total + E;
-    place = expert + own_capacity;
-    rank_of = place + own_capacity;
+    position = expert + own_capacity;
+    rank_of = position + own_capacity;
     repeats = rank_of + own_capacity;
     rows = shared + (8 * E + 32 * own_capacity + 15) / 16 * 16;
   }
@@ -103,7 +103,8 @@ __device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyC
   }
 }
 
-/// All warps: count all rows, and the rows before this block's first token. Places follow in token order, without atomics on global memory.
+/// All warps: count all rows, and the rows before this block's first token. Row positions follow in token order, without atomics on global
+/// memory.
 __device__ inline void count_choices(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                      LowLatencyTables const& shared) {
   int const tid = static_cast<int>(threadIdx.x);
@@ -197,7 +198,7 @@ __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall con
     if (int const e = shared.expert[i]; e >= 0) {
       int const base =
           a.masks ? w.rank * a.max_tokens : comm::detail::sum_counts(w, counts + e, a.at.count_stride, 0, w.rank, call.round, a.tag);
-      shared.place[i] += max(base, 0);
+      shared.position[i] += max(base, 0);
       known = known && base >= 0;
     }
   }
@@ -206,7 +207,8 @@ __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall con
 
 /// The first warp, while the movers fill the first row: the expert and row position of each choice of this block. `early_id`: the lane's
 /// first id.
-__device__ inline void find_places(LowLatencyDispatch const& a, LowLatencyShare const& own, LowLatencyTables const& shared, int early_id) {
+__device__ inline void find_positions(LowLatencyDispatch const& a, LowLatencyShare const& own, LowLatencyTables const& shared,
+                                      int early_id) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   std::int32_t const* const ids = a.in.ids + own.t_first * a.topk;
 #pragma unroll 1
@@ -227,14 +229,14 @@ __device__ inline void find_places(LowLatencyDispatch const& a, LowLatencyShare 
     }
     if (i < own.choices) {
       shared.expert[i] = e;
-      shared.place[i] = start + rank_in_chunk;
+      shared.position[i] = start + rank_in_chunk;
       shared.rank_of[i] = e >= 0 ? e / a.local_experts : -1;
       shared.repeats[i] = back != 0 ? 1 : 0;
     }
     __syncwarp();
 
     if (back != 0) {
-      shared.place[i] = shared.place[i - back];
+      shared.position[i] = shared.position[i - back];
     }
     __syncwarp();
   }
@@ -261,7 +263,7 @@ __device__ inline void find_targets(LowLatencyDispatch const& a, LowLatencyCall 
       }
       index = static_cast<std::size_t>(w.rank) * a.max_tokens + own.t_first + token;
     } else {
-      index = static_cast<std::size_t>(e - dst * a.local_experts) * a.capacity + shared.place[i];
+      index = static_cast<std::size_t>(e - dst * a.local_experts) * a.capacity + shared.position[i];
     }
     shared.row_target[i] = wanted ? w.peer[dst] + a.at.rows[a.parity] + index * a.at.row_bytes : nullptr;
     shared.scale_target[i] = wanted ? w.peer[dst] + a.at.scales[a.parity] + index * (4 * groups) : nullptr;
@@ -321,9 +323,9 @@ __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall
     int const c = (t - own.t_first) * K;
     std::uint32_t const weight = lane < K ? __float_as_uint(a.in.weights[t * K + lane]) : 0;
     int const my_rank = lane < K ? shared.rank_of[c + lane] : -1;
-    std::uint32_t const my_place =
+    std::uint32_t const my_position =
         my_rank >= 0
-            ? static_cast<std::uint32_t>((shared.expert[c + lane] - my_rank * a.local_experts) * a.capacity + shared.place[c + lane])
+            ? static_cast<std::uint32_t>((shared.expert[c + lane] - my_rank * a.local_experts) * a.capacity + shared.position[c + lane])
             : 0;
     std::size_t const index = static_cast<std::size_t>(w.rank) * a.max_tokens + t;
 #pragma unroll 1
@@ -333,7 +335,7 @@ __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall
       }
       std::uint32_t* const to = comm::detail::at<std::uint32_t>(w, dst, a.at.choices[a.parity]) + index * 2 * K;
       if (lane < K) {
-        to[lane] = my_rank == dst ? my_place : 0xffffffffU;
+        to[lane] = my_rank == dst ? my_position : 0xffffffffU;
         to[K + lane] = weight;
       }
       if (lane == 0) {
@@ -355,7 +357,7 @@ __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatency
   if constexpr (kPerRank) {
     known = add_bases(a, call, own, shared);
     if (!known && lane == 0) {
-      flags.unplaced = 1;
+      flags.failed_late = 1;
     }
   }
   if (!known) {
@@ -363,14 +365,14 @@ __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatency
   }
 
   int const t_words = call.pieces.first_value(own.first) == 0 ? own.t_first : own.t_first + 1;
-  std::int32_t* const sent_slots = comm::detail::own<std::int32_t>(w, a.at.sent_slots[a.parity]);
+  std::int32_t* const sent_positions = comm::detail::own<std::int32_t>(w, a.at.sent_positions[a.parity]);
 #pragma unroll 1
   for (int i = (t_words - own.t_first) * a.topk + lane; i < own.choices; i += 32) {
     int const dst = shared.rank_of[i];
-    sent_slots[own.t_first * a.topk + i] = dst < 0 ? -1 : shared.place[i];
+    sent_positions[own.t_first * a.topk + i] = dst < 0 ? -1 : shared.position[i];
     if (dst >= 0 && ((call.masked >> dst) & 1U) == 0) {
       std::int32_t* const sources = comm::detail::at<std::int32_t>(w, dst, a.at.sources[a.parity]);
-      sources[static_cast<std::size_t>(shared.expert[i] - dst * a.local_experts) * a.capacity + shared.place[i]] =
+      sources[static_cast<std::size_t>(shared.expert[i] - dst * a.local_experts) * a.capacity + shared.position[i]] =
           w.rank * a.max_tokens + own.t_first + i / a.topk;
     }
   }
@@ -383,7 +385,7 @@ __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatency
 __device__ inline void publish_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyFlags const& flags) {
   comm::WindowView const& w = a.window;
   int const r = static_cast<int>(threadIdx.x);
-  if (r < w.size && flags.failed == 0 && flags.unplaced == 0 && ((call.masked >> r) & 1U) == 0) {
+  if (r < w.size && flags.failed == 0 && flags.failed_late == 0 && ((call.masked >> r) & 1U) == 0) {
     if (a.refused != 0 && blockIdx.x == 0) {
       comm::detail::refuse(w, r, call.round, a.refused);
     }

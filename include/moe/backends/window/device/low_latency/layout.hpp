@@ -59,23 +59,23 @@ struct LowLatencyShape {
 
 /// Byte offsets in the window. Regions that a later operation may overwrite while an earlier one is still read exist twice.
 struct LowLatencyLayout {
-  std::size_t sent = 0;            ///< own: u32 [blocks] rounds of dispatch sends
-  std::size_t received = 0;        ///< own: u32 [blocks] rounds of dispatch receives
-  std::size_t combined = 0;        ///< own: u32 [blocks] rounds of combines
-  std::size_t arrive = 0;          ///< u32 [rank][blocks]: that rank's block has stored its rows of the round
-  std::size_t ready = 0;           ///< u32 [rank]: that rank's expert outputs of the round may be read
-  std::size_t counts[2] = {};      ///< u64 [rank][count_stride]: rows from that rank for every expert, then its number of tokens
-  std::size_t rows[2] = {};        ///< expert batches [L][C] or per-rank rows [R][T], row_bytes each
-  std::size_t scales[2] = {};      ///< float, groups() per row
-  std::size_t sources[2] = {};     ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
-  std::size_t gather[2] = {};      ///< masks only: own i32 [L][C] rows to gather, counted over all batches
-  std::size_t bases[2] = {};       ///< masks only: i32 [L][R] rows of lower sources in every batch, as this rank counted them
-  std::size_t choices[2] = {};     ///< per rank only: [R*T] records: i32 [k] position in [L*C] or -1, then float [k] weights
-  std::size_t present[2] = {};     ///< per rank only: u32 [R*T] round in which the record was written
-  std::size_t round_of[2] = {};    ///< own: u32 last dispatch round of each parity
-  std::size_t outputs[2] = {};     ///< expert outputs [L][C], or locally reduced rows [R*T]: bf16 [H], or coded in output_bytes
-  std::size_t headers[2] = {};     ///< coded outputs only: u32 [groups()] per row
-  std::size_t sent_slots[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's batch, or -1
+  std::size_t sent = 0;                ///< own: u32 [blocks] rounds of dispatch sends
+  std::size_t received = 0;            ///< own: u32 [blocks] rounds of dispatch receives
+  std::size_t combined = 0;            ///< own: u32 [blocks] rounds of combines
+  std::size_t arrive = 0;              ///< u32 [rank][blocks]: that rank's block has stored its rows of the round
+  std::size_t ready = 0;               ///< u32 [rank]: that rank's expert outputs of the round may be read
+  std::size_t counts[2] = {};          ///< u64 [rank][count_stride]: rows from that rank for every expert, then its number of tokens
+  std::size_t rows[2] = {};            ///< expert batches [L][C] or per-rank rows [R][T], row_bytes each
+  std::size_t scales[2] = {};          ///< float, groups() per row
+  std::size_t sources[2] = {};         ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
+  std::size_t gather[2] = {};          ///< masks only: own i32 [L][C] rows to gather, counted over all batches
+  std::size_t bases[2] = {};           ///< masks only: i32 [L][R] rows of lower sources in every batch, as this rank counted them
+  std::size_t choices[2] = {};         ///< per rank only: [R*T] records: i32 [k] position in [L*C] or -1, then float [k] weights
+  std::size_t present[2] = {};         ///< per rank only: u32 [R*T] round in which the record was written
+  std::size_t round_of[2] = {};        ///< own: u32 last dispatch round of each parity
+  std::size_t outputs[2] = {};         ///< expert outputs [L][C], or locally reduced rows [R*T]: bf16 [H], or coded in output_bytes
+  std::size_t headers[2] = {};         ///< coded outputs only: u32 [groups()] per row
+  std::size_t sent_positions[2] = {};  ///< own: i32 [T][k] position of each choice in its expert's batch, or -1
   std::size_t bytes = 0;
   int row_bytes = 0;
   int output_bytes = 0;
@@ -84,8 +84,8 @@ struct LowLatencyLayout {
   LowLatencyLayout() = default;
   /// `begin`: the first free byte, a multiple of 256.
   explicit LowLatencyLayout(LowLatencyShape const& s, std::size_t begin = comm::kWindowControlBytes) {
-    WindowPlaces places(begin);
-    auto take = [&](std::size_t bytes) { return places.take(1, static_cast<std::int64_t>(bytes)); };
+    WindowOffsets offsets(begin);
+    auto take = [&](std::size_t bytes) { return offsets.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);
     auto const K = static_cast<std::size_t>(s.topk);
@@ -101,7 +101,7 @@ struct LowLatencyLayout {
     ready = take(4 * comm::kMaxWindowRanks);
     for (int p = 0; p < 2; ++p) {
       counts[p] = take(8 * R * static_cast<std::size_t>(count_stride));
-      sent_slots[p] = take(4 * T * K);
+      sent_positions[p] = take(4 * T * K);
       sources[p] = take(4 * batch);
       round_of[p] = take(4);
       if (s.per_rank) {
@@ -121,7 +121,7 @@ struct LowLatencyLayout {
         headers[p] = take(4 * n * static_cast<std::size_t>(s.groups()));
       }
     }
-    bytes = places.bytes();
+    bytes = offsets.bytes();
   }
 };
 

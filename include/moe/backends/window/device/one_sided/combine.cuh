@@ -49,8 +49,8 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_combine(OneS
       RankChoice const choice = rank_choice(a.tokens, t, lane, a.topk, a.local_experts, a.active);
       unsigned const used = __ballot_sync(0xffffffffU, choice.first);
       if (choice.first) {
-        int const slot = own<std::int32_t>(w, a.at.send_index[a.parity])[t * a.topk + lane];
-        std::size_t const row = static_cast<std::size_t>(w.rank) * a.runtime_max + slot;
+        int const position = own<std::int32_t>(w, a.at.send_index[a.parity])[t * a.topk + lane];
+        std::size_t const row = static_cast<std::size_t>(w.rank) * a.runtime_max + position;
         int const i = __popc(used & ((1U << lane) - 1U));
         terms[quad].row[i] = w.peer[choice.rank] + a.at.outputs[a.parity] + row * a.hidden * 2;
         terms[quad].weight[i] = 1.0F;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ std::uint64_t loaded[kPeerThreads / 32];
-  __shared__ int slot_of[kQuads][32];
+  __shared__ int position_of[kQuads][32];
   __shared__ int count;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -61,37 +61,38 @@ __global__ void __launch_bounds__(kPeerThreads, 1) one_sided_dispatch(OneSidedDi
   for (int t = block + blocks * quad; t < M; t += blocks * kQuads) {  // neighbouring tokens on different blocks
     RankChoice const choice = rank_choice(a.tokens, t, lane, K, L, a.active);
     if (part == 0) {
-      int const slot = choice.first ? static_cast<int>(atomicAdd(&counters[choice.rank], 1U)) : -1;
-      slot_of[quad][lane] = slot;
+      int const position = choice.first ? static_cast<int>(atomicAdd(&counters[choice.rank], 1U)) : -1;
+      position_of[quad][lane] = position;
       if (lane < K) {
-        own<std::int32_t>(w, a.at.send_index[a.parity])[t * K + lane] = slot;
+        own<std::int32_t>(w, a.at.send_index[a.parity])[t * K + lane] = position;
       }
     }
     stage.fill(a.tokens.x + t * a.tokens.x_stride + from, max(0, min(values, a.hidden - from)), a.rule);
     sync_quad(quad);
-    int const slot = slot_of[quad][lane];
-    std::size_t const row = static_cast<std::size_t>(me) * a.runtime_max + (slot >= 0 ? slot : 0);
-    char* const to = slot >= 0 ? w.peer[choice.rank] : nullptr;
+    int const position = position_of[quad][lane];
+    std::size_t const row = static_cast<std::size_t>(me) * a.runtime_max + (position >= 0 ? position : 0);
+    char* const to = position >= 0 ? w.peer[choice.rank] : nullptr;
     stage.store(to == nullptr ? nullptr : to + a.at.rows[a.parity] + (row * a.hidden + from) * (kFp8 ? 1 : 2),
                 to == nullptr ? nullptr : to + a.at.scales[a.parity] + (row * a.scale_stride + from / 128) * 4);
     // Local ids and weights: each warp serves a quarter of the destinations.
     float const weight = lane < K ? a.tokens.weights[t * K + lane] : 0.0F;
     int i = 0;
 #pragma unroll 1
-    for (unsigned left = __ballot_sync(0xffffffffU, slot >= 0); left != 0; left &= left - 1, ++i) {
+    for (unsigned left = __ballot_sync(0xffffffffU, position >= 0); left != 0; left &= left - 1, ++i) {
       if (i % (kQuadThreads / 32) != part) {
         continue;
       }
       int const from_lane = __ffs(left) - 1;
       int const r = __shfl_sync(0xffffffffU, choice.rank, from_lane);
       std::size_t const index =
-          (static_cast<std::size_t>(me) * a.runtime_max + __shfl_sync(0xffffffffU, slot, from_lane)) * static_cast<std::size_t>(K) + lane;
+          (static_cast<std::size_t>(me) * a.runtime_max + __shfl_sync(0xffffffffU, position, from_lane)) * static_cast<std::size_t>(K) +
+          lane;
       if (lane < K) {
         at<std::int32_t>(w, r, a.at.ids[a.parity])[index] = choice.rank == r ? choice.expert - r * L : -1;
         at<float>(w, r, a.at.weights[a.parity])[index] = choice.rank == r ? weight : 0.0F;
       }
     }
-    sync_quad(quad);  // slot_of may be overwritten
+    sync_quad(quad);  // position_of may be overwritten
   }
   finish_stores();
   if (is_last_block(own<std::uint32_t>(w, a.at.arrived))) {

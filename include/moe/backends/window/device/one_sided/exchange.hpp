@@ -26,23 +26,23 @@ struct OneSidedLayout {
 
   OneSidedLayout() = default;
   explicit OneSidedLayout(PeerShape const& s) {
-    WindowPlaces places;
-    sent = places.take_rounds();
-    combined = places.take_rounds();
-    arrived = places.take(4, 1);
-    ready = places.take(4, s.ranks);
+    WindowOffsets offsets;
+    sent = offsets.take_rounds();
+    combined = offsets.take_rounds();
+    arrived = offsets.take(4, 1);
+    ready = offsets.take(4, s.ranks);
     std::int64_t const n = s.rows();
     for (int p = 0; p < 2; ++p) {
-      send_counters[p] = places.take(4, s.ranks);
-      counts[p] = places.take(8, s.ranks);
-      ids[p] = places.take(4, n * s.topk);
-      weights[p] = places.take(4, n * s.topk);
-      send_index[p] = places.take(4, std::int64_t{s.max_tokens} * s.topk);
-      rows[p] = places.take(1, n * s.row_bytes());
-      scales[p] = places.take(4, s.fp8 ? n * s.scale_stride() : 0);
-      outputs[p] = places.take(2, n * s.hidden);
+      send_counters[p] = offsets.take(4, s.ranks);
+      counts[p] = offsets.take(8, s.ranks);
+      ids[p] = offsets.take(4, n * s.topk);
+      weights[p] = offsets.take(4, n * s.topk);
+      send_index[p] = offsets.take(4, std::int64_t{s.max_tokens} * s.topk);
+      rows[p] = offsets.take(1, n * s.row_bytes());
+      scales[p] = offsets.take(4, s.fp8 ? n * s.scale_stride() : 0);
+      outputs[p] = offsets.take(2, n * s.hidden);
     }
-    bytes = places.bytes();
+    bytes = offsets.bytes();
   }
 };
 

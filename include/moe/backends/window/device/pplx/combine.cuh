@@ -9,7 +9,7 @@
 
 namespace moe::detail {
 
-/// Waits until this rank's word, which `peer` writes, equals `round`: a place that no choice used for many rounds holds an old round.
+/// Waits until this rank's word, which `peer` writes, equals `round`: a slot that was not used for many rounds holds an old round.
 static __device__ __noinline__ bool wait_exactly(comm::WindowView const& w, std::uint32_t const* p, std::uint32_t round, int peer) {
   std::uint64_t start = 0;
   for (unsigned i = 0;; ++i) {
@@ -53,7 +53,7 @@ __device__ inline void return_rows(PplxMove const& a, int* rows_of, std::uint32_
       std::size_t const row = static_cast<std::size_t>(le) * a.at.capacity + (next - first);
       int const origin = own<std::int32_t>(w, a.at.origins[a.parity])[row];
       int const source = origin / (a.max_tokens * a.topk);
-      int const place = origin % (a.max_tokens * a.topk);
+      int const slot = origin % (a.max_tokens * a.topk);
       int const group = source - source % D;
       uint4 const* const y = reinterpret_cast<uint4 const*>(own<char>(w, a.at.outputs[a.parity]) + row * a.hidden * 2);
       constexpr int kBatch = 7;
@@ -69,7 +69,7 @@ __device__ inline void return_rows(PplxMove const& a, int* rows_of, std::uint32_
 #pragma unroll 1
         for (int r = group; r < group + D; ++r) {
           uint4* const to =
-              reinterpret_cast<uint4*>(at<char>(w, r, a.at.returned[a.parity]) + static_cast<std::size_t>(place) * a.hidden * 2);
+              reinterpret_cast<uint4*>(at<char>(w, r, a.at.returned[a.parity]) + static_cast<std::size_t>(slot) * a.hidden * 2);
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
             if (u0 + i * kQuadThreads < a.hidden / 8) {
@@ -80,7 +80,7 @@ __device__ inline void return_rows(PplxMove const& a, int* rows_of, std::uint32_
       }
       sync_quad(quad);
       if (thread < D) {
-        publish(at<std::uint32_t>(w, group + thread, a.at.back[a.parity]) + place, round);
+        publish(at<std::uint32_t>(w, group + thread, a.at.back[a.parity]) + slot, round);
       }
     }
     first += n;

@@ -52,7 +52,7 @@ __device__ inline void copy_units(uint4* to, uint4 const* from, int n, int lane)
 /// State that the threads of a block share.
 struct PplxBlock {
   std::uint64_t loaded[kPeerThreads / 32];  ///< a barrier for each warp's part of a row
-  int slot_of[kQuads][32];                  ///< per choice of the quad's token: its row in this rank's part at the receiver, or -1
+  int position_of[kQuads][32];              ///< per choice of the quad's token: its row in this rank's part at the receiver, or -1
   int begin_of[kQuads];                     ///< first row in the batch for the rows that the quad packs
   int count_of[kQuads];                     ///< the number of rows that it packs
 };
@@ -84,22 +84,22 @@ __device__ inline void send_rows(PplxMove const& a, PplxBlock& block, unsigned c
     int const owner = choice.expert >= 0 ? choice.expert / L : 0;
     std::size_t const batch = static_cast<std::size_t>(me * L + choice.expert - owner * L) * static_cast<std::size_t>(S);
     if (part == 0) {
-      int slot = -1;
+      int position = -1;
       if (choice.expert >= 0 && choice.first == lane) {
-        slot = static_cast<int>(atomicAdd(&counters[choice.expert], 1U));
-        at<std::int32_t>(w, owner, a.at.places[a.parity])[batch + slot] = t * K + lane;
+        position = static_cast<int>(atomicAdd(&counters[choice.expert], 1U));
+        at<std::int32_t>(w, owner, a.at.source_slots[a.parity])[batch + position] = t * K + lane;
       }
-      block.slot_of[quad][lane] = slot;
+      block.position_of[quad][lane] = position;
     }
     stage.fill(a.tokens.x + t * a.tokens.x_stride + from, max(0, min(values, a.hidden - from)), a.rule, a.group.weight_first,
                a.group.weight_first ? a.tokens.weights[t * K] : 1.0F);
     sync_quad(quad);
 
-    int const slot = block.slot_of[quad][lane];
-    std::size_t const row = batch + (slot >= 0 ? slot : 0);
-    stage.store(slot < 0 ? nullptr : w.peer[owner] + a.at.rows[a.parity] + row * row_bytes + from * (kFp8 ? 1 : 2),
-                slot < 0 ? nullptr : w.peer[owner] + a.at.scales[a.parity] + (row * a.scale_stride + from / 128) * 4);
-    sync_quad(quad);  // slot_of may be overwritten
+    int const position = block.position_of[quad][lane];
+    std::size_t const row = batch + (position >= 0 ? position : 0);
+    stage.store(position < 0 ? nullptr : w.peer[owner] + a.at.rows[a.parity] + row * row_bytes + from * (kFp8 ? 1 : 2),
+                position < 0 ? nullptr : w.peer[owner] + a.at.scales[a.parity] + (row * a.scale_stride + from / 128) * 4);
+    sync_quad(quad);  // position_of may be overwritten
   }
   finish_stores();
 
@@ -167,7 +167,7 @@ __device__ inline void pack_rows(PplxMove const& a, PplxBlock& block, std::uint3
       if (lane == 0) {
         own<std::int32_t>(w, a.at.origins[a.parity])[to + i] =
             source * a.max_tokens * a.topk +
-            static_cast<std::int32_t>(ptx::load_relaxed_system(own<std::uint32_t>(w, a.at.places[a.parity]) + from + i));
+            static_cast<std::int32_t>(ptx::load_relaxed_system(own<std::uint32_t>(w, a.at.source_slots[a.parity]) + from + i));
       }
     }
     sync_quad(quad);

@@ -29,7 +29,7 @@ struct PplxLayout {
   std::size_t counters[2] = {};      ///< own: u32 [E] rows sent to each expert; zero between dispatches
   std::size_t rows[2] = {};          ///< [rank][L][S] rows of row_bytes(), as that rank stored them
   std::size_t scales[2] = {};        ///< float [rank][L][S][scale_stride()]
-  std::size_t places[2] = {};        ///< i32 [rank][L][S]: token * k + choice
+  std::size_t source_slots[2] = {};  ///< i32 [rank][L][S]: token * k + choice
   std::size_t returned[2] = {};      ///< bf16 [T][k][H]: the expert output of each choice
   std::size_t back[2] = {};          ///< u32 [T][k]: round in which that row was returned
   std::size_t batch[2] = {};         ///< own: [L][C] rows, packed by source rank
@@ -45,7 +45,7 @@ struct PplxLayout {
   PplxLayout(PeerShape const& s, PplxGroup const& group) {
     per_source = (s.max_tokens + group.dp_size - 1) / group.dp_size;
     capacity = per_source * s.ranks;
-    WindowPlaces take;
+    WindowOffsets take;
     sent = take.take_rounds();
     received = take.take_rounds();
     arrived = take.take(4, 1);
@@ -57,7 +57,7 @@ struct PplxLayout {
       round_of[p] = take.take(4, 1);
       incomplete[p] = take.take(4, 1);
       counters[p] = take.take(4, s.num_experts);
-      places[p] = take.take(4, n);
+      source_slots[p] = take.take(4, n);
       back[p] = take.take(4, slots);
       origins[p] = take.take(4, n);
       num_tokens[p] = take.take(4, s.local_experts());

@@ -19,24 +19,24 @@ struct TwoSidedQueues {
 /// Byte offsets in the window of the two-sided exchange. Peers write counts and queues; all other parts are this rank's own. Regions that a
 /// later operation may overwrite while an earlier one is still read exist twice.
 struct TwoSidedLayout {
-  std::size_t planned = 0;          ///< round words of the plan
-  std::size_t round_of[2] = {};     ///< own: u32 last plan of each parity
-  std::size_t counts[2] = {};       ///< u64 [rank]: rows from that rank, with the round; by parity of the round, not of the call
-  std::size_t tail = 0;             ///< u32 [queue][source]: entries written by that rank, never reset
-  std::size_t head = 0;             ///< u32 [queue][destination]: entries of my queue there that were read, never reset; it lies at
-                                    ///< the sender, which polls it
-  std::size_t entries = 0;          ///< [queue][source][depth][entry_bytes]
-  std::size_t sent_tail = 0;        ///< own: u32 [queue][destination]
-  std::size_t read_head = 0;        ///< own: u32 [queue][source]
-  std::size_t send_tokens[2] = {};  ///< own: i32 [R][T] tokens for each rank, in their order
-  std::size_t send_places[2] = {};  ///< own: i32 [T][R] row position of a token in a rank's list, or -1
-  std::size_t summary[2] = {};      ///< own: i32 {rows, [R] rows for, [R] rows from, [R] first row from, [R] first row back}
-  std::size_t rows[2] = {};         ///< own: [R T] rows of row_bytes(), by source rank, then by token
-  std::size_t scales[2] = {};       ///< own: float [R T][scale_stride()]
-  std::size_t ids[2] = {};          ///< own: i32 [R T][k] local ids or -1
-  std::size_t weights[2] = {};      ///< own: float [R T][k]
-  std::size_t outputs[2] = {};      ///< own: bf16 [R T][H]: weighted and summed over this rank's experts
-  std::size_t returned = 0;         ///< own: bf16 [T min(k, R)][H] returned outputs, by rank, then by token
+  std::size_t planned = 0;             ///< round words of the plan
+  std::size_t round_of[2] = {};        ///< own: u32 last plan of each parity
+  std::size_t counts[2] = {};          ///< u64 [rank]: rows from that rank, with the round; by parity of the round, not of the call
+  std::size_t tail = 0;                ///< u32 [queue][source]: entries written by that rank, never reset
+  std::size_t head = 0;                ///< u32 [queue][destination]: entries of my queue there that were read, never reset; it lies at
+                                       ///< the sender, which polls it
+  std::size_t entries = 0;             ///< [queue][source][depth][entry_bytes]
+  std::size_t sent_tail = 0;           ///< own: u32 [queue][destination]
+  std::size_t read_head = 0;           ///< own: u32 [queue][source]
+  std::size_t send_tokens[2] = {};     ///< own: i32 [R][T] tokens for each rank, in their order
+  std::size_t send_positions[2] = {};  ///< own: i32 [T][R] row position of a token in a rank's list, or -1
+  std::size_t summary[2] = {};         ///< own: i32 {rows, [R] rows for, [R] rows from, [R] first row from, [R] first row back}
+  std::size_t rows[2] = {};            ///< own: [R T] rows of row_bytes(), by source rank, then by token
+  std::size_t scales[2] = {};          ///< own: float [R T][scale_stride()]
+  std::size_t ids[2] = {};             ///< own: i32 [R T][k] local ids or -1
+  std::size_t weights[2] = {};         ///< own: float [R T][k]
+  std::size_t outputs[2] = {};         ///< own: bf16 [R T][H]: weighted and summed over this rank's experts
+  std::size_t returned = 0;            ///< own: bf16 [T min(k, R)][H] returned outputs, by rank, then by token
   std::size_t bytes = 0;
   int send_blocks = 0;     ///< half of the blocks send, half receive
   int warps = 0;           ///< of one block
@@ -58,31 +58,31 @@ struct TwoSidedLayout {
     warps = std::clamp(kShared / stage_bytes(), 1, 16);
     queues = std::max(1, send_blocks * warps / s.ranks);
 
-    WindowPlaces places;
+    WindowOffsets offsets;
     std::int64_t const pairs = std::int64_t{queues} * s.ranks;
-    planned = places.take_rounds();
+    planned = offsets.take_rounds();
     for (std::size_t& c : counts) {  // first, so that ranks that disagree on shape or queues still compare words at the same offset
-      c = places.take(8, s.ranks);
+      c = offsets.take(8, s.ranks);
     }
-    tail = places.take(4, pairs);
-    head = places.take(4, pairs);
-    sent_tail = places.take(4, pairs);
-    read_head = places.take(4, pairs);
-    entries = places.take(static_cast<std::size_t>(q.entry_bytes), pairs * q.depth);
+    tail = offsets.take(4, pairs);
+    head = offsets.take(4, pairs);
+    sent_tail = offsets.take(4, pairs);
+    read_head = offsets.take(4, pairs);
+    entries = offsets.take(static_cast<std::size_t>(q.entry_bytes), pairs * q.depth);
     std::int64_t const n = s.rows();
     for (int p = 0; p < 2; ++p) {
-      round_of[p] = places.take(4, 1);
-      send_tokens[p] = places.take(4, n);
-      send_places[p] = places.take(4, n);
-      summary[p] = places.take(4, 1 + 4 * s.ranks);
-      ids[p] = places.take(4, n * s.topk);
-      weights[p] = places.take(4, n * s.topk);
-      rows[p] = places.take(1, n * s.row_bytes());
-      scales[p] = places.take(4, s.fp8 ? n * s.scale_stride() : 0);
-      outputs[p] = places.take(2, n * s.hidden);
+      round_of[p] = offsets.take(4, 1);
+      send_tokens[p] = offsets.take(4, n);
+      send_positions[p] = offsets.take(4, n);
+      summary[p] = offsets.take(4, 1 + 4 * s.ranks);
+      ids[p] = offsets.take(4, n * s.topk);
+      weights[p] = offsets.take(4, n * s.topk);
+      rows[p] = offsets.take(1, n * s.row_bytes());
+      scales[p] = offsets.take(4, s.fp8 ? n * s.scale_stride() : 0);
+      outputs[p] = offsets.take(2, n * s.hidden);
     }
-    returned = places.take(2, std::int64_t{s.max_tokens} * std::min(s.topk, s.ranks) * s.hidden);
-    bytes = places.bytes();
+    returned = offsets.take(2, std::int64_t{s.max_tokens} * std::min(s.topk, s.ranks) * s.hidden);
+    bytes = offsets.bytes();
   }
   /// Shared memory of one warp: a record, or a returned row.
   MOE_HD int stage_bytes() const { return ((record_bytes > returned_bytes ? record_bytes : returned_bytes) + 127) / 128 * 128; }

@@ -40,7 +40,7 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
   std::uint32_t const round = next_round(w, a.at.planned);
   int const M = a.tokens.count();
   std::int32_t* const send_tokens = own<std::int32_t>(w, a.at.send_tokens[a.parity]);
-  std::int32_t* const send_places = own<std::int32_t>(w, a.at.send_places[a.parity]);
+  std::int32_t* const send_positions = own<std::int32_t>(w, a.at.send_positions[a.parity]);
   if (tid < 32) {
     total[tid] = 0;
     from[tid] = 0;
@@ -86,11 +86,11 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_plan(TwoSide
     for (int r = 0; r < R; ++r) {
       bool const there = ((ranks >> r) & 1U) != 0;
       unsigned const with = __ballot_sync(0xffffffffU, there);
-      int const place = ahead[r][warp] + __popc(with & ((1U << lane) - 1U));
+      int const position = ahead[r][warp] + __popc(with & ((1U << lane) - 1U));
       if (t < M) {
-        send_places[t * R + r] = there ? place : -1;
+        send_positions[t * R + r] = there ? position : -1;
         if (there) {
-          send_tokens[r * a.max_tokens + place] = t;
+          send_tokens[r * a.max_tokens + position] = t;
         }
       }
     }

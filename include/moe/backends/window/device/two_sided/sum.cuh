@@ -33,11 +33,11 @@ static __global__ void __launch_bounds__(kPeerThreads, 1) two_sided_sum(TwoSided
 #pragma unroll 1
   for (int t = static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) * quad; t < M; t += static_cast<int>(gridDim.x) * kQuads) {
     if (tid % kQuadThreads < 32) {
-      int const place = lane < R ? own<std::int32_t>(w, a.at.send_places[a.parity])[t * R + lane] : -1;
-      unsigned const used = __ballot_sync(0xffffffffU, place >= 0);
-      if (place >= 0) {
+      int const position = lane < R ? own<std::int32_t>(w, a.at.send_positions[a.parity])[t * R + lane] : -1;
+      unsigned const used = __ballot_sync(0xffffffffU, position >= 0);
+      if (position >= 0) {
         int const i = __popc(used & ((1U << lane) - 1U));
-        terms[quad].row[i] = own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[lane] + place) * a.hidden * 2;
+        terms[quad].row[i] = own<char>(w, a.at.returned) + static_cast<std::size_t>(summary.first_back[lane] + position) * a.hidden * 2;
         terms[quad].weight[i] = 1.0F;
       }
       if (lane == 0) {

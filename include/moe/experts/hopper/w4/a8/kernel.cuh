@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
       ptx::mbarrier_init(memory.full(s), 1 + 32 * w4::kGatherWarps);
       ptx::mbarrier_init(memory.empty(s), 128 * Groups);
     }
-    for (int s = 0; s < kUnitSlots; ++s) {
+    for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
       ptx::mbarrier_init(memory.unit_empty(s), 32 * w4::kGatherWarps + 128 * Groups);
     }
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
   if (warp >= 4 * Groups) {
     give_registers<Groups == 2 ? 88 : 56>();
     if (warp == 4 * Groups) {
-      // Waits for room in the ring and for a free place to announce a unit; never for rows.
+      // Waits for room in the ring and for a free entry to announce a unit; never for rows.
       if (threadIdx.x == L::kConsumers) w4::load_weights<L>(p, memory);
     } else {
       // Wait for announced units, for room in the ring and, in phase 1, for the consumers of any CTA to have stored the tile's rows.
@@ -88,9 +88,9 @@ __global__ void __launch_bounds__(Groups * 128 + w4::kProducerThreads, 1) layer_
       moe::hopper::detail::zero_rows<__nv_bfloat16, L::kConsumers / 32>(p.align, p.out, false);
     }
     RingState<Stages> ring;
-    RingState<kUnitSlots> slot;
+    RingState<kUnitEntries> units;
     while (true) {
-      Unit const unit = next_unit(memory, slot);
+      Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
       auto const run = [&]<int N>() {

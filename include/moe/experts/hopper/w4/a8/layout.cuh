@@ -35,8 +35,8 @@ struct Layout {
   static constexpr int kTargets = kWeights + Stages * Depth * kTileBricks * kBrickBytes;
   static constexpr int kFactors = kTargets + Groups * MaxRows * 4;
   static constexpr int kUnits = kFactors + Groups * MaxRows * 4;
-  static constexpr int kBarriers = kUnits + kUnitSlots * static_cast<int>(sizeof(Unit));
-  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitSlots) * 8;
+  static constexpr int kBarriers = kUnits + kUnitEntries * static_cast<int>(sizeof(Unit));
+  static constexpr int kFlag = kBarriers + (2 * Stages + 2 * kUnitEntries) * 8;
   static constexpr int kControl = kFlag + 16;
   static constexpr int kTable = (kControl + static_cast<int>(sizeof(Control)) + 127) / 128 * 128;  ///< magnitude_table of each shift
   static constexpr int kRowScales = kTable + 128;

@@ -23,9 +23,9 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
   std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
   std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
   RingState<L::kStages> ring;
-  RingState<kUnitSlots> slot;
+  RingState<kUnitEntries> units;
   while (true) {
-    Unit const unit = next_unit(memory, slot);
+    Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
     w4::Span const span = w4::span_of(p, unit);
