@@ -211,6 +211,7 @@ int run(Options const& o) {
   auto const rate = [&](std::vector<double> const& times) { return bytes / moe_bench::median_and_spread(times).first / 1e9; };
   auto const share = [&](std::vector<double> const& other) {
     std::vector<double> shares;
+    shares.reserve(t.load.size());
     for (std::size_t i = 0; i < t.load.size(); ++i) shares.push_back(other[i] / t.load[i]);
     return moe_bench::median_and_spread(shares);
   };

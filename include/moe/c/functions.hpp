@@ -47,10 +47,12 @@ inline HandleTable<Runner>& runners() {
   return *table;
 }
 inline std::uint64_t number(void const* handle) { return reinterpret_cast<std::uintptr_t>(handle); }
+// NOLINTBEGIN(performance-no-int-to-ptr): a handle is a number that C sees as a pointer; nothing is read through it.
 inline moe_group_t handle_of(std::shared_ptr<Group> group) { return reinterpret_cast<moe_group_t>(groups().insert(std::move(group))); }
 inline moe_runner_t handle_of(std::shared_ptr<Runner> runner) {
   return reinterpret_cast<moe_runner_t>(runners().insert(std::move(runner)));
 }
+// NOLINTEND(performance-no-int-to-ptr)
 
 inline std::int64_t deadline(std::int64_t timeout_ms) {
   if (timeout_ms < 0) throw Error(ErrorCode::argument, text("timeout_ms: ", timeout_ms, " is below 0"));
@@ -70,7 +72,8 @@ moe_status create_group(moe_group_t* group, Make const& make) {
 }
 
 /// Collective. The peers of a rank whose arguments are refused get E_PEER.
-inline std::shared_ptr<Runner> create_runner(moe_runner_config const* config, moe_weights const* weights, std::shared_ptr<Group> group) {
+inline std::shared_ptr<Runner> create_runner(moe_runner_config const* config, moe_weights const* weights,
+                                             std::shared_ptr<Group> const& group) {
   std::optional<Exclusive> alone;
   if (group->size() > 1) alone.emplace(group->busy, "group");
   bool told = false;
@@ -201,7 +204,7 @@ moe_status moe_group_create_mpi([[maybe_unused]] int32_t fortran_communicator, [
   return moe::c::create_group(group, [&]() -> std::shared_ptr<moe::c::Group> {
 #ifdef MOE_C_HAS_MPI
     moe::c::check_mpi_runs();
-    MPI_Comm const comm = MPI_Comm_f2c(fortran_communicator);
+    MPI_Comm comm = MPI_Comm_f2c(fortran_communicator);
     if (comm == MPI_COMM_NULL) {
       throw moe::Error(moe::ErrorCode::argument, moe::text("fortran_communicator: ", fortran_communicator, " is no communicator"));
     }

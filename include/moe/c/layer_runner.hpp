@@ -155,6 +155,7 @@ class LayerRunner final : public Runner {
   static constexpr bool kShares = requires(Params p) { p.experts.workspace; };
   static constexpr bool kAlone = std::is_same_v<Comm, comm::Self<Space>>;
 
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): changed where experts share their workspace.
   LayerRunner(Request const& r, bool& told, Params params) : device_(r.device), external_(r.external_router) {
     group = r.group;
     OnDevice<Space> const current(device_);
