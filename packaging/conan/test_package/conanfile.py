@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What conan create runs at its end: a program that finds the package and routes three tokens."""
+import os
+
+from conan import ConanFile
+from conan.tools.build import can_run
+from conan.tools.cmake import CMake, CMakeToolchain, cmake_layout
+
+
+class MoeTestPackage(ConanFile):
+    settings = "os", "arch", "compiler", "build_type"
+    generators = ("CMakeDeps",)
+    test_type = "explicit"
+
+    def requirements(self):
+        self.requires(self.tested_reference_str)
+
+    def layout(self):
+        cmake_layout(self)
+
+    def generate(self):
+        toolchain = CMakeToolchain(self)
+        toolchain.blocks.remove("cppstd")  # moe::moe asks for C++20
+        toolchain.user_presets_path = False
+        toolchain.generate()
+
+    def build(self):
+        cmake = CMake(self)
+        cmake.configure()
+        cmake.build()
+
+    def test(self):
+        if can_run(self):
+            self.run(os.path.join(self.cpp.build.bindir, "program"), env="conanrun")
