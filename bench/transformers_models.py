@@ -2,17 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench/transformers_models.py: tokens per second of transformers models with random weights under "moe" and the built-in experts
 # implementations, decode (eager and in CUDA graphs) and prefill, after a check of the logits against a float32 eager run.
-"""python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4] [--layers 8] [--implementations moe,grouped_mm] [--tiny]
-Needs the package of python/, torch and transformers. One JSON line for each point.
+"""python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4|all] [--layers 8|fit] [--tiny] [--lines FILE]
+                                    [--implementations moe,grouped_mm,batched_mm,eager]
+Needs the package of python/, torch and transformers. One JSON line for each point, then the tables of bench/transformers_table.py; the exit
+code is 1 if "moe" is not the fastest at every point or its logits are further from float32's than grouped_mm's. `--model all`: qwen3 and
+gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the free memory hold, at most as many as the model has.
 
-Every implementation has a model of its own with the same weights; none is switched. gpt_oss_mxfp4: under "moe" the experts are the 4-bit
+Every implementation has a model of its own with the same weights; none is switched. qwen3's models share one copy of the weights, which no
+implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-bit
 codes, under the others the same values in bfloat16, as transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA
 graph has a StaticCache, eager decode the default cache. What an implementation cannot do is a line with "failed" and the place in
 transformers or torch that refused; the points after it run."""
 import argparse
 import copy
 import json
+import pathlib
 import statistics
+import subprocess
+import sys
 import time
 import traceback
 
@@ -23,6 +30,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import moe.transformers
 from moe.transformers import _mxfp4
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import transformers_table  # noqa: E402
+
 SIZES = {
     "qwen3": dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
                   num_attention_heads=32, num_key_value_heads=4, head_dim=128, vocab_size=32000),
@@ -30,15 +40,38 @@ SIZES = {
                     num_key_value_heads=8, head_dim=64, vocab_size=32000),
 }
 SIZES["gpt_oss_mxfp4"] = SIZES["gpt_oss"]
+LAYERS = {"qwen3": 48, "gpt_oss": 36, "gpt_oss_mxfp4": 36}  # of the released models
+SHARED = ("qwen3",)  # models whose weights every implementation uses where they lie
 TINY = dict(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
             vocab_size=256)
 WARM = 4  # steps before a measurement: first calls load kernels, choose algorithms and, under "moe", make the runners
 
 
+def config_of(name, layers, tiny):
+    fields = {**SIZES[name], **(TINY if tiny else {}), "num_hidden_layers": layers, "max_position_embeddings": 32768}
+    return transformers.Qwen3MoeConfig(**fields) if name == "qwen3" else transformers.GptOssConfig(**fields)
+
+
+def layers_that_fit(arguments):
+    """Three quarters of the free memory, for the layers of all models; embeddings and caches are in the rest."""
+    free = torch.cuda.mem_get_info(arguments.device)[0] * 3 // 4
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config_of(arguments.model, 1, arguments.tiny), dtype=torch.bfloat16)
+    layer = sum(p.numel() for p in model.model.layers.parameters()) * 2
+    copies = 1 if arguments.model in SHARED else len(arguments.implementations) + 1  # one more while gate and up rows are laid out
+    return max(1, min(LAYERS[arguments.model], free // (layer * copies)))
+
+
+def shared(model, implementation):
+    """Another model with the same parameters and an implementation of its own."""
+    other = copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
+    other.set_experts_implementation(implementation)
+    return other.eval()
+
+
 def make(name, layers, device, tiny, implementation):
     """A model whose weights depend on its name and sizes alone."""
-    fields = {**SIZES[name], **(TINY if tiny else {}), "num_hidden_layers": layers, "max_position_embeddings": 32768}
-    config = transformers.Qwen3MoeConfig(**fields) if name == "qwen3" else transformers.GptOssConfig(**fields)
+    config = config_of(name, layers, tiny)
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -115,7 +148,12 @@ def check(arguments):
     del wide
     for name in arguments.implementations:
         model = make(arguments.model, 1, arguments.device, arguments.tiny, name)
-        print(json.dumps({"check": name, "distance": distance(model(input_ids=ids, use_cache=False).logits.float(), expected)}), flush=True)
+        try:
+            found = distance(model(input_ids=ids, use_cache=False).logits.float(), expected)
+        except Exception as error:
+            refused(arguments, "check", name, error)
+            continue
+        say(arguments, {"model": arguments.model, "check": name, "distance": found})
 
 
 def tokens(arguments, batch, length):
@@ -183,15 +221,20 @@ class outcome_of_capture:
         torch.cuda.synchronize()
 
 
+def say(arguments, record):
+    arguments.records.append(record)
+    print(json.dumps(record), flush=True)
+
+
 def report(arguments, point, turn, name, rows, times, **more):
     median = statistics.median(times)
-    print(json.dumps({"model": arguments.model, "layers": arguments.layers, "point": point, "turn": turn, "implementation": name,
+    say(arguments, {"model": arguments.model, "layers": arguments.layers, "point": point, "turn": turn, "implementation": name,
                       "ms": round(median, 4), "least_ms": round(min(times), 4), "most_ms": round(max(times), 4),
-                      "tokens_per_s": round(rows / median * 1e3, 1), **more}), flush=True)
+                    "tokens_per_s": round(rows / median * 1e3, 1), **more})
 
 
 def refused(arguments, point, name, error):
-    print(json.dumps({"model": arguments.model, "point": point, "implementation": name, **failure(error)}), flush=True)
+    say(arguments, {"model": arguments.model, "point": point, "implementation": name, **failure(error)})
 
 
 @torch.no_grad()
@@ -235,24 +278,17 @@ def prefill(arguments, models):
                 report(arguments, f"prefill {rows}", turn, name, rows, times, first_ms=[round(t, 3) for t in first])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=SIZES, default="qwen3")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--implementations", default="moe,grouped_mm")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--batches", default="1,16,64")
-    parser.add_argument("--prefills", default=None, help="rows, 4096,16384 unless given")
-    parser.add_argument("--graphs", choices=("both", "only", "none"), default="both")
-    arguments = parser.parse_args()
-    arguments.implementations = arguments.implementations.split(",")
-    arguments.batches = [int(n) for n in arguments.batches.split(",") if n]
-    given = ("64,128" if arguments.tiny else "4096,16384") if arguments.prefills is None else arguments.prefills
-    arguments.prefills = [int(n) for n in given.split(",") if n]
+def measure(arguments):
+    if arguments.layers == "fit":
+        arguments.layers = layers_that_fit(arguments)
+    arguments.layers = int(arguments.layers)
     check(arguments)
-    models = {name: make(arguments.model, arguments.layers, arguments.device, arguments.tiny, name) for name in arguments.implementations}
+    models = {}
+    for name in arguments.implementations:
+        if arguments.model in SHARED and models:
+            models[name] = shared(next(iter(models.values())), name)
+        else:
+            models[name] = make(arguments.model, arguments.layers, arguments.device, arguments.tiny, name)
     if arguments.graphs != "only":
         decode(arguments, models, graph=False)
     prefill(arguments, models)
@@ -260,8 +296,57 @@ def main():
         decode(arguments, models, graph=True)
     if "moe" in models:
         layers = [layer.mlp.experts for layer in models["moe"].model.layers]
-        print(json.dumps({"fallbacks": sorted({str(moe.transformers.why_not(experts)) for experts in layers})}), flush=True)
+        reasons = sorted({str(moe.transformers.why_not(experts)) for experts in layers})
+        say(arguments, {"model": arguments.model, "fallbacks": reasons})
+
+
+def each_model_alone(given):
+    """Runs this program for each model, so that each finds the memory free; their records."""
+    records = []
+    for model in ("qwen3", "gpt_oss_mxfp4"):
+        command = [sys.executable, __file__, *given, "--model", model, "--no-table"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+            lines = []
+            for line in run.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+        records += transformers_table.read(lines)
+        if run.returncode != 0:
+            records.append({"model": model, "point": "the run", "implementation": "moe", "failed": f"exit code {run.returncode}"})
+    return records
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=(*SIZES, "all"), default="qwen3")
+    parser.add_argument("--layers", default="8", help="a number, or fit")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--implementations", default="moe,grouped_mm,batched_mm,eager")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batches", default="1,16,64")
+    parser.add_argument("--prefills", default=None, help="rows, 4096,16384 unless given")
+    parser.add_argument("--graphs", choices=("both", "only", "none"), default="both")
+    parser.add_argument("--lines", help="a file for the JSON lines of the run")
+    parser.add_argument("--no-table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.model == "all":
+        records = each_model_alone(sys.argv[1:])
+    else:
+        arguments.records = records = []
+        arguments.implementations = arguments.implementations.split(",")
+        arguments.batches = [int(n) for n in arguments.batches.split(",") if n]
+        given = ("64,128" if arguments.tiny else "4096,16384") if arguments.prefills is None else arguments.prefills
+        arguments.prefills = [int(n) for n in given.split(",") if n]
+        measure(arguments)
+    if arguments.lines:
+        pathlib.Path(arguments.lines).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    if arguments.no_table:
+        return 0
+    text, good = transformers_table.report(records)
+    print(text)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
