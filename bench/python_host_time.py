@@ -1,12 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# bench/python_host_time.py: microseconds of host time of a call from Python, without rows and with one row, on one GPU.
-"""python3 bench/python_host_time.py
-Needs the package of python/ and torch with a GPU. One line for each number of rows; the device is waited for between rounds only."""
+# bench/python_host_time.py: microseconds of host time of a call from Python, without rows and with one row, on one GPU; or of one layer on
+# the host from C++, C and Python.
+"""python3 bench/python_host_time.py [--host build/cuda/tests/capi/capi_overhead_test]
+Needs the package of python/ and torch, without --host with a GPU. One line for each number of rows; the device is waited for between rounds
+only. --host: a layer of 8 columns and one row, one thread; the program, an argument, measures it from C++ and from C. Without torch
+numpy's arrays are measured, whose way through DLPack is longer."""
+import argparse
+import re
 import statistics
+import subprocess
+import sys
 import time
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
+import numpy
 
 import moe
 from moe._runner import _forward_routed
@@ -23,12 +34,36 @@ def host_time(call):
         for _ in range(CALLS):
             call()
         times.append((time.perf_counter() - begin) / CALLS * 1e6)
-        torch.cuda.synchronize()
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.synchronize()
     return min(statistics.median(times[i : i + 10]) for i in range(0, ROUNDS, 10))
 
 
-@torch.no_grad()
-def main():
+def on_host(program):
+    """The layer of tests/capi/overhead_test.cpp, from C++, C and Python: the limits are 1 us over C++ for C, 6 us for Python."""
+    said = subprocess.run([program], capture_output=True, text=True, check=False).stdout
+    pairs = [tuple(map(float, pair)) for pair in re.findall(r"C\+\+ (\d+) ns, C (\d+) ns", said)]
+    if not pairs:
+        sys.exit(f"{program} printed no line with the times of C++ and C:\n{said}")
+    cpp, c = (min(times) / 1e3 for times in zip(*pairs))
+    arrays = [numpy.full(shape, value, dtype) for shape, value, dtype in (
+        ((1, 8), 0.5, numpy.float32), ((1, 1), 0, numpy.int32), ((1, 1), 1.0, numpy.float32), ((2, 16, 8), 0.1, numpy.float32),
+        ((2, 8, 8), 0.1, numpy.float32), ((1, 8), 0.0, numpy.float32))]  # fmt: skip
+    x, ids, weights, w13, w2, out = arrays if torch is None else map(torch.from_numpy, arrays)
+    runner = moe.Runner(w13, w2, topk=1, max_tokens=1, num_threads=1)
+    moe.experts(x, ids, weights, w13, w2)
+    calls = {
+        "Runner.forward_routed into an output": lambda: runner.forward_routed(x, ids, weights, out),
+        "Runner.forward_routed": lambda: runner.forward_routed(x, ids, weights),
+        "moe.experts into an output": lambda: moe.experts(x, ids, weights, w13, w2, output=out),
+        "moe.experts": lambda: moe.experts(x, ids, weights, w13, w2),
+    }
+    print(f"| one row on the host, {'numpy' if torch is None else 'torch'} | us | over C++ |\n|---|---:|---:|")
+    for name, us in {"C++": cpp, "C": c, **{name: host_time(call) for name, call in calls.items()}}.items():
+        print(f"| {name} | {us:.2f} | {us - cpp:.2f} |", flush=True)
+
+
+def on_gpu():
     torch.manual_seed(0)
     options = dict(device="cuda", dtype=torch.bfloat16)
     w13 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, **options)
@@ -49,6 +84,18 @@ def main():
             "empty_like": lambda: torch.empty_like(x),
         }
         print(f"rows {rows}: " + ", ".join(f"{name} {host_time(call):.2f} us" for name, call in calls.items()), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", metavar="PROGRAM", help="measure on the host; the program is capi_overhead_test")
+    program = parser.parse_args().host
+    if torch is None and program is None:
+        sys.exit("the times on a GPU need torch")
+    if torch is None:
+        return on_host(program)
+    with torch.no_grad():
+        return on_gpu() if program is None else on_host(program)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Sequence
 
@@ -17,6 +18,16 @@ _EXTENSION_DTYPES = {"bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e8m0
 CURRENT_STREAM = -1
 #: dtypes of expert ids that an int32 holds. The library takes int32 and int64, and refuses what is left.
 NARROW_IDS = ("int8", "uint8", "int16", "uint16")
+
+
+@functools.lru_cache(maxsize=256)  # numpy composes a dtype's name anew each time, in 2 us
+def _name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+@functools.lru_cache(maxsize=256)
+def _extension_of(dtype: Any) -> tuple[int, int] | None:
+    return _EXTENSION_DTYPES.get(dtype.name)
 
 
 def framework(array: Any) -> str:
@@ -40,7 +51,7 @@ def export(array: Any) -> Any:
     if kind == "torch":
         return array.detach() if array.requires_grad else array
     if kind == "numpy":
-        extension = _EXTENSION_DTYPES.get(array.dtype.name)
+        extension = _extension_of(array.dtype)
         if extension is not None:
             import numpy
 
@@ -69,7 +80,7 @@ def stream(array: Any) -> int:
 
 def dtype_name(array: Any) -> str:
     """ "float32", "bfloat16", ...: the same names in every framework."""
-    return str(array.dtype).rpartition(".")[2]
+    return _name(array.dtype)
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:

@@ -3,6 +3,7 @@
 import builtins
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -276,6 +277,22 @@ def test_exceptions_are_what_they_say():
     for error in (moe.ConfigError, moe.ArgumentError, moe.CapacityError):
         assert issubclass(error, ValueError)
     assert issubclass(moe.StateError, RuntimeError)
+
+
+def test_host_time_of_a_call():
+    """No rows: the way from Python into the library and back, in processor time, 4 to 5 us. With names of dtypes composed in each call, which
+    cost 14 us, it was 18."""
+    layer = Layer(rows=0)
+    runner = moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=16)
+    output = np.empty_like(layer.hidden)
+    times = []
+    for _ in range(30):
+        begin = time.process_time()
+        for _ in range(300):
+            runner.forward_routed(layer.hidden, layer.ids, layer.weights, output)
+        times.append((time.process_time() - begin) / 300 * 1e6)
+    print(f"host time of a call without rows: {min(times):.2f} us")
+    assert min(times) < 10
 
 
 def test_two_runners_in_two_threads():
