@@ -9,7 +9,8 @@
 #   <name>::prefill, <name>::decode                             what models/preset_choice.hpp prefers of them
 #
 # of the PHASES that are asked for (both). <name>::decode is a moe::Runner; its layer is <name>::decode::Layer. SPACE is host or cuda
-# (default host). The kernels in the CUDA space have run-time dimensions and are compiled once for all libraries of a project, for sm_90a.
+# (default host). In the CUDA space the routing kernel and low_latency's dispatch and combine are compiled for the model's sizes, in the
+# library; all other kernels have run-time dimensions and are compiled once for all libraries of a project. All for sm_90a.
 
 set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_throughput)
 
@@ -188,6 +189,23 @@ function(_moe_preset_exchange text model quantization type backend)
   endif()
 endfunction()
 
+# _moe_preset_fixed(text model quantizations): the kernels of low_latency at the model's sizes, for rows as the quantisations send them.
+function(_moe_preset_fixed text model quantizations)
+  set(config "moe::models::PresetConfig<${model}, moe::space::cuda>")
+  set(instantiations)
+  foreach(quantization IN LISTS quantizations)
+    set(fp8 false)
+    if(quantization MATCHES "^fp8_")
+      set(fp8 true)
+    endif()
+    list(APPEND instantiations "template moe::detail::LowLatencyFixed const& moe::detail::low_latency_fixed<${config}, ${fp8}>()|")
+  endforeach()
+  list(REMOVE_DUPLICATES instantiations)
+  list(JOIN instantiations "\n" instantiations)
+  string(REPLACE "|" ";" instantiations "${instantiations}")
+  set(${text} "${instantiations}\n" PARENT_SCOPE)
+endfunction()
+
 function(moe_add_preset_library name model space quantizations backends phases user_headers)
   set(what "moe_add_model_library(${name} MODEL ${model})")
   if(NOT space)
@@ -299,7 +317,12 @@ ${name}.\n#pragma once\n${includes}\nnamespace ${name} {\n${names}}  // namespac
   if(space STREQUAL "cuda")
     list(TRANSFORM kernel_headers REPLACE "(.+)" "#include <\\1>\n" OUTPUT_VARIABLE kernel_includes)
     list(JOIN kernel_includes "" kernel_includes)
-    set(router "${model}::Router")
+    set(router "moe::models::PresetRouter<${model}, moe::space::cuda>")
+    if("low_latency" IN_LIST backends)
+      string(APPEND kernel_includes "#include <moe/backends/window/device/low_latency/fixed.cuh>\n")
+      _moe_preset_fixed(fixed ${model} "${quantizations}")
+      string(APPEND exchanges "${fixed}")
+    endif()
     set(source ${folder}/${name}_kernels.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${kernel_includes}
 using PresetRows = moe::routing::RowRouter<typename ${router}::Config>;

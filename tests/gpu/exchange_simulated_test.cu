@@ -2,6 +2,7 @@
 // tests/gpu/exchange_simulated_test.cu: the device exchanges between ranks that share one GPU: payload, places, outputs, reuse, faults.
 #include <gtest/gtest.h>
 
+#include "moe/backends/window/device/low_latency/fixed.cuh"
 #include "tests/gpu/shared_gpu.cuh"
 #include "tests/multigpu/exchange_harness.cuh"
 
@@ -34,7 +35,7 @@ int tokens_of(Case const& c, int rank, unsigned seed) {
 
 class LowLatencyRun {
  public:
-  explicit LowLatencyRun(Case const& c, std::uint64_t timeout = kTimeout) : case_(c) {
+  explicit LowLatencyRun(Case const& c, std::uint64_t timeout = kTimeout, moe::detail::LowLatencyFixed const* fixed = nullptr) : case_(c) {
     shape_.ranks = c.ranks;
     shape_.max_tokens = c.max_tokens;
     shape_.hidden = c.hidden;
@@ -45,7 +46,7 @@ class LowLatencyRun {
     shape_.blocks = kBlocks;
     group_ = std::make_unique<RankGroup>(c.ranks, true, LowLatencyCalls::window_bytes(shape_), timeout);
     for (int r = 0; r < c.ranks; ++r) {
-      calls_.emplace_back(group_->view(r), shape_, false);
+      calls_.emplace_back(group_->view(r), shape_, moe::detail::ExchangeOptions{.programmatic = false}, fixed);
     }
   }
   void bring(unsigned seed) {
@@ -144,6 +145,64 @@ TEST(LowLatency, T1_T2_T3_T5_T6_T19_PayloadPlacesAndOutputs) {
       }
     }
   }
+}
+
+/// Kernels with the sizes of a configuration compiled in: the rows, places and output bits of the kernels with run-time sizes.
+template <class Config, bool kFp8>
+void expect_same_with_fixed(int ranks, int max_tokens) {
+  auto const& fixed = moe::detail::low_latency_fixed<Config, kFp8>();
+  for (auto routing : {Routing::uniform, Routing::with_gaps, Routing::duplicates, Routing::one_rank, Routing::none}) {
+    Case const c{ranks, max_tokens, Config::hidden, Config::topk, Config::num_experts, kFp8, false, routing};
+    SCOPED_TRACE(describe(c));
+    LowLatencyRun plain(c);
+    ASSERT_TRUE(fixed.fit(plain.shape()));
+    LowLatencyRun run(c, kTimeout, &fixed);
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      int const parity = static_cast<int>(seed & 1U);
+      for (LowLatencyRun* r : {&plain, &run}) {
+        r->bring(seed);
+        r->round(parity);
+        r->expect_good(parity);
+      }
+      for (int r = 0; r < ranks; ++r) EXPECT_EQ(run.buffer(r).out.host(), plain.buffer(r).out.host());
+    }
+  }
+}
+struct Sizes512 {
+  static constexpr int hidden = 512, topk = 4, num_experts = 16;
+};
+struct Sizes2944 {
+  static constexpr int hidden = 2944, topk = 2, num_experts = 4;
+};
+struct Sizes7168 {
+  static constexpr int hidden = 7168, topk = 8, num_experts = 64;
+};
+TEST(LowLatency, T23_FixedSizesGiveTheSameBits) {
+  expect_same_with_fixed<Sizes512, true>(4, 9);
+  expect_same_with_fixed<Sizes512, false>(4, 9);
+  expect_same_with_fixed<Sizes2944, true>(2, 40);
+  expect_same_with_fixed<Sizes7168, true>(8, 16);
+  expect_same_with_fixed<Sizes7168, false>(8, 16);
+}
+TEST(LowLatency, FixedSizesAreTakenByTheirShapeOnly) {
+  auto const& fixed = moe::detail::low_latency_fixed<Sizes512, true>();
+  moe::detail::LowLatencyShape s{.ranks = 4, .max_tokens = 9, .hidden = 512, .topk = 4, .num_experts = 16, .fp8 = true};
+  EXPECT_TRUE(fixed.fit(s));
+  auto const refuses = [&](auto const& change) {
+    auto other = s;
+    change(other);
+    EXPECT_FALSE(fixed.fit(other));
+  };
+  refuses([](auto& x) { x.hidden = 1024; });
+  refuses([](auto& x) { x.topk = 2; });
+  refuses([](auto& x) { x.num_experts = 20; });
+  refuses([](auto& x) { x.fp8 = false; });
+  refuses([](auto& x) { x.per_rank = true; });
+  refuses([](auto& x) { x.combine = moe::backends::CombineFormat::fp8; });
+  LowLatencyRun run({4, 9, 512, 4, 20, true, false, Routing::uniform}, kTimeout, &fixed);  // replicas: the other kernels
+  run.bring(1);
+  run.round(0);
+  run.expect_good(0);
 }
 
 TEST(LowLatency, T7_RoundsWithRandomDelays) {

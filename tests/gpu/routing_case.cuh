@@ -118,8 +118,8 @@ struct Tables {
   }
 };
 
-template <class L, class Router>
-void expect_same(Router const& host_router, Router const& device_router, Case const& c, std::vector<std::int64_t> const& tokens = {}) {
+template <class L, class HostRouter, class Router>
+void expect_same(HostRouter const& host_router, Router const& device_router, Case const& c, std::vector<std::int64_t> const& tokens = {}) {
   RouterConfig const& cfg = c.config;
   SCOPED_TRACE(testing::Message() << "E " << cfg.num_experts << " k " << cfg.topk << " rows " << c.rows << " valid " << c.valid << " seed "
                                   << c.seed);

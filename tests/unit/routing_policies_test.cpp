@@ -13,6 +13,7 @@
 #include "moe/core/concepts.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/biased_topk.hpp"
+#include "moe/routing/fixed_sizes.hpp"
 #include "moe/routing/grouped_topk.hpp"
 #include "moe/routing/hash_topk.hpp"
 #include "moe/routing/llama4.hpp"
@@ -122,6 +123,47 @@ TEST(RoutingPolicies, AgreeWithAnyRouterAndTreatRowsAlone) {
       {.num_experts = 48, .num_zero_experts = 16, .topk = 6, .correction_bias = kBias.data()}));
 }
 
+template <int E, int K, int Z = 0>
+struct Sizes {
+  static constexpr int num_experts = E, topk = K, num_zero_experts = Z;
+};
+struct OpenSizes : LayerDefaults {};
+/// A router that selects by itself: its kernel is not the one of its configuration.
+struct OwnSelection : SoftmaxTopK<Renormalize::yes> {
+  using SoftmaxTopK<Renormalize::yes>::SoftmaxTopK;
+  template <class L>
+  void select(RouteArgs<L> const&, Stream<space::cuda>) const {}
+};
+using Softmax8 = SoftmaxTopK<Renormalize::yes>;
+static_assert(Router<Fixed<Softmax8, Sizes<60, 4>>> && Fixed<Llama4, Sizes<16, 1>>::kWeightOnInput);
+static_assert(TakesFixedSizes<Softmax8> && TakesFixedSizes<Llama4> && !TakesFixedSizes<AnyRouter> && !TakesFixedSizes<OwnSelection>);
+static_assert(std::is_same_v<FixedWherePossible<Softmax8, Sizes<60, 4>>, Fixed<Softmax8, Sizes<60, 4>>>);
+static_assert(std::is_same_v<FixedWherePossible<Softmax8, OpenSizes>, Softmax8>);
+static_assert(std::is_same_v<FixedWherePossible<AnyRouter, Sizes<60, 4>>, AnyRouter>);
+
+/// The same bits as the router whose sizes are values.
+template <class R, class S>
+void expect_same_as_fixed(typename R::Params const& p) {
+  R const router(p);
+  Fixed<R, S> const fixed(p);
+  expect_same_as_any(fixed);
+  Batch const b = random_batch(200, router.num_logits(), 5);
+  Routed const a = select(router, b);
+  Routed const same = select(fixed, b);
+  EXPECT_EQ(same.ids, a.ids) << R::kName;
+  EXPECT_EQ(same.weights, a.weights) << R::kName;
+}
+TEST(RoutingPolicies, FixedSizesGiveTheSameBits) {
+  expect_same_as_fixed<Softmax8, Sizes<60, 4>>({.num_experts = 60, .topk = 4, .routed_scaling_factor = 2.5F});
+  expect_same_as_fixed<TopKSoftmax, Sizes<128, 4>>({.num_experts = 128, .topk = 4});
+  expect_same_as_fixed<Llama4, Sizes<16, 1>>({.num_experts = 16});
+  expect_same_as_fixed<SparseMixer, Sizes<16, 2>>({.num_experts = 16});
+  expect_same_as_fixed<GroupedTopK<Scoring::sigmoid, GroupScore::top2_sum, Renormalize::yes>, Sizes<64, 8>>(
+      {.num_experts = 64, .topk = 8, .num_expert_group = 8, .topk_group = 4, .correction_bias = kBias.data()});
+  expect_same_as_fixed<ZeroExpert<Scoring::softmax, Renormalize::no>, Sizes<48, 6, 16>>(
+      {.num_experts = 48, .num_zero_experts = 16, .topk = 6, .correction_bias = kBias.data()});
+}
+
 TEST(RoutingPolicies, ManyRowsInParallelAreTheSame) {
   SoftmaxTopK<Renormalize::yes> const router({.num_experts = 128, .topk = 8});
   Batch const b = random_batch(3000, 128, 9);
@@ -209,6 +251,17 @@ TEST(RoutingErrors, TopK) {
   EXPECT_NO_THROW(AnyRouter{c});  // k may reach E + Z
   expect_error(ErrorCode::config, "1025 logits per token, at most 1024", [] { AnyRouter(config(1025, 2)); });
   expect_error(ErrorCode::config, "num_experts: 0 is below 1", [] { AnyRouter(config(0, 1)); });
+}
+
+TEST(RoutingErrors, OtherSizesThanTheFixedOnes) {
+  using Fixed60 = Fixed<Softmax8, Sizes<60, 4>>;
+  auto const refuses = [](std::string const& part, auto const& p) { expect_error(ErrorCode::config, part, [&] { Fixed60{p}; }); };
+  refuses("num_experts: 64, the router is compiled for 60", Softmax8::Params{.num_experts = 64, .topk = 4});
+  refuses("topk: 6, the router is compiled for 4", Softmax8::Params{.num_experts = 60, .topk = 6});
+  refuses("num_fused_shared: 1, the router is compiled for 0", Softmax8::Params{.num_experts = 60, .topk = 4, .num_fused_shared = 1});
+  using Zero = ZeroExpert<Scoring::softmax, Renormalize::no>;
+  expect_error(ErrorCode::config, "num_zero_experts: 16, the router is compiled for 8",
+               [] { Fixed<Zero, Sizes<48, 6, 8>>({.num_experts = 48, .num_zero_experts = 16, .topk = 6}); });
 }
 
 TEST(RoutingErrors, R9_Groups) {

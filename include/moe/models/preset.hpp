@@ -18,8 +18,8 @@
 
 namespace moe::models {
 
-/// What a space brings to every preset: `Config<Model>`, the layer's configuration; `Experts<Quant, Backend>`; `Shared<Weight>`, the
-/// policy of shared experts. Defined in models/preset_host.hpp and models/preset_cuda.hpp.
+/// What a space brings to every preset: `Config<Model>`, the layer's configuration; `Router<Model>`; `Experts<Quant, Backend>`;
+/// `Shared<Weight>`, the policy of shared experts. Defined in models/preset_host.hpp and models/preset_cuda.hpp.
 template <class Space>
 struct PresetSpace;
 
@@ -27,13 +27,17 @@ struct PresetSpace;
 template <class Model, class Space>
 using PresetConfig = typename PresetSpace<Space>::template Config<Model>;
 
+/// The model's router; in the CUDA space with the model's sizes compiled in.
+template <class Model, class Space>
+using PresetRouter = typename PresetSpace<Space>::template Router<Model>;
+
 /// The composition of a model with a quantisation and a backend: the model's router, the experts of the backend's space.
 template <class Model, class Quant, class Backend>
-using PresetComposition = Composition<PresetConfig<Model, typename Backend::Space>, typename Model::Router, Quant, Backend,
-                                      typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+using PresetComposition = Composition<PresetConfig<Model, typename Backend::Space>, PresetRouter<Model, typename Backend::Space>, Quant,
+                                      Backend, typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
 template <class Model, class Quant, class Backend>
-using PresetLayer = ModularKernel<PresetConfig<Model, typename Backend::Space>, typename Model::Router, Quant, Backend,
-                                  typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
+using PresetLayer = ModularKernel<PresetConfig<Model, typename Backend::Space>, PresetRouter<Model, typename Backend::Space>, Quant,
+                                  Backend, typename PresetSpace<typename Backend::Space>::template Experts<Quant, Backend>>;
 
 /// The parts of the model's block around its layer: a float32 gate inside, and what the model's constants state. What a model does not have
 /// is absent, so that the layer of a model without shared experts writes the block's output itself.

@@ -9,6 +9,7 @@
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/models/preset.hpp"
+#include "moe/routing/fixed_sizes.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/linear.hpp"
 #include "moe/runner/device/row_kernels.hpp"
@@ -18,11 +19,14 @@ namespace moe::models {
 namespace detail {
 
 /// SwiGLU has kernels of its own, with every tile size. The other activations share the kernels of a run-time one, so that one library
-/// of kernels serves all presets.
+/// of kernels serves all presets. `fixed_kernels`: exchanges take kernels that are compiled for the model's sizes, where there are such
+/// kernels; the preset's own library holds them.
 template <class Model, bool IsSilu = std::is_same_v<typename Model::Activation, activation::Silu>>
-struct HopperConfig : Model {};
+struct HopperConfig : Model {
+  static constexpr bool fixed_kernels = Model::hidden > 0 && Model::num_experts > 0 && Model::topk > 0;
+};
 template <class Model>
-struct HopperConfig<Model, false> : Model {
+struct HopperConfig<Model, false> : HopperConfig<Model, true> {
   using Activation = activation::Any;
   static constexpr activation::Kind activation_kind = Model::Activation::kKind;
 };
@@ -33,6 +37,9 @@ template <>
 struct PresetSpace<space::cuda> {
   template <class Model>
   using Config = detail::HopperConfig<Model>;
+  /// The routing kernel is compiled for the model's sizes, in the preset's own library (docs/log/routing.md has what that gives).
+  template <class Model>
+  using Router = routing::FixedWherePossible<typename Model::Router, Model>;
   template <class Quant, class Backend>
   using Experts = std::conditional_t<
       experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,

@@ -14,6 +14,8 @@ struct PresetSpace<space::host> {
   struct Config : Model {
     using Act = float;
   };
+  template <class Model>
+  using Router = typename Model::Router;
   template <class Quant, class Backend>
   using Experts = experts::OneDnn;
   template <class Weight>

@@ -12,6 +12,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/routing/device/caller_routing.cuh"
 #include "moe/routing/device/route_kernel.cuh"
+#include "moe/routing/fixed_sizes.hpp"
 #include "moe/routing/route.hpp"
 #include "moe/routing/row/row_router.hpp"
 
@@ -137,13 +138,17 @@ void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const*
 template <class Config, class L>
 void launch_routing_for(Config const& cfg, RoutingCall<L> const& call, RoutingTuning const* tuning, RoutingDevice const& device,
                         cudaStream_t stream) {
-  switch (lane_values(cfg.num_experts + cfg.num_zero_experts)) {
-    case 1: return launch_routing<1>(cfg, call, tuning, device, stream);
-    case 2: return launch_routing<2>(cfg, call, tuning, device, stream);
-    case 4: return launch_routing<4>(cfg, call, tuning, device, stream);
-    case 8: return launch_routing<8>(cfg, call, tuning, device, stream);
-    case 16: return launch_routing<16>(cfg, call, tuning, device, stream);
-    default: return launch_routing<32>(cfg, call, tuning, device, stream);
+  if constexpr (kHasFixedSizes<Config>) {  // one kernel serves every call
+    launch_routing<lane_values(Config::num_experts + Config::num_zero_experts)>(cfg, call, tuning, device, stream);
+  } else {
+    switch (lane_values(cfg.num_experts + cfg.num_zero_experts)) {
+      case 1: return launch_routing<1>(cfg, call, tuning, device, stream);
+      case 2: return launch_routing<2>(cfg, call, tuning, device, stream);
+      case 4: return launch_routing<4>(cfg, call, tuning, device, stream);
+      case 8: return launch_routing<8>(cfg, call, tuning, device, stream);
+      case 16: return launch_routing<16>(cfg, call, tuning, device, stream);
+      default: return launch_routing<32>(cfg, call, tuning, device, stream);
+    }
   }
 }
 

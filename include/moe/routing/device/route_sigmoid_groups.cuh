@@ -12,6 +12,7 @@
 #include "moe/core/ptx/approximate.cuh"
 #include "moe/core/types.hpp"
 #include "moe/routing/device/route_warp.cuh"
+#include "moe/routing/fixed_sizes.hpp"
 #include "moe/routing/grouped_topk.hpp"
 
 namespace moe::routing::detail {
@@ -46,6 +47,9 @@ template <>
 inline constexpr bool kMayBeSigmoidGroups<RouterConfig> = true;
 template <Renormalize R>
 inline constexpr bool kMayBeSigmoidGroups<GroupedTopKConfig<Scoring::sigmoid, GroupScore::top2_sum, R>> = true;
+template <class Base, class Sizes>
+inline constexpr bool kMayBeSigmoidGroups<FixedSizesConfig<Base, Sizes>> =
+    kMayBeSigmoidGroups<Base> && Sizes::num_experts == SigmoidGroups::kExperts && Sizes::topk == SigmoidGroups::kTopK;
 template <class Config>
 inline constexpr bool kIsSigmoidGroups = false;
 template <class Config>

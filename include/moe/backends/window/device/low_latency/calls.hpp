@@ -7,11 +7,43 @@
 
 namespace moe::detail {
 
+struct LowLatencyDispatch;
+struct LowLatencyCombine;
+
+/// Kernels that are compiled for the sizes of one configuration, one row for each (token, expert), outputs in plain bf16.
+struct LowLatencyFixed {
+  int hidden = 0, topk = 0, num_experts = 0;  ///< num_experts: places, so that replicas take the other kernels
+  bool fp8 = false;
+  void (*prepare)(LowLatencyShape const& shape, std::size_t shared) = nullptr;
+  void (*dispatch)(LowLatencyDispatch const& a, std::size_t shared, bool programmatic, cudaStream_t stream) = nullptr;
+  void (*combine)(LowLatencyCombine const& a, bool programmatic, cudaStream_t stream) = nullptr;
+
+  /// Whether an exchange of this shape is one of them.
+  bool fit(LowLatencyShape const& s) const {
+    return s.hidden == hidden && s.topk == topk && s.num_experts == num_experts && s.fp8 == fp8 && !s.per_rank &&
+           s.combine == CombineFormat::plain;
+  }
+};
+
+/// The kernels for the sizes of Config. Defined in fixed.cuh, instantiated in the library of a configuration that asks for them
+/// (kFixedKernels).
+template <class Config, bool kFp8>
+LowLatencyFixed const& low_latency_fixed();
+
+/// Whether Config asks for exchange kernels with its sizes compiled in: its member `fixed_kernels`. Its library then holds them.
+template <class Config>
+inline constexpr bool kFixedKernels = false;
+template <class Config>
+  requires requires { Config::fixed_kernels; }
+inline constexpr bool kFixedKernels<Config> = Config::fixed_kernels;
+
 /// The kernels of one rank over one part of a window. Owns no memory.
 class LowLatencyCalls {
  public:
-  /// E_CONFIG, E_UNSUPPORTED for the shape; E_ARG for the router weight on the input with top-k other than 1.
-  LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, ExchangeOptions const& options);
+  /// E_CONFIG, E_UNSUPPORTED for the shape; E_ARG for the router weight on the input with top-k other than 1. `fixed`: kernels that are
+  /// taken if they fit the shape, with the same results; or null.
+  LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, ExchangeOptions const& options,
+                  LowLatencyFixed const* fixed = nullptr);
   LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape, bool programmatic, ScaleRule const& rule = {})
       : LowLatencyCalls(window, shape, ExchangeOptions{.programmatic = programmatic, .scales = rule}) {}
   /// Bytes of the window up to the end of the exchange.
@@ -53,6 +85,7 @@ class LowLatencyCalls {
   ExchangeOptions options_;
   LowLatencyKernelParams params_;
   std::size_t shared_ = 0;
+  LowLatencyFixed const* fixed_ = nullptr;  ///< kernels that fit the shape, or null
 };
 
 }  // namespace moe::detail

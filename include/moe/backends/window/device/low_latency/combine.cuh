@@ -33,8 +33,8 @@ struct CombineTerms {
 };
 
 /// One warp lists the rows to add for token t: a term per choice, or per rank that has choices, ascending.
-template <bool kPerRank, bool kCoded>
-__device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, CombineTerms& terms) {
+template <bool kPerRank, bool kCoded, class Args>
+__device__ inline void list_terms(Args const& a, int t, int lane, CombineTerms& terms) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
   int const K = a.topk;
@@ -86,8 +86,8 @@ __device__ inline void list_terms(LowLatencyCombine const& a, int t, int lane, C
 }
 
 /// The waits and the bookkeeping of a combine, around body(pieces, first item, last item, terms). `terms` are those of the first item.
-template <bool kPerRank, bool kCoded, class Body>
-__device__ inline void combine_with(LowLatencyCombine const& a, Body&& body) {
+template <bool kPerRank, bool kCoded, class Args, class Body>
+__device__ inline void combine_with(Args const& a, Body&& body) {
   using namespace comm::detail;
   __shared__ CombineTerms terms;
   __shared__ int failed;
@@ -152,8 +152,8 @@ __device__ inline void combine_with(LowLatencyCombine const& a, Body&& body) {
   }
 }
 
-template <bool kPerRank>
-__global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(LowLatencyCombine const __grid_constant__ a) {
+template <bool kPerRank, class Args>
+__device__ inline void combine_rows(Args const& a) {
   combine_with<kPerRank, false>(a, [&](int t, int from, int values, CombineTerms const& terms) {
     int const n = terms.count;
     uint4* const out = reinterpret_cast<uint4*>(a.out + t * a.out_stride + from);
@@ -173,6 +173,11 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(Low
       out[u] = round_eight(acc);
     }
   });
+}
+
+template <bool kPerRank>
+__global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_combine(LowLatencyCombine const __grid_constant__ a) {
+  combine_rows<kPerRank>(a);
 }
 
 }  // namespace moe::detail

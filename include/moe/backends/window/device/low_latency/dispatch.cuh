@@ -13,9 +13,8 @@ namespace moe::detail {
 
 /// All warps: counts, then rows piece by piece, then the flags. The block synchronises after it has counted, before each piece is stored
 /// (the movers have filled it, the first warp knows the row positions) and before the flags.
-template <bool kFp8, bool kPerRank>
-__device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyTables const& shared,
-                                 LowLatencyFlags& flags) {
+template <bool kFp8, bool kPerRank, class Args>
+__device__ inline void send_rows(Args const& a, LowLatencyCall const& call, LowLatencyTables const& shared, LowLatencyFlags& flags) {
   int const tid = static_cast<int>(threadIdx.x);
   int const groups = (a.hidden + 127) / 128;
   int const row_stride = ((kFp8 ? a.hidden + 4 * groups : 2 * a.hidden) + 15) / 16 * 16;
@@ -78,7 +77,8 @@ __device__ inline void send_rows(LowLatencyDispatch const& a, LowLatencyCall con
 
 /// One thread per rank waits for rows: block b waits for block b of every rank, so that all rows are there when the kernel ends. Meanwhile
 /// one planner warp waits for the counts of all ranks and adds them up, for this block's share of the experts.
-__device__ inline void receive_rows(LowLatencyDispatch const& a, LowLatencyCall const& call) {
+template <class Args>
+__device__ inline void receive_rows(Args const& a, LowLatencyCall const& call) {
   using namespace comm::detail;
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
@@ -109,8 +109,8 @@ __device__ inline void receive_rows(LowLatencyDispatch const& a, LowLatencyCall 
   }
 }
 
-template <bool kFp8, bool kPerRank>
-__global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(LowLatencyDispatch const __grid_constant__ a) {
+template <bool kFp8, bool kPerRank, class Args>
+__device__ inline void dispatch_rows(Args const& a) {
   using namespace comm::detail;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ LowLatencyFlags flags;
@@ -162,6 +162,11 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(Lo
       }
     }
   }
+}
+
+template <bool kFp8, bool kPerRank>
+__global__ void __launch_bounds__(kLowLatencyThreads, 1) low_latency_dispatch(LowLatencyDispatch const __grid_constant__ a) {
+  dispatch_rows<kFp8, kPerRank>(a);
 }
 
 }  // namespace moe::detail

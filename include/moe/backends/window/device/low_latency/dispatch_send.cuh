@@ -11,6 +11,7 @@
 
 namespace moe::detail {
 
+/// The functions below take it, or a type that hides sizes by constants (fixed.cuh).
 struct LowLatencyDispatch : LowLatencyKernelParams {
   ExchangeTokens in;
   LowLatencyPieces pieces;  ///< pieces of in.tokens, computed once so that a call without splitting needs no division
@@ -48,7 +49,8 @@ struct LowLatencyTables {
   int* repeats;         ///< of each choice of this block: 1: an earlier choice of the token has the same expert
   unsigned char* rows;  ///< two rows
 
-  __device__ LowLatencyTables(LowLatencyDispatch const& a, unsigned char* shared) {
+  template <class Args>
+  __device__ LowLatencyTables(Args const& a, unsigned char* shared) {
     int const blocks = static_cast<int>(gridDim.x);
     int const E = a.num_experts;
     int const own_capacity = ((a.max_tokens + blocks - 1) / blocks + 2) * a.topk;
@@ -86,9 +88,8 @@ struct LowLatencyShare {
 };
 
 /// Movers: load the first piece while row positions are computed: 32 bytes per thread.
-template <bool kFp8>
-__device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
-                                        uint4 (&early)[2]) {
+template <bool kFp8, class Args>
+__device__ inline void load_first_piece(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own, uint4 (&early)[2]) {
   int const mover = static_cast<int>(threadIdx.x) - kPlanners;
   if (own.first >= own.last || mover < 0) {
     return;
@@ -105,7 +106,8 @@ __device__ inline void load_first_piece(LowLatencyDispatch const& a, LowLatencyC
 
 /// All warps: count all rows, and the rows before this block's first token. Row positions follow in token order, without atomics on global
 /// memory.
-__device__ inline void count_choices(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
+template <class Args>
+__device__ inline void count_choices(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                      LowLatencyTables const& shared) {
   int const tid = static_cast<int>(threadIdx.x);
   int const lane = tid % 32;
@@ -126,7 +128,8 @@ __device__ inline void count_choices(LowLatencyDispatch const& a, LowLatencyCall
 
 /// All warps but the first, after all have counted: send this block's share of the count words to every rank: experts block, block +
 /// blocks, …; word E holds the number of tokens. One word per warp.
-__device__ inline void send_counts(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyTables const& shared) {
+template <class Args>
+__device__ inline void send_counts(Args const& a, LowLatencyCall const& call, LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
   int const tid = static_cast<int>(threadIdx.x);
   int const block = static_cast<int>(blockIdx.x);
@@ -147,9 +150,8 @@ __device__ inline void send_counts(LowLatencyDispatch const& a, LowLatencyCall c
 }
 
 /// Movers: write one piece of token t, in wire format, into `row` of shared memory. `early`: the piece, if it is the block's first.
-template <bool kFp8>
-__device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, int values, bool is_first, uint4 const (&early)[2],
-                                unsigned char* row) {
+template <bool kFp8, class Args>
+__device__ inline void fill_row(Args const& a, int t, int from, int values, bool is_first, uint4 const (&early)[2], unsigned char* row) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const mover = static_cast<int>(threadIdx.x) - kPlanners;
   uint4 const* const x = reinterpret_cast<uint4 const*>(a.in.x + t * a.in.x_stride + from);
@@ -188,8 +190,8 @@ __device__ inline void fill_row(LowLatencyDispatch const& a, int t, int from, in
 
 /// The first warp, one lane per choice of this block: adds the rows of all lower ranks to the row positions. Waits for their counts, unless
 /// ranks may be dead. False if a wait failed.
-__device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
-                                 LowLatencyTables const& shared) {
+template <class Args>
+__device__ inline bool add_bases(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own, LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
   std::uint64_t const* const counts = comm::detail::own<std::uint64_t>(w, a.at.counts[a.parity]);
   bool known = true;
@@ -207,8 +209,8 @@ __device__ inline bool add_bases(LowLatencyDispatch const& a, LowLatencyCall con
 
 /// The first warp, while the movers fill the first row: the expert and row position of each choice of this block. `early_id`: the lane's
 /// first id.
-__device__ inline void find_positions(LowLatencyDispatch const& a, LowLatencyShare const& own, LowLatencyTables const& shared,
-                                      int early_id) {
+template <class Args>
+__device__ inline void find_positions(Args const& a, LowLatencyShare const& own, LowLatencyTables const& shared, int early_id) {
   int const lane = static_cast<int>(threadIdx.x) % 32;
   std::int32_t const* const ids = a.in.ids + own.t_first * a.topk;
 #pragma unroll 1
@@ -244,9 +246,8 @@ __device__ inline void find_positions(LowLatencyDispatch const& a, LowLatencySha
 
 /// The first warp, before the block synchronises: one row address per choice; in the per-rank layout the token's row address, for the first
 /// choice of each rank.
-template <bool kPerRank>
-__device__ inline void find_targets(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
-                                    LowLatencyTables const& shared) {
+template <bool kPerRank, class Args>
+__device__ inline void find_targets(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own, LowLatencyTables const& shared) {
   comm::WindowView const& w = a.window;
   int const groups = (a.hidden + 127) / 128;
 #pragma unroll 1
@@ -313,8 +314,9 @@ __device__ inline void store_scales(unsigned char const* row, int from, int valu
 }
 
 /// The first warp, per-rank layout: one record per (token, rank): the row positions of its choices there, then their weights.
-__device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
-                                     LowLatencyTables const& shared, int t_words) {
+template <class Args>
+__device__ inline void write_records(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own, LowLatencyTables const& shared,
+                                     int t_words) {
   comm::WindowView const& w = a.window;
   int const lane = static_cast<int>(threadIdx.x) % 32;
   int const K = a.topk;
@@ -348,8 +350,8 @@ __device__ inline void write_records(LowLatencyDispatch const& a, LowLatencyCall
 /// The first warp, while the rows are in flight: the source of every row, this rank's row positions for combine, and in the per-rank layout
 /// the records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block with
 /// its first piece writes its words.
-template <bool kPerRank>
-__device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyShare const& own,
+template <bool kPerRank, class Args>
+__device__ inline void write_small_words(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                          LowLatencyTables const& shared, LowLatencyFlags& flags) {
   comm::WindowView const& w = a.window;
   int const lane = static_cast<int>(threadIdx.x) % 32;
@@ -382,7 +384,8 @@ __device__ inline void write_small_words(LowLatencyDispatch const& a, LowLatency
 }
 
 /// One thread per rank, after all rows and words of the block are stored: tells the rank that they have arrived.
-__device__ inline void publish_rows(LowLatencyDispatch const& a, LowLatencyCall const& call, LowLatencyFlags const& flags) {
+template <class Args>
+__device__ inline void publish_rows(Args const& a, LowLatencyCall const& call, LowLatencyFlags const& flags) {
   comm::WindowView const& w = a.window;
   int const r = static_cast<int>(threadIdx.x);
   if (r < w.size && flags.failed == 0 && flags.failed_late == 0 && ((call.masked >> r) & 1U) == 0) {

@@ -87,7 +87,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
     slots_.reserve(static_cast<std::size_t>(params.num_slots));
     for (int s = 0; s < params.num_slots; ++s) {
-      slots_.emplace_back(view, shape_, options);
+      slots_.emplace_back(view, shape_, options, fixed_kernels());
       options.begin = slots_.back().layout().bytes;
       handles_.set_counter(s, &window_.use().dispatches[static_cast<std::size_t>(s)]);
       for (Record& r : handles_.records(s)) {
@@ -260,6 +260,13 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     s.combine = params.combine;
     s.check();
     return s;
+  }
+  static moe::detail::LowLatencyFixed const* fixed_kernels() {
+    if constexpr (moe::detail::kFixedKernels<Config> && !kRankMajor) {
+      return &moe::detail::low_latency_fixed<Config, Quant::kQuantizesActivations>();
+    } else {
+      return nullptr;
+    }
   }
   static comm::WindowArguments arguments(moe::detail::LowLatencyShape const& s, Params const& params) {
     std::size_t end = comm::kWindowControlBytes;

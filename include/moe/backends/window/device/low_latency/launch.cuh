@@ -13,13 +13,17 @@
 namespace moe::detail {
 
 [[gnu::used]] inline LowLatencyCalls::LowLatencyCalls(comm::WindowView const& window, LowLatencyShape const& shape,
-                                                      ExchangeOptions const& options)
+                                                      ExchangeOptions const& options, LowLatencyFixed const* fixed)
     : shape_(shape), options_(options), params_(window, shape, options) {
   shared_ = low_latency_dispatch_shared(shape);
   for (auto* kernel : {&low_latency_dispatch<true, true>, &low_latency_dispatch<true, false>, &low_latency_dispatch<false, true>,
                        &low_latency_dispatch<false, false>}) {
     allow_dynamic_shared(kernel, shared_);
     expect_resident(kernel, "low_latency", shape.blocks, kLowLatencyThreads, shared_);
+  }
+  if (fixed != nullptr && fixed->fit(shape)) {
+    fixed->prepare(shape, shared_);
+    fixed_ = fixed;
   }
 }
 
@@ -35,7 +39,11 @@ namespace moe::detail {
       params_, in, pieces, options_.scales, parity, send, receive && !shape_.masks, refused, expert_num_tokens, options_.expert_totals};
   auto* const kernel = shape_.fp8 ? (shape_.per_rank ? &low_latency_dispatch<true, true> : &low_latency_dispatch<true, false>)
                                   : (shape_.per_rank ? &low_latency_dispatch<false, true> : &low_latency_dispatch<false, false>);
-  launch_exchange(kernel, "low_latency_dispatch", shape_.blocks, kLowLatencyThreads, shared_, options_.programmatic, stream, a);
+  if (fixed_ != nullptr) {
+    fixed_->dispatch(a, shared_, options_.programmatic, stream);
+  } else {
+    launch_exchange(kernel, "low_latency_dispatch", shape_.blocks, kLowLatencyThreads, shared_, options_.programmatic, stream, a);
+  }
   if (shape_.masks && receive) {
     dispatch(in, expert_num_tokens, parity, stream, false, true);
   }
@@ -49,6 +57,10 @@ namespace moe::detail {
   }
   LowLatencyPieces const pieces(in.tokens, shape_.hidden, shape_.blocks, kCombineUnit);
   LowLatencyCombine const a{params_, in, pieces, parity, options_.fenced, refused, out, out_stride};
+  if (fixed_ != nullptr) {
+    fixed_->combine(a, options_.programmatic, stream);
+    return;
+  }
   bool const ranks = shape_.per_rank;
   void (*kernel)(LowLatencyCombine) = ranks ? &low_latency_combine<true> : &low_latency_combine<false>;
   if (shape_.combine == CombineFormat::fp8) {
