@@ -12,6 +12,7 @@
 
 namespace moe::hopper {
 
+/// The functions below take it, or a type that hides sizes by constants (bench/fixed_sizes_bench.cu).
 struct TokenParams {
   LocalShape shape;
   TokenPlan plan;
@@ -85,7 +86,8 @@ __device__ inline void multiply(float (&c)[4], char const* rows, std::uint32_t c
 }
 
 /// This block's share, for a token of that many slots. Pairs are long and do not divide evenly; the columns balance the blocks.
-__device__ inline TokenShare token_share(TokenParams const& p, int slots) {
+template <class Params>
+__device__ inline TokenShare token_share(Params const& p, int slots) {
   TokenShare s{};
   unsigned const count = gridDim.x;
   unsigned const pair_units = static_cast<unsigned>(slots * p.shape.intermediate / p.plan.unit_pairs);
@@ -109,7 +111,8 @@ __device__ inline TokenShare token_share(TokenParams const& p, int slots) {
 }
 
 /// Task `number` of the block.
-__device__ inline TokenTask token_task(TokenParams const& p, TokenShare const& s, int number) {
+template <class Params>
+__device__ inline TokenTask token_task(Params const& p, TokenShare const& s, int number) {
   int const unit_pairs = p.plan.unit_pairs;
   TokenTask task{};
   if (number >= s.tasks) return task;
@@ -138,8 +141,8 @@ __device__ inline TokenTask token_task(TokenParams const& p, TokenShare const& s
 
 /// Starts the loads of a task's rows: the copy engine fills buffer `stage` and completes on its barrier. fp8: each lane also loads the
 /// scale of its part. `expert` is the expert of the slot with this lane's number.
-template <bool kFp8>
-__device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memory, TokenTask& task, bool second, int stage, int expert,
+template <bool kFp8, class Params>
+__device__ inline void fetch_rows(Params const& p, TokenMemory const& memory, TokenTask& task, bool second, int stage, int expert,
                                   std::uint64_t policy) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const unit_pairs = p.plan.unit_pairs;
@@ -172,9 +175,8 @@ __device__ inline void fetch_rows(TokenParams const& p, TokenMemory const& memor
 /// Multiplies a task's rows, which are loaded by now, with the vector. A lane reads 16 bytes of one of four rows, so a warp reads 128 bytes
 /// of each row. The tensor core takes these as 16 rows of its first operand. The columns of its second operand are parts of the vector:
 /// column n = lane / 4 is the high or low part (bf16), one half of the 128 bytes, the even or odd words of each 16 bytes.
-template <bool kFp8>
-__device__ inline void multiply_rows(TokenParams const& p, TokenMemory const& memory, TokenTask const& task, char const* weights,
-                                     float* to) {
+template <bool kFp8, class Params>
+__device__ inline void multiply_rows(Params const& p, TokenMemory const& memory, TokenTask const& task, char const* weights, float* to) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const n = lane >> 2;
   char const* const a = weights + (n & 1) * 64 + (lane & 3) * 16;

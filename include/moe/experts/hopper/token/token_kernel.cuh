@@ -21,8 +21,8 @@ namespace moe::hopper {
 namespace detail {
 
 /// Converts x (fp8: quantises it) or the intermediate into the form that the products read. Called by all threads of the block.
-template <bool kFp8>
-__device__ inline void stage_vector(TokenParams const& p, TokenMemory const& memory, int slots, bool second) {
+template <bool kFp8, class Params>
+__device__ inline void stage_vector(Params const& p, TokenMemory const& memory, int slots, bool second) {
   int const thread = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
   int const lane = thread & 31;
@@ -75,7 +75,8 @@ __device__ inline void stage_vector(TokenParams const& p, TokenMemory const& mem
 
 /// Between the products: adds the parts of this block's pairs, stores its part of the intermediate, and waits until every block has stored
 /// its part. Thread 0 returns how many blocks passed the wait before this one.
-__device__ inline unsigned exchange_intermediate(TokenParams const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
+template <class Params>
+__device__ inline unsigned exchange_intermediate(Params const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
   int const thread = static_cast<int>(threadIdx.x);
   int const threads = static_cast<int>(blockDim.x);
   int const workers = static_cast<int>(gridDim.x);
@@ -109,8 +110,8 @@ __device__ inline unsigned exchange_intermediate(TokenParams const& p, TokenMemo
 
 /// Waits for the preceding kernel, reads the token's slots and starts the load of x. Lane j of every warp gets the expert of the j-th slot
 /// with a local expert. False if there is no token.
-template <bool kFp8>
-__device__ inline bool read_token(TokenParams const& p, TokenMemory const& memory, std::uint64_t policy, int& slots, int& expert) {
+template <bool kFp8, class Params>
+__device__ inline bool read_token(Params const& p, TokenMemory const& memory, std::uint64_t policy, int& slots, int& expert) {
   int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread & 31;
   int const warp = thread >> 5;
@@ -141,7 +142,8 @@ __device__ inline bool read_token(TokenParams const& p, TokenMemory const& memor
 }
 
 /// This block's columns of the output: the sums of their tasks, weighted, over all slots. Eight lanes add a column.
-__device__ inline void store_columns(TokenParams const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
+template <class Params>
+__device__ inline void store_columns(Params const& p, TokenMemory const& memory, TokenShare const& s, int slots) {
   int const lane = static_cast<int>(threadIdx.x) & 31;
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   int const warps = static_cast<int>(blockDim.x) >> 5;
@@ -164,8 +166,8 @@ __device__ inline void store_columns(TokenParams const& p, TokenMemory const& me
 }
 
 /// Initialises the barriers, prefetches into L2 what all blocks read first and, in bf16, clears the low part of the vector.
-template <bool kFp8>
-__device__ inline void open_token(TokenParams const& p, TokenMemory const& memory) {
+template <bool kFp8, class Params>
+__device__ inline void open_token(Params const& p, TokenMemory const& memory) {
   int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread & 31;
   if (lane < kTokenDepth) ptx::mbarrier_init(memory.full + lane, 1);
@@ -185,12 +187,9 @@ __device__ inline void open_token(TokenParams const& p, TokenMemory const& memor
   }
 }
 
-}  // namespace detail
-
-/// `S` is bf16 or fp8_block; gated, without biases, weights of slots on the output. A block computes some pairs of a gate and an up row of
-/// the first product, then, after a grid-wide step, some columns of the output over all their slots.
-template <Scheme S>
-__global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_constant__ TokenParams const p) {
+/// The kernel below. `Params`: TokenParams, or a type that hides sizes by constants.
+template <Scheme S, class Params>
+__device__ inline void run_token(Params const& p) {
   constexpr bool kFp8 = is_fp8(S);
   // Copies to addresses that are not multiples of 128 bytes take 30 % longer.
   extern __shared__ __align__(1024) uint4 token_smem[];
@@ -201,38 +200,38 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   int const warps = static_cast<int>(blockDim.x) >> 5;
   char* const base = reinterpret_cast<char*>(token_smem);
-  detail::TokenMemory const memory{base,
-                                   reinterpret_cast<float*>(base + p.plan.scales_at),
-                                   reinterpret_cast<float*>(base + p.plan.parts_at),
-                                   base + p.plan.buffers_at + warp * kTokenDepth * kTokenBuffer,
-                                   full[warp],
-                                   &x_full,
-                                   weight_of};
-  detail::open_token<kFp8>(p, memory);
+  TokenMemory const memory{base,
+                           reinterpret_cast<float*>(base + p.plan.scales_at),
+                           reinterpret_cast<float*>(base + p.plan.parts_at),
+                           base + p.plan.buffers_at + warp * kTokenDepth * kTokenBuffer,
+                           full[warp],
+                           &x_full,
+                           weight_of};
+  open_token<kFp8>(p, memory);
   std::uint64_t const policy = policy_evict_first();
   __syncthreads();
   launch_dependents();
 
   int slots = p.shape.topk;
   int expert = 0;  // expert of the slot with this lane's number
-  detail::TokenShare share{};
+  TokenShare share{};
   bool stale = true;  // the share must be computed for the current number of slots
   bool known = false;
   int staged = 0;  // vectors that are ready for the products
   unsigned order = 0;
   int stage = 0;
   std::uint32_t parity = 1;
-  detail::TokenTask queue[kTokenDepth]{};
+  TokenTask queue[kTokenDepth]{};
   for (int number = warp - kTokenDepth * warps;;) {  // the first rounds only start loads, one per buffer
-    if (stale) share = detail::token_share(p, slots);
+    if (stale) share = token_share(p, slots);
     stale = false;
     int const coming = number + kTokenDepth * warps;
-    detail::TokenTask next = detail::token_task(p, share, coming);  // computed before the wait for the current task, which hides its cost
+    TokenTask next = token_task(p, share, coming);  // computed before the wait for the current task, which hides its cost
 
     if (number < 0) {
       if (!known) {
         int const before = slots;
-        if (!detail::read_token<kFp8>(p, memory, policy, slots, expert)) return;
+        if (!read_token<kFp8>(p, memory, policy, slots, expert)) return;
         known = true;
         stale = slots != before;
         if (stale) continue;
@@ -242,10 +241,10 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
         if (staged == 0) {
           wait_parity(&x_full, 0);
         } else {
-          order = detail::exchange_intermediate(p, memory, share, slots);
+          order = exchange_intermediate(p, memory, share, slots);
         }
         if (kFp8 || staged == 1) {
-          detail::stage_vector<kFp8>(p, memory, slots, staged == 1);
+          stage_vector<kFp8>(p, memory, slots, staged == 1);
           __syncthreads();
         }
       }
@@ -256,11 +255,11 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
         if (128 * (lane & 15) < queue[0].bytes) queue[0].scale *= memory.group_scales[queue[0].vector_at / 128 + (lane & 15)];
       }
       wait_parity(memory.full + stage, parity);
-      detail::multiply_rows<kFp8>(p, memory, queue[0], memory.buffers + stage * kTokenBuffer,
-                                  memory.parts + p.plan.rows[second ? 1 : 0] * (number - (second ? share.tasks0 : 0)));
+      multiply_rows<kFp8>(p, memory, queue[0], memory.buffers + stage * kTokenBuffer,
+                          memory.parts + p.plan.rows[second ? 1 : 0] * (number - (second ? share.tasks0 : 0)));
     }
 
-    detail::fetch_rows<kFp8>(p, memory, next, coming >= share.tasks0, stage, expert, policy);
+    fetch_rows<kFp8>(p, memory, next, coming >= share.tasks0, stage, expert, policy);
 #pragma unroll
     for (int i = 1; i < kTokenDepth; ++i) queue[i - 1] = queue[i];
     queue[kTokenDepth - 1] = next;
@@ -272,8 +271,17 @@ __global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_const
   }
   __syncthreads();
 
-  detail::store_columns(p, memory, share, slots);
+  store_columns(p, memory, share, slots);
   if (order == gridDim.x - 1) *p.arrived = 0;  // every block is past its wait: leave the counter as it was
+}
+
+}  // namespace detail
+
+/// `S` is bf16 or fp8_block; gated, without biases, weights of slots on the output. A block computes some pairs of a gate and an up row of
+/// the first product, then, after a grid-wide step, some columns of the output over all their slots.
+template <Scheme S>
+__global__ void __launch_bounds__(kTokenWarps * 32, 1) token_kernel(__grid_constant__ TokenParams const p) {
+  detail::run_token<S>(p);
 }
 
 }  // namespace moe::hopper
