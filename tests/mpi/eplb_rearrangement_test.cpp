@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <thread>
 

@@ -5,13 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/core/config_defaults.hpp"
+#include "moe/core/line_sink.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/contract.hpp"
 #include "moe/layer/half_batch.hpp"
@@ -64,7 +64,7 @@ class Layer {
     SameRows same_rows{};
     routing::LoadRecorder load{};  ///< counts the slots that each physical expert gets; with a mapping only
     /// Called once, at the end of construction, with one line about the layer and its memory. Unset: silent.
-    std::function<void(std::string const&)> log{};
+    LineSink log{};
   };
 
   /// Collective over `comm`. Allocates all memory that the layer ever uses. `weights` are borrowed and must outlive the layer. Throws
