@@ -9,6 +9,8 @@ import builtins
 
 import tvm_ffi
 
+from . import _tvm_version  # noqa: F401: refuses a version that lacks what follows
+
 
 class Error(RuntimeError):
     """Base of all exceptions of the library. `code` is the library's name of the status, such as "E_ARG"."""

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/python/test_extension.py: the package asks its extension for names that exist; what it cannot do here is one exception.
 import ast
+import os
 import pathlib
+import re
+import subprocess
+import sys
 
 import pytest
 
 import moe
 from moe._ffi import library
+from moe._tvm_version import BELOW, LEAST, check_version
 
 PACKAGE = pathlib.Path(moe.__file__).parent
 
@@ -49,3 +54,23 @@ def test_waiting_for_a_stream():
     if not moe.has("cuda"):
         with pytest.raises(moe.UnsupportedError, match="without CUDA"):
             library.stream_wait(0, 0, 0)
+
+
+def test_versions_of_tvm_ffi():
+    for version in ("0.1.11", "0.1.15", "0.1.15.post2", "0.1.99.dev1", ""):
+        check_version(version)
+    for version in ("0.1.10", "0.1.9", "0.2.0", "1.0.0", "0.0.12"):
+        with pytest.raises(ImportError, match=f"apache-tvm-ffi has version {re.escape(version)}, expected at least 0.1.11 and below 0.2"):
+            check_version(version)
+    stated = (pathlib.Path(__file__).resolve().parents[2] / "python" / "pyproject.toml").read_text(encoding="utf-8")
+    least, below = (".".join(map(str, bound)) for bound in (LEAST, BELOW))
+    assert stated.count(f"apache-tvm-ffi>={least},<{below}") == 2
+
+
+def test_the_package_refuses_another_version_of_tvm_ffi(tmp_path):
+    (tmp_path / "tvm_ffi").mkdir()
+    (tmp_path / "tvm_ffi" / "__init__.py").write_text('__version__ = "0.1.3"\n')
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", "import moe"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("expected at least 0.1.11 and below 0.2; install one of these"), done.stderr
