@@ -2,6 +2,7 @@
 // examples/load_block.cpp: an MoE block of a checkpoint directory in one call: example_load_block [checkpoint] [layer]
 #include <cstdio>
 #include <cstdlib>
+#include <moe/io/progress_line.hpp>
 #include <moe/models/load_runner_host.hpp>
 #include <moe/moe.hpp>
 
@@ -10,7 +11,8 @@ using Block = moe::models::AnyBlock<moe::quantization::None, moe::backends::NoEx
 int main(int argc, char** argv) try {
   char const* const checkpoint = argc > 1 ? argv[1] : "tests/data/checkpoints/qwen3_moe_tiny";
   moe::comm::Self<> self;
-  auto block = moe::load_runner<Block>(checkpoint, argc > 2 ? std::stoi(argv[2]) : 1, self, {.max_tokens_per_rank = 16});
+  auto block = moe::load_runner<Block>(checkpoint, argc > 2 ? std::stoi(argv[2]) : 1, self,
+                                       {.max_tokens_per_rank = 16, .progress = moe::io::ProgressLine()});
 
   std::int64_t const hidden = block.runner().hidden();
   std::vector<float> const x(static_cast<std::size_t>(16 * hidden), 0.5F);

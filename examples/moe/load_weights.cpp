@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/load_weights.cpp: reads this rank's experts, and compiles what does not depend on the composition.
-#include <unistd.h>
-
 #include <cmath>
-#include <cstdio>
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/transform.hpp>
 #include <utility>
 #include <vector>
 
 #include "examples/moe/job.hpp"
+#include "moe/io/progress_line.hpp"
 #include "moe/models/block_parts.hpp"
 
 template class moe::runner::gate::Any::Part<moe::space::host, float>;
@@ -18,31 +16,6 @@ template class moe::runner::shared::Separate<moe::experts::OneDnn, float>::Part<
 
 namespace moe_tool {
 namespace {
-
-/// Prints the progress in percent on a terminal if loading takes long.
-class Progress {
- public:
-  explicit Progress(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
-  ~Progress() {
-    if (drawn_) {
-      std::fprintf(stderr, "\r%*s\r", 40, "");
-    }
-  }
-  void operator()(std::int64_t done, std::int64_t total) {
-    if (!shown_ || total < kLarge || 100 * done / total == last_) {
-      return;
-    }
-    last_ = 100 * done / total;
-    drawn_ = true;
-    std::fprintf(stderr, "\rloading experts: %3lld %% of %lld MiB", static_cast<long long>(last_), static_cast<long long>(total >> 20));
-  }
-
- private:
-  static constexpr std::int64_t kLarge = std::int64_t{256} << 20;
-  bool shown_;
-  bool drawn_ = false;
-  std::int64_t last_ = -1;
-};
 
 void refuse_nan(std::vector<float> const& logits, std::int64_t width, std::int64_t first_row) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -75,7 +48,6 @@ moe::runner::SharedOutput Job::sharding() const {
 }
 
 moe::io::HostLayerWeights<float> load_weights(Job const& job) {
-  Progress progress(job.comm->rank() == 0);
   moe::io::LoadOptions load;
   load.experts = job.placement->local_to_physical(job.moe.ep_rank) |
                  ranges::views::transform([&](std::int32_t slot) { return job.placement->logical(slot); }) | ranges::to<std::vector<int>>();
@@ -83,7 +55,7 @@ moe::io::HostLayerWeights<float> load_weights(Job const& job) {
   load.tp_size = job.moe.moe_tp_size;
   bool const split = job.sharding() == moe::runner::SharedOutput::partial;
   load.shared_tp = split ? std::pair<int, int>(job.moe.tp_rank, job.moe.tp_size) : std::pair<int, int>(0, 1);
-  load.progress = [&](std::int64_t done, std::int64_t total) { progress(done, total); };
+  load.progress = moe::io::ProgressLine({.what = "loading experts", .shown = job.comm->rank() == 0});
   auto const loader = job.options.block.empty() ? moe::io::LayerLoader::from_checkpoint(*job.store, job.description, job.options.layer)
                                                 : moe::io::LayerLoader::from_block(*job.store, job.description);
   moe::io::HostLayerWeights<float> weights = loader.load<float>(load);

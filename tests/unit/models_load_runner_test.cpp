@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -18,6 +19,7 @@
 #include "golden_dir.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
+#include "moe/io/progress_line.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/model_defaults.hpp"
 #include "moe/models/preset_host.hpp"
@@ -457,6 +459,29 @@ TEST(PackedExperts, ProgressCountsTheBytes) {
   EXPECT_EQ(done, (std::vector<std::int64_t>{expert, 2 * expert, 3 * expert}));
   EXPECT_EQ(total, 3 * expert);
   EXPECT_TRUE(block.direct());
+}
+
+TEST(PackedExperts, ProgressLineIsWrittenOverAndCleared) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks);
+  comm::Self<> self;
+  auto const written = [&](io::ProgressLine::Params p) {
+    std::FILE* const file = std::tmpfile();
+    EXPECT_NE(file, nullptr);
+    p.to = file;
+    load_runner<models::AnyBlock<quantization::Fp8Block<>, Local>>(
+        directory.path(), 0, self, {.max_tokens_per_rank = 1, .threads = 1, .progress = io::ProgressLine(p)});
+    std::string said(static_cast<std::size_t>(std::ftell(file)), ' ');
+    std::rewind(file);
+    EXPECT_EQ(std::fread(said.data(), 1, said.size(), file), said.size());
+    std::fclose(file);
+    return said;
+  };
+  EXPECT_EQ(written({.what = "experts", .terminal_only = false, .least_bytes = 0}),
+            "\rexperts:  33 % of 0 MiB\rexperts:  66 % of 0 MiB\r" + std::string(39, ' ') + "\r");
+  EXPECT_EQ(written({.shown = false, .terminal_only = false, .least_bytes = 0}), "");
+  EXPECT_EQ(written({.terminal_only = false}), "") << "too little to show";
+  EXPECT_EQ(written({.least_bytes = 0}), "") << "no terminal";
 }
 
 }  // namespace
