@@ -96,8 +96,8 @@ def _state(arrays: list[Any]) -> tuple:
     for array in arrays:
         if isinstance(array, _Tensor):
             state += (array.data_ptr(), -1 if array.is_inference() else array._version)
-        elif hasattr(array, "__array_interface__"):
-            state.append(array.__array_interface__["data"][0])
+        elif (interface := getattr(array, "__array_interface__", None)) is not None:  # numpy makes it anew each time it is asked for
+            state.append(interface["data"][0])
     return tuple(state)
 
 
