@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -49,16 +50,16 @@ Rows<float> rows(std::vector<float>& v, std::int64_t width) {
   return make_rows(v.data(), static_cast<std::int64_t>(v.size()) / width, width);
 }
 
-/// Experts of a width, with zeros behind the first `used` columns of the hidden state.
+/// Experts of a width, with zeros behind the first `used` columns of the hidden state. size: a factor of their outputs.
 template <class Act = float>
-experts::WeightStore<Config<Act>, quantization::None> store(int width, int used, unsigned seed = 1) {
+experts::WeightStore<Config<Act>, quantization::None> store(int width, int used, unsigned seed = 1, float size = 1.0F) {
   experts::WeightStore<Config<Act>, quantization::None> out(kExperts, width, kIntermediate, true);
   for (int e = 0; e < kExperts; ++e) {
     std::vector<float> const narrow13 = numbers(seed + 2 * static_cast<unsigned>(e), 2 * kIntermediate * used);
     std::vector<float> const narrow2 = numbers(seed + 2 * static_cast<unsigned>(e) + 1, used * kIntermediate);
     std::vector<float> w13(static_cast<std::size_t>(2 * kIntermediate * width)), w2(static_cast<std::size_t>(width * kIntermediate));
     for (int i = 0; i < 2 * kIntermediate; ++i) std::copy_n(narrow13.data() + i * used, used, w13.data() + i * width);
-    std::copy(narrow2.begin(), narrow2.end(), w2.begin());
+    std::transform(narrow2.begin(), narrow2.end(), w2.begin(), [&](float v) { return size * v; });
     out.set_expert(e, w13.data(), w2.data());
   }
   return out;
@@ -335,6 +336,53 @@ TEST(Runner, SharedScaledInsteadOfRouted) {  // N19's arithmetic
   std::vector<float> out(want.size());
   runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden));
   expect_near(out, want, 1e-5F);
+}
+
+/// The block's output with factor 2.5 in rows of `Act`: of outputs `size` times as large.
+template <class Act, class Parts>
+std::vector<float> scaled_block(Weights const& w, std::vector<float> const& logits, float size) {
+  using R = Runner<LayerOf<Act>, Parts>;
+  auto const experts = store<Act>(kHidden, kHidden, 1, size);
+  Weights large = w;
+  for (float& v : large.shared2) v *= size;
+  comm::Self<> self;
+  typename R::Params p{.layer = layer_params<LayerOf<Act>>(kHidden)};
+  p.shared = large.template shared_params<decltype(p.shared)>();
+  if constexpr (std::is_same_v<typename Parts::Scaling, runner::scaling::Factor>) {
+    p.scaling.routed = 2.5F;
+  } else {
+    p.scaling.shared = 1 / 2.5F;
+  }
+  R runner(self, experts.view(), p);
+  std::vector<Act> x, out(w.hidden.size());
+  for (float v : w.hidden) x.push_back(from_float<Act>(v));
+  runner.forward(make_rows(static_cast<Act const*>(x.data()), kRows, kHidden), rows(logits, kExperts), make_rows(out.data(), kRows, kHidden));
+  std::vector<float> wide;
+  for (Act v : out) wide.push_back(to_float(v));
+  return wide;
+}
+float largest(std::vector<float> const& values) {
+  float out = 0;
+  for (float v : values) out = std::max(out, std::abs(v));
+  return out;
+}
+struct FactorParts : InverseParts {
+  using Scaling = runner::scaling::Factor;
+};
+// Routed values that f16 holds and 2.5 times them does not: with the factor on the shared output instead nothing overflows, and what the
+// model multiplies by 2.5 is what bf16 gives.
+TEST(Runner, N19_ScalingInF16OfLargeValues) {
+  Weights w;
+  for (float& v : w.hidden) v = to_float(from_float<bf16>(v));
+  std::vector<float> const logits = w.logits();
+  float const size = 40'000.0F / largest(scaled_block<float, InverseParts>(w, logits, 1.0F));
+  std::vector<float> const want = scaled_block<bf16, FactorParts>(w, logits, size);
+  ASSERT_GT(largest(want), 65'504.0F);
+  EXPECT_TRUE(std::isinf(largest(scaled_block<f16, FactorParts>(w, logits, size)))) << "the factor on the routed output overflows";
+  std::vector<float> got = scaled_block<f16, InverseParts>(w, logits, size);
+  for (float& v : got) v *= 2.5F;
+  ASSERT_TRUE(std::isfinite(largest(got)));
+  expect_near(got, want, 2.0F / 256 * largest(want));
 }
 
 struct ZeroParts : RunnerDefaults {
