@@ -23,9 +23,9 @@ using moe_test::BlockFile;
 using moe_test::each_block_file;
 using moe_test::relative_error;
 
-/// The block's output on the device: enqueued, and the same bits replayed from a graph.
+/// The block's output on the device: enqueued, and the same bits replayed from a graph. in_place: it overwrites the input.
 template <class Act, class Experts>
-std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows = 256) {
+std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows = 256, bool in_place = false) {
   using Block = models::DeviceBlock<quantization::None, Local, Experts, Act>;
   std::int64_t const rows = f.rows();
   comm::Self<Cuda> self;
@@ -42,9 +42,15 @@ std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows =
   options.token_ids = tokens.size() > 0 ? tokens.data() : nullptr;
   auto const forward = [&](Buffer<Act, Cuda>& to, std::int64_t n, cudaStream_t stream) {
     std::int64_t const h = f.description.hidden;
-    block.forward(make_rows(static_cast<Act const*>(x.data()), n, h), make_rows(to.data(), n, h), options, stream);
+    Act const* const from = in_place ? to.data() : x.data();
+    block.forward(make_rows(from, n, h), make_rows(to.data(), n, h), options, stream);
+  };
+  auto const bring = [&](Buffer<Act, Cuda>& to) {
+    if (in_place) check_cuda(cudaMemcpy(to.data(), x.data(), x.bytes(), cudaMemcpyDeviceToDevice), "cudaMemcpy");
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   };
   CudaStream stream;
+  bring(y);
   forward(y, rows, stream);
   stream.synchronize();
   std::vector<Act> first(host.size()), replayed(host.size());
@@ -52,10 +58,11 @@ std::vector<float> run_on_device(BlockFile const& f, std::int64_t overlap_rows =
 
   runner::CapturedSizes<Cuda> graphs;
   std::vector<std::int64_t> const sizes{rows};
+  bring(again);
   graphs.capture(self, sizes, runner::capture_obstacle(block.runner().layer()),
                  [&](std::int64_t n, cudaStream_t s) { forward(again, n, s); });
   check_cuda(cudaMemset(again.data(), 0xff, again.bytes()), "cudaMemset");
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  bring(again);
   graphs.replay(rows, stream);
   stream.synchronize();
   again.copy_to_host(replayed.data());
@@ -93,8 +100,8 @@ TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
   });
 }
 
-/// N6: beside the routed experts, one row above the threshold, and never: the same bits.
-TEST(RunnerBlocks, OverlapOfSharedExpertsKeepsTheBits) {
+// Beside the routed experts, one row above the threshold, and never: the same bits (N6). Also where the output is the input (N7).
+TEST(RunnerBlocks, N6_N7_OverlapOfSharedExpertsKeepsTheBits) {
   int with_shared = 0;
   each_block_file([&](BlockFile const& f) {
     if (f.description.shared.count == 0) return;
@@ -102,6 +109,8 @@ TEST(RunnerBlocks, OverlapOfSharedExpertsKeepsTheBits) {
     auto const alone = run_on_device<bf16, experts::CudaReference>(f, 0);
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows())), alone) << f.name;
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows() - 1)), alone) << f.name;
+    EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows(), true)), alone) << f.name << ", in place";
+    EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, 0, true)), alone) << f.name << ", in place";
   });
   EXPECT_GE(with_shared, 3);
 }

@@ -126,6 +126,29 @@ TEST(RunnerFinish, OddWidthsStridesAndInPlace) {
   finish_equals_double<bf16, bf16>({.rows = 4, .width = 264, .scale = 1.5F, .shared = true, .bias = true, .pad = 8, .in_place = true});
   finish_equals_double<float, float>({.rows = 4, .width = 264, .scale = 1.5F, .normalise = true, .in_place = true});
 }
+// Routed values that f16 holds and 2.5 times them does not: with the factor on the shared output instead nothing overflows, and 2.5 times
+// the block's output is what bf16 gives.
+TEST(RunnerFinish, N19_ScalingInF16OfLargeValues) {
+  constexpr std::int64_t kWidth = 520;
+  auto const block = [&]<class T>(T, float routed_scale, float shared_scale) {
+    DeviceBuffer<T> routed = upload(std::vector<T>(kWidth, from_float<T>(40'000.0F)));
+    DeviceBuffer<T> shared = upload(std::vector<T>(kWidth, from_float<T>(-9'000.0F))), out(kWidth);
+    runner::FinishRows<T, T> f;
+    f.routed = make_rows(static_cast<T const*>(routed.data()), 1, kWidth);
+    f.output = make_rows(out.data(), 1, kWidth);
+    f.shared = make_rows(static_cast<T const*>(shared.data()), 1, kWidth);
+    f.scale = routed_scale;
+    f.shared_scale = shared_scale;
+    Kernels::finish(f, nullptr);
+    return floats(out);
+  };
+  std::vector<float> const want = block(bf16{}, 2.5F, 1.0F), plain = block(f16{}, 2.5F, 1.0F), got = block(f16{}, 1.0F, 1 / 2.5F);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    ASSERT_GT(want[i], 65'504.0F);
+    ASSERT_TRUE(std::isinf(plain[i])) << "the factor on the routed output overflows";
+    ASSERT_NEAR(2.5F * got[i], want[i], want[i] / 128);
+  }
+}
 TEST(RunnerFinish, ARowWithoutZeroExpertsDoesNotReadItsInput) {
   DeviceBuffer<float> x = upload(std::vector<float>(8, std::numeric_limits<float>::quiet_NaN()));
   DeviceBuffer<float> routed = upload(std::vector<float>(8, 1.0F));

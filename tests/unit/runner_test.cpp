@@ -356,7 +356,8 @@ std::vector<float> scaled_block(Weights const& w, std::vector<float> const& logi
   R runner(self, experts.view(), p);
   std::vector<Act> x, out(w.hidden.size());
   for (float v : w.hidden) x.push_back(from_float<Act>(v));
-  runner.forward(make_rows(static_cast<Act const*>(x.data()), kRows, kHidden), rows(logits, kExperts), make_rows(out.data(), kRows, kHidden));
+  runner.forward(make_rows(static_cast<Act const*>(x.data()), kRows, kHidden), rows(logits, kExperts),
+                 make_rows(out.data(), kRows, kHidden));
   std::vector<float> wide;
   for (Act v : out) wide.push_back(to_float(v));
   return wide;
@@ -454,6 +455,42 @@ TEST(Runner, WhatCannotGoTogether) {
     expect_error(ErrorCode::config, "shared experts: 2, and the router gives 0 weights for them",
                  [&] { Runner<Layer, SumParts> runner(self, experts.view(), p); });
   }
+}
+
+/// Shared experts of a caller that give one row too few.
+struct ShortShared {
+  static constexpr bool kAbsent = false;
+  struct Params {
+    static constexpr bool average = false;
+    static constexpr int count = 1;
+  };
+  static runner::SharedOutput output_of(Params const&) { return runner::SharedOutput::complete; }
+  template <class Space, class Act>
+  class Part {
+   public:
+    using Output = float;
+    Part(Params const&, runner::Sizes const& sizes, Arena<Space>&) : width_(sizes.hidden) {}
+    static constexpr bool active() { return true; }
+    static constexpr bool takes_routing_weights() { return false; }
+    void run(Rows<Act const> hidden, Rows<float const>, Stream<Space>) { rows_ = hidden.extent(0) - 1; }
+    Rows<float> output() { return make_rows(static_cast<float*>(nullptr), rows_, width_); }
+
+   private:
+    std::int64_t width_, rows_ = 0;
+  };
+};
+struct ShortParts : RunnerDefaults {
+  using Shared = ShortShared;
+};
+TEST(Runner, SharedOutputOfOtherRowsIsAnInternalError) {
+  Weights const w;
+  auto const experts = store(kHidden, kHidden);
+  comm::Self<> self;
+  Runner<Layer, ShortParts> runner(self, experts.view(), {.layer = layer_params(kHidden)});
+  std::vector<float> const logits = w.logits();
+  std::vector<float> out(w.hidden.size());
+  expect_error(ErrorCode::internal, "shared experts: 6 rows of output for 7 rows",
+               [&] { runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden)); });
 }
 
 TEST(Runner, WrongArguments) {

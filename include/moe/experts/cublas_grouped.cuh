@@ -239,9 +239,7 @@ void CublasGrouped::Kernel<Config, Quant, Format>::check(std::int64_t rows, std:
   if (rows > max_rows_ || out_rows < rows) {
     throw Error(ErrorCode::argument, text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
   }
-  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &capturing), "cudaStreamIsCapturing");
-  if (!fixed_ && capturing != cudaStreamCaptureStatusNone) {
+  if (!fixed_ && StreamCapture<space::cuda>::is_active(stream)) {
     throw Error(ErrorCode::state,
                 "cublas_grouped: a call reads the rows per expert back and cannot be captured; set Params::fixed_groups, or use "
                 "cuda_reference");

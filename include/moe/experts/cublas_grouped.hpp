@@ -11,6 +11,7 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/core/stream_capture.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"

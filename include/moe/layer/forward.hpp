@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moe/core/error.hpp"
+#include "moe/layer/capture.hpp"
 #include "moe/layer/layer.hpp"
 #include "moe/routing/route.hpp"
 #include "moe/routing/row/row_router.hpp"
@@ -31,6 +32,7 @@ template <class C>
 template <class Routing, class Probe>
 void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream,
                        Probe& probe) {
+  expect_capturable(*this, stream);
   try {
     begin(hidden, routing, output, options, stream, probe);
   } catch (...) {  // a caller's own routing function may throw anything

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "moe/core/error.hpp"
+#include "moe/layer/capture.hpp"
 #include "moe/routing/row/expert_capacity.hpp"
 #include "moe/runner/declaration.hpp"
 
@@ -17,6 +18,7 @@ template <class LayerT, class PartsT>
 template <class Logits, class Probe>
 void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
                                  Stream<Space> stream, Probe& probe) {
+  expect_capturable(layer_, stream);
   if constexpr (kParallel) {
     run_rank(hidden, logits, output, options, stream, probe);
   } else {
@@ -312,6 +314,9 @@ void Runner<LayerT, PartsT>::run_shared([[maybe_unused]] Rows<Act const> hidden,
     if (!shared_.active()) return;
     Timed const timed(probe, Phase::shared);
     shared_.run(hidden, make_rows(static_cast<float const*>(joint_), hidden.extent(0), num_joint_), stream);
+    if (std::int64_t const rows = shared_.output().extent(0); rows != hidden.extent(0)) {
+      throw Error(ErrorCode::internal, text("shared experts: ", rows, " rows of output for ", hidden.extent(0), " rows"));
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "moe/core/stream_capture.hpp"
 
 namespace moe::detail {
 
@@ -265,11 +266,7 @@ class DeviceRounds {
       comm_.wait(event, what, [this] { return missing(); });
     }
   }
-  static bool is_capturing(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    return status != cudaStreamCaptureStatusNone;
-  }
+  static bool is_capturing(cudaStream_t stream) { return StreamCapture<space::cuda>::is_active(stream); }
   void limit_run_ahead() {
     if (round_ >= kAhead) {
       wait_for_event(events_[static_cast<std::size_t>(round_ % kAhead)], "an earlier round");

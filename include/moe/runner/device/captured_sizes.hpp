@@ -14,26 +14,13 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "moe/layer/capture.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/fingerprint.hpp"
 
 namespace moe::runner {
 
-/// Why a layer's forward() cannot be captured, as a sentence; empty if it can. `layer`: a ModularKernel in the CUDA space.
-template <class Layer>
-std::string capture_obstacle(Layer& layer) {
-  if constexpr (requires { layer.exchange().capturable(); }) {
-    if (!layer.exchange().capturable()) {
-      return text(Layer::Backend::kName, " reads exact sizes on the host; choose fixed sizes in its Params");
-    }
-  }
-  if constexpr (requires { layer.kernel().capturable(); }) {
-    if (!layer.kernel().capturable()) {
-      return text(Layer::Experts::kName, " reads the rows per expert back; set Params::fixed_groups, or choose other experts");
-    }
-  }
-  return {};
-}
+using moe::capture_obstacle;
 
 /// Of a memory space: there are graphs in the CUDA space.
 template <class Space>

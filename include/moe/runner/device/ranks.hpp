@@ -11,18 +11,13 @@
 
 #include "moe/backends/collective/device_rounds.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "moe/core/stream_capture.hpp"
 #include "moe/runner/host_words.hpp"
 #include "moe/runner/parallel.hpp"
 
 namespace moe::runner {
 
 namespace device {
-
-inline bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
-}
 
 /// An event without times.
 class MarkEvent {
@@ -48,7 +43,7 @@ class HostWords<Comm, space::cuda> {
 
   explicit HostWords(Comm& comm) : comm_(comm), device_(comm.size()), host_(comm.size()), seen_(comm.size()) {}
   void check(bool waits, cudaStream_t stream) const {
-    if (!waits || !device::is_capturing(stream)) return;
+    if (!waits || !StreamCapture<space::cuda>::is_active(stream)) return;
     throw Error(ErrorCode::state,
                 "capture: the ranks of this runner agree on rows through the host in each forward. Fix: state them at construction "
                 "(Lockstep: most_rows; Groups: rows_agree)");

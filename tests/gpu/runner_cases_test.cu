@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, and a call that works afterwards;
+// load recording with chunks and rows of no batch (N22). Logits with a gate inside, or none without one, do not compile
+// (compile_fail/runner_logits.cpp).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "device_values.cuh"
+#include "expect_error.hpp"
+#include "moe/activation/activation.hpp"
+#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/weights.hpp"
+#include "moe/modular_kernel.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/routing/any_router.hpp"
+#include "moe/routing/device/route.cuh"
+#include "moe/runner/device/ranks.hpp"
+#include "moe/runner/device/row_kernels.cuh"
+#include "moe/runner/runner.hpp"
+
+namespace {
+
+using namespace moe;
+using moe_test::DeviceBuffer;
+using moe_test::expect_error;
+using moe_test::floats;
+using moe_test::upload;
+using Cuda = space::cuda;
+constexpr int kHidden = 64, kIntermediate = 32, kExperts = 6, kTopK = 2;
+constexpr std::int64_t kMost = 7;
+
+struct Config : LayerDefaults {
+  using Act = bf16;
+  using Weight = bf16;
+  using Activation = activation::Silu;
+};
+using Layer = ModularKernel<Config, routing::AnyRouter, quantization::None, backends::NoExpertParallel<Cuda>, experts::CudaReference>;
+struct Plain : RunnerDefaults {
+  using Scaling = runner::scaling::Factor;
+};
+struct Chunked : Plain {
+  using Chunking = runner::chunking::Lockstep;
+};
+
+std::vector<float> numbers(unsigned seed, std::int64_t count) {
+  std::mt19937 gen(seed);
+  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (float& v : out) v = to_float(from_float<bf16>(value(gen)));
+  return out;
+}
+
+class RunnerCases : public testing::Test {
+ protected:
+  RunnerCases() {
+    for (int e = 0; e < kExperts; ++e) {
+      unsigned const seed = 10 + 2 * static_cast<unsigned>(e);
+      store.set_expert(e, numbers(seed, 2 * kIntermediate * kHidden).data(), numbers(seed + 1, kHidden * kIntermediate).data());
+    }
+    std::vector<bf16> values;
+    for (float const v : numbers(1, x.size())) values.push_back(from_float<bf16>(v));
+    x.copy_from_host(values.data());
+    logits.copy_from_host(numbers(2, logits.size()).data());
+    std::vector<std::int32_t> ids(kExperts);
+    std::iota(ids.begin(), ids.end(), 0);
+    slots.copy_from_host(ids.data());
+    ones.copy_from_host(std::vector<std::int32_t>(kExperts, 1).data());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  template <class R>
+  typename R::Params params(std::int64_t capacity) const {
+    return {.layer = {.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
+                      .max_tokens_per_rank = capacity,
+                      .placement = ExpertPlacement(kExperts, 1),
+                      .router = {.num_experts = kExperts, .topk = kTopK}}};
+  }
+  /// Output of the first `rows` rows; the rest of `y` stays NaN.
+  template <class R>
+  std::vector<float> run(R& runner, std::int64_t rows) {
+    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
+    Memory<Cuda>::fill(counted.data(), 0, counted.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    runner.forward(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden),
+                   make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(y.data(), rows, kHidden), {}, stream);
+    runner.wait(stream);
+    stream.synchronize();
+    runner.check();
+    std::vector<float> out = floats(y);
+    out.resize(static_cast<std::size_t>(rows * kHidden));
+    return out;
+  }
+  std::vector<std::int32_t> counts() {
+    std::vector<std::int32_t> out(kExperts);
+    counted.copy_to_host(out.data());
+    return out;
+  }
+
+  comm::Self<Cuda> self;
+  CudaStream stream;
+  experts::WeightStore<Config, quantization::None, Cuda> store{kExperts, kHidden, kIntermediate, true};
+  DeviceBuffer<bf16> x{(kMost + 1) * kHidden}, y{(kMost + 1) * kHidden};
+  DeviceBuffer<float> logits{(kMost + 1) * kExperts};
+  DeviceBuffer<std::int32_t> slots{kExperts}, ones{kExperts}, counted{kExperts};  // the identity as a mapping, so that slots are counted
+};
+
+TEST_F(RunnerCases, WrongCallsRowByRow) {
+  using R = Runner<Layer, Plain>;
+  R runner(self, store.view(), params<R>(kMost));
+  std::vector<float> const want = run(runner, 3);
+  struct Row {
+    ErrorCode code;
+    char const* text;
+    std::int64_t rows = 3, hidden = kHidden, logit_rows = 3, logit_columns = kExperts, out_rows = 3, out_hidden = kHidden;
+  };
+  std::vector<Row> const wrong{
+      {ErrorCode::argument, "hidden_states: width: 56, expected 64", 3, kHidden - 8},
+      {ErrorCode::argument, "output: width: 56, expected 64", 3, kHidden, 3, kExperts, 3, kHidden - 8},
+      {ErrorCode::argument, "output: rows: 2, expected 3", 3, kHidden, 3, kExperts, 2},
+      {ErrorCode::argument, "router_logits: rows: 2, expected 3", 3, kHidden, 2},
+      {ErrorCode::argument, "router_logits: width: 5, expected 6", 3, kHidden, 3, kExperts - 1},
+      {ErrorCode::capacity, "hidden_states: 8 rows exceed max_tokens_per_rank 7", kMost + 1, kHidden, kMost + 1, kExperts,
+       kMost + 1},  // N21
+  };
+  for (Row const& r : wrong) {
+    SCOPED_TRACE(r.text);
+    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    expect_error(r.code, r.text, [&] {
+      runner.forward(make_rows(static_cast<bf16 const*>(x.data()), r.rows, r.hidden),
+                     make_rows(static_cast<float const*>(logits.data()), r.logit_rows, r.logit_columns),
+                     make_rows(y.data(), r.out_rows, r.out_hidden), {}, stream);
+    });
+    stream.synchronize();
+    std::vector<float> const untouched = floats(y);
+    EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(), [](float v) { return std::isnan(v); }));
+    EXPECT_EQ(run(runner, 3), want);
+  }
+}
+
+TEST_F(RunnerCases, WrongConstructionsRowByRow) {
+  using R = Runner<Layer, Chunked>;
+  auto const construct = [&](int chunk, float in_weights, float on_output) {
+    auto p = params<R>(kMost);
+    p.layer.router.routed_scaling_factor = in_weights;
+    p.chunking.rows = chunk;
+    p.scaling.routed = on_output;
+    R const runner(self, store.view(), p);
+  };
+  expect_error(ErrorCode::config, "chunk size: 8 is out of range [1, max_tokens_per_rank 7]", [&] { construct(8, 1, 1); });
+  expect_error(ErrorCode::config, "chunk size: -1 is out of range [1, max_tokens_per_rank 7]", [&] { construct(-1, 1, 1); });
+  expect_error(ErrorCode::config, "routed_scaling_factor: 2.5 in the routing weights and 2 on the output", [&] { construct(7, 2.5F, 2); });
+  construct(7, 2.5F, 1);
+}
+
+TEST_F(RunnerCases, N22_RecordingWithChunksAndRowsOfNoBatch) {
+  using Whole = Runner<Layer, Plain>;
+  using R = Runner<Layer, Chunked>;
+  auto const recorded = [&](auto p) {
+    p.layer.mapping = {.num_experts = kExperts,
+                       .num_physical = kExperts,
+                       .max_replicas = 1,
+                       .logical_to_physical = slots.data(),
+                       .replica_count = ones.data()};
+    p.layer.load.load_counter = counted.data();
+    return p;
+  };
+  Whole whole(self, store.view(), recorded(params<Whole>(kMost)));
+  for (ChunkMode mode : {ChunkMode::exact, ChunkMode::min_one}) {
+    for (std::int64_t const most : {0, 7}) {  // stated rows: passes without rows of the batch
+      auto p = recorded(params<R>(2));
+      p.chunking.mode = mode;
+      p.chunking.most_rows = most;
+      R chunked(self, store.view(), p);
+      for (std::int64_t const rows : {7, 3, 1, 0}) {
+        SCOPED_TRACE(text(rows, " rows, mode ", static_cast<int>(mode), ", most ", most));
+        std::vector<float> const want = run(whole, rows);
+        std::vector<std::int32_t> const slot_counts = counts();
+        EXPECT_EQ(std::accumulate(slot_counts.begin(), slot_counts.end(), 0), rows * kTopK);
+        EXPECT_EQ(run(chunked, rows), want);
+        EXPECT_EQ(counts(), slot_counts) << "slots of real rows only";
+      }
+    }
+  }
+}
+
+}  // namespace
