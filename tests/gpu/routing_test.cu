@@ -117,6 +117,44 @@ TEST(RoutingKernel, HashTable) {
   expect_same<float>(AnyRouter(c.config), AnyRouter(device), c, tokens);
 }
 
+// The copies of the fused shared experts that a row's columns name, and the logical ids beside them.
+TEST(RoutingKernel, NamesCopiesOfSharedExperts) {
+  constexpr int kExperts = 24, kTopK = 4, kFused = 2, kSlots = kTopK + kFused;
+  constexpr std::int64_t kRows = 333, kValid = 300;
+  RouterConfig c = config(kExperts, kTopK, Scoring::softmax);
+  c.num_fused_shared = kFused;
+  std::vector<float> const logits = logits_of({.config = c, .rows = kRows});
+  OnDevice<float> d_logits(logits), weights(std::vector<float>(kRows * kSlots));
+  for (int ranks : {1, 3}) {
+    SharedCopies const copies{.first = 97, .ranks = ranks};
+    OnDevice<std::int32_t> ids(std::vector<std::int32_t>(kRows * kSlots, -77)), logical(std::vector<std::int32_t>(kRows * kSlots, -77));
+    FusedRouting<float> f;
+    f.args = {.logits = make_rows<dynamic, float const>(d_logits.data(), kRows, kExperts),
+              .num_valid_rows = kValid,
+              .topk_ids = make_rows(ids.data(), kRows, kSlots),
+              .topk_weights = make_rows(weights.data(), kRows, kSlots)};
+    f.logical_ids = logical.data();
+    f.logical_stride = kSlots;
+    route_fused(AnyRouter(c), f, nullptr);
+    name_shared(copies, kExperts, kTopK, f.args.topk_ids, make_rows(logical.data(), kRows, kSlots), nullptr);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    std::vector<std::int32_t> const got = ids.get(), before = logical.get();
+    for (std::int64_t t = 0; t < kRows; ++t) {
+      for (int j = 0; j < kSlots; ++j) {
+        auto const i = static_cast<std::size_t>(t * kSlots + j);
+        bool const fused = j >= kTopK, valid = t < kValid;
+        ASSERT_EQ(before[i] < 0, !valid) << t << ", " << j;
+        if (fused && valid) {
+          ASSERT_EQ(before[i], kExperts + j - kTopK) << t;
+          ASSERT_EQ(got[i], 97 + t % ranks * kFused + j - kTopK) << t;
+        } else {
+          ASSERT_EQ(got[i], before[i]) << t << ", " << j;
+        }
+      }
+    }
+  }
+}
+
 TEST(RoutingKernel, SharedZeroAndScaledExperts) {
   Case fused{.config = config(64, 6, Scoring::softmax), .rows = 150, .valid = 140, .map = true, .keep_every = 3, .alignment = 16};
   fused.config.num_fused_shared = 2;

@@ -145,10 +145,6 @@ class FusedEqualsBeside : public testing::Test {
         return R(self, store.view(), p);
       }
     };
-    if (Backend::kFormat == ActivationFormat::batched && moe.ep_size > 1) {
-      expect_error(ErrorCode::unsupported, text("delivers rows by expert to ", moe.ep_size, " ranks"), [&] { construct(); });
-      return;
-    }
     R runner = construct();
     std::vector<float> const x = tokens(moe), want = beside(x);
     std::vector<float> out(x.size());
@@ -239,6 +235,29 @@ TEST(FusedShared, PartsOfSharedExpertsAreRefused) {
     ++refused;
   });
   EXPECT_GT(refused, 0);
+}
+
+// The second exchange of a dual batch knows the copies, too.
+TEST(FusedShared, InTwoHalves) {
+  using Backend = backends::AllToAllV<comm::Mpi>;
+  struct Parts : FusedParts {
+    using DualBatch = runner::dual_batch::Halves;
+  };
+  using R = Runner<FusedLayer<Backend>, Parts>;
+  int const n = world_size();
+  if (n == 1) GTEST_SKIP() << "one rank has no copies";
+  MoeParallel const moe = place_of({1, n, 1, true}, world_rank(), Backend::kFacts);
+  ExpertPlacement const placement(kExperts, n);
+  FusedStore const store = store_of(experts_of_rank(placement, world_rank()), 0, 1);
+  auto p = fused_params<R>(placement, kIntermediate);
+  p.parallel.moe = moe;
+  R runner(*group("ep", 0), store.view(), p);
+  runner.decide_dual_batch(true);
+  std::vector<float> const x = tokens(moe), want = beside(x);
+  std::vector<float> out(x.size());
+  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
+  for (std::size_t at = 0; at < want.size(); ++at) ASSERT_NEAR(out[at], want[at], 2e-5) << "value " << at;
 }
 
 TEST(FusedShared, RanksOutsideThePlacementAreRefused) {

@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -315,6 +316,122 @@ void replays(Grid const& g, SharedOutput shared) {
 TEST(RunnerGridGraph, TensorParallelLocal) { replays<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
 TEST(RunnerGridGraph, TensorParallelLowLatency) { replays<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete); }
 
+// ---- Shared experts as further experts of the layer (N20): every rank computes those of its own rows.
+
+constexpr int kFused = 2;
+constexpr float kFusedWeight = 0.75F;
+struct FusedParts : RunnerDefaults {
+  using Gate = runner::gate::Linear<float>;
+  using Parallel = runner::parallel::Groups<Nccl>;
+};
+
+/// The same on one rank in the host space, with the shared experts as a sum beside the layer. They are experts kExperts, … of the model.
+std::vector<float> fused_beside(Model const& m, std::vector<float> const& x) {
+  struct HostFused : RunnerDefaults {
+    using Gate = runner::gate::Linear<float>;
+    using Shared = runner::shared::Separate<experts::Reference<float>>;
+  };
+  using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostFused>;
+  ExpertPlacement const placement(kExperts, 1);
+  HostStore const store = moe_test::grid::experts_of<HostStore>(m, placement, 0, 0, 1);
+  HostStore shared(kFused, kHidden, kIntermediate, true);
+  for (int i = 0; i < kFused; ++i) {
+    std::vector<float> w2 = m.w2(kExperts + i);
+    for (float& w : w2) w *= kFusedWeight;
+    shared.set_expert(i, m.w13(kExperts + i).data(), w2.data());
+  }
+  std::vector<float> const gate = numbers(1, kExperts * kHidden);
+  typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
+                                 .max_tokens_per_rank = kMost,
+                                 .placement = placement,
+                                 .router = {.num_experts = kExperts, .topk = kTopK}}};
+  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
+  auto const view = shared.view();
+  p.shared.count = kFused;
+  p.shared.intermediate = kIntermediate;
+  p.shared.weights.w13 = view.w13;
+  p.shared.weights.w2 = view.w2;
+  comm::Self<> self;
+  R runner(self, store.view(), p);
+  std::vector<float> out(x.size());
+  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
+  return out;
+}
+
+template <class Backend>
+class FusedShared : public testing::Test {
+ protected:
+  using R = Runner<LayerOf<Backend>, FusedParts>;
+  void run(MoeParallel const& moe) {
+    Model const m{.form = {false, false, SharedOutput::none}};
+    bool const alone = moe.ep_size == 1;  // then the shared experts are among those of the placement
+    ExpertPlacement const placement(alone ? kExperts + kFused : kExperts, moe.ep_size), routed(kExperts, moe.ep_size);
+    int const part = kIntermediate / moe.moe_tp_size;
+    std::vector<std::int32_t> mine(routed.local_to_physical(moe.ep_rank).begin(), routed.local_to_physical(moe.ep_rank).end());
+    for (int i = 0; i < kFused; ++i) mine.push_back(kExperts + i);
+    Store store(static_cast<std::int64_t>(mine.size()), kHidden, part, true);
+    for (std::size_t l = 0; l < mine.size(); ++l) {
+      store.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, kHidden, moe.moe_tp_rank, moe.moe_tp_size).data(),
+                       cut2(m.w2(mine[l]), kIntermediate, kHidden, moe.moe_tp_rank, moe.moe_tp_size).data());
+    }
+    typename R::Params p{
+        .layer = {.shape = {.hidden = kHidden, .intermediate = part, .num_experts = kExperts + kFused, .topk = kTopK + kFused},
+                  .max_tokens_per_rank = kMost,
+                  .placement = placement,
+                  .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kFusedWeight}}};
+    OnDevice weights;
+    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+    Nccl* const tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size);
+    p.parallel = {.moe = moe, .tp = tp};
+    Nccl* const layer_group =
+        runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", moe.tp_size), moe.tp_rank);
+    comm::Self<Cuda> self;
+    auto const construct = [&]() -> R {
+      if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+        return R(*layer_group, store.view(), p);
+      } else {
+        return R(self, store.view(), p);
+      }
+    };
+    R runner = construct();
+    CudaStream stream;
+    std::vector<float> const x = tokens(moe), want = fused_beside(m, x);
+    for (int i = 0; i < 2; ++i) {
+      Rowset rows(x);
+      runner.forward(rows.x(), rows.y(), {}, stream);
+      finish(runner, tp, stream);
+      expect_close(rows.result(), want);
+    }
+    std::vector<std::int32_t> ids(x.size() / kHidden * (kTopK + kFused));
+    if (!ids.empty()) Memory<Cuda>::copy_to_host(ids.data(), runner.topk_ids().data_handle(), ids.size() * sizeof(std::int32_t));
+    for (std::size_t i = 0; i < ids.size(); ++i) {  // logical ids, the shared experts in the last columns
+      int const column = static_cast<int>(i) % (kTopK + kFused) - kTopK;
+      if (column < 0) continue;
+      ASSERT_EQ(ids[i], kExperts + column);
+    }
+  }
+};
+TYPED_TEST_SUITE(FusedShared, Backends);
+
+TYPED_TEST(FusedShared, N20_EqualsBeside) {
+  int ran = 0;
+  for (Grid const& g : grids(world_size())) {
+    for (bool sp : {false, true}) {
+      BackendFacts facts = TypeParam::kFacts;
+      if (sp && !facts.sequence_parallel) continue;
+      facts.sequence_parallel = sp;
+      MoeParallel const moe = place_of(g, world_rank(), facts);
+      if (runner::parallel_conflict(moe) != nullptr) continue;
+      SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp));
+      this->run(moe);
+      if (testing::Test::HasFatalFailure()) return;
+      ++ran;
+    }
+  }
+  EXPECT_GT(ran, 0);
+}
+
 // A rank with a wrong argument, and a TP group whose ranks differ: all ranks get an error, and the next call works.
 TEST(RunnerGridErrors, ReachAllRanks) {
   int const last = world_size() - 1;
@@ -337,6 +454,63 @@ TEST(RunnerGridErrors, ReachAllRanks) {
   forward(3, 3);
 }
 
+// The last rank's call is wrong, row by row. TP ranks learn it from their group, DP ranks from the layer's; the next call works.
+template <class Backend>
+void wrong_calls(Grid const& g) {
+  struct Row {
+    std::int64_t rows, hidden, out_rows, out_hidden;
+    ErrorCode code;
+    std::string text;
+  };
+  std::vector<Row> const wrong{
+      {3, kHidden - 8, 3, kHidden, ErrorCode::argument, "hidden_states: width: 56, expected 64"},
+      {3, kHidden, 3, kHidden - 8, ErrorCode::argument, "output: width: 56, expected 64"},
+      {3, kHidden, 2, kHidden, ErrorCode::argument, "output: rows: 2, expected 3"},
+      {kMost + 1, kHidden, kMost + 1, kHidden, ErrorCode::capacity, "hidden_states: 8 rows exceed max_tokens_per_rank 7"},
+  };
+  BackendFacts facts = Backend::kFacts;
+  facts.sequence_parallel = false;
+  Model const m{.form = {false, false, SharedOutput::partial}};
+  Rank<Backend> rank(g, m, false, facts);
+  Rowset rows(numbers(50, (kMost + 1) * kHidden));
+  auto const forward = [&](Row const& r) {
+    rank.runner.forward(make_rows(rows.x().data_handle(), r.rows, r.hidden), make_rows(rows.y().data_handle(), r.out_rows, r.out_hidden),
+                        {}, rank.stream);
+    finish(rank.runner, rank.tp, rank.stream);
+  };
+  Row const right{3, kHidden, 3, kHidden, ErrorCode::argument, ""};
+  for (Row const& row : wrong) {
+    SCOPED_TRACE(row.text);
+    if (world_rank() == world_size() - 1) {
+      expect_error(row.code, row.text, [&] { forward(row); });
+    } else {
+      expect_error(ErrorCode::peer, g.tp > 1 ? text("TP rank ", g.tp - 1, " failed with ", name(row.code)) : "", [&] { forward(right); });
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    forward(right);
+  }
+}
+TEST(RunnerGridErrors, WrongCallsRowByRow) {
+  wrong_calls<Local>({world_size(), 1, 1, true});
+  wrong_calls<Gather>({1, world_size(), 1, true});
+}
+
+// A reduction that is asked of a group that is down; a new group works.
+TEST(RunnerGridErrors, GroupThatIsDown) {
+  Model const m{.form = {false, false, SharedOutput::partial}};
+  std::vector<float> const x = numbers(50, 3 * kHidden);
+  {
+    Rank<Local> rank({world_size(), 1, 1, true}, m, false);
+    expect_close(rank.forward(x), on_one_rank(m, x));
+    rank.tp->abort();
+    expect_error(ErrorCode::peer, "the TP group is down", [&] { rank.forward(x); });
+  }
+  communicators.clear();
+  MPI_Barrier(MPI_COMM_WORLD);
+  Rank<Local> again({world_size(), 1, 1, true}, m, false);
+  expect_close(again.forward(x), on_one_rank(m, x));
+}
+
 struct WholeParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
 };
@@ -355,6 +529,19 @@ class RunnerChunks : public testing::Test {
   Store store = experts_of<Store>(m, placement, world_rank(), 0, 1);
   OnDevice weights;
   CudaStream stream;
+  // The identity as a mapping, so that slots are counted.
+  Buffer<std::int32_t, Cuda> slots{kExperts}, ones{kExperts}, counted{kExperts};
+  void SetUp() override {
+    std::vector<std::int32_t> ids(kExperts);
+    std::iota(ids.begin(), ids.end(), 0);
+    slots.copy_from_host(ids.data());
+    ones.copy_from_host(std::vector<std::int32_t>(kExperts, 1).data());
+  }
+  std::vector<std::int32_t> counts() {
+    std::vector<std::int32_t> out(kExperts);
+    counted.copy_to_host(out.data());
+    return out;
+  }
 
   template <class P>
   typename R<P>::Params chunk_params(std::int64_t capacity) {
@@ -363,11 +550,21 @@ class RunnerChunks : public testing::Test {
                                       .placement = placement,
                                       .router = {.num_experts = kExperts, .topk = kTopK}}};
     p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+    p.layer.mapping = {.num_experts = kExperts,
+                       .num_physical = kExperts,
+                       .max_replicas = 1,
+                       .logical_to_physical = slots.data(),
+                       .replica_count = ones.data(),
+                       .source_rank = world_rank(),
+                       .ep_size = world_size()};
+    p.layer.load.load_counter = counted.data();
     return p;
   }
   template <class Runner>
   std::vector<float> run(Runner& runner, std::vector<float> const& x) {
     Rowset rows(x);
+    Memory<Cuda>::fill(counted.data(), 0, counted.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     runner.forward(rows.x(), rows.y(), {}, stream);
     finish(runner, &comm, stream);
     return rows.result();
@@ -377,7 +574,7 @@ class RunnerChunks : public testing::Test {
 using ChunkBackends = testing::Types<Gather, LowLatency>;
 TYPED_TEST_SUITE(RunnerChunks, ChunkBackends);
 
-TYPED_TEST(RunnerChunks, N2_N3_N4_EqualTheWholeBatch) {
+TYPED_TEST(RunnerChunks, N2_N3_N4_N22_EqualTheWholeBatch) {
   using Whole = typename TestFixture::template R<WholeParts>;
   using Chunked = typename TestFixture::template R<ChunkParts>;
   std::vector<std::vector<int>> const steps{{5, 3, 0, 1}, {3, 0, 5, 1}, {0, 0, 0, 0}, {4, 4, 0, 4}, {1, 1, 1, 1}, {5, 5, 5, 5}};
@@ -392,7 +589,11 @@ TYPED_TEST(RunnerChunks, N2_N3_N4_EqualTheWholeBatch) {
         for (auto const& counts : steps) {
           SCOPED_TRACE(text("chunk ", chunk, ", mode ", static_cast<int>(mode), ", most ", most, ", rank 0 has ", counts[0]));
           std::vector<float> const x = numbers(1000 + world_rank(), this->rows_of(counts) * kHidden);
-          EXPECT_EQ(this->run(chunked, x), this->run(whole, x));
+          std::vector<float> const want = this->run(whole, x);
+          std::vector<std::int32_t> const slots = this->counts();
+          EXPECT_EQ(this->run(chunked, x), want);
+          EXPECT_EQ(this->counts(), slots) << "slots of real rows only";
+          EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), 0), this->rows_of(counts) * kTopK);
         }
       }
     }

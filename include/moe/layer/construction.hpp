@@ -97,7 +97,8 @@ template <class C>
 void Layer<C>::take_memory() {
   ids_ = arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots());
   weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
-  if (Space::kKind == SpaceKind::host || maps()) dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
+  if (Space::kKind == SpaceKind::host || maps() || shared_.first >= 0)
+    dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
   if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
   if constexpr (Space::kKind == SpaceKind::cuda) device_counters_ = take_zeroed_counters();
   arena_.seal();
@@ -121,21 +122,12 @@ void Layer<C>::check_router(ExpertPlacement const& placement) const {
     throw Error(ErrorCode::config,
                 text("num_experts: the router has ", router_.num_experts(), and_fused, ", the layer ", shape_.num_experts()));
   }
-  if (fused == 0) return;
-  auto const refuse = [](auto const&... why) {
-    throw Error(ErrorCode::unsupported, text("fused shared experts: ", why..., "; run shared experts beside the layer"));
-  };
-  if (maps() && placement.ep_size() == 1) refuse("every rank computes its own, and a mapping moves experts");
-  if (placement.ep_size() == 1) return;
-  if (Backend::kFormat == ActivationFormat::batched) {
-    refuse("every rank computes its own, and ", Backend::kName, " delivers rows by expert to ", placement.ep_size(), " ranks");
-  }
-  if (Space::kKind == SpaceKind::cuda) {
-    refuse("every rank computes its own in the host space only, and the placement has ", placement.ep_size(), " ranks");
+  if (fused > 0 && maps() && placement.ep_size() == 1) {
+    throw Error(ErrorCode::unsupported,
+                "fused shared experts: every rank computes its own, and a mapping moves experts; run shared experts beside the layer");
   }
 }
 
-/// The experts that the exchange knows: the routed ones, and on several ranks a copy of each fused shared one on every rank.
 template <class C>
 ExpertPlacement Layer<C>::all_experts(ExpertPlacement const& routed) const {
   return routed.ep_size() == 1 ? routed : routed.with_shared(router_.num_slots() - router_.topk());
@@ -147,12 +139,13 @@ void Layer<C>::take_shared(Comm const& comm, Params const& p) {
   if (router_.num_slots() == router_.topk() || p.placement.ep_size() == 1) return;
   int rank = comm.rank();
   if constexpr (requires { p.backend.expert_rank.has_value(); }) rank = p.backend.expert_rank.value_or(rank);
-  shared_ranks_ = p.same_rows.ranks == 0 ? SameRows{rank, 1} : p.same_rows;
-  if (shared_ranks_.first < 0 || shared_ranks_.ranks < 1 || shared_ranks_.first > p.placement.ep_size() - shared_ranks_.ranks) {
-    throw Error(ErrorCode::config, text("same_rows: ranks [", shared_ranks_.first, ", ", shared_ranks_.first + shared_ranks_.ranks,
-                                        ") are not among the placement's ", p.placement.ep_size()));
+  SameRows const same = p.same_rows.ranks == 0 ? SameRows{rank, 1} : p.same_rows;
+  if (same.first < 0 || same.ranks < 1 || same.first > p.placement.ep_size() - same.ranks) {
+    throw Error(ErrorCode::config, text("same_rows: ranks [", same.first, ", ", same.first + same.ranks, ") are not among the placement's ",
+                                        p.placement.ep_size()));
   }
-  shared_id_ = p.placement.num_physical();
+  int const fused = router_.num_slots() - router_.topk();
+  shared_ = {.first = p.placement.num_physical() + same.first * fused, .ranks = same.ranks};
 }
 
 /// Local ids index the weights. A batched exchange gives a block for each local expert of the placement, and experts read a block for each

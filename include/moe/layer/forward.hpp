@@ -108,13 +108,20 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
   if constexpr (Space::kKind == SpaceKind::host) {
     router_.select(args);
     choose_replicas();
-  } else if (fix::include_moe_routing_device_route_cuh_or_link_a_model_library(); !maps()) {
+  } else if (fix::include_moe_routing_device_route_cuh_or_link_a_model_library(); dispatched_ == nullptr) {
     router_.select(args, stream);
   } else {
-    routing::FusedRouting<L> fused{
-        .args = args, .mapping = &mapping_, .recorder = load_, .logical_ids = ids_, .zero_expert_weights = zero_weights_};
-    fused.args.topk_ids = make_rows(dispatched_, rows_, router_.topk());
+    routing::FusedRouting<L> fused{.args = args, .logical_ids = ids_, .logical_stride = num_slots_};
+    fused.args.topk_ids = make_rows(dispatched_, rows_, num_slots_);
+    if (maps()) {
+      fused.mapping = &mapping_;
+      fused.recorder = load_;
+      fused.zero_expert_weights = zero_weights_;
+    }
     routing::route_fused(static_cast<routing::RowRouter<typename RouterType::Config> const&>(router_), fused, stream);
+    if (shared_.first >= 0) {
+      routing::name_shared(shared_, router_.num_experts(), router_.topk(), make_rows(dispatched_, rows_, num_slots_), topk_ids(), stream);
+    }
   }
 }
 
@@ -150,19 +157,18 @@ void Layer<C>::choose_replicas() {
     dispatched_[i] = routing::is_zero_expert(ids_[i], shape_.num_experts()) ? kNoExpert : ids_[i];
   }
   if (maps()) routing::map_experts(&mapping_, load_, router_.topk(), rows_, make_rows(dispatched_, rows_, router_.topk(), num_slots_));
-  if (shared_id_ >= 0) send_shared();
+  if (shared_.first >= 0) send_shared();
 }
 
 /// Host space: the fused shared experts of a row become the copies of a rank that has the row, so that they leave it for no other. Ranks
 /// with the same rows take turns.
 template <class C>
 void Layer<C>::send_shared() {
-  std::int64_t const k = router_.topk(), shared = num_slots_ - k;
+  int const k = router_.topk(), shared = static_cast<int>(num_slots_) - k;
   for (std::int64_t t = 0; t < rows_; ++t) {
-    std::int64_t const owner = shared_ranks_.first + t % shared_ranks_.ranks;
-    for (std::int64_t j = 0; j < shared; ++j) {
+    for (int j = 0; j < shared; ++j) {
       std::int64_t const slot = t * num_slots_ + k + j;
-      if (ids_[slot] >= 0) dispatched_[slot] = static_cast<std::int32_t>(shared_id_ + owner * shared + j);
+      if (ids_[slot] >= 0) dispatched_[slot] = routing::shared_id(shared_, router_.num_experts(), shared, t, j);
     }
   }
 }

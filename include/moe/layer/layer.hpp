@@ -133,6 +133,9 @@ class Layer {
             ForwardOptions const& options) const;
   /// The scheme of the exchange's rows for the scheme of the weights.
   static RowQuant row_quantization(Quant const& quant);
+  /// The experts that an exchange of this layer knows: those of Params::placement, and on several ranks a copy of each fused shared one on
+  /// every rank.
+  ExpertPlacement all_experts(ExpertPlacement const& routed) const;
 
   /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
   Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, num_slots_); }
@@ -159,7 +162,6 @@ class Layer {
   void check_router(ExpertPlacement const& placement) const;
   void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
   static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
-  ExpertPlacement all_experts(ExpertPlacement const& routed) const;
   void take_shared(Comm const& comm, Params const& p);
   static bool sums_by_rank(typename Backend::Params const& backend);
   bool maps() const { return mapping_.logical_to_physical != nullptr || mapping_.replica_count != nullptr; }
@@ -201,8 +203,7 @@ class Layer {
   std::int32_t* dispatched_ = nullptr;  // as ids_; null: ids_ is dispatched
   float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping
   std::int64_t rows_ = 0;
-  std::int32_t shared_id_ = -1;                        // physical id of the first fused shared expert where several ranks have copies
-  SameRows shared_ranks_{};                            // whose copies compute this rank's rows
+  routing::SharedCopies shared_;                       // of the fused shared experts, where several ranks have them
   routing::RouteCounters counters_;                    // host space
   routing::RouteCounters* device_counters_ = nullptr;  // [1] CUDA space
   HostVisible<routing::CallerFault, Space> fault_;     // CUDA space

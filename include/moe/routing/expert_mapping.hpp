@@ -44,6 +44,19 @@ struct ExpertMapping {
   std::int32_t const* physical_to_rank = nullptr;  ///< [P] owner of a physical expert; null: P / ep_size consecutive ones a rank
 };
 
+/// Copies of the fused shared experts, one of each on every rank: a row's columns name those of one rank of `ranks`, which take turns row
+/// by row.
+struct SharedCopies {
+  std::int32_t first = -1;  ///< physical id of fused expert 0 on the first of the ranks, followed by the others' and the next rank's; -1:
+                            ///< there are no copies, and the ids are num_experts, num_experts + 1, …
+  std::int32_t ranks = 1;
+};
+/// Id of fused shared expert j of a row, of S.
+MOE_HD inline std::int32_t shared_id(SharedCopies const& copies, int num_experts, int s, std::int64_t row, int j) {
+  if (copies.first < 0) return num_experts + j;
+  return copies.first + static_cast<std::int32_t>(row % copies.ranks) * s + j;
+}
+
 /// Counts the slots that each physical expert gets. Counting is exact for any number of threads. A captured graph reads `record` when it
 /// runs, so recording can be switched without capturing again.
 struct LoadRecorder {

@@ -96,6 +96,7 @@ struct FusedRouting {
   ExpertMapping const* mapping = nullptr;        ///< host pointer to a mapping of device tables, or null
   LoadRecorder recorder = {};                    ///< counts per physical expert
   std::int32_t* logical_ids = nullptr;           ///< [M, k] out: ids before mapping, what the capture hook sees; or null
+  std::int64_t logical_stride = 0;               ///< elements from one of its rows to the next; 0: k
   float* zero_expert_weights = nullptr;   ///< [M] out: sum of the row's zero-expert weights, whose slots become -1; or null: they stay
   Permutation permutation = {};           ///< or none
   void* workspace = nullptr;              ///< routing_workspace_bytes(), zeroed once after allocation; needed for a permutation
@@ -140,5 +141,10 @@ void check_fused(RouterConfig const& c, FusedRouting<L> const& f) {
 /// those of route_row() bit for bit. Defined in routing/device/route.cuh. Throws as check_fused(), E_CUDA if the launch is refused.
 template <class Router, class L>
 void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::cuda> stream);
+
+/// Columns k, k + 1, … of topk_ids, of which the valid ones hold the fused shared experts num_experts, num_experts + 1, …: into logical_ids
+/// as they are, and in place the ids of `copies`. Device memory; one launch. Defined in routing/device/route.cuh.
+void name_shared(SharedCopies const& copies, int num_experts, int k, Rows<std::int32_t> topk_ids, Rows<std::int32_t> logical_ids,
+                 Stream<space::cuda> stream);
 
 }  // namespace moe::routing

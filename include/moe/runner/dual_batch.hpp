@@ -89,7 +89,7 @@ struct Halves {
         : comm_(comm),
           min_rows_(moe::detail::build(comm, [&] { return checked_min_rows(p, layer_params.max_tokens_per_rank); })),
           words_(static_cast<std::size_t>(agreed(comm))),
-          exchange_(comm, layer.shape(), layer_params.max_tokens_per_rank / 2, layer_params.placement,
+          exchange_(comm, layer.shape(), layer_params.max_tokens_per_rank / 2, layer.all_experts(layer_params.placement),
                     Layer::row_quantization(layer_params.quantization), layer_params.backend, arena) {
       if constexpr (!facts::is_asynchronous<typename Layer::Backend>()) {
         [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;

@@ -193,6 +193,7 @@ void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::c
   call.num_physical = f.mapping != nullptr ? f.mapping->num_physical : cfg.num_experts;
   call.recorder = f.recorder;
   call.logical_ids = f.logical_ids;
+  call.logical_stride = f.logical_stride == 0 ? cfg.topk : f.logical_stride;
   call.zero_weights = f.zero_expert_weights;
   call.permutation = f.permutation;
   call.grid.workspace = static_cast<unsigned char*>(f.workspace);
@@ -210,6 +211,32 @@ void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::c
     }
   }
   launch_routing_for(cfg, call, f.tuning, device, stream);
+}
+
+namespace detail {
+
+__global__ inline void name_shared_kernel(SharedCopies const copies, int num_experts, int k, Rows<std::int32_t> const topk_ids,
+                                          Rows<std::int32_t> const logical_ids) {
+  int const fused = static_cast<int>(topk_ids.extent(1)) - k;
+  std::int64_t const at = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (at >= topk_ids.extent(0) * fused) return;
+  std::int64_t const t = at / fused;
+  int const j = static_cast<int>(at % fused);
+  std::int32_t& id = topk_ids(t, k + j);
+  logical_ids(t, k + j) = id;
+  if (id >= 0) id = shared_id(copies, num_experts, fused, t, j);
+}
+
+}  // namespace detail
+
+[[gnu::used]] inline void name_shared(SharedCopies const& copies, int num_experts, int k, Rows<std::int32_t> topk_ids,
+                                      Rows<std::int32_t> logical_ids, Stream<space::cuda> stream) {
+  constexpr int kThreads = 256;
+  std::int64_t const slots = topk_ids.extent(0) * (topk_ids.extent(1) - k);
+  if (slots == 0) return;
+  detail::name_shared_kernel<<<static_cast<unsigned>((slots + kThreads - 1) / kThreads), kThreads, 0, stream>>>(copies, num_experts, k,
+                                                                                                                topk_ids, logical_ids);
+  check_launch("name_shared kernel");
 }
 
 template <class Config>

@@ -30,6 +30,7 @@ struct RoutingCall {
   int num_physical;
   LoadRecorder recorder;
   std::int32_t* logical_ids;
+  std::int64_t logical_stride;
   float* zero_weights;
   Permutation permutation;
   RoutingGrid grid;
@@ -59,7 +60,7 @@ __device__ inline std::int32_t route_token(Config const& cfg, RoutingCall<L> con
                                            float (&z)[SigmoidGroups::kValues]) {
   int const k = cfg.topk;
   WarpRow row = route_logits<V>(cfg, c, t, lane, scratch, z);
-  if (lane < k && c.logical_ids != nullptr) c.logical_ids[t * k + lane] = row.id;
+  if (lane < k && c.logical_ids != nullptr) c.logical_ids[t * c.logical_stride + lane] = row.id;
   if (cfg.num_zero_experts > 0 && c.zero_weights != nullptr) {
     bool const zero = row.id >= cfg.num_experts;
     float const factor = warp_sum(zero && cfg.zero_expert_kind == ZeroExpertKind::identity ? row.weight : 0.0F);
@@ -94,7 +95,7 @@ __device__ inline void pad_token(Config const& cfg, RoutingCall<L> const& c, std
     c.weights[t * c.weights_stride + j] = 0.0F;
     if (c.permutation.expert_offsets != nullptr) c.permutation.inverse[t * slots + j] = -1;
   }
-  if (lane < cfg.topk && c.logical_ids != nullptr) c.logical_ids[t * cfg.topk + lane] = kNoExpert;
+  if (lane < cfg.topk && c.logical_ids != nullptr) c.logical_ids[t * c.logical_stride + lane] = kNoExpert;
   if (lane == 0 && cfg.num_zero_experts > 0 && c.zero_weights != nullptr) c.zero_weights[t] = 0.0F;
   if (lane < cfg.num_joint_shared && c.shared_weights != nullptr) c.shared_weights[t * c.shared_stride + lane] = 0.0F;
 }
