@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # bench/compare.py: this library's layer beside its peers in one process: same inputs, all checked against float32, then timed in turns.
-"""Usage: compare.py LIBRARY [--shapes a,b] [--tokens 1,8,...] [--dtype bf16|fp8] [--peers a,b] [--json FILE]
+"""Usage: compare.py LIBRARY [--shapes a,b] [--tokens 1,8,...] [--dtype bf16|fp8|int8] [--peers a,b] [--json FILE]
 
 LIBRARY is bench/hopper_capi.cu as a shared object (target moe_hopper_capi). Peers are those of compare_peers.py that can be imported; the
 others are named. Whole layers must agree with float32 on sampled tokens before they are timed: in bf16 within 5e-3 (peers 1e-2: they round
 router weights and slots to bf16), in fp8 (against dequantised weights and equally quantised activations) within 1e-2, or 4e-2 below 8
-tokens, where one code that rounds the other way is a large part.
+tokens, where one code that rounds the other way is a large part, in int8 (likewise) within 5e-3 (peers 2e-2: they quantise an intermediate
+rounded to bf16). fp8: weights per 128 x 128, x in bf16. int8: weights per channel; this library gets rows of x that are quantised per token
+outside the timed region, as its dispatch delivers them, peers quantise bf16 rows themselves.
 Each candidate is captured in a CUDA graph that runs every input set; graphs are replayed in turns (A, B, C, A, B, C, ...), so that all of
 them meet the same clocks. Sustained: the median over the turns. Single-shot: the median of replays after 40 ms of idling. Floor: the larger
 of useful operations over the sustained cuBLAS rate, measured here first, and least bytes over the stream rate. floor_plot.py draws the
@@ -28,7 +30,9 @@ SHAPES = {  # experts, hidden, intermediate, topk
     "gpt-oss-120b": (128, 2880, 2880, 4),
 }
 STREAM_BYTES = 4472e9  # a read-only stream of 4 GiB
-BASELINE_FLOPS = {"bf16": 679.8e12, "fp8": 1266e12}  # docs/log/hopper.md; for the second floor in the JSON
+# docs/log/hopper.md; for the second floor in the JSON. int8 has fp8's rate.
+BASELINE_FLOPS = {"bf16": 679.8e12, "fp8": 1266e12, "int8": 1266e12}
+SCHEMES = {"bf16": 0, "fp8": 2, "int8": 4}  # of moe_hopper_create
 OURS = "this library"
 
 
@@ -41,22 +45,24 @@ class Library:
         self.lib.moe_hopper_create.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 4
         self.lib.moe_hopper_workspace_bytes.restype = ctypes.c_longlong
         self.lib.moe_hopper_workspace_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int]
-        self.lib.moe_hopper_forward.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int] + [ctypes.c_void_p] * 3
+        self.lib.moe_hopper_forward.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int] + [ctypes.c_void_p] * 3
         self.lib.moe_hopper_destroy.argtypes = [ctypes.c_void_p]
 
     def create(self, layer):
-        scales = (layer.s13.data_ptr(), layer.s2.data_ptr()) if layer.fp8 else (None, None)
-        handle = self.lib.moe_hopper_create(
-            2 if layer.fp8 else 0, layer.experts, layer.hidden, layer.inter, layer.topk, layer.w13.data_ptr(), layer.w2.data_ptr(), *scales
-        )
+        scales = (None, None) if layer.dtype == "bf16" else (layer.s13.data_ptr(), layer.s2.data_ptr())
+        sizes = (layer.experts, layer.hidden, layer.inter, layer.topk)
+        handle = self.lib.moe_hopper_create(SCHEMES[layer.dtype], *sizes, layer.w13.data_ptr(), layer.w2.data_ptr(), *scales)
         assert handle, "moe_hopper_create failed"
         return handle
 
-    def call(self, handle, batch, workspace):
+    def call(self, handle, layer, batch, workspace):
+        rows, scales = compare_peers.quantize_int8(batch.x) if layer.dtype == "int8" else (batch.x, None)
+
         def run():
             status = self.lib.moe_hopper_forward(
                 handle,
-                batch.x.data_ptr(),
+                rows.data_ptr(),
+                None if scales is None else scales.data_ptr(),
                 batch.ids.data_ptr(),
                 batch.weights.data_ptr(),
                 batch.x.shape[0],
@@ -84,18 +90,20 @@ def quantize_blocks(w):
 
 
 class Layer:
-    """Random weights of one shape. fp8: e4m3 with a scale per 128 x 128 block."""
+    """Random weights of one shape. fp8: e4m3 with a scale per 128 x 128 block; int8: a scale per channel."""
 
-    def __init__(self, shape, fp8):
+    def __init__(self, shape, dtype):
         self.experts, self.hidden, self.inter, self.topk = shape
-        self.fp8 = fp8
+        self.dtype = dtype
+        self.fp8 = dtype == "fp8"
         self.s13 = self.s2 = None
         self.rows_ = {}
         self.w13 = torch.empty(self.experts, 2 * self.inter, self.hidden, device="cuda", dtype=torch.bfloat16).normal_(0, self.hidden**-0.5)
         self.w2 = torch.empty(self.experts, self.hidden, self.inter, device="cuda", dtype=torch.bfloat16).normal_(0, self.inter**-0.5)
-        if fp8:
-            self.w13, self.s13 = self.by_expert(self.w13, quantize_blocks)
-            self.w2, self.s2 = self.by_expert(self.w2, quantize_blocks)
+        if dtype != "bf16":
+            quantize = quantize_blocks if self.fp8 else compare_peers.quantize_int8
+            self.w13, self.s13 = self.by_expert(self.w13, quantize)
+            self.w2, self.s2 = self.by_expert(self.w2, quantize)
 
     @staticmethod
     def by_expert(w, quantize):
@@ -106,9 +114,11 @@ class Layer:
     def weight(self, name, expert):
         """One expert's weights as float32."""
         w = getattr(self, name)[expert].float()
-        if not self.fp8:
+        if self.dtype == "bf16":
             return w
         scale = getattr(self, "s" + name[1:])[expert]
+        if self.dtype == "int8":
+            return w * scale[:, None]
         return w * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
 
     def row_weights(self, name):
@@ -137,8 +147,11 @@ def reference(layer, batch, sample):
     """float32 by definition for the sampled tokens."""
 
     def as_read(v):
-        if not layer.fp8:
+        if layer.dtype == "bf16":
             return v
+        if layer.dtype == "int8":
+            codes, scale = compare_peers.quantize_int8(v)
+            return codes.float() * scale
         codes, scale = compare_peers.quantize_groups(v)
         return codes.float() * scale.repeat_interleave(128, -1)
 
@@ -165,7 +178,7 @@ def error_of(layer, batch, call):
 
 def tolerance(layer, tokens, name):
     if not layer.fp8:
-        return 5e-3 if name == OURS else 1e-2
+        return 5e-3 if name == OURS else 1e-2 if layer.dtype == "bf16" else 2e-2
     return 1e-2 if tokens >= 8 else 4e-2
 
 
@@ -227,11 +240,13 @@ def ceilings():
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    ai, bi = (torch.randint(-127, 128, (8192, 8192), device="cuda", dtype=torch.int8) for _ in range(2))
     one = torch.ones((), device="cuda")
     result = {}
     for name, run in (
         ("bf16", lambda: torch.mm(a, b.t())),
         ("fp8", lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)),
+        ("int8", lambda: torch._int_mm(ai, bi.t())),
     ):
         sustained, single = in_turns({"mm": capture([run], 2)}, 250, 21)
         flops = 2 * 2 * 8192**3
@@ -257,11 +272,11 @@ def measure(library, handle, layer, tokens, peers, rates):
     point = {"tokens": tokens, "errors": {}, "us": {}, "single_us": {}, "not_timed": {}}
     hit = sum(len(torch.unique(batch.ids)) for batch in batches) / sets
     flops = 6 * tokens * layer.topk * layer.hidden * layer.inter
-    least = hit * 3 * layer.hidden * layer.inter * (1 if layer.fp8 else 2) + 4 * tokens * layer.hidden
+    least = hit * 3 * layer.hidden * layer.inter * (2 if layer.dtype == "bf16" else 1) + 4 * tokens * layer.hidden
     for name, rate in zip(("floor_us", "baseline_floor_us"), rates):
         point[name] = 1e6 * max(flops / rate, least / STREAM_BYTES)
 
-    candidates = [(OURS, True, lambda _, batch: library.call(handle, batch, workspace))]
+    candidates = [(OURS, True, lambda layer, batch: library.call(handle, layer, batch, workspace))]
     candidates += [(name, whole, make) for name, _, whole, make in peers]
     graphs, repeats = {}, {}
     for name, whole, make in candidates:
@@ -301,12 +316,11 @@ def main():
     parser.add_argument("capi", metavar="LIBRARY")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", default="1,8,64,256,1024,4096,16384")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp8"))
+    parser.add_argument("--dtype", default="bf16", choices=tuple(SCHEMES))
     parser.add_argument("--peers", help="names of compare_peers.py; default: all that can be imported")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.manual_seed(1)
-    fp8 = args.dtype == "fp8"
     library = Library(args.capi)
     peers, versions = compare_peers.probe()
     if args.peers is not None:
@@ -318,10 +332,10 @@ def main():
     results = {"device": torch.cuda.get_device_name(), "dtype": args.dtype, "torch": torch.__version__, "peers": versions, "ceilings": top}
     results["points"] = []
     for shape in args.shapes.split(","):
-        if fp8 and (SHAPES[shape][1] % 128 or SHAPES[shape][2] % 128):
+        if args.dtype == "fp8" and (SHAPES[shape][1] % 128 or SHAPES[shape][2] % 128):
             print(f"{shape}: not in fp8, its sizes are no multiples of 128", flush=True)
             continue
-        layer = Layer(SHAPES[shape], fp8)
+        layer = Layer(SHAPES[shape], args.dtype)
         handle = library.create(layer)
         for tokens in map(int, args.tokens.split(",")):
             with torch.no_grad():

@@ -27,6 +27,12 @@ def quantize_rows(x):
     return (x.float() / scale).to(torch.float8_e4m3fn), scale.squeeze(-1)
 
 
+def quantize_int8(x):
+    """int8 codes and scales of rows along the last axis. Divides by a tensor, as quantize_groups does."""
+    scale = x.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-10) / torch.tensor(127.0, device=x.device)
+    return (x.float() / scale).round().clamp(-127, 127).to(torch.int8), scale.squeeze(-1)
+
+
 def swiglu(h):
     gate, up = h.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
@@ -42,7 +48,7 @@ def sorted_rows(batch, experts):
 
 def transformers_experts(layer, batch):
     """The experts module of transformers with its grouped_mm implementation: the whole layer."""
-    if layer.fp8:
+    if layer.dtype != "bf16":
         raise Unavailable("bf16 only")
     from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
@@ -61,7 +67,7 @@ def transformers_experts(layer, batch):
 
 def grouped_mm(layer, batch):
     """Two grouped products on rows already sorted, SwiGLU between: no sort, no sum over the slots."""
-    if layer.fp8:
+    if layer.dtype != "bf16":
         raise Unavailable("bf16 only")
     rows, _, ends = sorted_rows(batch, layer.experts)
     w13, w2 = layer.w13.transpose(1, 2), layer.w2.transpose(1, 2)
@@ -100,6 +106,11 @@ def fused_experts(layer, batch, function):
             *(batch.x, layer.w13, layer.w2, batch.weights, batch.ids),
             **{"use_fp8_w8a8": True, "w1_scale": layer.s13, "w2_scale": layer.s2, "block_shape": [128, 128]},
         )
+    if layer.dtype == "int8":
+        return lambda: function(
+            *(batch.x, layer.w13, layer.w2, batch.weights, batch.ids),
+            **{"use_int8_w8a8": True, "per_channel_quant": True, "w1_scale": layer.s13, "w2_scale": layer.s2},
+        )
     return lambda: function(batch.x, layer.w13, layer.w2, batch.weights, batch.ids)
 
 
@@ -108,7 +119,7 @@ def vllm(layer, batch):
 
 
 def sglang(layer, batch):
-    if layer.fp8:
+    if layer.dtype != "bf16":
         raise Unavailable("bf16 only here")
     module = importlib.import_module("sglang.srt.layers.moe.fused_moe_triton.fused_moe")
     return lambda: module.fused_experts_impl(batch.x, layer.w13, layer.w2, batch.weights, batch.ids)
@@ -116,6 +127,8 @@ def sglang(layer, batch):
 
 def deep_gemm(layer, batch):
     """DeepGEMM's two contiguous grouped products, rows padded to its alignment: the products alone."""
+    if layer.dtype == "int8":
+        raise Unavailable("bf16 and fp8 only")
     library = importlib.import_module("deep_gemm")
     rows, owners, _ = sorted_rows(batch, layer.experts)
     alignment = library.get_m_alignment_for_contiguous_layout()

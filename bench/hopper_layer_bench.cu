@@ -2,10 +2,11 @@
 // bench/hopper_layer_bench.cu: the Hopper layer with tiles of the caller's choice: checks it against float32, or checks and times it.
 // bench/layer times what the library chooses itself. A wrong result is printed, not timed, and makes the exit code 1.
 //
-//   hopper_layer_bench check [seed]
-//   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits] [cluster]
+//   hopper_layer_bench check <bf16|f16|fp8_block|fp8_row|int8_row> [seed]
+//   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes|fp8_row|int8_row> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits]
+//   [cluster]
 //
-// fp8_codes: fp8_block with input rows that are already quantised.
+// fp8_codes: fp8_block with input rows that are already quantised, as those of fp8_row and int8_row always are.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -119,12 +120,20 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   std::fflush(stdout);
 }
 
+/// bf16 for any other word.
+Scheme scheme_of(std::string const& format) {
+  if (format == "f16") return Scheme::f16;
+  if (format == "fp8_row") return Scheme::fp8_row;
+  if (format == "int8_row") return Scheme::int8_row;
+  return format.starts_with("fp8") ? Scheme::fp8_block : Scheme::bf16;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   std::string const mode = argc > 1 ? argv[1] : "";
   std::string const format = argc > 2 ? argv[2] : "";
-  Scheme const scheme = format.starts_with("fp8") ? Scheme::fp8_block : format == "f16" ? Scheme::f16 : Scheme::bf16;
+  Scheme const scheme = scheme_of(format);
   Features features;
   features.quantized_x = format == "fp8_codes";
   if (mode == "check") {
@@ -135,7 +144,7 @@ int main(int argc, char** argv) try {
   if (mode == "time" && argc > 4) {
     for (auto const& [label, shape] : kShapes) {
       if (std::string(argv[3]) != "all" && label.find(argv[3]) == std::string::npos) continue;
-      if (is_fp8(scheme) && shape.hidden % 128 != 0) continue;
+      if (shape.hidden % intermediate_unit(scheme) != 0) continue;
       std::string list = argv[4];
       for (std::size_t at = 0; at < list.size();) {
         std::size_t const comma = std::min(list.find(',', at), list.size());

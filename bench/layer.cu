@@ -189,6 +189,7 @@ int main(int argc, char** argv) {
   std::vector<int> const few{1, 8, 64};
   add<Hopper>(Scheme::bf16, all, 25);
   add<Hopper>(Scheme::fp8_block, all, 25);
+  add<Hopper>(Scheme::int8_row, all, 25);
   add<Reference<moe::quantization::None>>(Scheme::bf16, few, 3);
   add<Reference<moe::quantization::Fp8Block<>>>(Scheme::fp8_block, few, 3);
   return moe_bench::run_benchmarks();

@@ -25,7 +25,7 @@ inline std::map<std::string, LocalShape> const kShapes{{"mixtral-8x7b", {8, 4096
                                                        {"deepseek-v3-ep8rank", {32, 7168, 2048, 1}},
                                                        {"gpt-oss-120b", {128, 2880, 2880, 4}}};
 
-// Ceilings of one H200: a read-only stream of 4 GiB, cuBLAS bf16 and fp8 8192³ on random data, sustained.
+// Ceilings of one H200: a read-only stream of 4 GiB, cuBLAS bf16 and fp8 8192³ on random data, sustained. int8 has fp8's rate.
 inline constexpr double kStreamCeiling = 4472e9;
 inline constexpr double kBf16Ceiling = 679.8e12;
 inline constexpr double kFp8Ceiling = 1266e12;
@@ -38,8 +38,8 @@ struct LayerWork {
   LayerWork() = default;
   LayerWork(LocalShape const& s, Scheme scheme, int tokens, double experts_hit)
       : flops(6.0 * tokens * s.topk * s.hidden * s.intermediate),
-        bytes(experts_hit * 3.0 * s.hidden * s.intermediate * (moe::hopper::is_fp8(scheme) ? 1 : 2) + 4.0 * tokens * s.hidden),
-        ceiling(moe::hopper::is_fp8(scheme) ? kFp8Ceiling : kBf16Ceiling) {}
+        bytes(experts_hit * 3.0 * s.hidden * s.intermediate * moe::hopper::element_bytes(scheme) + 4.0 * tokens * s.hidden),
+        ceiling(moe::hopper::is_scaled(scheme) ? kFp8Ceiling : kBf16Ceiling) {}
   double floor_us() const { return 1e6 * std::max(flops / ceiling, bytes / kStreamCeiling); }
 };
 
@@ -61,7 +61,7 @@ struct Rotation {
              : tokens_ <= 256 ? 4
                               : 2) {
     std::size_t const weight_bytes =
-        std::size_t(3) * shape.num_experts * shape.hidden * shape.intermediate * (moe::hopper::is_fp8(scheme) ? 1 : 2);
+        std::size_t(3) * shape.num_experts * shape.hidden * shape.intermediate * moe::hopper::element_bytes(scheme);
     weight_sets = weight_bytes > (std::size_t(12) << 30) ? 1 : 2;
     problems.reserve(static_cast<std::size_t>(sets));
     double experts_hit = 0;

@@ -4,6 +4,7 @@
 // products; that choice is made by hand, in tuning.hpp.
 //
 //   tune [path of the header to write]      measurements go to standard output in any case
+//   tune - <scheme>                         of one scheme, bf16, fp8_block, fp8_row or int8_row, with the rows that its table would have
 //
 // A candidate's time is that of a whole layer: a CUDA graph of calls over two sets of inputs, candidates in turns, median of the turns. In
 // each turn a candidate is replayed twice. Only the second replay counts, because it runs at the clocks that the candidate's own power draw
@@ -40,7 +41,7 @@ struct Candidate {
 std::vector<Candidate> candidates(Scheme scheme, int rows) {
   std::vector<Candidate> all{{64, 1}, {most_rows(scheme), 1}};
   if (rows >= 48 && rows <= 96 && scheme != Scheme::fp8_block) all.push_back({96, 1});
-  if (rows >= 128 && scheme != Scheme::fp8_block) all.push_back({most_rows(scheme), 2});
+  if (rows >= 128 && !is_scaled(scheme)) all.push_back({most_rows(scheme), 2});
   if (scheme == Scheme::fp8_block) {
     all.push_back({kBlockRows, 1});
     all.push_back({kBlockRows, 2});
@@ -108,8 +109,6 @@ class Bench {
   DeviceArray<char> out_;
 };
 
-char const* code_name(Scheme s) { return s == Scheme::bf16 ? "Scheme::bf16" : "Scheme::fp8_block"; }
-
 /// The table's rows of one scheme. A candidate counts by the product of its times over the shapes; a later one must win by 1 %.
 void tune_tiles(Scheme scheme, std::ostream& table) {
   std::vector<std::vector<double>> log_us(std::size(kRows));
@@ -152,7 +151,7 @@ void tune_tiles(Scheme scheme, std::ostream& table) {
     bool const last = r + 1 == std::size(kRows);
     table << "    // " << kRows[r] << " rows, us: " << notes[r] << "\n";
     if (last || chosen[r + 1].tile_rows != chosen[r].tile_rows || chosen[r + 1].cluster != chosen[r].cluster) {
-      table << "    {" << code_name(scheme) << ", ";
+      table << "    {Scheme::" << name(scheme) << ", ";
       if (last) {
         table << "kAnyRows";
       } else {
@@ -200,6 +199,16 @@ int main(int argc, char** argv) try {
   cudaDeviceProp facts{};
   check_cuda(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
   std::ostringstream table;
+  if (argc > 2) {
+    for (Scheme const scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
+      if (std::string(argv[2]) != name(scheme)) continue;
+      tune_tiles(scheme, table);
+      std::printf("%s", table.str().c_str());
+      return 0;
+    }
+    std::fprintf(stderr, "tune: no scheme %s\n", argv[2]);
+    return 2;
+  }
   tune_tiles(Scheme::bf16, table);
   tune_tiles(Scheme::fp8_block, table);
   for (Scheme const scheme : {Scheme::bf16, Scheme::fp8_block}) {

@@ -73,6 +73,8 @@ __global__ void fill_normal(T* data, long long count, std::uint64_t seed, float 
       data[i] = __float2half_rn(value);
     } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {
       data[i] = __nv_fp8_e4m3(value);
+    } else if constexpr (std::is_same_v<T, std::int8_t>) {
+      data[i] = static_cast<std::int8_t>(rintf(fminf(fmaxf(value, -127.0F), 127.0F)));
     } else {
       data[i] = __float2bfloat16_rn(value);
     }

@@ -80,7 +80,7 @@ TEST_F(HopperCases, X3_ShapesOfAllSizes) {
   for (auto const& [shape, counts] :
        {Case{{8, 128, 128, 1}, {1, 2, 33, 4096}}, Case{{64, 128, 128, 6}, {64, 222}}, Case{{8, 2048, 1024, 2}, {1, 128}},
         Case{{256, 2048, 1024, 8}, {2, 222}}, Case{{8, 7168, 2048, 6}, {33}}, Case{{64, 7168, 2048, 8}, {1, 1024}}}) {
-    for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row}) {
+    for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
       for (int tokens : counts) {
         Problem const problem(shape, scheme, tokens, Pattern::random, ++seed);
         ContiguousLayer const layer(shape, scheme, problem.layer_weights());

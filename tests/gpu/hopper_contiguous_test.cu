@@ -179,10 +179,14 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
   problem.weights.upload(ones);
   for (int e = 0; e < shape.num_experts; ++e) {  // NaN in the rows that must not be read
     int const count = counts[static_cast<std::size_t>(e)];
-    std::size_t const row_bytes = static_cast<std::size_t>(shape.hidden) * (GetParam() == Scheme::fp8_row ? 1 : 2);
+    std::size_t const row_bytes = static_cast<std::size_t>(shape.hidden) * (is_row_scaled(GetParam()) ? 1 : 2);
     ASSERT_EQ(cudaMemset(problem.x.data() + static_cast<std::size_t>(e * kCapacity + count) * row_bytes, 0xFF,
                          static_cast<std::size_t>(kCapacity - count) * row_bytes),
               cudaSuccess);
+    if (is_row_scaled(GetParam())) {  // no code of int8 is NaN
+      ASSERT_EQ(cudaMemset(problem.x_scales.data() + e * kCapacity + count, 0xFF, static_cast<std::size_t>(kCapacity - count) * 4),
+                cudaSuccess);
+    }
   }
   ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
   DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
@@ -212,7 +216,7 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
     for (int i = 0; i < counts[static_cast<std::size_t>(e)]; ++i)
       gather[static_cast<std::size_t>(e * kCapacity + i)] = (7 * e + 5 * i) % kRows;
   }
-  std::size_t const row = static_cast<std::size_t>(shape.hidden) * (is_fp8(GetParam()) ? 1 : 2);
+  std::size_t const row = static_cast<std::size_t>(shape.hidden) * element_bytes(GetParam());
   DeviceArray<char> const x(static_cast<std::size_t>(places) * row);
   DeviceArray<float> const scales(static_cast<std::size_t>(places));
   scales.fill_bytes(0);
@@ -220,7 +224,7 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
     if (gather[i] == 1 << 30) continue;
     auto const from = static_cast<std::size_t>(gather[i]);
     ASSERT_EQ(cudaMemcpy(x.data() + i * row, packed.x.data() + from * row, row, cudaMemcpyDeviceToDevice), cudaSuccess);
-    if (is_fp8(GetParam())) {
+    if (is_scaled(GetParam())) {
       ASSERT_EQ(cudaMemcpy(scales.data() + i, packed.x_scales.data() + from, 4, cudaMemcpyDeviceToDevice), cudaSuccess);
     }
   }
@@ -423,9 +427,14 @@ TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   EXPECT_THROW(layer.forward(problem.call(memory.data()), odd, memory.data(), nullptr), moe::Error);
   EXPECT_THROW(layer.forward_batched(problem.x.data(), nullptr, 4, 4, memory.data(), memory.data(), nullptr), moe::Error);
   EXPECT_THROW(ContiguousLayer(LocalShape{8, 250, 256, 2}, GetParam(), problem.layer_weights()), moe::Error);
+  if (is_row_scaled(GetParam())) {
+    call = problem.call(memory.data());
+    call.x_scales = nullptr;
+    EXPECT_THROW(layer.forward(call, memory.data(), nullptr), moe::Error);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block, Scheme::fp8_row),
+INSTANTIATE_TEST_SUITE_P(Schemes, Hopper, testing::Values(Scheme::bf16, Scheme::f16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row),
                          [](auto const& info) { return std::string(name(info.param)); });
 
 }  // namespace

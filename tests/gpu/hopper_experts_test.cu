@@ -10,6 +10,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 
@@ -22,6 +23,8 @@ using quantization::Fp8Block;
 using quantization::Fp8PerTensor;
 using quantization::Fp8PerTensorStatic;
 using quantization::Fp8PerToken;
+using quantization::Int8PerTensorStatic;
+using quantization::Int8PerToken;
 using quantization::None;
 using Local = backends::NoExpertParallel<space::cuda>;
 
@@ -40,6 +43,8 @@ class HopperExperts : public testing::Test {
   static Quant quant() {
     if constexpr (std::is_same_v<Quant, Fp8PerTensorStatic>) {
       return Quant(typename Quant::Params{.scale = 4.0F / 448.0F});
+    } else if constexpr (std::is_same_v<Quant, Int8PerTensorStatic>) {
+      return Quant(typename Quant::Params{.scale = 4.0F / 127.0F});
     } else {
       return {};
     }
@@ -56,8 +61,9 @@ class HopperExperts : public testing::Test {
   }
 };
 
-using All = testing::Types<Types<bf16, None>, Types<f16, None>, Types<bf16, Fp8Block<>>, Types<bf16, Fp8PerToken<>>,
-                           Types<bf16, Fp8PerTensor<>>, Types<bf16, Fp8PerTensorStatic>>;
+using All =
+    testing::Types<Types<bf16, None>, Types<f16, None>, Types<bf16, Fp8Block<>>, Types<bf16, Fp8PerToken<>>, Types<bf16, Fp8PerTensor<>>,
+                   Types<bf16, Fp8PerTensorStatic>, Types<bf16, Int8PerToken>, Types<bf16, Int8PerTensorStatic>>;
 struct Names {
   template <class P>
   static std::string GetName(int) {

@@ -26,6 +26,7 @@ LayerLauncher any_launcher(Scheme scheme) {
   switch (scheme) {
     case Scheme::bf16: return layer_launcher<Scheme::bf16, AnyActivation>();
     case Scheme::fp8_block: return layer_launcher<Scheme::fp8_block, AnyActivation>();
+    case Scheme::int8_row: return layer_launcher<Scheme::int8_row, AnyActivation>();
     default: return layer_launcher<Scheme::fp8_row, AnyActivation>();
   }
 }
@@ -46,10 +47,10 @@ class HopperFeatures : public testing::TestWithParam<Scheme> {
     out.fill_bytes(0xFF);
     LayerCall call = problem.call(out.data());
     call.max_tokens = tokens;
-    int const bytes = is_fp8(problem.scheme) && (problem.scheme == Scheme::fp8_row || call.x_scales != nullptr) ? 1 : 2;
+    int const bytes = is_scaled(problem.scheme) && (is_row_scaled(problem.scheme) || call.x_scales != nullptr) ? 1 : 2;
     call.x = static_cast<char const*>(call.x) + static_cast<std::int64_t>(first) * s.hidden * bytes;
     if (call.x_scales != nullptr) {
-      call.x_scales += static_cast<std::int64_t>(first) * (problem.scheme == Scheme::fp8_row ? 1 : (s.hidden + 127) / 128);
+      call.x_scales += static_cast<std::int64_t>(first) * (is_row_scaled(problem.scheme) ? 1 : (s.hidden + 127) / 128);
     }
     call.topk_ids += static_cast<std::int64_t>(first) * s.topk;
     call.topk_weights += static_cast<std::int64_t>(first) * s.topk;
@@ -122,7 +123,7 @@ TEST_P(HopperFeatures, X10_InterleavedGateAndUpRows) {
 
 TEST_P(HopperFeatures, SizesThatDoNotFillATile) {
   bool const block = GetParam() == Scheme::fp8_block;
-  int const unit = is_fp8(GetParam()) ? 16 : 8;
+  int const unit = hidden_unit(GetParam());
   Features f;
   f.quantized_x = true;
   for (Kind kind : {Kind::silu, Kind::relu2_no_mul}) {
@@ -137,18 +138,20 @@ TEST_P(HopperFeatures, SizesThatDoNotFillATile) {
 }
 
 TEST_P(HopperFeatures, QuantizedRowsAndTensorScales) {
-  if (!is_fp8(GetParam())) GTEST_SKIP() << "fp8 only";
+  if (!is_scaled(GetParam())) GTEST_SKIP() << "schemes with scales only";
   Features f;
   f.quantized_x = true;
   for (int tokens : {1, 33, 300, 2000}) check({8, 512, 256, 2}, tokens, f, Pattern::random, "quantised rows");
-  if (GetParam() != Scheme::fp8_row) return;
+  if (!is_row_scaled(GetParam())) return;
   f.tensor_scales = true;
   for (int tokens : {1, 33, 300}) check({8, 512, 256, 2}, tokens, f, Pattern::random, "tensor scales");
-  f.options.static_scale = 3.0F / 448.0F;
+  f.options.static_scale = GetParam() == Scheme::int8_row ? 3.0F / 127.0F : 3.0F / 448.0F;
   for (int tokens : {1, 33, 300}) check({8, 512, 256, 2}, tokens, f, Pattern::random, "static scale");
   f = {};
-  f.options.amax_bound = 0.5F;
-  check({8, 512, 256, 2}, 100, f, Pattern::random, "bounded amax");
+  if (GetParam() == Scheme::fp8_row) {
+    f.options.amax_bound = 0.5F;
+    check({8, 512, 256, 2}, 100, f, Pattern::random, "bounded amax");
+  }
   f = {};
   for (int inter : {2048, 2064, 4096}) check({4, 256, inter, 2}, 200, f, Pattern::random, "long rows");
   check({4, 7168, 512, 2}, 300, f, Pattern::random, "long K");
@@ -163,6 +166,10 @@ TEST_P(HopperFeatures, X4_WeightsOfExpertsWithoutRowsAreNotRead) {
   std::size_t const half13 = problem.w13.size() / 2, half2 = problem.w2.size() / 2;
   ASSERT_EQ(cudaMemset(problem.w13.data() + half13, 0xFF, half13), cudaSuccess);  // NaN in every format
   ASSERT_EQ(cudaMemset(problem.w2.data() + half2, 0xFF, half2), cudaSuccess);
+  for (auto* scales : {&problem.w13_scales, &problem.w2_scales}) {
+    if (scales->size() == 0) continue;
+    ASSERT_EQ(cudaMemset(scales->data() + scales->size() / 2, 0xFF, scales->size() / 2 * 4), cudaSuccess);
+  }
   ContiguousLayer const layer(shape, GetParam(), problem.layer_weights(), {}, any_launcher(GetParam()));
   EXPECT_LT(error(problem, run(problem, layer)), tolerance(GetParam(), 60));
 }
@@ -220,15 +227,15 @@ TEST_P(HopperFeatures, RowsOfXMayBeApart) {
   Problem const problem(shape, GetParam(), 50, Pattern::random, 93, f);
   ContiguousLayer const layer(shape, GetParam(), problem.layer_weights(), {}, any_launcher(GetParam()));
   std::vector<char> const packed = run(problem, layer);
-  int const bytes = is_fp8(GetParam()) ? 1 : 2;
+  int const bytes = element_bytes(GetParam());
   std::size_t const width = static_cast<std::size_t>(shape.hidden) * bytes;
-  std::size_t const scale_cols = GetParam() == Scheme::fp8_row ? 1 : 2;
+  std::size_t const scale_cols = is_row_scaled(GetParam()) ? 1 : 2;
   DeviceArray<char> const apart(50 * (width + 64));
   DeviceArray<float> const scales(50 * (scale_cols + 3));
   apart.fill_bytes(0xFF);
   scales.fill_bytes(0xFF);
   ASSERT_EQ(cudaMemcpy2D(apart.data(), width + 64, problem.x.data(), width, width, 50, cudaMemcpyDeviceToDevice), cudaSuccess);
-  if (is_fp8(GetParam())) {
+  if (is_scaled(GetParam())) {
     ASSERT_EQ(cudaMemcpy2D(scales.data(), (scale_cols + 3) * 4, problem.x_scales.data(), scale_cols * 4, scale_cols * 4, 50,
                            cudaMemcpyDeviceToDevice),
               cudaSuccess);
@@ -238,7 +245,7 @@ TEST_P(HopperFeatures, RowsOfXMayBeApart) {
   LayerCall call = problem.call(out.data());
   call.x = apart.data();
   call.x_stride = static_cast<std::int64_t>((width + 64) / static_cast<std::size_t>(bytes));
-  if (is_fp8(GetParam())) {
+  if (is_scaled(GetParam())) {
     call.x_scales = scales.data();
     call.x_scale_stride = static_cast<std::int64_t>(scale_cols + 3);
   }
@@ -268,14 +275,14 @@ TEST_P(HopperFeatures, X24_BadOptionsAreRefused) {
   weights = problem.layer_weights();
   weights.w13 = static_cast<char const*>(weights.w13) + 8;
   EXPECT_THROW(ContiguousLayer(shape, GetParam(), weights, {}, any_launcher(GetParam())), moe::Error);
-  if (is_fp8(GetParam())) {
+  if (is_scaled(GetParam())) {
     weights = problem.layer_weights();
     weights.w13_scales = nullptr;
     EXPECT_THROW(ContiguousLayer(shape, GetParam(), weights, {}, any_launcher(GetParam())), moe::Error);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, HopperFeatures, testing::Values(Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row),
+INSTANTIATE_TEST_SUITE_P(Schemes, HopperFeatures, testing::Values(Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row),
                          [](auto const& info) { return std::string(name(info.param)); });
 
 }  // namespace

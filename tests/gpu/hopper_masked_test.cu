@@ -11,6 +11,7 @@
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 
@@ -34,7 +35,7 @@ class HopperMasked : public testing::Test {
 };
 
 using All = testing::Types<Types<bf16, quantization::None>, Types<f16, quantization::None>, Types<bf16, quantization::Fp8Block<>>,
-                           Types<bf16, quantization::Fp8PerToken<>>>;
+                           Types<bf16, quantization::Fp8PerToken<>>, Types<bf16, quantization::Int8PerToken>>;
 TYPED_TEST_SUITE(HopperMasked, All);
 
 TYPED_TEST(HopperMasked, X5_X6_EqualsOracle) {

@@ -22,6 +22,8 @@
 
 namespace moe_test {
 
+using moe::hopper::is_row_scaled;
+using moe::hopper::is_scaled;
 using moe::hopper::LocalShape;
 using moe::hopper::Scheme;
 
@@ -31,7 +33,7 @@ struct Features {
   bool bias = false;
   bool interleaved = false;
   bool tensor_scales = false;
-  bool quantized_x = false;  ///< fp8_block: x is given as codes with scales; fp8_row: always
+  bool quantized_x = false;  ///< fp8_block: x is given as codes with scales; fp8_row and int8_row: always
 };
 
 struct ReferenceArgs {
@@ -58,6 +60,7 @@ __device__ inline float load(Scheme scheme, void const* data, long long i) {
   switch (scheme) {
     case Scheme::bf16: return __bfloat162float(static_cast<__nv_bfloat16 const*>(data)[i]);
     case Scheme::f16: return __half2float(static_cast<__half const*>(data)[i]);
+    case Scheme::int8_row: return static_cast<float>(static_cast<std::int8_t const*>(data)[i]);
     default: return static_cast<float>(static_cast<__nv_fp8_e4m3 const*>(data)[i]);
   }
 }
@@ -71,15 +74,20 @@ __device__ inline float warp_sum(float v) {
 __device__ inline float weight(ReferenceArgs const& a, bool second, long long expert, long long row, int column, int rows, int columns) {
   float const v = load(a.scheme, second ? a.w2 : a.w13, (expert * rows + row) * columns + column);
   float const* const scales = second ? a.w2_scales : a.w13_scales;
-  if (a.scheme == Scheme::fp8_row) return v * scales[a.features.tensor_scales ? expert : expert * rows + row];
+  if (is_row_scaled(a.scheme)) return v * scales[a.features.tensor_scales ? expert : expert * rows + row];
   if (a.scheme != Scheme::fp8_block) return v;
   int const blocks = (columns + 127) / 128;
   return v * scales[(expert * ((rows + 127) / 128) + row / 128) * blocks + column / 128];
 }
 
-__device__ inline float dequantized(float v, float scale) { return static_cast<float>(__nv_fp8_e4m3(v / scale)) * scale; }
+__device__ inline float int8_code(float v, float scale) { return rintf(fminf(fmaxf(v / scale, -127.0F), 127.0F)); }
+__device__ inline float dequantized(Scheme scheme, float v, float scale) {
+  return (scheme == Scheme::int8_row ? int8_code(v, scale) : static_cast<float>(__nv_fp8_e4m3(v / scale))) * scale;
+}
+/// The largest magnitude of a code.
+__device__ inline float most_code(Scheme scheme) { return scheme == Scheme::int8_row ? 127.0F : 448.0F; }
 
-/// Rounds `count` values at `row` to e4m3 as the scheme does, by one warp per group of 128, or by warp 0 for the row; no barrier.
+/// Rounds `count` values at `row` to codes as the scheme does, by one warp per group of 128, or by warp 0 for the row; no barrier.
 __device__ inline void quantize_values(ReferenceArgs const& a, float* row, int count) {
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   bool const block = a.scheme == Scheme::fp8_block;
@@ -88,13 +96,14 @@ __device__ inline void quantize_values(ReferenceArgs const& a, float* row, int c
     int const end = min(count, first + group);
     float amax = 0;
     for (int i = first + lane; i < end; i += 32) {
-      if (!block) row[i] = __bfloat162float(__float2bfloat16_rn(row[i]));  // rows are stored in 16 bits before their amax is known
+      // fp8_row: rows are stored in 16 bits before their amax is known.
+      if (a.scheme == Scheme::fp8_row) row[i] = __bfloat162float(__float2bfloat16_rn(row[i]));
       amax = fmaxf(amax, fabsf(row[i]));
     }
     for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-    float scale = fmaxf(fminf(amax, a.features.options.amax_bound) / 448.0F, a.features.options.scale_floor);
+    float scale = fmaxf(fminf(amax, a.features.options.amax_bound) / most_code(a.scheme), a.features.options.scale_floor);
     if (!block && a.features.options.static_scale > 0) scale = a.features.options.static_scale;
-    for (int i = first + lane; i < end; i += 32) row[i] = dequantized(row[i], scale);
+    for (int i = first + lane; i < end; i += 32) row[i] = dequantized(a.scheme, row[i], scale);
   }
 }
 
@@ -109,10 +118,10 @@ __global__ void reference_gemm1(ReferenceArgs const a) {
   int const hidden = a.shape.hidden;
   int const inter = a.shape.intermediate;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  bool const fp8 = a.scheme == Scheme::fp8_block || a.scheme == Scheme::fp8_row;
+  bool const scaled = is_scaled(a.scheme);
   for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
-    bool const codes = fp8 && (a.x_scales != nullptr || a.scheme == Scheme::fp8_row);
-    row[i] = load(fp8 && !codes ? Scheme::bf16 : a.scheme, a.x, token * hidden + i);
+    bool const codes = scaled && (a.x_scales != nullptr || is_row_scaled(a.scheme));
+    row[i] = load(scaled && !codes ? Scheme::bf16 : a.scheme, a.x, token * hidden + i);
     if (codes) {
       row[i] *= a.scheme == Scheme::fp8_block ? a.x_scales[token * ((hidden + 127) / 128) + i / 128]
                 : a.x_scales != nullptr       ? a.x_scales[token]
@@ -156,7 +165,7 @@ __global__ void reference_gemm2(ReferenceArgs const a) {
   int const inter = a.shape.intermediate;
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   float* const rows = a.inter + static_cast<long long>(blockIdx.x) * k * inter;
-  if (a.scheme == Scheme::fp8_block || a.scheme == Scheme::fp8_row) {
+  if (is_scaled(a.scheme)) {
     for (int j = 0; j < k; ++j) quantize_values(a, rows + static_cast<long long>(j) * inter, inter);
     __syncthreads();
   }
@@ -175,9 +184,9 @@ __global__ void reference_gemm2(ReferenceArgs const a) {
   }
 }
 
-/// bf16 rows → e4m3 codes with a scale per 128 values (`group`) or per row (0), or under a scale given (static_scale over 0). A warp a
-/// group.
-__global__ void quantize_x(__nv_bfloat16 const* x, int tokens, int hidden, int group, float static_scale, __nv_fp8_e4m3* codes,
+/// bf16 rows → e4m3 or int8 codes with a scale per 128 values (`group`) or per row (0), or under a scale given (static_scale over 0). A
+/// warp a group.
+__global__ void quantize_x(Scheme scheme, __nv_bfloat16 const* x, int tokens, int hidden, int group, float static_scale, char* codes,
                            float* scales) {
   int const lane = threadIdx.x % 32;
   int const width = group == 0 ? hidden : group;
@@ -189,8 +198,12 @@ __global__ void quantize_x(__nv_bfloat16 const* x, int tokens, int hidden, int g
     float amax = 0;
     for (int i = first + lane; i < end; i += 32) amax = fmaxf(amax, fabsf(__bfloat162float(x[row + i])));
     for (int offset = 16; offset > 0; offset /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, offset));
-    float const scale = static_scale > 0 ? static_scale : fmaxf(amax, 1e-10F) / 448.0F;
-    for (int i = first + lane; i < end; i += 32) codes[row + i] = __nv_fp8_e4m3(__bfloat162float(x[row + i]) / scale);
+    float const scale = static_scale > 0 ? static_scale : fmaxf(amax, 1e-10F) / most_code(scheme);
+    for (int i = first + lane; i < end; i += 32) {
+      float const v = __bfloat162float(x[row + i]);
+      codes[row + i] = scheme == Scheme::int8_row ? static_cast<char>(static_cast<std::int8_t>(int8_code(v, scale)))
+                                                  : static_cast<char>(__nv_fp8_e4m3(v / scale).__x);
+    }
     if (lane == 0) scales[unit] = scale;
   }
 }
@@ -230,30 +243,36 @@ struct Problem {
 
   Problem(LocalShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed, Features const& features_ = {})
       : shape(s), scheme(scheme_), tokens(tokens_), features(features_) {
-    bool const fp8 = moe::hopper::is_fp8(scheme);
+    bool const scaled = is_scaled(scheme);
     std::size_t const rows13 = std::size_t(moe::activation::gated(features.options.activation) ? 2 : 1) * s.intermediate;
     std::size_t const e13 = s.num_experts * rows13 * s.hidden;
     std::size_t const e2 = std::size_t(s.num_experts) * s.intermediate * s.hidden;
-    std::size_t const element = fp8 ? 1 : 2;
+    std::size_t const element = moe::hopper::element_bytes(scheme);
     w13 = DeviceArray<char>(e13 * element);
     w2 = DeviceArray<char>(e2 * element);
     x = DeviceArray<char>(std::size_t(tokens) * s.hidden * 2);
     weights = DeviceArray<float>(std::size_t(tokens) * s.topk);
     ids = DeviceArray<std::int32_t>(std::size_t(tokens) * s.topk);
     float const in_sigma = 1.0F / std::sqrt(float(s.hidden)), mid_sigma = 1.0F / std::sqrt(float(s.intermediate));
-    if (fp8) {
-      normal<__nv_fp8_e4m3>(w13, e13, seed + 1, 100.0F);
-      normal<__nv_fp8_e4m3>(w2, e2, seed + 2, 100.0F);
+    if (scaled) {
+      if (scheme == Scheme::int8_row) {
+        normal<std::int8_t>(w13, e13, seed + 1, 40.0F);
+        normal<std::int8_t>(w2, e2, seed + 2, 40.0F);
+      } else {
+        normal<__nv_fp8_e4m3>(w13, e13, seed + 1, 100.0F);
+        normal<__nv_fp8_e4m3>(w2, e2, seed + 2, 100.0F);
+      }
+      float const of_code = scheme == Scheme::int8_row ? 2.5F : 1.0F;  // weights of the same size
       auto const count = [&](std::size_t rows, int columns) {
         std::size_t const block = (rows + 127) / 128 * std::size_t((columns + 127) / 128);
         return s.num_experts * (scheme == Scheme::fp8_block ? block : features.tensor_scales ? 1 : rows);
       };
       w13_scales = DeviceArray<float>(count(rows13, s.hidden));
       w2_scales = DeviceArray<float>(count(s.hidden, s.intermediate));
-      fill_positive<<<256, 256>>>(w13_scales.data(), w13_scales.size(), seed + 3, 0.005F * in_sigma, 0.015F * in_sigma);
-      fill_positive<<<256, 256>>>(w2_scales.data(), w2_scales.size(), seed + 4, 0.005F * mid_sigma, 0.015F * mid_sigma);
+      fill_positive<<<256, 256>>>(w13_scales.data(), w13_scales.size(), seed + 3, 0.005F * of_code * in_sigma, 0.015F * of_code * in_sigma);
+      fill_positive<<<256, 256>>>(w2_scales.data(), w2_scales.size(), seed + 4, 0.005F * of_code * mid_sigma, 0.015F * of_code * mid_sigma);
       normal<__nv_bfloat16>(x, std::size_t(tokens) * s.hidden, seed + 5, 1.0F);
-      if (scheme == Scheme::fp8_row || features.quantized_x) quantize();
+      if (is_row_scaled(scheme) || features.quantized_x) quantize();
     } else if (scheme == Scheme::bf16) {
       fill16<__nv_bfloat16>(e13, e2, seed, in_sigma, mid_sigma);
     } else {
@@ -299,8 +318,8 @@ struct Problem {
     int const group = scheme == Scheme::fp8_block ? 128 : 0;
     DeviceArray<char> codes(std::size_t(tokens) * shape.hidden);
     DeviceArray<float> scales(std::size_t(tokens) * (group == 0 ? 1 : (shape.hidden + 127) / 128));
-    quantize_x<<<256, 256>>>(reinterpret_cast<__nv_bfloat16*>(x.data()), tokens, shape.hidden, group, features.options.static_scale,
-                             reinterpret_cast<__nv_fp8_e4m3*>(codes.data()), scales.data());
+    quantize_x<<<256, 256>>>(scheme, reinterpret_cast<__nv_bfloat16*>(x.data()), tokens, shape.hidden, group, features.options.static_scale,
+                             codes.data(), scales.data());
     moe::hopper::check_cuda(cudaDeviceSynchronize(), "quantize_x");
     x = std::move(codes);
     if (features.options.static_scale <= 0.0F) x_scales = std::move(scales);
@@ -313,7 +332,8 @@ struct Difference {
 };
 
 /// The bound for `relative`. In a batch of few tokens one e4m3 code that rounds differently is a large part of the output.
-/// bf16 and fp16: rounding of the inputs of the second product and of the slots. fp8 against equally quantised activations; with few
+/// bf16 and fp16: rounding of the inputs of the second product and of the slots; int8: of the slots, codes are those of the reference but
+/// where a value lies within the error of a float32 sum of the middle between two. fp8 against equally quantised activations; with few
 /// values, one e4m3 code of the intermediate that rounds differently is a large error.
 inline double tolerance(Scheme scheme, int tokens) { return !moe::hopper::is_fp8(scheme) ? 5e-3 : tokens < 8 ? 4e-2 : 1e-2; }
 

@@ -27,9 +27,9 @@ def check(composition, code, rules, error=""):
 out = check("Qwen3-30B-A3B, softmax_topk_renormalize, fp8_block128, low_latency, hopper_masked",
             0, ["Qwen3-30B-A3B, softmax_topk_renormalize, fp8_block128, low_latency, hopper_masked"])
 expect(out.endswith(": yes\n"), out)
-out = check("Qwen3-30B-A3B,softmax_topk_renormalize,int8_per_token,low_latency,hopper_contiguous", 1,
+out = check("Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous", 1,
             ["ActivationFormatMatches", "BackendCarriesQuantization", "ExpertsSupportQuantization"],
-            "moe: E_CONFIG: Qwen3-30B-A3B,softmax_topk_renormalize,int8_per_token,low_latency,hopper_contiguous: breaks 3 rules")
+            "moe: E_CONFIG: Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous: breaks 3 rules")
 expect("Fix: pair a standard backend with standard experts" in out, out)
 check("Mixtral-8x7B, llama4, none, low_latency, onednn", 1, ["WeightOnInputNeedsTopKOne"], "breaks 1 rule")
 check("dynamic, external, none, pplx, cublas_grouped", 0, ["dynamic, external, none, pplx, cublas_grouped"])

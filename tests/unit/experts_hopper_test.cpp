@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -17,6 +19,8 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 
@@ -82,12 +86,13 @@ TEST(HopperTiles, FitIntoTheSharedMemoryOfABlock) {
   EXPECT_LE((layer_smem_bytes<Scheme::f16, DefaultTiles>()), kSharedMemoryLimit);
   EXPECT_LE((layer_smem_bytes<Scheme::fp8_block, DefaultTiles>()), kSharedMemoryLimit);
   EXPECT_LE((layer_smem_bytes<Scheme::fp8_row, DefaultTiles>()), kSharedMemoryLimit);
+  EXPECT_LE((layer_smem_bytes<Scheme::int8_row, DefaultTiles>()), kSharedMemoryLimit);
   EXPECT_GT((SmemLayout<Scheme::bf16, 5, 160>::kBytes), kSharedMemoryLimit);
 }
 
 TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
   Sizes const shape{128, 2048, 768, 8};
-  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row}) {
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
     int last = 0;
     for (int tokens : {1, 8, 16, 64, 256, 1024, 4096, 16384}) {
       Tuning const t = choose_tuning(shape, scheme, tokens);
@@ -169,6 +174,18 @@ TEST(HopperTiles, ManyRowsTakeBlockTilesInBlockScaledFp8Alone) {
   EXPECT_EQ(t.cluster, 1);
 }
 
+// int8 takes bf16's tiles as far as it has them. Its kernels have no clusters, at any number of rows.
+TEST(HopperTiles, Int8TakesTheTilesOfBf16WithoutClusters) {
+  Sizes const shape{128, 2048, 768, 8};
+  for (int tokens : {1, 8, 64, 256, 1024, 2048, 4096, 16384}) {
+    Tuning const t = choose_tuning(shape, Scheme::int8_row, tokens);
+    EXPECT_EQ(t.tile_rows, std::min(choose_tuning(shape, Scheme::bf16, tokens).tile_rows, most_rows(Scheme::int8_row))) << tokens;
+    EXPECT_EQ(t.cluster, 1) << tokens;
+  }
+  EXPECT_EQ(element_bytes(Scheme::int8_row), 1);
+  EXPECT_TRUE(is_row_scaled(Scheme::int8_row) && is_scaled(Scheme::int8_row) && !is_fp8(Scheme::int8_row));
+}
+
 TEST(HopperTiles, OneTokenByBytesOfItsWeights) {
   EXPECT_TRUE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 1).one_token);
   EXPECT_FALSE(choose_tuning({128, 2048, 768, 8}, Scheme::bf16, 2).one_token);
@@ -211,7 +228,7 @@ TEST(HopperSplits, ThoseThatWereFastestOnTheDevice) {
 }
 
 TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {
-  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row}) {
+  for (Scheme scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
     Workspace const w = plan_workspace({128, 2048, 768, 8}, scheme, 1000, 8);
     std::int64_t last = -1;
     for (std::int64_t at : {w.control, w.tiles, w.counters, w.sorted_rows, w.x_codes, w.x_scales, w.inter, w.inter_wide, w.inter_scales,
@@ -221,6 +238,8 @@ TEST(HopperTiles, WorkspacePartsAreAlignedAndApart) {
       last = at;
     }
     EXPECT_GE(w.slot_rows - w.inter, 8000 * 768 * (scheme == Scheme::bf16 ? 2 : 1));
+    std::int64_t const wide = scheme == Scheme::int8_row ? 4 : scheme == Scheme::fp8_row ? 2 : 0;
+    EXPECT_GE(w.inter_scales - w.inter_wide, 8000 * 768 * wide) << "a row that waits for its scale: float32 in int8, bf16 in fp8";
   }
   EXPECT_GT(plan_workspace({8, 256, 16384, 8}, Scheme::bf16, 16400, 8).bytes, std::int64_t{1} << 32);  // sizes have 64 bits
 }
@@ -257,6 +276,13 @@ TEST(HopperRefusals, SizesThatTheKernelsCannotTake) {
   says({8, 256, 100, 2}, Scheme::f16, "intermediate 100 must be a multiple of 8 in f16");
   says({8, 72, 256, 2}, Scheme::fp8_row, "hidden 72 must be a multiple of 16 in fp8_row");
   says({8, 256, 192, 2}, Scheme::fp8_block, "intermediate 192 must be a multiple of 128 in fp8_block");
+  says({8, 72, 256, 2}, Scheme::int8_row, "hidden 72 must be a multiple of 16 in int8_row");
+  says({8, 131072, 256, 2}, Scheme::int8_row, "hidden 131072 is over 131056 in int8_row, where int32 sums could overflow");
+  says({8, 256, 262144, 2}, Scheme::int8_row, "intermediate 262144 is over 131056 in int8_row");
+  EXPECT_EQ(refusal([] { check_sizes({8, 131056, 131056, 2}, Scheme::int8_row); }), "");
+  EXPECT_EQ(refusal([] { check_sizes({8, 131072, 256, 2}, Scheme::fp8_row); }), "") << "only int32 sums have this bound";
+  static_assert(std::int64_t{128} * 128 * most_columns(Scheme::int8_row) <= std::numeric_limits<std::int32_t>::max());
+  static_assert(std::int64_t{128} * 128 * (most_columns(Scheme::int8_row) + 16) > std::numeric_limits<std::int32_t>::max());
   says({0, 256, 256, 2}, Scheme::bf16, "0 local experts");
   says({1025, 256, 256, 2}, Scheme::bf16, "1025 local experts");
   says({8, 256, 256, 0}, Scheme::bf16, "topk 0");
@@ -268,9 +294,13 @@ struct Config : LayerDefaults {
   using Weight = T;
   using Activation = activation::Any;
 };
-template <class T, class Quant, class Experts>
+template <class T>
+struct TooWide : Config<T> {
+  static constexpr int hidden = 131072;  // int32 sums could overflow
+};
+template <class T, class Quant, class Experts, template <class> class Of = Config>
 constexpr char const* reason() {
-  return moe::Composition<Config<T>, moe_test::ArchetypeRouter<>, Quant, backends::NoExpertParallel<space::cuda>, Experts>::reason();
+  return moe::Composition<Of<T>, moe_test::ArchetypeRouter<>, Quant, backends::NoExpertParallel<space::cuda>, Experts>::reason();
 }
 
 TEST(HopperRefusals, X16_X22_CompositionsHaveReasons) {
@@ -283,7 +313,13 @@ TEST(HopperRefusals, X16_X22_CompositionsHaveReasons) {
   EXPECT_EQ((reason<bf16, Fp8PerTensor<>, HopperContiguous>()), nullptr);
   EXPECT_EQ((reason<bf16, Fp8PerTensorStatic, HopperContiguous>()), nullptr);
   EXPECT_STREQ((reason<float, None, HopperContiguous>()), rules::ExpertsSupportElement::kSentence);
-  EXPECT_STREQ((reason<bf16, Int8PerToken, HopperContiguous>()), rules::ExpertsSupportQuantization::kSentence);
+  EXPECT_EQ((reason<bf16, Int8PerToken, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<f16, Int8PerToken, HopperContiguous>()), nullptr);
+  EXPECT_EQ((reason<bf16, Int8PerTensorStatic, HopperContiguous>()), nullptr);
+  EXPECT_STREQ((reason<bf16, Int8PerChannel, HopperContiguous>()), rules::ExpertsSupportQuantization::kSentence);
+  EXPECT_STREQ((reason<bf16, Int8Group<>, HopperContiguous>()), rules::ExpertsSupportQuantization::kSentence);
+  EXPECT_STREQ((reason<bf16, Int8PerToken, HopperContiguous, TooWide>()), rules::ExpertsFitShape::kSentence);
+  EXPECT_EQ((reason<bf16, Fp8PerToken<>, HopperContiguous, TooWide>()), nullptr);
   EXPECT_STREQ((reason<bf16, None, experts::HopperMasked>()), rules::ActivationFormatMatches::kSentence);
 }
 

@@ -12,6 +12,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 
@@ -35,6 +36,7 @@ static_assert(std::is_same_v<For<None, float>, ExpertsList<Reference>>);
 static_assert(std::is_same_v<For<Fp8Block>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
+static_assert(std::is_same_v<For<quantization::Int8PerToken>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<models::ExpertsFor<None, Local, bf16, ExpertsList<W4>>, ExpertsList<>>);
 
 TEST(DeviceExperts, Obstacles) {
@@ -47,6 +49,7 @@ TEST(DeviceExperts, Obstacles) {
   std::type_identity<None> const none;
   std::type_identity<Fp8Block> const block;
   std::type_identity<Fp8Token> const token;
+  std::type_identity<quantization::Int8PerToken> const int8;
   std::type_identity<Mxfp4> const mxfp4;
   using activation::Kind;
 
@@ -57,6 +60,8 @@ TEST(DeviceExperts, Obstacles) {
   EXPECT_EQ(with(hopper, block, {90, 4096, 1472}), "hopper_contiguous: intermediate 1472 is not a multiple of 128");
   EXPECT_EQ(with(hopper, token, {90, 4096, 1472, Kind::relu2_no_mul, true}), "");
   EXPECT_EQ(with(hopper, token, {90, 4104, 1472}), "hopper_contiguous: hidden 4104 is not a multiple of 16");
+  EXPECT_EQ(with(hopper, int8, {90, 4096, 1472, Kind::relu2_no_mul, true}), "");
+  EXPECT_EQ(with(hopper, int8, {90, 4096, 1480}), "hopper_contiguous: intermediate 1480 is not a multiple of 16");
   EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::swigluoai}), "");
   EXPECT_EQ(with(w4, mxfp4, {90, 2848, 2880, Kind::swigluoai}), "hopper_w4a16: hidden 2848 is not a multiple of 64");
   EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::gelu}), "hopper_w4a16: not for the activation gelu");

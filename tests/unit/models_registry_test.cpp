@@ -93,7 +93,9 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   EXPECT_EQ(support("fp8_per_token", 89, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("fp8_block128", 100, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("fp8_group128", 90, "cuda_reference"), Support::emulated) << "no Hopper kernel has weights in groups";
-  EXPECT_EQ(support("int8_per_token", 90, "cuda_reference"), Support::emulated);
+  EXPECT_EQ(support("int8_per_token", 90, "hopper_contiguous"), Support::native);
+  EXPECT_EQ(support("int8_per_token", 80, "cuda_reference"), Support::emulated);
+  EXPECT_EQ(support("int8_per_channel", 90, "cuda_reference"), Support::emulated) << "weights in int8 alone";
   EXPECT_EQ(support("int4_group128", 90, "hopper_w4a16"), Support::converted);
   EXPECT_EQ(support("int4_group128", 80, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("mxfp4_w4a16", 90, "hopper_w4a16"), Support::converted);

@@ -53,7 +53,7 @@ struct ContiguousLayer::State {
     std::int64_t x_scale_stride;
   };
 
-  bool fp8() const { return is_fp8(scheme); }
+  bool scaled() const { return is_scaled(scheme); }
   bool has_bias() const { return constants.w13_bias != nullptr || constants.w2_bias != nullptr; }
   /// Whether x has 16-bit elements and the call quantises it.
   bool quantises(LayerCall const& call) const { return scheme == Scheme::fp8_block && call.x_scales == nullptr; }
@@ -89,7 +89,7 @@ inline void check_weights(LayerWeights const& w, Scheme scheme, bool interleaved
         ErrorCode::unsupported,
         "hopper experts: interleaved gate and up rows share scale blocks in fp8_block. De-interleave the weights when loading them");
   }
-  if (is_fp8(scheme) && (w.w13_scales == nullptr || w.w2_scales == nullptr)) {
+  if (is_scaled(scheme) && (w.w13_scales == nullptr || w.w2_scales == nullptr)) {
     throw Error(ErrorCode::argument, text("hopper experts: w13_scales or w2_scales is null, ", name(scheme), " needs both"));
   }
   for (void const* pointer : {w.w13, w.w2}) {
@@ -99,7 +99,7 @@ inline void check_weights(LayerWeights const& w, Scheme scheme, bool interleaved
 
 inline LayerConstants layer_constants(LocalShape const& shape, Scheme scheme, LayerWeights const& w, LayerOptions const& options,
                                       GateUp order) {
-  int const bytes = is_fp8(scheme) ? 1 : 2;
+  int const bytes = element_bytes(scheme);
   std::int64_t const experts = shape.num_experts;
   LayerConstants c{};
   c.w13 = make_tensor_map(w.w13, bytes, order == GateUp::halves ? 2 * experts : experts, shape.intermediate,
@@ -210,24 +210,24 @@ inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) co
     throw Error(ErrorCode::argument,
                 text("hopper experts: rows of x_scales are ", plan.x_scale_stride, " apart, needed are at least ", scale_columns));
   }
-  int const x_bytes = fp8() && !plan.quantises ? 1 : 2;
+  int const x_bytes = plan.quantises ? 2 : element_bytes(scheme);
   if (plan.x_stride < shape.hidden || plan.x_stride * x_bytes % 16 != 0 ||
       (plan.quantises && (plan.x_stride != shape.hidden || shape.hidden % 128 != 0))) {
     throw Error(ErrorCode::argument,
                 text("hopper experts: rows of x are ", plan.x_stride, " elements apart, needed are at least ", shape.hidden,
                      " and multiples of 16 bytes", plan.quantises ? "; packed rows of whole groups of 128, to be quantised here" : ""));
   }
-  if (scheme == Scheme::fp8_row && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
-    throw Error(ErrorCode::argument, "hopper experts: x_scales is null, fp8_row needs quantised rows with a scale each");
+  if (is_row_scaled(scheme) && r.call.x_scales == nullptr && options.static_scale <= 0.0F) {
+    throw Error(ErrorCode::argument, text("hopper experts: x_scales is null, ", name(scheme), " needs quantised rows with a scale each"));
   }
-  if (r.call.arrivals != nullptr && (fp8() || r.batched())) {
+  if (r.call.arrivals != nullptr && (scaled() || r.batched())) {
     throw Error(ErrorCode::argument, "hopper experts: rows may arrive late in the standard format and 16-bit elements only");
   }
   slot_gap(r.call.id_stride, shape.topk);
   slot_gap(r.call.weight_stride, shape.topk);
   if (r.call.gather != nullptr && (!r.batched() || plan.quantises)) {
     throw Error(ErrorCode::argument,
-                "hopper experts: rows are gathered in the batched format only, in fp8 when they are quantised already");
+                "hopper experts: rows are gathered in the batched format only, and quantised already where the scheme quantises them");
   }
 }
 
@@ -237,7 +237,7 @@ inline void ContiguousLayer::State::complete(Request const& r, Plan& plan) const
     throw Error(ErrorCode::capacity, text("hopper experts: ", plan.space.slots, " slots, at most 2^31 - 1"));
   }
   Tuning& t = plan.tuning;
-  bool const clusters = plan.blocks || (!fp8() && t.tile_rows == most_rows(scheme));
+  bool const clusters = plan.blocks || (!scaled() && t.tile_rows == most_rows(scheme));
   t.cluster = clusters ? std::min({t.cluster, launcher.max_cluster, workers}) : 1;
   plan.self_align = t.self_align && r.call.arrivals == nullptr && !r.batched() && t.cluster == 1 && plan.space.slots <= kSelfAlignSlots &&
                     t.tile_rows <= kSelfAlignRows && shape.num_experts <= kLayerThreads &&
@@ -254,7 +254,7 @@ inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const
     a.max_tiles = kSelfAlignSlots;
   }
 
-  int const step = fp8() ? 128 : 64;
+  int const step = 128 / element_bytes(scheme);
   int const gate_features = constants.activation.gated ? kGateFeatures : kOutputFeatures;
   a.plan.space = {{(shape.intermediate + gate_features - 1) / gate_features, (shape.hidden + kOutputFeatures - 1) / kOutputFeatures},
                   {(shape.hidden + step - 1) / step, (shape.intermediate + step - 1) / step},
@@ -270,7 +270,7 @@ inline AlignArgs ContiguousLayer::State::align_args(Request const& r, Plan const
   a.plan.max_splits = cuts ? t.max_splits : 1;
 
   a.x = plan.prepares ? r.call.x : nullptr;
-  a.x_row_bytes = plan.x_stride * (fp8() && !plan.quantises ? 1 : 2);
+  a.x_row_bytes = plan.x_stride * (plan.quantises ? 2 : element_bytes(scheme));
   a.given_scales = r.call.x_scales;
   a.given_scale_stride = plan.x_scale_stride;
   a.x_codes = detail::at<std::uint8_t>(r.workspace, w.x_codes);
@@ -288,7 +288,7 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
   p.layer = constants;
   p.align = a;
   p.input.rows = plan.prepares ? static_cast<void const*>(a.x_codes) : r.call.x;
-  p.input.row_bytes = plan.x_stride * (fp8() ? 1 : 2);
+  p.input.row_bytes = plan.x_stride * element_bytes(scheme);
   p.input.gather = r.call.gather;
   p.input.scales = plan.prepares ? a.x_scales : r.call.x_scales;
   p.input.scale_stride = plan.x_scale_stride;

@@ -25,17 +25,21 @@ namespace moe::hopper {
 struct LayerWeights {
   void const* w13 = nullptr;          ///< [E, 2I, H], gate rows before up rows, or interleaved
   void const* w2 = nullptr;           ///< [E, H, I]
-  float const* w13_scales = nullptr;  ///< fp8_block: [E, 2I / 128, ⌈H / 128⌉]; fp8_row: [E, 2I], or [E]
-  float const* w2_scales = nullptr;   ///< fp8_block: [E, ⌈H / 128⌉, I / 128]; fp8_row: [E, H], or [E]
+  float const* w13_scales = nullptr;  ///< fp8_block: [E, 2I / 128, ⌈H / 128⌉]; row-scaled: [E, 2I], or [E]
+  float const* w2_scales = nullptr;   ///< fp8_block: [E, ⌈H / 128⌉, I / 128]; row-scaled: [E, H], or [E]
   float const* w13_bias = nullptr;    ///< [E, 2I] or null, in the order of w13's rows
   float const* w2_bias = nullptr;     ///< [E, H] or null
   bool interleaved = false;           ///< rows of w13 (and its scales and biases) are gate 0, up 0, gate 1, up 1, …; not fp8_block
-  bool tensor_scales = false;         ///< fp8_row: one scale per expert
+  bool tensor_scales = false;         ///< row-scaled: one scale per expert
 };
 
 /// Throws E_CONFIG unless the kernels can run these sizes.
 inline void check_sizes(LocalShape const& s, Scheme scheme) {
   auto const expect = [](char const* what, int value, int unit, Scheme of) {
+    if (value > most_columns(of)) {
+      throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " is over ", most_columns(of), " in ", name(of),
+                                          ", where int32 sums could overflow. Use the experts cuda_reference"));
+    }
     if (value < unit || value % unit != 0) {
       throw Error(ErrorCode::config, text("hopper experts: ", what, " ", value, " must be a multiple of ", unit, " in ", name(of),
                                           ". Pad it, or use the experts cuda_reference"));
@@ -90,6 +94,7 @@ LayerLauncher launcher_of(Scheme scheme) {
     case Scheme::f16: return layer_launcher<Scheme::f16, Activation>();
     case Scheme::fp8_block: return layer_launcher<Scheme::fp8_block, Activation>();
     case Scheme::fp8_row: return layer_launcher<Scheme::fp8_row, Activation>();
+    case Scheme::int8_row: return layer_launcher<Scheme::int8_row, Activation>();
   }
   return {};
 }

@@ -38,6 +38,9 @@ constexpr int hopper_scheme() {
   if constexpr (!Quant::kQuantizesActivations) {
     if (tiles != ScaleGranularity::none) return -1;
     return static_cast<int>(std::same_as<Act, f16> ? hopper::Scheme::f16 : hopper::Scheme::bf16);
+  } else if constexpr (Quant::kPayloadDType == DType::i8 && Quant::kWeightDType == DType::i8) {
+    bool const whole = rows == ScaleGranularity::per_token || rows == ScaleGranularity::per_tensor;
+    return whole && tiles == ScaleGranularity::per_channel ? static_cast<int>(hopper::Scheme::int8_row) : -1;
   } else if constexpr (Quant::kPayloadDType != DType::e4m3 || Quant::kWeightDType != DType::e4m3 || Quant::Unit::kPowerOfTwo ||
                        !std::same_as<typename Quant::Scale, float> || !std::same_as<typename Quant::WeightScale, float>) {
     return -1;
@@ -106,7 +109,8 @@ struct HopperPolicy {
     } else {
       constexpr auto s = static_cast<hopper::Scheme>(scheme);
       return moe::detail::fits(Config::hidden, hopper::hidden_unit(s)) &&
-             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s));
+             moe::detail::fits(Config::intermediate, hopper::intermediate_unit(s)) && Config::hidden <= hopper::most_columns(s) &&
+             Config::intermediate <= hopper::most_columns(s);
     }
   }
   template <class Config, class Quant>
@@ -124,8 +128,8 @@ struct HopperPolicy {
    public:
     using Act = typename Config::Act;
     static constexpr hopper::Scheme kScheme = static_cast<hopper::Scheme>(hopper_scheme<Quant, Act>());
-    /// fp8 layers round to bf16, and the backend to Act.
-    using Output = std::conditional_t<hopper::is_fp8(kScheme), bf16, Act>;
+    /// fp8 and int8 layers round to bf16, and the backend to Act.
+    using Output = std::conditional_t<hopper::is_scaled(kScheme), bf16, Act>;
     using Weights = WeightsOf<Config, Quant>;
     static constexpr bool kSkipsForeignIds = true;
 
@@ -161,7 +165,7 @@ struct HopperPolicy {
     /// The same beside the dispatch that brings the rows: the last kernel in `stream` is that of `arrivals`. The products of an expert wait
     /// for its rows, by the exchange's deadline.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, comm::Arrivals const& arrivals, cudaStream_t stream) const
-      requires(Format == ActivationFormat::standard && !hopper::is_fp8(kScheme))
+      requires(Format == ActivationFormat::standard && !hopper::is_scaled(kScheme))
     {
       hopper::LayerCall call{};
       call.arrivals = &arrivals;

@@ -47,9 +47,10 @@ inline constexpr HandChoice kHandChoices[] = {
 // fp8_block, 352 MB: 98.3 us, as matrix-vector products 91.9 us
 /// Most bytes of weights of one token's experts for which matrix-vector products in one kernel are taken: 1.5 times those of the largest
 /// shape measured, where they were the faster way.
-constexpr std::int64_t one_token_bytes(Scheme scheme) { return is_fp8(scheme) ? 528'000'000 : 1056'000'000; }
+constexpr std::int64_t one_token_bytes(Scheme scheme) { return 528'000'000LL * element_bytes(scheme); }
 
-/// The tile for that many expected rows per expert. A scheme without measurements takes those of the scheme with elements of the same size.
+/// The tile for that many expected rows per expert. A scheme without measurements takes those of one with like tiles: f16 and int8_row
+/// (which has no clusters) bf16's, fp8_row those of fp8_block.
 constexpr TileChoice tile_choice(Scheme scheme, std::int64_t rows) {
   Scheme const measured = is_fp8(scheme) ? Scheme::fp8_block : Scheme::bf16;
   for (HandChoice const& hand : kHandChoices) {
@@ -73,9 +74,9 @@ constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_t
     TileChoice const choice = tile_choice(scheme, rows);
     bool const blocks = choice.tile_rows > most_rows(scheme) && scheme == Scheme::fp8_block;
     t.tile_rows = blocks ? kBlockRows : std::min(choice.tile_rows, most_rows(scheme));
-    t.cluster = blocks || t.tile_rows == choice.tile_rows ? choice.cluster : 1;
+    t.cluster = scheme != Scheme::int8_row && (blocks || t.tile_rows == choice.tile_rows) ? choice.cluster : 1;
   }
-  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * (is_fp8(scheme) ? 1 : 2);
+  long long const token_bytes = 3LL * shape.topk * shape.hidden * shape.intermediate * element_bytes(scheme);
   t.one_token = max_tokens == 1 && token_bytes <= one_token_bytes(scheme);
   t.self_align = slots <= 128 && shape.num_experts <= 384 && t.tile_rows <= 64 &&
                  (!quantises || t.tile_rows <= kQuantizingRows || static_cast<long long>(max_tokens) * shape.hidden <= 32768);

@@ -20,23 +20,31 @@ enum class Scheme : std::uint8_t {
   bf16,       ///< bf16 × bf16
   f16,        ///< fp16 × fp16
   fp8_block,  ///< e4m3 × e4m3, activations scaled per 1×128, weights per 128×128, promoted to float32 every 128 of K
-  fp8_row     ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each); promoted likewise
+  fp8_row,    ///< e4m3 × e4m3, one scale per activation row and per weight row (or one each); promoted likewise
+  int8_row    ///< int8 × int8, one scale per activation row (or one for all) and per weight row; exact int32 sums
 };
 
 constexpr bool is_fp8(Scheme s) { return s == Scheme::fp8_block || s == Scheme::fp8_row; }
+/// One scale for a whole row of activations. The scale of a row of the intermediate is known only once all its columns are.
+constexpr bool is_row_scaled(Scheme s) { return s == Scheme::fp8_row || s == Scheme::int8_row; }
+/// Elements have scales.
+constexpr bool is_scaled(Scheme s) { return is_fp8(s) || s == Scheme::int8_row; }
+/// Bytes of an element of the operands.
+constexpr int element_bytes(Scheme s) { return is_scaled(s) ? 1 : 2; }
 constexpr char const* name(Scheme s) {
   switch (s) {
     case Scheme::bf16: return "bf16";
     case Scheme::f16: return "f16";
     case Scheme::fp8_block: return "fp8_block";
     case Scheme::fp8_row: return "fp8_row";
+    case Scheme::int8_row: return "int8_row";
   }
   return "?";
 }
 
 /// Most rows of one tile, limited by registers. The tensor cores add fp8 products with about 14 bits, so these sums are promoted to
-/// float32, which takes half as many registers again.
-constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : 160; }
+/// float32, which takes half as many registers again. Sums in int8 are exact; the scales after them take registers too.
+constexpr int most_rows(Scheme s) { return is_fp8(s) ? 80 : s == Scheme::int8_row ? 128 : 160; }
 template <Scheme S>
 inline constexpr int kMostRows = most_rows(S);
 
@@ -58,8 +66,10 @@ inline void check_device(int device, char const* device_name, int major, int min
 
 /// H and I must be multiples of these: rows of 16 bytes, and with block scales whole blocks of gate rows before the first up row. The rest
 /// of a tile is zero: the copy engine and the gathering loader fill it with zeros, and nothing past the end is stored.
-constexpr int hidden_unit(Scheme s) { return is_fp8(s) ? 16 : 8; }
-constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : is_fp8(s) ? 16 : 8; }
+constexpr int hidden_unit(Scheme s) { return 16 / element_bytes(s); }
+constexpr int intermediate_unit(Scheme s) { return s == Scheme::fp8_block ? 128 : 16 / element_bytes(s); }
+/// H and I are at most this. int8_row: the largest K whose int32 sum cannot overflow, in multiples of 16, since 128 · 128 · 2^17 = 2^31.
+constexpr int most_columns(Scheme s) { return s == Scheme::int8_row ? (1 << 17) - 16 : std::numeric_limits<int>::max(); }
 
 /// Sizes of one layer on this rank.
 struct LocalShape {
@@ -72,7 +82,7 @@ struct LocalShape {
 
 /// Choices that change speed but not results (except the order of float32 sums under split-K). Printable and comparable.
 struct Tuning {
-  int tile_rows = 160;      ///< most rows of one expert in one tile, a multiple of 8, at most 160; fp8: at most 80, fp8_block also 128
+  int tile_rows = 160;      ///< most rows of one expert in one tile, a multiple of 8, at most 160; int8: 128; fp8: 80, fp8_block also 128
   int max_splits = 16;      ///< most parts of K if there are fewer tiles than multiprocessors; tiles of 8, 16, 32, 64 or 96
   int raster = 16;          ///< row tiles that are walked before the next weight tile, for reuse of weights in L2
   int cluster = 1;          ///< CTAs that share what they load through multicast: 1, or 2 with the most rows a tile (fp8: 128)
@@ -94,8 +104,8 @@ struct LayerOptions {
   activation::Kind activation = activation::Kind::silu;
   activation::Constants constants{};
   bool weight_on_input = false;         ///< the router weight multiplies the expert's input instead of its output (Llama-4)
-  float static_scale = 0.0F;            ///< fp8_row: if positive, the one scale of x and of the intermediate; else one per row
-  float scale_floor = 1e-10F / 448.0F;  ///< fp8: smallest scale of a group or row of the intermediate
+  float static_scale = 0.0F;            ///< fp8_row, int8_row: if positive, the scale of x and of the intermediate; else one per row
+  float scale_floor = 1e-10F / 448.0F;  ///< fp8, int8: smallest scale of a group or row of the intermediate
   float amax_bound = std::numeric_limits<float>::max();  ///< fp8_row: larger magnitudes of the intermediate saturate
   int workers = 0;                                       ///< multiprocessors to use at most; 0: all
   bool batch_invariant = false;  ///< a row's bits do not depend on the other rows: one kernel for any number of rows, K is never cut
@@ -103,9 +113,9 @@ struct LayerOptions {
 
 /// One call. Every pointer is device memory; arrays are row-major and 16-byte aligned.
 struct LayerCall {
-  void const* x = nullptr;                   ///< [M, H] bf16 or fp16; fp8: e4m3 codes, or bf16 (fp8_block without x_scales)
+  void const* x = nullptr;                   ///< [M, H] bf16 or fp16; fp8, int8: codes, or bf16 (fp8_block without x_scales)
   std::int64_t x_stride = 0;                 ///< elements between rows of x; 0: H
-  float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; fp8_row: [M]; or null, see x
+  float const* x_scales = nullptr;           ///< fp8_block: [M, H / 128], last group maybe shorter; row-scaled: [M]; or null, see x
   std::int64_t x_scale_stride = 0;           ///< between rows of x_scales; 0: packed
   std::int32_t const* gather = nullptr;      ///< batched: [M] the row of x that each row reads, or null: row i reads row i
   std::int32_t const* topk_ids = nullptr;    ///< [M, k] local expert ids; outside [0, E): the slot is not computed
@@ -152,12 +162,16 @@ struct Workspace {
 /// maps.
 constexpr std::int64_t scale_stride(std::int64_t rows) { return (rows + 3) / 4 * 4; }
 
+/// Row-scaled: bytes of an element of the intermediate before its scale is known. Codes of int8 have as many bits as bf16's mantissa, so a
+/// value rounded to bf16 before would often get the neighbouring code.
+constexpr int wide_bytes(Scheme s) { return s == Scheme::int8_row ? 4 : 2; }
+
 constexpr Workspace plan_workspace(LocalShape const& s, Scheme scheme, int max_tokens, int tile_rows) {
   auto const align = [](std::int64_t v) { return (v + 1023) / 1024 * 1024; };
   Workspace w{};
   w.slots = std::int64_t{max_tokens} * s.topk;
   w.max_tiles = w.slots / tile_rows + 2 * s.num_experts + 2;
-  std::int64_t const element = is_fp8(scheme) ? 1 : 2;
+  std::int64_t const element = element_bytes(scheme);
   std::int64_t at = 0;
   auto const take = [&](std::int64_t bytes) {
     std::int64_t const here = at;
@@ -173,8 +187,8 @@ constexpr Workspace plan_workspace(LocalShape const& s, Scheme scheme, int max_t
   w.x_scales = take(block ? scale_stride(w.slots) * (s.hidden / 128) * 4 : 0);
   w.positions = take(block ? w.slots * 4 : 0);
   w.inter = take(w.slots * s.intermediate * element);
-  w.inter_wide = take(scheme == Scheme::fp8_row ? w.slots * s.intermediate * 2 : 0);
-  w.inter_scales = take(is_fp8(scheme) ? scale_stride(w.slots) * (block ? s.intermediate / 128 : 1) * 4 : 0);
+  w.inter_wide = take(is_row_scaled(scheme) ? w.slots * s.intermediate * wide_bytes(scheme) : 0);
+  w.inter_scales = take(is_scaled(scheme) ? scale_stride(w.slots) * (block ? s.intermediate / 128 : 1) * 4 : 0);
   w.slot_rows = take(s.topk > 1 ? w.slots * s.hidden * 2 : 0);
   w.partials = take(Workspace::kPartialBytes);
   w.bytes = at;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/epilogue.cuh: from accumulators to rows in memory: scales, bias, activation (and quantisation) after GEMM1, bias and
-// router weight after GEMM2, and the ordered sum of the parts of K before either.
+// router weight after GEMM2.
 #pragma once
 
 #include <cstdint>
 
 #include "moe/core/ptx/convert.cuh"
 #include "moe/experts/hopper/layer/layer_params.cuh"
+#include "moe/experts/hopper/layer/wide_rows.cuh"
 
 namespace moe::hopper {
 
@@ -120,61 +121,6 @@ __device__ inline void store_rows(Values values, char* staging, int group, int r
   }
 }
 
-/// Adds the parts of K in order. Each warpgroup writes its part; the last to arrive sums all parts, in an order that does not depend on the
-/// arrivals. Returns false in the others, which have then finished the unit. With `Joint` both warpgroups of a CTA get the same answer, as
-/// an epilogue that needs both requires.
-template <int N, bool Joint>
-__device__ inline bool sum_splits(LayerParams const& p, Unit const& unit, int group, int* flags, float (&total)[2][N / 2]) {
-  int const thread = thread_index() & 127;
-  long long const part_floats = 128LL * p.align.plan.tile_rows;
-  float* const parts = p.partials + (static_cast<long long>(unit.tile) * unit.splits * 2 + group) * part_floats;
-  float4* const mine = reinterpret_cast<float4*>(parts + 2LL * unit.split * part_floats) + thread;
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    int const at = 4 * (i % (N / 8));
-    float const(&v)[N / 2] = total[i / (N / 8)];
-    __stcg(mine + i * 128, make_float4(v[at], v[at + 1], v[at + 2], v[at + 3]));
-  }
-  auto const barrier = [group] {
-    if constexpr (Joint) {
-      joint_barrier<2>();
-    } else {
-      group_barrier(group);
-    }
-  };
-  int const counter = Joint ? 0 : group;
-  barrier();
-  if (thread == 0 && (!Joint || group == 0)) {
-    fence_device();
-    int const before = atomicAdd(p.align.counters + p.align.max_tiles + unit.phase * p.align.plan.max_units + 2 * unit.tile + counter, 1);
-    fence_device();
-    flags[counter] = before;
-  }
-  barrier();
-  int const before = flags[counter];
-  barrier();
-  if (before + 1 != unit.splits) return false;
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    total[0][i] = 0.0F;
-    total[1][i] = 0.0F;
-  }
-  for (int split = 0; split < unit.splits; ++split) {
-    float4 const* const from = reinterpret_cast<float4 const*>(parts + 2LL * split * part_floats) + thread;
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i) {
-      float4 const v = __ldcg(from + i * 128);
-      int const at = 4 * (i % (N / 8));
-      float (&t)[N / 2] = total[i / (N / 8)];
-      t[at] += v.x;
-      t[at + 1] += v.y;
-      t[at + 2] += v.z;
-      t[at + 3] += v.w;
-    }
-  }
-  return true;
-}
-
 /// Accumulators times the factors of their rows, which are in shared memory.
 template <int N>
 __device__ inline void scale_rows(float const* factors, float (&total)[2][N / 2]) {
@@ -191,7 +137,7 @@ __device__ inline void scale_rows(float const* factors, float (&total)[2][N / 2]
   }
 }
 
-/// fp8_row: accumulators times the scale of their weight row.
+/// Row-scaled: accumulators times the scale of their weight row.
 template <int N>
 __device__ inline void scale_features(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2]) {
   float const* const scales = unit.phase == 0 ? p.layer.w13_scales : p.layer.w2_scales;
@@ -210,7 +156,7 @@ __device__ inline void scale_features(LayerParams const& p, Unit const& unit, in
   }
 }
 
-/// fp8_row: the scale of row `row` of the unit's activations.
+/// Row-scaled: the scale of row `row` of the unit's activations.
 __device__ inline float activation_scale(LayerParams const& p, Unit const& unit, int row) {
   if (p.layer.static_scale > 0.0F) return p.layer.static_scale;
   if (unit.phase == 1) return __ldcg(p.inter.scales + unit.first_row + row);
@@ -307,15 +253,15 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
                                       ThreadRows<N> const& sorted, char* staging_of_both, char* staging, bool close) {
   using Output = typename SchemeTraits<S>::Output;
   bool const weighted = !kPlainKernels<Activation> && p.weight_on_input;
-  if (S == Scheme::fp8_row || weighted) {  // the sums are linear up to here, so weighted sums equal those of a weighted input
+  if (SchemeTraits<S>::kRowScaled || weighted) {  // the sums are linear up to here, so weighted sums equal those of a weighted input
     for_thread_rows<N>(unit.rows, [&](int i, int row) {
-      float const scale = S == Scheme::fp8_row ? activation_scale(p, unit, row) : 1.0F;
+      float const scale = SchemeTraits<S>::kRowScaled ? activation_scale(p, unit, row) : 1.0F;
       weights[row] = weighted ? scale * sorted.row[i].weight : scale;
     });
     group_barrier(group);
     scale_rows<N>(weights, total);
   }
-  if constexpr (S == Scheme::fp8_row) scale_features<N>(p, unit, group, total);
+  if constexpr (SchemeTraits<S>::kRowScaled) scale_features<N>(p, unit, group, total);
   if constexpr (!kPlainKernels<Activation>) {
     if (p.layer.w13_bias != nullptr) add_bias<N>(p.layer.w13_bias, p.layer.matrix[0], unit, group, total);
   }
@@ -335,11 +281,16 @@ __device__ inline void finish_gate_up(LayerParams const& p, Unit const& unit, in
       }
     }
   } else {
-    Output* const rows = static_cast<Output*>(S == Scheme::fp8_row ? p.inter.wide : p.inter.rows) +
+    using Stored = std::conditional_t<SchemeTraits<S>::kInt8, float, Output>;
+    Stored* const rows = static_cast<Stored*>(SchemeTraits<S>::kRowScaled ? p.inter.wide : p.inter.rows) +
                          static_cast<long long>(unit.first_row) * p.layer.intermediate;
     auto const store = [&](auto values, int feature) {
-      store_rows<Output, N, PassRows>(values, staging, group, unit.rows, p.layer.intermediate - feature,
-                                      [&](int row) { return rows + static_cast<long long>(row) * p.layer.intermediate + feature; });
+      if constexpr (SchemeTraits<S>::kInt8) {
+        store_wide_rows<N>(values, rows + feature, group, unit.rows, p.layer.intermediate, feature);
+      } else {
+        store_rows<Output, N, PassRows>(values, staging, group, unit.rows, p.layer.intermediate - feature,
+                                        [&](int row) { return rows + static_cast<long long>(row) * p.layer.intermediate + feature; });
+      }
     };
     int const feature = unit.feature + 64 * group;
     if constexpr (Activation::kElementwise) {
@@ -368,7 +319,7 @@ template <Scheme S, int N, int PassRows, class Activation>
 __device__ inline void finish_down(LayerParams const& p, Unit const& unit, int group, float (&total)[2][N / 2], float* weights,
                                    int* targets, ThreadRows<N> const& sorted, char* staging) {
   using Output = typename SchemeTraits<S>::Output;
-  if constexpr (S == Scheme::fp8_row) {
+  if constexpr (SchemeTraits<S>::kRowScaled) {
     for_thread_rows<N>(unit.rows, [&](int, int row) { weights[row] = activation_scale(p, unit, row); });
     group_barrier(group);
     scale_rows<N>(weights, total);

@@ -53,7 +53,7 @@ void launch_blocks_tuned(LayerParams const& base, int workers, int cluster, cuda
 
 /// Whether there is a kernel for clusters of two with the scheme's largest tiles.
 template <Scheme S, class Activation>
-inline constexpr bool kHasClusters = !is_fp8(S) && Activation::kFineTiles;
+inline constexpr bool kHasClusters = !is_scaled(S) && Activation::kFineTiles;
 
 /// `t.cluster` is 2 only with tiles of kBlockRows, or with the largest tiles and kHasClusters.
 template <Scheme S, class Activation, class Tiles>

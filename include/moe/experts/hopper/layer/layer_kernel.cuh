@@ -59,16 +59,29 @@ __device__ inline bool consume_unit(LayerParams const& p, Memory const& memory, 
   if (unit.phase == 1 || (!kPlainKernels<Activation> && p.weight_on_input)) {
     for_thread_rows<N>(unit.rows, [&](int i, int row) { sorted.row[i] = p.align.sorted_rows[unit.first_row + row]; });
   }
-  float total[2][N / 2];
-  multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, total);
+  typename Traits::Sum sums[2][N / 2];
+  multiply<S, Stages, MaxRows, Cluster, N>(memory, ring, group, unit.k_count, sums);
   if constexpr (Cluster == 1 && N <= most_split_rows(S)) {
-    if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, total)) return false;
+    if (unit.splits > 1 && !sum_splits<N, Traits::kBlock>(p, unit, group, flags, sums)) return false;
   }
-  if (unit.phase == 0) {
-    finish_gate_up<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging, staging,
-                                                           unit.k_count <= Stages);
+  auto const finish = [&](float (&total)[2][N / 2]) {
+    if (unit.phase == 0) {
+      finish_gate_up<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, sorted, memory.base + Layout::kStaging,
+                                                             staging, unit.k_count <= Stages);
+    } else {
+      finish_down<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, targets, sorted, staging);
+    }
+  };
+  if constexpr (Traits::kInt8) {
+    float total[2][N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      total[0][i] = static_cast<float>(sums[0][i]);
+      total[1][i] = static_cast<float>(sums[1][i]);
+    }
+    finish(total);
   } else {
-    finish_down<S, N, Layout::kStagingRows, Activation>(p, unit, group, total, weights, targets, sorted, staging);
+    finish(sums);
   }
   return true;
 }
@@ -79,8 +92,8 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
   using Layout = SmemLayout<S, Stages, MaxRows>;
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
   if (unit.phase == 0) {
-    if constexpr (S == Scheme::fp8_row) {
-      quantize_whole_rows(p, unit, group, flags);
+    if constexpr (SchemeTraits<S>::kRowScaled) {
+      quantize_whole_rows<S>(p, unit, group, flags);
     } else if ((thread_index() & 127) == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
       fence_device();
       atomicAdd(p.align.counters + unit.token_tile, 1);
@@ -170,11 +183,12 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       if (unit.phase < 0) break;
       bool finished = false;
       auto const run = [&]<int N>() {
-        if constexpr (N <= MaxRows && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))
+        if constexpr (N <= MaxRows && kHasColumns<S, N> && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))
           finished = detail::consume_unit<S, Stages, MaxRows, Cluster, Activation, N>(p, memory, ring, unit, group);
       };
       constexpr bool kFine = MaxRows > 64;  // tiles of more than 64 rows in steps of 8
       int eights = (unit.rows + 7) / 8;
+      if (SchemeTraits<S>::kInt8 && eights > 2) eights = (eights + 1) / 2 * 2;
       if (!Activation::kFineTiles && eights > 2) eights = min((eights + 3) / 4 * 4, MaxRows / 8);
       switch (eights) {
         case 0: skip<Stages, Cluster, SchemeTraits<S>::kBlock>(memory, ring, unit.k_count); break;

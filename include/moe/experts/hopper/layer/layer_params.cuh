@@ -11,6 +11,7 @@
 
 #include "moe/comm/arrivals.cuh"
 #include "moe/core/ptx/wgmma.cuh"
+#include "moe/core/ptx/wgmma_int8.cuh"
 #include "moe/experts/hopper/common/activation.cuh"
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/matrix_layout.hpp"
@@ -27,8 +28,10 @@ template <Scheme S>
 struct SchemeTraits {
   static constexpr bool kFp8 = is_fp8(S);
   static constexpr bool kBlock = S == Scheme::fp8_block;
-  static constexpr MmaType kMma = kFp8 ? MmaType::e4m3 : S == Scheme::bf16 ? MmaType::bf16 : MmaType::f16;
-  static constexpr int kElementBytes = kFp8 ? 1 : 2;
+  static constexpr bool kRowScaled = is_row_scaled(S);
+  static constexpr bool kInt8 = S == Scheme::int8_row;
+  static constexpr int kElementBytes = element_bytes(S);
+  using Sum = std::conditional_t<kInt8, int, float>;         ///< accumulators, until the scales
   static constexpr int kStepElements = 128 / kElementBytes;  ///< of K in one stage
   using Output = std::conditional_t<S == Scheme::f16, __half, __nv_bfloat16>;
 };
@@ -40,13 +43,13 @@ struct LayerConstants {
   CUtensorMap w2;
   MatrixLayout matrix[2];  ///< of w13 and of w2
   int intermediate;
-  bool tensor_scales;       ///< fp8_row: w13_scales and w2_scales are [E]
-  float const* w13_scales;  ///< fp8_block: [E, rows / 128, H / 128]; fp8_row: [E, rows]
-  float const* w2_scales;   ///< fp8_block: [E, H / 128, I / 128]; fp8_row: [E, H]
+  bool tensor_scales;       ///< row-scaled: w13_scales and w2_scales are [E]
+  float const* w13_scales;  ///< fp8_block: [E, rows / 128, H / 128]; row-scaled: [E, rows]
+  float const* w2_scales;   ///< fp8_block: [E, H / 128, I / 128]; row-scaled: [E, H]
   float const* w13_bias;    ///< [E, rows] or null
   float const* w2_bias;     ///< [E, H] or null
-  float static_scale;       ///< fp8_row: if positive, the scale of x and of the intermediate
-  float scale_floor;        ///< fp8: of the intermediate
+  float static_scale;       ///< row-scaled: if positive, the scale of x and of the intermediate
+  float scale_floor;        ///< of the intermediate
   float amax_bound;
   ActivationParams activation;
 };
@@ -56,15 +59,15 @@ struct InputRows {
   void const* rows;
   long long row_bytes;         ///< from a row to the next
   std::int32_t const* gather;  ///< batched: the row of a slot, or null: row = slot
-  float const* scales;         ///< fp8_block: [M, H / 128]; fp8_row: [M], or null: static_scale
+  float const* scales;         ///< fp8_block: [M, H / 128]; row-scaled: [M], or null: static_scale
   long long scale_stride;      ///< from a row of scales to the next
 };
 
 /// The intermediate, from GEMM1 to GEMM2.
 struct IntermediateRows {
   void* rows;     ///< [slots, I] codes
-  void* wide;     ///< fp8_row: [slots, I] 16-bit numbers, quantised into `rows` once a tile's rows are complete
-  float* scales;  ///< fp8_block: [slots, I / 128]; fp8_row: [slots]
+  void* wide;     ///< row-scaled: [slots, I] bf16 (int8_row: float32), quantised into `rows` once a tile's rows are complete
+  float* scales;  ///< fp8_block: [slots, I / 128]; row-scaled: [slots]
 };
 
 /// Kernel parameter block.
@@ -94,6 +97,19 @@ __device__ inline float const* box_scales(float const* scales, MatrixLayout cons
   int const block = min(unit.feature / 128 + (box == 0 ? 0 : matrix.half_step / 128), out_blocks - 1);  // past the last feature: zeros
   return scales + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks + unit.k_begin;
 }
+
+/// d[64 x N] (+)= A[64 x k] * B[N x k]^T in the elements of a scheme.
+template <Scheme S, int N>
+struct ProductOf {
+  using type = Wgmma<is_fp8(S) ? MmaType::e4m3 : S == Scheme::bf16 ? MmaType::bf16 : MmaType::f16, N>;
+};
+template <int N>
+struct ProductOf<Scheme::int8_row, N> {
+  using type = WgmmaInt8<N>;
+};
+/// Whether the products have this many columns.
+template <Scheme S, int N>
+inline constexpr bool kHasColumns = S != Scheme::int8_row || N == 8 || N % 16 == 0;
 
 inline constexpr int kConsumerThreads = 256;
 inline constexpr int kLayerThreads = 384;

@@ -93,7 +93,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
 
     // Here few registers are live across the call.
-    if constexpr (!Traits::kFp8) {
+    if constexpr (Traits::kElementBytes == 2) {
       if (unit.phase == 0 && p.arriving && unit.rows > 0) comm::detail::wait_arrivals(p.arrivals, unit.expert);
     }
     int const lane = thread_index() & 31;  // read here, so that it takes no registers in quantize_rows
@@ -138,7 +138,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
     if (!first && unit.rows > 0) {
       if (lane == 0) {
-        int const target = 2 * p.align.plan.space.weight_tiles[0] + (S == Scheme::fp8_row ? 1 : 0);  // one more report: quantised
+        int const target = 2 * p.align.plan.space.weight_tiles[0] + (Traits::kRowScaled ? 1 : 0);  // one more report: quantised
         wait_counter(p.align.counters + unit.token_tile, target);
       }
       __syncwarp();

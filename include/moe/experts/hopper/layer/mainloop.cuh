@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/hopper/layer/mainloop.cuh: the products of the consumer warpgroups. Operands are swapped: 128 weight rows per warpgroup are the M
-// side of wgmma and the N rows of activations are its N side, N from 8 to 160. A tile of more than 64 rows wastes at most seven of them.
+// side of wgmma and the N rows of activations are its N side, N from 8 to 160. A tile of more than 64 rows wastes at most seven of them
+// (int8: fifteen, since its products have N in steps of 16).
 #pragma once
 
 #include <cstdint>
@@ -39,14 +40,15 @@ __device__ inline void skip(Memory const& memory, RingState<Stages>& ring, int k
 
 /// total[h] = rows 64 group + [0, 64) of weight box h (128 rows each) times the N activation rows, over the unit's part of K.
 template <Scheme S, int Stages, int MaxRows, int Cluster, int N, class Memory>
-__device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, int group, int k_count, float (&total)[2][N / 2]) {
+__device__ inline void multiply(Memory const& memory, RingState<Stages>& ring, int group, int k_count,
+                                typename SchemeTraits<S>::Sum (&total)[2][N / 2]) {
   using Traits = SchemeTraits<S>;
-  using Mma = Wgmma<Traits::kMma, N>;
+  using Mma = typename ProductOf<S, N>::type;
   // A register that is read before it is written counts as live everywhere, so the sums are set to zero first.
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) {
-    total[0][i] = 0.0F;
-    total[1][i] = 0.0F;
+    total[0][i] = 0;
+    total[1][i] = 0;
   }
   using Layout = SmemLayout<S, Stages, MaxRows>;
   std::uint32_t const base = descriptor_low(smem_address(memory.stage(0)));
