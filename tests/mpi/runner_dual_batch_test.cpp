@@ -253,6 +253,37 @@ TYPED_TEST(DualBatch, WithChunksAndWithoutSharedExperts) {
   EXPECT_GT(bare.bytes(), bare.layer().bytes());
 }
 
+// Without its second exchange a runner is as one without DualBatch. The ranks must agree on that.
+TYPED_TEST(DualBatch, TheSecondExchangeIsOptional) {
+  using Dual = typename TestFixture::Dual;
+  typename TestFixture::Plain plain(this->mpi, this->store.view(), this->template params<typename TestFixture::Plain>());
+  Dual both(this->mpi, this->store.view(), this->template params<Dual>());
+  auto p = this->template params<Dual>();
+  p.dual_batch.second_exchange = false;
+  Dual dual(this->mpi, this->store.view(), p);
+  EXPECT_TRUE(both.can_split());
+  EXPECT_FALSE(dual.can_split());
+  EXPECT_FALSE(plain.can_split());
+  EXPECT_LE(dual.bytes(), both.bytes());
+  std::vector<float> const x = this->input(8);
+  std::vector<float> want(x.size()), got(x.size());
+  EXPECT_EQ(this->forward(plain, x, want), 1);
+  EXPECT_EQ(this->forward(dual, x, got), 1);
+  EXPECT_EQ(got, want);
+  expect_error(ErrorCode::state, "second_exchange = true", [&] { dual.decide_dual_batch(true); });
+  dual.decide_dual_batch(false);
+  dual.abandon();
+  EXPECT_EQ(this->forward(dual, x, got), 1);
+
+  auto one = this->template params<Dual>(1);  // a row is not split
+  one.dual_batch.second_exchange = false;
+  Dual of_one_row(this->mpi, this->store.view(), one);
+  EXPECT_EQ(of_one_row.max_rows(), 1);
+  if (this->mpi.size() == 1) return;
+  p.dual_batch.second_exchange = this->mpi.rank() == 0;
+  expect_error(ErrorCode::mismatch, "dual batch: second_exchange", [&] { Dual differs(this->mpi, this->store.view(), p); });
+}
+
 // Three passes of two halves. The ranks agree on their number in each forward, or it is fixed. After an error the next forward works.
 TYPED_TEST(DualBatch, ErrorsOfAPassEndTheForwardOnAllRanks) {
   using Chunked = Runner<typename TestFixture::Layer, ChunkParts>;

@@ -194,11 +194,20 @@ class Runner {
       layer_.check();
     }
   }
-  /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows.
+  /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows. E_STATE for yes
+  /// where they cannot.
   void decide_dual_batch(std::optional<bool> verdict)
     requires(runner::detail::kPresent<typename Parts::DualBatch>)
   {
     halved_.decide(verdict);
+  }
+  /// Whether a forward can run in two halves (dual_batch::Halves with its second exchange).
+  bool can_split() const {
+    if constexpr (kDualBatch) {
+      return halved_.has_second_exchange();
+    } else {
+      return false;
+    }
   }
 
   Layer& layer() { return layer_; }

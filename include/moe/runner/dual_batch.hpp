@@ -17,6 +17,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/construction.hpp"
+#include "moe/parallel/fingerprint.hpp"
 #include "moe/runner/run_schedule.hpp"
 
 namespace moe {
@@ -72,6 +73,8 @@ struct Halves {
     /// Multiprocessors that the experts of a half may use, so that the other half's exchange finds some; 0: as those of a whole batch. For
     /// experts with that parameter (Params::workers).
     int expert_workers = 0;
+    /// false: there is no second exchange, and no batch is split. The same on all ranks.
+    bool second_exchange = true;
   };
 
   /// What the two halves of one layer need.
@@ -88,12 +91,14 @@ struct Halves {
            Arena<Space>& arena)
         : comm_(comm),
           min_rows_(moe::detail::build(comm, [&] { return checked_min_rows(p, layer_params.max_tokens_per_rank); })),
-          words_(static_cast<std::size_t>(agreed(comm))),
-          exchange_(comm, layer.shape(), layer_params.max_tokens_per_rank / 2, layer.all_experts(layer_params.placement),
-                    Layer::row_quantization(layer_params.quantization), layer_params.backend, arena) {
+          words_(static_cast<std::size_t>(comm.size())) {
       if constexpr (!facts::is_asynchronous<typename Layer::Backend>()) {
         [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;
       }
+      moe::detail::agree_on_fingerprint(comm, Fingerprint().add("dual batch: second_exchange", static_cast<int>(p.second_exchange)));
+      if (!p.second_exchange) return;
+      exchange_.emplace(comm, layer.shape(), layer_params.max_tokens_per_rank / 2, layer.all_experts(layer_params.placement),
+                        Layer::row_quantization(layer_params.quantization), layer_params.backend, arena);
       moe::detail::build(comm, [&] {
         queues_.emplace(kHost ? kHostDualBatch.size() : kDeviceDualBatch.size());
         take_experts(layer, weights, layer_params, p, arena);
@@ -113,6 +118,7 @@ struct Halves {
     /// space: all ranks must have row counts on the same side of min_rows(), as padded batches have.
     bool splits(std::int64_t rows) {
       bool const wanted = rows >= min_rows_;
+      if (!exchange_) return false;
       if (verdict_) return *verdict_;
       if constexpr (kHost) {
         if constexpr (requires { comm_.set_phase("dual batch"); }) comm_.set_phase("dual batch");
@@ -126,8 +132,16 @@ struct Halves {
         return wanted;
       }
     }
-    /// The verdict of the caller, the same on all ranks, for the forwards from now on; none: by the rows.
-    void decide(std::optional<bool> verdict) { verdict_ = verdict; }
+    /// The verdict of the caller, the same on all ranks, for the forwards from now on; none: by the rows. E_STATE for yes without a second
+    /// exchange.
+    void decide(std::optional<bool> verdict) {
+      if (verdict.value_or(false) && !exchange_) {
+        throw Error(ErrorCode::state, "dual batch: the runner was built without its second exchange. Fix: second_exchange = true");
+      }
+      verdict_ = verdict;
+    }
+    /// Whether a batch can be split.
+    bool has_second_exchange() const { return exchange_.has_value(); }
     std::int64_t min_rows() const { return min_rows_; }
 
     /// Collective. The halves of a batch that layer.begin() has routed. shared(stream) enqueues the shared experts. If anything throws,
@@ -139,7 +153,7 @@ struct Halves {
       std::int64_t const head = first_half(rows);
       typename Layer::Kernel& kernel = kernel_ ? *kernel_ : layer.kernel();
       std::array<Half, 2> halves{layer.half(layer.exchange(), kernel, hidden, output, 0, head, options),
-                                 layer.half(exchange_, kernel, hidden, output, head, rows - head, options)};
+                                 layer.half(*exchange_, kernel, hidden, output, head, rows - head, options)};
       queues_->fork(stream);
       try {
         if constexpr (kHost) {
@@ -160,7 +174,7 @@ struct Halves {
       typename Layer::Hidden const hidden = make_rows<Layer::Config::hidden>(static_cast<Act const*>(nullptr), 0, layer.shape().hidden());
       typename Layer::Output const output = make_rows<Layer::Config::hidden>(static_cast<Act*>(nullptr), 0, layer.shape().hidden());
       std::array<Half, 2> halves{layer.half(layer.exchange(), layer.kernel(), hidden, output, 0, 0, {}),
-                                 layer.half(exchange_, layer.kernel(), hidden, output, 0, 0, {})};
+                                 layer.half(*exchange_, layer.kernel(), hidden, output, 0, 0, {})};
       // A device combine waits for all ranks, whose second dispatch comes before their first combine: so first both dispatches, of no rows.
       if constexpr (!kHost) {
         try {
@@ -173,12 +187,18 @@ struct Halves {
     }
     /// Of both exchanges; as the layer's. An error of one does not hide that of the other from the next call.
     void wait(Layer& layer, Stream<Space> stream) {
-      both([&] { layer.wait(stream); }, [&] { facts::wait(exchange_, stream); });
+      both([&] { layer.wait(stream); },
+           [&] {
+             if (exchange_) facts::wait(*exchange_, stream);
+           });
     }
     void check(Layer& layer) {
-      both([&] { layer.check(); }, [&] { facts::check(exchange_); });
+      both([&] { layer.check(); },
+           [&] {
+             if (exchange_) facts::check(*exchange_);
+           });
     }
-    std::size_t window_bytes() const { return facts::window_bytes(exchange_); }
+    std::size_t window_bytes() const { return exchange_ ? facts::window_bytes(*exchange_) : 0; }
 
    private:
     static constexpr bool kHost = Space::kKind == SpaceKind::host;
@@ -188,7 +208,8 @@ struct Halves {
         throw Error(ErrorCode::config,
                     text("dual batch: min_rows ", p.min_rows, " and expert_workers ", p.expert_workers, " must be at least 0"));
       }
-      if (max_rows < 2) throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
+      if (max_rows < 2 && p.second_exchange)
+        throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
       std::int64_t const rows = p.min_rows == 0 ? default_min_rows(Space::kKind) : p.min_rows;
       return std::max<std::int64_t>(rows, 2);
     }
@@ -196,10 +217,6 @@ struct Halves {
     static std::int64_t first_half(std::int64_t rows) {
       std::int64_t const unit = !kHost && rows >= 16 ? 4 : 1;
       return ((rows + 1) / 2 + unit - 1) / unit * unit;
-    }
-    static int agreed(Comm& comm) {
-      moe::detail::agree_on_construction(comm);
-      return comm.size();
     }
     void take_experts(Layer& layer, typename Layer::Weights const& weights, typename Layer::Params const& layer_params, Params const& p,
                       Arena<Space>& arena) {
@@ -209,7 +226,7 @@ struct Halves {
         experts.workers = p.expert_workers;
         if constexpr (requires { experts.workspace; }) experts.workspace = nullptr;  // both halves compute at the same time
         if constexpr (requires { experts.expected_rows; }) experts.expected_rows = (experts.expected_rows + 1) / 2;
-        std::int64_t const rows = std::max<std::int64_t>(layer.exchange().max_rows(), exchange_.max_rows());
+        std::int64_t const rows = std::max<std::int64_t>(layer.exchange().max_rows(), exchange_->max_rows());
         kernel_.emplace(layer.shape(), weights, rows, layer_params.quantization, layer_params.activation, experts, arena);
       } else {
         throw Error(ErrorCode::unsupported, text("dual batch: expert_workers: ", p.expert_workers, ", but ", Layer::Experts::kName,
@@ -235,7 +252,7 @@ struct Halves {
     Comm& comm_;
     std::int64_t min_rows_;
     std::vector<char> words_;  // [R] votes
-    typename Layer::Exchange exchange_;
+    std::optional<typename Layer::Exchange> exchange_;
     std::optional<typename Layer::Kernel> kernel_;
     std::optional<TwoQueues<Space>> queues_;
     std::optional<bool> verdict_;
