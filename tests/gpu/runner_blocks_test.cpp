@@ -13,6 +13,7 @@
 #include "moe/models/device_block.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
+#include "moe/runner/device/event_probe.hpp"
 
 namespace {
 
@@ -111,6 +112,46 @@ TEST(RunnerBlocks, N6_N7_OverlapOfSharedExpertsKeepsTheBits) {
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows() - 1)), alone) << f.name;
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, f.rows(), true)), alone) << f.name << ", in place";
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, 0, true)), alone) << f.name << ", in place";
+  });
+  EXPECT_GE(with_shared, 3);
+}
+
+/// The stages that a block has, between events of the stream; a stage that threw is left out, and no forward is measured twice.
+TEST(RunnerBlocks, EventsTimeEachStage) {
+  using Block = models::DeviceBlock<quantization::None, Local, experts::CudaReference, float>;
+  int with_shared = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (f.description.shared.count == 0 || !f.tokens.empty()) return;
+    ++with_shared;
+    std::int64_t const rows = f.rows(), h = f.description.hidden;
+    comm::Self<Cuda> self;
+    Block block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), rows, {}, {},
+                {.shared_overlap_rows = 0});
+    Buffer<float, Cuda> x(rows * h), y(x.size());
+    x.copy_from_host(f.hidden.data());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    CudaStream stream;
+    CudaEvent before, after;
+    runner::EventProbe probe(stream);
+    auto const forward = [&](std::int64_t n) {
+      block.forward(make_rows(static_cast<float const*>(x.data()), n, h), make_rows(y.data(), n, h), {}, stream, probe);
+    };
+    forward(rows);
+    probe.take();
+    EXPECT_THROW(forward(rows + 1), Error);
+    before.record(stream);
+    forward(rows);
+    after.record(stream);
+    double const whole = 1e-3 * after.since(before);
+    runner::EventProbe::Times const times = probe.take();
+    double sum = 0;
+    for (Phase const p : {Phase::route, Phase::experts, Phase::shared, Phase::finish}) {
+      EXPECT_GT(times.phases[static_cast<std::size_t>(p)], 0) << f.name << ": " << name(p);
+    }
+    for (double const t : times.phases) sum += t;
+    EXPECT_GE(times.total, 0.999 * sum) << f.name;  // stages do not overlap here
+    EXPECT_LE(times.total, 1.001 * whole + 1e-6) << f.name;
+    EXPECT_EQ(probe.take().total, 0) << f.name;
   });
   EXPECT_GE(with_shared, 3);
 }

@@ -9,6 +9,8 @@
 #include "moe/experts/onednn.hpp"
 #include "moe/io/host_layer_weights.hpp"
 #include "moe/io/one_line.hpp"
+#include "moe/parallel/construction.hpp"
+#include "moe/parallel/fingerprint.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
 
@@ -45,6 +47,25 @@ Rows<T const> matrix(std::vector<T> const& v, std::int64_t rows, std::int64_t co
 }
 
 }  // namespace detail
+
+/// Collective over `comm`. E_UNSUPPORTED, E_CONFIG for a layer that no block computes; E_MISMATCH if the ranks' routers have different
+/// weights, for example from different versions of a checkpoint.
+template <class Comm, class Weight>
+void check_block(Comm& comm, io::HostLayerWeights<Weight> const& w) {
+  moe::detail::build(comm, [&] {
+    io::require_computed(w.description);
+    activation::validate(w.description.activation.kind, w.description.activation.constants);
+  });
+  io::RouterMlp const& mlp = w.router_mlp;
+  std::uint64_t hash = fnv1a({});
+  auto add = [&](auto const& v) { hash = fnv1a({reinterpret_cast<char const*>(v.data()), v.size() * sizeof v[0]}, hash); };
+  for (auto const* v : {&w.router_weight, &w.router_bias, &w.correction_bias, &w.per_expert_scale, &w.router_scale, &mlp.down,
+                        &mlp.down_bias, &mlp.norm, &mlp.fc1, &mlp.fc1_bias, &mlp.fc2, &mlp.fc2_bias, &mlp.out}) {
+    add(*v);
+  }
+  add(w.hash_table);
+  moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the router's weights (hash)", hash));
+}
 
 /// Views of the weights, which must outlive them.
 template <class Weight>

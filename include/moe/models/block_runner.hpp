@@ -16,7 +16,6 @@
 #include "moe/models/runtime_layer.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/parallel/construction.hpp"
-#include "moe/parallel/fingerprint.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/on_host.hpp"
 
@@ -26,7 +25,9 @@ namespace moe::models {
 template <class Parts>
 struct BlockRunnerOptions {
   typename Parts::Chunking::Params chunking{};
+  typename Parts::DualBatch::Params dual_batch{};
   typename Parts::Parallel::Params parallel{};
+  bool overlap_shared = true;                                    ///< as the runner's
   runner::SharedOutput shared = runner::SharedOutput::complete;  ///< whether `weights` have all columns of the shared experts
   routing::ExpertMapping mapping{};                              ///< as the layer's, for a placement with replicas
   routing::LoadRecorder load{};
@@ -54,7 +55,7 @@ class BlockRunner {
   BlockRunner(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
               BlockRunnerOptions<Parts> const& options = {})
-      : weights_(agreed(comm, std::move(weights))),
+      : weights_(checked(comm, std::move(weights))),
         store_(moe::detail::build(comm, [&] { return empty_store(quant); })),
         runner_(comm, moe::detail::build(comm, [&] { return filled_store(); }),
                 moe::detail::build(comm, [&] { return params(placement, max_tokens_per_rank, quant, backend, options); })) {}
@@ -96,21 +97,8 @@ class BlockRunner {
     return std::vector<typename View::value_type>(view.data_handle(), view.data_handle() + view.size());
   }
 
-  static io::HostLayerWeights<Loaded> agreed(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights) {
-    moe::detail::build(comm, [&] {
-      io::require_computed(weights.description);
-      activation::validate(weights.description.activation.kind, weights.description.activation.constants);
-    });
-    io::HostLayerWeights<Loaded> const& w = weights;
-    io::RouterMlp const& mlp = w.router_mlp;
-    std::uint64_t hash = fnv1a({});
-    auto add = [&](auto const& v) { hash = fnv1a({reinterpret_cast<char const*>(v.data()), v.size() * sizeof v[0]}, hash); };
-    for (auto const* v : {&w.router_weight, &w.router_bias, &w.correction_bias, &w.per_expert_scale, &w.router_scale, &mlp.down,
-                          &mlp.down_bias, &mlp.norm, &mlp.fc1, &mlp.fc1_bias, &mlp.fc2, &mlp.fc2_bias, &mlp.out}) {
-      add(*v);
-    }
-    add(w.hash_table);
-    moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the router's weights (hash)", hash));
+  static io::HostLayerWeights<Loaded> checked(typename Backend::Comm& comm, io::HostLayerWeights<Loaded>&& weights) {
+    check_block(comm, weights);
     return std::move(weights);
   }
 
@@ -159,7 +147,9 @@ class BlockRunner {
     p.shared.sharding = options.shared;
     p.layer.mapping = options.mapping;
     p.layer.load = options.load;
+    p.overlap_shared = options.overlap_shared;
     p.chunking = options.chunking;
+    p.dual_batch = options.dual_batch;
     p.parallel = options.parallel;
     return p;
   }

@@ -67,42 +67,59 @@ class DeviceCopies {
 
 }  // namespace detail
 
+/// What a block's runner takes besides its weights.
+template <class Parts>
 struct DeviceBlockOptions {
   /// Up to this many rows the shared experts run on a side stream beside the routed ones, unless the backend exchanges rows in one call
   /// (one_sided, two_sided): the same bits. 0: never.
   std::int64_t shared_overlap_rows = 256;
+  bool overlap_shared = true;  ///< as the runner's
+  typename Parts::Chunking::Params chunking{};
+  typename Parts::DualBatch::Params dual_batch{};
+  typename Parts::Parallel::Params parallel{};
+  runner::SharedOutput shared = runner::SharedOutput::complete;  ///< whether `weights` have all columns of the shared experts
+  routing::ExpertMapping mapping{};                              ///< as the layer's, for a placement with replicas
+  routing::LoadRecorder load{};
 };
 
-/// Rows are bf16 or fp16 (Act) in device memory. Weight: element of unquantised expert weights. Loaded: element of the weights as read.
-template <class Quant, class Backend, class Experts, class Act = bf16, class Loaded = float>
+/// Rows are float32, bf16 or fp16 (Act) in device memory, as are weights that are not quantised. Loaded: element of the weights as read.
+/// Parts: DeviceBlockParts, or with chunks, in two halves and as a rank of a grid.
+template <class Quant, class Backend, class Experts, class Act = bf16, class Loaded = float, class PartsT = DeviceBlockParts<Act>>
 class DeviceBlock {
  public:
   using Config = RuntimeLayer<Act, Act>;
   using Layer = ModularKernel<Config, routing::AnyRouter, Quant, Backend, Experts>;
-  using Runner = moe::Runner<Layer, DeviceBlockParts<Act>>;
+  using Parts = PartsT;
+  using Runner = moe::Runner<Layer, Parts>;
   using Store = experts::WeightStore<Config, Quant, space::cuda>;
+  using Options = DeviceBlockOptions<Parts>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; all are copied to the device.
+  /// E_MISMATCH if the ranks' routers have different weights.
   DeviceBlock(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
-              DeviceBlockOptions const& options = {})
-      : description_(weights.description),
+              Options const& options = {})
+      : description_(checked(comm, weights)),
         options_(options),
         store_(moe::detail::build(comm, [&] { return filled_store(weights, quant); })),
         runner_(comm, store_.view(),
                 moe::detail::build(comm, [&] { return params(weights, placement, max_tokens_per_rank, quant, backend); })) {}
 
   /// Collective. hidden [M, H], token_ids [M] or null (hash routing) → output [M, H], all on the device. Enqueues; options as the runner's.
-  void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options, cudaStream_t stream) {
-    runner_.forward(hidden, output, options, stream);
+  template <class Probe = NoProbe>
+  void forward(Rows<Act const> hidden, Rows<Act> output, ForwardOptions const& options, cudaStream_t stream, Probe&& probe = {}) {
+    runner_.forward(hidden, output, options, stream, probe);
   }
   io::LayerDescription const& description() const { return description_; }
   Runner& runner() { return runner_; }
 
  private:
+  static io::LayerDescription const& checked(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights) {
+    check_block(comm, weights);
+    return weights.description;
+  }
   static Store filled_store(io::HostLayerWeights<Loaded> const& w, Quant const& quant) {
     io::LayerDescription const& d = w.description;
-    io::require_computed(d);
     Store store(static_cast<std::int64_t>(w.experts.size()), d.expert_hidden(), w.intermediate, d.activation.gated(), quant);
     std::int64_t const n13 = w.w13_rows() * d.expert_hidden();
     std::int64_t const n2 = d.expert_hidden() * w.intermediate;
@@ -127,7 +144,9 @@ class DeviceBlock {
                                         .router = router,
                                         .quantization = quant,
                                         .activation = {d.activation.kind, d.activation.constants},
-                                        .backend = backend}};
+                                        .backend = backend,
+                                        .mapping = options_.mapping,
+                                        .load = options_.load}};
     p.hidden = d.hidden;
     p.expert_hidden = d.expert_hidden();
     p.gate = gate(w);
@@ -142,6 +161,10 @@ class DeviceBlock {
                 .eps = d.rms_norm_eps};
     p.scaling = {.routed = d.output_scaling_factor, .beside_weights = true};  // a description has one factor, or two that differ
     p.end = {copies_.copy<float>(w.output_bias), d.post_norm, copies_.copy<float>(w.post_norm), d.rms_norm_eps};
+    p.overlap_shared = options_.overlap_shared;
+    p.chunking = options_.chunking;
+    p.dual_batch = options_.dual_batch;
+    p.parallel = options_.parallel;
     return p;
   }
 
@@ -174,6 +197,7 @@ class DeviceBlock {
     p.activation = host.activation;
     p.gate = host.gate;
     p.average = host.average;
+    p.sharding = options_.shared;
     p.gate_vector = copies_.copy<float>(w.shared.gate);
     p.overlap_rows = runner::shared::may_overlap<Backend>() ? options_.shared_overlap_rows : 0;
     auto set = [&](auto& to, auto const& from, std::vector<Loaded> const& values) {
@@ -187,7 +211,7 @@ class DeviceBlock {
   }
 
   io::LayerDescription description_;
-  DeviceBlockOptions options_;
+  Options options_;
   detail::DeviceCopies copies_;
   Store store_;
   Runner runner_;

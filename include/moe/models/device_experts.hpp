@@ -117,7 +117,7 @@ class ChosenBlock<Quant, Backend, Act, Loaded, ExpertsList<Experts...>> {
   /// Collective; as DeviceBlock's. E_UNSUPPORTED with the reasons if no experts of the list compute the layer.
   ChosenBlock(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
-              DeviceBlockOptions const& options = {}) {
+              DeviceBlockOptions<DeviceBlockParts<Act>> const& options = {}) {
     io::LayerDescription const& d = weights.description;
     ExpertsNeeds const needs{.architecture = moe::detail::build(comm, [] { return device_architecture(); }),
                              .hidden = d.expert_hidden(),

@@ -5,6 +5,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include "moe/layer/options.hpp"
+#include "moe/runner/probes.hpp"
 
 namespace moe::runner {
 
@@ -29,25 +30,6 @@ class NvtxProbe {
 
  private:
   nvtxDomainHandle_t domain_;
-};
-
-/// Two probes in one.
-template <class First, class Second>
-class BothProbes {
- public:
-  BothProbes(First& first, Second& second) : first_(first), second_(second) {}
-  void begin(Phase phase) {
-    first_.begin(phase);
-    second_.begin(phase);
-  }
-  void end(Phase phase) {
-    second_.end(phase);
-    first_.end(phase);
-  }
-
- private:
-  First& first_;
-  Second& second_;
 };
 
 }  // namespace moe::runner

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "moe/layer/options.hpp"
+#include "moe/runner/probes.hpp"
 #include "moe/runner/schedule.hpp"
 
 namespace moe::runner {
@@ -14,7 +15,7 @@ template <class Half, class StreamT, class Probe>
 void run_stage(Half& half, Stage stage, StreamT stream, Probe& probe) {
   bool const combines = stage == Stage::combine_send || stage == Stage::combine_receive;
   Phase const phase = stage == Stage::experts ? Phase::experts : combines ? Phase::combine : Phase::dispatch;
-  probe.begin(phase);
+  begin_stage(probe, phase, stream);
   switch (stage) {
     case Stage::dispatch_send: half.dispatch_send(stream); break;
     case Stage::dispatch_receive: half.dispatch_receive(stream); break;
