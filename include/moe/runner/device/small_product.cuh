@@ -151,6 +151,15 @@ struct PieceSums {
   }
 };
 
+/// A value of the block `rank` of the cluster, at the place that `local` has here. Before sm_90 a cluster is one block.
+__device__ inline float value_of_block(float const* local, [[maybe_unused]] int rank) {
+#if __CUDA_ARCH__ >= 900
+  return __int_as_float(ptx::load_cluster(reinterpret_cast<int const*>(local), static_cast<std::uint32_t>(rank)));
+#else
+  return *local;
+#endif
+}
+
 /// Adds the blocks' parts of a tile in rank order, this block for its share of the tile, and stores them. `tile` is the part of the same
 /// place in every block of the cluster.
 template <int Rows, int Cols, class X, class W, class Y>
@@ -163,9 +172,7 @@ __device__ void store_share(SmallProduct<X, W, Y> const& p, float const* tile, i
       sum = tile[i];
     } else {
 #pragma unroll 4
-      for (int r = 0; r < cluster; ++r) {
-        sum += __int_as_float(ptx::load_cluster(reinterpret_cast<int const*>(tile + i), static_cast<std::uint32_t>(r)));
-      }
+      for (int r = 0; r < cluster; ++r) sum += value_of_block(tile + i, r);
     }
     int const row = row0 + i / Cols;
     int const col = col0 + i % Cols;
@@ -286,6 +293,14 @@ __global__ void __launch_bounds__(32 * kSmallProductWarps) small_product_kernel(
 
 namespace detail {
 
+/// Whether the current device launches clusters.
+inline bool has_clusters() {
+  int device = 0, clusters = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device), "cudaDeviceGetAttribute");
+  return clusters != 0;
+}
+
 template <int RowTiles, int ColTiles, bool Wide, class X, class W, class Y>
 void launch_small_product(SmallProduct<X, W, Y> const& p, cudaStream_t stream) {
   unsigned const cluster = 1U << p.log_cluster;
@@ -306,13 +321,13 @@ void launch_small_product(SmallProduct<X, W, Y> const& p, cudaStream_t stream) {
 
 }  // namespace detail
 
-/// Enqueues the product. Deterministic; capturable. A plan with clusters needs sm_90.
+/// Enqueues the product. Deterministic; capturable. A device without clusters (before sm_90) takes one block for each of the plan's.
 template <class X, class W, class Y>
 void small_product(SmallProduct<X, W, Y> p, SmallProductPlan const& plan, cudaStream_t stream) {
   auto const aligned = [](auto const* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * static_cast<std::int64_t>(sizeof(*data)) % 16 == 0;
   };
-  p.log_cluster = std::countr_zero(static_cast<unsigned>(plan.cluster));
+  p.log_cluster = plan.cluster > 1 && detail::has_clusters() ? std::countr_zero(static_cast<unsigned>(plan.cluster)) : 0;
   if (p.k % 8 != 0 || !aligned(p.x, p.x_stride) || !aligned(p.w, p.w_stride)) {
     return detail::launch_small_product<1, 2, false>(p, stream);
   }
