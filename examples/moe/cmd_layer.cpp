@@ -347,7 +347,7 @@ void require_same_run(Job const& job) {
   f.add("--sequence-length", o.sequence_length);
   f.add("--tp", o.tp).add("--dp", o.dp).add("--pcp", o.pcp).add("--expert-parallel", o.expert_parallel);
   f.add("--sequence-parallel", static_cast<int>(o.sequence_parallel)).add("--chunk", o.chunk);
-  f.add("--dual-batch", o.dual_batch);
+  f.add("--dual-batch", o.dual_batch).add("--shared-overlap", o.shared_overlap);
   f.add("--deal", o.deal)
       .add("--seed", o.seed)
       .add("--repeat", o.repeat)
@@ -490,9 +490,15 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--chunk", o.chunk, "Most rows of a rank in one pass through the layer (default: all)")
       ->check(whole_number(std::int64_t{1}));
   command
-      .add_option("--dual-batch", o.dual_batch,
-                  "host: one half of a batch travels while the other computes: on: always; auto: where every rank has at least 32 rows")
+      .add_option(
+          "--dual-batch", o.dual_batch,
+          "One half of a batch travels while the other computes: on: always; auto: where every rank has at least 32 rows, on cuda never")
       ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
+  command
+      .add_option("--shared-overlap", o.shared_overlap,
+                  "Shared experts beside the exchange and, on cuda, the routed experts, where that is possible: auto, or off: before them")
+      ->check(CLI::IsMember({"auto", "off"}))
       ->capture_default_str();
   command.add_option("--deal", o.deal, "How rows are dealt to the groups: even or random")
       ->check(CLI::IsMember({"even", "random"}))

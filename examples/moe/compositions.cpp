@@ -43,7 +43,7 @@ void choose_cuda(CompositionRow& row) {
   } else if constexpr (kHas[static_cast<std::size_t>(needs)]) {
     row.run = cuda_runner<Quant, Backend, Experts>();
   } else {
-    row.builds = what_builds(needs);
+    row.builds = what_builds();
   }
 }
 

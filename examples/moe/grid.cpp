@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include "moe/models/registry.hpp"
+#include "moe/runner/dual_batch.hpp"
 
 namespace moe_tool {
 
@@ -30,25 +31,9 @@ moe::BackendFacts backend_facts(JobOptions const& o) {
   if (o.sequence_parallel && !facts.sequence_parallel) {
     throw Error(ErrorCode::config, text("--sequence-parallel: ", o.backend, " expects the same rows on all ranks of a TP group"));
   }
+  if (o.dual_batch == "on" && !facts.asynchronous) throw Error(ErrorCode::config, moe::rules::DualBatchNeedsHalves::kSentence);
   facts.sequence_parallel = o.sequence_parallel;
   return facts;
-}
-
-/// What the tool runs in the host space only; the library's runners have it on devices, too.
-void check_device(JobOptions const& o, moe::MoeParallel const& place) {
-  if (o.device != "cuda") return;
-  bool const plain = place.tp_size == 1 && (place.use_ep || place.flat_size == 1);
-  if (!plain) {
-    throw Error(ErrorCode::unsupported,
-                "--device cuda: the tool has --tp above 1 and --expert-parallel off in the host space only. Fix: --device host");
-  }
-  if (o.chunk > 0) {
-    throw Error(ErrorCode::unsupported,
-                text("--device cuda: --chunk ", o.chunk, ": the tool has chunks in the host space only. Fix: --device host"));
-  }
-  if (o.dual_batch == "on") {
-    throw Error(ErrorCode::unsupported, "--device cuda: --dual-batch on: the tool has halves in the host space only. Fix: --device host");
-  }
 }
 
 void split(std::optional<moe::comm::Mpi>& group, int color, int rank, std::int64_t timeout_ms) {
@@ -77,7 +62,6 @@ moe::MoeParallel place_in_grid(JobOptions const& o, moe::comm::Mpi const& world)
   if (char const* const conflict = moe::runner::parallel_conflict(place)) {
     throw Error(ErrorCode::config, text("--backend ", o.backend, ": ", conflict));
   }
-  check_device(o, place);
   return place;
 }
 

@@ -21,7 +21,7 @@
 
 namespace moe_tool {
 
-/// Wall time of each moe::Phase.
+/// Time of each moe::Phase: host space, wall time; on a device, between events on its stream.
 using Seconds = std::array<double, moe::kNumPhases>;
 
 /// The command line. Empty names: the default for the ranks and the device.
@@ -48,6 +48,7 @@ struct JobOptions {
   bool sequence_parallel = false;
   std::int64_t chunk = 0;  ///< rows of a chunk; 0: the whole batch at once
   std::string dual_batch = "off";
+  std::string shared_overlap = "auto";
   int replicas = 0;   ///< redundant experts
   std::string log;    ///< level of the log on standard error; empty: none
   bool nvtx = false;  ///< a range of NVTX for each stage
@@ -79,11 +80,12 @@ struct Job {
   std::int64_t rows() const { return rows(group(comm->rank())); }
   /// The rank whose copies of an expert this rank's rows prefer. TP ranks with the same rows must choose the same.
   int source_rank() const { return !moe.use_ep ? 0 : moe.use_sp_moe() ? moe.flat_rank : moe.flat_rank - moe.tp_rank; }
-  /// Most rows that the layer of any rank gets in one pass, at least 1.
-  std::int64_t layer_rows() const {
-    std::int64_t const most = (max_rows + moe.sp_size - 1) / moe.sp_size;
-    return std::max(std::int64_t{1}, options.chunk > 0 ? std::min(options.chunk, most) : most);
-  }
+  /// Most rows that the layer of any rank gets in a forward, at least 1.
+  std::int64_t most_rows() const { return std::max(std::int64_t{1}, (max_rows + moe.sp_size - 1) / moe.sp_size); }
+  /// The same in one pass.
+  std::int64_t layer_rows() const { return options.chunk > 0 ? std::min(options.chunk, most_rows()) : most_rows(); }
+  /// The ranks that the layer connects, of a backend that connects any.
+  moe::comm::Mpi& layer_group() const { return moe::runner::layer_group(moe) == moe::runner::LayerGroup::tokens ? *tokens_group : *comm; }
   /// How the columns of the shared experts are split.
   moe::runner::SharedOutput sharding() const;
   std::int64_t const* tokens() const { return token_ids.empty() ? nullptr : token_ids.data(); }

@@ -16,6 +16,7 @@
 #include "moe/models/block_runner.hpp"
 #include "moe/models/registry.hpp"
 #include "moe/runner/description.hpp"
+#include "moe/runner/probes.hpp"
 #ifdef MOE_HAS_CUDA
 #include "moe/runner/nvtx.hpp"
 #endif
@@ -27,16 +28,27 @@ extern template class moe::runner::shared::Separate<moe::experts::OneDnn, float>
 
 namespace moe_tool {
 
-/// Adds up wall time per phase. `finish`: waits for what the phase enqueued. `after_pass`: called once for each chunk, when experts have
-/// run for the first time after its routing (of two halves each has its experts; dispatch and combine may be in two parts).
-template <class Finish, class AfterPass>
+/// Adds up wall time per phase.
 class PhaseTimer {
  public:
-  PhaseTimer(Finish finish, AfterPass after_pass) : finish_(finish), after_pass_(after_pass) {}
   void begin(moe::Phase) { start_ = Clock::now(); }
+  void end(moe::Phase p) { seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Seconds const& seconds() const { return seconds_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_;
+  Seconds seconds_{};
+};
+
+/// Calls after_pass() once for each chunk, when experts have run for the first time after its routing (of two halves each has its experts;
+/// dispatch and combine may be in two parts).
+template <class AfterPass>
+class PassProbe {
+ public:
+  explicit PassProbe(AfterPass after_pass) : after_pass_(after_pass) {}
+  void begin(moe::Phase) {}
   void end(moe::Phase p) {
-    finish_();
-    seconds_[static_cast<std::size_t>(p)] += std::chrono::duration<double>(Clock::now() - start_).count();
     if (p == moe::Phase::route) routed_ = true;
     if (p != moe::Phase::experts) return;
     if (routed_) {
@@ -47,19 +59,14 @@ class PhaseTimer {
     routed_ = false;
   }
   int second_halves() const { return second_halves_; }
-  Seconds const& seconds() const { return seconds_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  Finish finish_;
   AfterPass after_pass_;
-  Clock::time_point start_;
-  Seconds seconds_{};
   bool routed_ = false;
   int second_halves_ = 0;
 };
 
-/// One rank of a grid whose batches are exchanged in two halves.
+/// One rank of a grid over a backend that can exchange a batch in two halves.
 struct HalvesParts : moe::models::GridBlockParts<float, moe::comm::Mpi> {
   using DualBatch = moe::runner::dual_batch::Halves;
 };
@@ -68,22 +75,10 @@ struct HalvesParts : moe::models::GridBlockParts<float, moe::comm::Mpi> {
 template <class Comm>
 Comm& comm_of(Job const& job) {
   if constexpr (std::is_same_v<Comm, moe::comm::Mpi>) {
-    return moe::runner::layer_group(job.moe) == moe::runner::LayerGroup::tokens ? *job.tokens_group : *job.comm;
+    return job.layer_group();
   } else {
     static Comm self;
     return self;
-  }
-}
-
-/// Waits for the work that a block in the CUDA space has enqueued; a host block has none left.
-template <class Block>
-void finish(Block& block) {
-  if constexpr (Block::kOnDevice) {
-    if constexpr (requires { block.layer().exchange().wait(nullptr); }) {
-      block.layer().exchange().wait(nullptr);  // with the deadline
-    } else {
-      moe::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // kernels that wait for peers have the deadline
-    }
   }
 }
 
@@ -96,11 +91,11 @@ void add_routing(Block& block, JobResult& result) {
   ++result.passes;
 }
 
-/// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the block's exchange or in the communicator.
-template <class Block, class Comm>
-std::vector<std::uint64_t> waited_ns(Block& block, Comm const& comm) {
-  if constexpr (requires { block.layer().exchange().window().waited_ns(); }) {
-    return block.layer().exchange().window().waited_ns();
+/// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the layer's exchange or in the communicator.
+template <class Layer, class Comm>
+std::vector<std::uint64_t> waited_ns(Layer& layer, Comm const& comm) {
+  if constexpr (requires { layer.exchange().window().waited_ns(); }) {
+    return layer.exchange().window().waited_ns();
   } else if constexpr (requires { comm.waited_ns(); }) {
     return comm.waited_ns();
   } else {
@@ -112,14 +107,14 @@ std::vector<std::uint64_t> waited_ns(Block& block, Comm const& comm) {
 class Waits {
  public:
   explicit Waits(Job const& job) : job_(job) {}
-  template <class Block, class Comm>
-  void start(Block& block, Comm const& comm) {
-    layer_ = waited_ns(block, comm);
+  template <class Layer, class Comm>
+  void start(Layer& layer, Comm const& comm) {
+    layer_ = waited_ns(layer, comm);
     tp_ = job_.tp_group->waited_ns();
   }
   /// [R] of a mean forward.
-  template <class Block, class Comm>
-  std::vector<double> seconds(Block& block, Comm const& comm) const {
+  template <class Layer, class Comm>
+  std::vector<double> seconds(Layer& layer, Comm const& comm) const {
     moe::MoeParallel const& moe = job_.moe;
     std::vector<double> out(static_cast<std::size_t>(moe.flat_size), 0.0);
     auto const add = [&](std::vector<std::uint64_t> const& before, std::vector<std::uint64_t> const& now, auto const& world_rank) {
@@ -129,7 +124,7 @@ class Waits {
       }
     };
     bool const tokens = moe::runner::layer_group(moe) == moe::runner::LayerGroup::tokens;
-    add(layer_, waited_ns(block, comm), [&](int r) { return tokens ? r * moe.tp_size + moe.tp_rank : r; });
+    add(layer_, waited_ns(layer, comm), [&](int r) { return tokens ? r * moe.tp_size + moe.tp_rank : r; });
     add(tp_, job_.tp_group->waited_ns(), [&](int r) { return moe.flat_rank - moe.tp_rank + r; });
     return out;
   }
@@ -147,24 +142,55 @@ std::vector<std::int64_t> load_of(Tables& tables, int num_physical) {
   return {load.flat().begin(), load.flat().end()};
 }
 
-/// One forward, with a range of NVTX for each stage if that was asked for.
-template <class Block, class Timer>
-void forward(Block& block, Job const& job, std::vector<float>& output, Timer& timer) {
+/// A range of NVTX for each stage, if that was asked for.
+class Ranges {
+ public:
+  explicit Ranges([[maybe_unused]] Job const& job) {
 #ifdef MOE_HAS_CUDA
-  if (job.options.nvtx) {
-    moe::runner::NvtxProbe nvtx;
-    moe::runner::BothProbes both(nvtx, timer);
-    block.forward(job.hidden, job.tokens(), output, both, job.options.sequence_length);
-    return;
-  }
+    if (job.options.nvtx) nvtx_.emplace();
 #endif
-  block.forward(job.hidden, job.tokens(), output, timer, job.options.sequence_length);
+  }
+  void begin([[maybe_unused]] moe::Phase p) {
+#ifdef MOE_HAS_CUDA
+    if (nvtx_) nvtx_->begin(p);
+#endif
+  }
+  void end([[maybe_unused]] moe::Phase p) {
+#ifdef MOE_HAS_CUDA
+    if (nvtx_) nvtx_->end(p);
+#endif
+  }
+
+#ifdef MOE_HAS_CUDA
+ private:
+  std::optional<moe::runner::NvtxProbe> nvtx_;
+#endif
+};
+
+/// Whether a runner needs the exchange of a second half. Rows that cannot be cut make "auto" mean off.
+inline bool needs_second_exchange(JobOptions const& o, std::int64_t layer_rows) {
+  return o.dual_batch == "on" || (o.dual_batch == "auto" && o.device == "host" && layer_rows > 1);
 }
 
-template <class Quant, class Backend, class Experts, class Parts>
-JobResult run_parts(Job const& job, typename Backend::Comm& comm) {
+/// The same options of a block in either space, and the tables that they point to.
+template <class Space, class Options>
+void set_options(Job const& job, Options& options, std::optional<moe::eplb::MapTables<Space>>& tables) {
+  options.shared = job.sharding();
+  options.overlap_shared = job.options.shared_overlap != "off";
+  if constexpr (requires { options.dual_batch.second_exchange; }) {
+    options.dual_batch.second_exchange = needs_second_exchange(job.options, job.layer_rows());
+  }
+  if (!job.maps) return;
+  tables.emplace(*job.maps);
+  options.mapping = tables->mapping(0, job.source_rank(), job.moe.ep_size);
+  options.load = {.load_counter = tables->load_counter(0)};
+}
+
+/// In the host space.
+template <class Quant, class Backend, class Experts>
+JobResult run_block(Job const& job, typename Backend::Comm& comm) {
   using Layer = moe::registry::LayerFor<Backend, Experts>;
-  constexpr bool kGrid = Backend::Space::kKind == moe::SpaceKind::host;
+  using Parts = std::conditional_t<moe::facts::is_asynchronous<Backend>(), HalvesParts, moe::models::GridBlockParts<float, moe::comm::Mpi>>;
   using Block = moe::models::BlockRunner<Quant, Backend, Experts, typename Layer::Weight, typename Layer::Act, float, Parts>;
   std::optional<Block> block;
   moe::io::HostLayerWeights<float> weights;
@@ -172,14 +198,9 @@ JobResult run_parts(Job const& job, typename Backend::Comm& comm) {
     weights = load_weights(job);
     moe::quantization::check_shape<Quant>(job.description.expert_hidden(), weights.intermediate);
   });
-  moe::models::BlockRunnerOptions<Parts> options{.shared = job.sharding()};
-  if constexpr (kGrid) options.parallel = {job.moe, job.tp_group};
-  std::optional<moe::eplb::MapTables<typename Backend::Space>> tables;
-  if (job.maps) {
-    tables.emplace(*job.maps);
-    options.mapping = tables->mapping(0, job.source_rank(), job.moe.ep_size);
-    options.load = {.load_counter = tables->load_counter(0)};
-  }
+  moe::models::BlockRunnerOptions<Parts> options{.parallel = {job.moe, job.tp_group}};
+  std::optional<moe::eplb::MapTables<moe::space::host>> tables;
+  set_options(job, options, tables);
   together(*job.comm, [&] {
     block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options);
   });
@@ -190,17 +211,20 @@ JobResult run_parts(Job const& job, typename Backend::Comm& comm) {
   }
   result.log = moe::runner::description(block->runner());
   result.output.resize(job.hidden.size());
+  Ranges nvtx(job);
   Waits waits(job);
   double best = HUGE_VAL;
   for (int i = 0; i <= job.options.repeat; ++i) {  // the first run only warms up
     job.comm->barrier({});
-    if (i == 1) waits.start(*block, comm);
-    PhaseTimer timer([&] { finish(*block); },
-                     [&] {
-                       if (kGrid && i == 0) add_routing(*block, result);
-                     });
-    forward(*block, job, result.output, timer);
-    if (i == 0) result.passes_in_halves = timer.second_halves();
+    if (i == 1) waits.start(block->layer(), comm);
+    PhaseTimer timer;
+    PassProbe passes([&] {
+      if (i == 0) add_routing(*block, result);
+    });
+    moe::runner::BothProbes measures(passes, timer);
+    moe::runner::BothProbes probe(nvtx, measures);
+    block->forward(job.hidden, job.tokens(), result.output, probe, job.options.sequence_length);
+    if (i == 0) result.passes_in_halves = passes.second_halves();
     if (i == 0 && job.maps) result.slot_load = load_of(*tables, job.maps->num_physical());
     double const total = ranges::accumulate(timer.seconds(), 0.0);
     if (i > 0 && total < best) {
@@ -208,29 +232,9 @@ JobResult run_parts(Job const& job, typename Backend::Comm& comm) {
       result.seconds = timer.seconds();
     }
   }
-  if (!kGrid) add_routing(*block, result);
-  result.waited = waits.seconds(*block, comm);
+  result.waited = waits.seconds(block->layer(), comm);
   result.layer_bytes = block->layer().bytes();
   return result;
-}
-
-/// E_CONFIG for --dual-batch on over a backend that cannot send and wait apart; auto then means off, as it does for rows that cannot be
-/// cut.
-template <class Quant, class Backend, class Experts>
-JobResult run_block(Job const& job, typename Backend::Comm& comm) {
-  if constexpr (Backend::Space::kKind != moe::SpaceKind::host) {
-    return run_parts<Quant, Backend, Experts, moe::models::BlockParts<float>>(job, comm);
-  } else {
-    bool const on = job.options.dual_batch == "on";
-    if constexpr (moe::facts::is_asynchronous<Backend>()) {
-      if (on || (job.options.dual_batch == "auto" && job.layer_rows() > 1)) {
-        return run_parts<Quant, Backend, Experts, HalvesParts>(job, comm);
-      }
-    } else if (on) {
-      throw moe::Error(moe::ErrorCode::config, moe::rules::DualBatchNeedsHalves::kSentence);
-    }
-    return run_parts<Quant, Backend, Experts, moe::models::GridBlockParts<float, moe::comm::Mpi>>(job, comm);
-  }
 }
 
 /// Finds the policies by name and runs their composition; a composition that the rules forbid is E_CONFIG with the rule's sentence.

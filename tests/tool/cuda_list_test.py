@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 from compositions import BLOCK, Skipped, run_row
-from tool import in_parallel, moe, padded_block
+from tool import bf16_rows, in_parallel, moe, padded_block
 
 listed = moe("list", "compositions", "--space", "cuda", "--json", ranks=0)
 if listed.returncode != 0:
@@ -18,7 +18,7 @@ if not table:
     sys.exit(77)
 with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary)
-    block = padded_block(BLOCK, folder / "block.safetensors", 128, 128)
+    block = bf16_rows(padded_block(BLOCK, folder / "block.safetensors", 128, 128), folder)
     first = run_row(table[0], block, folder / "first.safetensors")
     if isinstance(first, Skipped):
         print(f"skipped: {first}")

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import tempfile
 
-from tool import DATA, NO_CUDA, NO_GPU, NO_NCCL, NOT_HOPPER, moe, padded_block, read, same_output, same_routing, rows, values
+from tool import DATA, bf16_rows, moe, no_gpus, padded_block, read, same_output, same_routing, rows, values
 
 FILES = ("qwen3_moe", "deepseek_v3_e16k4", "mixtral_e8k2", "olmoe")
 COMMUNICATORS = ("all_to_all_v", "allgather_reduce_scatter", "naive")
@@ -19,18 +19,6 @@ CASES = ([(backend, "cuda_reference", FLOAT32) for backend in COMMUNICATORS] +
          [(backend, "hopper_contiguous", BF16) for backend in COMMUNICATORS] +
          [(backend, experts, BF16) for backend in STANDARD for experts in ("cuda_reference", "hopper_contiguous")] +
          [(backend, experts, BF16) for backend in BATCHED for experts in ("cuda_reference", "hopper_masked")])
-
-
-def skips(error, ranks):
-    """The reason to skip, from one exact message, and whether it holds for every case."""
-    if error == NO_GPU or error.endswith((NO_NCCL, NO_CUDA)):
-        return error, True
-    if error.startswith(NOT_HOPPER):
-        return error, False
-    for gpus in range(1, ranks):
-        if error == f"moe: E_UNSUPPORTED: --device cuda: {ranks} ranks on one node, which has {gpus} GPUs; each rank needs its own":
-            return error, False
-    return None, False
 
 
 def check(folder, file, ranks, backend, experts, bound, options):
@@ -67,10 +55,11 @@ def main():
             name = FILES[i % len(FILES)]
             raw = next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
             file = padded_block(raw, folder / "block.safetensors", 128, 128) if backend in STANDARD + BATCHED else raw
+            file = bf16_rows(file, folder) if bound == BF16 else file
             for ranks in {1, 2, 4} - too_many:
                 options = ["--placement", "round_robin", "--deal", "random", "--seed", i] if experts == "cuda_reference" else []
                 wrong = check(folder, file, ranks, backend, experts, bound, options)
-                reason, always = skips(wrong or "", ranks)
+                reason, always = no_gpus(wrong or "", ranks)
                 if reason:
                     print(f"skipped, {ranks} ranks: {reason}")
                     if always:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/dual_batch_test.py: `moe block --dual-batch` gives the bits of whole batches, over every backend whose exchange has halves, whole
-# and in chunks; what cannot be split is refused with the rule's sentence.
+# tests/tool/dual_batch_test.py: `moe block --dual-batch` and `--shared-overlap` give the bits of whole batches and of shared experts that run
+# first, over every backend whose exchange has halves, whole and in chunks; what cannot be split is refused with the rule's sentence.
 import pathlib
 import sys
 import tempfile
@@ -28,8 +28,9 @@ def cases(files):
 def check(folder, name, file, ranks, options):
     reports = {}
     outputs = {}
-    for mode in ("off", "auto", "on"):
-        problem, reports[mode], outputs[mode] = run_block(folder, f"{name}{mode}", file, ranks, [*options, "--dual-batch", mode])
+    for mode in ("off", "auto", "on", "first"):
+        how = ["--shared-overlap", "off"] if mode == "first" else ["--dual-batch", mode]
+        problem, reports[mode], outputs[mode] = run_block(folder, f"{name}{mode}", file, ranks, [*options, *how])
         if problem:
             return f"{mode}: {problem}"
         if outputs[mode] != outputs["off"]:
@@ -51,7 +52,8 @@ def refusals(file):
         (2, ["--dual-batch", "on", "--backend", "allgather_reduce_scatter"], "E_CONFIG", no_halves, "all_to_all_v"),
         (1, ["--dual-batch", "on"], "E_CONFIG", no_halves),
         (2, ["--dual-batch", "on", "--chunk", 1], "E_CONFIG", "dual batch: max_tokens_per_rank 1 cannot be split; at least 2"),
-        (1, ["--dual-batch", "on", "--device", "cuda"], "E_UNSUPPORTED", "--device cuda: --dual-batch on", "Fix: --device host"),
+        (1, ["--dual-batch", "on", "--device", "cuda"], "E_CONFIG", no_halves),
+        (1, ["--shared-overlap", "on"], "--shared-overlap", "on"),
         (1, ["--dual-batch", "maybe"], "--dual-batch", "maybe"),
     ]
     return block_refusals(file, cases)

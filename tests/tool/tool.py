@@ -127,6 +127,34 @@ def padded_block(file, output, hidden, intermediate):
     return output
 
 
+def bf16_rows(file, folder, name="bf16_rows"):
+    """A block file whose rows are bf16 values, with the output and routing that the host gives: the gate of a block on a device with bf16
+    rows sees these rows, and a near tie of other rows may choose other experts."""
+    tensors, metadata = read(file)
+    bits = array.array("I", tensors["hidden"][2])
+    rounded = array.array("I", [b + 0x7FFF + (b >> 16 & 1) & 0xFFFF0000 for b in bits])
+    tensors["hidden"] = ("F32", tensors["hidden"][1], rounded.tobytes())
+    block, output = pathlib.Path(folder) / f"{name}.safetensors", pathlib.Path(folder) / f"{name}_host.safetensors"
+    write(block, tensors, metadata)
+    run = moe("block", block, "--output", output, ranks=0)
+    assert run.returncode == 0, run
+    host = read(output)[0]
+    write(block, {**tensors, "expected": host["output"], "topk_ids": host["topk_ids"], "topk_weights": host["topk_weights"]}, metadata)
+    return block
+
+
+def no_gpus(error, ranks):
+    """The reason to skip a run on GPUs, from one exact message or None, and whether it holds for every run."""
+    if error == NO_GPU or error.endswith((NO_NCCL, NO_CUDA)):
+        return error, True
+    if error.startswith(NOT_HOPPER):
+        return error, False
+    for gpus in range(1, ranks):
+        if error == f"moe: E_UNSUPPORTED: --device cuda: {ranks} ranks on one node, which has {gpus} GPUs; each rank needs its own":
+            return error, False
+    return None, False
+
+
 def rows(tensor):
     width = tensor[1][1]
     flat = values(tensor)

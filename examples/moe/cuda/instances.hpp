@@ -12,8 +12,8 @@
 
 namespace moe_tool {
 
-/// The components that a composition of the tool's list needs.
-enum class Needs : std::uint8_t { cuda, cublas, nccl, own_program };
+/// The components that a composition of the tool's list needs. A block on the device has its gate and projections in cuBLAS.
+enum class Needs : std::uint8_t { cuda, nccl, own_program };
 
 #ifdef MOE_HAS_CUDA
 inline constexpr bool kHasCuda = true;
@@ -31,16 +31,15 @@ inline constexpr bool kHasNccl = true;
 inline constexpr bool kHasNccl = false;
 #endif
 /// Whether this program has what a composition needs.
-inline constexpr std::array<bool, 4> kHas{kHasCuda, kHasCuda && kHasCublas, kHasCuda && kHasNccl, false};
+inline constexpr std::array<bool, 3> kHas{kHasCuda && kHasCublas, kHasCuda && kHasCublas && kHasNccl, false};
 
 /// How to build this program with a composition.
-inline char const* what_builds(Needs needs) {
+inline char const* what_builds() {
   if (!kHasCuda) {
     return "it was built without CUDA; build the cuda preset, or use --device host";
   }
-  return needs == Needs::cublas
-             ? "it was built without cuBLAS; install cuBLAS (where the CUDA toolkit is) and configure again"
-             : "it was built without NCCL; install NCCL (nccl.h and libnccl, where the CUDA toolkit is) and configure again";
+  return !kHasCublas ? "it was built without cuBLAS; install cuBLAS (where the CUDA toolkit is) and configure again"
+                     : "it was built without NCCL; install NCCL (nccl.h and libnccl, where the CUDA toolkit is) and configure again";
 }
 
 namespace instances {
@@ -65,7 +64,7 @@ constexpr Needs local() {
         is_one_of<Quant, quantization::Int4Group128, quantization::WNa16<4, 32>, quantization::Mxfp4W4A16<>, quantization::Nvfp4W4A16>;
     return kBuilt ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, CublasGrouped>) {
-    return std::is_same_v<Quant, quantization::None> ? Needs::cublas : Needs::own_program;
+    return std::is_same_v<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
   } else {
     return is_one_of<Experts, CudaReference> && is_one_of<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
   }

@@ -3,8 +3,7 @@
 // instantiates a few compositions, each *.cu the kernels that they call, so that they compile side by side.
 #pragma once
 
-#include "examples/moe/cuda/instances.hpp"
-#include "examples/moe/run_block.hpp"
+#include "examples/moe/cuda/run_device_block.hpp"
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 
 namespace moe_tool {
@@ -12,8 +11,9 @@ namespace moe_tool {
 template <class Quant, class Experts>
 JobResult run_device(Job const& job) {
   choose_device(job);
+  TpGroup tp(job);
   moe::comm::Self<moe::space::cuda> self;
-  return run_block<Quant, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(job, self);
+  return run_device_block<Quant, moe::backends::NoExpertParallel<moe::space::cuda>, Experts>(job, self, tp);
 }
 
 }  // namespace moe_tool

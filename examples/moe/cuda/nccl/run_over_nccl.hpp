@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/nccl/run_over_nccl.hpp: the definition of run_over_nccl, and what it shares with run_over_nccl_window: the communicator
-// of all ranks, then the backend by its name.
+// examples/moe/cuda/nccl/run_over_nccl.hpp: the definition of run_over_nccl, and what it shares with run_over_nccl_window: the
+// communicators of the ranks that the layer connects and of the TP group, then the backend by its name.
 #pragma once
 
-#include "examples/moe/cuda/instances.hpp"
-#include "examples/moe/run_block.hpp"
+#include "examples/moe/cuda/run_device_block.hpp"
 #include "moe/backends/collective/all_to_all_v_cuda.hpp"
 #include "moe/backends/collective/gather_exchange_cuda.hpp"
 #include "moe/comm/nccl.hpp"
@@ -22,10 +21,12 @@ JobResult run_with_nccl(Job const& job, Backends backends, int oldest) {
     }
   });
   std::optional<moe::comm::Nccl> comm;
-  together(*job.comm, [&] { comm.emplace(moe::comm::Nccl::over_communicator(*job.comm, {.timeout_ms = job.options.timeout_ms})); });
+  together(*job.comm, [&] { comm.emplace(moe::comm::Nccl::over_communicator(job.layer_group(), {.timeout_ms = job.options.timeout_ms})); });
+  TpGroup tp(job);
   JobResult result;
-  moe::registry::with_policy(backends, "backend", job.options.backend,
-                             [&](auto backend) { result = run_block<Quant, typename decltype(backend)::type, Experts>(job, *comm); });
+  moe::registry::with_policy(backends, "backend", job.options.backend, [&](auto backend) {
+    result = run_device_block<Quant, typename decltype(backend)::type, Experts>(job, *comm, tp);
+  });
   return result;
 }
 
