@@ -125,6 +125,18 @@ def wrong_report(report, ranks, options):
     return None
 
 
+def check_log(runs, file):
+    """The log names the composition and the tiles of the Hopper experts."""
+    run = moe("block", file, "--device", "cuda", "--experts", "hopper_contiguous", "--log", "info", "--output", runs.folder / "log.safetensors",
+              ranks=0)
+    if no_gpus(run.stderr.strip(), 1)[0]:
+        return
+    parts = ("composition: quantization none, backend no_expert_parallel, experts hopper_contiguous, space cuda",
+             "experts: hopper_contiguous for 37 rows: Tuning{tile_rows ", "memory besides the weights: runner and layer ")
+    missing = [part for part in parts if part not in run.stderr]
+    runs.report(file, 1, ["--log", "info"], f"the log lacks {missing}: {run.stderr}" if missing or run.returncode else None)
+
+
 def main():
     files = sorted((DATA / "moe_blocks").glob("*.safetensors"))
     assert files, f"no block files in {DATA}"
@@ -153,6 +165,7 @@ def main():
             runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4], [([], False), (["--dual-batch", "on"], True)])
         for backend, bound in (("all_to_all_v", FLOAT32), ("low_latency", BF16), ("allgather_reduce_scatter", FLOAT32)):
             runs.equals_host(padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound)
+        check_log(runs, padded[0])
     print(f"{runs.ran} runs, {runs.failed} failures")
     return int(runs.failed > 0)
 

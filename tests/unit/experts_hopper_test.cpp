@@ -113,6 +113,17 @@ TEST(HopperTiles, ChoiceFollowsRowsAndPrints) {
   EXPECT_NE(printed.str().find("tile_rows 8"), std::string::npos) << printed.str();
 }
 
+TEST(HopperTiles, BatchesLeaveRoomForTheRowsOfRandomRouting) {
+  Sizes const shape{32, 2048, 768, 8};
+  auto const rows = [&](int expected) { return choose_batched_tuning(shape, Scheme::bf16, expected, 64).tile_rows; };
+  EXPECT_EQ(rows(1), 8);
+  EXPECT_EQ(rows(3), 8);   // 7.8 likely rows
+  EXPECT_EQ(rows(4), 16);  // 9.6
+  EXPECT_EQ(rows(8), 16);  // 15.9
+  EXPECT_EQ(rows(16), choose_tuning({32, 2048, 768, 1}, Scheme::bf16, 32 * 16).tile_rows);
+  EXPECT_EQ(rows(1000), choose_tuning({32, 2048, 768, 1}, Scheme::bf16, 32 * 64).tile_rows);  // the capacity
+}
+
 TEST(HopperTiles, KIsCutInTilesOfWholeColumnCounts) {
   for (int rows : {8, 16, 32, 64, 96}) EXPECT_TRUE(is_column_count(rows)) << rows;
   for (int rows : {4, 12, 24, 40, 48, 56, 72, 80, 88}) EXPECT_FALSE(is_column_count(rows)) << rows;

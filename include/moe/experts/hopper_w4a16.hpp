@@ -3,9 +3,11 @@
 // batched formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_w4a16.cuh.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
@@ -139,7 +141,8 @@ struct HopperW4A16 {
         : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
           expected_rows_(params.expected_rows),
           shared_(params.workspace),
-          layer_(make_layer(shape, weights, activation, arena)) {
+          sizes_(local_shape(shape, weights)),
+          layer_(make_layer(shape, weights, activation, sizes_, arena)) {
       fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
       std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
       workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
@@ -162,9 +165,24 @@ struct HopperW4A16 {
                              workspace_, stream, gather_of(tokens));
     }
 
+    /// The tiles of a call of the most rows, for a log.
+    std::string tuning() const {
+      constexpr bool kBatched = Format == ActivationFormat::batched;
+      int const most = static_cast<int>(max_rows());
+      int const rows = kBatched ? std::clamp(expected_rows_, 1, std::max(1, most)) : most;
+      hopper::W4Tuning const t =
+          hopper::choose_w4_tuning(sizes_, detail::W4Storage<Quant>::kScheme, kBatched ? sizes_.num_experts * rows : rows);
+      return text("for ", rows, kBatched ? " rows an expert: " : " rows: ", "W4Tuning{tile_rows ", t.tile_rows, ", max_splits ",
+                  t.max_splits, ", raster ", t.raster, "}");
+    }
+
    private:
+    static hopper::LocalShape local_shape(Shape<Config> const& shape, Weights const& weights) {
+      return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
+              Format == ActivationFormat::standard ? shape.topk() : 1};
+    }
     static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
-                                         Arena<space::cuda>& arena) {
+                                         hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       using Storage = detail::W4Storage<Quant>;
       if (shape.weight_on_input()) {
         throw Error(ErrorCode::unsupported, "hopper_w4a16: the router weight on the input is not supported, use cuda_reference");
@@ -176,8 +194,6 @@ struct HopperW4A16 {
         act = detail::w4_activation(activation.kind, activation.constants);
       }
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), true);
-      hopper::LocalShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
-                                     static_cast<int>(shape.intermediate()), Format == ActivationFormat::standard ? shape.topk() : 1};
       hopper::W4Weights w{};
       w.w13 = weights.w13.codes.data_handle();
       w.w2 = weights.w2.codes.data_handle();
@@ -193,6 +209,7 @@ struct HopperW4A16 {
 
     int expected_rows_;
     std::shared_ptr<hopper::SharedWorkspace> shared_;
+    hopper::LocalShape sizes_;
     hopper::W4A16Layer layer_;
     char* workspace_ = nullptr;
   };

@@ -52,6 +52,9 @@ std::vector<std::string> description(Runner& runner) {
     out.push_back(text("composition: quantization ", Layer::Quant::kName, ", backend ", Layer::Backend::kName, ", experts ",
                        Layer::Experts::kName, ", space ", Layer::Space::kName));
   }
+  if constexpr (requires { runner.layer().kernel().tuning(); }) {
+    out.push_back(text("experts: ", Layer::Experts::kName, " ", runner.layer().kernel().tuning()));
+  }
   out.push_back(text("sums over the TP group: ", describe(runner.reductions())));
   out.push_back(text("rows of a pass: at most ", runner.max_rows(), ", width ", runner.hidden()));
   if constexpr (detail::kPresent<typename Runner::Parts::Chunking>) {

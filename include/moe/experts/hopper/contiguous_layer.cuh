@@ -361,12 +361,7 @@ inline void ContiguousLayer::State::enqueue(Request const& request, Tuning const
   call.out = out;
   call.max_tokens = shape.num_experts * capacity;
   if (call.max_tokens > 0 && counts == nullptr) throw Error(ErrorCode::argument, "counts is null");
-  Tuning tuning = choose_tuning(shape, state_->scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
-  // A tile that is one row too small reads an expert's weights twice: leave room for the rows that random routing gives nearly every
-  // expert.
-  double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));
-  if (likely <= 16) tuning.tile_rows = likely <= 8 ? 8 : 16;
-  state_->enqueue({call, counts, capacity, workspace}, tuning, stream);
+  state_->enqueue({call, counts, capacity, workspace}, choose_batched_tuning(shape, state_->scheme, expected_rows, capacity), stream);
 }
 
 }  // namespace moe::hopper

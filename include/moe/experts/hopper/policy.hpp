@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
@@ -194,10 +195,25 @@ struct HopperPolicy {
       float const* scales = nullptr;
       if constexpr (kHasScales) scales = tokens.scales.data_handle();
       layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity,
-                             expected_rows_ == 0 ? 16 : expected_rows_, y.data_handle(), workspace_, stream, scales, gather_of(tokens));
+                             expected_rows_ == 0 ? kExpectedRows : expected_rows_, y.data_handle(), workspace_, stream, scales,
+                             gather_of(tokens));
+    }
+
+    /// The tiles of a call of the most rows, for a log. A layer may take less: tiles that its activation's kernels have, fewer clusters.
+    std::string tuning() const {
+      int const most = static_cast<int>(max_rows());
+      if constexpr (Format == ActivationFormat::batched) {
+        int const rows = expected_rows_ == 0 ? kExpectedRows : expected_rows_;
+        return text("for ", rows, " rows an expert: ", hopper::choose_batched_tuning(sizes_, kScheme, rows, most));
+      } else {
+        int const rows = expected_rows_ == 0 ? most : expected_tokens(most);
+        hopper::Tuning const t = hopper::choose_tuning(sizes_, kScheme, rows, kQuantizesRows);
+        return text("for ", rows, " rows: ", moe::kBatchInvariant<Config> ? hopper::invariant(t, kScheme) : t);
+      }
     }
 
    private:
+    static constexpr int kExpectedRows = 16;  // of an expert, if Params do not say
     static constexpr bool kQuantizesRows = hopper_quantizes_rows<Config, Quant, Format>;
 
     template <class Tokens>
@@ -206,10 +222,13 @@ struct HopperPolicy {
       if (expected_rows_ == 0) {
         layer_.forward(call, workspace_, stream);
       } else {
-        std::int64_t const expected = std::clamp<std::int64_t>(expected_rows_ * num_local() / topk(), 1, call.max_tokens);
         bool const quantises = kScheme == hopper::Scheme::fp8_block && call.x_scales == nullptr;
-        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, static_cast<int>(expected), quantises), workspace_, stream);
+        layer_.forward(call, hopper::choose_tuning(sizes_, kScheme, expected_tokens(call.max_tokens), quantises), workspace_, stream);
       }
+    }
+    /// Tokens of a call of at most `most` that give an expert the rows that Params expect.
+    int expected_tokens(int most) const {
+      return static_cast<int>(std::clamp<std::int64_t>(expected_rows_ * num_local() / topk(), 1, std::max(most, 1)));
     }
     static constexpr bool kStatic = Quant::kQuantizesActivations && Quant::kActGranularity == quantization::ScaleGranularity::per_tensor;
     static constexpr bool kHasScales = Quant::kQuantizesActivations && !kStatic;

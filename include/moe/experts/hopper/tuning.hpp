@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "moe/experts/hopper/common/problem.hpp"
@@ -84,6 +85,17 @@ constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_t
 }
 constexpr Tuning choose_tuning(LocalShape const& shape, Scheme scheme, int max_tokens) {
   return choose_tuning(shape, scheme, max_tokens, scheme == Scheme::fp8_block);
+}
+
+/// The tile choice for the batched format, by the expected rows of an expert.
+inline Tuning choose_batched_tuning(LocalShape shape, Scheme scheme, int expected_rows, int capacity) {
+  shape.topk = 1;
+  Tuning t = choose_tuning(shape, scheme, shape.num_experts * std::clamp(expected_rows, 1, std::max(1, capacity)));
+  // A tile that is one row too small reads an expert's weights twice: leave room for the rows that random routing gives nearly every
+  // expert.
+  double const likely = expected_rows + 2.8 * std::sqrt(static_cast<double>(std::max(expected_rows, 0)));
+  if (likely <= 16) t.tile_rows = likely <= 8 ? 8 : 16;
+  return t;
 }
 
 /// The choice changed so that each row's sums have one order: K is not split, and the special kernels for one token and for many rows of
