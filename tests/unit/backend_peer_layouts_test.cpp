@@ -126,7 +126,7 @@ void expect_disjoint(std::vector<std::pair<std::size_t, std::size_t>> regions, s
   EXPECT_LT(bytes - end, 256U);
 }
 
-TEST(OneSidedLayout, WorkspaceOfTheSpecificationsExample) {
+TEST(OneSidedLayout, WorkspaceOfTheExample) {
   PeerShape const s = shape();  // docs/semantics/exchange.md §10: payload 14336 + 32 + 32 bytes per row, combine 14336
   OneSidedLayout const at(s);
   std::size_t const rows = 8 * 1024;

@@ -34,7 +34,7 @@ using Sizes = moe::hopper::LocalShape;
 
 Constants limited(float limit) { return {1.702F, 1.0F, limit, 4.0F, 25.0F}; }
 
-TEST(HopperActivation, X2_TableOfTheSpecification) {
+TEST(HopperActivation, X2_Table) {
   struct Row {
     Kind kind;
     Constants constants;

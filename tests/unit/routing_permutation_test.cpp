@@ -40,7 +40,7 @@ Permuted permute(Ids const& ids, int slots, int k, int experts, int alignment, I
 }
 Ids const kIds{2, 0, 1, 2, 2, 0, -1, 2};
 
-TEST(Permutation, ExampleOfTheSpecification) {
+TEST(Permutation, TheExample) {
   Permuted const p = permute(kIds, 2, 2, 3, 1);
   EXPECT_EQ(p.offsets, (std::vector<std::int64_t>{0, 2, 3, 7}));
   EXPECT_EQ(p.counts, (Ids{2, 1, 4}));
