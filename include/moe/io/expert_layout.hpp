@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// io/expert_layout.hpp: what the layouts of expert weights share: names of projections, the place of a matrix, changes of order.
+// io/expert_layout.hpp: what the layouts of expert weights share: names of projections, where a matrix lies, changes of order.
 #pragma once
 
 #include <algorithm>

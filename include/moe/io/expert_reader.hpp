@@ -295,8 +295,8 @@ class ExpertReader {
   template <class T>
   void read_slice(StoredTensor const& t, std::string const& base, int e, std::int64_t rows, std::int64_t cols, T* out) const {
     bool const transposed = layout_ == WeightLayout::fused_transposed || layout_ == WeightLayout::fused_transposed_interleaved;
-    detail::MatrixPlace const place{.rows = rows, .cols = cols, .index = e, .stack = d_.router.num_experts};
-    if (detail::read_scaled(store_, t, base, place, d_.quantization, transposed, out)) return;
+    detail::MatrixPosition const position{.rows = rows, .cols = cols, .index = e, .stack = d_.router.num_experts};
+    if (detail::read_scaled(store_, t, base, position, d_.quantization, transposed, out)) return;
     if (bits(t.info->dtype) < 16)
       throw Error(ErrorCode::unsupported, one_line(t.where(), ": fused weights of dtype ", name(t.info->dtype), " cannot be read"));
     t.file->read_elements(*t.info, e * rows * cols, rows * cols, out);

@@ -193,8 +193,8 @@ class PackedMatrixReader {
         m.stack > 0 ? detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", "_scale_inv", "_weight_scale", "_scale"})
                     : detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", ".scale"});
     if (!scale) return std::nullopt;  // the reader in floating point names it
-    detail::MatrixPlace const place{.rows = m.rows, .cols = m.cols, .index = m.index, .stack = m.stack};
-    detail::ScaleGrid grid = detail::read_scale_grid(*scale, place, q_.block[0], q_.block[1]);
+    detail::MatrixPosition const position{.rows = m.rows, .cols = m.cols, .index = m.index, .stack = m.stack};
+    detail::ScaleGrid grid = detail::read_scale_grid(*scale, position, q_.block[0], q_.block[1]);
     q_.require({false, 8, grid.group}, m.cols, codes.where());
     return grid;
   }

@@ -34,7 +34,7 @@ namespace detail {
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 /// One matrix [rows, cols]: a tensor of its own (stack 0), or number `index` of a tensor [stack, rows, cols].
-struct MatrixPlace {
+struct MatrixPosition {
   std::int64_t rows = 0, cols = 0;
   std::int64_t index = 0, stack = 0;
   std::int64_t elements() const { return rows * cols; }
@@ -74,7 +74,7 @@ struct ScaleGrid {
 
 /// The scales of one matrix: one, one per row ([rows] or [rows, 1]), one per column of a stacked matrix ([1, cols]), one per block, or one
 /// per group along a row. E_ARG naming the shapes that fit.
-inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPlace const& m, std::int64_t block_rows, std::int64_t block_cols) {
+inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPosition const& m, std::int64_t block_rows, std::int64_t block_cols) {
   ScaleGrid grid;
   std::int64_t const rows = (m.rows + block_rows - 1) / block_rows, cols = (m.cols + block_cols - 1) / block_cols;
   std::span<std::int64_t const> shape(s.shape());
@@ -107,7 +107,7 @@ inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPlace const& m, st
 
 /// out[rows, cols] = codes · scales. e4m3 codes that are NaN (0x7F, 0xFF) are refused: no released checkpoint uses them.
 template <class T>
-void read_scaled_e4m3(StoredTensor const& w, MatrixPlace const& m, ScaleGrid const& scales, T* out) {
+void read_scaled_e4m3(StoredTensor const& w, MatrixPosition const& m, ScaleGrid const& scales, T* out) {
   std::vector<float> codes(at(m.elements()));
   w.file->read_elements(*w.info, m.index * m.elements(), m.elements(), codes.data());
   for (std::int64_t i = 0; i < m.rows; ++i) {
@@ -120,7 +120,7 @@ void read_scaled_e4m3(StoredTensor const& w, MatrixPlace const& m, ScaleGrid con
 }
 /// The same for int8; zeros: laid out as the scales, or absent.
 template <class T>
-void read_scaled_int8(StoredTensor const& w, MatrixPlace const& m, ScaleGrid const& scales, ScaleGrid const* zeros, T* out) {
+void read_scaled_int8(StoredTensor const& w, MatrixPosition const& m, ScaleGrid const& scales, ScaleGrid const* zeros, T* out) {
   std::vector<std::int8_t> codes(at(m.elements()));
   w.file->read_elements(*w.info, m.index * m.elements(), m.elements(), codes.data());
   for (std::int64_t i = 0; i < m.rows; ++i) {
@@ -143,7 +143,7 @@ inline std::optional<StoredTensor> find_any(TensorStore const& store, std::strin
 /// Reads an e4m3 or int8 matrix with the scales that belong to `base`: base + ".weight_scale_inv", ".weight_scale" or ".scale", of a fused
 /// tensor also base + "_scale_inv" or "_scale". `transposed`: the matrix is stored [in, out]. False for another dtype.
 template <class T>
-bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string const& base, MatrixPlace const& m,
+bool read_scaled(TensorStore const& store, StoredTensor const& w, std::string const& base, MatrixPosition const& m,
                  CheckpointQuantization const& q, bool transposed, T* out) {
   bool const e4m3 = w.info->dtype == FileDType::f8_e4m3;
   if (!e4m3 && w.info->dtype != FileDType::i8) return false;
