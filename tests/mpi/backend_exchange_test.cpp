@@ -68,30 +68,12 @@ TYPED_TEST(Exchanges, T2_G1_G2_P16_ZeroTokensAndNoExperts) {
 TYPED_TEST(Exchanges, T3_OneRankTakesAllOrNone) {
   int const experts = 3 * this->comm.size() + 1;
   Harness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 3});
-  for (int target = 0; target < this->comm.size(); ++target) {
-    auto one = random_batch<float>(this->rank(), 5, 8, 16, 3, experts);
-    auto empty = one;
-    auto const owned = h.placement().local_to_physical(target);
-    for (std::size_t i = 0; i < one.ids.size(); ++i) {
-      one.ids[i] = owned[i % owned.size()];
-      if (empty.ids[i] >= 0 && h.placement().owner(empty.ids[i]) == target) empty.ids[i] = moe::kNoExpert;
-    }
-    h.check(one, "one rank takes all");
-    EXPECT_EQ(h.slots(), this->rank() == target ? 8 * 3 * this->comm.size() : 0);
-    h.check(empty, "one rank takes none");
-    if (this->rank() == target) {
-      EXPECT_EQ(h.slots(), 0);
-    }
-  }
+  expect_one_rank_takes_all_or_none(h, this->rank(), this->comm.size(), experts);
 }
 
 TYPED_TEST(Exchanges, T3_T19_AllSlotsOnOneExpert) {
   Harness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = 5, .k = 3});
-  for (int expert = 0; expert < 5; ++expert) {
-    auto b = random_batch<float>(this->rank(), expert, 4, 16, 3, 5);
-    std::fill(b.ids.begin(), b.ids.end(), expert);
-    h.check(b, "the same id three times is added three times");
-  }
+  expect_one_expert_takes_all(h, this->rank(), 4, 3, 5);
 }
 
 TYPED_TEST(Exchanges, P6_MoreRanksThanExperts) {

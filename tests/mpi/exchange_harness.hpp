@@ -24,6 +24,29 @@ using NaiveBackend = moe::backends::Naive<Comm>;
 using GatherBackend = moe::backends::AllGatherReduceScatter<Comm>;
 using AllToAllBackend = moe::backends::AllToAllV<Comm>;
 
+/// The experts of the tests on standard rows: each row of `y` is its row times the sum of weight and factor() of its experts, which are
+/// numbers in `owned`, the physical ids of this rank. Returns how many slots had work. `row`: scratch.
+template <class Quant, class Act, class Partial, class Tokens, class Outputs, class Owned>
+std::int64_t run_standard_experts(Tokens const& tokens, Outputs const& y, Owned const& owned, std::int64_t hidden,
+                                  std::vector<float>& row) {
+  EXPECT_EQ(y.extent(0), tokens.rows.extent(0));
+  row.resize(static_cast<std::size_t>(hidden));
+  std::int64_t slots = 0;
+  for (std::int64_t t = 0; t < y.extent(0); ++t) {
+    float sum = 0;
+    for (std::int64_t j = 0; j < tokens.topk_ids.extent(1); ++j) {
+      std::int32_t const id = tokens.topk_ids(t, j);
+      if (id == moe::kNoExpert) continue;
+      EXPECT_TRUE(id >= 0 && id < static_cast<std::int32_t>(owned.size())) << id;
+      sum += tokens.topk_weights(t, j) * factor(owned[static_cast<std::size_t>(id)]);
+      ++slots;
+    }
+    Quant{}.template dequantize_row<Act>(moe::row_ptr(tokens.rows, t), moe::row_ptr(tokens.scales, t), hidden, row.data());
+    for (std::int64_t h = 0; h < hidden; ++h) y(t, h) = moe::from_float<Partial>(sum * row[static_cast<std::size_t>(h)]);
+  }
+  return slots;
+}
+
 template <class Backend, class Act = float, class Quant = moe::quantization::None, class Partial = float, class Cfg = Config<Act>>
 class Harness {
  public:
@@ -58,24 +81,8 @@ class Harness {
   template <class Tokens>
   std::int64_t run_experts(Tokens const& tokens) {
     auto y = exchange_.expert_output();
-    EXPECT_EQ(y.extent(0), tokens.rows.extent(0));
     EXPECT_LE(y.extent(0), exchange_.max_rows());
-    auto const owned = placement_.local_to_physical(comm_.rank());
-    std::int64_t slots = 0;
-    row_.resize(static_cast<std::size_t>(hidden_));
-    for (std::int64_t t = 0; t < y.extent(0); ++t) {
-      float sum = 0;
-      for (std::int64_t j = 0; j < tokens.topk_ids.extent(1); ++j) {
-        std::int32_t const id = tokens.topk_ids(t, j);
-        if (id == moe::kNoExpert) continue;
-        EXPECT_TRUE(id >= 0 && id < static_cast<std::int32_t>(owned.size())) << id;
-        sum += tokens.topk_weights(t, j) * factor(owned[static_cast<std::size_t>(id)]);
-        ++slots;
-      }
-      Quant{}.template dequantize_row<Act>(moe::row_ptr(tokens.rows, t), moe::row_ptr(tokens.scales, t), hidden_, row_.data());
-      for (std::int64_t h = 0; h < hidden_; ++h) y(t, h) = moe::from_float<Partial>(sum * row_[static_cast<std::size_t>(h)]);
-    }
-    return slots;
+    return run_standard_experts<Quant, Act, Partial>(tokens, y, placement_.local_to_physical(comm_.rank()), hidden_, row_);
   }
 
   /// prepare, experts, finalize: [rows, hidden].
@@ -119,6 +126,35 @@ class Harness {
   std::vector<float> row_;
   std::int64_t slots_ = 0;
 };
+
+/// T3: each rank in turn is the owner of all slots with work, then of none. `h`: three experts a token, rows of 16.
+template <class H>
+void expect_one_rank_takes_all_or_none(H& h, int rank, int ranks, int num_experts) {
+  for (int target = 0; target < ranks; ++target) {
+    auto one = random_batch<float>(rank, 5, 8, 16, 3, num_experts);
+    auto empty = one;
+    auto const owned = h.placement().local_to_physical(target);
+    for (std::size_t i = 0; i < one.ids.size(); ++i) {
+      one.ids[i] = owned[i % owned.size()];
+      if (empty.ids[i] >= 0 && h.placement().owner(empty.ids[i]) == target) empty.ids[i] = moe::kNoExpert;
+    }
+    h.check(one, "one rank takes all");
+    EXPECT_EQ(h.slots(), rank == target ? 8 * 3 * ranks : 0);
+    h.check(empty, "one rank takes none");
+    if (rank == target) {
+      EXPECT_EQ(h.slots(), 0);
+    }
+  }
+}
+/// T3, T19: each expert in turn is named by all slots.
+template <class H>
+void expect_one_expert_takes_all(H& h, int rank, std::int64_t rows, std::int64_t k, int num_experts) {
+  for (int expert = 0; expert < num_experts; ++expert) {
+    auto b = random_batch<float>(rank, expert, rows, 16, k, num_experts);
+    std::fill(b.ids.begin(), b.ids.end(), expert);
+    h.check(b, "the same id several times is added several times");
+  }
+}
 
 /// The last rank's prepare() with `wrong` is refused with `own` and `sentence`; the other ranks, whose tokens are good, get `others` and
 /// the name of the refusing rank. Afterwards a round with good tokens passes. `H`: Harness or WindowHarness.

@@ -95,12 +95,15 @@ class WindowHarness {
   template <class Tokens, class Outputs>
   std::int64_t run_experts(Tokens const& tokens, Outputs y) {
     auto const owned = placement_.local_to_physical(rank_);
-    std::int64_t slots = 0;
-    row_.resize(static_cast<std::size_t>(hidden_));
-    if constexpr (kBatched) {
+    if constexpr (!kBatched) {
+      EXPECT_LE(y.extent(0), exchange_.max_rows());
+      return run_standard_experts<Quant, Act, Partial>(tokens, y, owned, hidden_, row_);
+    } else {
+      std::int64_t rows = 0;
+      row_.resize(static_cast<std::size_t>(hidden_));
       for (std::int64_t e = 0; e < tokens.rows.extent(0); ++e) {
         EXPECT_LE(tokens.expert_num_tokens(e), exchange_.max_rows());
-        for (std::int64_t i = 0; i < tokens.expert_num_tokens(e); ++i, ++slots) {
+        for (std::int64_t i = 0; i < tokens.expert_num_tokens(e); ++i, ++rows) {
           Quant{}.template dequantize_row<Act>(moe::row_ptr(tokens.rows, e, i), moe::row_ptr(tokens.scales, e, i), hidden_, row_.data());
           for (std::int64_t h = 0; h < hidden_; ++h) {
             moe::row_ptr(y, e, i)[h] =
@@ -108,23 +111,8 @@ class WindowHarness {
           }
         }
       }
-    } else {
-      EXPECT_EQ(y.extent(0), tokens.rows.extent(0));
-      EXPECT_LE(y.extent(0), exchange_.max_rows());
-      for (std::int64_t t = 0; t < y.extent(0); ++t) {
-        float sum = 0;
-        for (std::int64_t j = 0; j < tokens.topk_ids.extent(1); ++j) {
-          std::int32_t const id = tokens.topk_ids(t, j);
-          if (id == moe::kNoExpert) continue;
-          EXPECT_TRUE(id >= 0 && id < static_cast<std::int32_t>(owned.size())) << id;
-          sum += tokens.topk_weights(t, j) * factor(owned[static_cast<std::size_t>(id)]);
-          ++slots;
-        }
-        Quant{}.template dequantize_row<Act>(moe::row_ptr(tokens.rows, t), moe::row_ptr(tokens.scales, t), hidden_, row_.data());
-        for (std::int64_t h = 0; h < hidden_; ++h) y(t, h) = moe::from_float<Partial>(sum * row_[static_cast<std::size_t>(h)]);
-      }
+      return rows;
     }
-    return slots;
   }
 
   /// Runs the experts from the result of the last prepare() to the input of finalize().
