@@ -17,7 +17,7 @@ def symbols(nm: str, archive: str) -> list[tuple[str, str, str]]:
         if line.endswith(".o:"):
             member = line[:-1]
         elif match := re.match(r"[0-9a-f ]*([A-Za-z]) (.+)$", line):
-            found.append((member, *match.groups()))
+            found.append((member, match[1], match[2].partition(" [clone ")[0]))  # g++ splits functions into hot and cold parts
     return found
 
 
