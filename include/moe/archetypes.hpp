@@ -141,6 +141,8 @@ struct ExpertsFacts {
   static constexpr int kTile = 1;
   static constexpr int kSharedMemory = 0;
   static constexpr bool kBatchInvariant = false;
+  static constexpr bool kRoutesInside = false;
+  static constexpr bool kRouter = true;
 };
 
 /// Experts whose FFN is the identity: y = Σ w x over the slots with an expert.
@@ -150,7 +152,12 @@ struct ArchetypeExperts {
   using Space = std::conditional_t<Facts::kOnDevice, space::cuda, space::host>;
   static constexpr int kSharedMemoryLimit = 227 * 1024;
   static constexpr bool kBatchInvariant = Facts::kBatchInvariant;
+  static constexpr bool kRoutesInside = Facts::kRoutesInside;
   struct Params {};
+  template <class Router>
+  static constexpr bool supports_router() {
+    return Facts::kRouter;
+  }
   static constexpr bool reads(ActivationFormat f) { return f == Facts::kReads; }
   static constexpr TopKReduction reduction(ActivationFormat) { return TopKReduction::experts; }
   template <class Act, class Weight>
@@ -180,6 +187,9 @@ struct ArchetypeExperts {
     Kernel(Shape<Config> const& shape, WeightsOf<Config, Quant> const&, std::int64_t, Quant const&, typename Config::Activation const&,
            Params const&, Arena<Space>&)
         : hidden_(shape.hidden()) {}
+    /// Of experts that route inside. The identity needs no router: its weights are the logits.
+    template <class Router>
+    void route_with(Router const&) {}
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, Stream<Space>) const {
       for (std::int64_t r = 0; r < y.extent(0); ++r) {
         for (std::int64_t h = 0; h < hidden_; ++h) {

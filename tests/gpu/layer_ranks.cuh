@@ -112,10 +112,10 @@ Params shared_gpu(Params params) {
 }
 
 /// One rank: its layer, its arrays at fixed addresses, its stream, its graph.
-template <class Backend>
+template <class Backend, class Experts = experts::CudaReference>
 class LayerRank {
  public:
-  using Layer = ModularKernel<RankConfig, routing::AnyRouter, quantization::None, Backend, experts::CudaReference>;
+  using Layer = ModularKernel<RankConfig, routing::AnyRouter, quantization::None, Backend, Experts>;
 
   /// experts: the rank's, in the order of its weights. p: all but the shape, the most rows and the backend's parameters.
   LayerRank(typename Backend::Comm& comm, std::vector<int> const& experts, typename Layer::Params p)

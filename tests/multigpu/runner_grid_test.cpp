@@ -24,6 +24,7 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/experts/cuda_reference.hpp"
+#include "moe/experts/monolithic.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
 #include "moe/runner/device/dense_shared.hpp"
@@ -428,6 +429,60 @@ TYPED_TEST(FusedShared, N20_EqualsBeside) {
       if (testing::Test::HasFatalFailure()) return;
       ++ran;
     }
+  }
+  EXPECT_GT(ran, 0);
+}
+
+// ---- Experts that route inside (N16): rows and logits are gathered, and every rank chooses.
+
+template <class Backend, class Experts>
+std::vector<float> gathered(MoeParallel const& moe) {
+  using L = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
+  using R = Runner<L, FusedParts>;
+  Model const m{.form = {false, false, SharedOutput::none}};
+  ExpertPlacement const placement(kExperts, moe.ep_size);
+  Store const store = experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size);
+  typename R::Params p{
+      .layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate / moe.moe_tp_size, .num_experts = kExperts, .topk = kTopK},
+                .max_tokens_per_rank = kMost,
+                .placement = placement,
+                .router = {.num_experts = kExperts, .topk = kTopK}}};
+  OnDevice weights;
+  p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+  Nccl* const tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size);
+  p.parallel = {.moe = moe, .tp = tp};
+  Nccl* const layer_group =
+      runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", moe.tp_size), moe.tp_rank);
+  comm::Self<Cuda> self;
+  auto const run = [&](auto& comm) {
+    R runner(comm, store.view(), p);
+    CudaStream stream;
+    Rowset rows(tokens(moe));
+    runner.forward(rows.x(), rows.y(), {}, stream);
+    finish(runner, tp, stream);
+    return rows.result();
+  };
+  if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+    return run(*layer_group);
+  } else {
+    return run(self);
+  }
+}
+
+template <class Backend>
+class MonolithicGrid : public testing::Test {};
+using MonolithicBackends = testing::Types<Local, Gather>;
+TYPED_TEST_SUITE(MonolithicGrid, MonolithicBackends);
+
+TYPED_TEST(MonolithicGrid, N16_EqualsRoutedRows) {
+  int ran = 0;
+  for (Grid const& g : grids(world_size())) {
+    MoeParallel const moe = place_of(g, world_rank(), TypeParam::kFacts);
+    if (runner::parallel_conflict(moe) != nullptr) continue;
+    SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep));
+    std::vector<float> const want = gathered<TypeParam, experts::CudaReference>(moe);
+    expect_close(gathered<TypeParam, experts::Monolithic<experts::CudaReference>>(moe), want);
+    ++ran;
   }
   EXPECT_GT(ran, 0);
 }

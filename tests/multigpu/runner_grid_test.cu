@@ -7,7 +7,9 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/contract/monolithic.hpp"
 #include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/monolithic.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
@@ -28,6 +30,9 @@ template class moe::detail::DeviceRounds<Nccl>;
 template class moe::backends::detail::LocalExchange<Cuda, Layer, None, float>;
 template class moe::backends::detail::AllToAllVExchange<Nccl, Layer, None, float>;
 template class moe::detail::GatherExchange<moe::backends::AllGatherReduceScatter<Nccl>, Layer, None, float>;
+template class moe::backends::detail::LocalExchange<Cuda, moe::LogitsRows<Layer>, None, float>;
+template class moe::detail::GatherExchange<moe::backends::AllGatherReduceScatter<Nccl>, moe::LogitsRows<Layer>, None, float>;
+template void moe::routing::pass_logits<float>(RouteArgs<float> const&, Stream<space::cuda>);
 template class moe::experts::CudaReference::Kernel<Layer, None, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, None, moe::ActivationFormat::batched>;
 

@@ -12,6 +12,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/concepts.hpp"
+#include "moe/core/contract/monolithic.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
 
@@ -136,6 +137,8 @@ struct Verdicts {
 
   using type = std::tuple<
       typename Exchange::SameSpace, typename Exchange::Format,
+      Verdict<rules::MonolithicTransport, !facts::routes_inside<Experts>() || !facts::follows_routing<Backend>(), Experts, Backend>,
+      Verdict<rules::MonolithicRouter, facts::supports_router<Experts, Router>(), Experts, Router>,
       Verdict<rules::TopKInBounds, topk_in_bounds(Config::topk, Config::num_experts), Value<Config::topk>, Value<Config::num_experts>>,
       typename Exchange::ExpertsElement, typename Exchange::BackendElement, typename Exchange::ExpertsActivation,
       typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,

@@ -18,12 +18,13 @@ template <class C>
 Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
     : shape_(build(comm, [&] { return Shape<Config>(layer_shape(p.shape)); })),
       router_(build(comm, [&] { return make_router(p.router); })),
-      num_slots_(router_.num_slots()),
+      num_slots_(kMonolithic ? router_.num_logits() : router_.num_slots()),
       mapping_(p.mapping),
       load_(p.load),
       max_tokens_(agreed_max_tokens(comm, weights, p)),
-      exchange_(comm, shape_, max_tokens_, all_experts(p.placement), row_quantization(p.quantization), p.backend, arena_),
+      exchange_(comm, exchange_shape(), max_tokens_, all_experts(p.placement), row_quantization(p.quantization), p.backend, arena_),
       kernel_(build(comm, [&] { return Kernel(shape_, weights, exchange_.max_rows(), p.quantization, p.activation, p.experts, arena_); })) {
+  if constexpr (kMonolithic) kernel_.route_with(router_);
   build(comm, [&] {
     take_shared(comm, p);
     take_memory();
@@ -95,8 +96,8 @@ std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Par
 
 template <class C>
 void Layer<C>::take_memory() {
-  ids_ = arena_.template take<std::int32_t>(max_tokens_ * router_.num_slots());
-  weights_ = arena_.template take<float>(max_tokens_ * router_.num_slots());
+  ids_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
+  weights_ = arena_.template take<float>(max_tokens_ * num_slots_);
   if (Space::kKind == SpaceKind::host || maps() || shared_.first >= 0)
     dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
   if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);
@@ -122,9 +123,37 @@ void Layer<C>::check_router(ExpertPlacement const& placement) const {
     throw Error(ErrorCode::config,
                 text("num_experts: the router has ", router_.num_experts(), and_fused, ", the layer ", shape_.num_experts()));
   }
+  if constexpr (kMonolithic) check_monolithic();
   if (fused > 0 && maps() && placement.ep_size() == 1) {
     throw Error(ErrorCode::unsupported,
                 "fused shared experts: every rank computes its own, and a mapping moves experts; run shared experts beside the layer");
+  }
+}
+
+/// E_CONFIG for what only a layer that routes can do.
+template <class C>
+void Layer<C>::check_monolithic() const {
+  auto const refuse = [](char const* what) {
+    throw Error(ErrorCode::config, text("monolithic kernel without ", what, ". Choose experts that take routed rows"));
+  };
+  if (maps() || load_.load_counter != nullptr) refuse("EPLB: it takes no mapping of experts and counts no load");
+  if (router_.num_slots() != router_.topk()) refuse("fused shared experts: it has the router's choice alone");
+  if constexpr (requires { router_.resolved(); }) {
+    auto const c = router_.resolved();
+    if (c.num_zero_experts > 0) refuse("zero experts: it tells no weights of them");
+    if (c.num_joint_shared > 0) refuse("weights of shared experts: it tells none");
+    if (c.hash_table != nullptr) refuse("hash routing: it gets logits, not token ids");
+    if (c.expert_capacity > 0) refuse("an expert capacity: it sees the rows of all ranks");
+  }
+}
+
+/// What the exchange moves: a column for each choice, or for each logit.
+template <class C>
+auto Layer<C>::exchange_shape() const -> Shape<typename Parts<C>::Config> {
+  if constexpr (kMonolithic) {
+    return Shape<typename Parts<C>::Config>(shape_, router_.num_logits());
+  } else {
+    return shape_;
   }
 }
 

@@ -58,10 +58,10 @@ template <class C>
 using KernelOf = typename C::Experts::template Kernel<typename C::Config, typename C::Quant, C::Backend::kFormat>;
 
 /// The types of the two objects. The backend's rows are quantised by Quant or, if rows stay on their rank, in the form that the experts
-/// prefer to read.
+/// prefer to read. Experts that route inside get the rows' logits instead of a choice.
 template <class C>
 struct Parts {
-  using Config = typename C::Config;
+  using Config = std::conditional_t<facts::routes_inside<typename C::Experts>(), LogitsRows<typename C::Config>, typename C::Config>;
   using Kernel = KernelOf<C>;
   using RowQuant = typename std::conditional_t<facts::rows_stay<typename C::Backend>(), facts::RowsRead<Kernel, typename C::Quant>,
                                                std::type_identity<typename C::Quant>>::type;
@@ -99,7 +99,7 @@ struct ExchangeIncluded : ExchangeInclude<typename Parts<C>::Exchange> {};
 
 template <class C>
 struct ExchangeMembers {
-  using type = ExchangeCalls<typename Parts<C>::Exchange, typename C::Backend, typename C::Config, typename Parts<C>::RowQuant>;
+  using type = ExchangeCalls<typename Parts<C>::Exchange, typename C::Backend, typename Parts<C>::Config, typename Parts<C>::RowQuant>;
 };
 
 /// The rules that kernel and router accept the exchange's arrays.
@@ -128,8 +128,10 @@ struct Meeting {
       return false;
     }
   }
-  using type = std::tuple<Verdict<rules::DispatchOverlaps, arrivals_meet(), Exchange, Kernel>,
-                          Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict>;
+  using type = std::tuple<
+      Verdict<rules::DispatchOverlaps, arrivals_meet(), Exchange, Kernel>,
+      Verdict<rules::KernelApplies, KernelApplies<Kernel, Tokens, Out, Stream<Space>>, Kernel, Tokens>, RouterVerdict,
+      Verdict<rules::KernelRoutes, !facts::routes_inside<typename C::Experts>() || KernelRoutes<Kernel, Router>, Kernel, Router>>;
 };
 
 /// The first member that kernel, exchange or router lack. C: a legal Composition.

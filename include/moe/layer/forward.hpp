@@ -7,6 +7,7 @@
 #include "moe/core/error.hpp"
 #include "moe/layer/capture.hpp"
 #include "moe/layer/layer.hpp"
+#include "moe/routing/pass_logits.hpp"
 #include "moe/routing/route.hpp"
 #include "moe/routing/row/row_router.hpp"
 #include "moe/routing/zero_experts.hpp"
@@ -105,7 +106,10 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
   routing::RouteArgs<L> const args{
       logits,         options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,     options.token_ids,      topk_ids(),
       topk_weights(), Space::kKind == SpaceKind::host ? &counters_ : device_counters_, options.shared_weights, options.sequence_length};
-  if constexpr (Space::kKind == SpaceKind::host) {
+  if constexpr (kMonolithic) {
+    routing::pass_logits(args, stream);
+    if constexpr (Space::kKind == SpaceKind::host) choose_replicas();
+  } else if constexpr (Space::kKind == SpaceKind::host) {
     router_.select(args);
     choose_replicas();
   } else if (fix::include_moe_routing_device_route_cuh_or_link_a_model_library(); dispatched_ == nullptr) {

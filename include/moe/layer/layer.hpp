@@ -43,6 +43,9 @@ class Layer {
   using Hidden = Rows<Act const, Config::hidden>;
   using Output = Rows<Act, Config::hidden>;
 
+  /// The experts route inside (core/contract/monolithic.hpp).
+  static constexpr bool kMonolithic = facts::routes_inside<Experts>();
+
   static constexpr std::int64_t kMissing = -1;
   struct Params {
     /// Dimensions that Config leaves dynamic.
@@ -103,7 +106,8 @@ class Layer {
   template <class HiddenArg, class IdsArg, class WeightsArg, class OutputArg, class Probe = NoProbe>
   void forward_routed(HiddenArg const& hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, OutputArg const& output,
                       ForwardOptions const& options = {}, Stream<Space> stream = {}, Probe&& probe = {}) {
-    using Broken = FirstBrokenArgument<HiddenArgument<Hidden, Act, HiddenArg>, RoutingArguments<IdsArg, WeightsArg>,
+    using Broken = FirstBrokenArgument<std::tuple<Verdict<rules::MonolithicTakesNoRouting, !kMonolithic, Experts>>,
+                                       HiddenArgument<Hidden, Act, HiddenArg>, RoutingArguments<IdsArg, WeightsArg>,
                                        OutputArgument<Output, Act, OutputArg>>;
     if constexpr (std::is_same_v<Broken, NoBrokenRule>) {
       run_routed(hidden, topk_ids, topk_weights, output, options, stream, probe);
@@ -137,7 +141,8 @@ class Layer {
   /// every rank.
   ExpertPlacement all_experts(ExpertPlacement const& routed) const;
 
-  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory.
+  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory. Experts that route inside tell no choice:
+  /// then [M, num_logits], every expert with its logit.
   Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, num_slots_); }
   Rows<float> topk_weights() { return make_rows(weights_, rows_, num_slots_); }
   Shape<Config> const& shape() const { return shape_; }
@@ -160,6 +165,8 @@ class Layer {
   void take_memory();
   routing::RouteCounters* take_zeroed_counters();
   void check_router(ExpertPlacement const& placement) const;
+  void check_monolithic() const;
+  Shape<typename Parts<C>::Config> exchange_shape() const;
   void check_mapping(ExpertPlacement const& placement, typename Backend::Params const& backend) const;
   static void check_local_experts(Weights const& weights, ExpertPlacement const& placement, int rank, int num_ranks);
   void take_shared(Comm const& comm, Params const& p);
@@ -198,7 +205,7 @@ class Layer {
   std::int64_t max_tokens_;
   Exchange exchange_;
   Kernel kernel_;
-  std::int32_t* ids_ = nullptr;         // [T_max, k + fused shared]
+  std::int32_t* ids_ = nullptr;         // [T_max, k + fused shared], or [T_max, num_logits] if the experts route inside
   float* weights_ = nullptr;            // as ids_
   std::int32_t* dispatched_ = nullptr;  // as ids_; null: ids_ is dispatched
   float* zero_weights_ = nullptr;       // [T_max], the device's zero experts under a mapping

@@ -106,6 +106,12 @@ inline constexpr bool kInHalves = false;
 template <class Layer>
   requires requires { typename Layer::Half; }
 inline constexpr bool kInHalves<Layer> = facts::is_asynchronous<typename Layer::Backend>();
+/// Whether a layer's experts route inside. Those of OnHost tell their own layer.
+template <class Layer>
+inline constexpr bool kMonolithic = false;
+template <class Layer>
+  requires requires { Layer::kMonolithic; }
+inline constexpr bool kMonolithic<Layer> = Layer::kMonolithic;
 template <class Policy>
 inline constexpr bool kPresent = !requires { requires Policy::kAbsent; };
 
@@ -211,6 +217,8 @@ class Runner {
   }
 
   Layer& layer() { return layer_; }
+  /// Whether the experts route inside: no mapping, no counted load, no routing to look at.
+  static constexpr bool is_monolithic() { return runner::detail::kMonolithic<LayerT>; }
   /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
   /// layer's memory.
   auto topk_ids() { return layer_.topk_ids(); }
