@@ -121,7 +121,8 @@ function(_moe_preset_kernels result kernels backends)
       if(scheme STREQUAL "w4a16")
         _moe_shared_kernels(moe_preset_w4a16 ${w4})
         _moe_shared_kernels(moe_preset_w4a16_${activation} "#include <moe/experts/hopper/w4/launch.cuh>
-template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>()|")
+template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>()|
+template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Scheme::${activation}>()|")
         list(APPEND targets moe_preset_w4a16_${activation} moe_preset_w4a16 moe_preset_hopper)
       else()
         _moe_shared_kernels(moe_preset_${scheme}_${activation} "#include <moe/experts/hopper/layer/launch.cuh>

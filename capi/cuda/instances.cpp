@@ -43,9 +43,8 @@ std::string contiguous_unfit(moe::c::Request const& r) {
 }
 template <int IntermediateUnit>
 std::string w4a16_unfit(moe::c::Request const& r) {
-  bool const takes = HopperW4A16::takes(r.activation.kind, r.shape.weight_on_input);
-  return first({wrong_device(r), takes ? "" : moe::text("activation ", name(r.activation.kind), " or a router weight on the input"),
-                wrong_size("hidden", r.shape.hidden, 64), wrong_size("intermediate", r.shape.intermediate, IntermediateUnit)});
+  return first(
+      {wrong_device(r), wrong_size("hidden", r.shape.hidden, 64), wrong_size("intermediate", r.shape.intermediate, IntermediateUnit)});
 }
 
 template <class Act, class Quant, class Experts>

@@ -59,8 +59,8 @@ struct RandomWeights {
   Buffer<float, Cuda> b13, b2;
   WeightsOf<Config, Quant> view;
 
-  RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F) {
-    std::int64_t const rows13 = 2 * s.intermediate;
+  RandomWeights(Sizes const& s, bool biases, std::mt19937_64& gen, int exponent = 0, float zero_offset = 0.0F, bool gated = true) {
+    std::int64_t const rows13 = (gated ? 2 : 1) * s.intermediate;
     fill(c13, s13, s.experts, rows13, s.hidden, gen, exponent, zero_offset);
     fill(c2, s2, s.experts, s.hidden, s.intermediate, gen, -exponent, zero_offset);
     if (biases) {
@@ -154,10 +154,10 @@ activation::Any const kGptOss{activation::Kind::swigluoai_halves, {1.702F, 1.0F,
 /// output hold NaN before each.
 template <class Quant>
 double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed, bool biases = false, activation::Any const& act = kSilu,
-                      int exponent = 0) {
+                      int exponent = 0, bool weight_on_input = false) {
   std::mt19937_64 gen(seed);
-  RandomWeights<Quant> const weights(s, biases, gen, exponent);
-  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated());
+  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
   std::vector<bf16> x(static_cast<std::size_t>(tokens) * s.hidden);
   std::vector<float> w(static_cast<std::size_t>(tokens) * s.topk);
   std::normal_distribution<float> normal;
@@ -266,6 +266,49 @@ TEST(HopperW4A16, Q17_X9_GptOssWithBiases) {
   EXPECT_LT(standard_error<Nvfp4>({3, 192, 2880, 3}, 20, Load::random, 303, true, kGptOss), kTolerance);
   activation::Any const clamped{activation::Kind::silu_clamped, {1.702F, 1.0F, 0.5F, 4.0F, 25.0F}};
   EXPECT_LT(standard_error<Int4Group128>({3, 192, 192, 3}, 20, Load::random, 301, true, clamped), kTolerance);
+}
+
+template <class Quant>
+class HopperW4A16Activations : public testing::Test {};
+using AllStorages = testing::Types<Int4Group128, Int4Group128Zero, Int4Group32, Int4Group32Zero, Mxfp4, Nvfp4>;
+TYPED_TEST_SUITE(HopperW4A16Activations, AllStorages);
+
+// Tiles of 16, of the middle kernel and of the largest; of K in parts, with 1 and 5 tokens. Without a gate a brick is 64 features.
+TYPED_TEST(HopperW4A16Activations, X2_X9_EveryActivationWithBiases) {
+  NEEDS_HOPPER();
+  for (int k = 0; k < activation::kKinds; ++k) {
+    activation::Any act{static_cast<activation::Kind>(k)};
+    act.constants.limit = 1.5F;  // limits some of the values
+    for (int tokens : {1, 5, 70, 700}) {
+      auto const seed = static_cast<std::uint64_t>(1000 + 10 * k);
+      EXPECT_LT(standard_error<TypeParam>({8, 256, 384, 2}, tokens, Load::random, seed, true, act), kTolerance)
+          << activation::name(act.kind) << ", " << tokens << " tokens";
+    }
+    EXPECT_LT(standard_error<TypeParam>({4, 128, 192, 1}, 60, Load::some_missing, 2000, false, act), kTolerance)
+        << activation::name(act.kind) << ", 64 of 256 features in the last tile";
+  }
+}
+
+TYPED_TEST(HopperW4A16Activations, X8_WeightOnTheInput) {
+  NEEDS_HOPPER();
+  for (activation::Kind kind : {activation::Kind::silu, activation::Kind::gelu, activation::Kind::relu2_no_mul}) {
+    for (int k : {1, 2}) {
+      for (int tokens : {1, 60, 400}) {
+        EXPECT_LT(standard_error<TypeParam>({8, 256, 128, k}, tokens, Load::random, 3000, true, activation::Any{kind}, 0, true), kTolerance)
+            << activation::name(kind) << ", top " << k << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST(HopperW4A16, UngatedWidthsThatLeaveHalfABrick) {
+  NEEDS_HOPPER();
+  activation::Any const relu2{activation::Kind::relu2_no_mul};
+  for (int tokens : {3, 60, 300}) {
+    EXPECT_LT(standard_error<Mxfp4>({4, 128, 1440, 2}, tokens, Load::random, 380, true, relu2), kTolerance) << tokens;
+    EXPECT_LT(standard_error<Mxfp4>({4, 64, 32, 2}, tokens, Load::random, 381, true, relu2), kTolerance) << tokens;
+    EXPECT_LT(standard_error<Nvfp4>({4, 128, 96, 2}, tokens, Load::random, 382, true, relu2), kTolerance) << tokens;
+  }
 }
 
 TEST(HopperW4A16, WidthsThatLeaveHalfABrick) {
@@ -439,8 +482,10 @@ TEST(HopperW4A16, Refusals) {
   LayerShape on_input = shape;
   on_input.weight_on_input = true;
   RandomWeights<Mxfp4> const weights(s, false, gen);
-  EXPECT_EQ(code_of(weights, Mxfp4{}, on_input, kSilu), ErrorCode::unsupported);
-  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::gelu}), ErrorCode::unsupported);
+  EXPECT_EQ(code_of(weights, Mxfp4{}, on_input, kSilu), ErrorCode::internal) << "fits";
+  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::gelu}), ErrorCode::internal) << "fits";
+  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::swiglu_step}), ErrorCode::config) << "without its limit";
+  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::relu2_no_mul}), ErrorCode::argument) << "I rows of w13";
   EXPECT_EQ(code_of(RandomWeights<Int4Group128Zero>(s, false, gen, 0, 0.5F), Int4Group128Zero{}, shape, kSilu), ErrorCode::unsupported);
   EXPECT_EQ(code_of(RandomWeights<Int4Group32Zero>(s, false, gen, 0, 0.5F), Int4Group32Zero{}, shape, kSilu), ErrorCode::unsupported);
   RandomWeights<Int4Group32> const infinite(s, false, gen);

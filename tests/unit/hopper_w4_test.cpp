@@ -82,6 +82,9 @@ TEST(HopperW4, BytesOfTheWeights) {
   hopper::LocalShape const s{2, 128, 96, 1};
   EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4), 2 * 12 * 2176)
       << "an intermediate of 96 takes the room of 128";
+  EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4, false) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4, false),
+            2 * 8 * 2176)
+      << "without a gate w13 has half the rows";
 }
 
 TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {

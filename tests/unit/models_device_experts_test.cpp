@@ -9,11 +9,13 @@
 #include <type_traits>
 
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
 
 namespace {
@@ -51,6 +53,8 @@ TEST(DeviceExperts, Obstacles) {
   std::type_identity<Fp8Token> const token;
   std::type_identity<quantization::Int8PerToken> const int8;
   std::type_identity<Mxfp4> const mxfp4;
+  std::type_identity<experts::HopperW4A8> const w4a8;
+  std::type_identity<quantization::Mxfp4Fp8<>> const mxfp4_fp8;
   using activation::Kind;
 
   EXPECT_EQ(with(hopper, none, {90, 4096, 1536}), "");
@@ -64,9 +68,11 @@ TEST(DeviceExperts, Obstacles) {
   EXPECT_EQ(with(hopper, int8, {90, 4096, 1480}), "hopper_contiguous: intermediate 1480 is not a multiple of 16");
   EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::swigluoai}), "");
   EXPECT_EQ(with(w4, mxfp4, {90, 2848, 2880, Kind::swigluoai}), "hopper_w4a16: hidden 2848 is not a multiple of 64");
-  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::gelu}), "hopper_w4a16: not for the activation gelu");
-  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::silu, true}),
-            "hopper_w4a16: not for the activation silu with the router weight on the input");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::gelu}), "");
+  EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::silu, true}), "");
+  EXPECT_EQ(with(w4a8, mxfp4_fp8, {90, 2880, 2880, Kind::gelu}), "hopper_w4a8: not for the activation gelu");
+  EXPECT_EQ(with(w4a8, mxfp4_fp8, {90, 2880, 2880, Kind::silu, true}),
+            "hopper_w4a8: not for the activation silu with the router weight on the input");
   EXPECT_EQ(with(reference, block, {80, 100, 36, Kind::gelu, true}), "");
   EXPECT_NE(with(reference, block, {75, 100, 36}), "");
 }

@@ -60,7 +60,7 @@ constexpr bool is_w4_activation(activation::Kind k) {
   using activation::Kind;
   return k == Kind::silu || k == Kind::swigluoai || k == Kind::swigluoai_halves || k == Kind::silu_clamped;
 }
-/// E_UNSUPPORTED for another kind.
+/// E_UNSUPPORTED for another kind, which HopperW4A8 does not have.
 inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Constants const& c) {
   using activation::Kind;
   switch (kind) {
@@ -70,15 +70,15 @@ inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Con
     case Kind::silu_clamped: return {1.0F, 0.0F, c.limit};
     default:
       throw Error(ErrorCode::unsupported,
-                  text("hopper_w4a16: the activation ", activation::name(kind), " is not built in, use cuda_reference"));
+                  text("hopper_w4a8: the activation ", activation::name(kind), " is not built in, use cuda_reference"));
   }
 }
 
 }  // namespace detail
 
 /// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
-/// batched formats, biases, SwiGLU and its clamped forms. Weights become bf16 in registers, exactly; scales of more than 11 bits (int4)
-/// are rounded to these.
+/// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
+/// have kernels of their own. Weights become bf16 in registers, exactly; scales of more than 11 bits (int4) are rounded to these.
 struct HopperW4A16 {
   static constexpr char const* kName = "hopper_w4a16";
   using Space = space::cuda;
@@ -100,14 +100,8 @@ struct HopperW4A16 {
   }
   template <class A>
   static constexpr bool supports_activation() {
-    if constexpr (requires { A::kKind; }) {
-      return detail::is_w4_activation(A::kKind);
-    } else {
-      return std::same_as<A, activation::Any>;  // checked when the layer is constructed
-    }
+    return requires { A::kKind; } || std::same_as<A, activation::Any>;
   }
-  /// Of a layer whose activation is known only at run time.
-  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return detail::is_w4_activation(kind) && !weight_on_input; }
   template <class Q>
   static constexpr bool supports_quantization() {
     return detail::W4Storage<Q>::kSupported;
@@ -134,8 +128,8 @@ struct HopperW4A16 {
     static constexpr bool kSkipsForeignIds = true;
     using Weights = WeightsOf<Config, Quant>;
 
-    /// `weights` are device views; the packed copy is in the arena. E_UNSUPPORTED for a router weight
-    /// on the input, an activation that is not built in, or a device that is not Hopper.
+    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit, E_UNSUPPORTED for a
+    /// device that is not Hopper.
     Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
            typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
         : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
@@ -184,16 +178,14 @@ struct HopperW4A16 {
     static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
                                          hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       using Storage = detail::W4Storage<Quant>;
-      if (shape.weight_on_input()) {
-        throw Error(ErrorCode::unsupported, "hopper_w4a16: the router weight on the input is not supported, use cuda_reference");
-      }
-      hopper::W4Activation act{};
+      activation::Kind kind{};
       if constexpr (requires { activation.kKind; }) {
-        act = detail::w4_activation(activation.kKind, activation.constants);
+        kind = activation.kKind;
       } else {
-        act = detail::w4_activation(activation.kind, activation.constants);
+        kind = activation.kind;
       }
-      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), true);
+      bool const gated = activation::gated(kind);
+      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
       hopper::W4Weights w{};
       w.w13 = weights.w13.codes.data_handle();
       w.w2 = weights.w2.codes.data_handle();
@@ -203,8 +195,13 @@ struct HopperW4A16 {
       w.w2_group = Storage::group(sizes.intermediate);
       w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
       w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
-      char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme));
-      return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
+      char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme, gated));
+      if (detail::is_w4_activation(kind) && !shape.weight_on_input()) {
+        hopper::W4Activation const act = detail::w4_activation(kind, activation.constants);
+        return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
+      }
+      hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};
+      return {sizes, Storage::kScheme, w, any, packed, hopper::w4_any_launcher<Storage::kScheme>()};
     }
 
     int expected_rows_;

@@ -45,10 +45,14 @@ struct HopperW4A8 {
   }
   template <class A>
   static constexpr bool supports_activation() {
-    return HopperW4A16::supports_activation<A>();
+    if constexpr (requires { A::kKind; }) {
+      return detail::is_w4_activation(A::kKind);
+    } else {
+      return std::same_as<A, activation::Any>;  // checked when the layer is constructed
+    }
   }
   /// Of a layer whose activation is known only at run time.
-  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return HopperW4A16::takes(kind, weight_on_input); }
+  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return detail::is_w4_activation(kind) && !weight_on_input; }
   template <class Q>
   static constexpr bool supports_quantization() {
     return detail::kIsMxfp4Fp8<Q>;

@@ -40,6 +40,9 @@ struct W4A16Layer::State {
   W4Scheme scheme;
   W4Weights weights;
   W4Activation activation;
+  ActivationParams any;  ///< of kernels of any activation
+  bool gated = true;
+  bool weight_on_input = false;
   W4Launcher launcher = nullptr;
   int workers = 0;
   std::uint8_t* packed[2] = {nullptr, nullptr};
@@ -50,6 +53,8 @@ struct W4A16Layer::State {
   w4::Constants constants{};  ///< arguments of the kernel that are the same in every call
 
   int intermediate() const { return padded_intermediate(shape.intermediate); }
+  /// Rows of the packed w13.
+  int w13_rows() const { return (gated ? 2 : 1) * intermediate(); }
   /// Divides the memory of the packed weights.
   void place(char* memory);
   template <W4Scheme S>
@@ -70,7 +75,7 @@ struct W4A16Layer::State {
   /// E_ARG for a call that the kernels cannot read.
   void check(Request const& request, W4Tuning const& tuning) const;
   AlignArgs align_args(Request const& request, W4Workspace const& space, W4Tuning const& tuning) const;
-  w4::Params layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
+  w4::AnyParams layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
 inline void W4A16Layer::State::place(char* memory) {
@@ -80,7 +85,7 @@ inline void W4A16Layer::State::place(char* memory) {
   bad = largest + 1024;
   split_counters = bad + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
-  packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, 2LL * intermediate(), shape.hidden);
+  packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, w13_rows(), shape.hidden);
 }
 
 template <W4Scheme S>
@@ -89,12 +94,12 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
     W4PackArgs a{};
     a.codes = i == 0 ? weights.w13 : weights.w2;
     a.scales = i == 0 ? weights.w13_scales : weights.w2_scales;
-    a.rows = i == 0 ? 2 * shape.intermediate : shape.hidden;
+    a.rows = i == 0 ? (gated ? 2 : 1) * shape.intermediate : shape.hidden;
     a.cols = i == 0 ? shape.hidden : shape.intermediate;
-    a.packed_rows = i == 0 ? 2 * intermediate() : shape.hidden;
+    a.packed_rows = i == 0 ? w13_rows() : shape.hidden;
     a.packed_cols = i == 0 ? shape.hidden : intermediate();
     a.group = i == 0 ? weights.w13_group : weights.w2_group;
-    a.gate_up = i == 0;
+    a.gate_up = i == 0 && gated;
     a.largest = largest;
     a.factor = factor[i];
     a.bad = bad + i;
@@ -106,6 +111,21 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline W4A16Layer::W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation,
                                             void* packed, W4Launcher launcher)
     : state_(std::make_unique<State>()) {
+  state_->activation = activation;
+  open(shape, scheme, weights, packed, launcher);
+}
+[[gnu::used]] inline W4A16Layer::W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation,
+                                            void* packed, W4Launcher launcher)
+    : state_(std::make_unique<State>()) {
+  activation::validate(activation.kind, activation.constants);
+  state_->any = activation_params(activation.kind, activation.constants);
+  state_->gated = state_->any.gated;
+  state_->weight_on_input = activation.weight_on_input;
+  open(shape, scheme, weights, packed, launcher);
+}
+
+[[gnu::used]] inline void W4A16Layer::open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed,
+                                           W4Launcher launcher) {
   check_w4(shape, scheme, weights);
   if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
     throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
@@ -114,7 +134,6 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->shape = shape;
   state_->scheme = scheme;
   state_->weights = weights;
-  state_->activation = activation;
   state_->launcher = launcher;
   state_->place(static_cast<char*>(packed));
   state_->constants = state_->make_constants();
@@ -148,7 +167,7 @@ inline w4::Constants W4A16Layer::State::make_constants() const {
     c.bias[i] = i == 0 ? weights.b13 : weights.b2;
     c.factor[i] = factor[i];
   }
-  c.bricks[0] = 2 * intermediate() / kBrickRows;
+  c.bricks[0] = w13_rows() / kBrickRows;
   c.bricks[1] = shape.hidden / kBrickRows;
   c.steps[0] = shape.hidden / kBrickDepth;
   c.steps[1] = intermediate() / kBrickDepth;
@@ -180,13 +199,15 @@ inline AlignArgs W4A16Layer::State::align_args(Request const& r, W4Workspace con
   a.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
                   {(c.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (c.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
                   std::max(1, tuning.raster),
-                  kGateFeatures};
+                  gated ? kGateFeatures : kOutputFeatures};
   return a;
 }
 
-inline w4::Params W4A16Layer::State::layer_params(Request const& r, W4Workspace const& w, W4Tuning const& tuning,
-                                                  AlignArgs const& a) const {
-  w4::Params p{};
+inline w4::AnyParams W4A16Layer::State::layer_params(Request const& r, W4Workspace const& w, W4Tuning const& tuning,
+                                                     AlignArgs const& a) const {
+  w4::AnyParams p{};
+  p.any = any;
+  p.weight_on_input = weight_on_input && !r.batched();
   p.layer = constants;
   p.align = a;
   p.max_splits = tuning.tile_rows <= medium_rows(scheme) && is_column_count(tuning.tile_rows) ? tuning.max_splits : 1;
@@ -212,7 +233,7 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
 
   AlignArgs const align = align_args(request, space, tuning);
   detail::launch_align(align, 0, stream);
-  w4::Params const params = layer_params(request, space, tuning, align);
+  w4::AnyParams const params = layer_params(request, space, tuning, align);
   launcher(params, workers, stream);
   if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }

@@ -28,14 +28,18 @@ class W4A16Layer {
   /// or misaligned memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
+  /// The same with any activation, gated or not. `launcher`: w4_any_launcher<scheme>(). E_CONFIG for an activation without its limit.
+  W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4AnyActivation const& activation, void* packed,
+             W4Launcher launcher);
   ~W4A16Layer();
   W4A16Layer(W4A16Layer&&) noexcept;
   W4A16Layer& operator=(W4A16Layer&&) noexcept;
 
   /// Bytes of the packed weights and their parameters.
-  static constexpr std::int64_t packed_bytes(LocalShape const& s, W4Scheme scheme) {
+  static constexpr std::int64_t packed_bytes(LocalShape const& s, W4Scheme scheme, bool gated = true) {
     int const width = padded_intermediate(s.intermediate);
-    std::int64_t const matrices = hopper::packed_bytes(scheme, 2LL * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
+    std::int64_t const matrices =
+        hopper::packed_bytes(scheme, (gated ? 2LL : 1LL) * width, s.hidden) + hopper::packed_bytes(scheme, s.hidden, width);
     return s.num_experts * matrices + kHeadBytes;
   }
   /// Bytes of workspace (device memory, 1024-byte aligned, any contents) for at most that many tokens.
@@ -53,6 +57,8 @@ class W4A16Layer {
                        CUstream_st* stream, std::int32_t const* gather = nullptr) const;
 
  private:
+  /// Checks and packs.
+  void open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed, W4Launcher launcher);
   static constexpr std::int64_t kHeadBytes = (4 * 1024 + W4Workspace::kMaxSplitUnits) * 4;  ///< factors, flags, counters
   struct State;
   std::unique_ptr<State> state_;

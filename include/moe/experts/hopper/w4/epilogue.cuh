@@ -177,6 +177,9 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
     SortedRow const sorted = thread < unit.rows ? p.align.sorted_rows[unit.first_row + thread] : SortedRow{0, 0.0F};
     targets[thread] = sorted.slot;
     weights[thread] = sorted.weight;
+    if constexpr (L::kAny) {
+      if (static_cast<AnyParams const&>(p).weight_on_input) weights[thread] = 1.0F;
+    }
   }
   group_barrier(group);
   float const factor = p.layer.factor[1][unit.expert];

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/common/reduce.cuh"
+#include "moe/experts/hopper/w4/any_epilogue.cuh"
 #include "moe/experts/hopper/w4/epilogue.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/loaders.cuh"
@@ -23,7 +24,7 @@ namespace moe::hopper::w4 {
 /// sums all parts and continues.
 template <W4Scheme S, class L, int MaxRows, int N>
 __device__ inline void consume_unit(Params const& p, Memory<L> const& memory, RingState<L::kStages>& ring, Unit const& unit, int group) {
-  Span const span = span_of(p, unit);
+  Span const span = span_of<L>(p, unit);
   int const mine = span.side - group * L::kBricks;  // bricks of this warpgroup, or fewer than one
   float total[L::kBricks][N / 2];
   // A register that is read before it is written counts as live everywhere, so the sums are set to zero first, on every path.
@@ -45,15 +46,20 @@ __device__ inline void consume_unit(Params const& p, Memory<L> const& memory, Ri
     if (unit.splits > 1 && !sum_splits<L, N>(p, memory, unit, group, mine > 0, total)) return;
   }
   if (unit.phase == 0) {
-    store_activated<L, N>(p, memory, unit, span.first + group * L::kBricks, mine, group, total);
+    if constexpr (L::kAny) {
+      store_any_activated<L, N>(static_cast<AnyParams const&>(p), memory, unit, span.first + group * L::kBricks, mine, group, total);
+    } else {
+      store_activated<L, N>(p, memory, unit, span.first + group * L::kBricks, mine, group, total);
+    }
   } else if (mine > 0) {
     store_outputs<L, MaxRows, N>(p, memory, unit, span.first + group * L::kBricks, mine, group, total);
   }
 }
 
-template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
-__global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kernel(__grid_constant__ Params const p) {
-  using L = Layout<S, Groups, Depth, Stages, MaxRows>;
+template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows, bool Any>
+__global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1)
+    layer_kernel(__grid_constant__ typename Layout<S, Groups, Depth, Stages, MaxRows, Any>::KernelParams const p) {
+  using L = Layout<S, Groups, Depth, Stages, MaxRows, Any>;
   extern __shared__ char w4_smem[];
   Memory<L> const memory{w4_smem + ((1024u - (smem_address(w4_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
@@ -103,9 +109,11 @@ __global__ void __launch_bounds__(Groups * 128 + kProducerThreads, 1) layer_kern
       __syncwarp();
       if (unit.phase < 0) break;
       auto const run = [&]<int N>() {
-        if constexpr (N <= MaxRows) consume_unit<S, L, MaxRows, N>(p, memory, ring, unit, group);
+        if constexpr (N <= MaxRows && (!Any || N <= 64 || N == MaxRows)) consume_unit<S, L, MaxRows, N>(p, memory, ring, unit, group);
       };
-      switch ((unit.rows + 7) / 8) {
+      int eights = (unit.rows + 7) / 8;
+      if (Any && eights > 8) eights = MaxRows / 8;  // the formulas together are a lot of code, so they have fewer numbers of columns
+      switch (eights) {
         case 0:
         case 1: run.template operator()<8>(); break;
         case 2: run.template operator()<16>(); break;

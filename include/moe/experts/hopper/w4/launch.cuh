@@ -12,24 +12,25 @@ namespace moe::hopper {
 
 namespace w4 {
 
-template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
+template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows, bool Any>
 inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
-  using L = Layout<S, Groups, Depth, Stages, MaxRows>;
-  auto* const kernel = layer_kernel<S, Groups, Depth, Stages, MaxRows>;
+  using L = Layout<S, Groups, Depth, Stages, MaxRows, Any>;
+  auto* const kernel = layer_kernel<S, Groups, Depth, Stages, MaxRows, Any>;
   static hopper::detail::OncePerDevice once;
   hopper::detail::allow_shared_memory(kernel, L::kBytes, once);
-  hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, p);
+  hopper::detail::launch(kernel, workers, L::kThreads, L::kBytes, 1, stream, static_cast<typename L::KernelParams const&>(p));
 }
 
-template <W4Scheme S>
+/// `Any`: p is the base of an AnyParams.
+template <W4Scheme S, bool Any>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kMedium = medium_rows(S);
   if (p.align.plan.tile_rows <= 16) {
-    launch_layer<S, 4, 4, 4, 16>(p, workers, stream);
+    launch_layer<S, 4, 4, 4, 16, Any>(p, workers, stream);
   } else if (p.align.plan.tile_rows <= kMedium) {
-    launch_layer<S, 4, 2, scales_sums(S) ? 7 : 5, kMedium>(p, workers, stream);
+    launch_layer<S, 4, 2, scales_sums(S) ? 7 : 5, kMedium, Any>(p, workers, stream);
   } else {
-    launch_layer<S, 2, 2, scales_sums(S) ? 5 : 4, most_rows(S)>(p, workers, stream);
+    launch_layer<S, 2, 2, scales_sums(S) ? 5 : 4, most_rows(S), Any>(p, workers, stream);
   }
 }
 
@@ -37,7 +38,11 @@ void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
 
 template <W4Scheme S>
 W4Launcher w4_launcher() {
-  return &w4::launch_layer_tuned<S>;
+  return &w4::launch_layer_tuned<S, false>;
+}
+template <W4Scheme S>
+W4Launcher w4_any_launcher() {
+  return &w4::launch_layer_tuned<S, true>;
 }
 
 }  // namespace moe::hopper

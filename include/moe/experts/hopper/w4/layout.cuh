@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/common/align_args.cuh"
 #include "moe/experts/hopper/common/roles.cuh"
 #include "moe/experts/hopper/w4/problem.hpp"
@@ -20,7 +22,7 @@ inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the p
 /// A layer's part of the parameters, the same at every call. Index 0: w13, phase 0; 1: w2, phase 1.
 struct Constants {
   std::uint8_t const* weights[2];
-  float const* bias[2];    ///< [E, 2I] and [E, H], or null
+  float const* bias[2];    ///< [E, 2I] (ungated [E, I]) and [E, H], or null
   float const* factor[2];  ///< [E]
   int bricks[2];           ///< along the rows of one expert's matrix
   int steps[2];            ///< bricks along K
@@ -45,9 +47,18 @@ struct Params {
   float* partials;
 };
 
+/// The parameters of kernels of any activation, which take them as Params.
+struct AnyParams : Params {
+  ActivationParams any;
+  bool weight_on_input;  ///< the router weight multiplies GEMM1's sums, not GEMM2's
+};
+
 /// Shared memory of a kernel with `Groups` consumer warpgroups and ring stages of `Depth` bricks along K, from a 1024-byte aligned base.
-template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows>
+template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows, bool Any = false>
 struct Layout {
+  using KernelParams = std::conditional_t<Any, AnyParams, Params>;
+  static constexpr bool kAny = Any;  ///< any activation; a brick of w13 may be 64 features without gates
+  static constexpr int kMaxRows = MaxRows;
   static constexpr int kStages = Stages;
   static constexpr int kGroups = Groups;
   static constexpr int kDepth = Depth;
@@ -122,12 +133,17 @@ struct Span {
   int first;
   int side;
 };
-__device__ inline Span span_of(Params const& p, Unit const& unit) {
+template <class L, class P>
+__device__ inline Span span_of(P const& p, Unit const& unit) {
   Span s{};
   int const phase = unit.phase;
   s.k_begin = unit.k_begin * kCoarse;
   s.k_count = min((unit.k_begin + unit.k_count) * kCoarse, phase == 0 ? p.layer.steps[0] : p.layer.steps[1]) - s.k_begin;
-  s.first = unit.feature / (phase == 0 ? 32 : kBrickRows);
+  if constexpr (L::kAny) {
+    s.first = unit.feature / (phase == 0 && static_cast<AnyParams const&>(p).any.gated ? 32 : kBrickRows);
+  } else {
+    s.first = unit.feature / (phase == 0 ? 32 : kBrickRows);
+  }
   s.side = min(kTileBricks, (phase == 0 ? p.layer.bricks[0] : p.layer.bricks[1]) - s.first);
   return s;
 }

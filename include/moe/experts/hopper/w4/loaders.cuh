@@ -28,7 +28,7 @@ __device__ void load_weights(Params const& p, Memory<L> const& memory) {
     arrive(memory.unit_full(units.stage));
     units.advance();
     if (unit.phase < 0) return;
-    Span const span = span_of(p, unit);
+    Span const span = span_of<L>(p, unit);
     bool const first = unit.phase == 0;
     long long const steps = first ? p.layer.steps[0] : p.layer.steps[1];
     long long const matrix = steps * (first ? p.layer.bricks[0] : p.layer.bricks[1]);
@@ -66,7 +66,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
     Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
-    Span const span = span_of(p, unit);
+    Span const span = span_of<L>(p, unit);
     bool const first = unit.phase == 0;
     long long const width = 2 * (first ? p.x_stride : p.layer.intermediate);
     char const* const base = static_cast<char const*>(first ? p.x : p.inter) + chunk * 16 + span.k_begin * 128;

@@ -16,12 +16,12 @@ namespace moe::hopper {
 struct W4PackArgs {
   std::uint8_t const* codes;  ///< [E, rows, cols / 2]
   void const* scales;         ///< [E, rows, cols / group], see W4Weights
-  int rows;                   ///< 2I or H
+  int rows;                   ///< 2I (ungated I) or H
   int cols;                   ///< H or I
   int packed_rows;            ///< the same with I a multiple of 64: rows and columns beyond the matrix become zero weights
   int packed_cols;
   int group;
-  bool gate_up;   ///< w13: pair gate and up rows
+  bool gate_up;   ///< gated w13: pair gate and up rows
   int* largest;   ///< [E] between the two kernels: see find_largest_scale
   float* factor;  ///< [E] out: the factor of the sums
   int* bad;       ///< out: set if a zero point is no integer of 0 … 15, or a scale of int4_32 or nvfp4 is not finite
@@ -57,7 +57,7 @@ namespace detail {
 
 /// The matrix row that is row `p` of brick `tile`; -1 beyond the matrix.
 __device__ inline int source_row(W4PackArgs const& a, int tile, int p) {
-  if (!a.gate_up) return tile * kBrickRows + p;
+  if (!a.gate_up) return tile * kBrickRows + p < a.rows ? tile * kBrickRows + p : -1;
   int const feature = tile * 32 + (p >> 4) * 8 + (p & 7);
   if (feature >= a.rows / 2) return -1;
   return (p & 8) != 0 ? a.rows / 2 + feature : feature;

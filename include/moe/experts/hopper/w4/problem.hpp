@@ -10,13 +10,15 @@
 //   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
 //   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
 // The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8 up rows of the same features, so
-// that one thread holds both. Four bricks that lie side by side are a weight tile's step of K: one copy fetches them.
+// that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks that lie side by side are a weight
+// tile's step of K: one copy fetches them.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <utility>
 
+#include "moe/activation/activation.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
@@ -84,18 +86,25 @@ struct W4Activation {
   float limit = std::numeric_limits<float>::infinity();
 };
 
+/// Any activation, chosen at run time, and on which side the router weight multiplies. It has kernels of its own.
+struct W4AnyActivation {
+  activation::Kind kind = activation::Kind::silu;
+  activation::Constants constants{};
+  bool weight_on_input = false;  ///< standard format: the router weight multiplies the expert's input instead of its output
+};
+
 /// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K; gate rows before up
 /// rows. int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of float32; mxfp4: exponent bytes
 /// [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a multiple of 4, and its float32 scale. The
 /// constructor and weights_changed() read them; forward() reads only the biases.
 struct W4Weights {
-  std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]
+  std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]; ungated [E, I, H / 2]
   std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2]
   void const* w13_scales = nullptr;
   void const* w2_scales = nullptr;
   int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64
   int w2_group = 32;           ///< the same of w2
-  float const* b13 = nullptr;  ///< [E, 2I], or null
+  float const* b13 = nullptr;  ///< [E, 2I], ungated [E, I]; or null
   float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
 };
 
@@ -196,9 +205,11 @@ struct Params;
 
 /// Enqueues the layer kernel of one scheme on this number of multiprocessors.
 using W4Launcher = void (*)(w4::Params const& params, int workers, CUstream_st* stream);
-/// The launcher of a scheme; defined in experts/hopper/w4/launch.cuh, from which a program instantiates it or links it
-/// (moe_add_hopper_kernels).
+/// The launchers of a scheme: of W4Activation, and of any activation. Defined in experts/hopper/w4/launch.cuh, from which a program
+/// instantiates them or links them (moe_add_hopper_kernels).
 template <W4Scheme S>
 W4Launcher w4_launcher();
+template <W4Scheme S>
+W4Launcher w4_any_launcher();
 
 }  // namespace moe::hopper

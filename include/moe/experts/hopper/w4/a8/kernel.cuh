@@ -19,7 +19,7 @@ namespace moe::hopper::w4a8 {
 /// One unit of a warpgroup: its products, then its rows of the intermediate or of the output.
 template <class L, int MaxRows, int N>
 __device__ inline void consume_unit(Params const& p, Memory<L> const& memory, RingState<L::kStages>& ring, Unit const& unit, int group) {
-  w4::Span const span = w4::span_of(p, unit);
+  w4::Span const span = w4::span_of<L>(p, unit);
   int const mine = span.side - group * L::kBricks;  // bricks of this warpgroup, or fewer than one
   float total[L::kBricks][N / 2];
 #pragma unroll

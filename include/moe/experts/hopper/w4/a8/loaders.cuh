@@ -28,7 +28,7 @@ __device__ void load_rows(Params const& p, Memory<L> const& memory, int gather_w
     Unit const unit = next_unit(memory, units);
     __syncwarp();
     if (unit.phase < 0) return;
-    w4::Span const span = w4::span_of(p, unit);
+    w4::Span const span = w4::span_of<L>(p, unit);
     bool const first = unit.phase == 0;
     int const columns = first ? p.align.hidden : p.layer.intermediate;
     long long const width = first ? p.x_stride : p.layer.intermediate;
