@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_layer_bench.cu: the Hopper layer with tiles of the caller's choice: checks it against float32, or checks and times it.
-// bench/layer times what the library chooses itself. A wrong result is printed, not timed, and makes the exit code 1.
+// bench/layer times what the library chooses itself. A wrong result is printed, not timed, and makes the exit code 1. Every line ends with
+// a hash of the output, which two builds of this program share if their kernels give the same bits.
 //
 //   hopper_layer_bench check <bf16|f16|fp8_block|fp8_row|int8_row> [seed]
 //   hopper_layer_bench time <bf16|f16|fp8_block|fp8_codes|fp8_row|int8_row> <shape|all> <tokens,tokens,…> [tile_rows] [max_splits]
@@ -9,6 +10,7 @@
 // fp8_codes: fp8_block with input rows that are already quantised, as those of fp8_row and int8_row always are.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "bench/layer_problem.cuh"
@@ -21,6 +23,18 @@ using namespace moe_bench;
 using namespace moe_test;
 
 int failures = 0;
+
+/// FNV-1a over the 8-byte words of an output; its bytes are a multiple of 8.
+unsigned long long hash_of(std::vector<char> const& bytes) {
+  unsigned long long hash = 0xCBF29CE484222325ULL;
+  for (std::size_t at = 0; at + 8 <= bytes.size(); at += 8) {
+    unsigned long long word = 0;
+    std::memcpy(&word, bytes.data() + at, 8);
+    hash = (hash ^ word) * 0x100000001B3ULL;
+    hash ^= hash >> 32;  // the product alone carries no high bit down
+  }
+  return hash;
+}
 
 void check_one(char const* label, LocalShape shape, Scheme scheme, int tokens, Pattern pattern, std::uint64_t seed,
                Tuning const* tuning = nullptr) {
@@ -49,9 +63,9 @@ void check_one(char const* label, LocalShape shape, Scheme scheme, int tokens, P
   }
   bool const ok = worst < tolerance(scheme, tokens) && same;
   if (!ok) ++failures;
-  std::printf("%s %-10s E%d H%d I%d k%d M%-6d pattern %d tile %3d: rel %.3e norm %.3e%s\n", ok ? "ok  " : "FAIL", name(scheme),
+  std::printf("%s %-10s E%d H%d I%d k%d M%-6d pattern %d tile %3d: rel %.3e norm %.3e hash %016llx%s\n", ok ? "ok  " : "FAIL", name(scheme),
               shape.num_experts, shape.hidden, shape.intermediate, shape.topk, tokens, static_cast<int>(pattern), t.tile_rows, worst, norm,
-              same ? "" : " NOT REPEATABLE");
+              hash_of(first), same ? "" : " NOT REPEATABLE");
   std::fflush(stdout);
 }
 
@@ -102,6 +116,7 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
                 tokens, error, tolerance(scheme, tokens), tuning.tile_rows);
     return;
   }
+  unsigned long long const hash = hash_of(out.download());
   auto const round = [&](cudaStream_t stream) {
     for (int s = 0; s < rotation.sets; ++s) {
       layers[static_cast<std::size_t>(s)].forward(rotation.batch(s).call(out.data()), tuning, workspace.data(), stream);
@@ -114,9 +129,9 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   std::sort(times.begin(), times.end());
   double const us = times[times.size() / 2];
   LayerWork const& work = rotation.work;
-  std::printf("%-20s %-9s M%-6d %9.1f us (min %.1f max %.1f) %7.1f TFLOP/s %7.0f GB/s floor %8.1f ratio %.3f tile %d\n", label.c_str(),
-              name(scheme), tokens, us, times.front(), times.back(), work.flops / us * 1e-6, work.bytes / us * 1e-3, work.floor_us(),
-              us / work.floor_us(), tuning.tile_rows);
+  std::printf("%-20s %-9s M%-6d %9.1f us (min %.1f max %.1f) %7.1f TFLOP/s %7.0f GB/s floor %8.1f ratio %.3f tile %d hash %016llx\n",
+              label.c_str(), name(scheme), tokens, us, times.front(), times.back(), work.flops / us * 1e-6, work.bytes / us * 1e-3,
+              work.floor_us(), us / work.floor_us(), tuning.tile_rows, hash);
   std::fflush(stdout);
 }
 
