@@ -10,6 +10,7 @@
 #include "moe/backends/naive.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
+#include "moe/experts/monolithic.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
