@@ -158,6 +158,7 @@ class LayerRank {
   void route(std::vector<std::int32_t> const& ids, std::vector<float> const& weights) {
     ids_.copy_from_host(ids.data());
     weights_.copy_from_host(weights.data());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the rank's stream does not wait for the default stream
   }
   void forward(std::int64_t rows, ForwardOptions const& options = {}) { forward(rows, options, stream_); }
   void forward(std::int64_t rows, ForwardOptions const& options, cudaStream_t stream) {
