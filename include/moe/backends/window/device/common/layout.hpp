@@ -47,10 +47,10 @@ void check_sizes(Shape const& s, ShapeLimits const& most) {
 }
 
 /// Allocates offsets in a window, each a multiple of 256 bytes.
-class WindowOffsets {
+class DeviceWindowOffsets {
  public:
   /// `begin`: the first free byte, a multiple of 256.
-  explicit WindowOffsets(std::size_t begin = comm::kWindowControlBytes) : end_(begin) {}
+  explicit DeviceWindowOffsets(std::size_t begin = comm::kWindowControlBytes) : end_(begin) {}
   /// Allocates `count` elements of `each` bytes.
   std::size_t take(std::size_t each, std::int64_t count) {
     std::size_t const at = end_;

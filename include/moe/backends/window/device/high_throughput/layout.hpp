@@ -106,7 +106,7 @@ struct HighThroughputLayout {
 
   HighThroughputLayout() = default;
   explicit HighThroughputLayout(HighThroughputShape const& s) {
-    WindowOffsets offsets;
+    DeviceWindowOffsets offsets;
     auto take = [&](std::size_t bytes) { return offsets.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);

@@ -84,7 +84,7 @@ struct LowLatencyLayout {
   LowLatencyLayout() = default;
   /// `begin`: the first free byte, a multiple of 256.
   explicit LowLatencyLayout(LowLatencyShape const& s, std::size_t begin = comm::kWindowControlBytes) {
-    WindowOffsets offsets(begin);
+    DeviceWindowOffsets offsets(begin);
     auto take = [&](std::size_t bytes) { return offsets.take(1, static_cast<std::int64_t>(bytes)); };
     auto const R = static_cast<std::size_t>(s.ranks);
     auto const T = static_cast<std::size_t>(s.max_tokens);

@@ -26,7 +26,7 @@ struct OneSidedLayout {
 
   OneSidedLayout() = default;
   explicit OneSidedLayout(PeerShape const& s) {
-    WindowOffsets offsets;
+    DeviceWindowOffsets offsets;
     sent = offsets.take_rounds();
     combined = offsets.take_rounds();
     arrived = offsets.take(4, 1);

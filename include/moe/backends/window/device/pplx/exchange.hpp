@@ -45,7 +45,7 @@ struct PplxLayout {
   PplxLayout(PeerShape const& s, PplxGroup const& group) {
     per_source = (s.max_tokens + group.dp_size - 1) / group.dp_size;
     capacity = per_source * s.ranks;
-    WindowOffsets take;
+    DeviceWindowOffsets take;
     sent = take.take_rounds();
     received = take.take_rounds();
     arrived = take.take(4, 1);

@@ -58,7 +58,7 @@ struct TwoSidedLayout {
     warps = std::clamp(kShared / stage_bytes(), 1, 16);
     queues = std::max(1, send_blocks * warps / s.ranks);
 
-    WindowOffsets offsets;
+    DeviceWindowOffsets offsets;
     std::int64_t const pairs = std::int64_t{queues} * s.ranks;
     planned = offsets.take_rounds();
     for (std::size_t& c : counts) {  // first, so that ranks that disagree on shape or queues still compare words at the same offset
