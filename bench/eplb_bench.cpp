@@ -50,7 +50,7 @@ void rebalance(benchmark::State& state) {
       rank_loads(ExpertMaps::initial(load.rows(), load.cols(), topology.num_physical - load.cols()), load, topology.num_ranks));
   double const after = balancedness(rank_loads(maps, load, topology.num_ranks));
   if (after <= before) return moe_bench::skip_wrong(state, "the plan is no better than the initial map");
-  for (auto _ : state) benchmark::DoNotOptimize(moe::eplb::rebalance(load, topology, A));
+  for ([[maybe_unused]] auto _ : state) benchmark::DoNotOptimize(moe::eplb::rebalance(load, topology, A));
   state.counters["balancedness_before"] = before;
   state.counters["balancedness_after"] = after;
 }
@@ -84,7 +84,7 @@ void propose_and_plan_transfers(benchmark::State& state) {
   if (checked.changed_layers.empty()) return moe_bench::skip_wrong(state, "nothing is proposed");
   std::size_t flows = 0;
   std::size_t rounds = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     flows = rounds = 0;
     auto const proposal = moe::eplb::propose(current, load, topology);
     for (int layer : proposal.changed_layers) {
