@@ -412,6 +412,35 @@ TEST(HopperBlocks, RowsBeyondWholeTiles) {
   }
 }
 
+/// K of more steps than one chunk of weight scales holds, of GEMM1 and of GEMM2: whole chunks, one step more, and three chunks; and several
+/// units per thread block, so that the chunks come round.
+TEST(HopperBlocks, ScalesOfALongK) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  for (LocalShape shape : {LocalShape{2, 16384, 256, 1}, {2, 16512, 256, 1}, {2, 256, 16640, 1}, {1, 128, 33024, 1}}) {
+    constexpr int kTokens = 450;
+    Problem const problem(shape, Scheme::fp8_block, kTokens, Pattern::random, 43);
+    ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
+    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens)));
+    DeviceArray<char> const out(static_cast<std::size_t>(kTokens) * shape.hidden * 2);
+    std::vector<char> first;
+    for (int cluster : {1, 2, 1, 2}) {
+      Tuning tuning{};
+      tuning.tile_rows = kBlockRows;
+      tuning.cluster = cluster;
+      workspace.fill_bytes(0xFF);
+      out.fill_bytes(0xFF);
+      layer.forward(problem.call(out.data()), tuning, workspace.data(), nullptr);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      if (first.empty()) {
+        first = out.download();
+        EXPECT_LT(compare(problem, out.data(), 64).relative, tolerance(Scheme::fp8_block, kTokens))
+            << "H " << shape.hidden << " I " << shape.intermediate;
+      }
+      EXPECT_TRUE(first == out.download()) << "H " << shape.hidden << " I " << shape.intermediate << ", clusters of " << cluster;
+    }
+  }
+}
+
 TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   Problem const problem(kTiny, GetParam(), 4, Pattern::random, 3);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());

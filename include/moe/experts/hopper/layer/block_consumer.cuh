@@ -21,54 +21,84 @@ struct BlockParams {
   int scale_stride;       ///< from one block's scales to the next block's
 };
 
-/// Byte offsets in dynamic shared memory, from a 1024-byte aligned base. A stage: two weight boxes, rows, row scales, two block scales.
+inline constexpr int kScaleSteps = 128;  ///< the scales of a unit's two weight boxes come in chunks of at most this many steps of K
+inline constexpr int kScaleChunks = 4;   ///< in shared memory at a time
+
+/// Byte offsets in dynamic shared memory, from a 1024-byte aligned base. A stage: two weight boxes, rows, row scales.
 template <int Stages>
 struct BlockLayout {
   static constexpr int kRowScales = kWeightBytes + kBlockRows * 128;
-  static constexpr int kBlockScales = kRowScales + 640;
   static constexpr int kStageBytes = kWeightBytes + kBlockRows * 128 + 1024;
   static constexpr int kStagingBytes = 64 * 128;  ///< of one warpgroup
   static constexpr int kStaging = Stages * kStageBytes;
-  static constexpr int kUnits = kStaging + 2 * kStagingBytes;
+  static constexpr int kScales = kStaging + 2 * kStagingBytes;
+  static constexpr int kUnits = kScales + kScaleChunks * kScaleSteps * 8;
   static constexpr int kBarriers = kUnits + kUnitEntries * static_cast<int>(sizeof(Unit));
-  static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitEntries) * 8;
+  static constexpr int kControl = kBarriers + (2 * Stages + 4 * kUnitEntries + 2 * kScaleChunks) * 8;
   static constexpr int kNumbers = kControl + static_cast<int>(sizeof(Control));
   static constexpr int kBytes = kNumbers + kUnitEntries * 4 + 1024;
   static_assert(kBytes <= kSharedMemoryLimit && kControl % 16 == 0);
 };
 
-/// total[c] = rows 64 group + [0, 64) of the tile times weight box c, over the unit's part of K. While one warpgroup scales its products
-/// and adds them to its sums, the other multiplies. (Turns enforced by barriers were 2 to 3 % slower.)
+/// Pointers into shared memory.
+template <int Stages>
+struct BlockShared : Shared<BlockLayout<Stages>, Stages> {
+  using Base = Shared<BlockLayout<Stages>, Stages>;
+  __device__ float2* scales(int chunk) const {
+    return reinterpret_cast<float2*>(this->base + BlockLayout<Stages>::kScales) + chunk * kScaleSteps;
+  }
+  __device__ std::uint64_t* scales_full(int chunk) const { return Base::full(2 * Stages + 4 * kUnitEntries + chunk); }
+  __device__ std::uint64_t* scales_empty(int chunk) const { return scales_full(kScaleChunks + chunk); }
+};
+
+/// What the consumers need of a unit. Every field comes from lane 0, so that the compiler knows it to be the same in all lanes: loops over
+/// K then have no divergent control flow, and stages and descriptors stay in uniform registers.
+struct ConsumerUnit {
+  int phase;
+  int first_row;
+  int rows;
+  int feature;
+  int k_count;
+  int entry;  ///< where the unit was announced
+};
+template <class Memory>
+__device__ inline ConsumerUnit next_consumer_unit(Memory const& memory, RingState<kUnitEntries>& units) {
+  wait_parity(memory.unit_full(units.stage), units.parity);
+  Unit const* const from = memory.unit(units.stage);
+  auto const same = [](int value) { return static_cast<int>(uniform(static_cast<std::uint32_t>(value))); };
+  ConsumerUnit const unit{same(from->phase),   same(from->first_row), same(from->rows),
+                          same(from->feature), same(from->k_count),   units.stage};
+  arrive(memory.unit_empty(units.stage));
+  units.advance();
+  return unit;
+}
+
+/// total[c] += rows 64 group + [0, 64) of the tile times weight box c, over `steps` steps of K, at least one, with the box scales of
+/// `chunk`. While one warpgroup scales its products and adds them to its sums, the other multiplies. (Turns enforced by barriers were 2 to
+/// 3 % slower.)
 template <int Stages, int Cluster, class Memory>
-__device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& ring, int group, int first_row, int k_count,
-                                       float (&total)[2][64]) {
+__device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& ring, int group, int first_row, int chunk, int steps,
+                                       float (&total)[2][64], float (&part)[64]) {
   using Layout = BlockLayout<Stages>;
   using Mma = Wgmma<MmaType::e4m3, 128>;
-  float part[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    total[0][i] = 0.0F;
-    total[1][i] = 0.0F;
-    part[i] = 0.0F;
-  }
   int const thread = thread_index() & 127;
   std::uint32_t const memory_at = smem_address(memory.stage(0));
-  std::uint32_t row_at = memory_at + Layout::kRowScales +
-                         static_cast<std::uint32_t>(4 * ((first_row & 3) + 64 * group + 16 * (thread >> 5) + ((thread & 31) >> 2)));
+  std::uint32_t const row_at = memory_at + Layout::kRowScales +
+                               static_cast<std::uint32_t>(4 * ((first_row & 3) + 64 * group + 16 * (thread >> 5) + ((thread & 31) >> 2)));
+  std::uint32_t box_at = smem_address(memory.scales(chunk));
   std::uint32_t const base = descriptor_low(memory_at);
-  std::uint32_t const a_offset = uniform(static_cast<std::uint32_t>(kWeightBytes / 16 + group * (8192 / 16)));
-  keep(row_at);
-  float low = 0.0F;
-  float high = 0.0F;
-  float2 weight{0.0F, 0.0F};
+  std::uint32_t const a_offset = static_cast<std::uint32_t>(kWeightBytes / 16 + group * (8192 / 16));
+  struct Scales {
+    float low;  ///< of the thread's two rows
+    float high;
+    float2 box;
+  };
+  Scales next{};
   auto const open_stage = [&] {
     wait_parity(memory.full(ring.stage), ring.parity);
-    std::uint32_t const scales = row_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes);
-    low = load_shared(scales);
-    high = load_shared(scales + 32);
-    if ((thread & 31) == 0) {
-      weight = load_shared_2(memory_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes + Layout::kBlockScales));
-    }
+    std::uint32_t const rows = row_at + static_cast<std::uint32_t>(ring.stage * Layout::kStageBytes);
+    next = {load_shared(rows), load_shared(rows + 32), load_shared_2(box_at)};
+    box_at += 8;
   };
   auto const multiply = [&](std::uint32_t a, std::uint32_t b) {
     pin(part);
@@ -79,38 +109,35 @@ __device__ inline void multiply_blocks(Memory const& memory, RingState<Stages>& 
     }
     wgmma_commit();
   };
-  auto const add = [&](float (&sum)[64], float s0, float s1) {
+  auto const add = [&](float (&sum)[64], float low, float high) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      sum[4 * j + 0] = fmaf(part[4 * j + 0], s0, sum[4 * j + 0]);
-      sum[4 * j + 1] = fmaf(part[4 * j + 1], s0, sum[4 * j + 1]);
-      sum[4 * j + 2] = fmaf(part[4 * j + 2], s1, sum[4 * j + 2]);
-      sum[4 * j + 3] = fmaf(part[4 * j + 3], s1, sum[4 * j + 3]);
+      sum[4 * j + 0] = fmaf(part[4 * j + 0], low, sum[4 * j + 0]);
+      sum[4 * j + 1] = fmaf(part[4 * j + 1], low, sum[4 * j + 1]);
+      sum[4 * j + 2] = fmaf(part[4 * j + 2], high, sum[4 * j + 2]);
+      sum[4 * j + 3] = fmaf(part[4 * j + 3], high, sum[4 * j + 3]);
     }
   };
   open_stage();
-  for (int k = 0; k < k_count; ++k) {
+  std::uint32_t next_b = base + static_cast<std::uint32_t>(ring.stage * (Layout::kStageBytes / 16));
+  for (int k = 0; k < steps; ++k) {
     int const current = ring.stage;
-    std::uint32_t const b = uniform(base + static_cast<std::uint32_t>(current * (Layout::kStageBytes / 16)));
+    std::uint32_t const b = next_b;
     std::uint32_t const a = b + a_offset;
-    ring.advance();
     multiply(a, b);
-    weight.x = __shfl_sync(0xFFFFFFFFu, weight.x, 0);
-    weight.y = __shfl_sync(0xFFFFFFFFu, weight.y, 0);
-    float const low0 = low * weight.x;
-    float const high0 = high * weight.x;
-    float const low1 = low * weight.y;
-    float const high1 = high * weight.y;
-    if (k + 1 < k_count) open_stage();  // while the products run
+    ring.advance();
+    next_b = ring.stage == 0 ? base : b + Layout::kStageBytes / 16;  // now, not between this step's sums and the next step's products
+    Scales const now = next;
+    if (k + 1 < steps) open_stage();  // while the products run
     wgmma_wait<0>();
     pin(part);
-    add(total[0], low0, high0);
+    add(total[0], now.low * now.box.x, now.high * now.box.x);
     multiply(a, b + kWeightBytes / 32);
     wgmma_wait<0>();
     pin(part);
     __syncwarp();  // every lane has its row scales
     release_stage<Cluster, false>(memory, current);
-    add(total[1], low1, high1);
+    add(total[1], now.low * now.box.y, now.high * now.box.y);
   }
 }
 
@@ -245,22 +272,39 @@ __device__ void publish_blocks(LayerParams const& p, Memory const& memory) {
   }
 }
 
-/// One unit of a warpgroup, products and epilogue. `entry`: where the unit was announced, through which the stored rows are reported.
+/// One unit of a warpgroup, products and epilogue. `chunk`: the next chunk of box scales.
 template <int Stages, int Cluster, class Activation, class Memory>
 __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Memory const& memory, RingState<Stages>& ring,
-                                      Unit const& unit, int entry, int group) {
+                                      RingState<kScaleChunks>& chunk, ConsumerUnit const& unit, int group) {
   using Layout = BlockLayout<Stages>;
   int const thread = thread_index() & 127;
   int const first_row = unit.first_row + 64 * group;
   int const rows = unit.rows - 64 * group;
   bool const first = unit.phase == 0;
+  auto const for_chunks = [&](auto body) {
+    int left = unit.k_count;
+    do {
+      wait_parity(memory.scales_full(chunk.stage), chunk.parity);
+      body(min(left, kScaleSteps));
+      arrive(memory.scales_empty(chunk.stage));
+      chunk.advance();
+      left -= kScaleSteps;
+    } while (left > 0);
+  };
   if (rows > 0) {
     char* const staging = memory.base + Layout::kStaging + group * Layout::kStagingBytes;
     SortedRow sorted{0, 0.0F};
     int const own = 16 * (thread >> 5) + (thread & 31);
     if (!first && (thread & 31) < 16 && own < rows) sorted = p.align.sorted_rows[first_row + own];
     float total[2][64];
-    multiply_blocks<Stages, Cluster>(memory, ring, group, unit.first_row, unit.k_count, total);
+    float part[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      total[0][i] = 0.0F;
+      total[1][i] = 0.0F;
+      part[i] = 0.0F;
+    }
+    for_chunks([&](int steps) { multiply_blocks<Stages, Cluster>(memory, ring, group, unit.first_row, chunk.stage, steps, total, part); });
     if (first) {
       Activation const activation(p.layer.activation);
       if constexpr (Activation::kElementwise) {
@@ -274,11 +318,11 @@ __device__ inline void consume_blocks(LayerParams const& p, int scale_stride, Me
       store_block_rows<__nv_bfloat16>(p, sorted, rows, unit.feature, total, staging);
     }
   } else {
-    skip<Stages, Cluster, false>(memory, ring, unit.k_count);
+    for_chunks([&](int steps) { skip<Stages, Cluster, false>(memory, ring, steps); });
   }
   if (first) {
     __syncwarp();
-    if (elect_one()) arrive(memory.stored(entry));
+    if (elect_one()) arrive(memory.stored(unit.entry));
   }
 }
 

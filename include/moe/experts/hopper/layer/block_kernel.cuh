@@ -165,26 +165,35 @@ __device__ void load_blocks(BlockParams const& params, Memory const& memory, int
   }
 }
 
-/// Two threads load the scales of the two weight boxes: each is four bytes, less than the copy engine can move.
+/// A warp that loads the scales of each unit's two weight boxes, chunk by chunk. A scale at a time, by cp.async into the stages, put two
+/// more arrivals into every step.
 template <int Stages, class Memory>
-__device__ void load_block_scales(LayerParams const& p, Memory const& memory, int which) {
-  RingState<Stages> ring;
+__device__ void load_box_scales(LayerParams const& p, Memory const& memory) {
+  int const lane = thread_index() & 31;
   RingState<kUnitEntries> units;
+  RingState<kScaleChunks> chunk;
   while (true) {
-    Unit const unit = next_unit(memory, units);
+    wait_parity(memory.unit_full(units.stage), units.parity);
+    Unit const unit = *memory.unit(units.stage);
+    arrive(memory.unit_empty(units.stage));
+    units.advance();
     if (unit.phase < 0) return;
     bool const first = unit.phase == 0;
     int const blocks = (first ? p.align.hidden : p.layer.intermediate) / 128;
     int const out_blocks = (first ? 2 * p.layer.intermediate : p.align.hidden) / 128;
-    int const block = min(unit.feature / 128 + (which == 0 ? 0 : first ? p.layer.intermediate / 128 : 1), out_blocks - 1);  // past H: zeros
-    float const* from =
-        (first ? p.layer.w13_scales : p.layer.w2_scales) + (static_cast<long long>(unit.expert) * out_blocks + block) * blocks;
-    for (int k = 0; k < unit.k_count; ++k) {
-      wait_parity(memory.empty(ring.stage), ring.parity ^ 1u);
-      cp_async_4(smem_address(memory.stage(ring.stage)) + BlockLayout<Stages>::kBlockScales + static_cast<std::uint32_t>(4 * which),
-                 from + k);
-      cp_async_arrive(memory.full(ring.stage));
-      ring.advance();
+    int const box0 = unit.feature / 128;
+    int const box1 = min(box0 + (first ? p.layer.intermediate / 128 : 1), out_blocks - 1);  // past H: zeros
+    float const* const of_expert =
+        (first ? p.layer.w13_scales : p.layer.w2_scales) + static_cast<long long>(unit.expert) * out_blocks * blocks;
+    float const* const from0 = of_expert + static_cast<long long>(min(box0, out_blocks - 1)) * blocks;
+    float const* const from1 = of_expert + static_cast<long long>(box1) * blocks;
+    for (int begin = 0; begin < unit.k_count; begin += kScaleSteps) {
+      wait_parity(memory.scales_empty(chunk.stage), chunk.parity ^ 1u);
+      float2* const to = memory.scales(chunk.stage);
+      int const steps = min(unit.k_count - begin, kScaleSteps);
+      for (int k = lane; k < steps; k += 32) to[k] = make_float2(__ldg(from0 + begin + k), __ldg(from1 + begin + k));
+      arrive(memory.scales_full(chunk.stage));
+      chunk.advance();
     }
   }
 }
@@ -195,24 +204,27 @@ inline constexpr bool kHasBlockKernel = S == Scheme::fp8_block && Activation::kF
 
 template <int Stages, int Cluster, class Activation>
 __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant__ BlockParams const params) {
-  using Layout = BlockLayout<Stages>;
   auto const& p = params.base;
   extern __shared__ char block_smem[];
-  Shared<Layout, Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
+  BlockShared<Stages> const memory{block_smem + ((1024u - (smem_address(block_smem) & 1023u)) & 1023u)};
   int const warp = static_cast<int>(threadIdx.x) >> 5;
   int const rank = Cluster > 1 ? static_cast<int>(ptx::get_sreg_cluster_ctarank()) : 0;
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&p.layer.w13);
     prefetch_tensor_map(&p.layer.w2);
     for (int s = 0; s < Stages; ++s) {
-      ptx::mbarrier_init(memory.full(s), 3);  // the loading thread and two that load block scales
+      ptx::mbarrier_init(memory.full(s), 1);
       ptx::mbarrier_init(memory.empty(s), kReleases<Cluster, false>);
     }
     for (int s = 0; s < kUnitEntries; ++s) {
       ptx::mbarrier_init(memory.unit_full(s), 1);
-      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 3);
+      ptx::mbarrier_init(memory.unit_empty(s), kConsumerThreads + 32 + 1);  // consumers, box scales, publishing thread
       ptx::mbarrier_init(memory.stored(s), 8);
       ptx::mbarrier_init(memory.number_full(s), 1);
+    }
+    for (int s = 0; s < kScaleChunks; ++s) {
+      ptx::mbarrier_init(memory.scales_full(s), 32);
+      ptx::mbarrier_init(memory.scales_empty(s), kConsumerThreads);
     }
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
     ptx::fence_proxy_async(ptx::space_shared);
@@ -235,22 +247,19 @@ __global__ void __launch_bounds__(kLayerThreads, 1) block_kernel(__grid_constant
     if (threadIdx.x == kConsumerThreads) load_blocks<Stages, Cluster>(params, memory, rank);
     // Waits for announced units and, in phase 0, until both warpgroups have stored the unit.
     if (threadIdx.x == kConsumerThreads + 64) publish_blocks(p, memory);
-    // Wait for announced units and for room in the ring.
-    if ((threadIdx.x - kConsumerThreads) / 2 == 16) load_block_scales<Stages>(p, memory, static_cast<int>(threadIdx.x) & 1);
+    // Waits for announced units and for a free chunk.
+    if (warp == kConsumerThreads / 32 + 1) load_box_scales<Stages>(p, memory);
   } else {
     // Wait for announced units and for full stages of the ring; release each stage to all loaders of the cluster.
     take_registers<232>();
-    int const group = warp >> 2;
+    int const group = static_cast<int>(uniform(static_cast<std::uint32_t>(warp >> 2)));
     if (p.align.topk == 1 && memory.control()->missing > 0) detail::zero_rows<__nv_bfloat16, kConsumerThreads / 32>(p.align, p.out, false);
 
     RingState<Stages> ring;
+    RingState<kScaleChunks> chunk;
     RingState<kUnitEntries> units;
-    while (true) {
-      int const entry = units.stage;
-      Unit const unit = next_unit(memory, units);
-      __syncwarp();
-      if (unit.phase < 0) break;
-      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, unit, entry, group);
+    for (ConsumerUnit unit = next_consumer_unit(memory, units); unit.phase >= 0; unit = next_consumer_unit(memory, units)) {
+      consume_blocks<Stages, Cluster, Activation>(p, params.scale_stride, memory, ring, chunk, unit, group);
     }
   }
   if constexpr (Cluster > 1) {  // no CTA leaves while the other may still write or arrive here
