@@ -17,10 +17,10 @@ class ProgressLine {
  public:
   struct Params {
     std::string what = "reading experts";
-    bool shown = true;                                   ///< of several ranks one shows its own
+    bool shown = true;                                   ///< false on all ranks but one
     std::FILE* to = stderr;                              ///< borrowed
     bool terminal_only = true;                           ///< nothing is written to a file or a pipe
-    std::int64_t least_bytes = std::int64_t{256} << 20;  ///< less is read before anyone looks
+    std::int64_t least_bytes = std::int64_t{256} << 20;  ///< shorter loads show nothing
   };
   ProgressLine() : ProgressLine(Params{}) {}
   explicit ProgressLine(Params params) : line_(std::make_shared<Line>(std::move(params))) {}
@@ -48,7 +48,9 @@ class ProgressLine {
       std::fflush(p.to);
     }
     void clear() {
-      if (drawn) std::fprintf(p.to, "\r%*s\r", static_cast<int>(p.what.size()) + 32, "");
+      if (!drawn) return;
+      std::fprintf(p.to, "\r%*s\r", static_cast<int>(p.what.size()) + 32, "");
+      std::fflush(p.to);
       drawn = false;
     }
   };
