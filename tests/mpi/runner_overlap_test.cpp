@@ -19,10 +19,10 @@ using namespace moe_test::grid;
 struct Stages : NoProbe {
   std::vector<Phase> begun;
   void begin(Phase phase) { begun.push_back(phase); }
-  /// Whether the shared experts begin after the routing has.
-  bool shared_after_route() const {
-    auto const place = [&](Phase phase) { return std::find(begun.begin(), begun.end(), phase) - begun.begin(); };
-    return place(Phase::shared) > place(Phase::dispatch);
+  /// Whether the shared experts begin after the dispatch has.
+  bool shared_after_dispatch() const {
+    auto const first = [&](Phase phase) { return std::find(begun.begin(), begun.end(), phase); };
+    return first(Phase::shared) > first(Phase::dispatch);
   }
 };
 
@@ -35,7 +35,8 @@ class Overlap : public testing::Test {
     std::vector<float> beside(x.size(), -1.0F);
     std::vector<float>& out = in_place ? x : beside;
     auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
-    rank.runner.forward(make_rows(static_cast<float const*>(x.data()), rows, kHidden), make_rows(out.data(), rows, kHidden), {}, {}, stages);
+    rank.runner.forward(make_rows(static_cast<float const*>(x.data()), rows, kHidden), make_rows(out.data(), rows, kHidden), {}, {},
+                        stages);
     return out;
   }
 };
@@ -53,12 +54,12 @@ TYPED_TEST(Overlap, N7_InPlaceKeepsTheBits) {
     std::vector<float> const x = tokens(with.moe);
     Stages late, early;
     std::vector<float> const want = this->forward(without, x, false, early);
-    EXPECT_FALSE(early.shared_after_route());
+    EXPECT_FALSE(early.shared_after_dispatch());
     for (bool in_place : {false, true}) {
       EXPECT_EQ(this->forward(with, x, in_place, late), want) << "in place " << in_place;
       EXPECT_EQ(this->forward(without, x, in_place, early), want) << "in place " << in_place;
     }
-    EXPECT_EQ(late.shared_after_route(), runner::detail::kInHalves<typename One::R::Layer>) << "beside the exchange where it has halves";
+    EXPECT_EQ(late.shared_after_dispatch(), runner::detail::kInHalves<typename One::R::Layer>) << "beside the exchange where it has halves";
   }
 }
 
