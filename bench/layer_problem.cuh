@@ -25,7 +25,7 @@ inline std::map<std::string, LocalShape> const kShapes{{"mixtral-8x7b", {8, 4096
                                                        {"deepseek-v3-ep8rank", {32, 7168, 2048, 1}},
                                                        {"gpt-oss-120b", {128, 2880, 2880, 4}}};
 
-// Ceilings of one H200: a read-only stream of 4 GiB, cuBLAS bf16 and fp8 8192³ on random data, sustained. int8 has fp8's rate.
+// Ceilings of one H200: a read-only stream of 4 GiB, cuBLAS bf16 and fp8 8192³ on random data, sustained. int8: fp8's, nominally the same.
 inline constexpr double kStreamCeiling = 4472e9;
 inline constexpr double kBf16Ceiling = 679.8e12;
 inline constexpr double kFp8Ceiling = 1266e12;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/eplb_errors_test.cu: the errors of docs/semantics/eplb.md §11 in the CUDA space, row by row: counters, maps and weights in
-// device memory. The rows on maps and files alone are about host memory (tests/unit/eplb_runtime_balancer_test.cpp).
+// device memory. The rows on windows, maps and files have no test here (tests/mpi/eplb_weight_mover_test.cpp, tests/unit/).
 #include <gtest/gtest.h>
 
 #include <algorithm>
