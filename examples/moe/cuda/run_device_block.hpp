@@ -108,7 +108,7 @@ class DeviceRouting {
   int passes_ = 0;
 };
 
-/// Waits for the stream, within the deadline of whatever waits for other ranks on it, and throws what the block has found.
+/// Waits for the stream; what waits for other ranks on it has a deadline. Throws the block's error, if there is one.
 template <class Block>
 void finish(Block& block, TpGroup& tp, cudaStream_t stream) {
   tp.wait(stream);

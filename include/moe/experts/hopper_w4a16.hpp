@@ -60,7 +60,7 @@ constexpr bool is_w4_activation(activation::Kind k) {
   using activation::Kind;
   return k == Kind::silu || k == Kind::swigluoai || k == Kind::swigluoai_halves || k == Kind::silu_clamped;
 }
-/// E_UNSUPPORTED for another kind, which HopperW4A8 does not have.
+/// For the kinds of is_w4_activation(). E_UNSUPPORTED for another, which only HopperW4A8 can pass.
 inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Constants const& c) {
   using activation::Kind;
   switch (kind) {

@@ -141,8 +141,8 @@ class Layer {
   /// every rank.
   ExpertPlacement all_experts(ExpertPlacement const& routed) const;
 
-  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory. Experts that route inside tell no choice:
-  /// then [M, num_logits], every expert with its logit.
+  /// Routing of the last forward(): [M, k + fused shared], logical ids, in the layer's memory. Where experts route inside:
+  /// [M, num_logits], every expert with its logit.
   Rows<std::int32_t> topk_ids() { return make_rows(ids_, rows_, num_slots_); }
   Rows<float> topk_weights() { return make_rows(weights_, rows_, num_slots_); }
   Shape<Config> const& shape() const { return shape_; }

@@ -52,7 +52,7 @@ FixedSizesConfig<Base, Sizes> fixed_sizes(Base const& config) {
 
 }  // namespace detail
 
-/// Whether Router chooses by RowRouter's own functions, with a type of its own for what it never asks at run time.
+/// Whether Router selects by RowRouter's own functions, and its configuration is a type of its own, not RouterConfig.
 template <class Router>
 concept TakesFixedSizes =
     std::derived_from<Router, RowRouter<typename Router::Config>> && !std::same_as<typename Router::Config, RouterConfig> &&

@@ -106,7 +106,7 @@ inline constexpr bool kInHalves = false;
 template <class Layer>
   requires requires { typename Layer::Half; }
 inline constexpr bool kInHalves<Layer> = facts::is_asynchronous<typename Layer::Backend>();
-/// Whether a layer's experts route inside. Those of OnHost tell their own layer.
+/// Whether a layer's experts route inside. A layer without this constant: no.
 template <class Layer>
 inline constexpr bool kMonolithic = false;
 template <class Layer>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/ptx/wgmma_int8.cuh: products of a warpgroup in int8, both operands in shared memory, one specialisation per N. Sums are int32 and
-// exact. N is a multiple of 16, or 8: the instruction has no others up to 160.
+// exact. The instruction has N of 8, 24 and multiples of 16; 24 and those above 160 are left out.
 #pragma once
 
 #include "moe/core/ptx/wgmma.cuh"

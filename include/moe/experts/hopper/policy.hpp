@@ -199,7 +199,7 @@ struct HopperPolicy {
                              gather_of(tokens));
     }
 
-    /// The tiles of a call of the most rows, for a log. A layer may take less: tiles that its activation's kernels have, fewer clusters.
+    /// The tiles of a call of the most rows, for a log. A call may take fewer clusters, and tiles that its activation's kernels have.
     std::string tuning() const {
       int const most = static_cast<int>(max_rows());
       if constexpr (Format == ActivationFormat::batched) {

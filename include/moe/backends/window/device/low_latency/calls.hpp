@@ -12,13 +12,13 @@ struct LowLatencyCombine;
 
 /// Kernels that are compiled for the sizes of one configuration, one row for each (token, expert), outputs in plain bf16.
 struct LowLatencyFixed {
-  int hidden = 0, topk = 0, num_experts = 0;  ///< num_experts: places, so that replicas take the other kernels
+  int hidden = 0, topk = 0, num_experts = 0;  ///< compared with the shape's, where replicas count, too
   bool fp8 = false;
   void (*prepare)(LowLatencyShape const& shape, std::size_t shared) = nullptr;
   void (*dispatch)(LowLatencyDispatch const& a, std::size_t shared, bool programmatic, cudaStream_t stream) = nullptr;
   void (*combine)(LowLatencyCombine const& a, bool programmatic, cudaStream_t stream) = nullptr;
 
-  /// Whether an exchange of this shape is one of them.
+  /// Whether they are for an exchange of this shape.
   bool fit(LowLatencyShape const& s) const {
     return s.hidden == hidden && s.topk == topk && s.num_experts == num_experts && s.fp8 == fp8 && !s.per_rank &&
            s.combine == CombineFormat::plain;
