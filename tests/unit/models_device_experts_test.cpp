@@ -10,6 +10,7 @@
 
 #include "moe/backends/collective/no_expert_parallel_cuda.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
+#include "moe/experts/monolithic.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
@@ -17,6 +18,7 @@
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/runner/on_host.hpp"
 
 namespace {
 
@@ -40,6 +42,11 @@ static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerToken>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<models::ExpertsFor<None, Local, bf16, ExpertsList<W4>>, ExpertsList<>>);
+
+/// A layer on the device behind rows in host memory says of its experts what the layer says.
+template <class Experts>
+using Behind = runner::OnHost<ModularKernel<models::RuntimeLayer<bf16, bf16>, routing::AnyRouter, None, Local, Experts>>;
+static_assert(runner::detail::kMonolithic<Behind<experts::Monolithic<Reference>>> && !runner::detail::kMonolithic<Behind<Reference>>);
 
 TEST(DeviceExperts, Obstacles) {
   auto const with = [](auto experts, auto quant, models::ExpertsNeeds const& needs) {

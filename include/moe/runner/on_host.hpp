@@ -27,6 +27,7 @@ class OnHost {
   using Comm = typename DeviceLayer::Comm;
   using Weights = typename DeviceLayer::Weights;
   using Params = typename DeviceLayer::Params;
+  static constexpr bool kMonolithic = DeviceLayer::kMonolithic;
   struct Config {
     static constexpr int hidden = DeviceLayer::Config::hidden;
   };
@@ -115,7 +116,7 @@ class OnHost {
   void take_memory(std::int64_t rows) {
     width_ = layer_.shape().hidden();
     num_logits_ = layer_.router().num_logits();
-    slots_ = DeviceLayer::kMonolithic ? layer_.router().num_logits() : layer_.router().num_slots();
+    slots_ = kMonolithic ? layer_.router().num_logits() : layer_.router().num_slots();
     int joint = 0;
     if constexpr (requires { layer_.router().config().num_joint_shared; }) joint = layer_.router().config().num_joint_shared;
     x_ = Buffer<DeviceAct, Device>(rows * width_);
