@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../gpu/block_file.hpp"
+#include "../runner_fused_shared_model.hpp"
 #include "moe/backends/window/host/high_throughput.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
 #include "moe/backends/window/host/one_sided.hpp"
@@ -23,8 +24,6 @@ namespace {
 
 using namespace moe_test::grid;
 using moe_test::expect_error;
-constexpr int kFused = 2;
-constexpr float kWeight = 0.75F;
 
 struct FusedConfig : HostConfig {
   static constexpr int topk = kTopK + kFused;
@@ -62,43 +61,9 @@ typename R::Params fused_params(ExpertPlacement const& placement, int intermedia
       .layer = {.shape = {.hidden = kHidden, .intermediate = intermediate, .num_experts = kExperts + kFused, .topk = kTopK + kFused},
                 .max_tokens_per_rank = kMost,
                 .placement = placement,
-                .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kWeight}}};
+                .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kFusedWeight}}};
   p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
   return p;
-}
-
-/// The same on one rank with the shared experts as a sum beside the layer.
-std::vector<float> beside(std::vector<float> const& x) {
-  struct Parts : RunnerDefaults {
-    using Gate = runner::gate::Linear<float>;
-    using Shared = runner::shared::Separate<experts::Reference<float>>;
-    using Scaling = runner::scaling::Factor;
-  };
-  using R = Runner<HostLayer<backends::NoExpertParallel<>>, Parts>;
-  ExpertPlacement const placement(kExperts, 1);
-  HostStore const store = experts_of<HostStore>(model, placement, 0, 0, 1);
-  HostStore shared(kFused, kHidden, kIntermediate, true);
-  for (int i = 0; i < kFused; ++i) {
-    std::vector<float> w2 = model.w2(kExperts + i);
-    for (float& w : w2) w *= kWeight;
-    shared.set_expert(i, model.w13(kExperts + i).data(), w2.data());
-  }
-  typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
-                                 .max_tokens_per_rank = kMost,
-                                 .placement = placement,
-                                 .router = {.num_experts = kExperts, .topk = kTopK}}};
-  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
-  auto const view = shared.view();
-  p.shared.count = kFused;
-  p.shared.intermediate = kIntermediate;
-  p.shared.weights.w13 = view.w13;
-  p.shared.weights.w2 = view.w2;
-  comm::Self<> self;
-  R runner(self, store.view(), p);
-  std::vector<float> out(x.size());
-  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
-  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
-  return out;
 }
 
 template <class Backend>
@@ -146,7 +111,7 @@ class FusedEqualsBeside : public testing::Test {
       }
     };
     R runner = construct();
-    std::vector<float> const x = tokens(moe), want = beside(x);
+    std::vector<float> const x = tokens(moe), want = fused_beside(model, x);
     std::vector<float> out(x.size());
     auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
     for (int i = 0; i < 2; ++i) {
@@ -186,7 +151,7 @@ TEST(FusedShared, BesideAMappingOfReplicas) {
   p.layer.mapping = tables.mapping(0, world_rank(), n);
   p.layer.load.load_counter = tables.load_counter(0);
   R runner(*group("ep", 0), store.view(), p);
-  std::vector<float> const x = tokens(moe), want = beside(x);
+  std::vector<float> const x = tokens(moe), want = fused_beside(model, x);
   std::vector<float> out(x.size());
   auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
   runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
@@ -253,7 +218,7 @@ TEST(FusedShared, InTwoHalves) {
   p.parallel.moe = moe;
   R runner(*group("ep", 0), store.view(), p);
   runner.decide_dual_batch(true);
-  std::vector<float> const x = tokens(moe), want = beside(x);
+  std::vector<float> const x = tokens(moe), want = fused_beside(model, x);
   std::vector<float> out(x.size());
   auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
   runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "../runner_fused_shared_model.hpp"
 #include "../runner_grid_model.hpp"
 #include "moe/backends/collective/all_to_all_v_cuda.hpp"
 #include "moe/backends/collective/gather_exchange_cuda.hpp"
@@ -90,6 +91,21 @@ Nccl* group(std::string const& kind, int color) {
     MPI_Comm_free(&part);
   }
   return found.get();
+}
+/// The ranks that a rank's layer connects, and its TP group.
+Nccl* layer_comm(MoeParallel const& p) {
+  return runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank);
+}
+Nccl* tp_comm(MoeParallel const& p) { return group(text("tp ", p.tp_size), p.flat_rank / p.tp_size); }
+/// call(comm) with the communicator of a backend over NCCL or of one rank.
+template <class Backend, class Call>
+auto with_comm(MoeParallel const& moe, Call const& call) {
+  if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+    return call(*layer_comm(moe));
+  } else {
+    static comm::Self<Cuda> self;
+    return call(self);
+  }
 }
 class Communicators : public testing::Environment {
   void TearDown() override { communicators.clear(); }
@@ -319,46 +335,10 @@ TEST(RunnerGridGraph, TensorParallelLowLatency) { replays<LowLatency>({world_siz
 
 // ---- Shared experts as further experts of the layer (N20): every rank computes those of its own rows.
 
-constexpr int kFused = 2;
-constexpr float kFusedWeight = 0.75F;
 struct FusedParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
   using Parallel = runner::parallel::Groups<Nccl>;
 };
-
-/// The same on one rank in the host space, with the shared experts as a sum beside the layer. They are experts kExperts, … of the model.
-std::vector<float> fused_beside(Model const& m, std::vector<float> const& x) {
-  struct HostFused : RunnerDefaults {
-    using Gate = runner::gate::Linear<float>;
-    using Shared = runner::shared::Separate<experts::Reference<float>>;
-  };
-  using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostFused>;
-  ExpertPlacement const placement(kExperts, 1);
-  HostStore const store = moe_test::grid::experts_of<HostStore>(m, placement, 0, 0, 1);
-  HostStore shared(kFused, kHidden, kIntermediate, true);
-  for (int i = 0; i < kFused; ++i) {
-    std::vector<float> w2 = m.w2(kExperts + i);
-    for (float& w : w2) w *= kFusedWeight;
-    shared.set_expert(i, m.w13(kExperts + i).data(), w2.data());
-  }
-  std::vector<float> const gate = numbers(1, kExperts * kHidden);
-  typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
-                                 .max_tokens_per_rank = kMost,
-                                 .placement = placement,
-                                 .router = {.num_experts = kExperts, .topk = kTopK}}};
-  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
-  auto const view = shared.view();
-  p.shared.count = kFused;
-  p.shared.intermediate = kIntermediate;
-  p.shared.weights.w13 = view.w13;
-  p.shared.weights.w2 = view.w2;
-  comm::Self<> self;
-  R runner(self, store.view(), p);
-  std::vector<float> out(x.size());
-  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
-  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
-  return out;
-}
 
 template <class Backend>
 class FusedShared : public testing::Test {
@@ -383,19 +363,9 @@ class FusedShared : public testing::Test {
                   .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kFusedWeight}}};
     OnDevice weights;
     p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
-    Nccl* const tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size);
+    Nccl* const tp = tp_comm(moe);
     p.parallel = {.moe = moe, .tp = tp};
-    Nccl* const layer_group =
-        runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", moe.tp_size), moe.tp_rank);
-    comm::Self<Cuda> self;
-    auto const construct = [&]() -> R {
-      if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
-        return R(*layer_group, store.view(), p);
-      } else {
-        return R(self, store.view(), p);
-      }
-    };
-    R runner = construct();
+    R runner = with_comm<Backend>(moe, [&](auto& comm) { return R(comm, store.view(), p); });
     CudaStream stream;
     std::vector<float> const x = tokens(moe), want = fused_beside(m, x);
     for (int i = 0; i < 2; ++i) {
@@ -449,24 +419,16 @@ std::vector<float> gathered(MoeParallel const& moe) {
                 .router = {.num_experts = kExperts, .topk = kTopK}}};
   OnDevice weights;
   p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
-  Nccl* const tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size);
+  Nccl* const tp = tp_comm(moe);
   p.parallel = {.moe = moe, .tp = tp};
-  Nccl* const layer_group =
-      runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", moe.tp_size), moe.tp_rank);
-  comm::Self<Cuda> self;
-  auto const run = [&](auto& comm) {
+  return with_comm<Backend>(moe, [&](auto& comm) {
     R runner(comm, store.view(), p);
     CudaStream stream;
     Rowset rows(tokens(moe));
     runner.forward(rows.x(), rows.y(), {}, stream);
     finish(runner, tp, stream);
     return rows.result();
-  };
-  if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
-    return run(*layer_group);
-  } else {
-    return run(self);
-  }
+  });
 }
 
 template <class Backend>
