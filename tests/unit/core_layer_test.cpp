@@ -251,6 +251,9 @@ TYPED_TEST(LayerOn, ConstructionTellsWhatItTakesIfAsked) {
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines[0], text("moe: llama4, none, no_expert_parallel, ", TypeParam::kName, " on rank 0 of 1: ", layer.bytes(),
                            " bytes in the arena, 0 in the window"));
+  p.log = std::function<void(std::string const&)>();  // nothing is called
+  Layer const silent(self, store.view(), p);
+  EXPECT_EQ(lines.size(), 1U);
 }
 
 // An exception of a caller's function is passed on unchanged and leaves the layer unchanged.

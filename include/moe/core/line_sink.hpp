@@ -10,13 +10,22 @@
 
 namespace moe {
 
-/// A callable that takes a std::string const&, or nothing. Copies share the callable.
+/// A callable that takes a std::string const&, or nothing, as an empty std::function. Copies share the callable.
 class LineSink {
  public:
   LineSink() = default;
   template <std::invocable<std::string const&> F>
     requires(!std::same_as<std::remove_cvref_t<F>, LineSink>)
-  LineSink(F&& f) : call_(std::make_shared<Of<std::decay_t<F>>>(std::forward<F>(f))) {}
+  LineSink(F&& f) {
+    using Callable = std::decay_t<F>;
+    // A std::function or a pointer may be empty. A lambda without captures converts to a pointer, which never is.
+    if constexpr (std::is_pointer_v<Callable> || (std::is_constructible_v<bool, Callable const&> && !requires { +f; })) {
+      if constexpr (!std::is_function_v<std::remove_reference_t<F>>) {
+        if (!static_cast<bool>(f)) return;
+      }
+    }
+    call_ = std::make_shared<Of<Callable>>(std::forward<F>(f));
+  }
 
   explicit operator bool() const { return call_ != nullptr; }
   void operator()(std::string const& line) const { call_->take(line); }
