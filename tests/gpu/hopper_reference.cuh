@@ -348,7 +348,10 @@ inline Difference compare(Problem const& p, void const* out, std::vector<int> co
       p.shape,      p.scheme,     p.features,          p.x_scales.data(),  p.w13_bias.data(), p.w2_bias.data(), p.x.data(),
       p.w13.data(), p.w2.data(),  p.w13_scales.data(), p.w2_scales.data(), p.ids.data(),      p.weights.data(), device_tokens.data(),
       count,        inter.data(), reference.data()};
-  reference_gemm1<<<count * p.shape.topk, 512, p.shape.hidden * 4>>>(a);
+  int const row_bytes = p.shape.hidden * 4;  // of shared memory
+  moe::hopper::check_cuda(cudaFuncSetAttribute(reference_gemm1, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes), "reference");
+  reference_gemm1<<<count * p.shape.topk, 512, row_bytes>>>(a);
+  moe::hopper::check_cuda(cudaGetLastError(), "reference");
   reference_gemm2<<<dim3(count, 1), 1024>>>(a);
   moe::hopper::check_cuda(cudaDeviceSynchronize(), "reference");
   std::vector<float> const expected = reference.download();

@@ -3,6 +3,7 @@
 // shared experts; sizes that do not divide, strides, zero rows, the same bits again, and captured graphs.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <type_traits>
 
 #include "device_values.cuh"
@@ -114,6 +115,16 @@ void rows_do_not_depend_on_their_batch(std::int64_t n, std::int64_t k) {
   for (std::int64_t const rows : {1, 16, 17, 40, 90, 128, 300}) {
     std::int64_t const first = most - rows;
     EXPECT_EQ(run(first, rows), std::vector<float>(all.begin() + first * n, all.end())) << rows << " rows";
+  }
+}
+TEST(RunnerLinear, EveryNumberOfRowsBelowAFewAtMost) {  // an algorithm for 3 or 4 rows may take no fewer
+  constexpr std::array<int, 2> kSizes[] = {{16, 64}, {96, 64}, {48, 64}, {64, 24}, {768, 128}};
+  for (Sums const sums : {Sums::blocked, Sums::per_row}) {
+    for (auto [n, k] : kSizes) {
+      equals_double<float, float, float>(n, k, {1, 2, 3}, 0, false, sums);
+      equals_double<float, float, float>(n, k, {1, 4, 5, 7, 9, 13, 15, 17, 23, 31, 33}, 0, false, sums);
+      equals_double<bf16, bf16, bf16>(n, k, {1, 2, 3}, 0, false, sums);
+    }
   }
 }
 TEST(RunnerLinear, PerRowSumsDoNotDependOnTheBatch) {

@@ -54,6 +54,7 @@ class BlasLtProduct {
   static_assert(std::is_same_v<Out, float> || std::is_same_v<In, Out>);
   static constexpr std::int64_t kWorkspaceBytes = std::int64_t{8} << 20;
   static constexpr std::int64_t kPerRowSize = 128;  ///< rows that the one algorithm of Sums::per_row is chosen for
+  static constexpr std::int64_t kExactRows = 16;    ///< up to here each number of rows has its own algorithm: those for few take no other
 
   /// w [N, K] and bias [N] (or null) on the device, borrowed. A bias needs Out = float. E_UNSUPPORTED if cuBLASLt has no algorithm.
   BlasLtProduct(Rows<In const> w, float const* bias, Sums sums, std::int64_t max_rows, Arena<space::cuda>& arena)
@@ -75,12 +76,11 @@ class BlasLtProduct {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
     }
     if (sums == Sums::per_row) {
-      std::int64_t const base = std::min(max_rows, kPerRowSize);
-      algorithms_.push_back(choose(base));
-      while (piece_rows_ > base && !fits(piece_rows_)) piece_rows_ = std::max(base, piece_rows_ / 2);
+      algorithms_.push_back(choose(kPerRowSize));  // also for fewer rows than that: an algorithm for 3 may not take 1
+      while (piece_rows_ > kPerRowSize && !fits(piece_rows_)) piece_rows_ = std::max(kPerRowSize, piece_rows_ / 2);
       return;
     }
-    for (std::int64_t rows = 1;; rows *= 2) {
+    for (std::int64_t rows = 1;; rows = rows < kExactRows ? rows + 1 : 2 * rows) {
       algorithms_.push_back(choose(rows));
       if (rows >= max_rows) break;
     }
@@ -90,7 +90,7 @@ class BlasLtProduct {
   void apply(Rows<In const> x, Rows<Out> y, cudaStream_t stream) const {
     for (std::int64_t first = 0; first < x.extent(0); first += piece_rows_) {
       std::int64_t const rows = std::min(piece_rows_, x.extent(0) - first);
-      std::size_t const index = std::min<std::size_t>(algorithms_.size() - 1, std::bit_width(static_cast<std::uint64_t>(rows - 1)));
+      std::size_t const index = std::min(algorithms_.size() - 1, algorithm_of(rows));
       float const alpha = 1.0F;
       float const beta = 0.0F;
       Layouts const l(*this, rows, x.stride(0), y.stride(0));
@@ -124,6 +124,12 @@ class BlasLtProduct {
     }
     cublasLtMatrixLayoutOpaque_t w_, x_, y_;
   };
+
+  /// Index of the algorithm: 1 to kExactRows rows, then up to twice, four times, … as many.
+  static constexpr std::size_t algorithm_of(std::int64_t rows) {
+    if (rows <= kExactRows) return static_cast<std::size_t>(rows - 1);
+    return static_cast<std::size_t>(kExactRows - 1) + std::bit_width(static_cast<std::uint64_t>((rows - 1) / kExactRows));
+  }
 
   cublasLtMatmulDesc_t description() const { return const_cast<cublasLtMatmulDescOpaque_t*>(&desc_); }
 
@@ -172,7 +178,7 @@ class BlasLtProduct {
   void* workspace_;
   cublasLtMatmulDescOpaque_t desc_{};
   std::int64_t piece_rows_;                       // of one call
-  std::vector<cublasLtMatmulAlgo_t> algorithms_;  // for 1, 2, 4, … rows; or one
+  std::vector<cublasLtMatmulAlgo_t> algorithms_;  // by algorithm_of(rows); or one
 };
 
 }  // namespace moe::runner::device
