@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/monolithic_backend.cpp: experts that route inside behind a backend that sends rows to the ranks of their experts.
-// expect: the experts route inside, and the backend sends rows to the ranks of their experts, which nobody knows before
+// expect: the experts route inside, and the backend sends rows to the ranks of their experts, which are not known yet
 // prints: ArchetypeExperts
 // prints: Backend
 #include "../archetypes.hpp"

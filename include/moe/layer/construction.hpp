@@ -137,11 +137,11 @@ void Layer<C>::check_monolithic() const {
     throw Error(ErrorCode::config, text("monolithic kernel without ", what, ". Choose experts that take routed rows"));
   };
   if (maps() || load_.load_counter != nullptr) refuse("EPLB: it takes no mapping of experts and counts no load");
-  if (router_.num_slots() != router_.topk()) refuse("fused shared experts: it has the router's choice alone");
+  if (router_.num_slots() != router_.topk()) refuse("fused shared experts: it computes the router's choice alone");
   if constexpr (requires { router_.resolved(); }) {
     auto const c = router_.resolved();
-    if (c.num_zero_experts > 0) refuse("zero experts: it tells no weights of them");
-    if (c.num_joint_shared > 0) refuse("weights of shared experts: it tells none");
+    if (c.num_zero_experts > 0) refuse("zero experts: it does not report their weights");
+    if (c.num_joint_shared > 0) refuse("weights of shared experts: it does not report them");
     if (c.hash_table != nullptr) refuse("hash routing: it gets logits, not token ids");
     if (c.expert_capacity > 0) refuse("an expert capacity: it sees the rows of all ranks");
   }

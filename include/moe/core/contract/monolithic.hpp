@@ -50,7 +50,7 @@ constexpr bool follows_routing() {
 
 namespace rules {
 MOE_RULE(MonolithicTransport,
-         "moe: the experts route inside, and the backend sends rows to the ranks of their experts, which nobody knows before. "
+         "moe: the experts route inside, and the backend sends rows to the ranks of their experts, which are not known yet. "
          "Fix: no_expert_parallel, naive or allgather_reduce_scatter, or experts that take routed rows (docs/errors.md#monolithic)");
 MOE_RULE(MonolithicRouter,
          "moe: the experts route inside, and have no path for this router. "
