@@ -151,7 +151,7 @@ struct PieceSums {
   }
 };
 
-/// A value of the block `rank` of the cluster, at the place that `local` has here. Before sm_90 a cluster is one block.
+/// A value of the block `rank` of the cluster, at the address that `local` has here. Before sm_90 a cluster is one block.
 __device__ inline float value_of_block(float const* local, [[maybe_unused]] int rank) {
 #if __CUDA_ARCH__ >= 900
   return __int_as_float(ptx::load_cluster(reinterpret_cast<int const*>(local), static_cast<std::uint32_t>(rank)));
