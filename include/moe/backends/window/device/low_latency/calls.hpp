@@ -28,7 +28,7 @@ struct LowLatencyFixed {
 /// The kernels for the sizes of Config. Defined in fixed.cuh, instantiated in the library of a configuration that asks for them
 /// (kFixedKernels).
 template <class Config, bool kFp8>
-LowLatencyFixed const& low_latency_fixed();
+auto low_latency_fixed() -> LowLatencyFixed const&;
 
 /// Whether Config asks for exchange kernels with its sizes compiled in: its member `fixed_kernels`. Its library then holds them.
 template <class Config>

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kLowLatencyThreads, 1)
 }
 
 template <class Config, bool kFp8>
-LowLatencyFixed const& low_latency_fixed() {
+auto low_latency_fixed() -> LowLatencyFixed const& {
   static constexpr LowLatencyFixed kKernels{
       .hidden = Config::hidden,
       .topk = Config::topk,
