@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/ptx/wgmma_int8.cuh: products of a warpgroup in int8, both operands in shared memory, one specialisation per N. Sums are int32 and
-// exact. The instruction has N of 8, 24 and multiples of 16; 24 and those above 160 are left out.
+// exact. The instruction has N of 8, 24 and multiples of 16; 24 and those above 128, the most rows of a tile, are left out.
 #pragma once
 
 #include "moe/core/ptx/wgmma.cuh"
@@ -80,22 +80,6 @@ MOE_WGMMA_INT8(128,
           "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63",
           "64", "65", "66",
           MOE_D8(0), MOE_D8(8), MOE_D8(16), MOE_D8(24), MOE_D8(32), MOE_D8(40), MOE_D8(48), MOE_D8(56))
-MOE_WGMMA_INT8(144,
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-          "%64, %65, %66, %67, %68, %69, %70, %71",
-          "72", "73", "74",
-          MOE_D8(0), MOE_D8(8), MOE_D8(16), MOE_D8(24), MOE_D8(32), MOE_D8(40), MOE_D8(48), MOE_D8(56), MOE_D8(64))
-MOE_WGMMA_INT8(160,
-          "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-          "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-          "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-          "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-          "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79",
-          "80", "81", "82",
-          MOE_D8(0), MOE_D8(8), MOE_D8(16), MOE_D8(24), MOE_D8(32), MOE_D8(40), MOE_D8(48), MOE_D8(56), MOE_D8(64), MOE_D8(72))
 // clang-format on
 
 #undef MOE_D8
