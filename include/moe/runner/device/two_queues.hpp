@@ -47,7 +47,7 @@ class TwoQueues<space::cuda> {
     check_cuda(cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");
   }
   void release() {
-    for (cudaEvent_t const event : events_) {
+    for (cudaEvent_t event : events_) {
       if (event != nullptr) cudaEventDestroy(event);
     }
     if (communication_ != nullptr) cudaStreamDestroy(communication_);
