@@ -6,7 +6,7 @@
 /*
  * Design
  *   A group is the ranks that share a layer's experts. A runner is one layer on one rank: router, quantisation, exchange and experts, with
- *   all memory taken when it is created. Arrays go in and out as DLTensor. The same functions stand in libmoe, whose layers have run-time
+ *   all memory taken when it is created. Arrays go in and out as DLTensor. The same functions are in libmoe, whose layers have run-time
  *   dimensions, and in a library that exports layers of moe_add_model_library (moe/c/export.hpp), whose dimensions are fixed.
  *
  * Calls

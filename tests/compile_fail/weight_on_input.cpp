@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/compile_fail/weight_on_input.cpp: Llama-4 routing with top 2 over a batched backend.
-// expect: the router weight is applied on the input, which a batched backend can do only when topk must be 1
+// expect: the router weight is applied on the input, which a batched backend can do only with topk = 1
 // prints: ArchetypeRouter
 // prints: Value<2>
 #include "../archetypes.hpp"

@@ -100,9 +100,29 @@ def long_functions(text: str) -> list[tuple[int, int, int, str]]:
     return found
 
 
-def cycles(include: pathlib.Path, headers: list[pathlib.Path]) -> list[str]:
-    """Each cycle of includes once, as "a -> b -> a"."""
-    reach = {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M) for path in headers}
+# Folders whose files and those of the folder around them include each other: they count as one.
+PARTS = ("moe/core/contract", "moe/experts/hopper", "moe/backends/collective")
+
+
+def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:
+    """The headers that each header includes."""
+    return {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M) for path in headers}
+
+
+def folders(reach: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The same between folders."""
+    def folder(name: str) -> str:
+        parent = name.rpartition("/")[0]
+        return parent.rpartition("/")[0] if parent in PARTS else parent
+
+    found: dict[str, set[str]] = {}
+    for name, targets in reach.items():
+        found.setdefault(folder(name), set()).update(folder(target) for target in targets)
+    return {name: sorted(targets - {name}) for name, targets in found.items()}
+
+
+def cycles(reach: dict[str, list[str]]) -> list[str]:
+    """Each cycle once, as "a -> b -> a"."""
     found, state = [], {}
 
     def visit(name: str, above: list[str]):
@@ -163,7 +183,9 @@ def main() -> int:
                 continue
             if target_level >= level:
                 problems.append(f"{name}:{number}: {layer} (level {level}) includes {target} (level {target_level})")
-    problems += [f"includes in a circle: {cycle}" for cycle in cycles(include, headers)]
+    reach = includes(include, headers)
+    problems += [f"includes in a circle: {cycle}" for cycle in cycles(reach)]
+    problems += [f"folders include each other in a circle: {cycle}" for cycle in cycles(folders(reach))]
     # The rest of the sources: only the lengths; a test or benchmark file that is no header may be long.
     others = sorted(path for folder in ("tests", "bench", "examples") for path in (root / folder).rglob("*")
                     if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))

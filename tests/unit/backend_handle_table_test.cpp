@@ -44,7 +44,7 @@ TEST(HandleTable, RecordsAlternateAndAHandleIsStaleAfterTwoDispatches) {
   Handle const c = t.open_counted(0, DispatchState::received);
   EXPECT_EQ(&t.record(a), &t.record(c));
   EXPECT_FALSE(t.live(a));
-  expect_error(ErrorCode::state, "finalize: the handle is stale, 2 dispatches of its slot have followed, at most 1",
+  expect_error(ErrorCode::state, "finalize: the handle is stale, 2 dispatches of its buffer set have followed, at most 1",
                [&] { t.expect(a, DispatchState::received, "finalize"); });
 }
 

@@ -14,8 +14,8 @@
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/external.hpp"
-#include "moe/routing/row/zero_expert.hpp"
 #include "moe/routing/softmax_topk.hpp"
+#include "moe/routing/zero_expert.hpp"
 
 namespace {
 

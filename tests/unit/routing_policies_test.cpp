@@ -17,10 +17,10 @@
 #include "moe/routing/grouped_topk.hpp"
 #include "moe/routing/hash_topk.hpp"
 #include "moe/routing/llama4.hpp"
-#include "moe/routing/row/zero_expert.hpp"
 #include "moe/routing/sigmoid_topk.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "moe/routing/sparsemixer.hpp"
+#include "moe/routing/zero_expert.hpp"
 
 namespace {
 

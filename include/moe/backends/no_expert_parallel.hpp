@@ -21,7 +21,8 @@ MOE_INCLUDED(NoExpertParallelOnDevice, "the exchange of no_expert_parallel in th
 namespace moe::backends {
 
 namespace detail {
-/// The exchange of one space. Specialised for the host below, for the device in no_expert_parallel.cuh.
+/// The exchange of one space. Specialised for the host below, for the device in
+/// collective/no_expert_parallel_cuda.hpp, whose kernels are in collective/no_expert_parallel.cuh.
 template <class Space, class Config, class Quant, class Partial>
 class LocalExchange : public moe::detail::NotIncluded<rules::NoExpertParallelOnDevice> {};
 }  // namespace detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// c/runner.hpp: what stands behind a moe_runner_t: one layer of any type, and what moe_runner_create() passes to whoever makes it.
+// c/runner.hpp: the object behind a moe_runner_t: one layer of any type, and what moe_runner_create() passes to the function
+// that creates it.
 #pragma once
 
 #include <atomic>

@@ -45,7 +45,7 @@ MOE_RULE(ReducedExactlyOnce,
          "moe: the weighted sum over the top-k would be done twice or never. "
          "Fix: experts that leave it to the backend need a backend that reduces, and the other way round (docs/errors.md#reduced-once)");
 MOE_RULE(WeightOnInputNeedsTopKOne,
-         "moe: the router weight is applied on the input, which a batched backend can do only when topk must be 1. "
+         "moe: the router weight is applied on the input, which a batched backend can do only with topk = 1. "
          "Fix: set topk = 1 or use a standard backend (docs/errors.md#weight-on-input)");
 MOE_RULE(RowsAligned,
          "moe: a row of hidden states is not a multiple of 16 bytes, which transports and grouped GEMMs need. "

@@ -6,41 +6,10 @@
 
 #include "moe/quantization/format/shape.hpp"
 #include "moe/quantization/format/tiles.hpp"
+#include "moe/quantization/format/units.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
-
-/// The actual group of a row of `cols` elements: `group` halved until it divides `cols`; 0 if that would be fewer than 32 (or fewer than
-/// `group` if `group` is already below 32). group 0: the whole row. docs/semantics/quantization.md §5.
-MOE_HD constexpr std::int64_t effective_group(std::int64_t cols, std::int64_t group) {
-  if (group == 0) return cols;
-  if (cols <= 0) return group;
-  std::int64_t g = group;
-  while (cols % g != 0) {
-    if (g / 2 < 32) return 0;
-    g /= 2;
-  }
-  return g;
-}
-
-/// Scale of a group, with the zero point that is subtracted from the code first.
-struct ScaleZero {
-  float scale;
-  float zero;
-  friend bool operator==(ScaleZero const&, ScaleZero const&) = default;
-};
-
-/// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints contain the codes.
-template <int Bits>
-struct ZeroPointUnit {
-  using Code = std::uint8_t;
-  using Scale = ScaleZero;
-  static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
-  static constexpr int kPack = 8 / Bits;
-
-  MOE_HD static ScaleZero factor(ScaleZero s) { return s; }
-  MOE_HD static float decode(std::uint32_t code, ScaleZero s) { return (static_cast<float>(code) - s.zero) * s.scale; }
-};
 
 /// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group per row), codes low nibble first, activations as they are.
 /// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).

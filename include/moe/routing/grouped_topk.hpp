@@ -3,7 +3,6 @@
 #pragma once
 
 #include "moe/routing/row/row_router.hpp"
-#include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {
 

@@ -6,9 +6,6 @@
 
 namespace moe::routing {
 
-/// Whether the k weights are divided by their sum.
-enum class Renormalize : std::uint8_t { no, yes };
-
 namespace detail {
 template <Renormalize R>
 struct SoftmaxTopKConfig : RouterConfig {

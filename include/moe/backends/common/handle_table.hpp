@@ -96,7 +96,8 @@ class HandleTable {
   Record& expect_live(Handle handle, char const* what) {
     Record& r = record(handle);
     if (!live(handle)) {
-      throw Error(ErrorCode::state, text(what, ": the handle is stale, ", age(handle), " dispatches of its slot have followed, at most 1"));
+      throw Error(ErrorCode::state,
+                  text(what, ": the handle is stale, ", age(handle), " dispatches of its buffer set have followed, at most 1"));
     }
     return r;
   }

@@ -2,7 +2,7 @@
 // backends/common/memory.hpp: how much memory a rank's exchange takes, for each backend, computed before one is built: first in the host
 // space, then the windows between GPUs.
 //
-// T = max_tokens_per_rank, R ranks, k = top-k, L = most experts of a rank, D = min(k, R) = most ranks of a token.
+// T = max_tokens_per_rank, R ranks, k = top-k, L = most experts of a rank, F = min(k, R) = most ranks of a token.
 #pragma once
 
 #include <algorithm>

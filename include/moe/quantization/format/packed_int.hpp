@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "moe/core/error.hpp"
-#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/format/units.hpp"
 
 namespace moe::quantization {
 

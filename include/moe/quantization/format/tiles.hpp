@@ -8,7 +8,6 @@
 #include "moe/core/types.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/units.hpp"
-#include "moe/quantization/rows/rows.hpp"
 
 namespace moe::quantization {
 

@@ -8,6 +8,7 @@
 //   factor(scale)     the float32 that codes are multiplied with;  kPowerOfTwo  true if it always is one (or NaN)
 //   encode(x, factor) one code (4-bit codes in the low nibble): that of the correctly rounded x / factor, round_code(x / factor)
 //   decode(code, factor)  its value
+// Below them: groups of weight-only integers, and codes stored to and loaded from a row.
 #pragma once
 
 #include <cstdint>
@@ -157,5 +158,61 @@ struct Nvfp4Unit {
   }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e2m1(static_cast<std::uint8_t>(code)) * d; }
 };
+
+/// The actual group of a row of `cols` elements: `group` halved until it divides `cols`; 0 if that would be fewer than 32 (or fewer than
+/// `group` if `group` is already below 32). group 0: the whole row. docs/semantics/quantization.md §5.
+MOE_HD constexpr std::int64_t effective_group(std::int64_t cols, std::int64_t group) {
+  if (group == 0) return cols;
+  if (cols <= 0) return group;
+  std::int64_t g = group;
+  while (cols % g != 0) {
+    if (g / 2 < 32) return 0;
+    g /= 2;
+  }
+  return g;
+}
+
+/// Scale of a group, with the zero point that is subtracted from the code first.
+struct ScaleZero {
+  float scale;
+  float zero;
+  friend bool operator==(ScaleZero const&, ScaleZero const&) = default;
+};
+
+/// Asymmetric codes 0 … 2^Bits - 1: x ≈ (code - zero) · scale. Only decoded here: released checkpoints contain the codes.
+template <int Bits>
+struct ZeroPointUnit {
+  using Code = std::uint8_t;
+  using Scale = ScaleZero;
+  static constexpr DType kCodeDType = Bits == 4 ? DType::u4 : DType::u8;
+  static constexpr int kPack = 8 / Bits;
+
+  MOE_HD static ScaleZero factor(ScaleZero s) { return s; }
+  MOE_HD static float decode(std::uint32_t code, ScaleZero s) { return (static_cast<float>(code) - s.zero) * s.scale; }
+};
+
+namespace detail {
+
+/// Stores code i of a row; the even code of a packed pair is stored first, which also clears the odd one.
+template <class Unit>
+MOE_HD inline void store_code(typename Unit::Code* row, std::int64_t i, typename Unit::Code code) {
+  if constexpr (Unit::kPack == 1) {
+    row[i] = code;
+  } else if ((i & 1) == 0) {
+    row[i >> 1] = code & 15U;
+  } else {
+    row[i >> 1] = pack_nibbles(row[i >> 1], code);
+  }
+}
+template <class Unit>
+MOE_HD inline auto load_code(typename Unit::Code const* row, std::int64_t i) {
+  if constexpr (Unit::kPack == 1) {
+    return row[i];
+  } else {
+    return nibble(row, i);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace moe::quantization

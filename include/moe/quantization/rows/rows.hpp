@@ -24,26 +24,6 @@ MOE_HD inline Act element_as(T v) {
   }
 }
 
-/// Stores code i of a row; the even code of a packed pair is stored first, which also clears the odd one.
-template <class Unit>
-MOE_HD inline void store_code(typename Unit::Code* row, std::int64_t i, typename Unit::Code code) {
-  if constexpr (Unit::kPack == 1) {
-    row[i] = code;
-  } else if ((i & 1) == 0) {
-    row[i >> 1] = code & 15U;
-  } else {
-    row[i >> 1] = pack_nibbles(row[i >> 1], code);
-  }
-}
-template <class Unit>
-MOE_HD inline auto load_code(typename Unit::Code const* row, std::int64_t i) {
-  if constexpr (Unit::kPack == 1) {
-    return row[i];
-  } else {
-    return nibble(row, i);
-  }
-}
-
 }  // namespace detail
 
 /// Activations are exchanged and computed in their own type: no codes, no scales.

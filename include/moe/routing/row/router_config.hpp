@@ -26,6 +26,8 @@ enum class Renorm : std::uint8_t {
   floor,   ///< w / max(sum, eps)                     (ERNIE-4.5)
   p_norm,  ///< w / (sum w^p)^(1/p)                   (DBRX)
 };
+/// Of routers that know no other way: whether the k weights are divided by their sum.
+enum class Renormalize : std::uint8_t { no, yes };
 /// Score of a group of experts in grouped top-k.
 enum class GroupScore : std::uint8_t { max, top2_sum };
 /// How the experts are chosen.

@@ -117,7 +117,8 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   void check(cudaStream_t stream) const {
     if (gatherer_) gatherer_->check(true, stream);
   }
-  /// As on the host. Where rows agree it asks nobody: a rank with an error ends the group, and its peers' sums then meet the deadline.
+  /// As on the host. Where rows agree there is no agreement: a rank with an error ends the group, and its peers' sums then meet the
+  /// deadline.
   void agree(std::int64_t rows, cudaStream_t) {
     if (moe().tp_size == 1) return;
     if (rows_agree_) {

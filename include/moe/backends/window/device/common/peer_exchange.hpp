@@ -63,7 +63,7 @@ moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf1
 }
 
 /// The order of the calls of one exchange, and of all exchanges that share its window: at most one dispatch at a time is without its
-/// combine (docs/semantics/exchange.md §10).
+/// combine (docs/semantics/exchange.md §3).
 class PeerOrder {
  public:
   explicit PeerOrder(comm::WindowUse& use) : use_(&use) {}

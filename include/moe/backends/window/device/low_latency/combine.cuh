@@ -100,11 +100,11 @@ __device__ inline void combine_with(Args const& a, Body&& body) {
   begin_dependent_kernel();
   std::uint32_t const round = own<std::uint32_t>(w, a.at.combined)[block] + (a.masks ? 0 : 1);
   if (!a.masks && block == 0 && tid >= 32 && tid < 32 + R) {  // the experts' kernel has ended: peers may read its rows
+    std::uint32_t* const ready = at<std::uint32_t>(w, tid - 32, a.at.ready) + w.rank;
     if (a.refused != 0) {
       refuse(w, tid - 32, round, a.refused);
-    }
-    std::uint32_t* const ready = at<std::uint32_t>(w, tid - 32, a.at.ready) + w.rank;
-    if (a.fenced || a.refused != 0) {
+      publish(ready, round);
+    } else if (a.fenced) {
       publish(ready, round);
     } else {
       announce(ready, round);

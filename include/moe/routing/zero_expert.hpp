@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// routing/row/zero_expert.hpp: real and zero-computation experts compete for the k slots (LongCat-Flash, Zaya).
+// routing/zero_expert.hpp: real and zero-computation experts compete for the k slots (LongCat-Flash, Zaya).
 #pragma once
 
 #include "moe/routing/row/row_router.hpp"
-#include "moe/routing/softmax_topk.hpp"
 
 namespace moe::routing {
 
