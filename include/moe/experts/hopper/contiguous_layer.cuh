@@ -16,6 +16,7 @@
 #include "moe/experts/hopper/common/tensor_map.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/layer/layer_params.cuh"
+#include "moe/experts/hopper/layer/row_codes.cuh"
 #include "moe/experts/hopper/layer/self_align.cuh"
 #include "moe/experts/hopper/token/launch.cuh"
 
@@ -81,6 +82,13 @@ inline constexpr int kStateHead = 32;  ///< ints before the counters
 inline constexpr int kStateCounters = kSelfAlignSlots + 2 * Workspace::kMaxSplitUnits;
 inline constexpr int kStateFinished = 1024;  ///< two per weight tile of phase 1
 inline constexpr int kStateInts = kStateHead + kStateCounters + kStateFinished;
+
+/// Row-scaled: how the warps that quantise rows of the intermediate divide them.
+template <Scheme S>
+inline void divide_rows(int intermediate, IntermediateRows& inter) {
+  inter.lane_chunks = (intermediate / RowCodes<S>::kValues + 31) / 32;
+  inter.rows_together = RowCodes<S>::kHeld / inter.lane_chunks;
+}
 
 /// E_ARG, E_UNSUPPORTED for weights that the kernels of a scheme cannot read.
 inline void check_weights(LayerWeights const& w, Scheme scheme, bool interleaved) {
@@ -295,6 +303,8 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
   p.inter.rows = detail::at<char>(r.workspace, w.inter);
   p.inter.wide = detail::at<char>(r.workspace, w.inter_wide);
   p.inter.scales = detail::at<float>(r.workspace, w.inter_scales);
+  if (scheme == Scheme::fp8_row) detail::divide_rows<Scheme::fp8_row>(shape.intermediate, p.inter);
+  if (scheme == Scheme::int8_row) detail::divide_rows<Scheme::int8_row>(shape.intermediate, p.inter);
   p.standard = !r.batched();
   p.weight_on_input = options.weight_on_input && !r.batched();
   p.self_align = plan.self_align;

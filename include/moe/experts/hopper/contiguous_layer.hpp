@@ -47,6 +47,10 @@ inline void check_sizes(LocalShape const& s, Scheme scheme) {
   };
   expect("hidden", s.hidden, hidden_unit(scheme), scheme);
   expect("intermediate", s.intermediate, intermediate_unit(scheme), scheme);
+  if (is_row_scaled(scheme) && s.intermediate > kMostRowScaledColumns) {
+    throw Error(ErrorCode::config, text("hopper experts: intermediate ", s.intermediate, " is over ", kMostRowScaledColumns, " in ",
+                                        name(scheme), ", where the counters of rows could overflow. Use the experts cuda_reference"));
+  }
   if (s.num_experts < 1 || s.num_experts > 1024) {
     throw Error(ErrorCode::config, text("hopper experts: ", s.num_experts, " local experts are out of range [1, 1024]"));
   }

@@ -93,7 +93,7 @@ __device__ inline void report_unit(LayerParams const& p, Memory const& memory, U
   int* const flags = reinterpret_cast<int*>(memory.base + Layout::kFlags);
   if (unit.phase == 0) {
     if constexpr (SchemeTraits<S>::kRowScaled) {
-      quantize_whole_rows<S>(p, unit, group, flags);
+      report_stored_rows<S>(p, unit, group, reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows);
     } else if ((thread_index() & 127) == 0) {  // the barrier at the end of store_rows ordered the other threads' stores before this fence
       fence_device();
       atomicAdd(p.align.counters + unit.token_tile, 1);
@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       load_rows<S, Stages, MaxRows>(p, memory, warp - kConsumerThreads / 32 - 1);
     }
   } else {
-    // Wait for announced units and for full stages of the ring; release each stage to the loaders of every CTA of the cluster.
+    // Wait for announced units and for full stages of the ring; release each stage to the loaders of every CTA of the cluster. Row-scaled,
+    // in phase 1: also for the consumers of any CTA to have stored the tile's rows, unless the loaders already have them.
     take_registers<208>();
     int const group = warp >> 2;
     bool const nothing = p.self_align && memory.control()->token_tiles == 0;
@@ -181,6 +182,12 @@ __global__ void __launch_bounds__(kLayerThreads, 1) layer_kernel(__grid_constant
       Unit const unit = next_unit(memory, units);
       __syncwarp();
       if (unit.phase < 0) break;
+      if constexpr (SchemeTraits<S>::kRowScaled) {
+        if (unit.phase == 1) {
+          int* const words = reinterpret_cast<int*>(memory.base + Layout::kTargets) + group * MaxRows;
+          help_to_quantize<S>(p, unit, group, words, memory.full(ring.stage), ring.parity);
+        }
+      }
       bool finished = false;
       auto const run = [&]<int N>() {
         if constexpr (N <= MaxRows && kHasColumns<S, N> && (Activation::kFineTiles || N <= 16 || N % 32 == 0 || N == MaxRows))

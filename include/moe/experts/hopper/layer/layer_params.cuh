@@ -68,6 +68,9 @@ struct IntermediateRows {
   void* rows;     ///< [slots, I] codes
   void* wide;     ///< row-scaled: [slots, I] bf16 (int8_row: float32), quantised into `rows` once a tile's rows are complete
   float* scales;  ///< fp8_block: [slots, I / 128]; row-scaled: [slots]
+  // Row-scaled, given here because values that the consumers compute stay in registers during the products.
+  int lane_chunks;    ///< chunks of 16 bytes of a wide row that each lane of one warp has
+  int rows_together;  ///< rows that a warp quantises at a time; 0: a warpgroup works on one row
 };
 
 /// Kernel parameter block.

@@ -7,6 +7,7 @@
 
 #include "moe/experts/hopper/layer/layer_params.cuh"
 #include "moe/experts/hopper/layer/quantizing_rows.cuh"
+#include "moe/experts/hopper/layer/row_batches.cuh"
 
 namespace moe::hopper {
 
@@ -138,8 +139,11 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     }
     if (!first && unit.rows > 0) {
       if (lane == 0) {
-        int const target = 2 * p.align.plan.space.weight_tiles[0] + (Traits::kRowScaled ? 1 : 0);  // one more report: quantised
-        wait_counter(p.align.counters + unit.token_tile, target);
+        if constexpr (Traits::kRowScaled) {
+          wait_reports(p.align.counters + unit.token_tile, stored_reports(p) + unit.rows);  // all rows quantised
+        } else {
+          wait_counter(p.align.counters + unit.token_tile, 2 * p.align.plan.space.weight_tiles[0]);
+        }
       }
       __syncwarp();
     }

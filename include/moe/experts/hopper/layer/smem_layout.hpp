@@ -13,6 +13,11 @@ inline constexpr int kWeightBytes = 32768;  ///< 256 rows of 128 bytes of K
 inline constexpr int kUnitBytes = 64;
 inline constexpr int kControlBytes = 32;
 
+/// Row-scaled: bits of a token tile's counter that count reports of GEMM1 (two per weight tile) and quantised rows.
+inline constexpr int kRowReportBits = 20;
+/// Row-scaled: I is at most this, so that those bits suffice.
+inline constexpr int kMostRowScaledColumns = 128 * ((1 << (kRowReportBits - 1)) - 128);
+
 /// Rows that go through a warpgroup's staging buffer at a time: fewer for the largest tiles, so that one more stage of the ring fits.
 constexpr int pass_rows(Scheme s, int max_rows) { return std::min(max_rows, is_fp8(s) ? 32 : max_rows > 128 ? 56 : 64); }
 
