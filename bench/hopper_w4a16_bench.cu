@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// bench/hopper_w4a16_bench.cu: checks and times whole layers with 4-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
+// bench/hopper_w4a16_bench.cu: checks and times whole layers with 4- or 8-bit weights: CUDA graphs, rotated inputs, weights larger than L2.
 //
-//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4> <shape|all> <tokens,tokens,…> [tile_rows]
+//   hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,…> [tile_rows]
 //
 // A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
 // The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
@@ -18,6 +18,7 @@
 #include "bench/layer_problem.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 
 namespace {
 
@@ -45,8 +46,8 @@ __global__ void fill_pairs(float2* data, long long count, std::uint64_t seed, fl
   }
 }
 
-constexpr W4Scheme kSchemes[] = {W4Scheme::int4,    W4Scheme::int4_zero,    W4Scheme::mxfp4,
-                                 W4Scheme::int4_32, W4Scheme::int4_32_zero, W4Scheme::nvfp4};
+constexpr W4Scheme kSchemes[] = {W4Scheme::int4,         W4Scheme::int4_zero, W4Scheme::mxfp4, W4Scheme::int4_32,
+                                 W4Scheme::int4_32_zero, W4Scheme::nvfp4,     W4Scheme::int8};
 
 W4Launcher launcher_of(W4Scheme scheme) {
   switch (scheme) {
@@ -56,6 +57,7 @@ W4Launcher launcher_of(W4Scheme scheme) {
     case W4Scheme::int4_32: return w4_launcher<W4Scheme::int4_32>();
     case W4Scheme::int4_32_zero: return w4_launcher<W4Scheme::int4_32_zero>();
     case W4Scheme::nvfp4: return w4_launcher<W4Scheme::nvfp4>();
+    case W4Scheme::int8: return w4_launcher<W4Scheme::int8>();
   }
   return nullptr;
 }
@@ -69,13 +71,13 @@ struct Layer {
 
   Layer(LocalShape const& s, W4Scheme scheme, std::uint64_t seed) {
     auto const codes = [&](long long rows, long long cols) {
-      DeviceArray<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols / 2));
+      DeviceArray<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols * code_bits(scheme) / 8));
       fill_bytes<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()), ++seed, 0, 256);
       return c;
     };
     auto const scales = [&](long long rows, long long cols, int group) {
       long long const count = s.num_experts * rows * (cols / group);
-      float const sigma = 0.2F / std::sqrt(static_cast<float>(cols));
+      float const sigma = (code_bits(scheme) == 8 ? 0.0125F : 0.2F) / std::sqrt(static_cast<float>(cols));
       if (scheme == W4Scheme::nvfp4) {  // scales of 0.5 to 3.75
         auto const bytes = static_cast<std::size_t>(moe::quantization::Nvfp4W4A16::weight_scale_count(rows, cols));
         DeviceArray<std::uint8_t> v(bytes * static_cast<std::size_t>(s.num_experts));
@@ -97,7 +99,9 @@ struct Layer {
       }
       return v;
     };
-    auto const group = [&](int cols) { return scale_group(scheme) != 0 ? scale_group(scheme) : cols % 128 == 0 ? 128 : 64; };
+    auto const group = [&](int cols) {
+      return scales_rows(scheme) ? cols : scale_group(scheme) != 0 ? scale_group(scheme) : cols % 128 == 0 ? 128 : 64;
+    };
     W4Weights w{};
     w.w13_group = group(s.hidden);
     w.w2_group = group(s.intermediate);
@@ -192,8 +196,9 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   auto const c13 = part(layer.c13), c2 = part(layer.c2), s13 = part(layer.s13), s2 = part(layer.s2);
   auto const b13 = part(layer.b13), b2 = part(layer.b2);
   auto const matrix = [&](auto const& codes, auto const& scales, auto const& bias, std::int64_t rows, std::int64_t cols) {
-    return moe::ExpertMatrix<std::uint8_t, Scale>{
-        moe::make_blocks(static_cast<std::uint8_t const*>(codes.data()), experts, rows, cols / 2),
+    using Code = typename Quant::template WeightCode<moe::bf16>;
+    return moe::ExpertMatrix<Code, Scale>{
+        moe::make_blocks(reinterpret_cast<Code const*>(codes.data()), experts, rows, Quant::weight_code_cols(cols)),
         moe::make_rows(reinterpret_cast<Scale const*>(scales.data()), experts, Quant::weight_scale_count(rows, cols)),
         moe::make_rows(static_cast<float const*>(bias.data()), experts, rows), rows, cols};
   };
@@ -228,6 +233,7 @@ double error_of_scheme(W4Scheme scheme, Layer const& layer, LocalShape const& s,
     case W4Scheme::int4_32: return error_of<WNa16<4, 32>>(layer, s, batch, tokens, out);
     case W4Scheme::int4_32_zero: return error_of<WNa16<4, 32, true>>(layer, s, batch, tokens, out);
     case W4Scheme::nvfp4: return error_of<Nvfp4W4A16>(layer, s, batch, tokens, out);
+    case W4Scheme::int8: return error_of<Int8PerChannel>(layer, s, batch, tokens, out);
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -291,7 +297,7 @@ int main(int argc, char** argv) try {
   if (argc < 4) {
     std::fprintf(
         stderr,
-        "usage: hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4> <shape|all> <tokens,tokens,...> [tile_rows]\n");
+        "usage: hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,...> [tile_rows]\n");
     return 2;
   }
   std::string const wanted = argv[1];

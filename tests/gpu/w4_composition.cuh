@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/w4_composition.cuh: the output of a whole layer with 4-bit weights on one rank, for tests that compare two experts policies.
+// tests/gpu/w4_composition.cuh: the output of a whole layer on one rank, for tests that compare two experts policies.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/hopper_w4_test.cpp: the host side of the Hopper layer with 4-bit weights: where codes lie, sizes, tiles, workspace, refusals.
+// tests/unit/hopper_w4_test.cpp: the host side of the Hopper layer with 4- and 8-bit weights: where codes lie, sizes, tiles, workspace,
+// refusals.
 #include "moe/experts/hopper_w4a16.hpp"
 
 #include <gtest/gtest.h>
@@ -52,6 +53,26 @@ TEST(HopperW4, EveryBitOfAPairIsUsedOnce) {
   EXPECT_EQ(second, 0xFFFFFFFFu);
 }
 
+// As the kernel converts them: a difference of two bf16, which is exact.
+TEST(HopperW4, Int8CodesComeBackFromTheirWords) {
+  auto const as_float = [](std::uint32_t half) { return std::bit_cast<float>(half << 16); };
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    std::uint32_t const other = (code * 7 + 3) & 0xFFu;
+    for (std::uint32_t const pair : {code | other << 8, other | code << 8}) {
+      std::uint32_t const word = pack_bytes({pair, ~pair & 0xFFFFu});
+      for (int f = 0; f < 2; ++f) {
+        std::uint32_t const want = f == 0 ? pair : ~pair & 0xFFFFu;
+        for (int half = 0; half < 2; ++half) {
+          float const difference =
+              as_float(int8_sums(word, f) >> (16 * half) & 0xFFFFu) - as_float(int8_bases(word, f) >> (16 * half) & 0xFFFFu);
+          EXPECT_EQ(difference, static_cast<float>(static_cast<std::int8_t>(want >> (8 * half) & 0xFFu))) << code;
+          EXPECT_EQ(std::bit_cast<std::uint32_t>(difference) & 0xFFFFu, 0u) << "a bf16";
+        }
+      }
+    }
+  }
+}
+
 TEST(HopperW4, Nvfp4ScalesComeBackFromTheirBytes) {
   for (std::uint32_t code = 0; code < 0x7F; ++code) {
     float const magnitude = code < 8 ? std::ldexp(static_cast<float>(code), -9)
@@ -79,6 +100,9 @@ TEST(HopperW4, BytesOfTheWeights) {
   EXPECT_EQ(packed_bytes(W4Scheme::nvfp4, 64, 64), 2048 + 256) << "4.5 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::mxfp4, 64, 64), 2048 + 128) << "4.25 bits a weight";
   EXPECT_EQ(packed_bytes(W4Scheme::int4_zero, 128, 64), 2 * (2048 + 256));
+  EXPECT_EQ(packed_bytes(W4Scheme::int8, 128, 64), 2 * 4096 + 128 * 4) << "a scale for each row";
+  EXPECT_EQ(W4A16Layer::packed_bytes({2, 128, 96, 1}, W4Scheme::int8) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::int8),
+            2 * (12 * 4096 + (256 + 128) * 4));
   hopper::LocalShape const s{2, 128, 96, 1};
   EXPECT_EQ(W4A16Layer::packed_bytes(s, W4Scheme::mxfp4) - W4A16Layer::packed_bytes({0, 128, 96, 1}, W4Scheme::mxfp4), 2 * 12 * 2176)
       << "an intermediate of 96 takes the room of 128";
@@ -92,8 +116,8 @@ TEST(HopperW4, TilesAndWorkspaceFitEveryCall) {
        {hopper::LocalShape{32, 2880, 2880, 4}, hopper::LocalShape{384, 7168, 2048, 8}, hopper::LocalShape{1, 64, 64, 1}}) {
     std::int64_t before = 0;
     for (int tokens : {1, 7, 64, 1000, 16384}) {
-      for (W4Scheme scheme :
-           {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4, W4Scheme::int4_32, W4Scheme::int4_32_zero, W4Scheme::nvfp4}) {
+      for (W4Scheme scheme : {W4Scheme::int4, W4Scheme::int4_zero, W4Scheme::mxfp4, W4Scheme::int4_32, W4Scheme::int4_32_zero,
+                              W4Scheme::nvfp4, W4Scheme::int8}) {
         W4Tuning const t = choose_w4_tuning(s, scheme, tokens);
         EXPECT_EQ(t.tile_rows % 8, 0);
         EXPECT_GE(t.tile_rows, 8);
@@ -132,6 +156,9 @@ TEST(HopperW4, Refusals) {
   EXPECT_EQ(refusal({2, 128, 96, 1}, W4Scheme::nvfp4, 16, w), ErrorCode::internal) << "half a brick is padded";
   EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::nvfp4, 32, w), ErrorCode::config) << "group of nvfp4";
   EXPECT_EQ(refusal({2, 192, 192, 1}, W4Scheme::int4, 128, w), ErrorCode::config) << "a group that does not divide";
+  EXPECT_EQ(refusal({2, 128, 33, 1}, W4Scheme::int8, 0, w), ErrorCode::internal) << "any intermediate, no groups";
+  EXPECT_EQ(refusal({2, 96, 64, 1}, W4Scheme::int8, 0, w), ErrorCode::config) << "hidden of int8";
+  EXPECT_EQ(refusal({2, 128, 0, 1}, W4Scheme::int8, 0, w), ErrorCode::config) << "no intermediate";
   EXPECT_EQ(refusal({2000, 128, 128, 1}, W4Scheme::int4, 64, w), ErrorCode::config) << "experts";
   EXPECT_EQ(refusal({2, 128, 128, 0}, W4Scheme::int4, 64, w), ErrorCode::config) << "topk";
   EXPECT_EQ(refusal({2, 128, 128, 1}, W4Scheme::int4, 64), ErrorCode::argument) << "null";

@@ -3,26 +3,12 @@
 // batched formats. Plain host C++: a program links the kernels (cmake/MoeHopperKernels.cmake) or includes experts/hopper_w4a16.cuh.
 #pragma once
 
-#include <algorithm>
-#include <concepts>
 #include <cstdint>
-#include <memory>
-#include <string>
 
-#include "moe/activation/activation.hpp"
-#include "moe/core/buffer.hpp"
-#include "moe/core/check.hpp"
-#include "moe/core/cuda_space.hpp"
-#include "moe/core/layer_config.hpp"
-#include "moe/core/tokens.hpp"
-#include "moe/experts/hopper/calls.hpp"
-#include "moe/experts/hopper/shared_workspace.hpp"
-#include "moe/experts/hopper/w4a16_layer.hpp"
-#include "moe/experts/weights.hpp"
+#include "moe/experts/hopper/widened_weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/nvfp4.hpp"
-#include "moe/quantization/support.hpp"
 
 namespace moe::experts {
 
@@ -55,161 +41,17 @@ struct W4Storage<quantization::Nvfp4W4A16> {
   static constexpr int group(std::int64_t) { return 16; }
 };
 
-/// The kinds that W4Activation's formula covers.
-constexpr bool is_w4_activation(activation::Kind k) {
-  using activation::Kind;
-  return k == Kind::silu || k == Kind::swigluoai || k == Kind::swigluoai_halves || k == Kind::silu_clamped;
-}
-/// For the kinds of is_w4_activation(). E_UNSUPPORTED for another, which only HopperW4A8 can pass.
-inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Constants const& c) {
-  using activation::Kind;
-  switch (kind) {
-    case Kind::silu: return {};
-    case Kind::swigluoai:
-    case Kind::swigluoai_halves: return {c.alpha, c.beta, c.limit};
-    case Kind::silu_clamped: return {1.0F, 0.0F, c.limit};
-    default:
-      throw Error(ErrorCode::unsupported,
-                  text("hopper_w4a8: the activation ", activation::name(kind), " is not built in, use cuda_reference"));
-  }
-}
+struct W4Storages {
+  static constexpr char const* kName = "hopper_w4a16";
+  template <class Quant>
+  using Of = W4Storage<Quant>;
+};
 
 }  // namespace detail
 
 /// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
 /// have kernels of their own. Weights become bf16 in registers, exactly; scales of more than 11 bits (int4) are rounded to these.
-struct HopperW4A16 {
-  static constexpr char const* kName = "hopper_w4a16";
-  using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
-  struct Params {
-    int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
-    /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
-    std::shared_ptr<hopper::SharedWorkspace> workspace{};
-  };
-
-  static constexpr bool reads(ActivationFormat) { return true; }
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
-  /// The stored weights are codes; `Weight` is their type before quantisation.
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return std::same_as<Act, bf16>;
-  }
-  template <class A>
-  static constexpr bool supports_activation() {
-    return requires { A::kKind; } || std::same_as<A, activation::Any>;
-  }
-  template <class Q>
-  static constexpr bool supports_quantization() {
-    return detail::W4Storage<Q>::kSupported;
-  }
-  template <class Quant>
-  static constexpr quantization::Support support_on(int sm) {
-    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::converted : quantization::Support::none;
-  }
-  template <class Config, class Quant>
-  static constexpr bool fits_shape() {
-    constexpr int unit = std::same_as<typename Quant::WeightScale, std::uint8_t> ? 32 : 64;  // of e2m1 half a brick can be padding
-    return moe::detail::fits(Config::hidden, 64) && moe::detail::fits(Config::intermediate, unit);
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return kSharedMemoryLimit;
-  }
-
-  template <class Config, class Quant, ActivationFormat Format>
-  class Kernel : detail::HopperCalls {
-   public:
-    using Act = typename Config::Act;
-    using Output = Act;
-    static constexpr bool kSkipsForeignIds = true;
-    using Weights = WeightsOf<Config, Quant>;
-
-    /// `weights` are device views; the packed copy is in the arena. E_CONFIG for an activation without its limit, E_UNSUPPORTED for a
-    /// device that is not Hopper.
-    Kernel(Shape<Config> const& shape, Weights const& weights, std::int64_t max_rows, Quant const&,
-           typename Config::Activation const& activation, Params const& params, Arena<space::cuda>& arena)
-        : HopperCalls("hopper_w4a16", shape, max_rows, weights.w13.codes.extent(0)),
-          expected_rows_(params.expected_rows),
-          shared_(params.workspace),
-          sizes_(local_shape(shape, weights)),
-          layer_(make_layer(shape, weights, activation, sizes_, arena)) {
-      fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels();
-      std::int64_t const bytes = layer_.workspace_bytes(workspace_tokens(Format));
-      workspace_ = shared_ != nullptr ? shared_->reserve(bytes) : arena.template take<char>(bytes);
-    }
-
-    /// Packs the weights again after they were replaced in place. Enqueues.
-    void weights_changed(cudaStream_t stream) { layer_.weights_changed(stream); }
-
-    /// y[r] = Σ_j w_j FFN_{id_j}(x_r); rows without a local expert become 0. y [R, H] on the device, one rounding of the float32 sum of
-    /// rows rounded to bf16. Enqueues.
-    void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<Output> y, cudaStream_t stream) const {
-      hopper::LayerCall call{};
-      if (standard_call(tokens, y, call)) layer_.forward(call, workspace_, stream);
-    }
-    /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] on the device. Enqueues.
-    void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<Output> y, cudaStream_t stream) const {
-      int const capacity = checked_capacity(tokens, y);
-      if (capacity == 0) return;
-      layer_.forward_batched(tokens.rows.data_handle(), tokens.expert_num_tokens.data_handle(), capacity, expected_rows_, y.data_handle(),
-                             workspace_, stream, gather_of(tokens));
-    }
-
-    /// The tiles of a call of the most rows, for a log.
-    std::string tuning() const {
-      constexpr bool kBatched = Format == ActivationFormat::batched;
-      int const most = static_cast<int>(max_rows());
-      int const rows = kBatched ? std::clamp(expected_rows_, 1, std::max(1, most)) : most;
-      hopper::W4Tuning const t =
-          hopper::choose_w4_tuning(sizes_, detail::W4Storage<Quant>::kScheme, kBatched ? sizes_.num_experts * rows : rows);
-      return text("for ", rows, kBatched ? " rows an expert: " : " rows: ", "W4Tuning{tile_rows ", t.tile_rows, ", max_splits ",
-                  t.max_splits, ", raster ", t.raster, "}");
-    }
-
-   private:
-    static hopper::LocalShape local_shape(Shape<Config> const& shape, Weights const& weights) {
-      return {static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()), static_cast<int>(shape.intermediate()),
-              Format == ActivationFormat::standard ? shape.topk() : 1};
-    }
-    static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
-                                         hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
-      using Storage = detail::W4Storage<Quant>;
-      activation::Kind kind{};
-      if constexpr (requires { activation.kKind; }) {
-        kind = activation.kKind;
-      } else {
-        kind = activation.kind;
-      }
-      bool const gated = activation::gated(kind);
-      check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
-      hopper::W4Weights w{};
-      w.w13 = weights.w13.codes.data_handle();
-      w.w2 = weights.w2.codes.data_handle();
-      w.w13_scales = weights.w13.scales.data_handle();
-      w.w2_scales = weights.w2.scales.data_handle();
-      w.w13_group = Storage::group(sizes.hidden);
-      w.w2_group = Storage::group(sizes.intermediate);
-      w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
-      w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
-      char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme, gated));
-      if (detail::is_w4_activation(kind) && !shape.weight_on_input()) {
-        hopper::W4Activation const act = detail::w4_activation(kind, activation.constants);
-        return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
-      }
-      hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};
-      return {sizes, Storage::kScheme, w, any, packed, hopper::w4_any_launcher<Storage::kScheme>()};
-    }
-
-    int expected_rows_;
-    std::shared_ptr<hopper::SharedWorkspace> shared_;
-    hopper::LocalShape sizes_;
-    hopper::W4A16Layer layer_;
-    char* workspace_ = nullptr;
-  };
-};
+struct HopperW4A16 : detail::WidenedWeights<detail::W4Storages> {};
 
 }  // namespace moe::experts

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4a16_layer.cuh: the definitions of W4A16Layer: packs 4-bit weights and launches the aligning and reducing kernels around
-// the layer kernel of experts/hopper/w4/launch.cuh. Include it in one translation unit compiled for sm_90a.
+// experts/hopper/w4a16_layer.cuh: the definitions of W4A16Layer: packs 4- or 8-bit weights and launches the aligning and reducing kernels
+// around the layer kernel of experts/hopper/w4/launch.cuh. Include it in one translation unit compiled for sm_90a.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@ namespace w4 {
 /// Enqueues the packing of one matrix of every expert.
 template <W4Scheme S>
 inline void pack_matrix(W4PackArgs const& a, int experts, cudaStream_t stream) {
-  if constexpr (S != W4Scheme::nvfp4) {
+  if constexpr (S != W4Scheme::nvfp4 && !scales_rows(S)) {
     find_largest_scale<S><<<experts, 1024, 0, stream>>>(a);
     check_cuda(cudaGetLastError(), "find_largest_scale");
   }
@@ -67,6 +67,7 @@ struct W4A16Layer::State {
       case W4Scheme::int4_32: return pack<W4Scheme::int4_32>(stream);
       case W4Scheme::int4_32_zero: return pack<W4Scheme::int4_32_zero>(stream);
       case W4Scheme::nvfp4: return pack<W4Scheme::nvfp4>(stream);
+      case W4Scheme::int8: return pack<W4Scheme::int8>(stream);
     }
   }
   w4::Constants make_constants() const;
@@ -86,6 +87,9 @@ inline void W4A16Layer::State::place(char* memory) {
   split_counters = bad + 1024;
   packed[0] = reinterpret_cast<std::uint8_t*>(memory) + kHeadBytes;
   packed[1] = packed[0] + shape.num_experts * hopper::packed_bytes(scheme, w13_rows(), shape.hidden);
+  if (!scales_rows(scheme)) return;
+  factor[0] = reinterpret_cast<float*>(packed[0] + shape.num_experts * bricks_bytes(scheme, w13_rows(), shape.hidden));
+  factor[1] = reinterpret_cast<float*>(packed[1] + shape.num_experts * bricks_bytes(scheme, shape.hidden, intermediate()));
 }
 
 template <W4Scheme S>
@@ -143,7 +147,7 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   check_cuda(cudaMemcpy(bad, state_->bad, sizeof(bad), cudaMemcpyDeviceToHost), "cudaMemcpy");
   if (bad[0] != 0 || bad[1] != 0) {
     throw Error(ErrorCode::unsupported,
-                text("hopper_w4a16: ", bad[0] != 0 ? "w13" : "w2", " in ", name(scheme), " has ",
+                text(policy_name(scheme), ": ", bad[0] != 0 ? "w13" : "w2", " in ", name(scheme), " has ",
                      scheme == W4Scheme::int4_zero ? "a zero point that is not an integer of 0 to 15"
                      : has_zero_points(scheme)     ? "a scale that is not finite or a zero point that is not an integer of 0 to 15"
                                                    : "a scale that is not finite",
@@ -228,7 +232,7 @@ inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& t
   if (call.max_tokens == 0) return;
   W4Workspace const space = plan_w4_workspace(request.rows_of(shape), call.max_tokens);
   if (space.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text("hopper_w4a16: ", space.slots, " slots, at most 2^31 - 1"));
+    throw Error(ErrorCode::capacity, text(policy_name(scheme), ": ", space.slots, " slots, at most 2^31 - 1"));
   }
 
   AlignArgs const align = align_args(request, space, tuning);

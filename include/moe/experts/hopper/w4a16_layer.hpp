@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4a16_layer.hpp: the MoE layer's experts with 4-bit weights and bf16 activations on one Hopper GPU (sm_90a), standard and
-// batched formats, at most three launches. Plain host C++; the definitions are in w4a16_layer.cuh.
+// experts/hopper/w4a16_layer.hpp: the MoE layer's experts with 4- or 8-bit weights and bf16 activations on one Hopper GPU (sm_90a),
+// standard and batched formats, at most three launches. Plain host C++; the definitions are in w4a16_layer.cuh.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class W4A16Layer {
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
   /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
   /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a zero point that is no integer of
-  /// 0 … 15, or for a scale of int4_32, int4_32_zero or nvfp4 that is not finite; E_CONFIG if a size or group does not fit; E_ARG for null
-  /// or misaligned memory.
+  /// 0 … 15, or for a scale of int4_32, int4_32_zero, nvfp4 or int8 that is not finite; E_CONFIG if a size or group does not fit; E_ARG for
+  /// null or misaligned memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
   /// The same with any activation, gated or not. `launcher`: w4_any_launcher<scheme>(). E_CONFIG for an activation without its limit.

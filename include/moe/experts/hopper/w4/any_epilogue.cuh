@@ -27,7 +27,7 @@ __device__ inline void store_any_activated(AnyParams const& p, Memory<L> const& 
     if (thread < L::kMaxRows) weights[thread] = thread < unit.rows ? p.align.sorted_rows[unit.first_row + thread].weight : 0.0F;
     group_barrier(group);
   }
-  float const factor = p.layer.factor[0][unit.expert];
+  SumFactors<L> const factors(p, 0, unit.expert);
   int const width = p.layer.bias_width;
   AnyActivation const activation(p.any);
 #pragma unroll
@@ -41,6 +41,7 @@ __device__ inline void store_any_activated(AnyParams const& p, Memory<L> const& 
       if (feature < width) bias[0] = from[0];
       if (feature + (gated ? 0 : 8) < width) bias[1] = from[gated ? width : 8];
     }
+    float2 const factor = factors.of(first + b);
     float value[2][N / 4];  // rows r and r + 8: gate and up, or two results
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
@@ -48,8 +49,8 @@ __device__ inline void store_any_activated(AnyParams const& p, Memory<L> const& 
       float2 const w = p.weight_on_input ? *reinterpret_cast<float2 const*>(weights + 8 * j + 2 * (lane & 3)) : make_float2(1.0F, 1.0F);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        value[h][2 * j] = fmaf(t[2 * h] * w.x, factor, bias[h]);
-        value[h][2 * j + 1] = fmaf(t[2 * h + 1] * w.y, factor, bias[h]);
+        value[h][2 * j] = fmaf(t[2 * h] * w.x, h == 0 ? factor.x : factor.y, bias[h]);
+        value[h][2 * j + 1] = fmaf(t[2 * h + 1] * w.y, h == 0 ? factor.x : factor.y, bias[h]);
       }
     }
     activation.apply(value[0], value[1]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/brick_registers.cuh: from packed 4-bit codes to the bf16 fragments of a product's A operand, in registers.
+// experts/hopper/w4/brick_registers.cuh: from packed codes to the bf16 fragments of a product's A operand, in registers.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -16,7 +16,7 @@ namespace moe::hopper {
 /// A thread's part of one brick: its codes and the parameters of its rows r and r + 8.
 template <W4Scheme S>
 struct BrickRegisters {
-  uint4 codes;
+  uint4 codes[code_bits(S) / 4];
   std::uint32_t scales[2];      // int4; int4_32: of each 32 of K
   std::uint32_t zeros;          // int4_zero
   std::uint32_t exponents[4];   // mxfp4: row r, both groups; row r + 8
@@ -24,15 +24,17 @@ struct BrickRegisters {
 
   /// `thread` of the warpgroup; `brick` as in problem.hpp.
   __device__ void load(std::uint32_t brick, int thread) {
-    codes = ptx::load_shared_words(brick + static_cast<std::uint32_t>(thread) * 16);
-    std::uint32_t const word = brick + kBrickCodeBytes + static_cast<std::uint32_t>(thread >> 2) * 4;
+    codes[0] = ptx::load_shared_words(brick + static_cast<std::uint32_t>(thread) * 16);
+    if constexpr (code_bits(S) == 8) codes[1] = ptx::load_shared_words(brick + 2048u + static_cast<std::uint32_t>(thread) * 16);
+    [[maybe_unused]] std::uint32_t const word =
+        brick + static_cast<std::uint32_t>(brick_code_bytes(S)) + static_cast<std::uint32_t>(thread >> 2) * 4;
     if constexpr (S == W4Scheme::mxfp4) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) exponents[i] = ptx::load_shared_byte(word + static_cast<std::uint32_t>(i));
     } else if constexpr (scales_sums(S)) {
 #pragma unroll
       for (int i = 0; i < sum_groups(S); ++i) scales[i] = ptx::load_shared_word(word + static_cast<std::uint32_t>(128 * i));
-    } else {
+    } else if constexpr (S == W4Scheme::nvfp4) {
       row_scales[0] = ptx::load_shared_word(word);
       row_scales[1] = ptx::load_shared_word(word + 128);
     }
@@ -42,8 +44,10 @@ struct BrickRegisters {
   /// The A fragments of the brick's steps of 16 from `First` on, which is even: a[4 q + i].
   template <int First, int Steps>
   __device__ void convert(std::uint32_t (&a)[4 * Steps]) const {
-    std::uint32_t const all[4] = {codes.x, codes.y, codes.z, codes.w};
-    if constexpr (is_e2m1(S)) {
+    [[maybe_unused]] std::uint32_t const all[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
+    if constexpr (code_bits(S) == 8) {
+      convert_bytes<First, Steps>(a);
+    } else if constexpr (is_e2m1(S)) {
 #pragma unroll
       for (int pair = 0; pair < Steps / 2; ++pair) {
         int const group = First / 2 + pair;
@@ -81,6 +85,20 @@ struct BrickRegisters {
           std::uint32_t const biased = ((all[First + q] >> (4 * i)) & 0x000F000Fu) | 0x43004300u;
           a[4 * q + i] = ptx::subtract_bf16x2(biased, zero[i & 1]);
         }
+      }
+    }
+  }
+
+  /// The same for codes of 8 bits.
+  template <int First, int Steps>
+  __device__ void convert_bytes(std::uint32_t (&a)[4 * Steps]) const {
+#pragma unroll
+    for (int q = 0; q < Steps; ++q) {
+      uint4 const& pair = codes[(First + q) / 2];  // of steps
+      std::uint32_t const words[2] = {q % 2 == 0 ? pair.x : pair.z, q % 2 == 0 ? pair.y : pair.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[4 * q + i] = ptx::subtract_bf16x2(int8_sums(words[i / 2], i % 2), int8_bases(words[i / 2], i % 2));
       }
     }
   }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/codes.hpp: the layout of the e2m1 codes of a brick in its words, chosen so that few instructions extract them. Plain
-// C++, for host and device.
+// experts/hopper/w4/codes.hpp: the layout of the codes of a brick in its words, chosen so that few instructions extract them. Plain C++,
+// for host and device.
 //
-// A fragment register holds two codes, one per half: sign at bit 15 of the half, exponent and mantissa at bits 8 to 6. Read as bf16 that is
-// the code's value times 2^-126. A pair of words holds eight registers f: 0 to 2 in the first word and 4 to 6 in the second, rotated so
-// that they do not overlap. The remaining bits of both words, the second's shifted, hold registers 3 and 7. Half of the shifts are to the
-// left, because units of a multiprocessor other than the logic units can do these.
+// e2m1: a fragment register holds two codes, one per half: sign at bit 15 of the half, exponent and mantissa at bits 8 to 6. Read as bf16
+// that is the code's value times 2^-126. A pair of words holds eight registers f: 0 to 2 in the first word and 4 to 6 in the second,
+// rotated so that they do not overlap. The remaining bits of both words, the second's shifted, hold registers 3 and 7. Half of the shifts
+// are to the left, because units of a multiprocessor other than the logic units can do these.
+//
+// Codes of 8 bits: a word holds two registers, the first in its even bytes, the second in its odd bytes.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +46,15 @@ MOE_HD constexpr std::uint32_t unpack_e2m1(std::uint32_t first, std::uint32_t se
   int const shift = e2m1_shift(f);
   return (shift > 0 ? rotate_left(from, -shift) : from << -shift) & kE2m1Bits;
 }
+
+/// f[i]: the two codes of register i of a word, the first one in bits 0 to 7, the second in bits 8 to 15.
+MOE_HD constexpr std::uint32_t pack_bytes(std::uint32_t const (&f)[2]) {
+  return (f[0] & 0xFFu) | (f[0] & 0xFF00u) << 8 | (f[1] & 0xFFu) << 8 | (f[1] & 0xFF00u) << 16;
+}
+/// Register f of the word, of int8: two bf16 whose differences to those of int8_bases() are the codes, exactly. Seven bits of a code are
+/// the mantissa of 128 + bits; the eighth, the sign's, makes the base 256 instead of 128.
+MOE_HD constexpr std::uint32_t int8_sums(std::uint32_t word, int f) { return ((word >> (8 * f)) & 0x007F007Fu) | 0x43004300u; }
+MOE_HD constexpr std::uint32_t int8_bases(std::uint32_t word, int f) { return ((word >> (8 * f)) & 0x00800080u) | 0x43004300u; }
 
 /// What is added to a scale byte, shifted left by 4, for the bits of the scale times 2^119 as bf16. The products with the codes as read are
 /// then the weights over 2^7.

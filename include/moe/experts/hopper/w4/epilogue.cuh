@@ -20,6 +20,33 @@ __device__ inline float activate(W4Activation const& a, float gate, float up) {
   return __fdividef(g * u, 1.0F + __expf(-a.alpha * g));
 }
 
+/// What the sums of an expert's weights are multiplied with: `phase` 0 of w13, 1 of w2.
+template <class L>
+class SumFactors {
+ public:
+  __device__ SumFactors(Params const& p, int phase, int expert) {
+    if constexpr (scales_rows(L::kScheme)) {
+      int const thread = thread_index() & 127;
+      rows_ = p.layer.factor[phase] + static_cast<long long>(expert) * p.layer.bricks[phase] * kBrickRows + 16 * (thread >> 5) +
+              ((thread & 31) >> 2);
+    } else {
+      common_ = p.layer.factor[phase][expert];
+    }
+  }
+  /// Of the thread's rows r and r + 8 of a brick.
+  __device__ float2 of(int brick) const {
+    if constexpr (scales_rows(L::kScheme)) {
+      return make_float2(rows_[kBrickRows * brick], rows_[kBrickRows * brick + 8]);
+    } else {
+      return make_float2(common_, common_);
+    }
+  }
+
+ private:
+  float const* rows_ = nullptr;
+  float common_ = 0.0F;
+};
+
 /// Writes 8 · Chunks features (a warp has 8 · Chunks / 4 of them) of `rows` rows through the warpgroup's staging buffer as 16-byte chunks.
 /// `values(j, halves)` gives the packed elements of rows 8 j + 2 (lane % 4) and the next: one word (Chunks 4: feature lane / 4 of the
 /// warp's 8) or two (Chunks 8: features lane / 4 and + 8 of its 16). `row_pointer(row)` is the address of feature 0 of a row.
@@ -136,7 +163,7 @@ __device__ inline void store_activated(Params const& p, Memory<L> const& memory,
                                        float (&total)[L::kBricks][N / 2]) {
   int const thread = thread_index() & 127;
   int const feature_of_thread = 8 * (thread >> 5) + ((thread & 31) >> 2);
-  float const factor = p.layer.factor[0][unit.expert];
+  SumFactors<L> const factors(p, 0, unit.expert);
   W4Activation const activation = p.layer.activation;
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
@@ -149,10 +176,11 @@ __device__ inline void store_activated(Params const& p, Memory<L> const& memory,
       gate_bias = bias[0];
       up_bias = bias[p.layer.bias_width];
     }
+    float2 const factor = factors.of(first + b);
     auto const values = [&](int j, std::uint32_t (&v)[1]) {
       float const* const t = &total[b][4 * j];
-      v[0] = pack<__nv_bfloat16>(activate(activation, fmaf(t[0], factor, gate_bias), fmaf(t[2], factor, up_bias)),
-                                 activate(activation, fmaf(t[1], factor, gate_bias), fmaf(t[3], factor, up_bias)));
+      v[0] = pack<__nv_bfloat16>(activate(activation, fmaf(t[0], factor.x, gate_bias), fmaf(t[2], factor.y, up_bias)),
+                                 activate(activation, fmaf(t[1], factor.x, gate_bias), fmaf(t[3], factor.y, up_bias)));
     };
     __nv_bfloat16* const inter =
         static_cast<__nv_bfloat16*>(p.inter) + static_cast<long long>(unit.first_row) * p.layer.intermediate + feature;
@@ -182,7 +210,7 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
     }
   }
   group_barrier(group);
-  float const factor = p.layer.factor[1][unit.expert];
+  SumFactors<L> const factors(p, 1, unit.expert);
 #pragma unroll
   for (int b = 0; b < L::kBricks; ++b) {
     if (b >= count) break;
@@ -194,11 +222,12 @@ __device__ inline void store_outputs(Params const& p, Memory<L> const& memory, U
       bias[0] = from[0];
       bias[1] = from[8];
     }
+    float2 const factor = factors.of(first + b);
     auto const values = [&](int j, std::uint32_t (&v)[2]) {
       float const* const t = &total[b][4 * j];
       float2 const w = *reinterpret_cast<float2 const*>(weights + 8 * j + 2 * (lane & 3));
-      v[0] = pack<__nv_bfloat16>(w.x * fmaf(t[0], factor, bias[0]), w.y * fmaf(t[1], factor, bias[0]));
-      v[1] = pack<__nv_bfloat16>(w.x * fmaf(t[2], factor, bias[1]), w.y * fmaf(t[3], factor, bias[1]));
+      v[0] = pack<__nv_bfloat16>(w.x * fmaf(t[0], factor.x, bias[0]), w.y * fmaf(t[1], factor.x, bias[0]));
+      v[1] = pack<__nv_bfloat16>(w.x * fmaf(t[2], factor.y, bias[1]), w.y * fmaf(t[3], factor.y, bias[1]));
     };
     __nv_bfloat16* const out = static_cast<__nv_bfloat16*>(p.rows_out) + feature;
     store_rows<N, L::kPassRows, 8>(values, memory.staging(group), group, unit.rows,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/kernel.cuh: both products of one MoE layer with 4-bit weights in one persistent, warp-specialised kernel.
+// experts/hopper/w4/kernel.cuh: both products of one MoE layer with 4- or 8-bit weights in one persistent, warp-specialised kernel.
 //
 // Consumer warpgroups hold the weight rows of their bricks as wgmma's A operand in registers, converted from codes while the previous
 // product runs; the token rows are B in shared memory. One producer warp draws units and copies bricks, three gather rows. GEMM1 writes

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/launch.cuh: launches of the layer kernel with 4-bit weights. A program may instantiate w4_launcher once per scheme in
-// separate files and declare the instances extern. These files then compile in parallel, and the rest of the program needs no nvcc.
+// experts/hopper/w4/launch.cuh: launches of the layer kernel with 4- or 8-bit weights. A program may instantiate w4_launcher once per
+// scheme in separate files and declare the instances extern. These files then compile in parallel, and the rest of the program needs no
+// nvcc.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,12 +26,13 @@ inline void launch_layer(Params const& p, int workers, cudaStream_t stream) {
 template <W4Scheme S, bool Any>
 void launch_layer_tuned(Params const& p, int workers, cudaStream_t stream) {
   constexpr int kMedium = medium_rows(S);
+  constexpr bool kBytes = code_bits(S) == 8;  // a stage has twice the weights
   if (p.align.plan.tile_rows <= 16) {
-    launch_layer<S, 4, 4, 4, 16, Any>(p, workers, stream);
+    launch_layer<S, 4, 4, kBytes ? 3 : 4, 16, Any>(p, workers, stream);
   } else if (p.align.plan.tile_rows <= kMedium) {
-    launch_layer<S, 4, 2, scales_sums(S) ? 7 : 5, kMedium, Any>(p, workers, stream);
+    launch_layer<S, 4, 2, kBytes ? 4 : scales_sums(S) ? 7 : 5, kMedium, Any>(p, workers, stream);
   } else {
-    launch_layer<S, 2, 2, scales_sums(S) ? 5 : 4, most_rows(S), Any>(p, workers, stream);
+    launch_layer<S, 2, 2, kBytes ? 3 : scales_sums(S) ? 5 : 4, most_rows(S), Any>(p, workers, stream);
   }
 }
 

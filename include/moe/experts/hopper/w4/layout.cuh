@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/layout.cuh: the parameters and the shared memory of the 4-bit layer kernel.
+// experts/hopper/w4/layout.cuh: the parameters and the shared memory of the layer kernel.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ inline constexpr int kCoarse = 4;          ///< bricks of K in one step of the p
 struct Constants {
   std::uint8_t const* weights[2];
   float const* bias[2];    ///< [E, 2I] (ungated [E, I]) and [E, H], or null
-  float const* factor[2];  ///< [E]
+  float const* factor[2];  ///< [E]; of scales_rows() [E, 64 · bricks]
   int bricks[2];           ///< along the rows of one expert's matrix
   int steps[2];            ///< bricks along K
   int intermediate;        ///< a multiple of 64
@@ -57,6 +57,7 @@ struct AnyParams : Params {
 template <W4Scheme S, int Groups, int Depth, int Stages, int MaxRows, bool Any = false>
 struct Layout {
   using KernelParams = std::conditional_t<Any, AnyParams, Params>;
+  static constexpr W4Scheme kScheme = S;
   static constexpr bool kAny = Any;  ///< any activation; a brick of w13 may be 64 features without gates
   static constexpr int kMaxRows = MaxRows;
   static constexpr int kStages = Stages;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/loaders.cuh: the producer warps of the 4-bit layer kernel. One thread draws units and copies bricks, three warps gather
+// experts/hopper/w4/loaders.cuh: the producer warps of the layer kernel. One thread draws units and copies bricks, three warps gather
 // rows of activations.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/mainloop.cuh: the products of the consumer warpgroups of the 4-bit layer kernel: bricks of codes, converted in
+// experts/hopper/w4/mainloop.cuh: the products of the consumer warpgroups of the layer kernel: bricks of codes, converted in
 // registers, times rows of activations in shared memory.
 #pragma once
 

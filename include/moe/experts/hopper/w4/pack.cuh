@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/pack.cuh: rearranges 4-bit weights into bricks, once, when a layer is constructed.
+// experts/hopper/w4/pack.cuh: rearranges weights into bricks, once, when a layer is constructed.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@ namespace moe::hopper {
 
 /// One matrix of every expert.
 struct W4PackArgs {
-  std::uint8_t const* codes;  ///< [E, rows, cols / 2]
+  std::uint8_t const* codes;  ///< [E, rows, cols / 2], of 8 bits [E, rows, cols]
   void const* scales;         ///< [E, rows, cols / group], see W4Weights
   int rows;                   ///< 2I (ungated I) or H
   int cols;                   ///< H or I
@@ -23,8 +23,8 @@ struct W4PackArgs {
   int group;
   bool gate_up;   ///< gated w13: pair gate and up rows
   int* largest;   ///< [E] between the two kernels: see find_largest_scale
-  float* factor;  ///< [E] out: the factor of the sums
-  int* bad;       ///< out: set if a zero point is no integer of 0 … 15, or a scale of int4_32 or nvfp4 is not finite
+  float* factor;  ///< [E] out: the factor of the sums; of scales_rows() [E, packed_rows]
+  int* bad;       ///< out: set if a zero point is no integer of 0 … 15, or a scale of int4_32, nvfp4 or int8 is not finite
   std::uint8_t* packed;
 };
 
@@ -112,6 +112,41 @@ __device__ inline void pack_nvfp4_scales(W4PackArgs const& a, long long expert, 
 
 }  // namespace detail
 
+namespace detail {
+
+/// int8: one brick and, of the first along K, the factors of its rows.
+__device__ inline void pack_int8_brick(W4PackArgs const& a, long long expert, int step, int tile, std::uint8_t* brick) {
+  int const thread = static_cast<int>(threadIdx.x);
+  std::uint8_t const* const codes = a.codes + expert * a.rows * a.cols;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t word[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      std::uint32_t registers[2] = {0, 0};
+#pragma unroll
+      for (int f = 0; f < 2; ++f) {
+        int const i = 2 * (w % 2) + f;  // of the fragment of step 2 half + w / 2
+        int const row = source_row(a, tile, 16 * (thread >> 5) + ((thread & 31) >> 2) + 8 * (i & 1));
+        int const k = step * kBrickDepth + 16 * (2 * half + w / 2) + 2 * (thread & 3) + 8 * (i >> 1);
+        if (row < 0) continue;
+        std::uint8_t const* const at = codes + static_cast<long long>(row) * a.cols + k;
+        if (k < a.cols) registers[f] = at[0];
+        if (k + 1 < a.cols) registers[f] |= static_cast<std::uint32_t>(at[1]) << 8;
+      }
+      word[w] = pack_bytes(registers);
+    }
+    reinterpret_cast<uint4*>(brick)[128 * half + thread] = make_uint4(word[0], word[1], word[2], word[3]);
+  }
+  if (step != 0 || thread >= kBrickRows) return;
+  int const row = source_row(a, tile, thread);
+  float const scale = row < 0 ? 0.0F : static_cast<float const*>(a.scales)[expert * a.rows + row];
+  if (!isfinite(scale)) *a.bad = 1;
+  a.factor[expert * a.packed_rows + tile * kBrickRows + thread] = scale;
+}
+
+}  // namespace detail
+
 /// One block of 128 threads per brick: grid (bricks along K, bricks along the rows, experts).
 template <W4Scheme S>
 __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
@@ -125,7 +160,11 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   int const warp = thread >> 5;
   int const side = min(kTileBricks, tiles - tile / kTileBricks * kTileBricks);
   long long const index = static_cast<long long>(tile / kTileBricks * kTileBricks) * steps + step * side + tile % kTileBricks;
-  std::uint8_t* const brick = a.packed + expert * packed_bytes(S, a.packed_rows, a.packed_cols) + index * brick_bytes(S);
+  std::uint8_t* const brick = a.packed + expert * bricks_bytes(S, a.packed_rows, a.packed_cols) + index * brick_bytes(S);
+  if constexpr (code_bits(S) == 8) {
+    detail::pack_int8_brick(a, expert, step, tile, brick);
+    return;
+  }
   std::uint8_t const* const codes = a.codes + expert * a.rows * (a.cols / 2);
   constexpr std::uint32_t kZeroPair = is_e2m1(S) ? 0x00u : 0x88u;
 
@@ -157,7 +196,7 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
   reinterpret_cast<uint4*>(brick)[thread] = make_uint4(word[0], word[1], word[2], word[3]);
 
   if constexpr (S == W4Scheme::nvfp4) {
-    detail::pack_nvfp4_scales(a, expert, step, tile, reinterpret_cast<std::uint32_t*>(brick + kBrickCodeBytes));
+    detail::pack_nvfp4_scales(a, expert, step, tile, reinterpret_cast<std::uint32_t*>(brick + brick_code_bytes(S)));
     return;
   }
   int const common = detail::common_exponent<S>(a.largest[expert]);
@@ -193,7 +232,7 @@ __global__ void __launch_bounds__(128) pack_bricks(W4PackArgs const a) {
         zeros |= static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(128.0F + pair.y))) << (16 * half);
       }
     }
-    std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + kBrickCodeBytes);
+    std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(brick + brick_code_bytes(S));
     words[thread] = scales;
     if constexpr (S == W4Scheme::int4_zero) words[32 + thread] = zeros;
     if constexpr (S == W4Scheme::int4_32_zero) {

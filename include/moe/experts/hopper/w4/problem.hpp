@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/hopper/w4/problem.hpp: the stored form of the weight-only 4-bit layer's weights, and its arguments. Plain host C++.
+// experts/hopper/w4/problem.hpp: the stored form of the weights of the layer that widens codes of 4 or 8 bits in registers, and its
+// arguments. Plain host C++.
 //
 // A brick is 64 weight rows by 64 of K: the codes in the order of a warpgroup's threads (thread t reads 16 bytes at 16 t: its A fragments
-// of four wgmma steps of 16), then the scales of each thread's rows r and r + 8, one 32-bit word per (warp, r):
+// of four wgmma steps of 16; of 8 bits those of two steps, and 16 bytes at 2048 + 16 t, those of the other two), then the scales of each
+// thread's rows r and r + 8, one 32-bit word per (warp, r):
 //   int4       fp16 scale of row r, of row r + 8, over a power of two of the expert, so that scales of 11 bits are exact
 //   int4_zero  the same, then 32 words more: 128 + zero point of row r, of row r + 8, in bf16
 //   mxfp4      bytes: row r, first and second 32 of K; row r + 8, the same; a byte is the exponent field of the bf16 multiplier
 //   int4_32    as int4, but 32 words for the first 32 of K, then 32 words for the second
 //   int4_32_zero  the same, then 32 words of zero points, a byte each: row r, first and second 32 of K; row r + 8, the same
 //   nvfp4      bytes: 32 words of row r, the four 16 of K, then 32 words of row r + 8; a byte is a scale as nvfp4_scale_byte() writes it
+//   int8       none: all bricks are followed by the float32 scales of their rows [E, packed rows], in the order of the rows in bricks
 // The rows of a w13 brick are those of 32 features: in each warp's 16 rows first 8 gate rows, then the 8 up rows of the same features, so
 // that one thread holds both. Without a gate they are 64 features in order, as those of w2. Four bricks that lie side by side are a weight
 // tile's step of K: one copy fetches them.
@@ -34,7 +37,8 @@ enum class W4Scheme : std::uint8_t {
   mxfp4,         ///< e2m1 with a power of two (ue8m0) per 32 along K
   int4_32,       ///< as int4, one scale per group of 32 along K
   int4_32_zero,  ///< the same with an integer zero point per group
-  nvfp4          ///< e2m1 with an e4m3 scale per 16 along K and a float32 scale per expert
+  nvfp4,         ///< e2m1 with an e4m3 scale per 16 along K and a float32 scale per expert
+  int8           ///< two's complement, one float32 scale per row
 };
 
 constexpr char const* name(W4Scheme s) {
@@ -45,14 +49,20 @@ constexpr char const* name(W4Scheme s) {
     case W4Scheme::int4_32: return "int4_32";
     case W4Scheme::int4_32_zero: return "int4_32_zero";
     case W4Scheme::nvfp4: return "nvfp4";
+    case W4Scheme::int8: return "int8";
   }
   return "?";
 }
 MOE_HD constexpr bool is_e2m1(W4Scheme s) { return s == W4Scheme::mxfp4 || s == W4Scheme::nvfp4; }
 MOE_HD constexpr bool has_zero_points(W4Scheme s) { return s == W4Scheme::int4_zero || s == W4Scheme::int4_32_zero; }
-/// Whether scales multiply sums of products; else they multiply the codes, as bf16.
-MOE_HD constexpr bool scales_sums(W4Scheme s) { return !is_e2m1(s); }
-/// Elements of K that share a scale; 0: a multiple of 64, chosen at run time.
+MOE_HD constexpr int code_bits(W4Scheme s) { return s == W4Scheme::int8 ? 8 : 4; }
+/// Whether a row has one scale, which multiplies its whole sum.
+MOE_HD constexpr bool scales_rows(W4Scheme s) { return s == W4Scheme::int8; }
+/// Whether scales multiply the sums of groups; else they multiply the codes, as bf16, or whole sums.
+MOE_HD constexpr bool scales_sums(W4Scheme s) { return !is_e2m1(s) && !scales_rows(s); }
+/// The experts policy of the scheme, for messages.
+constexpr char const* policy_name(W4Scheme s) { return code_bits(s) == 8 ? "hopper_w8a16" : "hopper_w4a16"; }
+/// Elements of K that share a scale; 0: a multiple of 64, chosen at run time. Not for scales_rows().
 MOE_HD constexpr int scale_group(W4Scheme s) {
   return s == W4Scheme::int4 || s == W4Scheme::int4_zero ? 0 : s == W4Scheme::nvfp4 ? 16 : 32;
 }
@@ -61,12 +71,12 @@ MOE_HD constexpr int sum_groups(W4Scheme s) { return s == W4Scheme::int4_32 || s
 
 inline constexpr int kBrickRows = 64;
 inline constexpr int kBrickDepth = 64;  ///< of K
-inline constexpr int kBrickCodeBytes = 2048;
-inline constexpr int kTileBricks = 4;  ///< of a weight tile: 256 rows
+inline constexpr int kTileBricks = 4;   ///< of a weight tile: 256 rows
 
+MOE_HD constexpr int brick_code_bytes(W4Scheme s) { return kBrickRows * kBrickDepth * code_bits(s) / 8; }
 /// Words of scales of one brick, without zero points.
-MOE_HD constexpr int scale_words(W4Scheme s) { return s == W4Scheme::nvfp4 ? 64 : 32 * sum_groups(s); }
-MOE_HD constexpr int brick_bytes(W4Scheme s) { return kBrickCodeBytes + 4 * (scale_words(s) + (has_zero_points(s) ? 32 : 0)); }
+MOE_HD constexpr int scale_words(W4Scheme s) { return scales_rows(s) ? 0 : s == W4Scheme::nvfp4 ? 64 : 32 * sum_groups(s); }
+MOE_HD constexpr int brick_bytes(W4Scheme s) { return brick_code_bytes(s) + 4 * (scale_words(s) + (has_zero_points(s) ? 32 : 0)); }
 
 /// Most rows of one tile: scaled sums need half as many registers again.
 constexpr int most_rows(W4Scheme s) { return scales_sums(s) ? 80 : 128; }
@@ -74,9 +84,13 @@ constexpr int most_rows(W4Scheme s) { return scales_sums(s) ? 80 : 128; }
 /// The intermediate width that the layer computes with; the added features have zero weights.
 constexpr int padded_intermediate(int intermediate) { return (intermediate + kBrickDepth - 1) / kBrickDepth * kBrickDepth; }
 
-/// Packed bytes of one matrix of `rows` (2I or H) by `cols`, both multiples of 64.
-MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+/// Bytes of the bricks of one matrix of `rows` (2I or H) by `cols`, both multiples of 64.
+MOE_HD constexpr std::int64_t bricks_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
   return rows / kBrickRows * (cols / kBrickDepth) * brick_bytes(s);
+}
+/// The same with the scales of whole rows.
+MOE_HD constexpr std::int64_t packed_bytes(W4Scheme s, std::int64_t rows, std::int64_t cols) {
+  return bricks_bytes(s, rows, cols) + (scales_rows(s) ? 4 * rows : 0);
 }
 
 /// y = (clamp(up, ±limit) + beta) · g σ(alpha g), g = min(gate, limit). alpha 1, beta 0, no limit: SwiGLU. gpt-oss: 1.702, 1, 7.
@@ -93,49 +107,55 @@ struct W4AnyActivation {
   bool weight_on_input = false;  ///< standard format: the router weight multiplies the expert's input instead of its output
 };
 
-/// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K; gate rows before up
-/// rows. int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of float32; mxfp4: exponent bytes
-/// [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a multiple of 4, and its float32 scale. The
-/// constructor and weights_changed() read them; forward() reads only the biases.
+/// The weights as checkpoints and WeightStore hold them, in device memory: rows of codes, low nibble first along K, or bytes; gate rows
+/// before up rows. int8: float32 scales [E, rows]; int4: float32 scales [E, rows, cols / group], with zero points {scale, zero} pairs of
+/// float32; mxfp4: exponent bytes [E, rows, cols / 32]; nvfp4: for each expert e4m3 bytes [rows, cols / 16], padded to a multiple of 4, and
+/// its float32 scale. The constructor and weights_changed() read them; forward() reads only the biases.
 struct W4Weights {
-  std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]; ungated [E, I, H / 2]
-  std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2]
+  std::uint8_t const* w13 = nullptr;  ///< [E, 2I, H / 2]; ungated [E, I, H / 2]; codes of 8 bits: H instead of H / 2
+  std::uint8_t const* w2 = nullptr;   ///< [E, H, I / 2], of 8 bits [E, H, I]
   void const* w13_scales = nullptr;
   void const* w2_scales = nullptr;
-  int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64
+  int w13_group = 32;          ///< elements of K that share a scale: scale_group(scheme), or a multiple of 64; not of int8
   int w2_group = 32;           ///< the same of w2
   float const* b13 = nullptr;  ///< [E, 2I], ungated [E, I]; or null
   float const* b2 = nullptr;   ///< [E, H], or null; added before the router weight
 };
 
+/// Of the intermediate width: half a brick of e2m1 can be padding, of codes with one scale per row any part.
+constexpr int intermediate_unit(W4Scheme s) { return is_e2m1(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
+
 /// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
 inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
-  int const fixed = scale_group(scheme);
+  char const* const policy = policy_name(scheme);
   auto const multiple = [&](char const* what, int value, int unit) {
     if (value < unit || value % unit != 0) {
-      throw Error(ErrorCode::config, text("hopper_w4a16: ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
+      throw Error(ErrorCode::config, text(policy, ": ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
                                           ". Pad it, or use the experts cuda_reference"));
     }
   };
   multiple("hidden", s.hidden, kBrickDepth);
-  multiple("intermediate", s.intermediate, is_e2m1(scheme) ? kBrickDepth / 2 : kBrickDepth);
+  multiple("intermediate", s.intermediate, intermediate_unit(scheme));
   if (s.num_experts < 1 || s.num_experts > 1024) {
-    throw Error(ErrorCode::config, text("hopper_w4a16: ", s.num_experts, " local experts are out of range [1, 1024]"));
+    throw Error(ErrorCode::config, text(policy, ": ", s.num_experts, " local experts are out of range [1, 1024]"));
   }
-  if (s.topk < 1) throw Error(ErrorCode::config, text("hopper_w4a16: topk ", s.topk, " must be at least 1"));
+  if (s.topk < 1) throw Error(ErrorCode::config, text(policy, ": topk ", s.topk, " must be at least 1"));
   auto const group = [&](char const* what, int size, int cols) {
+    int const fixed = scale_group(scheme);
     if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
       throw Error(ErrorCode::config,
-                  text("hopper_w4a16: ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme), " needs ",
+                  text(policy, ": ", what, " has groups of ", size, " in ", cols, " columns, ", name(scheme), " needs ",
                        fixed != 0 ? text(fixed) : text("a multiple of 64 that divides them"), ". Use the experts cuda_reference"));
     }
   };
-  group("w13", w.w13_group, s.hidden);
-  group("w2", w.w2_group, s.intermediate);
+  if (!scales_rows(scheme)) {
+    group("w13", w.w13_group, s.hidden);
+    group("w2", w.w2_group, s.intermediate);
+  }
   for (auto const& [what, pointer] :
        {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
     if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      throw Error(ErrorCode::argument, text("hopper_w4a16: address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
+      throw Error(ErrorCode::argument, text(policy, ": address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
     }
   }
 }

@@ -20,6 +20,7 @@ struct Params : w4::Params {
 /// As w4::Layout. A row's scales take four floats a step: those of the intermediate come in whole 16 bytes.
 template <int Groups, int Depth, int Stages, int MaxRows>
 struct Layout {
+  static constexpr W4Scheme kScheme = W4Scheme::mxfp4;
   static constexpr bool kAny = false;
   static constexpr int kStages = Stages;
   static constexpr int kGroups = Groups;
