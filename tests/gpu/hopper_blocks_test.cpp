@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_blocks_test.cpp: every block file of the reference data through the Hopper experts: in bf16 against the expected output,
-// in fp8 and with mxfp4 weights against the device oracle with the same quantisation.
+// in fp8 and with mxfp4 and int8 weights against the device oracle with the same quantisation.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,8 +13,10 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "on_hopper.hpp"
@@ -99,6 +101,20 @@ TEST_F(HopperBlocks, Q17_Mxfp4WeightsEqualOracle) {
     if (experts::detail::is_w4_activation(d.activation.kind)) {
       EXPECT_LT(relative_error(got, f.expected), 0.3) << "what four bits leave of weights";
     }
+  });
+  EXPECT_GE(fit, 8);
+}
+
+/// The intermediate widths are those of the files.
+TEST_F(HopperBlocks, Int8WeightsEqualOracle) {
+  using Int8 = quantization::Int8PerChannel;
+  int fit = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (f.description.expert_hidden() % 64 != 0) return;
+    ++fit;
+    auto const got = f.run<Int8, Local, experts::HopperW8A16>();
+    EXPECT_LT(relative_error(got, f.run<Int8, Local, experts::CudaReference>()), 5e-3);
+    EXPECT_LT(relative_error(got, f.expected), 3e-2) << "what eight bits leave of weights, and bf16 of rows";
   });
   EXPECT_GE(fit, 8);
 }

@@ -6,6 +6,7 @@
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
@@ -19,6 +20,8 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, qua
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerTensor<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Mxfp4W4A16<>, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Int8PerChannel, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Int8PerChannel, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Mxfp4W4A16<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::None, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Layer, quantization::Fp8PerTensor<>, float>;
@@ -28,3 +31,4 @@ template class moe::experts::CudaReference::Kernel<Layer, quantization::None, mo
 template class moe::experts::CudaReference::Kernel<Layer, quantization::Fp8PerTensor<>, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, quantization::Fp8PerToken<>, moe::ActivationFormat::standard>;
 template class moe::experts::CudaReference::Kernel<Layer, quantization::Mxfp4W4A16<>, moe::ActivationFormat::standard>;
+template class moe::experts::CudaReference::Kernel<Layer, quantization::Int8PerChannel, moe::ActivationFormat::standard>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_experts_blocks_test.cpp: every family's block with the best experts for its scheme, on the device from its input to its
-// output: unquantised, in fp8 and with 4-bit weights, against the block in the host space.
+// output: unquantised, in fp8 and with 4- and 8-bit weights, against the block in the host space.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
@@ -38,6 +39,7 @@ using Fp8Block = quantization::Fp8Block<>;
 using Fp8Token = quantization::Fp8PerToken<>;
 using Mxfp4 = quantization::Mxfp4W4A16<>;
 using Int4 = quantization::Int4Group128;
+using Int8Weights = quantization::Int8PerChannel;
 using Weights = io::HostLayerWeights<float>;
 
 /// Values that bf16 holds exactly.
@@ -162,6 +164,7 @@ void expect_families(std::set<std::string> const& names, std::vector<std::string
 template <class Quant>
 void widened_blocks_equal_the_host(double tolerance) {
   constexpr bool kFourBits = std::is_same_v<Quant, Mxfp4> || std::is_same_v<Quant, Int4>;
+  constexpr char const* kBest = kFourBits ? "hopper_w4a16" : std::is_same_v<Quant, Int8Weights> ? "hopper_w8a16" : "hopper_contiguous";
   std::set<std::string> ran;
   int with_fused = 0;
   each_block_file([&](BlockFile const& f) {
@@ -171,7 +174,7 @@ void widened_blocks_equal_the_host(double tolerance) {
     Numbers(f.name + " rows").fill(hidden, f.rows() * d.hidden, 1.0);
     OnDevice const got = run_on_device<Quant>(weights, hidden, f.tokens);
     EXPECT_LT(relative_error(got.output, on_host<Quant>(weights, hidden, f.tokens)), tolerance) << got.experts << ": " << got.note;
-    EXPECT_EQ(got.experts, !hopper() ? "cuda_reference" : kFourBits ? "hopper_w4a16" : "hopper_contiguous") << got.note;
+    EXPECT_EQ(got.experts, hopper() ? kBest : "cuda_reference") << got.note;
     EXPECT_EQ(got.note.empty(), hopper()) << got.note;
     ran.insert(f.name);
     if (!models::fusing_obstacle(weights).empty()) return;
@@ -194,6 +197,7 @@ TEST(RunnerExperts, Fp8Block) { widened_blocks_equal_the_host<Fp8Block>(4e-2); }
 TEST(RunnerExperts, Fp8PerToken) { widened_blocks_equal_the_host<Fp8Token>(4e-2); }
 TEST(RunnerExperts, Mxfp4) { widened_blocks_equal_the_host<Mxfp4>(1.5e-2); }
 TEST(RunnerExperts, Int4) { widened_blocks_equal_the_host<Int4>(1.5e-2); }
+TEST(RunnerExperts, Int8Weights) { widened_blocks_equal_the_host<Int8Weights>(1.5e-2); }
 
 /// The block files themselves, in sizes that some kernels do not take.
 TEST(RunnerExperts, FilesOfAnySize) {
@@ -275,6 +279,7 @@ TEST(RunnerSharedExperts, Bf16) { shared_experts_equal_the_host<experts::HopperC
 TEST(RunnerSharedExperts, Fp8Block) { shared_experts_equal_the_host<experts::HopperContiguous, Fp8Block>(4e-2); }
 TEST(RunnerSharedExperts, Fp8PerToken) { shared_experts_equal_the_host<experts::HopperContiguous, Fp8Token>(4e-2); }
 TEST(RunnerSharedExperts, Mxfp4) { shared_experts_equal_the_host<experts::HopperW4A16, Mxfp4>(1.5e-2); }
+TEST(RunnerSharedExperts, Int8Weights) { shared_experts_equal_the_host<experts::HopperW8A16, Int8Weights>(1.5e-2); }
 TEST(RunnerSharedExperts, Int4) { shared_experts_equal_the_host<experts::HopperW4A16, Int4>(1.5e-2); }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
@@ -32,6 +33,7 @@ MOE_TEST_SCHEME(quantization::Fp8Block<>);
 MOE_TEST_SCHEME(quantization::Fp8PerToken<>);
 MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
 MOE_TEST_SCHEME(quantization::Int4Group128);
+MOE_TEST_SCHEME(quantization::Int8PerChannel);
 
 template class moe::runner::Linear<Cuda, float, float, float>;
 template class moe::runner::Linear<Cuda, float, bf16, float>;

@@ -41,12 +41,13 @@ def check_names():
     expect({"no_expert_parallel", "naive", "allgather_reduce_scatter", "all_to_all_v", *WINDOWS} <= set(names("backends")), "backends")
     spaces = {tuple(line.split()) for line in listed("backends")}
     expect({(name, space) for name in WINDOWS for space in ("host", "cuda")} <= spaces, "windows in both spaces")
-    experts = {"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16"}
+    experts = {"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16",
+               "hopper_w8a16"}
     expect(experts <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
-    schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int4_group128", "int4_group32", "mxfp8",
-               "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16"}
+    schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int8_per_channel", "int4_group128",
+               "int4_group32", "mxfp8", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16"}
     expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")
     fp8 = "fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated"
     expect(any(re.fullmatch(fp8, line) for line in listed("quantizations")), "how a scheme runs on each architecture")

@@ -101,8 +101,11 @@ def schemes(policy_rows, rows):
     backends = {(name, scheme): len([row for row in rows if row["experts"] == name and row["quantization"] == scheme and row["answer"] != "no"])
                 for name in experts for scheme in names}
     out = ["## Quantisations and experts", "", "The number of backends with which the experts compute the scheme.", ""]
-    out += table(["scheme", *[f"`{name}`" for name in experts]],
-                 [[f"`{scheme}`", *[str(backends[name, scheme] or "–") for name in experts]] for scheme in names])
+    for space, title in (("host", "In the host space:"), ("cuda", "In the CUDA space:")):
+        there = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space)
+        out += [title, ""]
+        out += table(["scheme", *[f"`{name}`" for name in there]],
+                     [[f"`{scheme}`", *[str(backends[name, scheme] or "–") for name in there]] for scheme in names])
     described = [row for row in policy_rows if row["kind"] == "quantization"]
     architectures = sorted(described[0]["architectures"], key=lambda name: int(name.removeprefix("sm_")))
 

@@ -27,6 +27,7 @@ using models::ExpertsList;
 using Local = backends::NoExpertParallel<space::cuda>;
 using Hopper = experts::HopperContiguous;
 using W4 = experts::HopperW4A16;
+using W8 = experts::HopperW8A16;
 using Reference = experts::CudaReference;
 using quantization::None;
 using Fp8Block = quantization::Fp8Block<>;
@@ -41,6 +42,8 @@ static_assert(std::is_same_v<For<Fp8Block>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerToken>, ExpertsList<Hopper, Reference>>);
+static_assert(std::is_same_v<For<quantization::Int8PerChannel>, ExpertsList<W8, Reference>>);
+static_assert(std::is_same_v<models::ExpertsFor<quantization::Int8PerChannel, Local, float>, ExpertsList<Reference>>);
 static_assert(std::is_same_v<models::ExpertsFor<None, Local, bf16, ExpertsList<W4>>, ExpertsList<>>);
 
 /// A layer on the device behind rows in host memory says of its experts what the layer says.
@@ -54,12 +57,14 @@ TEST(DeviceExperts, Obstacles) {
   };
   std::type_identity<Hopper> const hopper;
   std::type_identity<W4> const w4;
+  std::type_identity<W8> const w8;
   std::type_identity<Reference> const reference;
   std::type_identity<None> const none;
   std::type_identity<Fp8Block> const block;
   std::type_identity<Fp8Token> const token;
   std::type_identity<quantization::Int8PerToken> const int8;
   std::type_identity<Mxfp4> const mxfp4;
+  std::type_identity<quantization::Int8PerChannel> const channel;
   std::type_identity<experts::HopperW4A8> const w4a8;
   std::type_identity<quantization::Mxfp4Fp8<>> const mxfp4_fp8;
   using activation::Kind;
@@ -77,6 +82,9 @@ TEST(DeviceExperts, Obstacles) {
   EXPECT_EQ(with(w4, mxfp4, {90, 2848, 2880, Kind::swigluoai}), "hopper_w4a16: hidden 2848 is not a multiple of 64");
   EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::gelu}), "");
   EXPECT_EQ(with(w4, mxfp4, {90, 2880, 2880, Kind::silu, true}), "");
+  EXPECT_EQ(with(w8, channel, {90, 2880, 1441, Kind::gelu, true}), "");
+  EXPECT_EQ(with(w8, channel, {90, 2848, 1441}), "hopper_w8a16: hidden 2848 is not a multiple of 64");
+  EXPECT_EQ(with(w8, channel, {89, 2880, 1441}), "hopper_w8a16: not for int8_per_channel on a device of architecture 89");
   EXPECT_EQ(with(w4a8, mxfp4_fp8, {90, 2880, 2880, Kind::gelu}), "hopper_w4a8: not for the activation gelu");
   EXPECT_EQ(with(w4a8, mxfp4_fp8, {90, 2880, 2880, Kind::silu, true}),
             "hopper_w4a8: not for the activation silu with the router weight on the input");

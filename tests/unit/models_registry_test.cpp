@@ -72,7 +72,7 @@ TEST(Registry, PolicyTable) {
       EXPECT_EQ(row.type, "moe::backends::Naive<moe::comm::Nccl>");
     }
   }
-  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 7U);
+  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 8U);
 }
 
 Support support(std::string_view scheme, int architecture, std::string_view experts) {
@@ -95,7 +95,8 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   EXPECT_EQ(support("fp8_group128", 90, "cuda_reference"), Support::emulated) << "no Hopper kernel has weights in groups";
   EXPECT_EQ(support("int8_per_token", 90, "hopper_contiguous"), Support::native);
   EXPECT_EQ(support("int8_per_token", 80, "cuda_reference"), Support::emulated);
-  EXPECT_EQ(support("int8_per_channel", 90, "cuda_reference"), Support::emulated) << "weights in int8 alone";
+  EXPECT_EQ(support("int8_per_channel", 90, "hopper_w8a16"), Support::converted) << "weights in int8 alone";
+  EXPECT_EQ(support("int8_per_channel", 89, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("int4_group128", 90, "hopper_w4a16"), Support::converted);
   EXPECT_EQ(support("int4_group128", 80, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("mxfp4_w4a16", 90, "hopper_w4a16"), Support::converted);

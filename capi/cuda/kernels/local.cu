@@ -6,6 +6,7 @@
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/none.hpp"
@@ -30,6 +31,7 @@ template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, qu
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int8PerToken, moe::bf16>;
+template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Int8PerChannel, moe::bf16>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8PerToken<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::Fp8Block<>, float>;
 template class moe::backends::detail::LocalExchange<moe::space::cuda, Narrow, quantization::WNa16<4, 32>, float>;

@@ -49,6 +49,7 @@ using moe::experts::CudaReference;
 using moe::experts::HopperContiguous;
 using moe::experts::HopperMasked;
 using moe::experts::HopperW4A16;
+using moe::experts::HopperW8A16;
 namespace quantization = moe::quantization;
 
 template <class Type, class... Types>
@@ -57,7 +58,7 @@ inline constexpr bool is_one_of = (std::is_same_v<Type, Types> || ...);
 /// On one GPU.
 template <class Quant, class Experts>
 constexpr Needs local() {
-  if constexpr (std::is_same_v<Experts, HopperContiguous>) {
+  if constexpr (is_one_of<Experts, HopperContiguous, HopperW8A16>) {
     return Experts::template supports_quantization<Quant>() ? Needs::cuda : Needs::own_program;
   } else if constexpr (std::is_same_v<Experts, HopperW4A16>) {
     constexpr bool kBuilt =

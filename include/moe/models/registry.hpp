@@ -26,6 +26,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/runtime_layer.hpp"
@@ -92,8 +93,8 @@ inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
 inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
-inline constexpr auto cuda_experts =
-    hana::tuple_t<experts::CudaReference, experts::CublasGrouped, experts::HopperContiguous, experts::HopperMasked, experts::HopperW4A16>;
+inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::CublasGrouped, experts::HopperContiguous,
+                                                   experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16>;
 
 // ---- Derived.
 
