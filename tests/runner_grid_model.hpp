@@ -57,7 +57,8 @@ inline int width(Form const& f) { return f.latent ? kLatent : kHidden; }
 struct Model {
   Form form;
   int experts = kExperts;
-  std::vector<float> gate = numbers(1, (experts + kZero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
+  int zero = kZero;  ///< zero experts
+  std::vector<float> gate = numbers(1, (experts + zero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
   std::vector<float> shared13 = numbers(4, 2 * kShared * kHidden), shared2 = numbers(5, kHidden* kShared), bias = numbers(6, kHidden);
   std::vector<float> w13(int e) const { return numbers(100 + e, 2 * kIntermediate * width(form)); }
   std::vector<float> w2(int e) const { return numbers(200 + e, kIntermediate * width(form)); }
@@ -83,13 +84,13 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
   typename R::Params p{.layer = {.shape = {.hidden = width(m.form), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
                                  .max_tokens_per_rank = kMost,
                                  .placement = placement,
-                                 .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = kZero}}};
+                                 .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = m.zero}}};
   auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
     to = make_rows(place.as(to.data_handle(), values), rows, cols);
   };
   p.hidden = kHidden;
   p.overlap_shared = m.form.overlap_shared;
-  matrix(p.gate.weight, m.gate, m.experts + kZero, kHidden);
+  matrix(p.gate.weight, m.gate, m.experts + m.zero, kHidden);
   if (m.form.latent) {
     matrix(p.input.weight, m.in, kLatent, kHidden);
     matrix(p.output.weight, m.out, kHidden, kLatent);

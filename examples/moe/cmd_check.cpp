@@ -81,8 +81,24 @@ void judge_scheme(Names const& n, std::vector<Broken>& broken) {
   });
 }
 
+/// The rules of experts that route inside.
+void judge_inside(Names const& n, std::vector<Broken>& broken) {
+  auto const both = hana::concat(registry::host_experts_inside, registry::cuda_experts_inside);
+  if (!registry::has_name(both, n.experts)) return;
+  registry::with_policy(both, "experts", n.experts, [&](auto experts) {
+    using Experts = typename decltype(experts)::type;
+    with_backend(n.backend, Experts::Space::kKind, [&](auto backend) {
+      if (facts::follows_routing<typename decltype(backend)::type>()) add<rules::MonolithicTransport>(broken);
+    });
+    registry::with_policy(registry::routers, "router", n.router, [&](auto router) {
+      if (!facts::supports_router<Experts, typename decltype(router)::type>()) add<rules::MonolithicRouter>(broken);
+    });
+  });
+}
+
 /// The rules that need neither the configuration's types nor the experts' kernels.
 void judge_facts(Names const& n, int topk, int num_experts, std::vector<Broken>& broken) {
+  judge_inside(n, broken);
   bool on_input = false;
   registry::with_policy(registry::routers, "router", n.router, [&](auto router) { on_input = decltype(router)::type::kWeightOnInput; });
   SpaceKind space = SpaceKind::host;

@@ -212,8 +212,10 @@ std::vector<Share> output_shares(Job const& job) {
          }) |
          ranges::to<std::vector>;
 }
-/// [R] the rows that each rank routes: under sequence parallelism its part of its group's, else as output_shares().
+/// [R] the rows that each rank routes: under sequence parallelism its part of its group's, else as output_shares(). None if the experts
+/// route inside.
 std::vector<Share> routed_shares(Job const& job) {
+  if (routes_inside(job.options.experts)) return std::vector<Share>(static_cast<std::size_t>(job.comm->size()));
   if (!job.moe.use_sp_moe()) return output_shares(job);
   return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
            std::size_t const g = job.group(rank);
@@ -270,6 +272,19 @@ std::vector<std::int64_t> slot_load(Job const& job, JobResult const& result) {
   return sum;
 }
 
+/// The slots of each expert and of each rank's experts. Collective.
+void set_loads(Job const& job, JobResult const& result, std::vector<std::int32_t> const& ids, Report& r) {
+  r.load.assign(static_cast<std::size_t>(r.num_experts), 0);
+  r.rank_load.assign(static_cast<std::size_t>(job.moe.ep_size), 0);
+  for (std::int32_t id : ids) {
+    if (id >= 0 && id < r.num_experts) ++r.load[static_cast<std::size_t>(id)];
+  }
+  std::vector<std::int64_t> const slots = job.maps ? slot_load(job, result) : r.load;
+  for (auto const [slot, load] : views::enumerate(slots)) {
+    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += load;
+  }
+}
+
 Report report_of(Job const& job, JobResult const& result, std::vector<std::int32_t> const& ids, int threads) {
   Report r;
   io::LayerDescription const& d = job.description;
@@ -294,15 +309,8 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.intermediate = d.intermediate;
   r.num_experts = d.router.num_experts;
   r.topk = d.router.topk;
-  r.load.assign(static_cast<std::size_t>(d.router.num_experts), 0);
-  r.rank_load.assign(static_cast<std::size_t>(job.moe.ep_size), 0);
-  for (std::int32_t id : ids) {
-    if (id >= 0 && id < d.router.num_experts) ++r.load[static_cast<std::size_t>(id)];
-  }
-  std::vector<std::int64_t> const slots = job.maps ? slot_load(job, result) : r.load;
-  for (auto const [slot, load] : views::enumerate(slots)) {
-    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += load;
-  }
+  r.routes_inside = routes_inside(job.options.experts);
+  if (!r.routes_inside) set_loads(job, result, ids, r);
   r.replicas = job.maps ? job.maps->num_redundant() : 0;
   r.waited.resize(static_cast<std::size_t>(r.ranks) * static_cast<std::size_t>(r.ranks));
   job.comm->all_gather(result.waited.data(), static_cast<std::int64_t>(sizeof(double)) * r.ranks, r.waited.data(), {});
@@ -311,14 +319,17 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   return r;
 }
 
+/// Without ids and weights of a choice that the experts made.
 void write_output(Job const& job, std::vector<float> const& output, std::vector<std::int32_t> const& ids,
                   std::vector<float> const& weights) {
   std::int64_t const rows = job.first_row.back();
   std::int64_t const k = job.description.router.topk;
   io::SafetensorsWriter writer;
   writer.add("output", {rows, job.description.hidden}, std::span(output));
-  writer.add("topk_ids", {rows, k}, std::span(ids));
-  writer.add("topk_weights", {rows, k}, std::span(weights));
+  if (!routes_inside(job.options.experts)) {
+    writer.add("topk_ids", {rows, k}, std::span(ids));
+    writer.add("topk_weights", {rows, k}, std::span(weights));
+  }
   writer.write(job.options.output);
 }
 
@@ -457,7 +468,7 @@ std::string file_and_name(std::string const& words) {
 }
 
 void add_common(CLI::App& command, JobOptions& o) {
-  command.add_option("--output", o.output, "File to write: output, topk_ids, topk_weights")->required();
+  command.add_option("--output", o.output, "File to write: output, and topk_ids, topk_weights unless the experts route inside")->required();
   command.add_option("--expected", o.expected, "FILE:NAME of the tensor to compare the output with")->check(file_and_name);
   command.add_option("--token-ids", o.token_ids, "Tensor of token ids, for hash routing (default: input_ids)");
   command.add_option("--sequence-length", o.sequence_length, "Rows of one sequence, for a model with an expert_capacity (Switch)")

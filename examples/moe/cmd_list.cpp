@@ -119,12 +119,18 @@ void print_models(bool as_json) {
 // ---- Compositions.
 
 /// The router's constraint: every composition runs with every router, except that batched backends take the weight on the input only for
-/// topk = 1.
+/// topk = 1, and that experts which route inside need a router of the library that chooses row by row.
 std::string router_condition(ListOptions const& o, CompositionRow const& row) {
-  bool on_input = false;
+  bool on_input = false, inside = true;
   if (!o.router.empty()) {
-    registry::with_policy(registry::routers, "router", o.router, [&](auto type) { on_input = decltype(type)::type::kWeightOnInput; });
+    registry::with_policy(registry::routers, "router", o.router, [&](auto type) {
+      using Router = typename decltype(type)::type;
+      using Inside = typename decltype(+registry::host_experts_inside[hana::size_c<0>])::type;
+      on_input = Router::kWeightOnInput;
+      inside = facts::supports_router<Inside, Router>();
+    });
   }
+  if (row.routes_inside && !inside && row.refused == nullptr) return "not with this router: the experts route inside";
   return on_input && row.batched && row.refused == nullptr ? "with topk = 1 only: this router weights the input" : "";
 }
 
@@ -181,14 +187,16 @@ void print_summary(std::vector<CompositionRow> const& rows) {
       here += r.answer() == "yes" ? 1 : 0;
       elsewhere += r.answer() == "not in this program" ? 1 : 0;
     }
+    auto const width = [](std::string_view name) { return std::max(name.size(), std::size_t{17}); };
     std::string line = fmt::format("{:<26}", space);
-    for (std::string_view const name : experts) line += fmt::format(" {:>17}", name);
+    for (std::string_view const name : experts) line += fmt::format(" {:>{}}", name, width(name));
     fmt::print("{}\n", line);
     for (std::string_view const backend : backends) {
       line = fmt::format("{:<26}", backend);
       for (std::string_view const name : experts) {
         auto const& [here, elsewhere] = counts[{backend, name}];
-        line += fmt::format(" {:>17}", here + elsewhere == 0 ? "-" : elsewhere == 0 ? text(here) : text(here, " + ", elsewhere));
+        std::string const cell = here + elsewhere == 0 ? "-" : elsewhere == 0 ? text(here) : text(here, " + ", elsewhere);
+        line += fmt::format(" {:>{}}", cell, width(name));
       }
       fmt::print("{}\n", line);
     }

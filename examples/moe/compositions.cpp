@@ -24,14 +24,19 @@ std::string own_program() {
 
 template <class Quant, class Backend, class Experts>
 void choose_host(CompositionRow& row) {
+  constexpr bool kInside = moe::facts::routes_inside<Experts>();
   constexpr auto backend = hana::type_c<Backend>;
-  if constexpr (decltype(hana::contains(registry::host_backends, backend))::value) {
+  if constexpr (decltype(hana::contains(registry::host_backends, backend))::value && !kInside) {
     row.run = &run_host<Quant>;
-  } else if constexpr (decltype(hana::contains(registry::window_quantizations, hana::type_c<Quant>))::value) {
-    row.run = &run_windows<Quant, Backend::kFormat>;
+  } else if constexpr (decltype(hana::contains(registry::sample_quantizations, hana::type_c<Quant>))::value) {
+    if constexpr (kInside) {
+      row.run = &run_inside<Quant>;
+    } else {
+      row.run = &run_windows<Quant, Backend::kFormat>;
+    }
   } else {
-    row.builds = text(own_program<Backend, Experts>(), ". This one has windows with ", registry::names(registry::window_quantizations),
-                      "; all_to_all_v has every scheme");
+    row.builds = text(own_program<Backend, Experts>(), ". This one has ", kInside ? "experts that route inside" : "windows", " with ",
+                      registry::names(registry::sample_quantizations), "; ", kInside ? "reference" : "all_to_all_v", " has every scheme");
   }
 }
 
@@ -54,7 +59,8 @@ CompositionRow make_row() {
                      .space = Backend::Space::kName,
                      .experts = Experts::kName,
                      .experts_space = Experts::Space::kName,
-                     .batched = Backend::kFormat == moe::ActivationFormat::batched};
+                     .batched = Backend::kFormat == moe::ActivationFormat::batched,
+                     .routes_inside = moe::facts::routes_inside<Experts>()};
   if constexpr (!std::is_same_v<typename Backend::Space, typename Experts::Space>) {
     row.refused = moe::rules::SameSpace::kSentence;  // the first rule: no need to judge the others
   } else {
@@ -89,6 +95,10 @@ std::vector<CompositionRow> const& compositions() {
     return rows;
   }();
   return all;
+}
+
+bool routes_inside(std::string_view experts) {
+  return registry::has_name(registry::host_experts_inside, experts) || registry::has_name(registry::cuda_experts_inside, experts);
 }
 
 Runner runner_of(JobOptions const& o) {

@@ -20,6 +20,7 @@ struct CompositionRow {
   std::string_view experts;
   std::string_view experts_space;
   bool batched = false;           ///< the backend delivers batches by expert
+  bool routes_inside = false;     ///< the experts make the router's choice
   char const* refused = nullptr;  ///< the sentence of the rule that forbids it
   Runner run = nullptr;           ///< runs a job with it; null: not in this program
   std::string builds{};           ///< how to build a composition that is in the library but not in this program
@@ -30,6 +31,9 @@ struct CompositionRow {
 
 /// The product of the registry's lists, quantisations outermost.
 std::vector<CompositionRow> const& compositions();
+
+/// Whether the experts of that name make the router's choice, so that a result has no routing.
+bool routes_inside(std::string_view experts);
 
 /// The runner of the composition that the options name. E_CONFIG with the rule's sentence for one that the rules forbid; E_UNSUPPORTED,
 /// naming how to build it, for one that this program does not have.

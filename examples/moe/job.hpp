@@ -94,8 +94,9 @@ struct Job {
 /// The results of one rank.
 struct JobResult {
   std::vector<float> output;            ///< [M, H]
-  std::vector<std::int32_t> topk_ids;   ///< [M', k] of the rows that this rank routes: under sequence parallelism a part of its group's
-  std::vector<float> topk_weights;      ///< [M', k]
+  std::vector<std::int32_t> topk_ids;   ///< [M', k] of the rows that this rank routes: under sequence parallelism a part of its group's;
+                                        ///< empty if the experts route inside
+  std::vector<float> topk_weights;      ///< as topk_ids
   Seconds seconds{};                    ///< of each phase: the fastest repetition
   std::vector<std::int64_t> slot_load;  ///< [P] slots that this rank routed to each physical expert; with maps only
   std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank
@@ -128,8 +129,11 @@ void together(moe::comm::Mpi& comm, Stage&& stage) {
 /// Runs the job with the host policies of that quantisation. Collective. One definition per quantisation: host_*.cpp.
 template <class Quant>
 JobResult run_host(Job const& job);
+/// The same with experts that route inside, for the schemes of registry::sample_quantizations. Defined in host_inside.cpp.
+template <class Quant>
+JobResult run_inside(Job const& job);
 /// The same with a backend over a window of host memory that delivers this format. One definition per quantisation and format:
-/// windows_*.cpp, for the schemes of registry::window_quantizations.
+/// windows_*.cpp, for the schemes of registry::sample_quantizations.
 template <class Quant, moe::ActivationFormat Format>
 JobResult run_windows(Job const& job);
 /// The default policies of a run.

@@ -95,7 +95,11 @@ std::string as_text(Report const& r) {
   if (r.passes > 1) out += fmt::format("chunks        {} of at most {} rows\n", r.passes, r.chunk_rows);
   if (r.passes_in_halves > 0) out += fmt::format("dual batch    {} of {} passes in two halves\n", r.passes_in_halves, r.passes);
   out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined(r.group_tokens));
-  out += fmt::format("load          slots per expert, largest / mean = {:.2f}\n{}", imbalance(r.load), load_chart(r.load));
+  if (r.routes_inside) {
+    out += "load          not known: the experts route inside\n";
+  } else {
+    out += fmt::format("load          slots per expert, largest / mean = {:.2f}\n{}", imbalance(r.load), load_chart(r.load));
+  }
   if (r.rank_load.size() > 1) {
     out += fmt::format("              slots per rank: {}, largest / mean = {:.2f}\n", joined(r.rank_load), imbalance(r.rank_load));
   }
@@ -145,6 +149,9 @@ std::string as_json(Report const& r) {
                      ranges::to<std::vector<std::vector<double>>>;
   }
   for (auto const& [phase, seconds] : phases(r)) j["seconds"][phase] = seconds;
+  if (r.routes_inside) {
+    for (char const* const unknown : {"load", "load_imbalance", "load_per_rank", "rank_imbalance"}) j[unknown] = nullptr;
+  }
   if (r.error) {
     j["error"] = *r.error;
   }

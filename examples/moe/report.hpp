@@ -29,6 +29,7 @@ struct Report {
   std::vector<std::int64_t> group_tokens;  ///< of each TP group
   std::int64_t hidden = 0, intermediate = 0;
   int num_experts = 0, topk = 0;
+  bool routes_inside = false;      ///< the experts make the choice and report none: no loads
   std::vector<std::int64_t> load;  ///< [E] slots routed to each expert
   int replicas = 0;
   std::vector<double> waited;           ///< [R, R] seconds of a mean forward that a rank waited for another

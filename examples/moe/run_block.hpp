@@ -82,13 +82,15 @@ Comm& comm_of(Job const& job) {
   }
 }
 
-/// Appends the routing of the last chunk.
+/// Appends the routing of the last chunk, if the layer knows it.
 template <class Block>
 void add_routing(Block& block, JobResult& result) {
-  auto append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
-  append(result.topk_ids, block.topk_ids());
-  append(result.topk_weights, block.topk_weights());
   ++result.passes;
+  if constexpr (!Block::Runner::is_monolithic()) {
+    auto append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(result.topk_ids, block.topk_ids());
+    append(result.topk_weights, block.topk_weights());
+  }
 }
 
 /// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the layer's exchange or in the communicator.

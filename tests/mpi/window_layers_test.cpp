@@ -17,7 +17,7 @@ using namespace moe_test;
 constexpr Scenario kDivides{.name = "ExpertsDivide", .num_experts = 12, .k = 3, .max_tokens = 7, .rounds = 3};
 
 bool register_window_layers() {
-  auto const legal = moe::registry::legal_compositions<RegistryConfig>(moe::registry::window_quantizations, moe::registry::window_backends,
+  auto const legal = moe::registry::legal_compositions<RegistryConfig>(moe::registry::sample_quantizations, moe::registry::window_backends,
                                                                        moe::registry::host_experts);
   static_assert(hana::size(legal) == hana::size_c<24>);
   hana::for_each(legal, [](auto triple) {

@@ -47,8 +47,9 @@ using Gather = backends::AllGatherReduceScatter<Nccl>;
 using AllToAll = backends::AllToAllV<Nccl>;
 using LowLatency = backends::LowLatency<Window>;
 using HighThroughput = backends::HighThroughput<Window>;
-template <class Backend>
-using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, experts::CudaReference>;
+template <class Backend, class Experts = experts::CudaReference>
+using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
+using Inside = experts::Monolithic<experts::CudaReference>;
 using Store = experts::WeightStore<Config, quantization::None, Cuda>;
 constexpr std::int64_t kTimeout = 20'000;
 
@@ -163,10 +164,10 @@ void finish(R& runner, Nccl* comm, cudaStream_t stream) {
 }
 
 /// A rank of a grid.
-template <class Backend, class PartsT = Parts>
+template <class Backend, class Experts = experts::CudaReference>
 class Rank {
  public:
-  using R = Runner<LayerOf<Backend>, PartsT>;
+  using R = Runner<LayerOf<Backend, Experts>, Parts>;
   Rank(Grid const& g, Model const& m, bool rows_agree, BackendFacts const& facts = Backend::kFacts)
       : moe(place_of(g, world_rank(), facts)),
         tp(group(text("tp ", g.tp), world_rank() / g.tp)),
@@ -230,8 +231,9 @@ class RunnerGrid : public testing::Test {};
 using Backends = testing::Types<Local, Gather, AllToAll, LowLatency, HighThroughput>;
 TYPED_TEST_SUITE(RunnerGrid, Backends);
 
-// Every grid; the forms that differ in their sums. Ranks agree on rows in every other one.
-TYPED_TEST(RunnerGrid, EqualsOneRank) {
+/// Every grid; the forms that differ in their sums. Ranks agree on rows in every other one. Experts that route inside have no zero experts.
+template <class Backend, class Experts>
+void equals_one_rank() {
   Form const forms[] = {{false, false, SharedOutput::none, true},
                         {false, false, SharedOutput::partial, true},
                         {false, true, SharedOutput::complete, true},
@@ -240,20 +242,20 @@ TYPED_TEST(RunnerGrid, EqualsOneRank) {
   int ran = 0, refused = 0;
   for (Grid const& g : grids(world_size())) {
     for (bool sp : {false, true}) {
-      BackendFacts facts = TypeParam::kFacts;
+      BackendFacts facts = Backend::kFacts;
       if (sp && !facts.sequence_parallel) continue;
       facts.sequence_parallel = sp;
       for (Form const& form : forms) {
         SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp, ", latent ", form.latent, ", norm ",
                           form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
-        Model const m{.form = form};
+        Model const m{.form = form, .zero = facts::routes_inside<Experts>() ? 0 : kZero};
         MoeParallel const place = place_of(g, 0, facts);
         if (runner::parallel_conflict(place) != nullptr || (place.use_sp_moe() && form.shared == SharedOutput::partial)) {
-          expect_error(ErrorCode::config, "", [&] { Rank<TypeParam> rank(g, m, false, facts); });
+          expect_error(ErrorCode::config, "", [&] { Rank<Backend, Experts> rank(g, m, false, facts); });
           ++refused;
           continue;
         }
-        Rank<TypeParam> rank(g, m, ran % 2 == 1, facts);
+        Rank<Backend, Experts> rank(g, m, ran % 2 == 1, facts);
         std::vector<float> const x = tokens(rank.moe), want = on_one_rank(m, x);
         expect_close(rank.forward(x), want);
         expect_close(rank.forward(x), want);
@@ -264,6 +266,8 @@ TYPED_TEST(RunnerGrid, EqualsOneRank) {
   }
   EXPECT_GT(ran, 0);
 }
+
+TYPED_TEST(RunnerGrid, EqualsOneRank) { equals_one_rank<TypeParam, experts::CudaReference>(); }
 
 // Ranks on several hosts: a backend over a window refuses them on all ranks at construction, in one sentence that names the ones that need
 // no window. As after every failed construction the group is over; a new one works with such a backend.
@@ -443,11 +447,14 @@ TYPED_TEST(MonolithicGrid, N16_EqualsRoutedRows) {
     if (runner::parallel_conflict(moe) != nullptr) continue;
     SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep));
     std::vector<float> const want = gathered<TypeParam, experts::CudaReference>(moe);
-    expect_close(gathered<TypeParam, experts::Monolithic<experts::CudaReference>>(moe), want);
+    expect_close(gathered<TypeParam, Inside>(moe), want);
     ++ran;
   }
   EXPECT_GT(ran, 0);
 }
+
+// The block of N1, as with routed rows.
+TYPED_TEST(MonolithicGrid, N1_EqualsOneRank) { equals_one_rank<TypeParam, Inside>(); }
 
 // A rank with a wrong argument, and a TP group whose ranks differ: all ranks get an error, and the next call works.
 TEST(RunnerGridErrors, ReachAllRanks) {

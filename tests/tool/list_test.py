@@ -42,7 +42,7 @@ def check_names():
     spaces = {tuple(line.split()) for line in listed("backends")}
     expect({(name, space) for name in WINDOWS for space in ("host", "cuda")} <= spaces, "windows in both spaces")
     experts = {"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16",
-               "hopper_w8a16"}
+               "hopper_w8a16", "monolithic_reference", "monolithic_cuda_reference"}
     expect(experts <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
@@ -97,6 +97,12 @@ def check_filters(table):
     for row in listed_json("compositions", "--space", "host", "--router", "llama4"):
         batched = row["backend"] in ("low_latency", "pplx")
         expect((condition in row["why"]) == (batched and row["answer"] != "no"), row)
+    for router in ("external", "llama4"):
+        inside = listed_json("compositions", "--experts", "monolithic_reference", "--router", router)
+        expect({row["answer"] for row in inside} == set(ANSWERS), "the three answers of experts that route inside")
+        for row in inside:
+            refused = "not with this router: the experts route inside" in row["why"]
+            expect(refused == (router == "external" and row["answer"] != "no"), row)
     for wrong in (["routers", "--backend", "naive"], ["models", "--space", "host"], ["policies", "--experts", "onednn"], ["sideways"]):
         run = moe("list", *wrong, ranks=0)
         expect(run.returncode == 2 and run.stdout == "" and run.stderr.count("\n") == 1, f"list {wrong}: {run}")

@@ -29,9 +29,10 @@ HEAD = """# What the library supports
 fails where the page differs. [choose.md](choose.md) says which composition to take.
 
 The tables show what the rules allow for a layer of run-time dimensions, in the element types that the backend carries and the experts
-compute with. Every router goes with every composition, with one condition: `llama4` weighs the input, which a batched backend
-(`low_latency`, `pplx`) does for one expert a token only. Which of these compositions one build of the tool contains,
-`moe list compositions` says: `yes`, `not in this program:` with what builds it, or `no:` with the rule.
+compute with. Every router goes with every composition, with two conditions: `llama4` weighs the input, which a batched backend
+(`low_latency`, `pplx`) does for one expert a token only; and experts that route inside (`monolithic_*`) take no `external` one. Which of
+these compositions one build of the tool contains, `moe list compositions` says: `yes`, `not in this program:` with what builds it, or
+`no:` with the rule.
 
 Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8`,
 `quantization::W4A8Int8` and the other groups and zero points of `quantization::WNa16`.
@@ -63,7 +64,7 @@ def policies(rows):
         for row in chosen:
             name = row["type"].replace(" >", ">")
             line = [f"`{row['name']}`", f"`{name.replace(prefix, '') if kind == 'router' else name.removeprefix(prefix)}`",
-                    f"`{row['include'].removeprefix(folder)}`"]
+                    " and ".join(f"`{name.removeprefix(folder)}`" for name in row["include"].split(" and "))]
             lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
         out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)
         if kind == "router":
@@ -97,12 +98,13 @@ def compositions(policy_rows, rows):
 
 def schemes(policy_rows, rows):
     names = [row["name"] for row in policy_rows if row["kind"] == "quantization"]
-    experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts")
+    experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and not row["name"].startswith("monolithic_"))
     backends = {(name, scheme): len([row for row in rows if row["experts"] == name and row["quantization"] == scheme and row["answer"] != "no"])
                 for name in experts for scheme in names}
-    out = ["## Quantisations and experts", "", "The number of backends with which the experts compute the scheme.", ""]
+    out = ["## Quantisations and experts", "",
+           "The number of backends with which the experts compute the scheme. `monolithic_*` compute what the experts inside do.", ""]
     for space, title in (("host", "In the host space:"), ("cuda", "In the CUDA space:")):
-        there = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space)
+        there = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space and not row["name"].startswith("monolithic_"))
         out += [title, ""]
         out += table(["scheme", *[f"`{name}`" for name in there]],
                      [[f"`{scheme}`", *[str(backends[name, scheme] or "–") for name in there]] for scheme in names])

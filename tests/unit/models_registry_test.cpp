@@ -56,12 +56,38 @@ TEST(Registry, DeviceWindowsCarryBf16AndE4m3) {
       std::is_same_v<registry::LayerFor<moe::backends::AllToAllV<registry::DeviceComm>, moe::experts::CudaReference>::Act, float>);
 }
 
+TEST(Registry, ExpertsThatRouteInside) {
+  EXPECT_EQ(registry::names(hana::concat(registry::host_experts_inside, registry::cuda_experts_inside)),
+            "monolithic_reference, monolithic_cuda_reference");
+  auto const legal = [](auto backends, auto experts) {
+    using Experts = typename decltype(+experts[hana::size_c<0>])::type;
+    hana::for_each(backends, [](auto type) {
+      using Backend = typename decltype(type)::type;
+      char const* const reason =
+          registry::CompositionOf<registry::LayerFor<Backend, Experts>, quantization::None, Backend, Experts>::reason();
+      if (Backend::kFacts.transport != moe::Transport::all_to_all) {
+        EXPECT_EQ(reason, nullptr) << Backend::kName;
+      } else if (Backend::kFormat == moe::ActivationFormat::standard) {
+        EXPECT_STREQ(reason, moe::rules::MonolithicTransport::kSentence) << Backend::kName;
+      } else {
+        EXPECT_STREQ(reason, moe::rules::ActivationFormatMatches::kSentence) << Backend::kName;
+      }
+    });
+  };
+  legal(registry::all_host_backends, registry::host_experts_inside);
+  legal(registry::all_cuda_backends, registry::cuda_experts_inside);
+}
+
 TEST(Registry, PolicyTable) {
   std::set<std::tuple<std::string_view, std::string_view, std::string_view>> seen;
   std::filesystem::path const include = std::filesystem::path(MOE_TEST_DATA) / "../../include";
   for (registry::PolicyRow const& row : registry::policy_table()) {
     EXPECT_TRUE(seen.insert({row.kind, row.name, row.space}).second) << row.name << " twice";
-    EXPECT_TRUE(std::filesystem::is_regular_file(include / row.include)) << row.name << ": " << row.include;
+    for (std::string rest = row.include; !rest.empty();) {  // "a and b"
+      std::size_t const end = std::min(rest.find(" and "), rest.size());
+      EXPECT_TRUE(std::filesystem::is_regular_file(include / rest.substr(0, end))) << row.name << ": " << row.include;
+      rest.erase(0, end + 5);
+    }
     EXPECT_EQ(row.type.find("moe::registry::"), std::string::npos) << row.type;
     EXPECT_EQ(row.include.ends_with(".cuh"), row.space == "cuda") << row.include;
     if (row.name == "low_latency_rank_major" && row.space == "cuda") {
@@ -71,8 +97,12 @@ TEST(Registry, PolicyTable) {
     if (row.name == "naive" && row.space == "cuda") {
       EXPECT_EQ(row.type, "moe::backends::Naive<moe::comm::Nccl>");
     }
+    if (row.name == "monolithic_reference") {
+      EXPECT_EQ(row.type, "moe::experts::Monolithic<moe::experts::Reference<float>>");
+      EXPECT_EQ(row.include, "moe/experts/monolithic.hpp and moe/experts/reference.hpp");
+    }
   }
-  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 8U);
+  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 10U);
 }
 
 Support support(std::string_view scheme, int architecture, std::string_view experts) {

@@ -50,6 +50,7 @@ using moe::experts::HopperContiguous;
 using moe::experts::HopperMasked;
 using moe::experts::HopperW4A16;
 using moe::experts::HopperW8A16;
+using Inside = moe::experts::Monolithic<CudaReference>;
 namespace quantization = moe::quantization;
 
 template <class Type, class... Types>
@@ -67,7 +68,7 @@ constexpr Needs local() {
   } else if constexpr (std::is_same_v<Experts, CublasGrouped>) {
     return std::is_same_v<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
   } else {
-    return is_one_of<Experts, CudaReference> && is_one_of<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
+    return is_one_of<Experts, CudaReference, Inside> && is_one_of<Quant, quantization::None> ? Needs::cuda : Needs::own_program;
   }
 }
 
@@ -76,7 +77,7 @@ template <class Quant, class Experts>
 constexpr Needs between() {
   constexpr bool kHopper =
       is_one_of<Experts, HopperContiguous, HopperMasked> && is_one_of<Quant, quantization::None, quantization::Fp8Block<>>;
-  constexpr bool kReference = is_one_of<Experts, CudaReference> && is_one_of<Quant, quantization::None>;
+  constexpr bool kReference = is_one_of<Experts, CudaReference, Inside> && is_one_of<Quant, quantization::None>;
   return kHopper || kReference ? Needs::nccl : Needs::own_program;
 }
 

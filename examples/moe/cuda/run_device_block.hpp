@@ -75,7 +75,7 @@ class DeviceRows {
   moe::Buffer<std::int64_t, moe::space::cuda> tokens_;
 };
 
-/// The routing of all chunks of a forward, collected on the device in stream order.
+/// The routing of all chunks of a forward, collected on the device in stream order; none of experts that route inside.
 class DeviceRouting {
  public:
   DeviceRouting(std::int64_t rows, std::int64_t slots) : ids_(std::max(rows * slots, std::int64_t{1})), weights_(ids_.size()) {}
@@ -85,7 +85,7 @@ class DeviceRouting {
     auto const ids = runner.topk_ids();
     auto const weights = runner.topk_weights();
     ++passes_;
-    if (ids.size() == 0) return;
+    if (ids.size() == 0 || Runner::is_monolithic()) return;
     Memory::copy_async(ids_.data() + used_, ids.data_handle(), static_cast<std::size_t>(ids.size()) * sizeof(std::int32_t), stream);
     Memory::copy_async(weights_.data() + used_, weights.data_handle(), static_cast<std::size_t>(ids.size()) * sizeof(float), stream);
     used_ += ids.size();

@@ -3,7 +3,10 @@
 // experts that were chosen. Plain host C++; the kernel of the CUDA space is in monolithic.cuh.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <string_view>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
@@ -39,14 +42,24 @@ inline void localize(ChosenRows const& rows, HostStream) {
 /// Enqueues; defined in monolithic.cuh.
 void localize(ChosenRows const& rows, Stream<space::cuda> stream);
 
+/// "monolithic_" and the name of the experts inside, as an array that ends with 0.
+template <class Inner>
+inline constexpr auto monolithic_name = [] {
+  constexpr std::string_view kPrefix = "monolithic_", kInner = Inner::kName;
+  std::array<char, kPrefix.size() + kInner.size() + 1> name{};
+  std::copy(kInner.begin(), kInner.end(), std::copy(kPrefix.begin(), kPrefix.end(), name.begin()));
+  return name;
+}();
+
 }  // namespace detail
 
 /// Inner: experts of either space that read the standard format. Their choice is that of the layer's router, made where the experts are.
 /// Backends: local or gathering ones. No mapping, no counted load, no zero experts, no shared experts among the routed ones.
 template <class Inner>
 struct Monolithic : Inner {
-  static constexpr char const* kName = "monolithic";
+  static constexpr char const* kName = detail::monolithic_name<Inner>.data();  ///< "monolithic_reference" around "reference"
   static constexpr bool kRoutesInside = true;
+  using Computes = Inner;
   using Space = typename Inner::Space;
   using Params = typename Inner::Params;
   static constexpr bool reads(ActivationFormat format) { return format == ActivationFormat::standard && Inner::reads(format); }

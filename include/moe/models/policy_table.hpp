@@ -35,7 +35,8 @@ std::string type_name() {
 
 /// The base name of the file that defines a policy: the policy's name, except for variants that share a file.
 inline std::string_view file_of(std::string_view policy) {
-  constexpr std::array<std::array<std::string_view, 2>, 6> kShared{{{"low_latency_rank_major", "low_latency"},
+  constexpr std::array<std::array<std::string_view, 2>, 7> kShared{{{"low_latency_rank_major", "low_latency"},
+                                                                    {"monolithic", "monolithic"},
                                                                     {"any", "any_router"},
                                                                     {"zero_expert", "row/zero_expert"},
                                                                     {"int4_group32", "int4_group128"},
@@ -59,7 +60,8 @@ constexpr bool over_window() {
   return requires { typename Backend::Window; };
 }
 
-/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles.
+/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles. Of experts around
+/// others "moe/… and moe/…", both headers.
 template <class Backend>
 std::string include_of_backend() {
   std::string_view const file = file_of(Backend::kName);
@@ -71,7 +73,9 @@ std::string include_of_backend() {
 }
 template <class Experts>
 std::string include_of_experts() {
-  return text("moe/experts/", file_of(Experts::kName), on_device<Experts>() ? ".cuh" : ".hpp");
+  std::string own = text("moe/experts/", file_of(Experts::kName), on_device<Experts>() ? ".cuh" : ".hpp");
+  if constexpr (facts::routes_inside<Experts>()) own += " and " + include_of_experts<typename Experts::Computes>();
+  return own;
 }
 
 /// One line of the table.

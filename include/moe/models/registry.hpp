@@ -27,6 +27,7 @@
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
+#include "moe/experts/monolithic.hpp"
 #include "moe/experts/onednn.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/runtime_layer.hpp"
@@ -88,20 +89,26 @@ class DeviceWindow {
 inline constexpr auto cuda_backends = hana::prepend(backends_over_comm<DeviceComm>, hana::type_c<backends::NoExpertParallel<space::cuda>>);
 inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
 
-/// Schemes that the tests and the tool pair with windows of host memory: rows as they are, and codes with a scale for each group. These
-/// backends copy rows as bytes, so any other scheme adds compile time but no new case.
-inline constexpr auto window_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
+/// Schemes that the tests and the tool pair with windows of host memory and with experts that route inside: rows as they are, and codes
+/// with a scale for each group. Those backends copy rows as bytes, and those experts hand them on, so any other scheme adds compile time
+/// but no new case.
+inline constexpr auto sample_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
 inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::CublasGrouped, experts::HopperContiguous,
                                                    experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16>;
+/// Experts that route inside (core/contract/monolithic.hpp): the plain ones of each space, so that a run with them has the bits of one with
+/// routed rows. Lists of their own: few backends go with them.
+inline constexpr auto host_experts_inside = hana::tuple_t<experts::Monolithic<experts::Reference<float>>>;
+inline constexpr auto cuda_experts_inside = hana::tuple_t<experts::Monolithic<experts::CudaReference>>;
 
 // ---- Derived.
 
 inline constexpr auto all_host_backends = hana::concat(host_backends, window_backends);
 inline constexpr auto all_cuda_backends = hana::concat(cuda_backends, cuda_window_backends);
 inline constexpr auto all_backends = hana::concat(all_host_backends, all_cuda_backends);
-inline constexpr auto all_experts = hana::concat(host_experts, cuda_experts);
+inline constexpr auto all_experts =
+    hana::concat(hana::concat(host_experts, host_experts_inside), hana::concat(cuda_experts, cuda_experts_inside));
 
 /// The layer of run-time dimensions with the widest elements that the backend carries and the experts compute with: float32, else bf16.
 template <class Backend, class Experts>

@@ -122,14 +122,14 @@ struct Count {
 };
 inline Count count;
 
-/// What the matrix runs over besides the composition and the grid. On more than 4 ranks only blocks with neither latent width nor norm, on
-/// 16 only those whose shared experts are summed.
-inline std::vector<Form> forms() {
+/// What the matrix runs over besides the composition and the grid. On more than 4 ranks, and with experts that route inside, only blocks
+/// with neither latent width nor norm; on 16 ranks only those whose shared experts are summed.
+inline std::vector<Form> forms(bool inside) {
   std::vector<Form> out;
   if (world_size() > 8) return {{false, false, SharedOutput::partial}, {false, false, SharedOutput::complete}};
   for (bool latent : {false, true}) {
     for (bool norm : {false, true}) {
-      if (world_size() > 4 && (latent || norm)) continue;
+      if ((world_size() > 4 || inside) && (latent || norm)) continue;
       for (SharedOutput shared : {SharedOutput::none, SharedOutput::partial, SharedOutput::complete}) {
         for (bool reduce_results : {true, false}) out.push_back({latent, norm, shared, reduce_results});
       }
@@ -151,7 +151,7 @@ class EqualsOneRank : public testing::Test {
         BackendFacts facts = Backend::kFacts;
         if (sp && !facts.sequence_parallel) continue;
         facts.sequence_parallel = sp;
-        for (Form const& form : forms()) run(g, facts, form);
+        for (Form const& form : forms(facts::routes_inside<Experts>())) run(g, facts, form);
       }
     }
     ++count.compositions;
@@ -161,7 +161,7 @@ class EqualsOneRank : public testing::Test {
   void run(Grid const& g, BackendFacts const& facts, Form const& form) {
     SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", facts.sequence_parallel, ", latent ",
                       form.latent, ", norm ", form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
-    Model const m{.form = form, .experts = std::max(kExperts, world_size())};
+    Model const m{.form = form, .experts = std::max(kExperts, world_size()), .zero = facts::routes_inside<Experts>() ? 0 : kZero};
     MoeParallel const place = place_of(g, world_rank(), facts);
     bool const legal = runner::parallel_conflict(place) == nullptr && !(place.use_sp_moe() && form.shared == SharedOutput::partial);
     if (!legal) {
@@ -176,10 +176,10 @@ class EqualsOneRank : public testing::Test {
   }
 };
 
-/// One test per legal composition of these backends with the registry's host experts.
-template <class Backends>
-bool register_grids(Backends backends, char const* file, int line) {
-  auto const legal = registry::legal_compositions<HostConfig>(hana::tuple_t<quantization::None>, backends, registry::host_experts);
+/// One test per legal composition of these backends and experts. Experts that route inside have no zero experts.
+template <class Backends, class ExpertsList>
+bool register_grids(Backends backends, ExpertsList experts, char const* file, int line) {
+  auto const legal = registry::legal_compositions<HostConfig>(hana::tuple_t<quantization::None>, backends, experts);
   hana::for_each(legal, [&](auto triple) {
     using Backend = typename decltype(+triple[hana::size_c<1>])::type;
     using Experts = typename decltype(+triple[hana::size_c<2>])::type;

@@ -11,5 +11,5 @@ namespace {
 constexpr auto backends = boost::hana::filter(moe::registry::window_backends, [](auto type) {
   return boost::hana::bool_c<decltype(type)::type::kFormat == moe::ActivationFormat::batched>;
 });
-[[maybe_unused]] bool const registered = moe_test::grid::register_grids(backends, __FILE__, __LINE__);
+[[maybe_unused]] bool const registered = moe_test::grid::register_grids(backends, moe::registry::host_experts, __FILE__, __LINE__);
 }  // namespace

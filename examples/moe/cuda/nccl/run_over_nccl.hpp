@@ -10,7 +10,8 @@
 
 namespace moe_tool {
 
-/// The job with the backend of that name in the list. Collective. E_UNSUPPORTED on a GPU older than its kernels in this program.
+/// The job with the backend of that name in the list. Collective. E_UNSUPPORTED on a GPU older than its kernels in this program; E_CONFIG
+/// with the rule's sentence for a composition that the rules forbid.
 template <class Quant, class Experts, class Backends>
 JobResult run_with_nccl(Job const& job, Backends backends, int oldest) {
   choose_device(job);
@@ -25,7 +26,13 @@ JobResult run_with_nccl(Job const& job, Backends backends, int oldest) {
   TpGroup tp(job);
   JobResult result;
   moe::registry::with_policy(backends, "backend", job.options.backend, [&](auto backend) {
-    result = run_device_block<Quant, typename decltype(backend)::type, Experts>(job, *comm, tp);
+    using Backend = typename decltype(backend)::type;
+    using Rules = moe::registry::CompositionOf<moe::registry::LayerFor<Backend, Experts>, Quant, Backend, Experts>;
+    if constexpr (Rules::kLegal) {
+      result = run_device_block<Quant, Backend, Experts>(job, *comm, tp);
+    } else {
+      throw moe::Error(moe::ErrorCode::config, Rules::reason());
+    }
   });
   return result;
 }
