@@ -104,7 +104,8 @@ def schemes(policy_rows, rows):
     out = ["## Quantisations and experts", "",
            "The number of backends with which the experts compute the scheme. `monolithic_*` compute what the experts inside do.", ""]
     for space, title in (("host", "In the host space:"), ("cuda", "In the CUDA space:")):
-        there = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space and not row["name"].startswith("monolithic_"))
+        there = unique(row["name"] for row in policy_rows
+                       if row["kind"] == "experts" and row["space"] == space and not row["name"].startswith("monolithic_"))
         out += [title, ""]
         out += table(["scheme", *[f"`{name}`" for name in there]],
                      [[f"`{scheme}`", *[str(backends[name, scheme] or "–") for name in there]] for scheme in names])

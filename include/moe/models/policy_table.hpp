@@ -38,7 +38,7 @@ inline std::string_view file_of(std::string_view policy) {
   constexpr std::array<std::array<std::string_view, 2>, 7> kShared{{{"low_latency_rank_major", "low_latency"},
                                                                     {"monolithic", "monolithic"},
                                                                     {"any", "any_router"},
-                                                                    {"zero_expert", "row/zero_expert"},
+                                                                    {"zero_expert", "zero_expert"},
                                                                     {"int4_group32", "int4_group128"},
                                                                     {"mxfp4_w4a16", "mxfp4"},
                                                                     {"nvfp4_w4a16", "nvfp4"}}};
