@@ -36,14 +36,14 @@ def check(folder, name, file, ranks, options):
 
 def text_report(folder, file):
     run = moe("block", file, "--output", folder / "text.safetensors", *INSIDE, ranks=0)
-    if run.returncode or "experts monolithic_reference" not in run.stdout or "load          not known: the experts route inside" not in run.stdout:
-        return [f"the report as text: {run}"]
-    return []
+    parts = ("experts monolithic_reference", "load          not known: the experts route inside")
+    return [f"the report as text: {run}"] if run.returncode or any(part not in run.stdout for part in parts) else []
 
 
 def refusals(files):
     block = next(file for file in files if file.name.startswith("mixtral_e8k2"))
-    sentence = "the experts route inside, and the backend sends rows to the ranks of their experts, which are not known yet. Fix: no_expert_parallel"
+    sentence = ("the experts route inside, and the backend sends rows to the ranks of their experts, which are not known yet. "
+                "Fix: no_expert_parallel")
     out = block_refusals(block, [
         (2, INSIDE, "E_CONFIG", sentence),  # the default backend
         (2, [*INSIDE, "--backend", "all_to_all_v"], "E_CONFIG", sentence),
@@ -58,7 +58,8 @@ def refusals(files):
         (1, ["--experts", "monolithic"], "--experts", "monolithic_reference, ")])
     for family, what in (("longcat", "zero experts"), ("deepseek_v4_hash", "hash routing")):  # only in the complete reference data
         for file in [file for file in files if file.name.startswith(family)][:1]:
-            out += block_refusals(file, [(ranks, [*INSIDE, "--backend", "naive"], "E_CONFIG", f"monolithic kernel without {what}") for ranks in (1, 2)])
+            options = [*INSIDE, "--backend", "naive"]
+            out += block_refusals(file, [(ranks, options, "E_CONFIG", f"monolithic kernel without {what}") for ranks in (1, 2)])
     return out
 
 

@@ -60,8 +60,7 @@ constexpr bool over_window() {
   return requires { typename Backend::Window; };
 }
 
-/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles. Of experts around
-/// others "moe/… and moe/…", both headers.
+/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles.
 template <class Backend>
 std::string include_of_backend() {
   std::string_view const file = file_of(Backend::kName);
@@ -71,6 +70,7 @@ std::string include_of_backend() {
     return on_device<Backend>() ? text("moe/backends/collective/", file, ".cuh") : text("moe/backends/", file, ".hpp");
   }
 }
+/// The same; of experts around others "moe/… and moe/…", both headers.
 template <class Experts>
 std::string include_of_experts() {
   std::string own = text("moe/experts/", file_of(Experts::kName), on_device<Experts>() ? ".cuh" : ".hpp");
