@@ -312,8 +312,10 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.routes_inside = routes_inside(job.options.experts);
   if (!r.routes_inside) set_loads(job, result, ids, r);
   r.replicas = job.maps ? job.maps->num_redundant() : 0;
-  r.waited.resize(static_cast<std::size_t>(r.ranks) * static_cast<std::size_t>(r.ranks));
-  job.comm->all_gather(result.waited.data(), static_cast<std::int64_t>(sizeof(double)) * r.ranks, r.waited.data(), {});
+  if (!result.waited.empty()) {
+    r.waited.resize(static_cast<std::size_t>(r.ranks) * static_cast<std::size_t>(r.ranks));
+    job.comm->all_gather(result.waited.data(), static_cast<std::int64_t>(sizeof(double)) * r.ranks, r.waited.data(), {});
+  }
   MPI_Allreduce(result.seconds.data(), r.seconds.data(), static_cast<int>(kNumPhases), MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   r.output = job.options.output.string();
   return r;

@@ -99,7 +99,7 @@ struct JobResult {
   std::vector<float> topk_weights;      ///< as topk_ids
   Seconds seconds{};                    ///< of each phase: the fastest repetition
   std::vector<std::int64_t> slot_load;  ///< [P] slots that this rank routed to each physical expert; with maps only
-  std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank
+  std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank; empty: not counted
   std::vector<std::string> log;         ///< what was chosen at construction, and why
   int passes_in_halves = 0;             ///< those whose rows were exchanged in two halves
   int passes = 0;                       ///< chunks of a forward

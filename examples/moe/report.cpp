@@ -52,6 +52,7 @@ std::string joined(std::vector<std::int64_t> const& values) {
 
 /// The rank that others waited for longest, and each rank's waits while they fit on a screen.
 std::string waits(Report const& r) {
+  if (r.waited.empty()) return "waits         not counted by this backend\n";
   auto const ranks = static_cast<std::size_t>(r.ranks);
   std::string out = "waits         ms of a mean forward that a rank (line) waited for each rank (column)\n";
   if (ranks > 16) {
@@ -142,7 +143,9 @@ std::string as_json(Report const& r) {
       {"rank_imbalance", imbalance(r.rank_load)},
       {"seconds", nlohmann::ordered_json::object()},
       {"output", r.output}};
-  if (r.ranks > 1) {
+  if (r.ranks > 1 && r.waited.empty()) {
+    j["waited_ms"] = nullptr;
+  } else if (r.ranks > 1) {
     j["waited_ms"] = r.waited | ranges::views::chunk(r.ranks) | ranges::views::transform([](auto row) {
                        return row | ranges::views::transform([](double s) { return s * 1e3; }) | ranges::to<std::vector<double>>;
                      }) |

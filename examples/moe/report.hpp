@@ -32,7 +32,7 @@ struct Report {
   bool routes_inside = false;      ///< the experts make the choice and report none: no loads
   std::vector<std::int64_t> load;  ///< [E] slots routed to each expert
   int replicas = 0;
-  std::vector<double> waited;           ///< [R, R] seconds of a mean forward that a rank waited for another
+  std::vector<double> waited;           ///< [R, R] seconds of a mean forward that a rank waited for another; empty: not counted
   std::vector<std::int64_t> rank_load;  ///< [EP] slots of the experts of each
   Seconds seconds{};                    ///< of each phase: the slowest rank
   std::optional<double> error;          ///< max |out - expected| / max |expected|

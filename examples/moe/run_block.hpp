@@ -93,10 +93,13 @@ void add_routing(Block& block, JobResult& result) {
   }
 }
 
-/// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the layer's exchange or in the communicator.
+/// Nanoseconds that this rank has waited for each rank of `comm`, in the windows of the layer's exchange or in the communicator; empty if
+/// neither counts them.
 template <class Layer, class Comm>
 std::vector<std::uint64_t> waited_ns(Layer& layer, Comm const& comm) {
-  if constexpr (requires { layer.exchange().window().waited_ns(); }) {
+  if constexpr (requires { layer.exchange().waited_ns(); }) {
+    return layer.exchange().waited_ns();
+  } else if constexpr (requires { layer.exchange().window().waited_ns(); }) {
     return layer.exchange().window().waited_ns();
   } else if constexpr (requires { comm.waited_ns(); }) {
     return comm.waited_ns();
@@ -114,9 +117,10 @@ class Waits {
     layer_ = waited_ns(layer, comm);
     tp_ = job_.tp_group->waited_ns();
   }
-  /// [R] of a mean forward.
+  /// [R] of a mean forward; empty if the layer has peers and counts no waits.
   template <class Layer, class Comm>
   std::vector<double> seconds(Layer& layer, Comm const& comm) const {
+    if (layer_.empty() && comm.size() > 1) return {};
     moe::MoeParallel const& moe = job_.moe;
     std::vector<double> out(static_cast<std::size_t>(moe.flat_size), 0.0);
     auto const add = [&](std::vector<std::uint64_t> const& before, std::vector<std::uint64_t> const& now, auto const& world_rank) {

@@ -139,8 +139,9 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
     set_options(job, options, tables);
     rows.emplace(job);
   });
-  together(*job.comm,
-           [&] { block.emplace(comm, *weights, *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options); });
+  typename Backend::Params params{};
+  if constexpr (requires { params.statistics; }) params.statistics = true;  // waits for each rank
+  together(*job.comm, [&] { block.emplace(comm, *weights, *job.placement, job.layer_rows(), Quant{}, params, options); });
   weights.reset();
   if constexpr (std::is_same_v<Parts, DeviceHalvesParts<Act>>) {
     if (job.options.dual_batch == "on") block->runner().decide_dual_batch(true);
