@@ -292,6 +292,9 @@ TEST(HopperRefusals, SizesThatTheKernelsCannotTake) {
   says({8, 256, 262144, 2}, Scheme::int8_row, "intermediate 262144 is over 131056 in int8_row");
   EXPECT_EQ(refusal([] { check_sizes({8, 131056, 131056, 2}, Scheme::int8_row); }), "");
   EXPECT_EQ(refusal([] { check_sizes({8, 131072, 256, 2}, Scheme::fp8_row); }), "") << "only int32 sums have this bound";
+  says({1, 64, kMostRowScaledColumns + 16, 1}, Scheme::fp8_row, "intermediate 67092496 is over 67092480 in fp8_row");
+  EXPECT_EQ(refusal([] { check_sizes({1, 64, kMostRowScaledColumns, 1}, Scheme::fp8_row); }), "");
+  EXPECT_EQ(refusal([] { check_sizes({1, 64, kMostRowScaledColumns + 16, 1}, Scheme::bf16); }), "") << "its rows need no counter";
   static_assert(std::int64_t{128} * 128 * most_columns(Scheme::int8_row) <= std::numeric_limits<std::int32_t>::max());
   static_assert(std::int64_t{128} * 128 * (most_columns(Scheme::int8_row) + 16) > std::numeric_limits<std::int32_t>::max());
   says({0, 256, 256, 2}, Scheme::bf16, "0 local experts");
