@@ -90,6 +90,9 @@ void check_all(Scheme scheme, std::uint64_t seed) {
   check_one("deepseek", kShapes.at("deepseek-v3-ep8rank"), scheme, 1, Pattern::random, ++seed);
   check_one("deepseek", kShapes.at("deepseek-v3-ep8rank"), scheme, 3000, Pattern::random, ++seed);
   if (!is_fp8(scheme)) check_one("gpt-oss", kShapes.at("gpt-oss-120b"), scheme, 37, Pattern::random, ++seed);
+  if (is_row_scaled(scheme)) {  // rows that no warp holds
+    for (int tokens : {1, 64, 256}) check_one("mixtral", kShapes.at("mixtral-8x7b"), scheme, tokens, Pattern::random, ++seed);
+  }
 }
 
 /// Microseconds of one layer: median of 25 replays after warming up.
