@@ -2,6 +2,7 @@
 // tests/unit/quantization_layouts_test.cpp: scale layouts, padding and checkpoint packings: docs/semantics/quantization.md §13, Q8, Q10,
 // Q11, Q17, Q20.
 #include "moe/quantization/format/packed_int.hpp"
+#include "moe/quantization/int4_group128.hpp"
 
 #include <gtest/gtest.h>
 

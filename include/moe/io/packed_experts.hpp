@@ -22,6 +22,7 @@
 #include "moe/io/tensor_store.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/packed_int.hpp"
+#include "moe/quantization/int4_group128.hpp"
 
 namespace moe::io {
 
