@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 
+from expectations import expect, finish
+
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "before_after.py"
-failures = 0
 
 # Google Benchmark's JSON of three points; the k-th run of a build adds k noise to the second.
 LAYER = """#!{python}
@@ -40,13 +41,6 @@ point = dict(name="flash/fp8/low_latency/8", real_time={us}, time_unit="us", exp
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     json.dump(dict(benchmarks=[point]), open(out, "w"))
 """
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 class Builds:
@@ -101,7 +95,8 @@ with tempfile.TemporaryDirectory() as name:
     run = builds.run(*one)
     expect(run.returncode == 2 and "exit code 1" in run.stderr and "after/bench/layer" in run.stderr, run)
 
-    for arguments, part in ((("--only", "nothing"), "no unit matches"), (("--gpus", "0"), "--gpus: 0 is out of range"), (("--gpus", "2"), "is not there")):
+    for arguments, part in ((("--only", "nothing"), "no unit matches"), (("--gpus", "0"), "--gpus: 0 is out of range"),
+                            (("--gpus", "2"), "is not there")):
         run = builds.run(*arguments)
         expect(run.returncode == 2 and part in run.stderr, run)
 
@@ -113,5 +108,4 @@ with tempfile.TemporaryDirectory() as name:
     expect("exchange ll: low_latency ranks 2 tokens 8, pair" in run.stdout, run)
     expect("ep_layer flash fp8: flash/fp8/low_latency/8, experts" in run.stdout, run)
 
-print(f"{failures} failed")
-sys.exit(1 if failures else 0)
+finish()

@@ -2,18 +2,9 @@
 # tests/tool/check_test.py: `moe check` prints every rule that a composition breaks; its answer for each composition of run-time dimensions
 # is that of `moe list compositions`.
 import json
-import sys
 
+from expectations import expect, finish
 from tool import moe
-
-failures = 0
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 def check(composition, code, rules, error=""):
@@ -60,4 +51,4 @@ for row in rows:
         expect(run.returncode == (0 if legal else 1), f"{row}: {run}")
         expect(legal or row["why"] in run.stdout, f"{row}: {run.stdout}")
 
-sys.exit(1 if failures else 0)
+finish()

@@ -9,22 +9,17 @@ import sys
 import tempfile
 import xml.etree.ElementTree as tree
 
+from expectations import expect, finish
+
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "floor_plot.py"
 SHAPES = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3-ep8rank", "gpt-oss-120b")
 TOKENS = (1, 8, 64, 256, 1024, 4096, 16384)
 SVG = "{http://www.w3.org/2000/svg}"
-failures = 0
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 def result(shapes, times):
-    points = [{"shape": s, "tokens": t, "floor_us": 10.0, "us": {name: 10.0 * x for name, x in times.items()}} for s in shapes for t in TOKENS]
+    points = [{"shape": s, "tokens": t, "floor_us": 10.0, "us": {name: 10.0 * x for name, x in times.items()}} for s in shapes
+              for t in TOKENS]
     return {"device": "a <device>", "dtype": "bf16", "points": points}
 
 
@@ -63,5 +58,4 @@ with tempfile.TemporaryDirectory() as name:
     run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
     expect(run.returncode == 2 and "Usage" in run.stderr, run)
 
-print(f"{failures} failed")
-sys.exit(1 if failures else 0)
+finish()

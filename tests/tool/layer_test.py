@@ -4,21 +4,13 @@
 import json
 import pathlib
 import re
-import sys
 import tempfile
 
+from expectations import expect, finish
 from tool import DATA, in_parallel, moe, read, rows, same_output, same_routing, values
 
 CHECKPOINTS = DATA / "checkpoints"
 LAYERS = {"qwen3_moe_tiny": (0, 1), "deepseek_v3_tiny": (1, 2)}
-failures = 0
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 def arguments(name, layer, output, *options):
@@ -67,8 +59,8 @@ def check_report(folder):
     expect(composition == {"router": "grouped top-k", "quantization": "none", "backend": "naive", "experts": "reference", "device": "host"},
            f"composition {composition}")
     phases = {"route", "dispatch", "experts", "combine"}
-    expect(phases <= set(report["seconds"]) <= phases | {"shared", "finish", "reduction"} and all(s >= 0 for s in report["seconds"].values()),
-           f"seconds {report['seconds']}")
+    expect(phases <= set(report["seconds"]) <= phases | {"shared", "finish", "reduction"}
+           and all(s >= 0 for s in report["seconds"].values()), f"seconds {report['seconds']}")
     expect(sum(report["load"]) == report["tokens"] * report["topk"], "every slot is counted once")
     expect(sum(report["load_per_rank"]) == sum(report["load"]) and len(report["load_per_rank"]) == 3, "load per rank")
     round_robin = [sum(report["load"][r::3]) for r in range(3)]
@@ -96,7 +88,8 @@ def check_report(folder):
 
     without = moe(*arguments("deepseek_v3_tiny", 2, output)[:-2])
     expect("error" not in without.stdout and without.returncode == 0, f"no --expected, no error: {without.stdout}")
-    wrong = moe(*arguments("deepseek_v3_tiny", 2, output)[:-1], f"{CHECKPOINTS / 'deepseek_v3_tiny' / 'moe_io.safetensors'}:layers.1.moe_out_f32",
+    wrong = moe(*arguments("deepseek_v3_tiny", 2, output)[:-1],
+                f"{CHECKPOINTS / 'deepseek_v3_tiny' / 'moe_io.safetensors'}:layers.1.moe_out_f32",
                 "--json")
     expect(json.loads(wrong.stdout)["error"] > 0.1, "the error against another layer's output is large")
 
@@ -115,5 +108,4 @@ with tempfile.TemporaryDirectory() as temporary:
     check_dense_layer(pathlib.Path(temporary))
     expect(not list(pathlib.Path(temporary).glob("dense*")), "a refused layer left a file")
     expect(not list(pathlib.Path(temporary).glob("*.tmp*")), "a temporary file was left")
-print(f"{failures} failed")
-sys.exit(1 if failures else 0)
+finish()

@@ -3,23 +3,15 @@
 # one is refused with the text of the list. cuda_list_test.py runs those of the CUDA space.
 import json
 import re
-import sys
 import tempfile
 import pathlib
 
 from compositions import BLOCK, run_row
+from expectations import expect, finish
 from tool import NO_CUDA, in_parallel, moe, padded_block
 
 WINDOWS = ("low_latency", "low_latency_rank_major", "high_throughput", "one_sided", "two_sided", "pplx")
 ANSWERS = ("yes", "not in this program", "no")
-failures = 0
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 def listed(*arguments):
@@ -148,5 +140,4 @@ COMPOSITIONS = listed_json("compositions")
 check_filters(COMPOSITIONS)
 check_build(COMPOSITIONS)
 check_answers(COMPOSITIONS)
-print(f"{failures} failed")
-sys.exit(1 if failures else 0)
+finish()

@@ -8,19 +8,10 @@ import pathlib
 import pty
 import re
 import subprocess
-import sys
 import tempfile
 
+from expectations import expect, finish
 from tool import DATA, ENVIRONMENT, TOOL, moe, raw, read, rows, write
-
-failures = 0
-
-
-def expect(ok, what):
-    global failures
-    if not ok:
-        failures += 1
-        print(f"FAILED: {what}")
 
 
 def simulate(*options, ranks=0, steps=40):
@@ -39,11 +30,13 @@ def check_zipf():
     expect(report["ranks"] == 8 and report["experts"] == 256 and not report["computed"], f"defaults: {report}")
     expect(report["before"]["balancedness"] < 0.6, f"zipf is skewed: {report['before']}")
     expect(report["after"]["balancedness"] >= 0.9, f"balancedness after rebalancing: {report['after']['balancedness']}")
-    expect(report["rebalanced_after"] and report["before"]["last_step"] == report["rebalanced_after"][0], f"steps: {report['rebalanced_after']}")
+    expect(report["rebalanced_after"] and report["before"]["last_step"] == report["rebalanced_after"][0],
+           f"steps: {report['rebalanced_after']}")
     expect(report["after"]["first_step"] == report["rebalanced_after"][-1] + 1, "the steps after the last rebalancing")
     for side in ("before", "after"):
         expect(abs(sum(report[side]["rank_slots"]) - 8 * 128 * 8) < 1e-6, f"{side}: {sum(report[side]['rank_slots'])} slots")
-    expect(len(report["imbalance"]) == 40 and min(report["imbalance"][report["rebalanced_after"][-1] + 1:]) < 1.12, "imbalance of each step")
+    expect(len(report["imbalance"]) == 40 and min(report["imbalance"][report["rebalanced_after"][-1] + 1:]) < 1.12,
+           "imbalance of each step")
     without = simulate("--routing", "zipf:1.2", "--replicas", 32, "--eplb", "off")
     expect(without["rebalanced_after"] == [] and without["after"]["balancedness"] < 0.6, f"without balancing: {without}")
     again = simulate("--routing", "zipf:1.2", "--replicas", 32)
@@ -76,7 +69,8 @@ def check_trace(folder):
     report = simulate("--routing", f"trace:{output}", "--experts", 16, "--ranks", 4, "--tokens", len(ids) // 4, "--eplb", "off", steps=1)
     first = ids[:len(ids) // 4 * 4]
     want = [float(sum(1 for row in first for e in row if e // 4 == rank)) for rank in range(4)]
-    expect(report["before"]["rank_slots"] == want and report["topk"] == len(ids[0]), f"{report['before']['rank_slots']}, the trace gives {want}")
+    expect(report["before"]["rank_slots"] == want and report["topk"] == len(ids[0]),
+           f"{report['before']['rank_slots']}, the trace gives {want}")
     expect(experts <= 16, "the file has 16 experts")
 
 
@@ -110,10 +104,11 @@ def check_files(folder):
     text = page.read_text()
     parser.feed(text)
     expect(json.loads(parser.data) == report, "the page holds the report")
-    expect(parser.links == [] and "http://" not in re.sub(r"http://www\.w3\.org/2000/svg", "", text) and "https://" not in text and not parser.open,
-           f"the page loads nothing: {parser.links}, {parser.open}")
+    expect(parser.links == [] and "http://" not in re.sub(r"http://www\.w3\.org/2000/svg", "", text) and "https://" not in text
+           and not parser.open, f"the page loads nothing: {parser.links}, {parser.open}")
     maps = json.loads(placement.read_text())["models"]["main"]
-    expect(sorted(set(maps["physical_to_logical"][0])) == list(range(16)) and len(maps["physical_to_logical"][0]) == 20, f"placement {maps}")
+    expect(sorted(set(maps["physical_to_logical"][0])) == list(range(16)) and len(maps["physical_to_logical"][0]) == 20,
+           f"placement {maps}")
 
     block = sorted((DATA / "moe_blocks").glob("qwen2_moe_*"))[0]
     for name, extra, replicas in (("placement", ["--placement", placement], 4), ("replicas", ["--replicas", 4], 4), ("none", [], 0)):
@@ -149,7 +144,8 @@ def check_text(folder):
         if not part:
             break
         drawn += part
-    expect(run.wait() == 0 and b"step 40 / 40" in drawn and "█".encode() in drawn and drawn.endswith(b"\r\x1b[K"), f"progress bar: {drawn[-200:]}")
+    expect(run.wait() == 0 and b"step 40 / 40" in drawn and "█".encode() in drawn and drawn.endswith(b"\r\x1b[K"),
+           f"progress bar: {drawn[-200:]}")
 
 
 def check_errors(folder):
@@ -180,5 +176,4 @@ with tempfile.TemporaryDirectory() as temporary:
     check_text(where)
     check_errors(where)
     expect(not list(where.glob("*.tmp*")), "a temporary file was left")
-print(f"{failures} failed")
-sys.exit(1 if failures else 0)
+finish()
