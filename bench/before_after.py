@@ -5,12 +5,12 @@
 
 BEFORE and AFTER are build folders (build/gpu) with bench/layer, for more than one GPU with bench/exchange_bench and bench/ep_layer_bench.
 One GPU: bench/layer. More: exchange_bench and ep_layer_bench on N GPUs. The points are cut into units of a few seconds. Each unit runs as
-before, after, after, before; once all have, again, K (3) times in all or as often as fits into S seconds (150), which are not exceeded: units
-that were not measured are named.
+before, after, after, before; once all have, again, K (3) times in all or as often as fits into S seconds (150), which are not exceeded:
+units that were not measured are named.
 
 A line a point: the median before, the median after, after / before, and the spread: by how much two consecutive runs of the same binary
-differ, in percent of their median: the median of these differences, of the binary where it is larger. "SLOWER" marks a point that is slower by
-more than PERCENT (1) beyond the spread, "slower, within the spread" one that is slower by more than PERCENT.
+differ, in percent of their median: the median of these differences, of the binary where it is larger. "SLOWER" marks a point that is slower
+by more than PERCENT (1) beyond the spread, "slower, within the spread" one that is slower by more than PERCENT.
 
 Exit code: 0 if no point is slower, 1 if one is, 2 if a benchmark failed or nothing was measured.
 """
@@ -88,7 +88,8 @@ def read_points(text):
         return points
     for line in text.splitlines():
         one = json.loads(line)
-        timed = {key: value for key, value in one.items() if key in ("us", "pair_us", "dispatch_us", "cached_us", "combine_us") and value > 0}
+        timed = {key: value for key, value in one.items() if key in ("us", "pair_us", "dispatch_us", "cached_us", "combine_us")
+                 and value > 0}
         measured = ("gb_per_s", "pair_spread_us", "cached_us", "rows_out", "seconds", "grown")
         name = " ".join(f"{key} {value}" for key, value in one.items() if key not in timed and key not in measured and key != "section")
         for key, value in timed.items():
@@ -107,7 +108,8 @@ def units_for(gpus):
         ]
 
     def whole(shape, scheme, tokens):
-        arguments = ["--shapes", shape, "--schemes", scheme, "--tokens", tokens, "--like-ranks", "8", "--backends", "window", "--json", "OUT"]
+        arguments = ["--shapes", shape, "--schemes", scheme, "--tokens", tokens, "--like-ranks", "8", "--backends", "window", "--json",
+                     "OUT"]
         return Unit(f"ep_layer {shape} {scheme}", "ep_layer_bench", arguments, ranks=gpus)
 
     def exchange(section):
@@ -183,8 +185,8 @@ def show(rows):
         )
     ratios = [row["ratio"] for row in rows]
     print(
-        f"{len(rows)} points, {sum(row['slower'] for row in rows)} slower, {sum(row['above_limit'] for row in rows)} above the limit; ratio: median {statistics.median(ratios):.3f}, "
-        f"{min(ratios):.3f} to {max(ratios):.3f}"
+        f"{len(rows)} points, {sum(row['slower'] for row in rows)} slower, {sum(row['above_limit'] for row in rows)} above the limit; "
+        f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}"
     )
 
 

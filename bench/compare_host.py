@@ -60,7 +60,8 @@ def time_peer(module, tokens: int, dtype: torch.dtype) -> float:
 
 
 def time_library(tokens: int, element: str) -> float:
-    command = [options.bench, "--benchmark_format=json", f"--benchmark_filter=host_layer<{element}>/tokens:{tokens}/", "--benchmark_min_time=0.4"]
+    command = [options.bench, "--benchmark_format=json", f"--benchmark_filter=host_layer<{element}>/tokens:{tokens}/",
+               "--benchmark_min_time=0.4"]
     environment = dict(os.environ, MOE_BENCH_SHAPE=options.shape)
     result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return json.loads(result.stdout)["benchmarks"][0]["real_time"]

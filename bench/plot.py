@@ -27,7 +27,8 @@ def charts_of_lines(lines):
             chart = charts[("ceiling", f"Equal bytes to every peer, {ranks}", "bytes per peer", "GB/s out of one GPU")]
             chart[f"{r['move']}, {r['blocks']} blocks"][r["bytes_per_peer"]] = r["gb_per_s"]
         elif r["section"] == "low_latency":
-            name = f"{r['hidden']}, {r['topk']} of {r['experts']}, {'fp8' if r['fp8'] else 'bf16'}, per {'rank' if r['per_rank'] else 'expert'}"
+            kind, per = "fp8" if r["fp8"] else "bf16", "rank" if r["per_rank"] else "expert"
+            name = f"{r['hidden']}, {r['topk']} of {r['experts']}, {kind}, per {per}"
             charts[("low_latency", f"LowLatency: dispatch and combine, {ranks}", "tokens per rank", "us")][name][r["tokens"]] = r["pair_us"]
         elif r["section"] == "high_throughput" and r["warps"] == 16:
             kind = "fp8" if r["fp8"] else "bf16"
@@ -48,12 +49,14 @@ def charts_of_benchmarks(data):
         part = r["name"].split("/")
         ranks = f"{int(r['ranks'])} GPUs"
         if layers:
-            key = (f"layer_{part[0]}_{part[1]}", f"Whole layer, {part[0]}, {part[1]}, {int(r['experts'])} experts, {ranks}", "tokens per rank", "us")
+            key = (f"layer_{part[0]}_{part[1]}", f"Whole layer, {part[0]}, {part[1]}, {int(r['experts'])} experts, {ranks}",
+                   "tokens per rank", "us")
             charts[key][part[2]][int(part[3])] = r["real_time"]
             charts[key][f"{part[2]}: experts alone"][int(part[3])] = r["experts_us"]
         elif part[3] == "bf16" and part[4] == "exact":
             rows = part[1].endswith("_rows")
-            key = ("nccl_rows" if rows else "nccl_calls", f"{'Rows alone' if rows else 'Whole calls'} over NCCL, bf16, {ranks}", "tokens per rank", "us")
+            key = ("nccl_rows" if rows else "nccl_calls", f"{'Rows alone' if rows else 'Whole calls'} over NCCL, bf16, {ranks}",
+                   "tokens per rank", "us")
             charts[key][f"{part[0]}, {part[1].replace('_', ' ')}"][int(part[2])] = r["real_time"]
     return charts
 
@@ -96,10 +99,12 @@ def svg(title, x_name, y_name, series):
            '<rect width="100%" height="100%" fill="white"/>', f'<text x="{LEFT}" y="20" font-size="14">{html.escape(title)}</text>']
     for x in xs:
         px = at(x, xs, LEFT, right)
-        out.append(f'<path d="M{px:.1f} {TOP}V{bottom}" stroke="#ddd"/><text x="{px:.1f}" y="{bottom + 16}" text-anchor="middle">{label(x, x_name)}</text>')
+        out.append(f'<path d="M{px:.1f} {TOP}V{bottom}" stroke="#ddd"/>'
+                   f'<text x="{px:.1f}" y="{bottom + 16}" text-anchor="middle">{label(x, x_name)}</text>')
     for y in ys:
         py = at(y, ys, bottom, TOP)
-        out.append(f'<path d="M{LEFT} {py:.1f}H{right}" stroke="#ddd"/><text x="{LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{label(y, y_name)}</text>')
+        out.append(f'<path d="M{LEFT} {py:.1f}H{right}" stroke="#ddd"/>'
+                   f'<text x="{LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{label(y, y_name)}</text>')
     out.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_name)}</text>')
     out.append(f'<text transform="translate(14 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{html.escape(y_name)}</text>')
     for i, (name, line) in enumerate(series.items()):

@@ -4,11 +4,13 @@
 #   moe_add_hopper_kernels(<name> "<scheme> <activation>"...)
 #
 # compiles, for sm_90a, the layer kernel of each scheme (bf16, f16, fp8_block, fp8_row, int8_row) with each activation of
-# experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer. "w4a16 <storage>",
-# with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4 or int8, is the layer kernel with weights of 4 or 8 bits alone, for SwiGLU and
-# its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the definitions of
-# moe::hopper::W4A16Layer. "w4a8 mxfp4" is the layer kernel with mxfp4 weights and e4m3 activations, with the definitions of
+# experts/hopper/common/activation.hpp, one translation unit each, and the definitions of moe::hopper::ContiguousLayer.
+#
+# "w4a16 <storage>", with int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4 or int8, is the layer kernel with weights of 4 or 8 bits
+# alone, for SwiGLU and its clamped forms and, in a translation unit of its own, for any activation; the first of these adds the definitions
+# of moe::hopper::W4A16Layer. "w4a8 mxfp4" is the layer kernel with mxfp4 weights and e4m3 activations, with the definitions of
 # moe::hopper::W4A8Layer.
+#
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
 # experts/hopper/{contiguous,w4a16,w4a8}_layer.hpp and no .cuh.
 function(moe_add_hopper_kernels name)

@@ -6,9 +6,10 @@
 #
 # compiles moe::ModularKernel<each composition>, its forward_routed() and its forward() for router logits of each type (default float), one
 # translation unit a composition, a .cu with CUDA: for the project's CMAKE_CUDA_ARCHITECTURES, or without them for sm_90a and sm_80. It
-# also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program compiles
-# no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the policies, so
-# that g++ can compile the programs that link a CUDA library. forward() with a probe of the program is compiled where it is called.
+# also writes <name>.hpp, which includes the headers and declares the instantiations extern. Link <name> and include <name>.hpp: the program
+# compiles no kernel and no exchange, at any optimisation level. KERNELS are headers that the library alone includes: the .cuh of the
+# policies, so that g++ can compile the programs that link a CUDA library. forward() with a probe of the program is compiled where it is
+# called.
 #
 #   moe_add_model_library(<name> MODEL <model> [QUANTIZATIONS <name>...] [BACKENDS <name>...] [PHASES prefill decode] [SPACE host|cuda]
 #                         [HEADERS <header>...])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoeTargets.cmake: the library's targets. All are header-only; a user pays only for the components that are linked.
+#
 #   moe::moe     core, routing, quantisation, host backends: CUDA toolkit headers, Boost.Hana, OpenMP
 #   moe::io      checkpoints: nlohmann-json
 #   moe::mpi     comm::Mpi: MPI

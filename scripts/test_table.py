@@ -46,7 +46,8 @@ def main() -> int:
                 counts["cases"] += len(cases)
     width = max([len(name) for _, name, _ in rows], default=0)
     print("\n" + "\n".join(f"{outcome:7}  {name:{width}}  {why}".rstrip() for outcome, name, why in rows))
-    print(f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped; {counts['cases']} cases skipped in programs that passed")
+    print(f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped; "
+          f"{counts['cases']} cases skipped in programs that passed")
     return 0
 
 

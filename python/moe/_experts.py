@@ -149,8 +149,8 @@ def experts(
 
     The runner behind it is kept as long as the weight arrays live, so pass the same objects again. A call with more rows than any
     before makes a larger one, up to 8192 rows; one that packs the weights is made once, for 4096 rows (8192 if the first call has more).
-    Longer inputs run in pieces. While a CUDA graph is captured no runner is made: call with as many rows before. torch counts writes to a tensor:
-    weights written in place are noticed. Other frameworks do not: there a runner that would have to pack the weights is not kept.
+    Longer inputs run in pieces. While a CUDA graph is captured no runner is made: call with as many rows before. torch counts writes to a
+    tensor: weights written in place are noticed. Other frameworks do not: there a runner that would have to pack the weights is not kept.
 
     On a GPU the runners behind all weights share one workspace: calls on several streams wait for each other. CUDA graphs that were
     captured with them must not be replayed at the same time; for that make a `Runner` of each one's own.

@@ -7,8 +7,8 @@ The file states its demands in comment lines:
     // prints: <text>     the rule prints this value (several lines: these, in order); "a | b" where the compilers name one type differently
     // errors: any        more than one error is allowed; without it exactly one "error:" line is demanded
     // errors: each       as many errors as expect lines, the text of each in its own, in order: one mistake after the other
-With -DMOE_FIXED the file must compile: what fails is the mistake and nothing else. nvcc, the slowest, is not asked that: its first error has
-to be the right one, and all that the fixed forms use is compiled by it elsewhere.
+With -DMOE_FIXED the file must compile: what fails is the mistake and nothing else. nvcc, the slowest, is not asked that: its first error
+has to be the right one, and all that the fixed forms use is compiled by it elsewhere.
 """
 import argparse
 import pathlib
@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("--compiler", required=True)
     parser.add_argument("--front", choices=("g++", "clang", "nvcc"), default="g++")
     parser.add_argument("--flags", required=True, help="file with one compiler argument a line")
-    parser.add_argument("--archetypes", help="beside it its precompiled form, .gch or .pch, for files whose first include is archetypes.hpp")
+    parser.add_argument("--archetypes",
+                        help="beside it its precompiled form, .gch or .pch, for files whose first include is archetypes.hpp")
     parser.add_argument("file", type=pathlib.Path)
     options = parser.parse_args()
 

@@ -114,7 +114,8 @@ def main() -> int:
             print(f"note: nothing that matches '{pattern}' spills any more; its line in {options.list.name} can go")
 
     if options.update:
-        rows = [f"{registers:9} {stores:12} {loads:11} {shared:6}  {name}" for name, (registers, stores, loads, shared) in sorted(found.items())]
+        rows = [f"{registers:9} {stores:12} {loads:11} {shared:6}  {name}"
+                for name, (registers, stores, loads, shared) in sorted(found.items())]
         text = [*head, *(line for _, _, line in reasons), f"nvcc {options.nvcc}", *rows]
         if not problems or all("spills" in problem for problem in problems):
             options.list.write_text("\n".join(text) + "\n")

@@ -15,7 +15,8 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "compile_fail"))
 from check import flags_for
 
-PRECOMPILED = (("moe/core/array.hpp", "moe/io/json.hpp"), ("moe/io/json.hpp",), ("moe/core/array.hpp",))  # the first that a header reaches whole
+PRECOMPILED = (("moe/core/array.hpp", "moe/io/json.hpp"), ("moe/io/json.hpp",),
+               ("moe/core/array.hpp",))  # the first that a header reaches whole
 
 
 def main() -> int:
@@ -39,8 +40,10 @@ def main() -> int:
     headers = [header for header in headers if not reached(header) & set(options.without)]
 
     def check(header: str) -> tuple[str, str]:
-        ahead = next((folder / f"{i}.hpp{'.pch' if clang else ''}" for i, names in enumerate(PRECOMPILED) if reached(header).issuperset(names)), None)
-        done = subprocess.run([options.compiler, *flags, *(["-include-pch" if clang else "-include", ahead] if ahead else []), "-fsyntax-only", "-x", "c++", "-"], text=True,
+        ahead = next((folder / f"{i}.hpp{'.pch' if clang else ''}" for i, names in enumerate(PRECOMPILED)
+                      if reached(header).issuperset(names)), None)
+        done = subprocess.run([options.compiler, *flags, *(["-include-pch" if clang else "-include", ahead] if ahead else []),
+                               "-fsyntax-only", "-x", "c++", "-"], text=True,
                               capture_output=True, input=f"#include <{header}>\n#include <{header}>\n")
         return header, done.stderr if done.returncode != 0 else ""
 
@@ -50,7 +53,8 @@ def main() -> int:
         for i, names in enumerate(PRECOMPILED):
             source = folder / f"{i}.hpp"
             source.write_text("".join(f"#include <{name}>\n" for name in names))
-            subprocess.run([options.compiler, *flags, "-x", "c++-header", source, "-o", f"{source}.{'pch' if clang else 'gch'}"], check=True)
+            subprocess.run([options.compiler, *flags, "-x", "c++-header", source, "-o", f"{source}.{'pch' if clang else 'gch'}"],
+                           check=True)
         for header, message in pool.map(check, headers):
             if message:
                 failed += 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one file and fails if that takes more processor time (user and system) than allowed; the fastest of up to three attempts counts."""
+"""Compiles one file and fails if that takes more processor time (user and system) than allowed; the fastest of up to three attempts
+counts."""
 import argparse
 import os
 import resource

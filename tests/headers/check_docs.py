@@ -3,7 +3,8 @@
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
 has more than 140 columns and no paragraph more than six lines, sources that pages name exist (changelog and logs aside), sections of
 docs/semantics that comments name exist, and docs/errors.md has exactly the codes of core/error.hpp and the rules of the code, each with a
-program of tests/compile_fail that breaks it. --write copies the files into the blocks that name them."""
+program of tests/compile_fail that breaks it. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format
+keeps the lines of C++. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -49,12 +50,39 @@ def form(text: str) -> list[str]:
     return problems
 
 
+def code_form(text: str) -> list[str]:
+    """The same of Python, CMake or shell: lines of more than 140 columns and paragraphs of comments of more than six lines. Indented
+    comments are tables."""
+    problems = []
+    length = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > 140 and not re.search(r"https?://\S{60}", line):
+            problems.append(f"line {number} has {len(line)} columns, at most 140")
+        length = length + 1 if re.match(r"\s*# ?[^\s#!]", line) and "SPDX-License-Identifier" not in line else 0
+        if length == 7:
+            problems.append(f"line {number}: a comment has a paragraph of more than six lines")
+    return problems
+
+
+def is_code(path: pathlib.Path) -> bool:
+    """Whether code_form() judges this file."""
+    return path.suffix in (".py", ".cmake") or path.name == "CMakeLists.txt" or (path.parent.name == "scripts" and not path.suffix)
+
+
 def check_form() -> list[str]:
-    """Whether form() sees what it is for."""
+    """Whether form() and code_form() see what they are for."""
     paragraph = "word\n" * 7
     seen = [bool(form(text)) for text in ("x" * 141, "ä" * 140, paragraph, paragraph[5:], "```\n" + "x" * 200 + "\n" + paragraph + "```",
                                           "* item\n" + "  word\n" * 6, "https://" + "x" * 140)]
-    return [] if seen == [True, False, True, False, False, True, False] else [f"check_docs.py: form() judges its examples wrongly: {seen}"]
+    problems = []
+    if seen != [True, False, True, False, False, True, False]:
+        problems.append(f"check_docs.py: form() judges its examples wrongly: {seen}")
+    comment = "# word\n" * 7
+    seen = [bool(code_form(text)) for text in ("x" * 141, "x" * 140, comment, comment[7:], "  # word\n" * 7, "#   word\n" * 7,
+                                               comment[7:] + "#\n" + comment[7:], "# https://" + "x" * 140)]
+    if seen != [True, False, True, False, True, False, False, False]:
+        problems.append(f"check_docs.py: code_form() judges its examples wrongly: {seen}")
+    return problems
 
 
 def main() -> int:
@@ -110,6 +138,11 @@ def main() -> int:
 
     folders = [root / name for name in ("include", "tests", "examples", "bench", "scripts", "cmake")]
     sources = [f"/{path.relative_to(root)}" for folder in folders for path in folder.rglob("*") if path.is_file()]
+    code = {root / source[1:] for source in sources}
+    code |= {path for name in ("capi", "packaging", "python") for path in (root / name).rglob("*")}
+    for path in sorted({root / "CMakeLists.txt", *filter(is_code, code)}):
+        problems += [f"{path.relative_to(root)}: {problem}" for problem in code_form(path.read_text())]
+
     for document in [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "semantics").glob("*.md"))]:
         for name in sorted(set(re.findall(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+\.(?:hpp|cuh|cpp|cu|py))`", document.read_text()))):
             if not any(source.endswith("/" + name) for source in sources):

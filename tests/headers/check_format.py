@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every tracked C++ and CUDA source is formatted as the pinned clang-format formats it. Skipped (77) where scripts/setup could not install it;
-another version is refused, since versions differ in what they make of a line."""
+"""Every tracked C++ and CUDA source is formatted as the pinned clang-format formats it. Skipped (77) where scripts/setup could not install
+it; another version is refused, since versions differ in what they make of a line."""
 import argparse
 import pathlib
 import re
@@ -36,8 +36,8 @@ def main() -> int:
     names = sources(options.root)
     wrong = set()
     for start in range(0, len(names), 50):
-        done = subprocess.run([options.clang_format, "--dry-run", *names[start:start + 50]], cwd=options.root, capture_output=True, text=True,
-                              check=True)
+        done = subprocess.run([options.clang_format, "--dry-run", *names[start:start + 50]], cwd=options.root, capture_output=True,
+                              text=True, check=True)
         wrong |= set(re.findall(r"^(\S+?):\d+:\d+: warning: code should be clang-formatted", done.stderr, re.MULTILINE))
     for name in sorted(wrong):
         print(f"FAILED: {name}: run {options.clang_format} -i on it")

@@ -65,7 +65,8 @@ def border(source: str, target: str) -> str:
 
 def without_comments_and_strings(text: str) -> str:
     """The same lines, with comments, strings and preprocessor lines blanked."""
-    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.*?)\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.*?)\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:\\\n|[^\n])*',
+                         re.S | re.M)
     return pattern.sub(lambda found: "\n" * found.group(0).count("\n"), text)
 
 
@@ -106,7 +107,8 @@ PARTS = ("moe/core/contract", "moe/experts/hopper", "moe/backends/collective")
 
 def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:
     """The headers that each header includes."""
-    return {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M) for path in headers}
+    return {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M)
+            for path in headers}
 
 
 def folders(reach: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -55,7 +55,8 @@ class LongFunctions(unittest.TestCase):
 
     def test_sees_members_and_no_classes(self):
         body = "    work();\n" * c.MAX_FUNCTION_LINES
-        found = self.lengths("namespace n {\nclass C {\n  int a = 0;\n  template <class T>\n  int f(T const& t) const {\n" + body + "  }\n};\n}\n")
+        found = self.lengths("namespace n {\nclass C {\n  int a = 0;\n  template <class T>\n  int f(T const& t) const {\n" + body +
+                             "  }\n};\n}\n")
         self.assertEqual(found, [(c.MAX_FUNCTION_LINES + 3, c.MAX_FUNCTION_LINES)])
         self.assertEqual(self.lengths("struct S {\n" + "  int a(int);\n" * 300 + "};\n"), [])
 

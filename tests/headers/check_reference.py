@@ -21,7 +21,8 @@ int documented(int right);
 def warnings(doxyfile: str, output: pathlib.Path) -> list[str]:
     """What doxygen reports for this configuration, given on its standard input."""
     output.mkdir(parents=True, exist_ok=True)
-    run = subprocess.run(["doxygen", "-"], input=doxyfile + f'\nOUTPUT_DIRECTORY = "{output}"\n', capture_output=True, text=True, check=False)
+    run = subprocess.run(["doxygen", "-"], input=doxyfile + f'\nOUTPUT_DIRECTORY = "{output}"\n', capture_output=True, text=True,
+                         check=False)
     lines = [line for line in run.stderr.splitlines() if line.strip()]
     return lines + ([f"doxygen exits with {run.returncode}"] if run.returncode else [])
 

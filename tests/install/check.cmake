@@ -40,8 +40,10 @@ if(ONLY STREQUAL "host")
     endforeach()
   endif()
 
-  file(WRITE ${WORK}/hots/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)\nproject(hots LANGUAGES CXX)\nfind_package(moe REQUIRED COMPONENTS hots)\n")
-  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK}/hots -B ${WORK}/hots/build ${options} RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE said)
+  file(WRITE ${WORK}/hots/CMakeLists.txt
+    "cmake_minimum_required(VERSION 3.25)\nproject(hots LANGUAGES CXX)\nfind_package(moe REQUIRED COMPONENTS hots)\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK}/hots -B ${WORK}/hots/build ${options}
+    RESULT_VARIABLE status OUTPUT_QUIET ERROR_VARIABLE said)
   string(REGEX REPLACE "[ \n]+" " " said "${said}")
   if(status EQUAL 0 OR NOT said MATCHES "moe has no component \"hots\"; its components are io, mpi, onednn, host, cuda, cublas, c")
     message(FATAL_ERROR "find_package(moe COMPONENTS hots) does not name the components: ${said}")

@@ -33,7 +33,8 @@ def main() -> int:
         return done.stdout
 
     run("profile", "detect")
-    said = run("create", "--no-remote", options.source / "packaging/conan", "-c", f"tools.cmake.cmake_layout:test_folder={options.work}/test")
+    said = run("create", "--no-remote", options.source / "packaging/conan", "-c",
+               f"tools.cmake.cmake_layout:test_folder={options.work}/test")
     problems = [f"conan create does not say {part!r}" for part in (f"moe/{version}", "experts 3 2, 0 1, 1 3") if part not in said]
     if (options.source / "packaging/conan/test_package/build").exists():
         problems.append("packaging/conan/test_package/build: the test wrote into the checkout")

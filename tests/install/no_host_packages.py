@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with GPUs and without the host space's packages: the project configures there (MOE_HOST_DEPS=OFF, as the preset gpu does), and no
-host source that it still builds includes a header of such a package.
+"""A machine with GPUs and without the host space's packages: the project configures there (MOE_HOST_DEPS=OFF, as the preset gpu does), and
+no host source that it still builds includes a header of such a package.
 
 Sources for nvcc are not asked: none of them includes the host space, and preprocessing them all takes minutes."""
 import argparse

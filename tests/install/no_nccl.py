@@ -73,7 +73,8 @@ def main() -> int:
     for problem in problems:
         print(f"FAILED: {problem}")
     print("\n".join(left_out))
-    print(f"{asked} sources of the CUDA space without NCCL, {len(left_out)} programs left out, {len(problems)} problems; {options.target} links")
+    print(f"{asked} sources of the CUDA space without NCCL, {len(left_out)} programs left out, {len(problems)} problems; "
+          f"{options.target} links")
     return 1 if problems or not asked or not left_out else 0
 
 

@@ -27,7 +27,8 @@ def main() -> int:
             linked = subprocess.run([options.compiler, *flags, level, compiled, "-o", f"{folder}/program"], capture_output=True, text=True)
         if linked.returncode == 0:
             problems.append(f"{level}: it links, and must not")
-        problems += [f"{level}: the linker does not name {symbol}" for symbol in expected if f"undefined reference to `{symbol}'" not in linked.stderr]
+        problems += [f"{level}: the linker does not name {symbol}" for symbol in expected
+                     if f"undefined reference to `{symbol}'" not in linked.stderr]
     for problem in problems:
         print(f"FAILED: {problem}")
     return 1 if problems else 0

@@ -36,8 +36,10 @@ def main() -> int:
                       if kind in "tTW" and re.match(r"void moe::routing::detail::routing_kernel<", name)})
     if len(routing) != options.routing_kernels:
         problems.append(f"{len(routing)} routing kernels, expected {options.routing_kernels}: {routing}")
-    problems += [f"a routing kernel of run-time sizes: {name}" for name in routing if "FixedSizesConfig<" not in name or not model.search(name)]
-    if not any(kind == "U" and "RowRouter<" in name and "FixedSizesConfig<" in name and "::select<float>" in name for _, kind, name in found):
+    problems += [f"a routing kernel of run-time sizes: {name}" for name in routing if "FixedSizesConfig<" not in name
+                 or not model.search(name)]
+    if not any(kind == "U" and "RowRouter<" in name and "FixedSizesConfig<" in name and "::select<float>" in name
+               for _, kind, name in found):
         problems.append("no file of the library asks for a router of fixed sizes")
 
     asks = [member for member, kind, name in found if kind == "U" and "low_latency_fixed<" in name and model.search(name)]

@@ -33,8 +33,10 @@ _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 # What a family needs beside it. None: leave the field to the configuration's default. "class": the model class, where it is not
 # the family's ForCausalLM.
 _FAMILIES: dict[str, dict] = {
-    "axk1": _MLA, "axk2": _MLA, "deepseek_v2": {**_MLA, "num_experts_per_tok": 2}, "deepseek_v3": _MLA, "deepseek_v32": _MLA, "glm4_moe_lite": _MLA,
-    "glm_moe_dsa": _MLA, "mistral4": {"num_key_value_heads": 4, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+    "axk1": _MLA, "axk2": _MLA, "deepseek_v2": {**_MLA, "num_experts_per_tok": 2}, "deepseek_v3": _MLA, "deepseek_v32": _MLA,
+    "glm4_moe_lite": _MLA,
+    "glm_moe_dsa": _MLA,
+    "mistral4": {"num_key_value_heads": 4, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                  "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64}},
     "beam": {"mlp_layer_types": ["sparse", "sparse"], "layer_types": ["sliding_attention", "full_attention"]},
     "flint": {"layer_types": ["full_attention", "sliding_attention"]},
@@ -47,7 +49,8 @@ _FAMILIES: dict[str, dict] = {
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "zaya": {"num_experts_per_tok": 1},
     "bailing_hybrid": {"num_key_value_heads": 4, "head_dim": None},
-    "deepseek_ocr2": {"class": "DeepseekOcr2TextModel", "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4},
+    "deepseek_ocr2": {"class": "DeepseekOcr2TextModel", "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"],
+                      "num_key_value_heads": 4},
     "diffusion_gemma": {"class": "DiffusionGemmaEncoderTextModel", "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32,
                         "layer_types": ["sliding_attention", "full_attention"]},
     "ernie4_5_vl_moe": {"class": "Ernie4_5_VLMoeTextModel", "moe_intermediate_size": [32, 16], "mlp_layer_types": ["dense", "sparse"],

@@ -141,7 +141,8 @@ def test_route():
 
 def quantized_runner(layer, scheme):
     w13, w2 = moe.quantize(layer.w13, scheme), moe.quantize(layer.w2, scheme)
-    runner = moe.Runner(w13.codes, w2.codes, w13_scale=w13.scales, w2_scale=w2.scales, quantization=scheme, dtype="float32", topk=layer.topk,
+    runner = moe.Runner(w13.codes, w2.codes, w13_scale=w13.scales, w2_scale=w2.scales, quantization=scheme, dtype="float32",
+                        topk=layer.topk,
                         max_tokens=16)  # fmt: skip
     return w13, w2, runner.forward_routed(layer.hidden, layer.ids, layer.weights)
 
@@ -280,8 +281,8 @@ def test_exceptions_are_what_they_say():
 
 
 def test_host_time_of_a_call():
-    """No rows: the way from Python into the library and back, in processor time, 4 to 5 us. With names of dtypes composed in each call, which
-    cost 14 us, it was 18."""
+    """No rows: the way from Python into the library and back, in processor time, 4 to 5 us. With names of dtypes composed in each call,
+    which cost 14 us, it was 18."""
     layer = Layer(rows=0)
     runner = moe.Runner(layer.w13, layer.w2, topk=layer.topk, max_tokens=16)
     output = np.empty_like(layer.hidden)

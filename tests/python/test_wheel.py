@@ -43,7 +43,8 @@ def test_one_wheel_for_every_version_of_python(wheel):
 
 def test_the_extension_knows_neither_python_nor_torch(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    symbols = subprocess.run(["nm", "-D", "--undefined-only", tmp_path / "moe/lib/libmoe_python.so"], capture_output=True, text=True, check=True)
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", tmp_path / "moe/lib/libmoe_python.so"], capture_output=True, text=True,
+                             check=True)
     undefined = {line.split()[-1].partition("@")[0] for line in symbols.stdout.splitlines()}
     assert {s for s in undefined if s.startswith("TVMFFI")} <= TVM_FFI
     assert not {s for s in undefined if s.startswith(("Py", "_Py")) or "torch" in s or "c10" in s}

@@ -187,9 +187,10 @@ def usage(folder):
         bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
     bad("unknown--placement", [*block, "--placement", "sideways"], "cannot read sideways")
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
-    bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,", ranks=(1,), code=2)
-    bad("option_of_another_command", ["quantize", "--checkpoint", QWEN, "--scheme", "mxfp4"], 'unknown option "--checkpoint"', "--input", ranks=(1,),
-        code=2)
+    bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,",
+        ranks=(1,), code=2)
+    bad("option_of_another_command", ["quantize", "--checkpoint", QWEN, "--scheme", "mxfp4"], 'unknown option "--checkpoint"', "--input",
+        ranks=(1,), code=2)
     bad("empty_composition", ["check", ""], "the composition is empty, expected 5 names: Config, ", ranks=(0,), code=2)
     commands = ("layer", "block", "list", "plan", "quantize")
     bad("unknown_command", ["sideways"], 'subcommand "sideways"', *commands, code=2)
@@ -204,12 +205,14 @@ def usage(folder):
     bad("repeat_0", [*block, "--repeat", 0], "--repeat", "0", "1 to 1000000", code=2)
     bad("no_file", ["block"], "file", code=2)
     bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
-    bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "no_expert_parallel: the ranks hold different tokens", ranks=(3,))
+    bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "no_expert_parallel: the ranks hold different tokens",
+        ranks=(3,))
     bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME", code=2)
     bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", f"0 to {2**64 - 1}", code=2)
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
     bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")
-    bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"), "No such file")
+    bad("no_folder", [*block, "--output", folder / "nothing" / "out.safetensors"], str(folder / "nothing" / "out.safetensors"),
+        "No such file")
     bad("output_is_a_folder", [*block, "--output", folder], str(folder), "is a directory")
     bad("timeout", [*block, "--timeout-ms", -5], "--timeout-ms", "-5", code=2)
 
@@ -224,7 +227,8 @@ def disagreement(folder):
                 "--output", folder / "out.safetensors"]
 
     def differ(name, first, last, what, values=(": rank 0 has ", ", rank 2 has ")):
-        bad(f"ranks_differ_in_{name}", [*first, ":", "-n", 1, TOOL, *last], "E_MISMATCH", f"ranks disagree about {what}", *values, ranks=(2,))
+        bad(f"ranks_differ_in_{name}", [*first, ":", "-n", 1, TOOL, *last], "E_MISMATCH", f"ranks disagree about {what}", *values,
+            ranks=(2,))
 
     other = folder / "other"
     shutil.copytree(QWEN, other)

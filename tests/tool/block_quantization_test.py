@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/block_quantization_test.py: `moe block --quantization`: four schemes on one block file of every family, so that every scheme meets
-# more than a quarter of the families. The chosen experts are those without a scheme, the output changes by no more than the scheme's rounding, and a
-# shape that the scheme does not support is refused by name.
+# tests/tool/block_quantization_test.py: `moe block --quantization`: four schemes on one block file of every family, so that every scheme
+# meets more than a quarter of the families. The chosen experts are those without a scheme, the output changes by no more than the scheme's
+# rounding, and a shape that the scheme does not support is refused by name.
 import json
 import pathlib
 import re
@@ -11,7 +11,8 @@ import tempfile
 from tool import DATA, in_parallel, moe, read, rows, same_routing
 
 # Largest error, as the tool reports it, and the elements that widths must be a multiple of.
-SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel": (.1, 1), "fp8_group128": (.1, 1), "fp8_block128": (.1, 1),
+SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel": (.1, 1), "fp8_group128": (.1, 1),
+           "fp8_block128": (.1, 1),
            "int8_per_token": (.025, 1), "int8_per_channel": (.025, 1), "int4_group128": (.25, 32), "int4_group32": (.25, 32),
            "mxfp8": (.1, 32), "mxfp4": (.4, 32), "mxfp4_w4a16": (.3, 32), "nvfp4": (.35, 16), "nvfp4_w4a16": (.3, 16)}
 

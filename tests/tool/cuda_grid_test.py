@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/cuda_grid_test.py: `moe block --device cuda` gives what the host gives on one rank: every block file on one GPU, and over NCCL on
-# grids of tensor, data and context parallel ranks, in chunks, in two halves and with replicas. Skipped where the tool finds no GPU or was
-# built without CUDA, cuBLAS or NCCL; cases with more ranks than GPUs are left out.
+# tests/tool/cuda_grid_test.py: `moe block --device cuda` gives what the host gives on one rank: every block file on one GPU, and over NCCL
+# on grids of tensor, data and context parallel ranks, in chunks, in two halves and with replicas. Skipped where the tool finds no GPU or
+# was built without CUDA, cuBLAS or NCCL; cases with more ranks than GPUs are left out.
 import itertools
 import json
 import pathlib
@@ -141,8 +141,8 @@ def wrong_report(report, ranks, options):
 
 def check_log(runs, file):
     """The log names the composition and the tiles of the Hopper experts."""
-    run = moe("block", file, "--device", "cuda", "--experts", "hopper_contiguous", "--log", "info", "--output", runs.folder / "log.safetensors",
-              ranks=0)
+    run = moe("block", file, "--device", "cuda", "--experts", "hopper_contiguous", "--log", "info", "--output",
+              runs.folder / "log.safetensors", ranks=0)
     if no_gpus(run.stderr.strip(), 1)[0]:
         return
     parts = ("composition: quantization none, backend no_expert_parallel, experts hopper_contiguous, space cuda",
@@ -177,8 +177,10 @@ def main():
         # Each row's sums are its own in cuda_reference.
         for ranks, backend in itertools.product((2, 4), ("all_to_all_v", "low_latency", "high_throughput")):
             runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE],
-                           [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True), (["--shared-overlap", "off"], False)])
-            runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4], [([], False), (["--dual-batch", "on"], True)])
+                           [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True),
+                            (["--shared-overlap", "off"], False)])
+            runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4],
+                           [([], False), (["--dual-batch", "on"], True)])
         for backend, bound in (("all_to_all_v", FLOAT32), ("low_latency", BF16), ("allgather_reduce_scatter", FLOAT32)):
             runs.equals_host(padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound)
         check_log(runs, padded[0])

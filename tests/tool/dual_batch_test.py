@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/dual_batch_test.py: `moe block --dual-batch` and `--shared-overlap` give the bits of whole batches and of shared experts that run
-# first, over every backend whose exchange has halves, whole and in chunks; what cannot be split is refused with the rule's sentence.
+# tests/tool/dual_batch_test.py: `moe block --dual-batch` and `--shared-overlap` give the bits of whole batches and of shared experts that
+# run first, over every backend whose exchange has halves, whole and in chunks; what cannot be split is refused with the rule's sentence.
 import pathlib
 import sys
 import tempfile

@@ -10,7 +10,8 @@ from tool import DATA, block_refusals, in_parallel, report_runs, rows, run_block
 
 # Shared experts with a sigmoid gate; grouped routing with shared experts; expert biases; zero experts; a latent width.
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
-GATHER, ALL_TO_ALL, LOCAL = ("naive", "allgather_reduce_scatter"), ("all_to_all_v", "low_latency", "high_throughput"), ("no_expert_parallel",)
+GATHER, ALL_TO_ALL, LOCAL = ("naive", "allgather_reduce_scatter"), ("all_to_all_v", "low_latency",
+                                                                    "high_throughput"), ("no_expert_parallel",)
 REFUSED = "E_CONFIG"
 
 
@@ -70,9 +71,11 @@ def refusals(file):
         (4, ["--dp", 2, "--pcp", 2], REFUSED, "PCP with DP is not possible"),
         (2, ["--dp", 2, "--expert-parallel", "off", "--backend", "all_to_all_v"], REFUSED, "all_to_all_v: this backend sends tokens",
          "enable expert parallelism, or choose naive or allgather_reduce_scatter"),
-        (2, ["--backend", "no_expert_parallel"], REFUSED, "no_expert_parallel: the ranks hold different tokens, and this backend moves none"),
+        (2, ["--backend", "no_expert_parallel"], REFUSED,
+         "no_expert_parallel: the ranks hold different tokens, and this backend moves none"),
         (4, ["--tp", 2, "--sequence-parallel", "--backend", "naive"], REFUSED, "--sequence-parallel: naive expects the same rows"),
-        (2, ["--tp", 2, "--sequence-parallel"], REFUSED, "--sequence-parallel needs --expert-parallel on, --tp and --dp above 1; they are on, 2 and 1"),
+        (2, ["--tp", 2, "--sequence-parallel"], REFUSED,
+         "--sequence-parallel needs --expert-parallel on, --tp and --dp above 1; they are on, 2 and 1"),
         (3, ["--tp", 3, "--expert-parallel", "off"], REFUSED, "tp_size 3 does not divide the intermediate sizes"),
         (1, ["--tp", 0], "--tp", "0"),
         (1, ["--chunk", 0], "--chunk", "0"),

@@ -74,7 +74,8 @@ def checkpoint(folder, normed):
     w["experts"] = []
     for e in range(EXPERTS):
         base = f"{LAYER}experts.{e}."
-        w["experts"].append({"gate": mxfp4(tensors, base + "w1", INTERMEDIATE, LATENT), "up": mxfp4(tensors, base + "w3", INTERMEDIATE, LATENT),
+        w["experts"].append({"gate": mxfp4(tensors, base + "w1", INTERMEDIATE, LATENT),
+                             "up": mxfp4(tensors, base + "w3", INTERMEDIATE, LATENT),
                              "down": mxfp4(tensors, base + "w2", LATENT, INTERMEDIATE)})
     width = SHARED * INTERMEDIATE
     w["shared"] = {name: dense(tensors, f"{LAYER}shared_experts.{name}_proj.weight", matrix(*shape, .1))

@@ -79,7 +79,8 @@ def gptq(bits, group, symmetric=False, order=False, version=1):
         if order:
             rng.shuffle(index)
         per_word = 32 // bits
-        packed = b"".join(words([codes[n][k + lane] for lane in range(per_word)], bits) for k in range(0, cols, per_word) for n in range(rows))
+        packed = b"".join(words([codes[n][k + lane] for lane in range(per_word)], bits) for k in range(0, cols, per_word)
+                          for n in range(rows))
         stored = [[(z - (1 if version == 1 else 0)) & ((1 << bits) - 1) for z in row] for row in transposed(zeros)]
         tensors = {
             f"{name}.qweight": ("I32", [cols // per_word, rows], packed),
@@ -271,7 +272,8 @@ with tempfile.TemporaryDirectory() as temporary:
     # ModelOpt's first releases leave config.json unchanged and state the quantisation in a separate file.
     old = root / "nvfp4_modelopt_old"
     checkpoint(old, nvfp4(".weight", ".weight_scale_2", False), None)
-    (old / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))
+    (old / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"},
+                                                          "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))
     jobs.append((layer_problem, old, 0, 2e-6))
     failures = [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))

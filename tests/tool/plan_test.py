@@ -17,7 +17,8 @@ def plan(*arguments):
 
 def reference_arguments(path, case):
     replicas = case["num_replicas"] - case["num_logical_experts"]
-    return ["--load", path, "--replicas", replicas, "--groups", case["num_groups"], "--nodes", case["num_nodes"], "--ranks", case["num_gpus"]]
+    return ["--load", path, "--replicas", replicas, "--groups", case["num_groups"], "--nodes", case["num_nodes"], "--ranks",
+            case["num_gpus"]]
 
 
 def check_reference_files():
@@ -65,12 +66,14 @@ def check_what_is_ignored():
         (1, 2, "--nodes 2 is ignored: --groups 1 is no multiple of it; the plan is for 1 node, policy global"),
         (4, 3, "--nodes 3 is ignored: --ranks 8 is no multiple of it; the plan is for 1 node"),
         (5, 1, "--groups 5 is ignored: the number of experts, 12, is no multiple of it"),
-        (5, 2, "--groups 5 is ignored: the number of experts, 12, is no multiple of it; --nodes 2 is ignored: 1 group is no multiple of it; "
+        (5, 2,
+         "--groups 5 is ignored: the number of experts, 12, is no multiple of it; --nodes 2 is ignored: 1 group is no multiple of it; "
                "the plan is for 1 node, policy global"),
         (4, 2, None), (4, 1, None), (1, 1, None),
     ):
         text = plan(*common, "--groups", groups, "--nodes", nodes)
-        assert text.returncode == 0 and [line for line in text.stdout.splitlines() if line.startswith("note: ")] == ([f"note: {note}"] if note else []), text
+        assert text.returncode == 0 and [line for line in text.stdout.splitlines() if line.startswith("note: ")] == ([f"note: {note}"]
+                                                                                                                     if note else []), text
         got = json.loads(plan(*common, "--groups", groups, "--nodes", nodes, "--json").stdout)
         assert got.get("note") == note and got["num_nodes"] == (1 if note else nodes), got
 
@@ -111,7 +114,8 @@ def check_errors():
 def check_lost_report():
     """Standard output that cannot be written, as on a full disk."""
     with open(TOOL, "rb") as only_read:
-        for arguments in (["plan", "--load", DATA / "readme_example.json", "--replicas", 4, "--ranks", 8], ["list", "models"], ["--help"], ["--version"]):
+        for arguments in (["plan", "--load", DATA / "readme_example.json", "--replicas", 4, "--ranks", 8], ["list", "models"], ["--help"],
+                          ["--version"]):
             run = subprocess.run([TOOL, *map(str, arguments)], stdout=only_read, stderr=subprocess.PIPE, text=True, timeout=60)
             assert run.returncode == 1 and run.stderr.startswith("moe: standard output cannot be written"), (arguments, run)
             assert run.stderr.count("\n") == 1, run.stderr

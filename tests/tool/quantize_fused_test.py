@@ -13,7 +13,8 @@ from tool import in_parallel, moe, raw, read, same_output, values, write
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 256, 128, 4, 2, 6
 E2M1 = [0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6]
-BOUND = {"fp8_block128": .1, "fp8_per_channel": .1, "fp8_per_tensor": .1, "int8_per_channel": .03, "int4_group128": .4, "mxfp4": .6, "nvfp4": .4}
+BOUND = {"fp8_block128": .1, "fp8_per_channel": .1, "fp8_per_tensor": .1, "int8_per_channel": .03, "int4_group128": .4, "mxfp4": .6,
+         "nvfp4": .4}
 rng = random.Random(7)
 failures = []
 
@@ -69,8 +70,10 @@ class Family:
                   "model-00002-of-00002.safetensors": {prefix + down_name: tensors[prefix + down_name]}}
         for shard, held in shards.items():
             write(self.folder / shard, held)
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {t: s for s, held in shards.items() for t in held}}))
-        fields = {"model_type": model_type, "hidden_act": "silu", "hidden_size": h, "num_experts_per_tok": TOPK, "num_hidden_layers": 1, **config}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {t: s for s, held in shards.items()
+                                                                                             for t in held}}))
+        fields = {"model_type": model_type, "hidden_act": "silu", "hidden_size": h, "num_experts_per_tok": TOPK, "num_hidden_layers": 1,
+                  **config}
         (self.folder / "config.json").write_text(json.dumps({"model_type": nested, "text_config": fields} if nested else fields))
         self.io = folder / f"{name}_io.safetensors"
         write(self.io, {"x": ("F32", [TOKENS, h], raw("f", numbers(TOKENS * h, 1)))})
@@ -80,12 +83,13 @@ def families(folder):
     local = {"num_local_experts": EXPERTS, "intermediate_size": INTERMEDIATE}
     qwen = {"num_experts": EXPERTS, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True}
     return [
-        Family(folder, "granite", "model.layers.0.block_sparse_moe.", "granitemoe", "input_linear.weight", "output_linear.weight", False, False, local, None),
+        Family(folder, "granite", "model.layers.0.block_sparse_moe.", "granitemoe", "input_linear.weight", "output_linear.weight", False,
+               False, local, None),
         Family(folder, "qwen3", "model.layers.0.mlp.", "qwen3_moe", "experts.gate_up_proj", "experts.down_proj", False, False, qwen, None),
-        Family(folder, "qwen3_vl", "model.language_model.layers.0.mlp.", "qwen3_vl_moe_text", "experts.gate_up_proj", "experts.down_proj", True, False, qwen,
-               "qwen3_vl_moe"),
-        Family(folder, "llama4", "language_model.model.layers.0.feed_forward.", "llama4_text", "experts.gate_up_proj", "experts.down_proj", True, False,
-               {**local, "interleave_moe_layer_step": 1}, "llama4"),
+        Family(folder, "qwen3_vl", "model.language_model.layers.0.mlp.", "qwen3_vl_moe_text", "experts.gate_up_proj", "experts.down_proj",
+               True, False, qwen, "qwen3_vl_moe"),
+        Family(folder, "llama4", "language_model.model.layers.0.feed_forward.", "llama4_text", "experts.gate_up_proj", "experts.down_proj",
+               True, False, {**local, "interleave_moe_layer_step": 1}, "llama4"),
         Family(folder, "gpt_oss", "model.layers.0.mlp.", "gpt_oss", "experts.gate_up_proj", "experts.down_proj", True, True, local, None),
     ]
 
@@ -118,11 +122,13 @@ def check_layout(family, scheme, tensors, config):
                                                  2 * row + 1 if family.interleaved else i + row),
                                                 (family.down_name, *((i, h) if family.transposed else (h, i)), down_want, row)):
             dtype, shape, codes = tensors[family.prefix + tensor]
-            check(dtype == ("I8" if scheme.startswith("int8") else "F8_E4M3") and shape == [EXPERTS, rows, cols], f"{where}: {tensor} {dtype} {shape}")
+            check(dtype == ("I8" if scheme.startswith("int8") else "F8_E4M3") and shape == [EXPERTS, rows, cols],
+                  f"{where}: {tensor} {dtype} {shape}")
             suffix = "_scale_inv" if scheme == "fp8_block128" else "_scale"
             s_dtype, s_shape, _ = tensors[family.prefix + tensor + suffix]
             scales = values(tensors[family.prefix + tensor + suffix])
-            want_shape = {"fp8_block128": [EXPERTS, -(-rows // 128), -(-cols // 128)], "fp8_per_tensor": [EXPERTS, 1]}.get(scheme, [EXPERTS, rows, 1])
+            want_shape = {"fp8_block128": [EXPERTS, -(-rows // 128), -(-cols // 128)],
+                          "fp8_per_tensor": [EXPERTS, 1]}.get(scheme, [EXPERTS, rows, 1])
             check(s_dtype == "F32" and s_shape == want_shape, f"{where}: {tensor}{suffix} {s_dtype} {s_shape}")
 
             def scale(r, c):
@@ -140,20 +146,24 @@ def check_layout(family, scheme, tensors, config):
         check(config["quantization_config"]["quant_method"] == "mxfp4", f"{where}: {config}")
         for tensor, out, width, want, r in ((family.up_name, 2 * i, h, up_want, 2 * row + 1), (family.down_name, h, i, down_want, row)):
             blocks, exponents = tensors[f"{family.prefix}{tensor}_blocks"], tensors[f"{family.prefix}{tensor}_scales"]
-            check(blocks[:2] == ("U8", [EXPERTS, out, width // 32, 16]) and exponents[:2] == ("U8", [EXPERTS, out, width // 32]), f"{where}: {tensor}")
+            check(blocks[:2] == ("U8", [EXPERTS, out, width // 32, 16]) and exponents[:2] == ("U8", [EXPERTS, out, width // 32]),
+                  f"{where}: {tensor}")
             at = e * out + r
             packed, scales = blocks[2][at * width // 2:(at + 1) * width // 2], exponents[2][at * width // 32:(at + 1) * width // 32]
-            got = [E2M1[byte >> shift & 15] * 2.0**(scales[(2 * n + (shift > 0)) // 32] - 127) for n, byte in enumerate(packed) for shift in (0, 4)]
+            got = [E2M1[byte >> shift & 15] * 2.0**(scales[(2 * n + (shift > 0)) // 32] - 127) for n, byte in enumerate(packed)
+                   for shift in (0, 4)]
             check(close(got, want, bound), f"{where}: {tensor} has other values")
             check(family.prefix + tensor not in tensors, f"{where}: the original is still there")
         return
     names = ("w1", "w3", "w2") if family.name == "granite" else ("gate_proj", "up_proj", "down_proj")
-    for name, rows, cols, want in ((names[0], i, h, family.gate[e][row * h:(row + 1) * h]), (names[1], i, h, up_want), (names[2], h, i, down_want)):
+    for name, rows, cols, want in ((names[0], i, h, family.gate[e][row * h:(row + 1) * h]), (names[1], i, h, up_want),
+                                   (names[2], h, i, down_want)):
         base = f"{family.prefix}experts.{e}.{name}"
         if scheme in ("fp8_per_channel", "fp8_per_tensor", "int8_per_channel"):
             dtype, shape, codes = tensors[base + ".weight"]
             scales = values(tensors[base + ".weight_scale"])
-            got = [(c - 256 * (c > 127) if dtype == "I8" else e4m3(c)) * scales[row if "channel" in scheme else 0] for c in codes[row * cols:(row + 1) * cols]]
+            got = [(c - 256 * (c > 127) if dtype == "I8" else e4m3(c)) * scales[row if "channel" in scheme else 0]
+                   for c in codes[row * cols:(row + 1) * cols]]
         elif scheme == "int4_group128":
             dtype, shape, codes = tensors[base + ".weight_packed"]
             check(dtype == "I32" and values(tensors[base + ".weight_shape"]) == [rows, cols], f"{where}: {name}")
@@ -177,14 +187,14 @@ def convert(family, scheme):
     done = moe("quantize", "--scheme", scheme, "--input", family.folder, "--output", out, "--json", ranks=0)
     if done.returncode != 0:
         return f"{where}: {done.stderr}"
-    tensors, config, index = written(out), json.loads((out / "config.json").read_text()), json.loads((out / "model.safetensors.index.json").read_text())
+    tensors, config, index = written(out), json.loads((out / "config.json").read_text()), json.loads((out /
+    "model.safetensors.index.json").read_text())
     check(set(index["weight_map"]) == set(tensors), f"{where}: the index is not complete")
     kept = {name for name in family.original if name not in (family.prefix + family.up_name, family.prefix + family.down_name)}
     check(all(tensors[name] == family.original[name] for name in kept), f"{where}: another tensor was changed")
-    check(json.loads(done.stdout)["expert_weights"] == EXPERTS * (2 if any(t.endswith(family.up_name.split(".")[-1] + "_scale_inv") or
-                                                                           t.endswith("_blocks") or t.endswith("input_linear.weight_scale") or
-                                                                           t.endswith("input_linear.weight_scale_inv") for t in tensors) else 3),
-          f"{where}: {done.stdout}")
+    scales_of_both = (family.up_name.split(".")[-1] + "_scale_inv", "_blocks", "input_linear.weight_scale", "input_linear.weight_scale_inv")
+    both_in_one = any(t.endswith(scales_of_both) for t in tensors)  # gate and up are one weight
+    check(json.loads(done.stdout)["expert_weights"] == EXPERTS * (2 if both_in_one else 3), f"{where}: {done.stdout}")
     check_layout(family, scheme, tensors, config)
     return layer(out, family.io, out / "y.safetensors")
 
@@ -200,7 +210,8 @@ def compare(family, scheme):
     check(same_output(got, original, BOUND[scheme]) is None, f"{where}: {same_output(got, original, BOUND[scheme])}")
     if scheme == "int4_group128":  # weights only, so a layer that quantises at load gives the same output
         direct = layer(family.folder, family.io, folder / f"{family.name}_{scheme}_direct.safetensors", "--quantization", scheme)
-        check(not isinstance(direct, str) and same_output(got, direct, 1e-5) is None, f"{where}: --quantization gives another output: {direct}")
+        check(not isinstance(direct, str) and same_output(got, direct, 1e-5) is None,
+              f"{where}: --quantization gives another output: {direct}")
 
 
 def refusals(folder, all_families):
@@ -213,10 +224,13 @@ def refusals(folder, all_families):
     check(again.returncode == 1 and "is quantised already" in again.stderr, again.stderr)
     ruled = moe("quantize", "--scheme", "mxfp4", "--mx-rule", "ceil", "--input", oss.folder, "--output", folder / "ruled", ranks=0)
     name = f"{oss.prefix}{oss.up_name}_scales"
-    check(ruled.returncode == 0 and written(folder / "ruled")[name] != written(folder / "gpt_oss_mxfp4")[name], f"--mx-rule ceil: {ruled.stderr}")
+    check(ruled.returncode == 0 and written(folder / "ruled")[name] != written(folder / "gpt_oss_mxfp4")[name],
+          f"--mx-rule ceil: {ruled.stderr}")
     # NaN in the first expert's gate row 0: in a fused tensor that stays fused, in one that becomes modules, in blocks
-    for family, scheme, where in ((oss, "mxfp4", "expert 0: element [0, 0] is nan"), (oss, "fp8_block128", "expert 0: element [0, 0] is nan"),
-                                  (next(f for f in all_families if f.name == "qwen3_vl"), "mxfp4", "experts.0.gate_proj' of the fused experts: element [0, 0] is nan")):
+    for family, scheme, where in ((oss, "mxfp4", "expert 0: element [0, 0] is nan"),
+                                  (oss, "fp8_block128", "expert 0: element [0, 0] is nan"),
+                                  (next(f for f in all_families if f.name == "qwen3_vl"), "mxfp4",
+                                   "experts.0.gate_proj' of the fused experts: element [0, 0] is nan")):
         path = family.folder / "model-00001-of-00002.safetensors"
         held, up = read(path)[0], family.prefix + family.up_name
         numbers_ = values(held[up])

@@ -15,7 +15,8 @@ from tool import read, write
 
 TOOL = os.environ["MOE_TOOL"]
 GOLDEN = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_DATA"])
-SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128", "fp8_block128", "fp8_per_tensor_ue8m0", "fp8_per_token_ue8m0",
+SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128", "fp8_block128", "fp8_per_tensor_ue8m0",
+           "fp8_per_token_ue8m0",
            "fp8_per_channel_ue8m0", "fp8_group128_ue8m0", "fp8_block128_ue8m0", "int8_per_token", "int8_per_channel", "int8_group128",
            "int4_group128", "mxfp8", "mxfp4", "nvfp4"]
 failures = 0
@@ -119,8 +120,8 @@ def checkpoints(folder: pathlib.Path) -> None:
     for shard in source.glob("model*.safetensors"):
         original.update(load(shard))
     experts = [name for name in original if ".experts." in name]
-    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15, "mxfp4": .2,
-                          "nvfp4": .15}.items():
+    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15,
+                          "mxfp4": .2, "nvfp4": .15}.items():
         out = folder / scheme
         done = moe("--scheme", scheme, "--input", source, "--output", out)
         check(done.returncode == 0, f"{scheme}: {done.stderr}")
@@ -135,7 +136,8 @@ def checkpoints(folder: pathlib.Path) -> None:
         layer = subprocess.run([TOOL, "layer", "--checkpoint", out, "--layer", "1", "--input", source / "moe_io.safetensors", "--tensor",
                                 "layers.1.moe_in", "--output", folder / "y.safetensors", "--json", "--expected",
                                 f"{source / 'moe_io.safetensors'}:layers.1.moe_out_f32"], capture_output=True, text=True, check=False)
-        check(layer.returncode == 0 and 1e-4 < json.loads(layer.stdout)["error"] < 3 * bound, f"{scheme}: moe layer: {layer.stdout} {layer.stderr}")
+        check(layer.returncode == 0 and 1e-4 < json.loads(layer.stdout)["error"] < 3 * bound,
+              f"{scheme}: moe layer: {layer.stdout} {layer.stderr}")
         config = json.loads((out / "config.json").read_text())
         check("quantization_config" in config and (out / "generation_config.json").exists(), f"{scheme}: config")
         for name in experts[:6]:
@@ -150,11 +152,13 @@ def checkpoints(folder: pathlib.Path) -> None:
                 dq = [q * scales[i // group] for i, q in enumerate(codes)]
             elif scheme in ("mxfp4", "nvfp4"):
                 packed, stored, group = written[base + ".weight_packed"], written[base + ".weight_scale"], 32 if scheme == "mxfp4" else 16
-                check(packed[:2] == ("U8", [rows, cols // 2]) and stored[:2] == ("U8" if scheme == "mxfp4" else "F8_E4M3", [rows, cols // group]),
+                check(packed[:2] == ("U8", [rows, cols // 2])
+                      and stored[:2] == ("U8" if scheme == "mxfp4" else "F8_E4M3", [rows, cols // group]),
                       f"{scheme}: {name} {packed[:2]} {stored[:2]}")
                 divisor = floats(written[base + ".weight_global_scale"])[0] if scheme == "nvfp4" else 1
                 scales = [2.0**(b - 127) if scheme == "mxfp4" else e4m3(b) / divisor for b in stored[2]]
-                dq = [e2m1_table()[byte >> shift & 15] * scales[(2 * i + (shift > 0)) // group] for i, byte in enumerate(packed[2]) for shift in (0, 4)]
+                dq = [e2m1_table()[byte >> shift & 15] * scales[(2 * i + (shift > 0)) // group] for i, byte in enumerate(packed[2])
+                      for shift in (0, 4)]
             else:
                 code, suffix = written[name], ".weight_scale_inv" if scheme == "fp8_block128" else ".weight_scale"
                 check(code[0] == ("I8" if scheme.startswith("int8") else "F8_E4M3") and code[1] == [rows, cols], f"{scheme}: {name}")
@@ -210,7 +214,8 @@ def unusual_checkpoints(folder: pathlib.Path) -> None:
     check(done.returncode == 0, f"long names: {done.returncode} {done.stderr[:300]}")
     if done.returncode == 0:
         scaled = [name for name in load(folder / "long" / "model.safetensors") if name.endswith("_scale_inv")]
-        check(sorted(scaled) == sorted(name + "_scale_inv" for name in [expert, list(long)[1]]), f"other experts: {[n[-80:] for n in scaled]}")
+        check(sorted(scaled) == sorted(name + "_scale_inv" for name in [expert, list(long)[1]]),
+              f"other experts: {[n[-80:] for n in scaled]}")
     for value in (math.nan, math.inf, -math.inf):
         for scheme in ("fp8_block128", "fp8_per_channel", "int4_group128", "mxfp4", "nvfp4"):
             save(source / "model.safetensors", {expert: (matrix[0], [*matrix[1][:131], value, *matrix[1][132:]])})
@@ -228,10 +233,12 @@ def bad_input(folder: pathlib.Path) -> None:
     (folder / "link.safetensors").symlink_to(copy)
     dangling.symlink_to(folder / "nothing")
     cases = [
-        *((1, "element [1, 1, 8] is nan, expected a finite number", ["--scheme", name, "--input", folder / "nan.safetensors", "--tensor", "w",
-                                                                     "--output", out]) for name in SCHEMES),
-        (1, "(F32 [64]): element [0] is inf", ["--scheme", "fp8_per_tensor", "--input", folder / "nan.safetensors", "--tensor", "v", "--output", out]),
-        (2, "only mxfp8 and mxfp4 take it, not nvfp4", ["--scheme", "nvfp4", "--mx-rule", "ocp", "--input", source, "--tensor", "w", "--output", out]),
+        *((1, "element [1, 1, 8] is nan, expected a finite number", ["--scheme", name, "--input", folder / "nan.safetensors", "--tensor",
+                                                                     "w", "--output", out]) for name in SCHEMES),
+        (1, "(F32 [64]): element [0] is inf", ["--scheme", "fp8_per_tensor", "--input", folder / "nan.safetensors", "--tensor", "v",
+                                               "--output", out]),
+        (2, "only mxfp8 and mxfp4 take it, not nvfp4", ["--scheme", "nvfp4", "--mx-rule", "ocp", "--input", source, "--tensor", "w",
+                                                        "--output", out]),
         (2, "only mxfp8 and mxfp4 take it, not fp8_block128", ["--scheme", "fp8_block128", "--mx-rule", "ocp", "--input",
                                                                GOLDEN / "checkpoints" / "qwen3_moe_tiny", "--output", folder / "x"]),
         (1, "is the input file", ["--scheme", "mxfp4", "--input", copy, "--tensor", "w", "--output", copy]),
@@ -260,7 +267,8 @@ def bad_input(folder: pathlib.Path) -> None:
 
 
 def incomplete_checkpoints(folder: pathlib.Path) -> None:
-    """An expert's tensor that is missing from the index, from its shard, or from both; the parents of an output that does not come about."""
+    """An expert's tensor that is missing from the index, from its shard, or from both; the parents of an output that does not come
+    about."""
     source, lost = GOLDEN / "checkpoints" / "qwen3_moe_tiny", "model.layers.1.mlp.experts.3.up_proj.weight"
     for name, from_index, from_shard, words in (
         ("index", True, False, "the index of the checkpoint does not have it"),

@@ -19,9 +19,11 @@ KINDS = {
     "experts": ("Experts", "`moe::experts`", "moe::experts::", "moe/experts/"),
 }
 
-COMMUNICATORS = ["Communicators and windows are types of `moe::comm`, in `moe/comm/`: `Self<>` in `self.hpp`, `Mpi` in `mpi.hpp`, `MpiShared` in",
-                 "`mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp`. A window's layer is constructed with the communicator",
-                 "under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`.", ""]
+COMMUNICATORS = """\
+Communicators and windows are types of `moe::comm`, in `moe/comm/`: `Self<>` in `self.hpp`, `Mpi` in `mpi.hpp`, `MpiShared` in
+`mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp`. A window's layer is constructed with the communicator
+under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`.
+""".split("\n")
 
 HEAD = """# What the library supports
 
@@ -57,7 +59,8 @@ def policies(rows):
     for kind, (title, where, prefix, folder) in KINDS.items():
         chosen = [row for row in rows if row["kind"] == kind]
         spaces = any(row["space"] != "both" for row in chosen)
-        out += [f"### {title}", "", f"The types are in {where}, the headers in `{folder}`." + ("" if spaces else " All are for both spaces."), ""]
+        out += [f"### {title}", "", f"The types are in {where}, the headers in `{folder}`." +
+                ("" if spaces else " All are for both spaces."), ""]
         if kind == "backend":
             out += COMMUNICATORS
         lines = []
@@ -92,14 +95,16 @@ def compositions(policy_rows, rows):
         experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space)
         out += [f"### {title} space", ""]
         out += table([""] + [f"`{name}`" for name in experts],
-                     [[f"`{backend}`"] + [letters.get(tuple(allowed.get((space, backend, name), ())), "–") for name in experts] for backend in backends])
+                     [[f"`{backend}`"] + [letters.get(tuple(allowed.get((space, backend, name), ())), "–") for name in experts]
+                      for backend in backends])
     return out
 
 
 def schemes(policy_rows, rows):
     names = [row["name"] for row in policy_rows if row["kind"] == "quantization"]
     experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and not row["name"].startswith("monolithic_"))
-    backends = {(name, scheme): len([row for row in rows if row["experts"] == name and row["quantization"] == scheme and row["answer"] != "no"])
+    backends = {(name, scheme): len([row for row in rows if row["experts"] == name and row["quantization"] == scheme
+                                     and row["answer"] != "no"])
                 for name in experts for scheme in names}
     out = ["## Quantisations and experts", "",
            "The number of backends with which the experts compute the scheme. `monolithic_*` compute what the experts inside do.", ""]
@@ -115,10 +120,12 @@ def schemes(policy_rows, rows):
     def cell(support):
         return support["support"] + ("" if support["support"] == "emulated" else f" (`{support['experts']}`)")
 
-    out += ["### On each architecture", "", "How the best experts of the CUDA space compute the products of a scheme. Tested on sm_90 only.", "",
+    out += ["### On each architecture", "",
+            "How the best experts of the CUDA space compute the products of a scheme. Tested on sm_90 only.", "",
             "* **native**: the tensor cores take what is stored",
             "* **converted**: weights are widened to 16 bits in registers on the way to the tensor cores",
-            "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores", ""]
+            "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores",
+            ""]
     return out + table(["scheme", *architectures],
                        [[f"`{row['name']}`", *[cell(row["architectures"][name]) for name in architectures]] for row in described])
 

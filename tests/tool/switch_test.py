@@ -21,8 +21,8 @@ def zeros_but(size, at, value):
 def run(folder, *options, ranks=1, code=0, part=""):
     output = folder / "output.safetensors"
     output.unlink(missing_ok=True)
-    done = moe("layer", "--checkpoint", folder, "--layer", 0, "--input", folder / "input.safetensors", "--tensor", "hidden", "--output", output,
-               *options, ranks=ranks)
+    done = moe("layer", "--checkpoint", folder, "--layer", 0, "--input", folder / "input.safetensors", "--tensor", "hidden", "--output",
+               output, *options, ranks=ranks)
     if done.returncode != code or part not in done.stderr:
         problems.append(f"{options} on {ranks} ranks: exit code {done.returncode}, expected {code} and '{part}': {done.stderr}")
         return None
@@ -43,10 +43,12 @@ def expect(folder, kept, *options, ranks=1):
 with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary)
     (folder / "config.json").write_text(json.dumps({
-        "model_type": "switch_transformers", "d_model": HIDDEN, "d_ff": INTERMEDIATE, "num_experts": EXPERTS, "expert_capacity": 1, "num_layers": 1,
-        "num_sparse_encoder_layers": 1, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0, "dense_act_fn": "relu", "router_bias": False,
-        "encoder_sparse_step": 1}))
-    tensors = {MLP + "router.classifier.weight": ("F32", [EXPERTS, HIDDEN], raw("f", zeros_but(HIDDEN, 0, 4.0) + zeros_but(HIDDEN, 1, 4.0)))}
+        "model_type": "switch_transformers", "d_model": HIDDEN, "d_ff": INTERMEDIATE, "num_experts": EXPERTS, "expert_capacity": 1,
+        "num_layers": 1,
+        "num_sparse_encoder_layers": 1, "num_decoder_layers": 1, "num_sparse_decoder_layers": 0, "dense_act_fn": "relu",
+        "router_bias": False, "encoder_sparse_step": 1}))
+    tensors = {MLP + "router.classifier.weight": ("F32", [EXPERTS, HIDDEN],
+                                                  raw("f", zeros_but(HIDDEN, 0, 4.0) + zeros_but(HIDDEN, 1, 4.0)))}
     for e in range(EXPERTS):
         tensors[f"{MLP}experts.expert_{e}.wi.weight"] = ("F32", [INTERMEDIATE, HIDDEN], raw("f", [1.0] * (INTERMEDIATE * HIDDEN)))
         tensors[f"{MLP}experts.expert_{e}.wo.weight"] = ("F32", [HIDDEN, INTERMEDIATE], raw("f", [1.0] * (INTERMEDIATE * HIDDEN)))
