@@ -92,7 +92,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
         max_destinations_(std::min<std::int64_t>(topk_, comm.size())),
         max_rows_(params.max_recv_rows == 0 ? max_tokens * comm.size() : params.max_recv_rows),
         wire_(hidden_, topk_),
-        refused_(moe::detail::error_of([&] { take_memory(comm, placement, params, arena); })),
+        refused_(moe::error_of([&] { take_memory(comm, placement, params, arena); })),
         rounds_(comm,
                 moe::detail::make_contract<Config, Quant, Partial>(AllToAllV<Comm>::kName, shape, max_tokens, placement,
                                                                    {.max_recv_rows = max_rows_}),

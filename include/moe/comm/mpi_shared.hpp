@@ -146,15 +146,6 @@ class MpiShared : public HostWindow {
     comm.barrier({});
     meet();
   }
-  template <class Call>
-  static std::optional<Error> error_of(Call&& call) {
-    try {
-      call();
-    } catch (Error const& e) {
-      return e;
-    }
-    return std::nullopt;
-  }
 
   std::vector<SharedSegment> parts_;  // [R]
 };

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -87,5 +88,16 @@ class TransportError : public Error {
   std::string phase_;
   std::uint64_t round_;
 };
+
+/// The error that call() throws, if it throws one. A TransportError comes back as an Error: its code and text, not its fields.
+template <class Call>
+std::optional<Error> error_of(Call&& call) {
+  try {
+    call();
+  } catch (Error const& e) {
+    return e;
+  }
+  return std::nullopt;
+}
 
 }  // namespace moe

@@ -28,7 +28,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::cuda> {
         max_rows_(params.max_recv_rows == 0 ? max_tokens * comm.size() : params.max_recv_rows),
         wire_(hidden_, topk_),
         fixed_(moe::detail::has_fixed_sizes(params.sizes, comm.size() * max_tokens * wire_.bytes(), params.max_recv_rows == 0)),
-        refused_(moe::detail::error_of([&] { take_memory(comm, placement, params, arena); })),
+        refused_(moe::error_of([&] { take_memory(comm, placement, params, arena); })),
         rounds_(comm,
                 moe::detail::make_contract<Config, Quant, Partial>(fixed_ ? "all_to_all_v, fixed" : AllToAllV<Comm>::kName, shape,
                                                                    max_tokens, placement, {.max_recv_rows = max_rows_}),

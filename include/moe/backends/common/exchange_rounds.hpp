@@ -120,17 +120,6 @@ inline void check_exchange(ExpertPlacement const& placement, int num_ranks, std:
   }
 }
 
-/// The error that call() throws, if any.
-template <class Call>
-std::optional<Error> error_of(Call&& call) {
-  try {
-    call();
-  } catch (Error const& e) {
-    return e;
-  }
-  return std::nullopt;
-}
-
 /// The rounds of one exchange: each has a dispatch (prepare) and a combine (finalize). Both start with a small all-gather of the row count,
 /// of whether this rank takes part, and of the values that detect a mismatched call.
 template <class Comm>

@@ -35,14 +35,6 @@ MOE_HD inline float quiet_nan() { return bits_float(kNanBits); }
 /// Bits of |v|. As integers they have the order of the magnitudes, with infinity and then NaN on top. So an integer maximum is an amax that
 /// never loses a NaN and does not depend on the order.
 MOE_HD inline std::uint32_t abs_bits(float v) { return float_bits(v) & 0x7FFFFFFFU; }
-/// Correctly rounded a / b, whatever fast-math flags the device code is compiled with.
-MOE_HD inline float divide(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
 
 namespace detail {
 

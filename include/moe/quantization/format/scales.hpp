@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moe/core/rounded.hpp"
 #include "moe/quantization/format/formats.hpp"
 
 namespace moe::quantization {
@@ -41,11 +42,11 @@ MOE_HD inline float scale_from_amax(std::uint32_t amax_bits, float limit) {
   if (amax_bits >= kInfBits) return quiet_nan();
   float const amax = bits_float(amax_bits);
   if constexpr (Floor == ScaleFloor::min_scale) {
-    float const s = divide(amax, limit);
+    float const s = div_rn(amax, limit);
     return s < kMinScale ? kMinScale : s;
   } else {
     constexpr float kFloor = Floor == ScaleFloor::amax_1e10 ? kAmaxFloor : kTransportAmaxFloor;
-    return divide(amax < kFloor ? kFloor : amax, limit);
+    return div_rn(amax < kFloor ? kFloor : amax, limit);
   }
 }
 

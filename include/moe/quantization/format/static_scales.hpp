@@ -9,6 +9,7 @@
 #include <span>
 
 #include "moe/core/error.hpp"
+#include "moe/core/rounded.hpp"
 #include "moe/quantization/format/units.hpp"
 
 namespace moe::quantization {
@@ -34,7 +35,7 @@ inline void requantize_e4m3(std::span<std::uint8_t> codes, float from, float to)
 /// Requantises nvfp4 block scales (e4m3) from global scale `from` to the larger global scale `to`, in place.
 inline void rescale_nvfp4_blocks(std::span<std::uint8_t> block_scales, float from, float to) {
   if (from == to) return;
-  for (std::uint8_t& s : block_scales) s = encode_e4m3(divide(decode_e4m3(s) * from, to));
+  for (std::uint8_t& s : block_scales) s = encode_e4m3(div_rn(decode_e4m3(s) * from, to));
 }
 
 /// Multiplier of the nvfp4 GEMM's result: input_scale · weight_scale_2. Kernels that take the quantiser's factor need 1 / input_scale.

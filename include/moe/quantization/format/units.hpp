@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/core/rounded.hpp"
 #include "moe/quantization/format/formats.hpp"
 #include "moe/quantization/format/scales.hpp"
 
@@ -48,7 +49,7 @@ struct Fp8Unit {
     }
   }
   MOE_HD static std::uint8_t round_code(float v) { return v == v ? encode_e4m3(v) : kE4m3Nan; }
-  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e4m3(static_cast<std::uint8_t>(code)) * d; }
 };
 
@@ -68,7 +69,7 @@ struct Int8Unit {
   MOE_HD static float scale(std::uint32_t amax) { return scale_from_amax<ScaleFloor::amax_1e10>(amax, kInt8Max); }
   MOE_HD static float factor(float s) { return s; }
   MOE_HD static std::int8_t round_code(float v) { return encode_int8(v); }
-  MOE_HD static std::int8_t encode(float x, float d) { return round_code(divide(x, d)); }
+  MOE_HD static std::int8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
   MOE_HD static float decode(std::int32_t code, float d) { return static_cast<float>(code) * d; }
 };
 
@@ -88,7 +89,7 @@ struct OffsetIntUnit {
   MOE_HD static float scale(std::uint32_t amax) { return scale_from_amax<ScaleFloor::amax_1e10>(amax, kLimit); }
   MOE_HD static float factor(float s) { return s; }
   MOE_HD static std::uint8_t round_code(float v) { return static_cast<std::uint8_t>(encode_integer(v, -kLimit, kLimit) + kZero); }
-  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return static_cast<float>(static_cast<int>(code) - kZero) * d; }
 };
 
@@ -106,7 +107,7 @@ struct Mxfp8Unit {
   MOE_HD static std::uint8_t scale(std::uint32_t amax) { return mx_exponent<Rule, 3, 8>(amax); }
   MOE_HD static float factor(std::uint8_t b) { return decode_e8m0(b); }
   MOE_HD static std::uint8_t round_code(float v) { return Fp8Unit<>::round_code(v); }
-  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return Fp8Unit<>::decode(code, d); }
 };
 
@@ -124,7 +125,7 @@ struct Mxfp4Unit {
   MOE_HD static std::uint8_t scale(std::uint32_t amax) { return mx_exponent<Rule, 1, 2>(amax); }
   MOE_HD static float factor(std::uint8_t b) { return decode_e8m0(b); }
   MOE_HD static std::uint8_t round_code(float v) { return v == v ? encode_e2m1(v) : std::uint8_t{0}; }
-  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(divide(x, d)); }
+  MOE_HD static std::uint8_t encode(float x, float d) { return round_code(div_rn(x, d)); }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e2m1(static_cast<std::uint8_t>(code)) * d; }
 };
 
@@ -143,18 +144,18 @@ struct Nvfp4Unit {
   /// The global scale of a tensor whose largest finite magnitude has these bits.
   MOE_HD static float global_from_amax(std::uint32_t amax) {
     float const a = bits_float(amax);
-    return divide(a < kAmaxFloor ? kAmaxFloor : a, kE2m1Max * kE4m3Max);
+    return div_rn(a < kAmaxFloor ? kAmaxFloor : a, kE2m1Max * kE4m3Max);
   }
   MOE_HD static std::uint32_t magnitude(float x) { return abs_bits(x); }
   MOE_HD std::uint8_t scale(std::uint32_t amax) const {
     if (amax >= kInfBits) return kE4m3Nan;
-    return encode_e4m3(divide(divide(bits_float(amax), kE2m1Max), global_scale));
+    return encode_e4m3(div_rn(div_rn(bits_float(amax), kE2m1Max), global_scale));
   }
   MOE_HD float factor(std::uint8_t s) const { return decode_e4m3(s) * global_scale; }
   MOE_HD static std::uint8_t round_code(float v) { return Mxfp4Unit<MxRule::ocp>::round_code(v); }
   MOE_HD static std::uint8_t encode(float x, float d) {
     if (d == 0.0F) return 0;  // the block is too small for any e4m3 scale under this global scale
-    return round_code(divide(x, d));
+    return round_code(div_rn(x, d));
   }
   MOE_HD static float decode(std::uint32_t code, float d) { return decode_e2m1(static_cast<std::uint8_t>(code)) * d; }
 };

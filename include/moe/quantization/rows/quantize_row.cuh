@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/core/rounded.hpp"
 #include "moe/core/types.hpp"
 #include "moe/quantization/rows/rows.hpp"
 
@@ -65,7 +66,7 @@ __device__ inline void ratios8(float (&v)[kLaneElements], float d) {
     for (int i = 0; i < kLaneElements; ++i) v[i] *= reciprocal;
   } else {
 #pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) v[i] = divide(v[i], d);
+    for (int i = 0; i < kLaneElements; ++i) v[i] = div_rn(v[i], d);
   }
 }
 

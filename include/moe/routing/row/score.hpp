@@ -2,16 +2,17 @@
 // routing/row/score.hpp: the arithmetic of routing, with the same bits on the host and on the device.
 //
 // The top-k of a row depends on single bits where scores nearly tie, so a device kernel can agree with the host only if both compute the
-// same scores. Everything here is built from operations that IEEE 754 rounds correctly (add, multiply, fused multiply-add, divide,
-// square root) in a stated order, and sums over experts follow the shape of a warp: 32 partial sums, then a butterfly.
+// same scores. Everything here is built from the operations of core/rounded.hpp in a stated order, and sums over experts follow the shape
+// of a warp: 32 partial sums, then a butterfly. If a host compiler contracts a product and a sum, the result is the same: a product is
+// added to something only if it is exact.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
+#include "moe/core/rounded.hpp"
 #include "moe/core/types.hpp"
 #include "moe/routing/row/router_config.hpp"
 
@@ -26,44 +27,6 @@ inline constexpr int kWarp = 32;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kLargest = std::numeric_limits<float>::max();
 
-// The explicit _rn intrinsics keep nvcc from contracting a product and a sum into one rounding. On the host, contraction changes no result:
-// a product is added to something only if it is exact.
-MOE_HD inline float mul_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-MOE_HD inline float add_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fadd_rn(a, b);
-#else
-  return a + b;
-#endif
-}
-MOE_HD inline float sub_rn(float a, float b) { return add_rn(a, -b); }
-MOE_HD inline float fma_rn(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-MOE_HD inline float div_rn(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
-MOE_HD inline float sqrt_rn(float a) {
-#ifdef __CUDA_ARCH__
-  return __fsqrt_rn(a);
-#else
-  return std::sqrt(a);
-#endif
-}
 MOE_HD inline std::int32_t float_bits(float v) {
 #ifdef __CUDA_ARCH__
   return __float_as_int(v);

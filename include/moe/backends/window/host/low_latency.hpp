@@ -58,7 +58,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, ActivationFormat::batch
         messages_({hidden_, topk_, max_tokens, ranks_, rank_, num_local_, max_local_, on_input_, params.deduplicate,
                    params.deduplicate ? max_destinations_ : topk_},
                   quant),
-        refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
+        refused_(moe::error_of([&] { take_memory(placement, arena); })),
         group_(comm,
                moe::detail::make_contract<Config, Quant, Partial>(contract_name<Window>(params).c_str(), shape, max_tokens, placement,
                                                                   {.num_slots = params.num_slots}),

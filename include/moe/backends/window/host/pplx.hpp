@@ -55,7 +55,7 @@ class PplxExchange<Window, Config, Quant, Partial> {
         dp_size_(params.dp_size),
         on_input_(shape.weight_on_input()),
         message_(hidden_, 1),
-        refused_(moe::detail::error_of([&] { take_memory(placement, arena); })),
+        refused_(moe::error_of([&] { take_memory(placement, arena); })),
         group_(comm, moe::detail::make_contract<Config, Quant, Partial>("pplx", shape, max_tokens, placement, {.dp_size = params.dp_size}),
                refused_, arena, params.manager, offsets_.user_bytes(), params.window),
         rounds_(group_.window(), rounds_at_, group_.tag()) {}
