@@ -3,15 +3,12 @@
 // small multiples of powers of two, so that all sums are exact in float32. For exchanges in either space.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <optional>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/expert_factor.hpp"
 
 namespace moe_test {
@@ -69,27 +66,6 @@ inline std::int64_t random_rows(int rank, int round, std::int64_t max_tokens) {
   std::mt19937 gen(static_cast<unsigned>(rank * 31 + round * 1009 + 17));
   unsigned const kind = gen() % 6;
   return kind == 0 ? 0 : kind == 1 ? max_tokens : static_cast<std::int64_t>(gen() % static_cast<unsigned>(max_tokens + 1));
-}
-
-/// Calls f and returns the error that it threw.
-template <class F>
-std::optional<moe::Error> error_of(F&& f) {
-  try {
-    f();
-  } catch (moe::Error const& e) {
-    return e;
-  }
-  return std::nullopt;
-}
-
-/// f must throw an error of that code; its message.
-template <class F>
-std::string expect_error(moe::ErrorCode code, F&& f) {
-  auto const e = error_of(f);
-  EXPECT_TRUE(e.has_value()) << "no error, expected " << moe::name(code);
-  if (!e) return "";
-  EXPECT_EQ(moe::name(e->code()), moe::name(code)) << e->what();
-  return e->message();
 }
 
 }  // namespace moe_test

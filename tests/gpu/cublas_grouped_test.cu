@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "../expect_error.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/core/check.hpp"
@@ -23,6 +24,7 @@ namespace {
 
 using namespace moe;
 using Cuda = space::cuda;
+using moe_test::expect_error;
 using quantization::None;
 
 template <class T>
@@ -313,16 +315,6 @@ TEST(CublasGrouped, X19_GraphWithFixedGroupsFollowsTheDevicesRowCount) {
   cudaGraphDestroy(graph);
 }
 
-template <class F>
-ErrorCode code_of(F&& f) {
-  try {
-    f();
-  } catch (Error const& error) {
-    return error.code();
-  }
-  return ErrorCode::internal;
-}
-
 TEST(CublasGrouped, Refusals) {
   Sizes const s{4, 64, 32, 1};
   std::mt19937 gen(700);
@@ -330,10 +322,10 @@ TEST(CublasGrouped, Refusals) {
   using Kernel = experts::CublasGrouped::Kernel<Config<float>, None, ActivationFormat::standard>;
   Shape<Config<float>> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
   Arena<Cuda> arena;
-  EXPECT_EQ(code_of([&] { Kernel(Shape<Config<float>>(LayerShape{s.hidden, 48, 4, 1}), weights.view, 8, {}, {}, {}, arena); }),
-            ErrorCode::argument);
-  EXPECT_EQ(code_of([&] { Kernel(shape, weights.view, 8, {}, activation::Any{activation::Kind::relu2_no_mul}, {}, arena); }),
-            ErrorCode::argument);
+  expect_error(ErrorCode::argument,
+               [&] { Kernel(Shape<Config<float>>(LayerShape{s.hidden, 48, 4, 1}), weights.view, 8, {}, {}, {}, arena); });
+  expect_error(ErrorCode::argument,
+               [&] { Kernel(shape, weights.view, 8, {}, activation::Any{activation::Kind::relu2_no_mul}, {}, arena); });
   Kernel const kernel(shape, weights.view, 8, {}, {}, {}, arena);
   Buffer<float, Cuda> x(16 * 64);
   Buffer<std::int32_t, Cuda> ids(16);
@@ -345,16 +337,16 @@ TEST(CublasGrouped, Refusals) {
   };
   auto const y = make_rows(x.data(), 16, std::int64_t{64});
   set(9, 9, 64);
-  EXPECT_EQ(code_of([&] { kernel.apply(batch, y, nullptr); }), ErrorCode::argument) << "more rows than it was made for";
+  expect_error(ErrorCode::argument, [&] { kernel.apply(batch, y, nullptr); });  // more rows than it was made for
   set(8, 7, 64);
-  EXPECT_EQ(code_of([&] { kernel.apply(batch, y, nullptr); }), ErrorCode::argument) << "X12: ids of other rows";
+  expect_error(ErrorCode::argument, [&] { kernel.apply(batch, y, nullptr); });  // X12: ids of other rows
   set(8, 8, 32);
-  EXPECT_EQ(code_of([&] { kernel.apply(batch, y, nullptr); }), ErrorCode::argument) << "X12: columns";
+  expect_error(ErrorCode::argument, [&] { kernel.apply(batch, y, nullptr); });  // X12: columns
   set(8, 8, 64);
   CudaStream stream;
   cudaGraph_t graph = nullptr;
   ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  EXPECT_EQ(code_of([&] { kernel.apply(batch, y, stream); }), ErrorCode::state) << "captured";
+  expect_error(ErrorCode::state, [&] { kernel.apply(batch, y, stream); });  // captured
   ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   cudaGraphDestroy(graph);
 }

@@ -17,6 +17,7 @@
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/quantization/fp8_group128.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
 
 namespace moe_test {
@@ -88,17 +89,6 @@ void run_identity(moe::StandardTokens<Payload, float> const& t, moe::Rows<Partia
   identity<<<16, 128, 0, s>>>(t, y);
 }
 
-template <class F>
-std::string expect_error(moe::ErrorCode code, F&& f) {
-  try {
-    f();
-  } catch (moe::Error const& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.message();
-  }
-  ADD_FAILURE() << "no error, expected " << moe::name(code);
-  return "";
-}
 template <class F>
 void expect_error(moe::ErrorCode one, moe::ErrorCode other, F&& f) {
   try {

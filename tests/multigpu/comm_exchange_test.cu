@@ -11,6 +11,7 @@
 
 namespace {
 
+using moe::error_of;
 using namespace moe_test;
 using DeviceComm = moe::comm::Nccl;
 using DeviceNaive = moe::backends::Naive<DeviceComm>;

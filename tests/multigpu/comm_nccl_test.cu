@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../expect_error.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
 #include "moe/core/buffer.hpp"
@@ -19,23 +20,13 @@ namespace {
 using moe::ErrorCode;
 using moe::comm::Mpi;
 using moe::comm::Nccl;
+using moe_test::expect_error;
 template <class T>
 using Device = moe::Buffer<T, moe::space::cuda>;
 
 Mpi& host() {
   static Mpi comm(MPI_COMM_WORLD);
   return comm;
-}
-template <class F>
-ErrorCode code_of(F&& f, std::string* message = nullptr) {
-  try {
-    f();
-  } catch (moe::Error const& e) {
-    if (message != nullptr) *message = e.what();
-    return e.code();
-  }
-  ADD_FAILURE() << "no error";
-  return ErrorCode::internal;
 }
 
 /// Every collective, with sizes that differ and one of zero.
@@ -118,18 +109,14 @@ TEST(Nccl, BootstrapOverAFile) {
   expect_collectives(comm);
   host().barrier({});
   if (host().rank() == 0) {
-    std::string message;
-    EXPECT_EQ(code_of([&] { Nccl::over_file(path.data(), 0, 1); }, &message), ErrorCode::config);
-    EXPECT_NE(message.find("must not exist"), std::string::npos) << message;
+    expect_error(ErrorCode::config, "must not exist", [&] { Nccl::over_file(path.data(), 0, 1); });
     std::remove(path.data());
   }
 }
 
 TEST(Nccl, NobodyElseComes) {
-  std::string message;
-  EXPECT_EQ(code_of([&] { Nccl(0, 2, Nccl::unique_id(), {.timeout_ms = 800}); }, &message), ErrorCode::timeout);
-  EXPECT_NE(message.find("800 ms"), std::string::npos) << message;
-  EXPECT_EQ(code_of([&] { Nccl::over_file("/tmp/moe_nccl_no_such_id", 1, 2, {.timeout_ms = 200}); }), ErrorCode::timeout);
+  expect_error(ErrorCode::timeout, "800 ms", [&] { Nccl(0, 2, Nccl::unique_id(), {.timeout_ms = 800}); });
+  expect_error(ErrorCode::timeout, [&] { Nccl::over_file("/tmp/moe_nccl_no_such_id", 1, 2, {.timeout_ms = 200}); });
   Device<int> still_works(4);
   host().barrier({});
 }
@@ -142,22 +129,20 @@ TEST(Nccl, WorkThatDoesNotEnd) {
   comm.set_timeout_ms(500);
   if (comm.rank() == 0) {
     Device<float> x(16);
-    EXPECT_EQ(code_of([&] {
-                comm.all_reduce(x.data(), 16, x.data(), stream);
-                comm.synchronize(stream);
-              }),
-              ErrorCode::timeout);
+    expect_error(ErrorCode::timeout, [&] {
+      comm.all_reduce(x.data(), 16, x.data(), stream);
+      comm.synchronize(stream);
+    });
     EXPECT_TRUE(comm.failed());
-    EXPECT_EQ(code_of([&] { comm.barrier(stream); }), ErrorCode::state);
+    expect_error(ErrorCode::state, [&] { comm.barrier(stream); });
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   host().barrier({});
 }
 
 TEST(Nccl, AnotherVersionIsRefused) {
-  std::string message;
-  EXPECT_EQ(code_of([] { moe::comm::detail::check_nccl_version(NCCL_VERSION_CODE - 1); }, &message), ErrorCode::unsupported);
-  EXPECT_NE(message.find(std::to_string(NCCL_VERSION_CODE)), std::string::npos) << message;
+  expect_error(ErrorCode::unsupported, std::to_string(NCCL_VERSION_CODE),
+               [] { moe::comm::detail::check_nccl_version(NCCL_VERSION_CODE - 1); });
 }
 
 }  // namespace

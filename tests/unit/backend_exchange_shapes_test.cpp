@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "expect_error.hpp"
 #include "moe/backends/window/device/high_throughput/layout.hpp"
 #include "moe/backends/window/device/low_latency/layout.hpp"
 
@@ -18,18 +19,7 @@ using moe::detail::HighThroughputLayout;
 using moe::detail::HighThroughputShape;
 using moe::detail::LowLatencyLayout;
 using moe::detail::LowLatencyShape;
-
-template <class Call>
-std::string expect_error(ErrorCode code, Call&& call) {
-  try {
-    call();
-  } catch (moe::Error const& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.message();
-  }
-  ADD_FAILURE() << "no error, expected " << moe::name(code);
-  return "";
-}
+using moe_test::expect_error;
 
 LowLatencyShape low() {
   LowLatencyShape s;

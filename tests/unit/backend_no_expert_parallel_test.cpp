@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
@@ -17,6 +18,7 @@ namespace {
 
 using moe::ErrorCode;
 using moe::kNoExpert;
+using moe_test::expect_error;
 using Quant = moe::quantization::None;
 using Backend = moe::backends::NoExpertParallel<>;
 
@@ -70,16 +72,6 @@ struct Fixture {
   std::vector<float> weights;
 };
 
-template <class F>
-ErrorCode code_of(F&& call) {
-  try {
-    call();
-  } catch (moe::Error const& e) {
-    return e.code();
-  }
-  return ErrorCode::internal;
-}
-
 TEST(NoExpertParallel, T1_IdentityExperts) {
   Fixture<moe::bf16> f(96, 6, 3, 40);
   std::mt19937 gen(1);
@@ -110,7 +102,7 @@ TEST(NoExpertParallel, T1_IdentityExperts) {
 TEST(NoExpertParallel, T4_CapacityThenNextCall) {
   Fixture<float> f(16, 4, 2, 3);
   f.resize(4);
-  EXPECT_EQ(code_of([&] { f.prepare(); }), ErrorCode::capacity);
+  expect_error(ErrorCode::capacity, [&] { f.prepare(); });
   f.resize(3);
   f.prepare();
   f.exchange.expert_output()(2, 15) = 5;
@@ -141,23 +133,23 @@ TEST(NoExpertParallel, T12_WrongShapes) {
   auto const hidden = moe::make_rows(static_cast<float const*>(f.x.data()), 2, 16);
   auto const ids = moe::make_rows(static_cast<std::int32_t const*>(f.ids.data()), 2, 2);
   auto const weights = moe::make_rows(static_cast<float const*>(f.weights.data()), 2, 2);
-  auto prepare = [&](auto h, auto i, auto w) { return code_of([&] { f.exchange.prepare({h, i, w}, {}); }); };
-  EXPECT_EQ(prepare(moe::make_rows(hidden.data_handle(), 2, 15, 16), ids, weights), ErrorCode::argument);
-  EXPECT_EQ(prepare(hidden, moe::make_rows(ids.data_handle(), 2, 1), weights), ErrorCode::argument);
-  EXPECT_EQ(prepare(hidden, moe::make_rows(ids.data_handle(), 1, 2), weights), ErrorCode::argument);
-  EXPECT_EQ(prepare(hidden, ids, moe::make_rows(weights.data_handle(), 2, 1)), ErrorCode::argument);
-  EXPECT_EQ(prepare(moe::make_rows(static_cast<float const*>(nullptr), 2, 16), ids, weights), ErrorCode::argument);
-  EXPECT_EQ(code_of([&] { f.finalize(); }), ErrorCode::state) << "a refused prepare must not count";
+  auto refused = [&](auto h, auto i, auto w) { expect_error(ErrorCode::argument, [&] { f.exchange.prepare({h, i, w}, {}); }); };
+  refused(moe::make_rows(hidden.data_handle(), 2, 15, 16), ids, weights);
+  refused(hidden, moe::make_rows(ids.data_handle(), 2, 1), weights);
+  refused(hidden, moe::make_rows(ids.data_handle(), 1, 2), weights);
+  refused(hidden, ids, moe::make_rows(weights.data_handle(), 2, 1));
+  refused(moe::make_rows(static_cast<float const*>(nullptr), 2, 16), ids, weights);
+  expect_error(ErrorCode::state, [&] { f.finalize(); });  // a refused prepare must not count
 }
 
 TEST(NoExpertParallel, T21_CallOrder) {
   Fixture<float> f(16, 4, 2, 3);
   f.resize(1);
-  EXPECT_EQ(code_of([&] { f.finalize(); }), ErrorCode::state);
+  expect_error(ErrorCode::state, [&] { f.finalize(); });
   f.prepare();
-  EXPECT_EQ(code_of([&] { f.prepare(); }), ErrorCode::state);
+  expect_error(ErrorCode::state, [&] { f.prepare(); });
   f.finalize();
-  EXPECT_EQ(code_of([&] { f.finalize(); }), ErrorCode::state);
+  expect_error(ErrorCode::state, [&] { f.finalize(); });
   f.prepare();
   f.exchange.abandon({});
   f.prepare();
@@ -168,7 +160,7 @@ TEST(NoExpertParallel, T26_OutputOfOtherRows) {
   Fixture<float> f(16, 4, 2, 3);
   f.resize(2);
   f.prepare();
-  EXPECT_EQ(code_of([&] { f.exchange.finalize(moe::make_rows(f.out.data(), 1, 16), {}); }), ErrorCode::argument);
+  expect_error(ErrorCode::argument, [&] { f.exchange.finalize(moe::make_rows(f.out.data(), 1, 16), {}); });
   f.finalize();
 }
 
@@ -194,8 +186,8 @@ TEST(NoExpertParallel, PlacementOfSeveralRanksIsRefused) {
   moe::Arena<moe::space::host> arena;
   using Exchange = Fixture<float>::Exchange;
   moe::Shape<Config<float>> const shape({16, 8, 4, 2});
-  EXPECT_EQ(code_of([&] { Exchange(comm, shape, 3, moe::ExpertPlacement(4, 2), Quant{}, {}, arena); }), ErrorCode::config);
-  EXPECT_EQ(code_of([&] { Exchange(comm, shape, -1, moe::ExpertPlacement(4, 1), Quant{}, {}, arena); }), ErrorCode::config);
+  expect_error(ErrorCode::config, [&] { Exchange(comm, shape, 3, moe::ExpertPlacement(4, 2), Quant{}, {}, arena); });
+  expect_error(ErrorCode::config, [&] { Exchange(comm, shape, -1, moe::ExpertPlacement(4, 1), Quant{}, {}, arena); });
 }
 
 TEST(Self, CopiesAndSums) {

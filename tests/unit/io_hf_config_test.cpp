@@ -10,12 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/io/block_metadata.hpp"
 
 namespace {
 
-using moe::Error;
 using moe::ErrorCode;
+using moe_test::expect_error;
 using namespace moe::io;
 using nlohmann::json;
 
@@ -55,21 +56,8 @@ json without(json j, char const* field) {
   return j;
 }
 
-/// The message of the error that `f` throws; it must have the code and be one line.
-template <class F>
-std::string message_of(ErrorCode code, F&& f) {
-  try {
-    f();
-  } catch (Error const& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    EXPECT_EQ(error.message().find('\n'), std::string::npos) << error.what();
-    return error.message();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 std::string refusal(ErrorCode code, json const& j, std::int64_t layer = 0) {
-  return message_of(code, [&] { (void)describe(j, layer); });
+  return expect_error(code, [&] { (void)describe(j, layer); });
 }
 #define EXPECT_HAS(message, part)                                        \
   do {                                                                   \
@@ -253,11 +241,11 @@ TEST(HfConfig, AbsurdValuesAreNamedWithTheBound) {
 }
 
 TEST(HfConfig, NotJson) {
-  EXPECT_HAS(message_of(ErrorCode::config, [] { HfConfig::from_text("{\"a\": }", "c.json"); }), "'c.json' is not valid JSON at byte 7");
-  EXPECT_HAS(message_of(ErrorCode::config, [] { HfConfig::from_text("", "c.json"); }), "'c.json' is not valid JSON");
-  EXPECT_HAS(message_of(ErrorCode::config, [] { HfConfig::from_text("[1]", "c.json"); }), "must be a JSON object");
+  expect_error(ErrorCode::config, "'c.json' is not valid JSON at byte 7", [] { HfConfig::from_text("{\"a\": }", "c.json"); });
+  expect_error(ErrorCode::config, "'c.json' is not valid JSON", [] { HfConfig::from_text("", "c.json"); });
+  expect_error(ErrorCode::config, "must be a JSON object", [] { HfConfig::from_text("[1]", "c.json"); });
   std::string const deep(200'000, '[');
-  EXPECT_HAS(message_of(ErrorCode::config, [&] { HfConfig::from_text("{\"a\":" + deep, "c.json"); }), "nests deeper than 64 levels");
+  expect_error(ErrorCode::config, "nests deeper than 64 levels", [&] { HfConfig::from_text("{\"a\":" + deep, "c.json"); });
 }
 
 TEST(HfConfig, LayersOutOfRangeAndDenseLayers) {
@@ -366,7 +354,7 @@ Metadata block() {
 std::string block_refusal(ErrorCode code, char const* field, char const* value) {
   Metadata m = block();
   m[field] = value;
-  return message_of(code, [&] { (void)from_block_metadata(m, "b"); });
+  return expect_error(code, [&] { (void)from_block_metadata(m, "b"); });
 }
 
 TEST(BlockMetadata, AnUnseenModelTypeRunsIfItsSemanticsAreKnown) {
@@ -398,7 +386,7 @@ TEST(BlockMetadata, MissingAndAbsurdFieldsAreNamed) {
     if (field == "model_type" || field == "tensor_prefix" || field.starts_with("swiglu") || field == "renorm_eps") continue;
     Metadata m = block();
     m.erase(field);
-    EXPECT_HAS(message_of(ErrorCode::config, [&] { (void)from_block_metadata(m, "b"); }), "metadata field '" + field + "' is missing");
+    expect_error(ErrorCode::config, "metadata field '" + field + "' is missing", [&] { (void)from_block_metadata(m, "b"); });
   }
   EXPECT_HAS(block_refusal(ErrorCode::config, "hidden_size", "0"), "'hidden_size' is '0', expected an integer in [1, 10000000]");
   EXPECT_HAS(block_refusal(ErrorCode::config, "hidden_size", "64x"), "'hidden_size' is '64x'");

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/quantization/format/static_scales.hpp"
 #include "moe/quantization/schemes.hpp"
 #include "moe/quantization/support.hpp"
@@ -19,40 +20,30 @@ namespace {
 
 using namespace moe::quantization;
 using moe::DType;
-
-template <class F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (moe::Error const& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using moe_test::what_of;
 
 TEST(QuantizationConfig, Q12_OnlyFourAndEightBits) {
-  EXPECT_EQ(message_of([] { wna16(3, 128); }), "E_CONFIG: only 4 and 8 bit weights, got 3 bits");
-  EXPECT_EQ(message_of([] { int4_w4a16(48); }), "E_CONFIG: group size 48 is not one of -1, 16, 32, 64, 128, 256");
+  EXPECT_EQ(what_of([] { wna16(3, 128); }), "E_CONFIG: only 4 and 8 bit weights, got 3 bits");
+  EXPECT_EQ(what_of([] { int4_w4a16(48); }), "E_CONFIG: group size 48 is not one of -1, 16, 32, 64, 128, 256");
   for (int const group : {-1, 16, 32, 64, 128, 256}) EXPECT_EQ(wna16(8, group).weight_bits(), 8);
 }
 TEST(QuantizationConfig, Q12_PerTokenWithBlock) {
-  EXPECT_EQ(message_of([] { fp8_w8a8(kPerToken, block_of(128, 128)); }), "E_CONFIG: illegal quantisation: per-token and block");
+  EXPECT_EQ(what_of([] { fp8_w8a8(kPerToken, block_of(128, 128)); }), "E_CONFIG: illegal quantisation: per-token and block");
 }
 TEST(QuantizationConfig, Q12_BlockCutByTensorParallelism) {
-  EXPECT_EQ(message_of([] { check_block_slice(192, 128, 128); }),
+  EXPECT_EQ(what_of([] { check_block_slice(192, 128, 128); }),
             "E_CONFIG: intermediate size per partition not a multiple of the quant block: 192 with blocks of 128");
-  EXPECT_EQ(message_of([] { check_block_slice(256, 64, 96); }),
+  EXPECT_EQ(what_of([] { check_block_slice(256, 64, 96); }),
             "E_CONFIG: intermediate size per partition not a multiple of the quant block: 256 with blocks of 96");
   EXPECT_NO_THROW(check_block_slice(256, 128, 128));
 }
 TEST(QuantizationConfig, BothActivationsAreAlike) {
   auto c = fp8_w8a8(kPerToken, kPerChannel);
   c.a2.dtype = DType::i8;
-  EXPECT_EQ(message_of([&] { c.validate(); }),
-            "E_CONFIG: a1 is e4m3 per_token but a2 is i8 per_token; both activations have the same dtype");
+  EXPECT_EQ(what_of([&] { c.validate(); }), "E_CONFIG: a1 is e4m3 per_token but a2 is i8 per_token; both activations have the same dtype");
   c = fp8_w8a8(kPerToken, kPerChannel);
   c.a2.group_shape = kPerTensor;
-  EXPECT_EQ(message_of([&] { c.validate(); }),
+  EXPECT_EQ(what_of([&] { c.validate(); }),
             "E_CONFIG: a1 has per_token scales but a2 per_tensor; both activations have the same granularity");
   c = int4_w4a16(128);
   EXPECT_NO_THROW(c.validate());
@@ -89,7 +80,7 @@ TEST(QuantizationConfig, PoliciesDescribeThemselves) {
 TEST(QuantizationConfig, Q21_FnuzIsRefused) {
   EXPECT_EQ(float8_dtype("F8_E4M3"), DType::e4m3);
   EXPECT_EQ(float8_dtype("float8_e5m2"), DType::e5m2);
-  EXPECT_EQ(message_of([] { float8_dtype("float8_e4m3fnuz"); }),
+  EXPECT_EQ(what_of([] { float8_dtype("float8_e4m3fnuz"); }),
             "E_UNSUPPORTED: float8 dtype 'float8_e4m3fnuz' is not supported; the supported ones are e4m3fn, e5m2, e8m0fnu");
 }
 
@@ -103,17 +94,17 @@ struct SlowExperts {  // emulates every scheme, from sm_80 on
 };
 TEST(QuantizationSupport, Q18_StrictRefusesEmulation) {
   using Experts = SlowExperts<Nvfp4>;
-  EXPECT_EQ(message_of([] { check_support<Nvfp4, Experts>(90, true); }),
+  EXPECT_EQ(what_of([] { check_support<Nvfp4, Experts>(90, true); }),
             "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, emulated on sm_90 with slow; native execution was required");
   EXPECT_NO_THROW((check_support<Nvfp4, Experts>(90, false)));
-  EXPECT_EQ(message_of([] { check_support<Nvfp4, Experts>(75, false); }),
+  EXPECT_EQ(what_of([] { check_support<Nvfp4, Experts>(75, false); }),
             "E_UNSUPPORTED: e2m1 group activations, e2m1 group weights, unsupported on sm_75 with slow");
 }
 
 TEST(QuantizationStaticScales, ExpertsShareTheLargest) {
   EXPECT_EQ(merge_static_scales(std::vector<float>{0.5F, 2.0F, 1.0F}), 2.0F);
   EXPECT_THROW(merge_static_scales({}), moe::Error);
-  EXPECT_EQ(message_of([] { merge_static_scales(std::vector<float>{0.5F, 0.0F}); }),
+  EXPECT_EQ(what_of([] { merge_static_scales(std::vector<float>{0.5F, 0.0F}); }),
             "E_ARG: static activation scale is 0, expected finite and > 0");
 }
 TEST(QuantizationStaticScales, CodesMoveToAnotherScale) {

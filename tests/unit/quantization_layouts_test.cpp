@@ -12,22 +12,15 @@
 #include <set>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/quantization/format/layouts.hpp"
+#include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {
 
 using namespace moe::quantization;
-
-template <class F>
-std::string message_of(F&& call) {
-  try {
-    call();
-  } catch (moe::Error const& e) {
-    return e.what();
-  }
-  return "no error";
-}
+using moe_test::what_of;
 
 TEST(QuantizationLayouts, Q8_SwizzleRoundTrip) {
   for (std::int64_t const rows : {1, 127, 128, 129}) {
@@ -56,7 +49,7 @@ TEST(QuantizationLayouts, Q8_SwizzleIsTheTransposedView) {
 }
 
 TEST(QuantizationLayouts, Q20_PackedUe8m0NeedsMultiplesOf512) {
-  EXPECT_EQ(message_of([] { PackedUe8m0::of(4, 2560 + 128); }),
+  EXPECT_EQ(what_of([] { PackedUe8m0::of(4, 2560 + 128); }),
             "E_UNSUPPORTED: packed UE8M0 scales need hidden to be a multiple of 512, got 2688");
   auto const layout = PackedUe8m0::of(3, 1024);
   EXPECT_EQ(layout.size(), 8);
@@ -242,16 +235,16 @@ TEST(QuantizationPackings, ActivationOrderIsRefused) {
   GptqTensors const t{.qweight = p.gptq, .qzeros = {}, .scales = s.scales_t, .g_idx = g_idx, .bits = 4, .group_size = 32};
   EXPECT_EQ(read_gptq(t, kN, kK).dequantize(), s.dequantized);
   g_idx[5] = 1;
-  EXPECT_EQ(message_of([&] { read_gptq(t, kN, kK); }), "E_UNSUPPORTED: desc_act: g_idx[5] is 1, only 0 = k / group is supported");
+  EXPECT_EQ(what_of([&] { read_gptq(t, kN, kK); }), "E_UNSUPPORTED: desc_act: g_idx[5] is 1, only 0 = k / group is supported");
 }
 TEST(QuantizationPackings, WrongSizesAreNamed) {
   Source const s(true);
   Packed const p(s, 1);
-  EXPECT_EQ(message_of([&] { read_awq({.qweight = p.awq, .qzeros = {}, .scales = s.scales, .bits = 4, .group_size = 64}, kN, kK); }),
+  EXPECT_EQ(what_of([&] { read_awq({.qweight = p.awq, .qzeros = {}, .scales = s.scales, .bits = 4, .group_size = 64}, kN, kK); }),
             "E_ARG: scales has 32 elements, expected 16");
-  EXPECT_EQ(message_of([&] { read_awq({.qweight = p.awq, .qzeros = {}, .scales = s.scales, .bits = 8, .group_size = 32}, kN, kK); }),
+  EXPECT_EQ(what_of([&] { read_awq({.qweight = p.awq, .qzeros = {}, .scales = s.scales, .bits = 8, .group_size = 32}, kN, kK); }),
             "E_CONFIG: AWQ weights are 4 bit, got 8 bits");
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(what_of([&] {
               read_compressed_tensors(
                   {.weight_packed = p.ct, .weight_zero_point = {}, .weight_scale = s.scales, .bits = 4, .group_size = 128}, kN, kK);
             }),

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/routing/capture.hpp"
 #include "moe/routing/custom.hpp"
 #include "moe/routing/expert_mapping.hpp"
@@ -21,18 +22,8 @@ namespace {
 
 using namespace moe;
 using namespace moe::routing;
+using moe_test::expect_error;
 using Ids = std::vector<std::int32_t>;
-
-template <class Call>
-void expect_error(ErrorCode code, std::string const& part, Call const& call) {
-  try {
-    call();
-    FAIL() << "no error, expected " << name(code) << " with '" << part << "'";
-  } catch (Error const& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    EXPECT_NE(e.message().find(part), std::string::npos) << e.what();
-  }
-}
 
 /// The example of docs/semantics/routing.md §9: physical to logical = [3,1,0,0,0,2].
 struct Example {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "expect_error.hpp"
 #include "moe/core/concepts.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/biased_topk.hpp"
@@ -26,6 +27,7 @@ namespace {
 
 using namespace moe;
 using namespace moe::routing;
+using moe_test::expect_error;
 
 static_assert(Router<AnyRouter> && Router<Llama4> && Router<SparseMixer> && Router<TopKSoftmax>);
 static_assert(Router<SoftmaxTopK<Renormalize::yes>> && Router<SigmoidTopK<Renormalize::no>>);
@@ -224,16 +226,6 @@ TEST(RoutingPolicies, R22_ManyRowsOfManyExperts) {
   for (std::int32_t id : ids) ASSERT_TRUE(id >= 0 && id < 512);
 }
 
-template <class Call>
-void expect_error(ErrorCode code, std::string const& part, Call const& call) {
-  try {
-    call();
-    FAIL() << "no error, expected " << name(code) << " with '" << part << "'";
-  } catch (Error const& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    EXPECT_NE(e.message().find(part), std::string::npos) << e.what();
-  }
-}
 RouterConfig config(int e, int k) {
   RouterConfig c;
   c.num_experts = e;
