@@ -27,7 +27,7 @@ inline std::vector<float> fused_beside(Model const& m, std::vector<float> const&
     for (float& w : w2) w *= kFusedWeight;
     shared.set_expert(i, m.w13(kExperts + i).data(), w2.data());
   }
-  std::vector<float> const gate = numbers(1, kExperts * kHidden);
+  std::vector<float> const gate = bf16_numbers(1, kExperts * kHidden);
   typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
                                  .max_tokens_per_rank = kMost,
                                  .placement = placement,

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <vector>
 
 #include "moe/backends/no_expert_parallel.hpp"
@@ -15,21 +14,15 @@
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
+#include "numbers.hpp"
 
 namespace moe_test::grid {
 
 using namespace moe;
+using moe_test::bf16_numbers;
 using runner::SharedOutput;
 inline constexpr int kHidden = 64, kLatent = 32, kIntermediate = 32, kShared = 32, kExperts = 8, kZero = 2, kTopK = 3, kMost = 7;
 
-/// Values that bf16 holds exactly.
-inline std::vector<float> numbers(int seed, std::int64_t count) {
-  std::mt19937 gen(static_cast<unsigned>(seed));
-  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = to_float(from_float<bf16>(value(gen)));
-  return out;
-}
 /// Rows [rank · part, …) of both halves of w13 [2 full, cols], and columns of w2 [cols, full].
 inline std::vector<float> cut13(std::vector<float> const& w, int full, int cols, int rank, int size) {
   std::vector<float> out;
@@ -58,10 +51,12 @@ struct Model {
   Form form;
   int experts = kExperts;
   int zero = kZero;  ///< zero experts
-  std::vector<float> gate = numbers(1, (experts + zero) * kHidden), in = numbers(2, kLatent* kHidden), out = numbers(3, kHidden* kLatent);
-  std::vector<float> shared13 = numbers(4, 2 * kShared * kHidden), shared2 = numbers(5, kHidden* kShared), bias = numbers(6, kHidden);
-  std::vector<float> w13(int e) const { return numbers(100 + e, 2 * kIntermediate * width(form)); }
-  std::vector<float> w2(int e) const { return numbers(200 + e, kIntermediate * width(form)); }
+  std::vector<float> gate = bf16_numbers(1, (experts + zero) * kHidden), in = bf16_numbers(2, kLatent* kHidden),
+                     out = bf16_numbers(3, kHidden* kLatent);
+  std::vector<float> shared13 = bf16_numbers(4, 2 * kShared * kHidden), shared2 = bf16_numbers(5, kHidden* kShared),
+                     bias = bf16_numbers(6, kHidden);
+  std::vector<float> w13(int e) const { return bf16_numbers(100 + e, 2 * kIntermediate * width(form)); }
+  std::vector<float> w2(int e) const { return bf16_numbers(200 + e, kIntermediate * width(form)); }
 };
 
 /// This rank's experts. Store: a WeightStore of the layer's configuration.
@@ -188,7 +183,7 @@ inline std::vector<Grid> grids(int n) {
 inline std::vector<float> tokens(MoeParallel const& p) {
   constexpr int kCounts[] = {5, 3, 0, 1};
   int const at = p.dp_rank * p.pcp_size + p.pcp_rank;
-  return numbers(1000 + at, static_cast<std::int64_t>(kCounts[at]) * kHidden);
+  return bf16_numbers(1000 + at, static_cast<std::int64_t>(kCounts[at]) * kHidden);
 }
 
 }  // namespace moe_test::grid

@@ -24,15 +24,6 @@ struct Case {
   Routing routing;
 };
 
-int tokens_of(Case const& c, int rank, unsigned seed) {
-  switch ((rank + seed) % 4) {
-    case 0: return c.max_tokens;
-    case 1: return c.max_tokens / 2;
-    case 2: return seed % 2 == 0 ? 0 : 1;
-    default: return std::max(1, c.max_tokens / 3);
-  }
-}
-
 class LowLatencyRun {
  public:
   explicit LowLatencyRun(Case const& c, std::uint64_t timeout = kTimeout, moe::detail::LowLatencyFixed const* fixed = nullptr) : case_(c) {
@@ -55,7 +46,7 @@ class LowLatencyRun {
     auto const y_rows = case_.per_rank ? static_cast<std::size_t>(shape_.local_experts()) * static_cast<std::size_t>(shape_.capacity()) : 0;
     for (int r = 0; r < case_.ranks; ++r) {
       tokens_.push_back(
-          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+          make_tokens(r, tokens_of(case_.max_tokens, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
       buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), y_rows));
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -351,7 +342,7 @@ class HighThroughputRun {
     buffers_.clear();
     for (int r = 0; r < case_.ranks; ++r) {
       tokens_.push_back(
-          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+          make_tokens(r, tokens_of(case_.max_tokens, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
       buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), static_cast<std::size_t>(shape_.list_size())));
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

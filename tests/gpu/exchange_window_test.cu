@@ -98,7 +98,7 @@ TYPED_TEST(DeviceWindow, T9_GraphReplayWithNewInputs) {
     bool const fresh = i % 10 == 0;
     for (int r = 0; r < 4 && fresh; ++r) {
       auto& t = run.tokens(r);
-      t = make_tokens(r, tokens_of(kSmall, r, i), kSmall.hidden, kSmall.topk, kSmall.experts, 4, Routing::with_gaps, i);
+      t = make_tokens(r, tokens_of(kSmall.max_tokens, r, i), kSmall.hidden, kSmall.topk, kSmall.experts, 4, Routing::with_gaps, i);
       auto put = [](void const* to, auto const& from) {
         moe::check_cuda(cudaMemcpy(const_cast<void*>(to), from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice), "copy");
       };

@@ -23,6 +23,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/gpu/normal_expert.hpp"
 
 namespace {
 
@@ -54,16 +55,6 @@ constexpr int kRanks = 3;
 constexpr std::int64_t kMaxTokens = 16;
 using Weights = experts::WeightStore<Config, Quant, space::cuda>;
 
-/// The weights of expert `e`, equal on every rank.
-void set_expert(Weights& store, std::int64_t slot, int e) {
-  std::mt19937 gen(static_cast<unsigned>(e) + 5);
-  std::normal_distribution<float> normal;
-  std::vector<float> w13(2 * kIntermediate * kHidden), w2(kHidden * kIntermediate);
-  for (float& v : w13) v = normal(gen) / std::sqrt(static_cast<float>(kHidden));
-  for (float& v : w2) v = normal(gen) / std::sqrt(static_cast<float>(kIntermediate));
-  store.set_expert(slot, w13.data(), w2.data());
-}
-
 /// One rank: its tokens, its layer, its stream.
 template <class Backend, class Experts>
 class RankLayer {
@@ -74,7 +65,7 @@ class RankLayer {
             std::int64_t max_tokens = kMaxTokens)
       : store_(placement.num_local(rank), kHidden, kIntermediate, true) {
     for (int p = 0; p < placement.num_physical(); ++p) {
-      if (placement.owner(p) == rank) set_expert(store_, placement.local(p), placement.logical(p));
+      if (placement.owner(p) == rank) moe_test::set_normal_expert(store_, placement.local(p), placement.logical(p), kHidden, kIntermediate);
     }
     typename Layer::Params p{.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
                              .max_tokens_per_rank = max_tokens,

@@ -30,6 +30,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
+#include "tests/gpu/normal_expert.hpp"
 
 namespace moe_test {
 
@@ -53,18 +54,11 @@ inline constexpr int kHidden = 256, kIntermediate = 128, kExperts = 12, kTopK = 
 inline constexpr std::int64_t kMost = 12;
 using RankStore = experts::WeightStore<RankConfig, quantization::None, Cuda>;
 
-/// The weights of expert e, equal on every rank.
-inline void set_expert(RankStore& store, std::int64_t slot, int e) {
-  std::mt19937 gen(static_cast<unsigned>(e) + 5);
-  std::normal_distribution<float> normal;
-  std::vector<float> w13(2 * kIntermediate * kHidden), w2(kHidden * kIntermediate);
-  for (float& v : w13) v = normal(gen) / std::sqrt(static_cast<float>(kHidden));
-  for (float& v : w2) v = normal(gen) / std::sqrt(static_cast<float>(kIntermediate));
-  store.set_expert(slot, w13.data(), w2.data());
-}
+/// The experts of a rank; an expert has the same weights on every rank.
 inline RankStore store_of(std::vector<int> const& experts) {
   RankStore store(static_cast<std::int64_t>(experts.size()), kHidden, kIntermediate, true);
-  for (std::size_t i = 0; i < experts.size(); ++i) set_expert(store, static_cast<std::int64_t>(i), experts[i]);
+  for (std::size_t i = 0; i < experts.size(); ++i)
+    set_normal_expert(store, static_cast<std::int64_t>(i), experts[i], kHidden, kIntermediate);
   return store;
 }
 /// The logical experts that a rank owns, in the order of its weights.

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <random>
 #include <vector>
 
 #include "device_values.cuh"
@@ -22,10 +21,12 @@
 #include "moe/runner/device/ranks.hpp"
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/runner.hpp"
+#include "numbers.hpp"
 
 namespace {
 
 using namespace moe;
+using moe_test::bf16_numbers;
 using moe_test::DeviceBuffer;
 using moe_test::expect_error;
 using moe_test::floats;
@@ -47,25 +48,17 @@ struct Chunked : Plain {
   using Chunking = runner::chunking::Lockstep;
 };
 
-std::vector<float> numbers(unsigned seed, std::int64_t count) {
-  std::mt19937 gen(seed);
-  std::uniform_real_distribution<float> value(-0.5F, 0.5F);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = to_float(from_float<bf16>(value(gen)));
-  return out;
-}
-
 class RunnerCases : public testing::Test {
  protected:
   RunnerCases() {
     for (int e = 0; e < kExperts; ++e) {
-      unsigned const seed = 10 + 2 * static_cast<unsigned>(e);
-      store.set_expert(e, numbers(seed, 2 * kIntermediate * kHidden).data(), numbers(seed + 1, kHidden * kIntermediate).data());
+      int const seed = 10 + 2 * e;
+      store.set_expert(e, bf16_numbers(seed, 2 * kIntermediate * kHidden).data(), bf16_numbers(seed + 1, kHidden * kIntermediate).data());
     }
     std::vector<bf16> values;
-    for (float const v : numbers(1, x.size())) values.push_back(from_float<bf16>(v));
+    for (float const v : bf16_numbers(1, x.size())) values.push_back(from_float<bf16>(v));
     x.copy_from_host(values.data());
-    logits.copy_from_host(numbers(2, logits.size()).data());
+    logits.copy_from_host(bf16_numbers(2, logits.size()).data());
     std::vector<std::int32_t> ids(kExperts);
     std::iota(ids.begin(), ids.end(), 0);
     slots.copy_from_host(ids.data());

@@ -31,7 +31,7 @@ struct Call {
   std::int64_t rows = 3, hidden = kHidden, out_rows = 3, out_hidden = kHidden;
 };
 void forward(Subject& rank, Call const& c) {
-  std::vector<float> const x = numbers(50, (kMost + 1) * kHidden);
+  std::vector<float> const x = bf16_numbers(50, (kMost + 1) * kHidden);
   std::vector<float> out(x.size(), std::numeric_limits<float>::quiet_NaN());
   rank.runner.forward(make_rows(x.data(), c.rows, c.hidden), make_rows(out.data(), c.out_rows, c.out_hidden));
 }

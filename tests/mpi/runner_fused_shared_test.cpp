@@ -38,7 +38,7 @@ using FusedLayer = ModularKernel<FusedConfig, routing::AnyRouter, quantization::
 
 /// The layer's experts without shared ones; those are experts kExperts and kExperts + 1 of the model.
 Model const model{.form = {false, false, SharedOutput::none}};
-std::vector<float> const gate = numbers(1, kExperts* kHidden);
+std::vector<float> const gate = bf16_numbers(1, kExperts* kHidden);
 
 /// The rank's routed experts in its local order, then the shared ones.
 FusedStore store_of(std::vector<std::int32_t> experts, int tp_rank, int tp_size) {

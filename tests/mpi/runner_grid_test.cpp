@@ -33,7 +33,7 @@ TEST(RunnerGridErrors, ReachAllRanks) {
   Rank<backends::AllGatherReduceScatter<comm::Mpi>, experts::Reference<float>> rank({tp, n / tp, 1, true}, m, world_rank(),
                                                                                     {.name = "gather", .transport = Transport::gather});
   bool const errs = world_rank() == last;
-  std::vector<float> const x = numbers(50, 3 * kHidden);
+  std::vector<float> const x = bf16_numbers(50, 3 * kHidden);
   std::vector<float> out(x.size());
   auto forward = [&](std::int64_t rows, std::int64_t out_rows) {
     rank.runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), out_rows, kHidden));

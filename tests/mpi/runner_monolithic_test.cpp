@@ -32,11 +32,11 @@ struct ChunkParts : Parts {
 };
 
 Model const model{.form = {false, false, SharedOutput::complete}};
-std::vector<float> const gate = numbers(1, kExperts* kHidden);
+std::vector<float> const gate = bf16_numbers(1, kExperts* kHidden);
 
 /// The routers whose choice differs in kind.
 std::vector<routing::RouterConfig> routers() {
-  std::vector<float> static const bias = numbers(3, kExperts);
+  std::vector<float> static const bias = bf16_numbers(3, kExperts);
   routing::RouterConfig plain{.num_experts = kExperts, .topk = kTopK};
   routing::RouterConfig grouped = plain;
   grouped.scoring = routing::Scoring::sigmoid;
@@ -133,8 +133,8 @@ TEST(MonolithicLayer, N16_PaddingAndLogitsOfAnotherType) {
   OneLayer inside(self, store.view(), one_rank());
   using Routed = LayerOf<backends::NoExpertParallel<>, experts::Reference<float>>;
   Routed outside(self, store.view(), one_rank<Routed>());
-  std::vector<float> const x = numbers(8, kMost * kHidden);
-  std::vector<float> logits = numbers(9, kMost * kExperts), got(x.size()), want(x.size());
+  std::vector<float> const x = bf16_numbers(8, kMost * kHidden);
+  std::vector<float> logits = bf16_numbers(9, kMost * kExperts), got(x.size()), want(x.size());
   std::vector<bf16> coded;
   for (float v : logits) coded.push_back(from_float<bf16>(v));
   for (std::int64_t valid : {0, 4, 7}) {

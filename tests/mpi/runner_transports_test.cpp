@@ -49,7 +49,7 @@ class Block {
   Block(typename Backend::Comm& comm, Size const& s, typename Backend::Params const& backend = {})
       : size_(s),
         placement_(s.experts, comm.size()),
-        gate_(numbers(7 * s.experts + s.hidden, s.experts * s.hidden)),
+        gate_(bf16_numbers(7 * s.experts + s.hidden, s.experts * s.hidden)),
         store_(store(comm.rank())),
         runner_(comm, store_.view(), params(backend)) {}
   std::vector<float> forward(std::vector<float> const& x) {
@@ -64,8 +64,8 @@ class Block {
     auto const mine = placement_.local_to_physical(rank);
     Store out(static_cast<std::int64_t>(mine.size()), size_.hidden, kIntermediate, true);
     for (std::size_t l = 0; l < mine.size(); ++l) {
-      out.set_expert(static_cast<std::int64_t>(l), numbers(100 + mine[l], 2 * kIntermediate * size_.hidden).data(),
-                     numbers(200 + mine[l], size_.hidden * kIntermediate).data());
+      out.set_expert(static_cast<std::int64_t>(l), bf16_numbers(100 + mine[l], 2 * kIntermediate * size_.hidden).data(),
+                     bf16_numbers(200 + mine[l], size_.hidden * kIntermediate).data());
     }
     return out;
   }
@@ -93,7 +93,7 @@ std::vector<float> on_one_rank(Size const& s, std::vector<float> const& x) {
 }
 std::vector<float> rows_of(Size const& s, int rank, int round) {
   constexpr int kCounts[] = {5, 0, 3, 7};
-  return numbers(1000 + 10 * round + rank, static_cast<std::int64_t>(kCounts[(rank + round) % 4]) * s.hidden);
+  return bf16_numbers(1000 + 10 * round + rank, static_cast<std::int64_t>(kCounts[(rank + round) % 4]) * s.hidden);
 }
 void expect_close(std::vector<float> const& got, std::vector<float> const& want) {
   float largest = 0;
@@ -117,7 +117,7 @@ template <class Quant>
 std::int64_t gathered_bytes(Size const& s) {
   Counting comm(MPI_COMM_WORLD, {.timeout_ms = kTimeout});
   Block<backends::AllGatherReduceScatter<Counting>, Quant> block(comm, s);
-  std::vector<float> const x = numbers(3 + comm.rank(), 5 * s.hidden);
+  std::vector<float> const x = bf16_numbers(3 + comm.rank(), 5 * s.hidden);
   comm.gathered = 0;
   expect_close(block.forward(x), on_one_rank<Quant>(s, x));
   return comm.gathered;

@@ -152,6 +152,15 @@ inline std::uint16_t bf16_bits(float f) {
   }
   return static_cast<std::uint16_t>((u + 0x7fffU + ((u >> 16) & 1U)) >> 16);
 }
+/// Tokens of a rank in one round: all, half, a third, or few and at times none; ranks and rounds (`seed`) differ.
+inline int tokens_of(int max_tokens, int rank, unsigned seed) {
+  switch ((static_cast<unsigned>(rank) + seed) % 4) {
+    case 0: return max_tokens;
+    case 1: return max_tokens / 2;
+    case 2: return seed % 2 == 0 ? 0 : 1;
+    default: return std::max(1, max_tokens / 3);
+  }
+}
 
 inline RankTokens make_tokens(int rank, int tokens, int hidden, int topk, int experts, int ranks, Routing routing, unsigned seed) {
   RankTokens t;

@@ -308,8 +308,8 @@ template <class Backend>
 void replays(Grid const& g, SharedOutput shared) {
   Model const m{.form = {false, false, shared}};
   Rank<Backend> rank(g, m, true);
-  std::vector<float> const want = rank.forward(numbers(70, 4 * kHidden));
-  Rowset rows(numbers(70, 4 * kHidden));
+  std::vector<float> const want = rank.forward(bf16_numbers(70, 4 * kHidden));
+  Rowset rows(bf16_numbers(70, 4 * kHidden));
   {
     runner::CapturedSizes<Cuda> graphs;
     std::vector<std::int64_t> const sizes{4};
@@ -331,7 +331,7 @@ void replays(Grid const& g, SharedOutput shared) {
   cudaGraph_t graph = nullptr;
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   cudaGraphDestroy(graph);
-  std::vector<float> const again = asks.forward(numbers(70, 4 * kHidden));
+  std::vector<float> const again = asks.forward(bf16_numbers(70, 4 * kHidden));
   EXPECT_EQ(again, want) << "the refused capture left nothing behind";
 }
 TEST(RunnerGridGraph, TensorParallelLocal) { replays<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
@@ -366,7 +366,7 @@ class FusedShared : public testing::Test {
                   .placement = placement,
                   .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kFusedWeight}}};
     OnDevice weights;
-    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), bf16_numbers(1, kExperts * kHidden)), kExperts, kHidden);
     Nccl* const tp = tp_comm(moe);
     p.parallel = {.moe = moe, .tp = tp};
     R runner = with_comm<Backend>(moe, [&](auto& comm) { return R(comm, store.view(), p); });
@@ -422,7 +422,7 @@ std::vector<float> gathered(MoeParallel const& moe) {
                 .placement = placement,
                 .router = {.num_experts = kExperts, .topk = kTopK}}};
   OnDevice weights;
-  p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+  p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), bf16_numbers(1, kExperts * kHidden)), kExperts, kHidden);
   Nccl* const tp = tp_comm(moe);
   p.parallel = {.moe = moe, .tp = tp};
   return with_comm<Backend>(moe, [&](auto& comm) {
@@ -463,7 +463,7 @@ TEST(RunnerGridErrors, ReachAllRanks) {
   Rank<Local> rank({world_size(), 1, 1, true}, m, false);
   bool const errs = world_rank() == last;
   auto forward = [&](std::int64_t n, std::int64_t out_rows) {
-    Rowset rows(numbers(50, 3 * kHidden));
+    Rowset rows(bf16_numbers(50, 3 * kHidden));
     rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), out_rows, kHidden), {},
                         rank.stream);
     finish(rank.runner, rank.tp, rank.stream);
@@ -496,7 +496,7 @@ void wrong_calls(Grid const& g) {
   facts.sequence_parallel = false;
   Model const m{.form = {false, false, SharedOutput::partial}};
   Rank<Backend> rank(g, m, false, facts);
-  Rowset rows(numbers(50, (kMost + 1) * kHidden));
+  Rowset rows(bf16_numbers(50, (kMost + 1) * kHidden));
   auto const forward = [&](Row const& r) {
     rank.runner.forward(make_rows(rows.x().data_handle(), r.rows, r.hidden), make_rows(rows.y().data_handle(), r.out_rows, r.out_hidden),
                         {}, rank.stream);
@@ -522,7 +522,7 @@ TEST(RunnerGridErrors, WrongCallsRowByRow) {
 // A reduction that is asked of a group that is down; a new group works.
 TEST(RunnerGridErrors, GroupThatIsDown) {
   Model const m{.form = {false, false, SharedOutput::partial}};
-  std::vector<float> const x = numbers(50, 3 * kHidden);
+  std::vector<float> const x = bf16_numbers(50, 3 * kHidden);
   {
     Rank<Local> rank({world_size(), 1, 1, true}, m, false);
     expect_close(rank.forward(x), on_one_rank(m, x));
@@ -573,7 +573,7 @@ class RunnerChunks : public testing::Test {
                                       .max_tokens_per_rank = capacity,
                                       .placement = placement,
                                       .router = {.num_experts = kExperts, .topk = kTopK}}};
-    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), numbers(1, kExperts * kHidden)), kExperts, kHidden);
+    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), bf16_numbers(1, kExperts * kHidden)), kExperts, kHidden);
     p.layer.mapping = {.num_experts = kExperts,
                        .num_physical = kExperts,
                        .max_replicas = 1,
@@ -612,7 +612,7 @@ TYPED_TEST(RunnerChunks, N2_N3_N4_N22_EqualTheWholeBatch) {
         Chunked chunked(this->comm, this->store.view(), p);
         for (auto const& counts : steps) {
           SCOPED_TRACE(text("chunk ", chunk, ", mode ", static_cast<int>(mode), ", most ", most, ", rank 0 has ", counts[0]));
-          std::vector<float> const x = numbers(1000 + world_rank(), this->rows_of(counts) * kHidden);
+          std::vector<float> const x = bf16_numbers(1000 + world_rank(), this->rows_of(counts) * kHidden);
           std::vector<float> const want = this->run(whole, x);
           std::vector<std::int32_t> const slots = this->counts();
           EXPECT_EQ(this->run(chunked, x), want);
@@ -630,7 +630,7 @@ TYPED_TEST(RunnerChunks, StatedRowsNeedNoHost) {
   auto p = this->template chunk_params<ChunkParts>(2);
   p.chunking.most_rows = 5;
   Chunked chunked(this->comm, this->store.view(), p);
-  std::vector<float> const x = numbers(1000 + world_rank(), (5 - world_rank() % 3) * kHidden), want = this->run(chunked, x);
+  std::vector<float> const x = bf16_numbers(1000 + world_rank(), (5 - world_rank() % 3) * kHidden), want = this->run(chunked, x);
   Rowset rows(x);
   {
     runner::CapturedSizes<Cuda> graphs;
@@ -645,7 +645,7 @@ TYPED_TEST(RunnerChunks, StatedRowsNeedNoHost) {
       EXPECT_EQ(rows.result(), want);
     }
   }
-  std::vector<float> const long_x = numbers(5, 6 * kHidden);
+  std::vector<float> const long_x = bf16_numbers(5, 6 * kHidden);
   if (world_rank() == 0) {
     expect_error(ErrorCode::capacity, "hidden_states: 6 rows exceed 5", [&] { this->run(chunked, long_x); });
   } else {

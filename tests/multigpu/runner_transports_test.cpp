@@ -27,7 +27,7 @@ namespace {
 using namespace moe;
 using backends::Sizes;
 using moe_test::CountingNccl;
-using moe_test::grid::numbers;
+using moe_test::grid::bf16_numbers;
 using quantization::None;
 using Cuda = space::cuda;
 using Config = models::RuntimeLayer<bf16, bf16>;
@@ -50,7 +50,7 @@ class Block {
   using Store = experts::WeightStore<Config, Quant, Cuda>;
   Block(typename Backend::Comm& comm, int topk, typename Backend::Params const& backend = {})
       : placement_(kExperts, comm.size()), store_(store(comm.rank())) {
-    gate_.copy_from_host(numbers(1, gate_.size()).data());
+    gate_.copy_from_host(bf16_numbers(1, gate_.size()).data());
     typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = topk},
                                    .max_tokens_per_rank = kMost,
                                    .placement = placement_,
@@ -82,8 +82,8 @@ class Block {
     auto const mine = placement_.local_to_physical(rank);
     Store out(static_cast<std::int64_t>(mine.size()), kHidden, kIntermediate, true);
     for (std::size_t l = 0; l < mine.size(); ++l) {
-      out.set_expert(static_cast<std::int64_t>(l), numbers(100 + mine[l], 2 * kIntermediate * kHidden).data(),
-                     numbers(200 + mine[l], kHidden * kIntermediate).data());
+      out.set_expert(static_cast<std::int64_t>(l), bf16_numbers(100 + mine[l], 2 * kIntermediate * kHidden).data(),
+                     bf16_numbers(200 + mine[l], kHidden * kIntermediate).data());
     }
     return out;
   }
@@ -107,7 +107,7 @@ CountingNccl& ranks() {
 }
 /// Ranks have different rows, and different numbers of them.
 std::int64_t own_rows() { return 5 + ranks().rank(); }
-std::vector<float> own_tokens() { return numbers(1000 + ranks().rank(), own_rows() * kHidden); }
+std::vector<float> own_tokens() { return bf16_numbers(1000 + ranks().rank(), own_rows() * kHidden); }
 
 /// Output of two forwards over gathered rows, and the bytes that this rank gave to the gather of one.
 struct Result {

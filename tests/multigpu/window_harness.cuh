@@ -133,15 +133,6 @@ struct Case {
   int blocks = 12;
 };
 
-inline int tokens_of(Case const& c, int rank, unsigned seed) {
-  switch ((rank + seed) % 4) {
-    case 0: return c.max_tokens;
-    case 1: return c.max_tokens / 2;
-    case 2: return seed % 2 == 0 ? 0 : 1;
-    default: return std::max(1, c.max_tokens / 3);
-  }
-}
-
 /// Ranks on one GPU that run rounds with identity experts.
 template <class Peer>
 class PeerRun {
@@ -159,7 +150,7 @@ class PeerRun {
     buffers_.clear();
     for (int r = 0; r < case_.ranks; ++r) {
       tokens_.push_back(
-          make_tokens(r, tokens_of(case_, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
+          make_tokens(r, tokens_of(case_.max_tokens, r, seed), case_.hidden, case_.topk, case_.experts, case_.ranks, case_.routing, seed));
       buffers_.push_back(make_buffers(tokens_.back(), case_.hidden, shape_.local_experts(), 0));
     }
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

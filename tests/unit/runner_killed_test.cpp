@@ -55,7 +55,7 @@ std::string new_group_works(Model const& m) {
   using Backend = backends::AllToAllV<comm::Mpi>;
   MoeParallel const p = place_of({1, kRanks - 1, 1, true}, group.rank(), Backend::kFacts);
   Rank<Backend, experts::Reference<float>> rank(p, m, nullptr, &group);
-  std::vector<float> const x = numbers(70 + group.rank(), 3 * kHidden);
+  std::vector<float> const x = bf16_numbers(70 + group.rank(), 3 * kHidden);
   return differs(rank.forward(x), on_one_rank(m, x));
 }
 
@@ -67,7 +67,7 @@ std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
   BackendFacts facts = Backend::kFacts;
   facts.sequence_parallel = false;
   Rank<Backend, experts::Reference<float>> rank(place_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
-  std::vector<float> const x = numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
+  std::vector<float> const x = bf16_numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
   if (std::string const wrong = differs(rank.forward(x), on_one_rank(m, x)); !wrong.empty()) return "before the death: " + wrong;
   auto const start = std::chrono::steady_clock::now();
   try {

@@ -3,7 +3,6 @@
 // them.
 #include <gtest/gtest.h>
 
-#include <random>
 #include <vector>
 
 #include "moe/backends/no_expert_parallel.hpp"
@@ -18,21 +17,16 @@
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/shared_experts.hpp"
+#include "numbers.hpp"
 
 namespace {
 
 using namespace moe;
+using moe_test::numbers;
 using Host = space::host;
 using Experts = experts::Reference<float>;
 constexpr int kRows = 5, kHidden = 128, kWidth = 128, kShared = 2;
-
-std::vector<float> numbers(unsigned seed, std::int64_t count) {
-  std::mt19937 gen(seed);
-  std::uniform_real_distribution<float> value(-0.3F, 0.3F);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = value(gen);
-  return out;
-}
+constexpr float kSize = 0.3F;
 
 template <class Quant>
 class SharedScheme : public testing::Test {};
@@ -45,10 +39,10 @@ TYPED_TEST(SharedScheme, EqualsALayer) {
   using Part = typename Shared::template Part<Host, float>;
   using Config = typename Part::LayerConfig;
   experts::WeightStore<Config, TypeParam> store(kShared, kHidden, kWidth, true);
-  for (unsigned e = 0; e < kShared; ++e) {
-    store.set_expert(e, numbers(10 + e, 2 * kWidth * kHidden).data(), numbers(20 + e, kHidden * kWidth).data());
+  for (int e = 0; e < kShared; ++e) {
+    store.set_expert(e, numbers(10 + e, 2 * kWidth * kHidden, kSize).data(), numbers(20 + e, kHidden * kWidth, kSize).data());
   }
-  std::vector<float> const x = numbers(1, kRows * kHidden);
+  std::vector<float> const x = numbers(1, kRows * kHidden, kSize);
   Rows<float const> const rows = make_rows(x.data(), kRows, kHidden);
 
   typename Shared::Params p;

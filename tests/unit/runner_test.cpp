@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "../numbers.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/experts/weights.hpp"
@@ -24,8 +24,10 @@ namespace {
 
 using namespace moe;
 using moe_test::expect_error;
+using moe_test::numbers;
 
 constexpr int kRows = 7, kHidden = 48, kLatent = 24, kIntermediate = 16, kExperts = 6, kTopK = 2, kShared = 2, kSharedWidth = 12;
+constexpr float kSize = 0.3F;  // of weights and of most inputs
 
 template <class ActT>
 struct Config : LayerDefaults {
@@ -36,13 +38,6 @@ template <class Act = float>
 using LayerOf = ModularKernel<Config<Act>, routing::AnyRouter, quantization::None, backends::NoExpertParallel<>, experts::Reference<float>>;
 using Layer = LayerOf<>;
 
-std::vector<float> numbers(unsigned seed, std::int64_t count, float size = 0.3F) {
-  std::mt19937 gen(seed);
-  std::uniform_real_distribution<float> value(-size, size);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& v : out) v = value(gen);
-  return out;
-}
 Rows<float const> rows(std::vector<float> const& v, std::int64_t width) {
   return make_rows(v.data(), static_cast<std::int64_t>(v.size()) / width, width);
 }
@@ -52,11 +47,11 @@ Rows<float> rows(std::vector<float>& v, std::int64_t width) {
 
 /// Experts of a width, with zeros behind the first `used` columns of the hidden state. size: a factor of their outputs.
 template <class Act = float>
-experts::WeightStore<Config<Act>, quantization::None> store(int width, int used, unsigned seed = 1, float size = 1.0F) {
+experts::WeightStore<Config<Act>, quantization::None> store(int width, int used, int seed = 1, float size = 1.0F) {
   experts::WeightStore<Config<Act>, quantization::None> out(kExperts, width, kIntermediate, true);
   for (int e = 0; e < kExperts; ++e) {
-    std::vector<float> const narrow13 = numbers(seed + 2 * static_cast<unsigned>(e), 2 * kIntermediate * used);
-    std::vector<float> const narrow2 = numbers(seed + 2 * static_cast<unsigned>(e) + 1, used * kIntermediate);
+    std::vector<float> const narrow13 = numbers(seed + 2 * e, 2 * kIntermediate * used, kSize);
+    std::vector<float> const narrow2 = numbers(seed + 2 * e + 1, used * kIntermediate, kSize);
     std::vector<float> w13(static_cast<std::size_t>(2 * kIntermediate * width)), w2(static_cast<std::size_t>(width * kIntermediate));
     for (int i = 0; i < 2 * kIntermediate; ++i) std::copy_n(narrow13.data() + i * used, used, w13.data() + i * width);
     std::transform(narrow2.begin(), narrow2.end(), w2.begin(), [&](float v) { return size * v; });
@@ -102,11 +97,11 @@ std::vector<float> routed(std::vector<float> const& x, std::vector<float> const&
 
 struct Weights {
   std::vector<float> hidden = numbers(100, kRows* kHidden, 1.0F);
-  std::vector<float> gate = numbers(101, kExperts* kHidden), gate_bias = numbers(102, kExperts);
-  std::vector<float> in = numbers(103, kLatent* kHidden), out = numbers(104, kHidden* kLatent);
-  std::vector<float> shared13 = numbers(105, kShared * 2 * kSharedWidth * kHidden),
-                     shared2 = numbers(106, kShared * kHidden * kSharedWidth);
-  std::vector<float> shared_gate = numbers(107, kHidden), norm = numbers(108, kHidden, 1.0F), bias = numbers(109, kHidden);
+  std::vector<float> gate = numbers(101, kExperts* kHidden, kSize), gate_bias = numbers(102, kExperts, kSize);
+  std::vector<float> in = numbers(103, kLatent* kHidden, kSize), out = numbers(104, kHidden* kLatent, kSize);
+  std::vector<float> shared13 = numbers(105, kShared * 2 * kSharedWidth * kHidden, kSize),
+                     shared2 = numbers(106, kShared * kHidden * kSharedWidth, kSize);
+  std::vector<float> shared_gate = numbers(107, kHidden, kSize), norm = numbers(108, kHidden, 1.0F), bias = numbers(109, kHidden, kSize);
   std::vector<float> logits() const {
     std::vector<float> v = product(gate, hidden, kHidden);
     for (std::size_t i = 0; i < v.size(); ++i) v[i] += gate_bias[i % kExperts];
