@@ -156,16 +156,7 @@ TEST_P(RoutingGolden, IdsAsSetsAndWeights) {
   }
 }
 
-std::vector<std::filesystem::path> blocks() {
-  std::vector<std::filesystem::path> files;
-  for (auto const& folder : {moe_test::golden_dir() / "moe_blocks", std::filesystem::path(MOE_TEST_DATA) / "not_computed" / "moe_blocks"}) {
-    for (auto const& entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-    }
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-INSTANTIATE_TEST_SUITE_P(Blocks, RoutingGolden, testing::ValuesIn(blocks()), [](auto const& info) { return info.param.stem().string(); });
+INSTANTIATE_TEST_SUITE_P(Blocks, RoutingGolden, testing::ValuesIn(moe_test::block_files()),
+                         [](auto const& info) { return info.param.stem().string(); });
 
 }  // namespace

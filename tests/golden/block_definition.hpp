@@ -5,28 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <vector>
 
-#include "golden_dir.hpp"
 #include "moe/io/layer_weights.hpp"
 
 namespace moe_test {
 
 using namespace moe::io;
-
-/// The block files, also those of blocks that are read but not computed.
-inline std::vector<std::filesystem::path> block_files() {
-  std::vector<std::filesystem::path> out;
-  for (auto const& folder : {golden_dir() / "moe_blocks", std::filesystem::path(MOE_TEST_DATA) / "not_computed" / "moe_blocks"}) {
-    for (auto const& entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.path().extension() == ".safetensors") out.push_back(entry.path());
-    }
-  }
-  std::sort(out.begin(), out.end());
-  return out;
-}
 
 template <class T>
 std::vector<T> read(TensorStore const& store, std::string const& name) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "block_definition.hpp"
+#include "golden_dir.hpp"
 #include "moe/core/config_defaults.hpp"
 #include "moe/models/catalog.hpp"
 

@@ -31,13 +31,14 @@ inline double relative_error(std::vector<float> const& got, std::vector<float> c
 }
 
 struct BlockFile {
+  std::filesystem::path path;
   std::string name;
   moe::io::TensorStore store;
   std::vector<float> hidden, expected;
   std::vector<std::int64_t> tokens;
   moe::io::LayerDescription description;
 
-  explicit BlockFile(std::filesystem::path const& path) : name(path.stem().string()), store(path) {
+  explicit BlockFile(std::filesystem::path const& file) : path(file), name(file.stem().string()), store(file) {
     hidden = read<float>(store, "hidden");
     expected = read<float>(store, "expected");
     if (store.contains("input_ids")) tokens = read<std::int64_t>(store, "input_ids");
@@ -67,11 +68,10 @@ struct BlockFile {
 template <class Test>
 int each_block_file(Test test) {
   int count = 0;
-  for (auto const& entry : std::filesystem::directory_iterator(golden_dir() / "moe_blocks")) {
-    if (entry.path().extension() != ".safetensors") continue;
-    SCOPED_TRACE(entry.path().filename().string());
+  for (std::filesystem::path const& path : golden_blocks()) {
+    SCOPED_TRACE(path.filename().string());
     try {
-      test(BlockFile(entry.path()));
+      test(BlockFile(path));
     } catch (moe::Error const& e) {
       ADD_FAILURE() << e.what();
     }

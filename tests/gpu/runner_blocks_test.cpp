@@ -92,7 +92,7 @@ TEST(RunnerBlocks, Float32EqualsExpected) {
 /// whose frame runs on the host gets the same rounded rows.
 TEST(RunnerBlocks, Bf16EqualsTheFrameOnTheHost) {
   each_block_file([](BlockFile const& f) {
-    BlockFile rounded(moe_test::golden_dir() / "moe_blocks" / (f.name + ".safetensors"));
+    BlockFile rounded(f.path);
     for (float& v : rounded.hidden) v = to_float(from_float<bf16>(v));
     auto const want = rounded.run<quantization::None, Local, experts::CudaReference>();
     auto const got = run_on_device<bf16, experts::CudaReference>(f);

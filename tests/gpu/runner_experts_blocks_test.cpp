@@ -186,7 +186,7 @@ void widened_blocks_equal_the_host(double tolerance) {
     ++with_fused;
   });
   EXPECT_GE(with_fused, 2);
-  expect_families(ran, {"deepseek_v3", "qwen3_moe", "gpt_oss", "mixtral"});
+  expect_families(ran, {"deepseek_v3", "qwen3_moe", "gpt_oss", "mixtral", "aria"});
   if (std::getenv("MOE_GOLDEN_DIR") == nullptr) return;  // the selection in tests/data has no more of them
   expect_families(ran, {"llama4", "glm4_moe", "nemotron_h_latent", "longcat_flash"});
 }
@@ -203,7 +203,7 @@ TEST(RunnerExperts, Int8Weights) { widened_blocks_equal_the_host<Int8Weights>(1.
 TEST(RunnerExperts, FilesOfAnySize) {
   int fast = 0, slow = 0;
   each_block_file([&](BlockFile const& f) {
-    BlockFile rounded(moe_test::golden_dir() / "moe_blocks" / (f.name + ".safetensors"));
+    BlockFile rounded(f.path);
     for (float& v : rounded.hidden) v = to_float(from_float<bf16>(v));
     std::int64_t const h = f.description.expert_hidden(), inner = f.description.intermediate;
     auto const check = [&](auto quant, int unit, double tolerance) {

@@ -33,17 +33,15 @@ struct Source {
 
 inline std::vector<Source> sources() {
   std::vector<Source> found;
-  for (auto const& entry : fs::directory_iterator(golden_dir() / "moe_blocks")) {
-    if (entry.path().extension() == ".safetensors") found.push_back({entry.path().stem(), entry.path(), entry.path()});
-  }
-  for (auto const& entry : fs::directory_iterator(golden_dir() / "checkpoints")) {
-    fs::path const io = entry.path() / "moe_io.safetensors";
+  for (fs::path const& path : golden_blocks()) found.push_back({path.stem(), path, path});
+  for (fs::path const& folder : golden_entries("checkpoints")) {
+    fs::path const io = folder / "moe_io.safetensors";
     if (!fs::exists(io)) continue;
     for (std::int64_t layer = 0; layer < 8; ++layer) {
       std::string const at = moe::text("layers.", layer, ".");
       if (!moe::io::TensorStore(io).contains(at + "moe_in")) continue;
-      found.push_back({moe::text(entry.path().filename().string(), "_layer", layer), entry.path(), io, layer, at + "moe_in",
-                       at + "moe_out_f32", at + "topk_ids_f32", at + "topk_weights_f32"});
+      found.push_back({moe::text(folder.filename().string(), "_layer", layer), folder, io, layer, at + "moe_in", at + "moe_out_f32",
+                       at + "topk_ids_f32", at + "topk_weights_f32"});
     }
   }
   std::sort(found.begin(), found.end(), [](Source const& a, Source const& b) { return a.name < b.name; });

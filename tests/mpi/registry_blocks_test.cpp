@@ -31,7 +31,7 @@ bool const registered = register_all();
 TEST(Block, ThereAreFilesOfEveryFamilyThatIsCovered) {
   EXPECT_TRUE(registered);
   for (char const* family : {"mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2", "deepseek_v3",
-                             "qwen3_moe_tiny_layer", "deepseek_v3_tiny_layer"}) {
+                             "qwen3_moe_tiny_layer", "deepseek_v3_tiny_layer", "aria_e8k3", "aria_tiny_layer"}) {
     auto const all = sources();
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](Source const& s) { return s.name.starts_with(family); })) << family;
   }
