@@ -3,6 +3,7 @@
 # libmoe has oneDNN and on a GPU where there is one.
 import copy
 import inspect
+import io
 import json
 import warnings
 
@@ -136,6 +137,27 @@ def test_weights_that_change_are_noticed(device):
     assert distance(got, families.logits(model)) < 2e-5
 
 
+@pytest.mark.parametrize("change", ["assign", "parameter", "bias"])
+def test_weights_that_are_replaced_are_noticed(change, device):
+    """The module has other tensors than those that were read, which nothing wrote to."""
+    name = "gpt_oss" if change == "bias" else "mixtral"
+    model = families.build(name).to(device)
+    model.set_experts_implementation("moe")
+    before = families.logits(model)
+    other = {key: value * -0.7 if ".experts." in key else value.clone() for key, value in model.state_dict().items()}
+    if change == "assign":
+        model.load_state_dict(other, assign=True)
+    for module in families.experts(model):
+        if change == "parameter":
+            module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach() * -0.7)
+        elif change == "bias":
+            module.down_proj_bias = torch.nn.Parameter(module.down_proj_bias.detach() + 1)
+    got = families.logits(model)
+    model.set_experts_implementation("eager")
+    expected = families.logits(model)
+    assert distance(got, expected) < 2e-5 and distance(before, expected) > 1e-3
+
+
 def test_expert_parallel_ids_of_other_ranks_are_skipped(device):
     model = families.build("mixtral").to(device)
     module, (hidden, ids, weights) = calls_of(model)[0]
@@ -267,6 +289,52 @@ def test_torch_compile_keeps_the_layer_as_one_operator(device):
         compiled = torch.compile(module, backend=backend, fullgraph=True)
         assert torch.equal(compiled(hidden, ids, weights), expected)
     assert len(graphs) == 1 and torch.ops.moe.transformers_experts in graphs[0]
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+def test_torch_compile_of_a_copy_of_a_model_that_has_run(how, device):
+    """The operator finds a module by a key: a copy must not have the original's."""
+    model = families.build("qwen3_moe").to(device)
+    model.set_experts_implementation("moe")
+    before = families.logits(model)
+    file = io.BytesIO()
+    if how == "save":
+        torch.save(model, file)
+        file.seek(0)
+    other = copy.deepcopy(model) if how == "deepcopy" else torch.load(file, weights_only=False)
+    with torch.no_grad():
+        for module in families.experts(other):
+            module.down_proj.mul_(-0.5)
+    other.set_experts_implementation("eager")
+    expected = families.logits(other)
+    other.set_experts_implementation("moe")
+    torch._dynamo.reset()
+    other.forward = torch.compile(other.forward, backend="eager")
+    for _ in range(2):
+        assert distance(families.logits(other), expected) < 2e-5
+    assert distance(before, expected) > 1e-3 and torch.equal(families.logits(model), before)
+
+
+@pytest.mark.parametrize("trained", ["gate_up_proj", "down_proj"])
+def test_torch_compile_with_gradients_falls_back(trained, device):
+    """A module that has run on the library; later one of its parameters is trained."""
+    model = families.build("qwen3_moe").to(device)
+    model.set_experts_implementation("moe")
+    module, (hidden, ids, weights) = calls_of(model)[0]
+    hidden, weights = hidden.detach(), weights.detach()
+    for name in ("gate_up_proj", "down_proj"):
+        getattr(module, name).requires_grad_(name == trained)
+    parameter, gradients = getattr(module, trained), []
+    torch._dynamo.reset()
+    for run in (module, torch.compile(module, backend="eager")):
+        parameter.grad = None
+        run(hidden, ids, weights).square().sum().backward()
+        gradients.append(parameter.grad)
+    model.set_experts_implementation("grouped_mm")
+    parameter.grad = None
+    module(hidden, ids, weights).square().sum().backward()
+    for gradient in gradients:
+        assert gradient is not None and torch.allclose(gradient, parameter.grad, atol=1e-6)
 
 
 def test_torch_compile_of_a_model_that_has_not_run(device):

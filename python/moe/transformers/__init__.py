@@ -30,7 +30,7 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
     layer = _layer.layer_of(module, read, ids.shape[-1])
     if layer.reason is not None:
         return fallback(module, hidden, ids, weights)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.weights.source[0].requires_grad):
+    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
         _layer._warn(module, "gradients are on, and the library has none: call the model under torch.no_grad()")
         return fallback(module, hidden, ids, weights)
     if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
@@ -60,12 +60,14 @@ def _forward_of(module: torch.nn.Module) -> Any:
 
 def _compiled(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, fallback: Any) -> torch.Tensor:
     """While torch.compile traces: the operator, or the fallback's own code. A module that has not run before runs outside the graph."""
-    key = getattr(module, "_moe_key", None)
-    if key is None:
+    layer = getattr(module, "_moe_layer", None)
+    if layer is None:
         return _outside(module, hidden, ids, weights)
-    if module._moe_reason is not None:
+    if layer.reason is not None:
         return fallback(module, hidden, ids, weights)
-    return torch.ops.moe.transformers_experts(hidden, ids, weights, key)
+    if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+        return fallback(module, hidden, ids, weights)
+    return torch.ops.moe.transformers_experts(hidden, ids, weights, layer.key)
 
 
 @torch.compiler.disable

@@ -28,11 +28,12 @@ class FallbackWarning(UserWarning):
 
 @dataclasses.dataclass
 class Weights:
-    """What a module gives to a runner. `source`: the module's tensors that they come from; a change of one makes a new runner."""
+    """What a module gives to a runner. `source`: the names of the module's tensors that they come from; a change of one makes a new
+    runner."""
 
     arrays: dict[str, torch.Tensor]
     settings: dict[str, Any]
-    source: list[torch.Tensor]
+    source: tuple[str, ...]
     packs: bool  # the runner, or this adapter, copies the weights into another layout
 
 
@@ -42,16 +43,20 @@ class Unsupported(Exception):
 
 class Layer:
     """Runners of one experts module, made at its first call. One that is too small is followed by a larger one and stays, since a
-    captured CUDA graph may use it."""
+    captured CUDA graph may use it. A copy of the module has none: `key` and `reason`, which torch.compile reads, stay with the module."""
 
-    def __init__(self, weights: Weights | None, reason: str | None, scope: Any = None, sharded: bool = True) -> None:
+    def __init__(self, module: torch.nn.Module, weights: Weights | None, reason: str | None, scope: Any = None,
+                 sharded: bool = True) -> None:  # fmt: skip
+        self.key = id(module)  # in `modules`
         self.weights = weights
+        self.source = () if weights is None else weights.source
         self.sharded = sharded
         self.scope = scope  # of the model: its layers run one after the other, and share a workspace
         self.reason = reason
         self.runners: list[Runner] = []
         self.dtype = None if weights is None else weights.settings["torch_dtype"]
-        self.state = () if weights is None else _state(weights.source)
+        self.state = _state(module, self.source)
+        self.held = [getattr(module, name).detach() for name in self.source]  # no other tensor can have their addresses
 
     def __deepcopy__(self, memo: dict) -> None:
         return None  # a copied module makes its own
@@ -75,8 +80,12 @@ class Layer:
         self.runners.append(runner)
         return runner
 
-    def changed(self) -> bool:
-        return self.weights is not None and _state(self.weights.source) != self.state
+    def changed(self, module: torch.nn.Module) -> bool:
+        """Whether the module has other weights than those that were read: replaced, moved, or written in place."""
+        return _state(module, self.source) != self.state
+
+    def needs_gradients(self, module: torch.nn.Module) -> bool:
+        return any([getattr(module, name).requires_grad for name in self.source])
 
 
 def _nothing() -> None:
@@ -87,26 +96,27 @@ def _capturing(runner: Runner) -> bool:
     return runner.info["device_type"] == 2 and torch.cuda.is_current_stream_capturing()
 
 
-def _state(tensors: list[torch.Tensor]) -> tuple:
-    return tuple([(t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors])
+def _state(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Where the module's tensors lie and how often they were written. Their identity says nothing: a rank of a tensor-parallel model
+    makes the local one of a DTensor anew for each forward."""
+    tensors = [getattr(module, name) for name in names]
+    return [(tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
     """The module's layer, made if there is none or its weights have changed since. read: module, topk -> Weights, or raises Unsupported."""
     layer = module.__dict__.get("_moe_layer")
-    if layer is not None and not layer.changed():
+    if layer is not None and not layer.changed(module):
         return layer
     try:
         weights = read(module, topk)
-        layer = Layer(weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
+        layer = Layer(module, weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
         layer.runner(1)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
-        layer = Layer(None, str(error))
+        layer = Layer(module, None, str(error))
         _warn(module, layer.reason)
     module.__dict__["_moe_layer"] = layer
-    modules[id(module)] = module
-    module.__dict__["_moe_key"] = id(module)
-    module.__dict__["_moe_reason"] = layer.reason
+    modules[layer.key] = module
     return layer
 
 
@@ -161,16 +171,15 @@ def read_experts(module: torch.nn.Module, topk: int) -> Weights:
     if getattr(module, "has_post_expert_norm", False):
         raise Unsupported("it normalises each expert's output before the weighted sum (has_post_expert_norm)")
     has_gate = getattr(module, "has_gate", True)
-    first = module.gate_up_proj if has_gate else module.up_proj
-    second = module.down_proj
-    for name, tensor in (("gate_up_proj" if has_gate else "up_proj", first), ("down_proj", second)):
+    source = ("gate_up_proj" if has_gate else "up_proj", "down_proj")
+    first, second = getattr(module, source[0]), module.down_proj
+    for name, tensor in zip(source, (first, second)):
         if not isinstance(tensor, torch.Tensor) or type(tensor.data) is not torch.Tensor or tensor.dim() != 3:
             raise Unsupported(f"{name} is {type(tensor).__name__}, no plain tensor of three dimensions")
         if tensor.device.type not in ("cpu", "cuda"):
             raise Unsupported(f"{name} is on {tensor.device}")
     dtype = dtype_name(first.dtype)
     found = activation_of(module, first.device)
-    source = [first, second]
     w13, w2 = first.detach(), second.detach()
     packs = False
     if module.is_transposed:
@@ -183,8 +192,8 @@ def read_experts(module: torch.nn.Module, topk: int) -> Weights:
         w13, packs = halves(w13, 1), True
     arrays = {"w13": w13, "w2": w2}
     if getattr(module, "has_bias", False):
-        bias = (module.gate_up_proj_bias if has_gate else module.up_proj_bias).detach()
-        source += [module.gate_up_proj_bias if has_gate else module.up_proj_bias, module.down_proj_bias]
+        source += (source[0] + "_bias", "down_proj_bias")
+        bias = getattr(module, source[2]).detach()
         arrays["w13_bias"] = (halves(bias, 1) if found.interleaved else bias).to(torch.float32).contiguous()
         arrays["w2_bias"] = module.down_proj_bias.detach().to(torch.float32).contiguous()
     for name in ("w13", "w2"):
@@ -202,7 +211,8 @@ def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
     has_gate = getattr(module, "has_gate", True)
     prefix = "gate_up_proj" if has_gate else "up_proj"
     first, second = getattr(module, prefix), module.down_proj
-    scale, second_scale = getattr(module, prefix + "_scale_inv"), module.down_proj_scale_inv
+    source = (prefix, "down_proj", prefix + "_scale_inv", "down_proj_scale_inv")
+    scale, second_scale = getattr(module, source[2]), module.down_proj_scale_inv
     if first.dtype != torch.float8_e4m3fn:
         raise Unsupported(f"{prefix} is {first.dtype}, expected float8_e4m3fn")
     if scale.dtype != torch.float32:
@@ -217,4 +227,4 @@ def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
     dtype = torch.get_default_dtype() if module.__dict__.get("_moe_dtype") is None else module.__dict__["_moe_dtype"]
     settings = {"topk": topk, "dtype": dtype_name(dtype), "torch_dtype": dtype, "quantization": "fp8_block128",
                 **activation_settings(found)}  # fmt: skip
-    return Weights(arrays, settings, [first, second, scale, second_scale], False)
+    return Weights(arrays, settings, source, False)

@@ -70,8 +70,7 @@ def _interleaved(rows: torch.Tensor) -> torch.Tensor:
 
 def read(module: Mxfp4Experts, topk: int) -> _layer.Weights:
     found = _layer.activation_of(module, module.down_proj.device)
-    source = [module.gate_up_proj, module.down_proj, module.gate_up_proj_scales, module.down_proj_scales, module.gate_up_proj_bias,
-              module.down_proj_bias]  # fmt: skip
+    source = ("gate_up_proj", "down_proj", "gate_up_proj_scales", "down_proj_scales", "gate_up_proj_bias", "down_proj_bias")
     arrays = {
         "w13": module.gate_up_proj.detach(), "w2": module.down_proj.detach(), "w13_scale": module.gate_up_proj_scales.detach(),
         "w2_scale": module.down_proj_scales.detach(), "w13_bias": _layer.halves(module.gate_up_proj_bias.detach().float(), 1),
