@@ -21,7 +21,7 @@ except ImportError:
 _forward_routed = _ffi.forward_routed
 #: dtypes of ids that the library takes, and those that it gets as int32; it refuses all others.
 IDS = (torch.int64, torch.int32) if torch is not None else ()
-_NARROW_IDS = (torch.int8, torch.uint8, torch.int16) if torch is not None else ()
+_NARROW_IDS = tuple(getattr(torch, name) for name in _arrays.NARROW_IDS if hasattr(torch, name)) if torch is not None else ()
 FLOAT32 = torch.float32 if torch is not None else None
 _is_compiling = torch.compiler.is_compiling if torch is not None else None
 _current_device = torch.cuda.current_device if torch is not None else None

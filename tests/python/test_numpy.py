@@ -23,10 +23,10 @@ def test_experts_agrees_with_the_definition():
     assert distance(output, layer.expected()) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.int8])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.int8, np.uint16, np.uint8])
 def test_ids_and_weights_of_other_dtypes(dtype):
     layer = Layer()
-    layer.ids[0, 0] = -1
+    layer.ids[0, 0] = -1 if np.issubdtype(dtype, np.signedinteger) else layer.ids[0, 0]
     output = moe.experts(layer.hidden, layer.ids.astype(dtype), layer.weights.astype(np.float64), layer.w13, layer.w2)
     assert distance(output, layer.expected()) < 1e-5
 

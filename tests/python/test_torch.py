@@ -74,6 +74,15 @@ def test_inputs_that_need_a_gradient_are_refused():
         moe.experts(hidden, ids, weights, w13, w2)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint16", "uint8"])
+def test_ids_of_all_dtypes(dtype):
+    hidden, ids, weights, w13, w2 = tensors(Layer())
+    expected = moe.experts(hidden, ids, weights, w13, w2)
+    ids = ids.to(getattr(torch, dtype))
+    assert torch.equal(moe.experts(hidden, ids, weights, w13, w2), expected)
+    assert torch.equal(moe.Runner(w13, w2, topk=3, max_tokens=16).forward_routed(hidden, ids, weights), expected)
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU fp8 layers take bfloat16")
 def test_quantized_codes_are_of_torch():
     layer = Layer(hidden=256, intermediate=128)
