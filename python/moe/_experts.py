@@ -154,10 +154,20 @@ def experts(
 
     On a GPU the runners behind all weights share one workspace: calls on several streams wait for each other. CUDA graphs that were
     captured with them must not be replayed at the same time; for that make a `Runner` of each one's own.
+
+    With torch hidden and topk_weights that need a gradient are refused. Weights may be parameters: they get no gradient. While
+    torch.compile traces a call without `output`, it is the operator `moe::experts`.
     """
+    compiling = _is_compiling is not None and _is_compiling()
+    if compiling and output is None and isinstance(hidden, _Tensor):
+        return torch.ops.moe.experts(
+            hidden, topk_ids, topk_weights, w13, w2, activation, alpha=alpha, beta=beta, limit=limit or 0.0, w13_bias=w13_bias,
+            w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
+            situ_gate=situ_gate, situ_up=situ_up,
+        )  # fmt: skip
     call = (id(w2), id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale), activation, alpha, beta, limit, situ_gate, situ_up,
             quantization, weight_on_input)  # fmt: skip
-    if hidden.__class__ is _TENSOR and topk_ids.__class__ is _TENSOR and topk_weights.__class__ is _TENSOR and not _is_compiling():
+    if hidden.__class__ is _TENSOR and topk_ids.__class__ is _TENSOR and topk_weights.__class__ is _TENSOR and not compiling:
         # The weights of the last call, neither moved nor written since, and arrays that need no conversion: straight into the library.
         known = _known.get(id(w13))
         if known is not None and known.call == (hidden.dtype, *call):
@@ -165,7 +175,7 @@ def experts(
             if (
                 len(shape) == 2 and shape[0] <= known.rows and len(chosen) == 2 and chosen[1] == known.topk
                 and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32
-                and not (hidden.requires_grad and _grad_enabled())
+                and not ((hidden.requires_grad or topk_weights.requires_grad) and _grad_enabled())
                 and known.w13 == (w13.data_ptr(), w13._version) and known.w2 == (w2.data_ptr(), w2._version)
                 and (known.device is None or known.device == _current_device())
                 and (not known.others or known.same_others(w13_bias, w2_bias, w13_scale, w2_scale))

@@ -137,6 +137,8 @@ class Runner:
 
     The arrays are used where they lie: the runner keeps a reference to them. Where `weights_packed` is true it has a copy in its own
     layout instead, and keeps none: hold on to the biases, which are read where they lie.
+
+    With torch an input of a call that needs a gradient is refused. Weights may be parameters: they get no gradient.
     """
 
     def __init__(
@@ -263,8 +265,8 @@ class Runner:
         if isinstance(hidden, _Tensor):
             if _is_compiling():
                 return torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key)
-            if hidden.requires_grad and torch.is_grad_enabled():
-                raise UnsupportedError("E_UNSUPPORTED: hidden requires a gradient, and the library has none: call under torch.no_grad()")
+            if (hidden.requires_grad or topk_weights.requires_grad) and torch.is_grad_enabled():
+                raise no_gradient("hidden" if hidden.requires_grad else "topk_weights")
             if topk_ids.dtype in _NARROW_IDS:
                 topk_ids = topk_ids.to(torch.int32)
             if topk_weights.dtype is not FLOAT32:
@@ -295,6 +297,10 @@ class Runner:
         Returns:
             output, [M, H], of hidden's framework.
         """
+        if torch is not None and torch.is_grad_enabled():
+            for name, array in (("hidden", hidden), ("router_logits", router_logits)):
+                if isinstance(array, _Tensor) and array.requires_grad:
+                    raise no_gradient(name)
         written = _arrays.empty(hidden, hidden.shape) if output is None else output
         tokens = None if token_ids is None else _arrays.export(token_ids)
         with _device_of(hidden):
@@ -357,6 +363,10 @@ class Runner:
         if not self._handle:
             return "moe.Runner(closed)"
         return "moe.Runner({backend}, {experts}, {quantization}, {dtype}, num_local_experts={num_local_experts})".format(**self._info)
+
+
+def no_gradient(name: str) -> UnsupportedError:
+    return UnsupportedError(f"E_UNSUPPORTED: {name} requires a gradient, and the library has none: call under torch.no_grad()")
 
 
 def _rows(array: Any, first: int, count: int) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # python/moe/_torch.py: the custom operators of torch, through which torch.compile sees the library.
 """Eager calls do not pass through these operators, whose dispatch costs more than the call itself. `Runner.forward_routed` uses
-`moe::forward_routed` while torch.compile traces."""
+`moe::forward_routed` while torch.compile traces, `moe.experts` uses `moe::experts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import library as torch_library
 
 from ._experts import experts as _eager_experts
-from ._runner import runner_of
+from ._runner import no_gradient, runner_of
 
 
 @torch_library.custom_op("moe::forward_routed", mutates_args=())
@@ -32,7 +32,7 @@ def experts(
     w2_bias: torch.Tensor | None = None,
     w13_scale: torch.Tensor | None = None,
     w2_scale: torch.Tensor | None = None,
-    quantization: str = "none",
+    quantization: str | None = None,
     weight_on_input: bool = False,
     situ_gate: float = 4.0,
     situ_up: float = 25.0,
@@ -53,3 +53,18 @@ def _(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, 
 @experts.register_fake
 def _(hidden, topk_ids, topk_weights, w13, w2, *settings, **more):  # type: ignore[no-untyped-def]
     return hidden.new_empty(hidden.shape)
+
+
+def _refuse_gradients(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    for name, needed in zip(("hidden", "topk_ids", "topk_weights"), ctx.needs_input_grad):
+        if needed:
+            raise no_gradient(name)
+
+
+def _no_gradients(ctx, gradient):  # type: ignore[no-untyped-def]
+    """Of parameters among the weights: eager calls give them none either."""
+    return (None,) * len(ctx.needs_input_grad)
+
+
+for _operator in (forward_routed, experts):
+    _operator.register_autograd(_no_gradients, setup_context=_refuse_gradients)

@@ -58,6 +58,35 @@ def test_a_cuda_graph_follows_its_inputs():
     assert torch.equal(output, runner.forward_routed(hidden, ids, weights))
 
 
+def test_torch_compile_with_cuda_graphs():
+    """The operator of `moe.experts` inside the graphs that torch.compile captures: replays follow inputs, no call makes a runner."""
+    pytest.importorskip("triton", reason="triton, which torch.compile needs on a GPU, is not installed")
+    from torch._dynamo.utils import counters
+
+    layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w13, self.w2 = torch.nn.Parameter(w13), torch.nn.Parameter(w2)
+
+        def forward(self, hidden, ids, weights):
+            return moe.experts(hidden, ids, weights, self.w13, self.w2) * 2
+
+    block = Block()
+    compiled = torch.compile(block, mode="reduce-overhead", fullgraph=True)
+    skipped = counters["inductor"]["cudagraph_skips"]
+    with torch.no_grad():
+        expected = block(hidden, ids, weights)
+        for factor in (1, -1, 1, 2, -2):  # compiled, captured, replayed three times
+            torch.compiler.cudagraph_mark_step_begin()
+            got = compiled(hidden * factor, ids.roll(factor, 0), weights).clone()
+            assert torch.equal(got, block(hidden * factor, ids.roll(factor, 0), weights)), factor
+    assert not torch.equal(got, expected)
+    assert counters["inductor"]["cudagraph_skips"] == skipped
+    assert sum(len(entry.runners) for entry in _experts._cache.values() if entry.references[0]() is block.w13) == 1
+
+
 def test_ids_of_int64_are_judged_before_they_are_narrowed():
     layer, hidden, ids, weights, w13, w2 = layer_on_gpu()
     assert ids.dtype == torch.int64

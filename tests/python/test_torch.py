@@ -65,13 +65,49 @@ def test_runners_die_with_their_weights():
     assert len(_experts._cache) == before
 
 
-def test_inputs_that_need_a_gradient_are_refused():
+@pytest.mark.parametrize("name", ["hidden", "topk_weights"])
+def test_inputs_that_need_a_gradient_are_refused(name):
     hidden, ids, weights, w13, w2 = tensors(Layer())
-    hidden.requires_grad_()
-    with pytest.raises(moe.UnsupportedError, match="gradient"):
-        moe.experts(hidden, ids, weights, w13, w2)
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16)
+    expected = moe.experts(hidden, ids, weights, w13, w2)  # the next call has its runner at hand
+    (hidden if name == "hidden" else weights).requires_grad_()
+    calls = [
+        lambda: moe.experts(hidden, ids, weights, w13, w2), lambda: moe.experts(hidden, ids, weights, w13.clone(), w2),
+        lambda: runner.forward_routed(hidden, ids, weights), lambda: torch.ops.moe.experts(hidden, ids, weights, w13, w2),
+        lambda: torch.ops.moe.forward_routed(hidden, ids, weights, runner.key),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(moe.UnsupportedError, match=f"{name} requires a gradient"):
+            call()
+        with torch.no_grad():
+            assert torch.equal(call(), expected)
+
+
+@pytest.mark.parametrize("name", ["hidden", "router_logits"])
+def test_inputs_of_a_routing_runner_that_need_a_gradient_are_refused(name):
+    hidden, _, _, w13, w2 = tensors(Layer())
+    inputs = {"hidden": hidden, "router_logits": torch.randn(hidden.shape[0], w13.shape[0], device=DEVICE)}
+    runner = moe.Runner(w13, w2, topk=3, max_tokens=16, router={"scoring": "softmax"})
+    expected = runner.forward(**inputs)
+    inputs[name].requires_grad_()
+    with pytest.raises(moe.UnsupportedError, match=f"{name} requires a gradient"):
+        runner.forward(**inputs)
     with torch.no_grad():
-        moe.experts(hidden, ids, weights, w13, w2)
+        assert torch.equal(runner.forward(**inputs), expected)
+
+
+def test_parameters_among_the_weights_get_no_gradient():
+    hidden, ids, weights, w13, w2 = tensors(Layer())
+    expected = moe.experts(hidden, ids, weights, w13, w2)
+    w13, w2 = torch.nn.Parameter(w13), torch.nn.Parameter(w2)
+    for _ in range(2):
+        output = moe.experts(hidden, ids, weights, w13, w2)
+        assert not output.requires_grad and torch.equal(output, expected)
+    compiled = torch.compile(lambda x: moe.experts(x, ids, weights, w13, w2) * 2, backend="aot_eager", fullgraph=True)
+    output = compiled(hidden)
+    assert torch.equal(output, 2 * expected)
+    output.sum().backward()
+    assert w13.grad is None and w2.grad is None
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint16", "uint8"])
@@ -104,6 +140,44 @@ def test_torch_compile():
     expected = block(hidden)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(hidden), expected)
+
+
+class Block(torch.nn.Module):
+    """Experts with biases and a clamped activation: every kind of argument of `moe.experts`."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(7)
+        _, _, _, w13, w2 = tensors(layer)
+        self.w13, self.w2 = torch.nn.Parameter(w13), torch.nn.Parameter(w2)
+        self.b13, self.b2 = (torch.nn.Parameter(torch.randn(w.shape[:2], device=DEVICE)) for w in (w13, w2))
+
+    def forward(self, hidden, ids, weights):
+        return moe.experts(hidden + 1, ids, weights, self.w13, self.w2, "swigluoai_halves", alpha=1.5, beta=0.5, limit=3.0,
+                           w13_bias=self.b13, w2_bias=self.b2) * 2  # fmt: skip
+
+
+def test_torch_compile_of_experts(runners_made):
+    layer = Layer()
+    hidden, ids, weights, *_ = tensors(layer)
+    block, graphs = Block(layer), []
+
+    def backend(graph, _):
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    with torch.no_grad():
+        expected = block(hidden, ids, weights)
+        made = len(runners_made)
+        compiled = torch.compile(block, backend=backend, fullgraph=True)
+        for _ in range(3):
+            assert torch.equal(compiled(hidden, ids, weights), expected)
+        assert torch.equal(torch.compile(block, backend="aot_eager", fullgraph=True)(hidden, ids, weights), expected)
+        assert len(runners_made) == made  # eager and compiled calls have the same runner
+        block.w13.mul_(-0.5)
+        changed = block(hidden, ids, weights)
+        assert not torch.equal(changed, expected) and torch.equal(compiled(hidden, ids, weights), changed)
+    assert len(graphs) == 1 and torch.ops.moe.experts in graphs[0]
 
 
 def test_operators_pass_the_checks_of_torch():
