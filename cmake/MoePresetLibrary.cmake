@@ -191,20 +191,28 @@ function(_moe_preset_exchange text model quantization type backend)
 endfunction()
 
 # _moe_preset_fixed(text model quantizations): the kernels of low_latency at the model's sizes, for rows as the quantisations send them.
+# CMake must know which of them send the same rows, since a kernel is instantiated once: it goes by their names, and the C++ compiler
+# checks it.
 function(_moe_preset_fixed text model quantizations)
   set(config "moe::models::PresetConfig<${model}, moe::space::cuda>")
+  _moe_preset_backend(backend headers kernels cuda low_latency)
   set(instantiations)
+  set(checks)
   foreach(quantization IN LISTS quantizations)
     set(fp8 false)
     if(quantization MATCHES "^fp8_")
       set(fp8 true)
     endif()
+    _moe_preset_quantization(type header kernels ${quantization})
+    set(rows "moe::models::PresetLayer<${model}, ${type}, ${backend}>::RowQuant")
+    string(APPEND checks "static_assert(${rows}::kQuantizesActivations == ${fp8},
+              \"moe: cmake/MoePresetLibrary.cmake: by its name ${quantization} was taken for fp8 rows (${fp8}), wrongly\");\n")
     list(APPEND instantiations "template moe::detail::LowLatencyFixed const& moe::detail::low_latency_fixed<${config}, ${fp8}>()|")
   endforeach()
   list(REMOVE_DUPLICATES instantiations)
   list(JOIN instantiations "\n" instantiations)
   string(REPLACE "|" ";" instantiations "${instantiations}")
-  set(${text} "${instantiations}\n" PARENT_SCOPE)
+  set(${text} "${checks}${instantiations}\n" PARENT_SCOPE)
 endfunction()
 
 function(moe_add_preset_library name model space quantizations backends phases user_headers)

@@ -196,6 +196,16 @@ TEST(LowLatency, FixedSizesAreTakenByTheirShapeOnly) {
   run.expect_good(0);
 }
 
+/// A model that leaves a size to run time asks for no such kernels; its library has none of it.
+struct SizesOfRunTime : Sizes512 {
+  static constexpr int hidden = moe::dynamic;
+};
+TEST(LowLatency, SizesOfRunTimeHaveNoFixedKernels) {
+  auto const& fixed = moe::detail::low_latency_fixed<SizesOfRunTime, true>();
+  EXPECT_EQ(fixed.dispatch, nullptr);
+  EXPECT_FALSE(fixed.fit({.ranks = 4, .max_tokens = 9, .hidden = 512, .topk = 4, .num_experts = 16, .fp8 = true}));
+}
+
 TEST(LowLatency, T7_RoundsWithRandomDelays) {
   LowLatencyRun run({4, 8, 512, 4, 16, true, false, Routing::uniform});
   for (unsigned seed = 0; seed < 20; ++seed) {
