@@ -6,6 +6,8 @@
 #include <functional>
 #include <limits>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "tests/capi/tensors.hpp"
 
@@ -314,6 +316,10 @@ TEST(BadInput, WorkspaceOf) {
   Arguments z;
   z.config.workspace_of = reinterpret_cast<moe_runner_t>(std::uintptr_t{77});
   expect_refused(z.create(), MOE_E_ARG, {"77", "no handle of a runner"});
+  z.config.workspace_of = x.runner;
+  ASSERT_EQ(moe_runner_destroy(std::exchange(x.runner, nullptr)), MOE_OK);
+  expect_refused(z.create(), MOE_E_STATE, {std::to_string(reinterpret_cast<std::uintptr_t>(z.config.workspace_of)), "was destroyed"});
+  EXPECT_EQ(z.runner, nullptr);
 }
 
 TEST(BadInput, StreamWait) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/models_presets_test.cpp: the rules allow every model of the catalogue, with the quantisation that its preset chooses, over each
-// of the four backends, in both spaces.
+// tests/unit/models_presets_test.cpp: the rules allow every model of the catalogue, with the quantisation that its preset chooses, over
+// each of the four backends, in both spaces.
 #include <gtest/gtest.h>
 
 #include <boost/hana/for_each.hpp>
