@@ -48,6 +48,17 @@ if(ONLY STREQUAL "host")
   if(status EQUAL 0 OR NOT said MATCHES "moe has no component \"hots\"; its components are io, mpi, onednn, host, cuda, cublas, c")
     message(FATAL_ERROR "find_package(moe COMPONENTS hots) does not name the components: ${said}")
   endif()
+
+  # Another version: CMake's reason names the wanted and the installed one.
+  file(WRITE ${WORK}/version/CMakeLists.txt
+       "cmake_minimum_required(VERSION 3.25)\nproject(version LANGUAGES CXX)\nfind_package(moe 99 REQUIRED)\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK}/version -B ${WORK}/version/build ${options} RESULT_VARIABLE status OUTPUT_QUIET
+                  ERROR_VARIABLE said)
+  string(REGEX REPLACE "[ \n]+" " " said "${said}")
+  if(status EQUAL 0 OR NOT said MATCHES "compatible with requested version \"99\"" OR
+     NOT said MATCHES "share/cmake/moe/moeConfig.cmake, version: ${VERSION}")
+    message(FATAL_ERROR "find_package(moe 99) is not refused with the version that was found, ${VERSION}: ${said}")
+  endif()
 endif()
 if(ONLY STREQUAL "cuda")
   run(${CMAKE_COMMAND} -S ${CUDA_CONSUMER} -B ${WORK}/cuda ${options} -DCMAKE_CUDA_COMPILER=${NVCC} -DCMAKE_CUDA_HOST_COMPILER=${COMPILER}
