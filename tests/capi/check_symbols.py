@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks with nm that libmoe exports the functions of moe.h and nothing else, and needs symbols of the C and C++ runtimes, OpenMP's
-runtime, oneDNN, MPI, CUDA and NCCL only."""
+"""Checks with nm that libmoe, or a library of moe/c/export.hpp, exports the functions of moe.h and nothing else, and needs symbols of the C
+and C++ runtimes, OpenMP's runtime, oneDNN, MPI, CUDA and NCCL only."""
 import argparse
 import pathlib
 import re

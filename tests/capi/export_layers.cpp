@@ -2,15 +2,7 @@
 // tests/capi/export_layers.cpp: moe.h over a model library, without libmoe: its layer runs, and any other is refused.
 #include <gtest/gtest.h>
 
-#include <moe/c/export.hpp>
-#include <moe_test_models.hpp>
-
 #include "tests/capi/tensors.hpp"
-
-using Layer = moe::ModularKernel<moe_test::SmallConfig, moe_test::SmallRouter, moe::quantization::None, moe::backends::NoExpertParallel<>,
-                                 moe::experts::OneDnn>;
-using Exports = moe::c::Exported<Layer, float, moe::bf16>;
-MOE_C_EXPORT(Exports)
 
 namespace {
 

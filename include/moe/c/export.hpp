@@ -8,6 +8,9 @@
 // in one source of a library or program that links the model library and not libmoe. moe_runner_create() then makes the first exported
 // layer with the dtype, quantisation, backend, experts and space of the request; a dimension, router or activation other than its type's
 // is MOE_E_CONFIG. MPI and NCCL groups are there with MOE_C_HAS_MPI and MOE_C_HAS_NCCL defined.
+//
+// A shared library of it exports more than moe_*: the standard library's instantiations and the layer's own functions are visible. CMake's
+// moe_export_only_c(<target>) hides them, through the linker's version script cmake/libmoe.map, installed in share/cmake/moe.
 #pragma once
 
 #include <memory>

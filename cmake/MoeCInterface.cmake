@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake/MoeCInterface.cmake: moe_export_only_c(<target>): a shared library that exports the functions of moe.h and nothing else: libmoe, and
+# a project's own over a model library (moe/c/export.hpp). Static libraries that it links need POSITION_INDEPENDENT_CODE ON. Other build
+# systems pass libmoe.map, beside this file, to the linker: -Wl,--version-script=libmoe.map.
+function(moe_export_only_c target)
+  get_target_property(type ${target} TYPE)
+  if(NOT type MATCHES "^(SHARED|MODULE)_LIBRARY$")
+    message(FATAL_ERROR "moe_export_only_c(${target}): is a ${type}, expected a SHARED_LIBRARY or MODULE_LIBRARY")
+  endif()
+  set(map ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/libmoe.map)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  # Instantiations of the standard library's templates are visible whatever the preset: the script hides all but moe_*.
+  target_link_options(${target} PRIVATE "LINKER:--version-script=${map}")
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
+endfunction()
