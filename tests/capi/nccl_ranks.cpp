@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/capi/nccl_ranks.cpp: moe.h between GPUs, a process for each: every backend and scheme beside the definition, graphs, a rank without
-// rows, bad input of one rank, a rank that does not come. The program brings the id to its ranks itself, through a pipe: nccl_ranks
-// [RANKS]. Exits with 77 (skipped) where the node has fewer GPUs. g++ compiles it. Not GoogleTest: the ranks must not part.
+// rows, bad input of one rank, a stream of another device, a rank that does not come. The program brings the id to its ranks itself,
+// through a pipe: nccl_ranks [RANKS]. Exits with 77 (skipped) where the node has fewer GPUs. g++ compiles it. Not GoogleTest: the ranks
+// must not part.
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -198,6 +199,56 @@ void refuse(moe_group_t group) {
   expect(runner == nullptr, "a runner after an error");
 }
 
+/// A stream of the next rank's GPU, for a runner of one rank on this GPU: E_ARG with both devices, and the runner goes on.
+void foreign_stream() {
+  int const there = (rank + 1) % ranks;
+  std::string const text = "E_ARG: stream: is of cuda:" + std::to_string(there) + ", expected one of cuda:" + std::to_string(rank);
+  auto const refused = [&](moe_status status, std::string const& what) {
+    expect_status(status, MOE_E_ARG, "a stream of another device: " + what);
+    expect(moe_last_error() == text, "a stream of another device: " + what + ": expected the text " + text);
+    int current = -1;
+    expect(cudaGetDevice(&current) == cudaSuccess && current == rank, "a stream of another device: " + what + ": the current device");
+  };
+  moe::check_cuda(cudaSetDevice(there), "cudaSetDevice");
+  cudaStream_t foreign = nullptr;
+  moe::check_cuda(cudaStreamCreate(&foreign), "cudaStreamCreate");
+  moe::check_cuda(cudaSetDevice(rank), "cudaSetDevice");
+  {
+    Sizes const s{.hidden = 256, .intermediate = 128, .experts = 4, .topk = 2, .tokens = 8};
+    LayerArrays<moe::bf16> a(s);
+    OnGpu w13(a.w13), w2(a.w2), hidden(a.hidden), logits(a.logits), ids(a.ids), given(a.weights), output(a.output);
+    moe_weights weights = MOE_WEIGHTS_INIT;
+    weights.w13 = w13.get(), weights.w2 = w2.get();
+    moe_router_config router = MOE_ROUTER_CONFIG_INIT;
+    moe_runner_config config = a.config();
+    config.router = &router;
+    moe_group_t group = nullptr;
+    moe_runner_t runner = nullptr;
+    expect_status(moe_group_create_self(&group), MOE_OK, "group of one rank");
+    expect_status(moe_runner_create(&config, &weights, group, &runner), MOE_OK, "runner of one rank");
+    auto const routed = [&](void* stream) {
+      return moe_runner_forward_routed(runner, hidden.get(), ids.get(), given.get(), output.get(), nullptr, stream);
+    };
+    moe::CudaStream const stream;
+    output.spoil();
+    cudaDeviceSynchronize();
+    refused(routed(foreign), "forward_routed");
+    refused(moe_runner_forward(runner, hidden.get(), logits.get(), output.get(), nullptr, foreign), "forward");
+    refused(moe_runner_wait(runner, foreign), "wait");
+    refused(moe_runner_weights_changed(runner, foreign), "weights_changed");
+    refused(moe_stream_wait({kDLCUDA, rank}, foreign, 1000), "moe_stream_wait");
+    expect_status(moe_stream_wait({kDLCUDA, there}, foreign, 1000), MOE_OK, "moe_stream_wait on the stream's own device");
+    expect_status(routed(stream), MOE_OK, "a stream of its own device after a foreign one");
+    expect_status(moe_runner_wait(runner, stream), MOE_OK, "wait after a foreign stream");
+    output.read(a.output);
+    double const error = relative_error(a.output.values(), reference(a));
+    expect(error < 8e-3, "after a foreign stream: error " + std::to_string(error));
+    expect_status(moe_runner_destroy(runner), MOE_OK, "destroy");
+    expect_status(moe_group_destroy(group), MOE_OK, "group_destroy");
+  }
+  cudaStreamDestroy(foreign);
+}
+
 /// The last rank does not come to a call: the others get E_TIMEOUT within the group's deadline.
 void leave(moe_group_t group) {
   Problem<moe::bf16> p(group, {"low_latency", "none", 0}, 2 * ranks);
@@ -229,6 +280,7 @@ int rank_main(std::vector<std::array<std::uint8_t, MOE_NCCL_ID_BYTES>> const& id
   run<moe::bf16>(group, {"all_to_all_v", "none", 8e-3}, 4 * ranks + 1);  // one rank has an expert more
   run<moe::bf16>(group, {"low_latency", "none", 8e-3}, 4 * ranks + 1);
   refuse(group);
+  foreign_stream();
   expect_status(moe_group_destroy(group), MOE_OK, "group_destroy");
   expect_status(moe_group_destroy(group), MOE_E_STATE, "a group that was destroyed");
 
