@@ -118,7 +118,7 @@ TEST_F(LoadOnGpu, Qwen3EqualsTransformers) {
   for (int layer : {0, 1}) expect_transformers<load_qwen::decode>("qwen3_moe_tiny", layer, 1.2e-2);
 }
 TEST_F(LoadOnGpu, DeepSeekV3EqualsTransformers) {
-  for (int layer : {1, 2}) expect_transformers<load_deepseek::prefill>("deepseek_v3_tiny", layer, 1.2e-2);
+  for (int layer : {1, 2}) expect_transformers<load_deepseek::no_expert_parallel::none::prefill>("deepseek_v3_tiny", layer, 1.2e-2);
 }
 TEST_F(LoadOnGpu, APresetRefusesAnotherModel) {
   comm::Self<Cuda> self;
