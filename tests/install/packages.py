@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The changelog begins with this version. The Debian package has the headers and the CMake package, states this version and depends on the
-packages of what its programs and libraries link; the Conan recipe and the vcpkg port are well formed,
-and state it too. Exit code 77 where cpack's Debian tools are missing. The test install.conan runs the recipe; no test runs the port."""
+packages of what its programs and libraries link; where the build has libmoe, programs in C and C++ find it in the unpacked package, through
+CMake and pkg-config, and run. The Conan recipe and the vcpkg port are well formed, and state the version too. Exit code 77 where cpack's
+Debian tools are missing. The test install.conan runs the recipe; no test runs the port."""
 import argparse
 import ast
 import json
@@ -29,10 +30,8 @@ def provided(package: str) -> list[str]:
 def unmet(package: pathlib.Path, work: pathlib.Path) -> list[str]:
     """Packages of this system that own a library which a file of the package links, and on which the package does not depend."""
     depends = set(re.findall(r"([a-z0-9][a-z0-9+.-]+)(?: \([^)]*\))?(?:,|$| \|)", run("dpkg-deb", "--field", package, "Depends")))
-    tree = work / "unpacked"
-    run("dpkg-deb", "--extract", package, tree)
     missing = []
-    for file in (f for f in tree.rglob("*") if f.is_file() and not f.is_symlink() and f.read_bytes()[:4] == b"\x7fELF"):
+    for file in (f for f in (work / "unpacked").rglob("*") if f.is_file() and not f.is_symlink() and f.read_bytes()[:4] == b"\x7fELF"):
         headers = run("objdump", "-p", file)
         for library in re.findall(r"^ +NEEDED +(\S+)", headers, re.M):
             owner = subprocess.run(["dpkg-query", "--search", f"*/{library}"], capture_output=True, text=True, check=False)
@@ -43,11 +42,25 @@ def unmet(package: pathlib.Path, work: pathlib.Path) -> list[str]:
     return missing
 
 
+def consume_libmoe(options) -> None:
+    """The project in c_consumer, which knows only what the unpacked package has in its usr."""
+    source, work = options.source / "tests/install/c_consumer", options.work / "c_consumer"
+    run(options.cmake, "-S", source, "-B", work, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={options.work / 'unpacked/usr'}",
+        f"-DCMAKE_CXX_COMPILER={options.cxx}")
+    run(options.cmake, "--build", work)
+    for program in ("c_consumer", "c_consumer_pkg_config", "cpp_consumer"):
+        if str(options.work) not in run("ldd", work / program):
+            sys.exit(f"FAILED: {program} does not load the package's libmoe")
+        run(work / program)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     for option in ("source", "build", "work"):
         parser.add_argument(f"--{option}", required=True, type=pathlib.Path)
-    parser.add_argument("--cpack", required=True)
+    for option in ("cpack", "cmake", "cxx"):
+        parser.add_argument(f"--{option}", required=True)
+    parser.add_argument("--libmoe", type=int, default=0, help="1: the build has a libmoe with layers of the host")
     options = parser.parse_args()
     version = re.search(r"project\(moe VERSION (\S+)", (options.source / "CMakeLists.txt").read_text()).group(1)
     problems = []
@@ -77,6 +90,9 @@ def main() -> int:
             problems.append(f"{packages[0].name} lacks {path}")
     if run("dpkg-deb", "--field", packages[0], "Version").strip() != version:
         problems.append(f"{packages[0].name} has another version than {version}")
+    run("dpkg-deb", "--extract", packages[0], options.work / "unpacked")
+    if options.libmoe:
+        consume_libmoe(options)
     if shutil.which("dpkg-shlibdeps") and shutil.which("objdump"):
         problems += unmet(packages[0], options.work)
     for problem in problems:
