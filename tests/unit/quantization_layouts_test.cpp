@@ -14,7 +14,6 @@
 
 #include "expect_error.hpp"
 #include "moe/quantization/format/layouts.hpp"
-#include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 
 namespace {
