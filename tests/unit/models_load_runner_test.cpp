@@ -195,7 +195,9 @@ void expect_same_values(fs::path const& directory, bool direct = true) {
     loader.read(e, {c13.data(), c2.data(), s13.data(), s2.data()});
     reader.read(e, w13.data(), w2.data());
     auto const compare = [&](auto const& codes, auto const& scales, std::vector<float> const& w, std::int64_t n, std::int64_t k) {
-      if constexpr (requires { Quant::weight_scale_cols(k); }) ASSERT_GT(Quant::weight_scale_cols(k), 0);
+      if constexpr (requires { Quant::weight_scale_cols(k); }) {
+        ASSERT_GT(Quant::weight_scale_cols(k), 0);
+      }
       for (std::int64_t r = 0; r < n; ++r) {
         quant.template dequantize_weight_row<float>(codes.data(), scales.data(), n, k, r, row.data());
         for (std::int64_t c = 0; c < k; ++c) ASSERT_EQ(row[at(c)], w[at(r * k + c)]) << "expert " << e << ", " << r << ", " << c;
