@@ -94,9 +94,11 @@ def compositions(policy_rows, rows):
         backends = unique(row["name"] for row in policy_rows if row["kind"] == "backend" and row["space"] == space)
         experts = unique(row["name"] for row in policy_rows if row["kind"] == "experts" and row["space"] == space)
         out += [f"### {title} space", ""]
-        out += table([""] + [f"`{name}`" for name in experts],
-                     [[f"`{backend}`"] + [letters.get(tuple(allowed.get((space, backend, name), ())), "–") for name in experts]
-                      for backend in backends])
+        inside = [name for name in experts if name.startswith("monolithic_")]  # a table of their own: lines stay short
+        for part in ([name for name in experts if name not in inside], inside):
+            out += table([""] + [f"`{name}`" for name in part],
+                         [[f"`{backend}`"] + [letters.get(tuple(allowed.get((space, backend, name), ())), "–") for name in part]
+                          for backend in backends])
     return out
 
 
