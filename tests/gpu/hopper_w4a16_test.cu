@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -28,7 +28,6 @@ namespace {
 using namespace moe;
 using moe_test::composition_output;
 using moe_test::on_hopper;
-using moe_test::upload;
 using quantization::Int4Group128;
 using quantization::Int4Group128Zero;
 using Int4Group32 = quantization::WNa16<4, 32>;
@@ -41,7 +40,6 @@ using Config = moe_test::WidenedConfig;
 using moe_test::kGptOss;
 using moe_test::kSilu;
 using moe_test::Load;
-using moe_test::make_ids;
 using moe_test::RandomWeights;
 using moe_test::relative_error;
 using moe_test::Sizes;
@@ -185,176 +183,44 @@ TEST(HopperW4A16, Mxfp4ExponentsBeyondBf16Multipliers) {
 
 TEST(HopperW4A16, X19_GraphFollowsTheDevicesRowCount) {
   NEEDS_HOPPER();
-  Sizes const s{8, 256, 192, 2};
-  constexpr int kTokens = 64;
-  std::mt19937_64 gen(500);
-  RandomWeights<Mxfp4> const weights(s, false, gen);
-  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
-  Arena<Cuda> arena;
-  experts::HopperW4A16::Kernel<Config, Mxfp4, ActivationFormat::standard> kernel(shape, weights.view, kTokens, Mxfp4{}, kSilu, {}, arena);
-  std::vector<bf16> x(static_cast<std::size_t>(kTokens) * s.hidden, from_float<bf16>(0.5F));
-  auto const device_x = upload(x);
-  auto const device_w = upload(std::vector<float>(static_cast<std::size_t>(kTokens) * s.topk, 0.5F));
-  auto const device_ids = upload(make_ids(s, kTokens, Load::random, gen));
-  auto rows = upload(std::vector<std::int32_t>{kTokens});
-  StandardTokensOf<Config, Mxfp4> batch{};
-  batch.rows = make_rows(device_x.data(), kTokens, std::int64_t{s.hidden});
-  batch.topk_ids = make_rows(device_ids.data(), kTokens, std::int64_t{s.topk});
-  batch.topk_weights = make_rows(device_w.data(), kTokens, std::int64_t{s.topk});
-  batch.num_rows = rows.data();
-  Buffer<bf16, Cuda> y(static_cast<std::int64_t>(x.size()));
-  CudaStream stream;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  kernel.apply(batch, make_rows(y.data(), kTokens, std::int64_t{s.hidden}), stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  std::size_t nodes = 0;
-  ASSERT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
-  EXPECT_LE(nodes, 4U);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  std::vector<bf16> full(x.size());
-  for (std::int32_t count : {kTokens, 1, 17, 0, kTokens}) {
-    rows.copy_from_host(&count);
-    Memory<Cuda>::fill(y.data(), 0xFF, y.bytes());
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    stream.synchronize();
-    std::vector<bf16> got(x.size());
-    y.copy_to_host(got.data());
-    if (count == kTokens && to_float(full[0]) == 0.0F) full = got;
-    EXPECT_LT(relative_error(got, full, static_cast<std::size_t>(count) * s.hidden), 1e-2) << count << " rows";
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
+  moe_test::graph_follows_the_devices_row_count<Mxfp4, experts::HopperW4A16>();
 }
-
 TEST(HopperW4A16, Batched) {
   NEEDS_HOPPER();
-  Sizes const s{5, 256, 320, 1};
-  constexpr int kCapacity = 70;
-  std::mt19937_64 gen(600);
-  RandomWeights<Int4Group128> const weights(s, true, gen);
-  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
-  std::vector<std::int32_t> const counts{0, 1, kCapacity, 9, 33};
-  std::vector<bf16> x(static_cast<std::size_t>(s.experts) * kCapacity * s.hidden);
-  std::normal_distribution<float> normal;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    std::size_t const row = i / static_cast<std::size_t>(s.hidden);
-    bool const valid = static_cast<int>(row % kCapacity) < counts[row / kCapacity];
-    x[i] = from_float<bf16>(valid ? normal(gen) : std::numeric_limits<float>::quiet_NaN());
-  }
-  auto const device_x = upload(x);
-  auto const device_counts = upload(counts);
-  BatchedTokensOf<Config, Int4Group128> batch{};
-  batch.rows = make_blocks(device_x.data(), s.experts, kCapacity, std::int64_t{s.hidden});
-  batch.expert_num_tokens = make_vector(device_counts.data(), s.experts);
-  Arena<Cuda> arena;
-  experts::CudaReference::Kernel<Config, Int4Group128, ActivationFormat::batched> oracle(shape, weights.view, kCapacity, {}, kSilu, {},
-                                                                                         arena);
-  experts::HopperW4A16::Kernel<Config, Int4Group128, ActivationFormat::batched> kernel(shape, weights.view, kCapacity, {}, kSilu, {},
-                                                                                       arena);
-  Buffer<float, Cuda> want(static_cast<std::int64_t>(x.size()));
-  Buffer<bf16, Cuda> got(static_cast<std::int64_t>(x.size()));
-  Memory<Cuda>::fill(want.data(), 0, want.bytes());
-  Memory<Cuda>::fill(got.data(), 0, got.bytes());
-  oracle.apply(batch, make_blocks(want.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
-  kernel.apply(batch, make_blocks(got.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
-  std::vector<float> a(x.size());
-  std::vector<bf16> b(x.size());
-  want.copy_to_host(a.data());
-  got.copy_to_host(b.data());
-  EXPECT_LT(relative_error(b, a, a.size()), kTolerance);
-
-  // The same rows in one list, in another order, found by index.
-  std::int64_t const rows = std::int64_t{s.experts} * kCapacity;
-  std::vector<std::int32_t> gather(static_cast<std::size_t>(rows));
-  std::vector<bf16> list(x.size());
-  for (std::int64_t r = 0; r < rows; ++r) {
-    gather[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(rows - 1 - r);
-    std::copy_n(x.data() + r * s.hidden, s.hidden, list.data() + (rows - 1 - r) * s.hidden);
-  }
-  auto const device_list = upload(list);
-  auto const device_gather = upload(gather);
-  batch.rows = make_blocks(device_list.data(), 1, rows, std::int64_t{s.hidden});
-  batch.gather = make_rows(device_gather.data(), s.experts, std::int64_t{kCapacity});
-  Memory<Cuda>::fill(got.data(), 0, got.bytes());
-  kernel.apply(batch, make_blocks(got.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
-  std::vector<bf16> c(x.size());
-  got.copy_to_host(c.data());
-  EXPECT_EQ(std::memcmp(b.data(), c.data(), b.size() * sizeof(bf16)), 0) << "gathered";
+  moe_test::batched_equals_oracle<Int4Group128, experts::HopperW4A16>(kTolerance);
 }
-
 TEST(HopperW4A16, WeightsChangedInPlaceArePackedAnew) {
   NEEDS_HOPPER();
-  Sizes const s{4, 128, 96, 2};  // half a brick of padding
-  std::mt19937_64 gen(650);
-  RandomWeights<Mxfp4> weights(s, false, gen);
-  RandomWeights<Mxfp4> const others(s, false, gen);
-  Shape<Config> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
-  Arena<Cuda> arena;
-  using Kernel = experts::HopperW4A16::Kernel<Config, Mxfp4, ActivationFormat::standard>;
-  Kernel kernel(shape, weights.view, 8, Mxfp4{}, kSilu, {}, arena);
-  Kernel const fresh(shape, others.view, 8, Mxfp4{}, kSilu, {}, arena);
-  auto const x = upload(std::vector<bf16>(static_cast<std::size_t>(8 * s.hidden), from_float<bf16>(0.25F)));
-  auto const w = upload(std::vector<float>(16, 0.5F));
-  auto const ids = upload(make_ids(s, 8, Load::random, gen));
-  StandardTokensOf<Config, Mxfp4> batch{};
-  batch.rows = make_rows(x.data(), 8, std::int64_t{s.hidden});
-  batch.topk_ids = make_rows(ids.data(), 8, std::int64_t{s.topk});
-  batch.topk_weights = make_rows(w.data(), 8, std::int64_t{s.topk});
-  Buffer<bf16, Cuda> y(8 * s.hidden);
-  auto const run = [&](Kernel const& k) {
-    std::vector<bf16> out(static_cast<std::size_t>(y.size()));
-    k.apply(batch, make_rows(y.data(), 8, std::int64_t{s.hidden}), nullptr);
-    y.copy_to_host(out.data());
-    return out;
-  };
-  auto const want = run(fresh);
-  EXPECT_GT(relative_error(run(kernel), want, want.size()), 0.1);
-  Memory<Cuda>::copy_async(weights.c13.data(), others.c13.data(), weights.c13.bytes(), nullptr);
-  Memory<Cuda>::copy_async(weights.c2.data(), others.c2.data(), weights.c2.bytes(), nullptr);
-  Memory<Cuda>::copy_async(weights.s13.data(), others.s13.data(), weights.s13.bytes(), nullptr);
-  Memory<Cuda>::copy_async(weights.s2.data(), others.s2.data(), weights.s2.bytes(), nullptr);
-  kernel.weights_changed(nullptr);
-  auto const got = run(kernel);
-  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(bf16)), 0);
+  moe_test::weights_changed_in_place_are_packed_anew<Mxfp4, experts::HopperW4A16>();
 }
 
 TEST(HopperW4A16, Refusals) {
   NEEDS_HOPPER();
   std::mt19937_64 gen(700);
   Sizes const s{2, 128, 128, 1};
-  auto const code_of = [&](auto const& weights, auto quant, LayerShape shape, activation::Any const& act) {
-    using Quant = decltype(quant);
-    try {
-      Arena<Cuda> arena;
-      experts::HopperW4A16::Kernel<Config, Quant, ActivationFormat::standard> kernel(Shape<Config>(shape), weights.view, 8, quant, act, {},
-                                                                                     arena);
-    } catch (Error const& error) {
-      return error.code();
-    }
-    return ErrorCode::internal;
+  auto const refusal = [](auto const& weights, LayerShape const& shape, activation::Any const& act = kSilu) {
+    return moe_test::refusal_of<experts::HopperW4A16>(weights, shape, act);
   };
   LayerShape const shape{s.hidden, s.intermediate, s.experts, s.topk};
   LayerShape on_input = shape;
   on_input.weight_on_input = true;
   RandomWeights<Mxfp4> const weights(s, false, gen);
-  EXPECT_EQ(code_of(weights, Mxfp4{}, on_input, kSilu), ErrorCode::internal) << "fits";
-  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::gelu}), ErrorCode::internal) << "fits";
-  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::swiglu_step}), ErrorCode::config) << "without its limit";
-  EXPECT_EQ(code_of(weights, Mxfp4{}, shape, activation::Any{activation::Kind::relu2_no_mul}), ErrorCode::argument) << "I rows of w13";
-  EXPECT_EQ(code_of(RandomWeights<Int4Group128Zero>(s, false, gen, 0, 0.5F), Int4Group128Zero{}, shape, kSilu), ErrorCode::unsupported);
-  EXPECT_EQ(code_of(RandomWeights<Int4Group32Zero>(s, false, gen, 0, 0.5F), Int4Group32Zero{}, shape, kSilu), ErrorCode::unsupported);
+  EXPECT_EQ(refusal(weights, on_input), std::nullopt);
+  EXPECT_EQ(refusal(weights, shape, activation::Any{activation::Kind::gelu}), std::nullopt);
+  EXPECT_EQ(refusal(weights, shape, activation::Any{activation::Kind::swiglu_step}), ErrorCode::config) << "without its limit";
+  EXPECT_EQ(refusal(weights, shape, activation::Any{activation::Kind::relu2_no_mul}), ErrorCode::argument) << "I rows of w13";
+  EXPECT_EQ(refusal(RandomWeights<Int4Group128Zero>(s, false, gen, 0, 0.5F), shape), ErrorCode::unsupported);
+  EXPECT_EQ(refusal(RandomWeights<Int4Group32Zero>(s, false, gen, 0, 0.5F), shape), ErrorCode::unsupported);
   RandomWeights<Int4Group32> const infinite(s, false, gen);
   float const infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(cudaMemcpy(const_cast<float*>(infinite.s2.data()) + 5, &infinity, sizeof(float), cudaMemcpyHostToDevice), cudaSuccess);
-  EXPECT_EQ(code_of(infinite, Int4Group32{}, shape, kSilu), ErrorCode::unsupported);
+  EXPECT_EQ(refusal(infinite, shape), ErrorCode::unsupported);
   RandomWeights<Nvfp4> const not_a_number(s, false, gen);
-  EXPECT_EQ(code_of(not_a_number, Nvfp4{}, shape, kSilu), ErrorCode::internal) << "fits";
+  EXPECT_EQ(refusal(not_a_number, shape), std::nullopt);
   EXPECT_EQ(cudaMemset(const_cast<std::uint8_t*>(not_a_number.s13.data()) + 9, 0x7F, 1), cudaSuccess);
-  EXPECT_EQ(code_of(not_a_number, Nvfp4{}, shape, kSilu), ErrorCode::unsupported);
+  EXPECT_EQ(refusal(not_a_number, shape), ErrorCode::unsupported);
   Sizes const narrow{2, 96, 128, 1};
-  EXPECT_EQ(code_of(RandomWeights<Mxfp4>(narrow, false, gen), Mxfp4{}, LayerShape{96, 128, 2, 1}, kSilu), ErrorCode::config);
+  EXPECT_EQ(refusal(RandomWeights<Mxfp4>(narrow, false, gen), LayerShape{96, 128, 2, 1}), ErrorCode::config);
 }
 
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <load_deepseek.hpp>
 #include <load_packed.hpp>
@@ -14,8 +13,10 @@
 
 #include "expect_error.hpp"
 #include "golden_dir.hpp"
+#include "loaded_block.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/models/load_runner_cuda.hpp"
+#include "on_hopper.hpp"
 #include "packed_checkpoint.hpp"
 #include "temporary_directory.hpp"
 
@@ -29,24 +30,16 @@ using moe_test::add_fp8_blocks;
 using moe_test::add_gptq;
 using moe_test::CheckpointWriter;
 using moe_test::FileDType;
+using moe_test::forward;
 using moe_test::json;
 using moe_test::random_integers;
+using moe_test::relative_error;
 using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
 using moe_test::Zeros;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
-
-/// The root mean square of the difference, relative to that of `want`.
-double relative_error(std::vector<float> const& got, float const* want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
 
 /// The median over the rows of a row's relative error.
 double median_row_error(std::vector<float> const& got, float const* want, std::int64_t rows) {
@@ -67,32 +60,10 @@ void expect_near(std::vector<float> const& got, float const* want, std::int64_t 
   }
 }
 
-/// The block's output for the first `rows` rows of x.
-template <class Block>
-std::vector<float> forward(Block& block, std::vector<bf16> const& x, std::int64_t rows) {
-  std::int64_t const h = block.runner().hidden();
-  Buffer<bf16, Cuda> in(rows * h), out(rows * h);
-  in.copy_from_host(x.data());
-  Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  block.forward(make_rows(static_cast<bf16 const*>(in.data()), rows, h), make_rows(out.data(), rows, h));
-  block.runner().wait();
-  std::vector<bf16> host(at(rows * h));
-  out.copy_to_host(host.data());
-  std::vector<float> wide;
-  for (bf16 v : host) wide.push_back(to_float(v));
-  return wide;
-}
-
-bool hopper() {
-  int major = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-  return major == 9;
-}
 class LoadOnGpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (!hopper()) GTEST_SKIP() << "presets in the CUDA space need compute capability 9.0";
+    if (!moe_test::on_hopper()) GTEST_SKIP() << "presets in the CUDA space need compute capability 9.0";
   }
 };
 
@@ -110,7 +81,7 @@ void expect_transformers(char const* checkpoint, int layer, double tolerance) {
   EXPECT_GT(total, 0);
   EXPECT_EQ(done, total);
   for (std::int64_t rows : {1, 17, 364}) {
-    EXPECT_LT(relative_error(forward(block, x, rows), want.data()), tolerance) << rows << " rows";
+    EXPECT_LT(relative_error(forward(block, x.data(), rows), want.data()), tolerance) << rows << " rows";
   }
 }
 
@@ -190,7 +161,7 @@ void expect_direct(json const& quantization, double tolerance, Write const& writ
   for (float v : random.normal({64, kSizes.hidden})) x.push_back(from_float<bf16>(v));
   auto const want = definition<Rows>(io::load_checkpoint_layer<float>(directory.path(), 0), x, 64);
   for (std::int64_t rows : {1, 9, 64}) {
-    expect_near(forward(block, x, rows), want.data(), rows, tolerance);
+    expect_near(forward(block, x.data(), rows), want.data(), rows, tolerance);
   }
 }
 
@@ -217,7 +188,7 @@ TEST_F(LoadOnGpu, Qwen3QuantisedWhileItIsRead) {
   comm::Self<Cuda> self;
   auto block = load_runner<load_qwen::no_expert_parallel::fp8_per_token::decode>(checkpoint, 1, self, {.max_tokens_per_rank = 364});
   for (std::int64_t rows : {1, 17, 364}) {
-    expect_near(forward(block, x, rows), want.data(), rows, 1.2e-2);
+    expect_near(forward(block, x.data(), rows), want.data(), rows, 1.2e-2);
   }
 }
 TEST_F(LoadOnGpu, GptqOfTheFile) {

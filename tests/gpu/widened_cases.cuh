@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/widened_cases.cuh: random layers whose weights the Hopper experts widen in registers, and their error against the device oracle
-// on dequantised weights.
+// tests/gpu/widened_cases.cuh: random layers whose weights the Hopper experts widen in registers, their error against the device oracle on
+// dequantised weights, and the cases that every such policy must pass.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,12 +10,15 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "device_values.cuh"
+#include "moe/core/cuda_space.hpp"
+#include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/weights.hpp"
@@ -134,6 +137,34 @@ double relative_error(std::vector<bf16> const& got, std::vector<T> const& want, 
 inline activation::Any const kSilu{};
 inline activation::Any const kGptOss{activation::Kind::swigluoai_halves, {1.702F, 1.0F, 7.0F, 4.0F, 25.0F}};
 
+/// Random rows and router weights of one call, on the device.
+template <class Quant>
+struct RandomCall {
+  Buffer<bf16, space::cuda> x;
+  Buffer<float, space::cuda> w;
+  Buffer<std::int32_t, space::cuda> ids;
+  StandardTokensOf<WidenedConfig, Quant> batch{};
+
+  RandomCall(Sizes const& s, int tokens, Load load, std::mt19937_64& gen) {
+    std::vector<bf16> rows(static_cast<std::size_t>(tokens) * s.hidden);
+    std::vector<float> weights(static_cast<std::size_t>(tokens) * s.topk);
+    std::normal_distribution<float> normal;
+    for (bf16& v : rows) v = from_float<bf16>(normal(gen));
+    for (float& v : weights) v = 0.05F + std::abs(normal(gen));
+    x = upload(rows);
+    w = upload(weights);
+    ids = upload(make_ids(s, tokens, load, gen));
+    batch.rows = make_rows(static_cast<bf16 const*>(x.data()), tokens, std::int64_t{s.hidden});
+    batch.topk_ids = make_rows(static_cast<std::int32_t const*>(ids.data()), tokens, std::int64_t{s.topk});
+    batch.topk_weights = make_rows(static_cast<float const*>(w.data()), tokens, std::int64_t{s.topk});
+  }
+};
+
+template <class Quant, class Experts>
+using StandardKernel = typename Experts::template Kernel<WidenedConfig, Quant, ActivationFormat::standard>;
+template <class Quant, class Experts>
+using BatchedKernel = typename Experts::template Kernel<WidenedConfig, Quant, ActivationFormat::batched>;
+
 /// `Experts` and the oracle on one random batch: the relative error, after checking that a second run gives the same bits. Workspace and
 /// output hold NaN before each.
 template <class Quant, class Experts>
@@ -142,46 +173,172 @@ double standard_error(Sizes const& s, int tokens, Load load, std::uint64_t seed,
   std::mt19937_64 gen(seed);
   RandomWeights<Quant> const weights(s, biases, gen, exponent, 0.0F, act.gated());
   Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk, weight_on_input});
-  std::vector<bf16> x(static_cast<std::size_t>(tokens) * s.hidden);
-  std::vector<float> w(static_cast<std::size_t>(tokens) * s.topk);
-  std::normal_distribution<float> normal;
-  for (bf16& v : x) v = from_float<bf16>(normal(gen));
-  for (float& v : w) v = 0.05F + std::abs(normal(gen));
-  auto const device_x = upload(x);
-  auto const device_w = upload(w);
-  auto const device_ids = upload(make_ids(s, tokens, load, gen));
-  StandardTokensOf<WidenedConfig, Quant> batch{};
-  batch.rows = make_rows(device_x.data(), tokens, std::int64_t{s.hidden});
-  batch.topk_ids = make_rows(device_ids.data(), tokens, std::int64_t{s.topk});
-  batch.topk_weights = make_rows(device_w.data(), tokens, std::int64_t{s.topk});
-
+  RandomCall<Quant> const call(s, tokens, load, gen);
   auto const count = static_cast<std::size_t>(tokens) * s.hidden;
   std::vector<float> want(count);
   {
     Arena<space::cuda> arena;
-    experts::CudaReference::Kernel<WidenedConfig, Quant, ActivationFormat::standard> oracle(shape, weights.view, tokens, Quant{}, act, {},
-                                                                                            arena);
+    StandardKernel<Quant, experts::CudaReference> oracle(shape, weights.view, tokens, Quant{}, act, {}, arena);
     Buffer<float, space::cuda> y(static_cast<std::int64_t>(count));
-    oracle.apply(batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
+    oracle.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
     y.copy_to_host(want.data());
   }
   Arena<space::cuda> arena;
-  typename Experts::template Kernel<WidenedConfig, Quant, ActivationFormat::standard> kernel(shape, weights.view, tokens, Quant{}, act, {},
-                                                                                             arena);
+  StandardKernel<Quant, Experts> kernel(shape, weights.view, tokens, Quant{}, act, {}, arena);
   Buffer<bf16, space::cuda> y(static_cast<std::int64_t>(count));
   std::vector<bf16> got(count);
   std::vector<bf16> again(count);
-  auto const poison = upload(std::vector<bf16>(x.size(), from_float<bf16>(std::numeric_limits<float>::quiet_NaN())));
-  StandardTokensOf<WidenedConfig, Quant> bad = batch;
+  auto const poison = upload(std::vector<bf16>(count, from_float<bf16>(std::numeric_limits<float>::quiet_NaN())));
+  StandardTokensOf<WidenedConfig, Quant> bad = call.batch;
   bad.rows = make_rows(poison.data(), tokens, std::int64_t{s.hidden});
   for (auto* result : {&got, &again}) {
     kernel.apply(bad, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);  // leaves NaN all over the workspace
     Memory<space::cuda>::fill(y.data(), 0xFF, y.bytes());
-    kernel.apply(batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
+    kernel.apply(call.batch, make_rows(y.data(), tokens, std::int64_t{s.hidden}), nullptr);
     y.copy_to_host(result->data());
   }
   EXPECT_EQ(std::memcmp(got.data(), again.data(), count * sizeof(bf16)), 0) << "not repeatable";
   return relative_error(got, want, count);
+}
+
+/// X19: a captured call follows the row count in device memory, rows past it are not looked at.
+template <class Quant, class Experts>
+void graph_follows_the_devices_row_count() {
+  Sizes const s{8, 256, 192, 2};
+  constexpr int kTokens = 64;
+  std::mt19937_64 gen(500);
+  RandomWeights<Quant> const weights(s, false, gen);
+  Arena<space::cuda> arena;
+  StandardKernel<Quant, Experts> kernel(Shape<WidenedConfig>(LayerShape{s.hidden, s.intermediate, s.experts, s.topk}), weights.view,
+                                        kTokens, Quant{}, kSilu, {}, arena);
+  RandomCall<Quant> call(s, kTokens, Load::random, gen);
+  auto rows = upload(std::vector<std::int32_t>{kTokens});
+  call.batch.num_rows = rows.data();
+  auto const count = static_cast<std::size_t>(kTokens * s.hidden);
+  Buffer<bf16, space::cuda> y(static_cast<std::int64_t>(count));
+  CudaStream stream;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  kernel.apply(call.batch, make_rows(y.data(), kTokens, std::int64_t{s.hidden}), stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  std::size_t nodes = 0;
+  ASSERT_EQ(cudaGraphGetNodes(graph, nullptr, &nodes), cudaSuccess);
+  EXPECT_LE(nodes, 4U);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  auto const replay = [&](std::int32_t valid) {
+    rows.copy_from_host(&valid);
+    Memory<space::cuda>::fill(y.data(), 0xFF, y.bytes());
+    EXPECT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    stream.synchronize();
+    std::vector<bf16> got(count);
+    y.copy_to_host(got.data());
+    return got;
+  };
+  std::vector<bf16> const full = replay(kTokens);
+  EXPECT_TRUE(std::any_of(full.begin(), full.end(), [](bf16 v) { return to_float(v) != 0.0F; }));
+  for (std::int32_t valid : {1, 17, 0, kTokens}) {
+    EXPECT_LT(relative_error(replay(valid), full, static_cast<std::size_t>(valid) * s.hidden), 1e-2) << valid << " rows";
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
+/// Batches with an empty and a full expert, NaN past the counts, equal the oracle; the same rows in one list, found by index, have the same
+/// bits.
+template <class Quant, class Experts>
+void batched_equals_oracle(double tolerance) {
+  Sizes const s{5, 256, 320, 1};
+  constexpr int kCapacity = 70;
+  std::mt19937_64 gen(600);
+  RandomWeights<Quant> const weights(s, true, gen);
+  Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  std::vector<std::int32_t> const counts{0, 1, kCapacity, 9, 33};
+  std::vector<bf16> x(static_cast<std::size_t>(s.experts) * kCapacity * s.hidden);
+  std::normal_distribution<float> normal;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    std::size_t const row = i / static_cast<std::size_t>(s.hidden);
+    bool const valid = static_cast<int>(row % kCapacity) < counts[row / kCapacity];
+    x[i] = from_float<bf16>(valid ? normal(gen) : std::numeric_limits<float>::quiet_NaN());
+  }
+  auto const device_x = upload(x);
+  auto const device_counts = upload(counts);
+  BatchedTokensOf<WidenedConfig, Quant> batch{};
+  batch.rows = make_blocks(device_x.data(), s.experts, kCapacity, std::int64_t{s.hidden});
+  batch.expert_num_tokens = make_vector(device_counts.data(), s.experts);
+  Arena<space::cuda> arena;
+  BatchedKernel<Quant, experts::CudaReference> oracle(shape, weights.view, kCapacity, {}, kSilu, {}, arena);
+  BatchedKernel<Quant, Experts> kernel(shape, weights.view, kCapacity, {}, kSilu, {}, arena);
+  Buffer<float, space::cuda> want(static_cast<std::int64_t>(x.size()));
+  Buffer<bf16, space::cuda> got(static_cast<std::int64_t>(x.size()));
+  Memory<space::cuda>::fill(want.data(), 0, want.bytes());
+  oracle.apply(batch, make_blocks(want.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
+  std::vector<float> expected(x.size());
+  want.copy_to_host(expected.data());
+  auto const run = [&] {
+    Memory<space::cuda>::fill(got.data(), 0, got.bytes());
+    kernel.apply(batch, make_blocks(got.data(), s.experts, kCapacity, std::int64_t{s.hidden}), nullptr);
+    std::vector<bf16> out(x.size());
+    got.copy_to_host(out.data());
+    return out;
+  };
+  std::vector<bf16> const plain = run();
+  EXPECT_LT(relative_error(plain, expected, expected.size()), tolerance);
+
+  std::int64_t const rows = std::int64_t{s.experts} * kCapacity;
+  std::vector<std::int32_t> gather(static_cast<std::size_t>(rows));
+  std::vector<bf16> list(x.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    gather[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(rows - 1 - r);
+    std::copy_n(x.data() + r * s.hidden, s.hidden, list.data() + (rows - 1 - r) * s.hidden);
+  }
+  auto const device_list = upload(list);
+  auto const device_gather = upload(gather);
+  batch.rows = make_blocks(device_list.data(), 1, rows, std::int64_t{s.hidden});
+  batch.gather = make_rows(device_gather.data(), s.experts, std::int64_t{kCapacity});
+  std::vector<bf16> const gathered = run();
+  EXPECT_EQ(std::memcmp(plain.data(), gathered.data(), plain.size() * sizeof(bf16)), 0) << "gathered";
+}
+
+/// Weights replaced in place are packed again, at a width that leaves half a brick of padding.
+template <class Quant, class Experts>
+void weights_changed_in_place_are_packed_anew() {
+  using Kernel = StandardKernel<Quant, Experts>;
+  Sizes const s{4, 128, 96, 2};
+  std::mt19937_64 gen(650);
+  RandomWeights<Quant> weights(s, false, gen);
+  RandomWeights<Quant> const others(s, false, gen);
+  Shape<WidenedConfig> const shape(LayerShape{s.hidden, s.intermediate, s.experts, s.topk});
+  Arena<space::cuda> arena;
+  Kernel kernel(shape, weights.view, 8, Quant{}, kSilu, {}, arena);
+  Kernel const fresh(shape, others.view, 8, Quant{}, kSilu, {}, arena);
+  RandomCall<Quant> const call(s, 8, Load::random, gen);
+  Buffer<bf16, space::cuda> y(8 * s.hidden);
+  auto const run = [&](Kernel const& k) {
+    std::vector<bf16> out(static_cast<std::size_t>(y.size()));
+    k.apply(call.batch, make_rows(y.data(), 8, std::int64_t{s.hidden}), nullptr);
+    y.copy_to_host(out.data());
+    return out;
+  };
+  auto const want = run(fresh);
+  EXPECT_GT(relative_error(run(kernel), want, want.size()), 0.1);
+  Memory<space::cuda>::copy_async(weights.c13.data(), others.c13.data(), weights.c13.bytes(), nullptr);
+  Memory<space::cuda>::copy_async(weights.c2.data(), others.c2.data(), weights.c2.bytes(), nullptr);
+  Memory<space::cuda>::copy_async(weights.s13.data(), others.s13.data(), weights.s13.bytes(), nullptr);
+  Memory<space::cuda>::copy_async(weights.s2.data(), others.s2.data(), weights.s2.bytes(), nullptr);
+  kernel.weights_changed(nullptr);
+  auto const got = run(kernel);
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(bf16)), 0);
+}
+
+/// The code with which a kernel of these weights is refused; none if they fit.
+template <class Experts, class Quant>
+std::optional<ErrorCode> refusal_of(RandomWeights<Quant> const& weights, LayerShape const& shape, activation::Any const& act = kSilu) {
+  std::optional<Error> const error = error_of([&] {
+    Arena<space::cuda> arena;
+    StandardKernel<Quant, Experts> kernel(Shape<WidenedConfig>(shape), weights.view, 8, Quant{}, act, {}, arena);
+  });
+  return error ? std::optional(error->code()) : std::nullopt;
 }
 
 }  // namespace moe_test

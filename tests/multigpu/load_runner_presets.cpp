@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <load_deepseek.hpp>
@@ -15,6 +13,8 @@
 
 #include "../expect_error.hpp"
 #include "../golden_dir.hpp"
+#include "../gpu/loaded_block.hpp"
+#include "../gpu/on_hopper.hpp"
 #include "moe/io/safetensors.hpp"
 #include "moe/models/load_runner_cuda.hpp"
 
@@ -24,12 +24,13 @@ using namespace moe;
 namespace fs = std::filesystem;
 using Cuda = space::cuda;
 using comm::Nccl;
+using moe_test::forward;
+using moe_test::relative_error;
 using Ranks = load_deepseek::all_to_all_v::none::prefill;
 using Alone = load_deepseek::no_expert_parallel::none::prefill;
 
 constexpr std::int64_t kMost = 91;  // rows of a rank; the file has 364
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 fs::path checkpoint() { return moe_test::golden_dir() / "checkpoints" / "deepseek_v3_tiny"; }
 
 Nccl connect() {
@@ -39,44 +40,11 @@ Nccl connect() {
   auto const broadcast = [](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD); };
   return Nccl::over(rank, size, broadcast, {.timeout_ms = 20'000});
 }
-bool hopper() {
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return major == 9;
-}
-
-/// The root mean square of the difference, relative to that of `want`.
-double relative_error(std::vector<float> const& got, float const* want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
-
-/// The block's output for `rows` rows at x. With 0 rows the rank takes part and gets nothing.
-template <class Block>
-std::vector<float> forward(Block& block, bf16 const* x, std::int64_t rows) {
-  std::int64_t const h = block.runner().hidden(), size = std::max<std::int64_t>(rows, 1) * h;
-  Buffer<bf16, Cuda> in(size), out(size);
-  Memory<Cuda>::copy_from_host(in.data(), x, at(rows * h) * sizeof(bf16));
-  Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  block.forward(make_rows(static_cast<bf16 const*>(in.data()), rows, h), make_rows(out.data(), rows, h));
-  block.runner().wait();
-  std::vector<bf16> host(at(size));
-  out.copy_to_host(host.data());
-  std::vector<float> wide;
-  for (std::int64_t i = 0; i < rows * h; ++i) wide.push_back(to_float(host[at(i)]));
-  return wide;
-}
 
 class LoadOnGpus : public testing::Test {
  protected:
   void SetUp() override {
-    if (!hopper()) GTEST_SKIP() << "presets in the CUDA space need compute capability 9.0";
+    if (!moe_test::on_hopper()) GTEST_SKIP() << "presets in the CUDA space need compute capability 9.0";
   }
 };
 

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/loaded_block.hpp: runs a loaded block of the CUDA space on rows of the host, for tests that g++ compiles.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "moe/core/array.hpp"
+#include "moe/core/buffer.hpp"
+#include "moe/core/cuda_space.hpp"
+
+namespace moe_test {
+
+/// The root mean square of the difference, relative to that of `want`.
+inline double relative_error(std::vector<float> const& got, float const* want) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    norm += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+/// The block's output for `rows` rows at x. With 0 rows the rank takes part and gets nothing.
+template <class Block>
+std::vector<float> forward(Block& block, moe::bf16 const* x, std::int64_t rows) {
+  using Cuda = moe::space::cuda;
+  std::int64_t const h = block.runner().hidden();
+  moe::Buffer<moe::bf16, Cuda> in(std::max<std::int64_t>(rows, 1) * h), out(in.size());
+  moe::Memory<Cuda>::copy_from_host(in.data(), x, static_cast<std::size_t>(rows * h) * sizeof(moe::bf16));
+  moe::Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
+  moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  block.forward(moe::make_rows(static_cast<moe::bf16 const*>(in.data()), rows, h), moe::make_rows(out.data(), rows, h));
+  block.runner().wait();
+  std::vector<moe::bf16> host(static_cast<std::size_t>(out.size()));
+  out.copy_to_host(host.data());
+  std::vector<float> wide;
+  for (std::int64_t i = 0; i < rows * h; ++i) wide.push_back(moe::to_float(host[static_cast<std::size_t>(i)]));
+  return wide;
+}
+
+}  // namespace moe_test
