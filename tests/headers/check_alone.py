@@ -15,8 +15,10 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "compile_fail"))
 from check import flags_for
 
-PRECOMPILED = (("moe/core/array.hpp", "moe/io/json.hpp"), ("moe/io/json.hpp",),
-               ("moe/core/array.hpp",))  # the first that a header reaches whole
+# The first that a header reaches whole; a longer one comes first.
+PRECOMPILED = (("moe/runner/declaration.hpp", "moe/io/checkpoint_quantization.hpp"), ("moe/runner/declaration.hpp",),
+               ("moe/io/checkpoint_quantization.hpp",), ("moe/modular_kernel.hpp",), ("moe/core/array.hpp", "moe/io/json.hpp"),
+               ("moe/io/json.hpp",), ("moe/routing/row/row_router.hpp",), ("moe/core/array.hpp",), ("moe/core/types.hpp",))
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import struct
 import subprocess
+import tempfile
 
 TOOL = os.environ["MOE_TOOL"]
 MPIEXEC = os.environ["MOE_MPIEXEC"]
@@ -24,7 +25,10 @@ def moe(*arguments, ranks=1, timeout=120):
     command = [TOOL, *map(str, arguments)]
     if ranks:
         command = [MPIEXEC, "--quiet", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False)
+    # Open MPI's folder for the run: in the common one, an mpirun that ends can remove what another is about to use.
+    with tempfile.TemporaryDirectory(prefix="moe-ompi-") as folder:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False,
+                              env={**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": folder})
 
 
 def in_parallel(jobs, at_a_time=2):
