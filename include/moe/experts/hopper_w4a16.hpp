@@ -51,7 +51,7 @@ struct W4Storages {
 
 /// int4 (groups of 32 and more, or whole rows, with or without zero points), mxfp4 and nvfp4 weights with bf16 activations, standard and
 /// batched formats, biases, every activation, the router weight on either side. SwiGLU and its clamped forms with the weight on the output
-/// have kernels of their own. Weights become bf16 in registers, exactly; scales of more than 11 bits (int4) are rounded to these.
+/// have kernels of their own. Weights become bf16 in registers, exactly; int4's scales are rounded to 11 significant bits.
 struct HopperW4A16 : detail::WidenedWeights<detail::W4Storages> {};
 
 }  // namespace moe::experts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // experts/onednn.hpp: the fast host experts: float32 matrix products by oneDNN over all cores (HostPool). Weights of any storage are
-// widened block by block into a cache-resident scratch right before their product, so bf16 and quantised weights only cost their stored
-// bytes.
+// widened block by block into a cache-resident scratch right before their product, so that memory delivers only their stored bytes. The
+// widening itself costs time (docs/log/host.md).
 //
 // Work is divided so that no two threads write the same place and every sum has one order, whatever the thread count:
 //   first product + activation: tasks (expert, block of intermediate columns);

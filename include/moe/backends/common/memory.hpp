@@ -40,7 +40,7 @@ constexpr ExchangeMemory gather_memory(ExchangeSize const& s) {
   return {0, s.ranks * s.max_tokens * (s.record_bytes() + s.output_bytes) + s.max_tokens * s.output_bytes};
 }
 
-/// AllToAllV: records and outputs of T D rows sent and of max_recv_rows (R T) rows received.
+/// AllToAllV: records and outputs of T F rows sent and of max_recv_rows (R T) rows received.
 constexpr ExchangeMemory all_to_all_v_memory(ExchangeSize const& s, std::int64_t max_recv_rows = 0) {
   std::int64_t const received = max_recv_rows == 0 ? s.ranks * s.max_tokens : max_recv_rows;
   return {0, (s.max_tokens * std::min(s.topk, s.ranks) + received) * (s.record_bytes() + s.output_bytes)};
@@ -53,7 +53,7 @@ constexpr ExchangeMemory low_latency_memory(ExchangeSize const& s, std::int64_t 
   return {2 * num_slots * (rows * (s.row_bytes + 16) + s.max_tokens * s.topk * s.output_bytes),
           2 * num_slots * rows * (s.row_bytes + s.output_bytes + 8)};
 }
-/// LowLatency with `deduplicate`: R T messages with k ids and k weights, and T D returned outputs; batches as above.
+/// LowLatency with `deduplicate`: R T messages with k ids and k weights, and T F returned outputs; batches as above.
 constexpr ExchangeMemory low_latency_deduplicated_memory(ExchangeSize const& s, std::int64_t num_slots = 1) {
   std::int64_t const rows = s.local_experts * s.ranks * s.max_tokens;
   std::int64_t const returned = s.max_tokens * std::min(s.topk, s.ranks);
@@ -67,7 +67,7 @@ constexpr ExchangeMemory high_throughput_memory(ExchangeSize const& s, std::int6
   return {2 * rows * (s.record_bytes() + s.output_bytes), 2 * s.max_tokens * std::min(s.topk, s.ranks) * 8};
 }
 
-/// TwoSided: the queues in the window; in the arena the same rows, both parities, and T D returned outputs.
+/// TwoSided: the queues in the window; in the arena the same rows, both parities, and T F returned outputs.
 constexpr ExchangeMemory two_sided_memory(ExchangeSize const& s, std::int64_t queue_depth, std::int64_t queue_entry_bytes,
                                           std::int64_t max_recv_rows = 0) {
   std::int64_t const rows = max_recv_rows == 0 ? s.ranks * s.max_tokens : max_recv_rows;
@@ -126,7 +126,7 @@ constexpr std::int64_t high_throughput_window(DeviceExchangeSize const& s, std::
 constexpr std::int64_t one_sided_window(DeviceExchangeSize const& s) {
   return 2 * (s.rows() * (s.line_row_bytes() + s.output_bytes() + 8 * s.topk) + 4 * s.max_tokens * s.topk);
 }
-/// TwoSided: the same rows, T D returned outputs, and `queues` between each two ranks.
+/// TwoSided: the same rows, T F returned outputs, and `queues` between each two ranks.
 constexpr std::int64_t two_sided_window(DeviceExchangeSize const& s, std::int64_t queues, std::int64_t queue_depth,
                                         std::int64_t queue_entry_bytes) {
   return 2 * s.rows() * (s.line_row_bytes() + s.output_bytes() + 8 * s.topk + 8) +
