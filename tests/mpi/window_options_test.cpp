@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/window_options_test.cpp: options of LowLatency: outputs that travel coded or are not copied, masks for dead ranks,
-// wait statistics, the rank-major layout. moe-ranks: 1 2 3 4 8
+// wait statistics, the rank-major layout.
+// moe-ranks: 1 2 3 4 8
 #include <chrono>
 #include <cmath>
 

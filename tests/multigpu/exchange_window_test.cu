@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/exchange_window_test.cu: OneSided, TwoSided and Pplx as policies, one process per GPU: prepare, identity experts,
-// finalize; captured in a graph; refusals, abandoned rounds, placements. moe-ranks: 2 4 8
+// finalize; captured in a graph; refusals, abandoned rounds, placements.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
