@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the commands that README.md and docs/*.md show for a built tree, as a reader would type them, and demands exit code 0. Indented
+code of these pages is shell. Commands that build or install are run by other tests, which ELSEWHERE names."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+from tool import ENVIRONMENT, TOOL
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = pathlib.Path(TOOL).resolve().parent.parent
+# What a command starts with, and what runs it.
+ELSEWHERE = {
+    "scripts/": "CI itself (scripts/test, scripts/setup); scripts/run and scripts/gpu by hand",
+    "cmake --preset": "CI: the build, install.consumer",
+    "cmake --build --preset": "CI: the build",
+    "cc experts.c": "example.c.experts compiles the program, install.consumer links one through pkg-config",
+    "pip install ./python": "python.wheel",
+    "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
+    "mpirun -n 4 build/gpu/examples/example_expert_parallel_cuda": "example.expert_parallel_cuda.np4, with GPUs",
+}
+
+
+def commands(page: pathlib.Path) -> list[str]:
+    """The lines of its indented code, continued lines joined, comments cut off."""
+    lines, fenced, indented, before = [], False, False, ""
+    for line in page.read_text().splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        indented = not fenced and line.startswith("    ") and (indented or not before.strip())
+        if indented:
+            lines.append(re.split(r"(?:^|\s)#(?:\s|$)", line.strip())[0].strip())
+        before = line
+    return [command for command in "\n".join(lines).replace("\\\n", " ").splitlines() if command]
+
+
+def run(command: str, folder: str) -> str | None:
+    """The problem with a command, run by a shell in a folder that holds the source tree's tests/ and this build as build/host."""
+    done = subprocess.run(["bash", "-ec", command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    return None if done.returncode == 0 else f"exit code {done.returncode}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+
+
+def main() -> int:
+    failed, ran, unused = 0, 0, set(ELSEWHERE)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for command in commands(page):
+            elsewhere = {start for start in ELSEWHERE if command.startswith(start)}
+            unused -= elsewhere
+            if elsewhere:
+                continue
+            with tempfile.TemporaryDirectory(prefix="moe-docs-") as folder:
+                os.symlink(ROOT / "tests", f"{folder}/tests")
+                os.mkdir(f"{folder}/build")
+                os.symlink(BUILD, f"{folder}/build/host")
+                problem = run(command, folder)
+            ran += 1
+            if problem:
+                failed += 1
+                print(f"FAILED: {page.relative_to(ROOT)}: {command}\n{problem}")
+    for start in sorted(unused):
+        print(f"FAILED: no page has a command that starts with {start}")
+    print(f"{ran} commands, {failed} failed")
+    return 1 if failed or unused or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
