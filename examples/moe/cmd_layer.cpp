@@ -110,6 +110,17 @@ std::string default_backend(JobOptions const& o, int ranks) {
 }
 std::string default_experts(Job const& job) { return job.options.device == "cuda" ? "cuda_reference" : "onednn"; }
 
+void log_choices(Job const& job, std::vector<std::string> const& lines) {
+  if (job.options.log.empty()) return;
+  auto const logger =
+      std::make_shared<spdlog::logger>(moe::text("rank ", job.comm->rank()), std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_level(spdlog::level::from_str(job.options.log));
+  logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; backend {}, experts {}", job.moe.tp_size,
+               job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.options.backend, job.options.experts);
+  for (std::string const& line : lines) logger->info(line);
+  logger->debug("placement: {}", job.placement->report(job.moe.ep_rank));
+}
+
 namespace {
 
 using namespace moe;
@@ -371,17 +382,6 @@ void require_same_run(Job const& job) {
   moe::detail::agree_on_fingerprint(*job.comm, f);
 }
 
-/// On standard error, if asked for: what each rank chose at construction.
-void log_choices(Job const& job, JobResult const& result) {
-  if (job.options.log.empty()) return;
-  auto const logger = std::make_shared<spdlog::logger>(text("rank ", job.comm->rank()), std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_level(spdlog::level::from_str(job.options.log));
-  logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; backend {}, experts {}", job.moe.tp_size,
-               job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.options.backend, job.options.experts);
-  for (std::string const& line : result.log) logger->info(line);
-  logger->debug("placement: {}", job.placement->report(job.moe.ep_rank));
-}
-
 void run(JobOptions const& options) {
   MpiSession session;
   try {
@@ -448,7 +448,6 @@ void run(JobOptions const& options) {
         write_output(job, output, ids, weights);
       }
     });
-    log_choices(job, result);
     if (comm.rank() == 0) {
       fmt::print("{}", options.json ? as_json(report) : as_text(report));
     }

@@ -100,7 +100,6 @@ struct JobResult {
   Seconds seconds{};                    ///< of each phase: the fastest repetition
   std::vector<std::int64_t> slot_load;  ///< [P] slots that this rank routed to each physical expert; with maps only
   std::vector<double> waited;           ///< [R] seconds of a mean forward that this rank waited for each rank; empty: not counted
-  std::vector<std::string> log;         ///< what was chosen at construction, and why
   int passes_in_halves = 0;             ///< those whose rows were exchanged in two halves
   int passes = 0;                       ///< chunks of a forward
   std::size_t layer_bytes = 0;          ///< the layer's buffers
@@ -125,6 +124,9 @@ void together(moe::comm::Mpi& comm, Stage&& stage) {
   }
   agree(comm, error);
 }
+
+/// On standard error, if --log asks for it: the grid, and the lines of moe::runner::description(). Called once the block is constructed.
+void log_choices(Job const& job, std::vector<std::string> const& lines);
 
 /// Runs the job with the host policies of that quantisation. Collective. One definition per quantisation: host_*.cpp.
 template <class Quant>

@@ -211,11 +211,11 @@ JobResult run_block(Job const& job, typename Backend::Comm& comm) {
     block.emplace(comm, std::move(weights), *job.placement, job.layer_rows(), Quant{}, typename Backend::Params{}, options);
   });
 
-  JobResult result;
   if constexpr (std::is_same_v<Parts, HalvesParts>) {
     if (job.options.dual_batch == "on") block->runner().decide_dual_batch(true);
   }
-  result.log = moe::runner::description(block->runner());
+  log_choices(job, moe::runner::description(block->runner()));
+  JobResult result;
   result.output.resize(job.hidden.size());
   Ranges nvtx(job);
   Waits waits(job);

@@ -4,10 +4,11 @@
 import json
 import pathlib
 import re
+import subprocess
 import tempfile
 
 from expectations import expect, finish
-from tool import DATA, in_parallel, moe, read, rows, same_output, same_routing, values
+from tool import DATA, ENVIRONMENT, TOOL, in_parallel, moe, read, rows, same_output, same_routing, values
 
 CHECKPOINTS = DATA / "checkpoints"
 LAYERS = {"qwen3_moe_tiny": (0, 1), "deepseek_v3_tiny": (1, 2)}
@@ -102,7 +103,23 @@ def check_dense_layer(folder):
         expect(lines[0].startswith("moe: ") and "layer 0 of " in lines[0] and "is dense (first_k_dense_replace = 1)" in lines[0], lines[0])
 
 
+def check_log(folder):
+    """Each rank says what it was built of, as soon as it is built."""
+    run = moe(*arguments("qwen3_moe_tiny", 0, folder / "log.safetensors", "--log", "info"), ranks=2)
+    expect(run.returncode == 0, f"--log: {run}")
+    for rank in (0, 1):
+        for part in ("grid: tp 1, dp 2, pcp 1; experts over 2 ranks", "quantization none, backend all_to_all_v, experts onednn, space host",
+                     "memory besides the weights: runner and layer "):
+            expect(re.search(rf"\[rank {rank}\] \[info\] .*{part}", run.stderr), f"the log of rank {rank} lacks '{part}':\n{run.stderr}")
+    command = [TOOL, *map(str, arguments("qwen3_moe_tiny", 0, folder / "log.safetensors", "--log", "info", "--repeat", 1_000_000))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as long:
+        line = long.stderr.readline()
+        expect("[rank 0] [info] grid: " in line and long.poll() is None, f"first line of the log: {line}")
+        long.kill()
+
+
 with tempfile.TemporaryDirectory() as temporary:
+    check_log(pathlib.Path(temporary))
     check_layers(pathlib.Path(temporary))
     check_report(pathlib.Path(temporary))
     check_dense_layer(pathlib.Path(temporary))

@@ -151,8 +151,8 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the forward's stream does not wait for copies made so far
   });
 
+  log_choices(job, moe::runner::description(block->runner()));
   JobResult result;
-  result.log = moe::runner::description(block->runner());
   moe::CudaStream const stream;
   moe::runner::EventProbe events(stream);
   Ranges nvtx(job);
