@@ -80,7 +80,8 @@ TEST(FamilyFields, AValueThatChangesTheOutputChangesTheDescriptionOrIsRefused) {
 /// A field whose default in the family's code is not what its absence would mean here must be stated.
 TEST(FamilyFields, AnAbsentFieldIsRefusedOrMeansTheDefaultOfTheFamily) {
   // What transformers 5.23.0 takes where these are absent, which is what the description then has.
-  json const defaults{{"cohere2_moe", {{"num_shared_experts", 0}}},
+  json const defaults{{"axk2", {{"n_group", nullptr}}},
+                      {"cohere2_moe", {{"num_shared_experts", 0}}},
                       {"dots1", {{"n_shared_experts", nullptr}}},
                       {"dots3_note_vision_encoder", {{"per_layer_config", nullptr}}},
                       {"granitemoe_swa", {{"shared_intermediate_size", 0}}},
@@ -249,7 +250,7 @@ TEST(FamilyFields, FieldsOfReleasesBeforeTransformers) {
   json step = all["step3p5"]["config"];
   for (char const* field : {"mlp_layer_types", "swiglu_limits", "swiglu_limits_shared", "model_type"}) step.erase(field);
   step["num_hidden_layers"] = 13;
-  for (json const& layers : {json("2,12"), json::array({2, 12})}) {
+  for (json const& layers : {json("2,12"), json("2, 12"), json::array({2, 12})}) {
     step["moe_layers_enum"] = layers;
     HfConfig const c = HfConfig::from_text(json{{"model_type", "step3p7"}, {"text_config", step}}.dump(), "c");
     EXPECT_EQ(moe_layers(c), (std::vector<std::int64_t>{2, 12}));
@@ -314,8 +315,64 @@ TEST(FamilyFields, ThePageListsEveryModelType) {
   }
 }
 
+/// Names that the configuration class of transformers 5.23.0 maps to a field (attribute_map): either name, and no contradiction.
+TEST(FamilyFields, NamesThatTransformersMapsToAField) {
+  json const all = families();
+  std::map<std::string, char const*> const topk{{"ernie4_5_moe", "moe_k"}, {"longcat_flash", "moe_topk"}, {"hunyuan_v1_moe", "moe_topk"}};
+  for (auto const& [family, field] : topk) {
+    json config = all[family]["config"];
+    json const value = config[field].is_array() ? config[field][0] : config[field];
+    auto const plain = described(config);
+    config["num_experts_per_tok"] = value.get<int>() + 1;
+    EXPECT_EQ(described(config), std::nullopt) << family << ": two values of the same field";
+    config["num_experts_per_tok"] = value;
+    EXPECT_EQ(described(config), plain) << family;
+    config.erase(field);
+    EXPECT_EQ(described(config), plain) << family;
+  }
+}
+
+TEST(FamilyFields, ValuesThatTransformersTakesInAnotherWay) {
+  json const all = families();
+  json longcat = all["longcat_flash"]["config"];
+  auto const plain = described(longcat);
+  longcat["norm_topk_prob"] = false;
+  EXPECT_EQ(described(longcat), plain);
+  longcat["norm_topk_prob"] = true;  // never normalised there
+  EXPECT_EQ(described(longcat), std::nullopt);
+  json axk2 = all["axk2"]["config"];
+  axk2["n_group"] = axk2["topk_group"] = nullptr;
+  ASSERT_TRUE(described(axk2));
+  EXPECT_EQ(from_config(HfConfig::from_text(axk2.dump(), "c"), 0).router.num_expert_group, 0);
+  for (auto const& [family, field] :
+       std::map<std::string, char const*>{{"nemotron_h", "n_shared_experts"}, {"hy_v3", "num_shared_experts"}}) {
+    json config = all[family]["config"];
+    config[field] = 0;  // one shared expert there, in hy_v3 as wide as a dense layer
+    EXPECT_EQ(described(config), std::nullopt) << family;
+  }
+}
+
 TEST(FamilyFields, LayersThatTheConfigurationCountsInItsOwnWay) {
   json const all = families();
+  json gemma = all["gemma4_text"]["config"];
+  gemma.erase("enable_moe_block");  // false there
+  moe_test::expect_error(ErrorCode::config, "'enable_moe_block' is missing",
+                         [&] { (void)moe_layers(HfConfig::from_text(gemma.dump(), "c")); });
+  // One number for all layers, as DeepSeek's configurations have it.
+  json ocr = all["unlimited_ocr_text"]["config"];
+  ocr.erase("mlp_layer_types");
+  ocr["num_hidden_layers"] = 4;
+  ocr["first_k_dense_replace"] = 1;
+  ocr["moe_layer_freq"] = 1;
+  EXPECT_EQ(moe_layers(HfConfig::from_text(ocr.dump(), "c")), (std::vector<std::int64_t>{1, 2, 3}));
+  ocr["moe_layer_freq"] = 2;
+  EXPECT_EQ(moe_layers(HfConfig::from_text(ocr.dump(), "c")), (std::vector<std::int64_t>{2}));
+  // Every layer of this model has a block, whatever these fields say.
+  json talker = all["qwen3_omni_moe_talker_text"]["config"];
+  talker["num_hidden_layers"] = 2;
+  talker["decoder_sparse_step"] = 2;
+  talker["mlp_only_layers"] = {1};
+  EXPECT_EQ(moe_layers(HfConfig::from_text(talker.dump(), "c")), (std::vector<std::int64_t>{0, 1}));
   json flint = all["flint"]["config"];
   flint.erase("mlp_only_layers");  // the model's code takes [0, 1] then
   moe_test::expect_error(ErrorCode::config, "'mlp_only_layers' is missing",

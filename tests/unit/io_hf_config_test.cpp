@@ -313,7 +313,10 @@ TEST(HfConfig, KimiLinearAsTransformersWritesIt) {
   EXPECT_EQ(moe_layers(config(kimi)), (std::vector<std::int64_t>{1}));
   EXPECT_EQ(describe(kimi, 1).router.num_expert_group, 4);
   EXPECT_EQ(describe(kimi, 1).router.scoring, moe::routing::Scoring::sigmoid);
-  EXPECT_EQ(describe(with(kimi, "use_grouped_topk", false), 1).router.num_expert_group, 0);
+  // transformers groups whatever use_grouped_topk says, the model's own code does not.
+  EXPECT_HAS(refusal(ErrorCode::unsupported, with(kimi, "use_grouped_topk", false), 1),
+             "use_grouped_topk is false and num_expert_group is 4");
+  EXPECT_EQ(describe(with(with(kimi, "use_grouped_topk", false), "num_expert_group", 1), 1).router.num_expert_group, 0);
   EXPECT_HAS(refusal(ErrorCode::unsupported, with(kimi, "moe_router_activation_func", "softmax"), 1), "moe_router_activation_func");
 }
 

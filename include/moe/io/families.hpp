@@ -34,19 +34,18 @@ inline void deepseek_v4(Config c, Out d, std::int64_t layer) {
   shared_of_routed_width(c, d, {"n_shared_experts"});
 }
 inline void ernie(Config c, Out d) {
-  shapes(c, d, {"moe_k"}, {"moe_intermediate_size"});
+  shapes(c, d, {"moe_k", "num_experts_per_tok"}, {"moe_intermediate_size"});
   d.correction_bias = true;
   d.router.renorm = Renorm::floor;
   d.router.renorm_eps = c.has("moe_norm_min") ? static_cast<float>(c.number("moe_norm_min", 0.0, 1.0)) : 1e-12F;
   shared_of_routed_width(c, d, {"moe_num_shared_experts"});
 }
 inline void longcat_flash(Config c, Out d) {
-  shapes(c, d, {"moe_topk"}, {"expert_ffn_hidden_size"}, c.has("hidden_act") ? "hidden_act" : "");
+  shapes(c, d, {"moe_topk", "num_experts_per_tok"}, {"expert_ffn_hidden_size"}, c.has("hidden_act") ? "hidden_act" : "");
   d.correction_bias = true;
   d.router.num_zero_experts = static_cast<int>(c.integer("zero_expert_num", 0, 65536));
   if (c.has("zero_expert_type")) c.string("zero_expert_type", {"identity"});
-  if (c.has("norm_topk_prob")) renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
-  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
+  d.router.routed_scaling_factor = c.positive("routed_scaling_factor");  // never normalised: norm_topk_prob of true is refused as unread
 }
 inline void mistral4(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});

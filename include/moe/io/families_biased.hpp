@@ -48,7 +48,7 @@ inline void deepseek_v3(Config c, Out d) {
   biased_sigmoid(d);
   if (c.has("scoring_func")) c.string("scoring_func", {"sigmoid"});
   if (c.has("topk_method")) c.string("topk_method", {"noaux_tc"});
-  groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
+  if (d.model_type != "axk2" || c.has("n_group")) groups(c, d, "n_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("norm_topk_prob"), 1e-20F);
   bool const mimo = d.model_type.starts_with("mimo");
   d.router.routed_scaling_factor = c.has("routed_scaling_factor") || !mimo ? c.positive("routed_scaling_factor") : 1.0F;
@@ -63,7 +63,7 @@ inline void nemotron_h(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"}, "");
   d.activation.kind = ungated_kind(c.string("mlp_hidden_act"), c.label());
   grouped_sigmoid(c, d);
-  shared(d, c.integer("n_shared_experts", 0, 1024), c.integer("moe_shared_expert_intermediate_size", 0));
+  shared(d, c.integer("n_shared_experts", 1, 1024), c.integer("moe_shared_expert_intermediate_size"));
   if (c.has("moe_latent_size")) d.latent = c.integer("moe_latent_size");
 }
 inline void bailing_hybrid(Config c, Out d) {
@@ -158,9 +158,12 @@ inline void kimi_linear(Config c, Out d) {
     d.latent_norm = c.flag("latent_moe_use_norm");
     if (d.latent_norm) d.rms_norm_eps = c.positive("rms_norm_eps");
   }
-  c.ignore("num_expert_group");     // where use_grouped_topk is false
   c.ignore("latent_moe_use_norm");  // where the experts work on the token itself
-  bool const grouped = c.has("use_grouped_topk") ? c.flag("use_grouped_topk") : c.has("num_expert_group");
+  bool const grouped = c.has("num_expert_group") && c.integer("num_expert_group", 0) > 1;
+  if (grouped && c.has("use_grouped_topk") && !c.flag("use_grouped_topk")) {
+    throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': use_grouped_topk is false and num_expert_group is ",
+                                                 c.integer("num_expert_group"), ", and models of kimi_linear differ in which they obey"));
+  }
   if (grouped) groups(c, d, "num_expert_group", "topk_group", GroupScore::top2_sum);
   renormalise(d, c.flag("moe_renormalize"), 1e-20F);
   d.router.routed_scaling_factor = c.positive("routed_scaling_factor");
@@ -217,6 +220,7 @@ inline void hy_v3(Config c, Out d) {
   biased_sigmoid(d);
   renormalise(d, true, 1e-20F);
   d.router.routed_scaling_factor = c.positive("router_scaling_factor");
+  if (c.has("num_shared_experts")) (void)c.integer("num_shared_experts", 1, 1024);  // 0 would mean one as wide as a dense layer
   shared_of_routed_width(c, d, {"num_shared_experts"});
 }
 inline void afmoe(Config c, Out d) {

@@ -113,7 +113,7 @@ inline constexpr std::array kFamilies{
     Family{"qwen3_5_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_shared_always>},
     Family{"qwen3_moe", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_next", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
-    Family{"qwen3_omni_moe_talker_text", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
+    Family{"qwen3_omni_moe_talker_text", MoeLayers::all, any_layer<f::qwen_shared>},
     Family{"qwen3_omni_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_vl_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe_always>},
     Family{"qwen4_exp_text", MoeLayers::all, any_layer<f::qwen_shared>},
@@ -164,21 +164,28 @@ inline Family const& family_of(HfConfig const& c) {
 inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::int64_t layer) {
   if (c.has("moe_layers_enum")) {  // Step-3.7: "3,4,5" or [3, 4, 5]
     nlohmann::json const& layers = c.json()["moe_layers_enum"];
-    bool const listed = layers.is_string()
-                            ? text(',', layers.get_ref<std::string const&>(), ',').find(text(',', layer, ',')) != std::string::npos
-                            : c.list_contains("moe_layers_enum", layer);
+    std::string words = layers.is_string() ? layers.get<std::string>() : std::string{};
+    std::erase(words, ' ');
+    bool const listed = layers.is_string() ? text(',', words, ',').find(text(',', layer, ',')) != std::string::npos
+                                           : c.list_contains("moe_layers_enum", layer);
     return listed ? std::nullopt : std::optional(text("moe_layers_enum does not contain ", layer));
   }
-  if (c.has("moe_layer_freq")) {
+  bool const every = c.has("moe_layer_freq");
+  if (every && c.json()["moe_layer_freq"].is_array()) {
     if (c.integer_at("moe_layer_freq", layer, 0, 1) == 0) return text("moe_layer_freq[", layer, "] = 0");
     return std::nullopt;
   }
+  bool stated = every;
   for (char const* field : {"dense_mlp_idx", "first_k_dense_replace"}) {
     if (!c.has(field)) continue;
+    stated = true;
     std::int64_t const first = c.integer(field, 0);
-    return layer < first ? std::optional(text(field, " = ", first)) : std::nullopt;
+    if (layer < first) return text(field, " = ", first);
+    break;
   }
-  c.fail("'mlp_layer_types' is missing");
+  if (!stated) c.fail("'mlp_layer_types' is missing");
+  std::int64_t const step = every ? c.integer("moe_layer_freq") : 1;
+  return layer % step == 0 ? std::nullopt : std::optional(text("moe_layer_freq = ", step));
 }
 
 /// The reason why a layer has no MoE block; nullopt if it has one.
@@ -196,7 +203,9 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
     return std::nullopt;
   }
   switch (rule) {
-    case MoeLayers::all: return dense_if(c.has("enable_moe_block") && !c.flag("enable_moe_block"), "enable_moe_block = false");
+    case MoeLayers::all:
+      if (c.model_type() == "gemma4_text" && !c.has("enable_moe_block")) c.fail("'enable_moe_block' is missing");  // false where unstated
+      return dense_if(c.has("enable_moe_block") && !c.flag("enable_moe_block"), "enable_moe_block = false");
     case MoeLayers::sparse_step: {
       if (c.model_type() == "flint" && !c.has("mlp_only_layers")) c.fail("'mlp_only_layers' is missing");  // not empty where unstated
       if (c.list_contains("mlp_only_layers", layer)) return text("mlp_only_layers contains ", layer);
