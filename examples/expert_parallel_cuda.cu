@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
   std::atexit([] { MPI_Finalize(); });
   comm::Mpi host(MPI_COMM_WORLD);
   int gpus = 0, at = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < host.size()) return 77;  // skipped: a GPU for each rank is needed
+  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < host.size())
+    return std::printf("skipped: %d ranks need a GPU each, found %d\n", host.size(), gpus), 77;
   check_cuda(cudaSetDevice(host.rank()), "cudaSetDevice");
   comm::Nccl comm = comm::Nccl::over_communicator(host, {});
   ExpertPlacement const placement(32, comm.size());

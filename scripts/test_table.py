@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One table from ctest's JUnit file: what passed, failed and was skipped, and why. A skipped case of a GoogleTest program that passed has a
-row of its own."""
+"""One table from ctest's JUnit file: what passed, failed and was skipped, and why. The cases that a program which passed left out have rows
+of their own, one for each reason: those that GoogleTest skipped, those that a script names in lines "skipped: ..." or "skipped, ..."."""
 import collections
 import pathlib
 import re
@@ -18,10 +18,19 @@ def skipped_cases(output: str) -> dict[str, list[str]]:
     return reasons
 
 
-def main() -> int:
+def left_out(output: str) -> dict[str, list[str]]:
+    """reason -> the cases that a script left out for it, named before the tool's message; empty names where there is none"""
+    reasons = collections.defaultdict(list)
+    for case, reason in re.findall(r"^skipped[:,][ \t]*(?:(.*?): (?=moe: E_))?(.*)", output, re.MULTILINE):
+        reasons[reason].append(case)
+    return reasons
+
+
+def table(root: xml.Element) -> tuple[list[tuple[str, str, str]], str]:
+    """The rows (outcome, test, why) and the last line."""
     counts = collections.Counter()
     rows = []
-    for case in xml.parse(pathlib.Path(sys.argv[1])).getroot().iter("testcase"):
+    for case in root.iter("testcase"):
         name, output = case.get("name"), case.findtext("system-out") or ""
         reasons = skipped_cases(output)
         failure = case.find("failure")
@@ -41,13 +50,20 @@ def main() -> int:
             passed = len(re.findall(r"^\[       OK \]", output, re.MULTILINE))
             rows.append(("passed", name, f"{passed} cases" if passed else ""))
             counts["passed"] += 1
-            for why, cases in reasons.items():
-                rows.append(("skipped", f"  {len(cases)} of its cases", f"{why} ({cases[0]}{', …' if len(cases) > 1 else ''})"))
+            # In a GoogleTest program such a line is of a rank that skipped every case: those are counted.
+            for why, cases in (reasons if "[==========]" in output else left_out(output)).items():
+                named = f" ({cases[0]}{', …' if len(cases) > 1 else ''})" if cases[0] else ""
+                rows.append(("skipped", f"  {len(cases)} of its cases", why + named))
                 counts["cases"] += len(cases)
+    return rows, (f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped; "
+                  f"{counts['cases']} cases skipped in programs that passed")
+
+
+def main() -> int:
+    rows, last = table(xml.parse(pathlib.Path(sys.argv[1])).getroot())
     width = max([len(name) for _, name, _ in rows], default=0)
     print("\n" + "\n".join(f"{outcome:7}  {name:{width}}  {why}".rstrip() for outcome, name, why in rows))
-    print(f"\n{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped; "
-          f"{counts['cases']} cases skipped in programs that passed")
+    print("\n" + last)
     return 0
 
 

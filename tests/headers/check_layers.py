@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the headers against docs/architecture.md: who may include whom, inline assembly in core/ptx only, lengths of files and functions,
-licence line, no .cuh in a .hpp. Of tests, benchmarks and examples the lengths of headers and functions."""
+licence line, no .cuh in a .hpp. Of tests, benchmarks, examples, capi/ and python/src the lengths of headers and functions; of tests that
+a program whose every case was skipped does not count as passed."""
 import argparse
 import pathlib
 import re
@@ -65,40 +66,111 @@ def border(source: str, target: str) -> str:
 
 def without_comments_and_strings(text: str) -> str:
     """The same lines, with comments, strings and preprocessor lines blanked."""
-    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"\((?:.*?)\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:\\\n|[^\n])*',
-                         re.S | re.M)
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|R"([^()\\\s]{0,16})\((?:.*?)\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|'
+                         r'^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M)
     return pattern.sub(lambda found: "\n" * found.group(0).count("\n"), text)
 
 
-NO_FUNCTION = re.compile(r"^\s*(?:namespace|class|struct|union|enum|extern|if|for|while|switch|do|else|catch|return)\b|=\s*$|^\s*$")
+LABELS = re.compile(r"\s*(?:(?:public|private|protected)\s*:(?!:)\s*)*")
+# Heads below have blanks in their parentheses, brackets and braces, and no template parameters.
+SCOPE = re.compile(r"(?:inline\s+|export\s+|static\s+|typedef\s+)*(?:namespace|class|struct|union|enum)\b|extern\s*$")
+CONSTRAINED_SCOPE = re.compile(r"requires\b.*\b(?:class|struct|union)\b", re.S)
+STATEMENT = re.compile(r"(?:if|for|while|switch|do|else|catch|return)\b")
+LAMBDA = re.compile(r"(?:^|[=(,&|?:<!])\s*\[\s*\]\s*(?:<[^;]*>\s*)?(?:\(\s*\)\s*)?"
+                    r"(?:(?:mutable|constexpr|noexcept|static|__host__|__device__|\(\s*\))\s*)*(?:->[^;=]*)?$")
+REQUIRES = re.compile(r"\brequires\s*$|(?:\brequires|&&|\|\||[=!(,])\s*requires\s*\(\s*\)\s*$")
+ASSIGNED = re.compile(r"(?<![=!<>+\-*/%&|^])=(?!=)")
+OPERATOR = re.compile(r"\boperator\s*[^\w\s(]+")
+INITIALISERS = re.compile(r"\).*?(?<!:):(?!:)", re.S)
+
+
+def without_template_parameters(head: str) -> str:
+    """The head without `template <...>`, however it is nested; ends within the list if that is still open."""
+    while found := re.search(r"\btemplate\s*<", head):
+        at, depth = found.end(), 1
+        while at < len(head) and depth:
+            depth += {"<": 1, ">": 0 if head[at - 1] == "-" else -1}.get(head[at], 0)
+            at += 1
+        if depth:
+            return head[:found.start()] + " <"
+        head = head[:found.start()] + head[at:].lstrip()
+    return head
+
+
+def opened(head: str, in_parentheses: bool) -> str:
+    """What a brace behind this head opens, outside functions: a "function", a "lambda", a "scope" (namespace, class), or a "part" of the
+    declaration, which goes on behind the closing brace as it does behind a lambda."""
+    head = without_template_parameters(head).strip()
+    if REQUIRES.search(head):
+        return "part"
+    if LAMBDA.search(head):
+        return "lambda"
+    if in_parentheses:
+        return "part"
+    if SCOPE.match(head) and not (ASSIGNED.search(head) or re.search(r"\)\s*(?:const|noexcept|override|final|\s)*$", head)):
+        return "scope"
+    if CONSTRAINED_SCOPE.match(head) or STATEMENT.match(head):
+        return "scope"
+    if "(" not in head or ASSIGNED.search(OPERATOR.sub("operator", head)):
+        return "part"
+    # A brace behind `)`, `}` or `...` opens the constructor's body, any other a member initialiser.
+    return "part" if INITIALISERS.search(head) and not re.search(r"(?:[)}]|\.\.\.)(?:\s*try)?$", head) else "function"
 
 
 def long_functions(text: str) -> list[tuple[int, int, int, str]]:
-    """(first line, lines, bound, head) of each function that is longer than its bound. Lambdas and blocks belong to their function."""
+    """(first line, lines, bound, head) of each function that is longer than its bound. Lambdas and blocks belong to their function; a
+    lambda outside functions counts as one."""
     code = without_comments_and_strings(text)
-    found, stack, begin = [], [], 0
-    depth_in_function = 0
+    flat = list(code)  # the code, with blanks in the parentheses, brackets and braces of each declaration
+    found = []
+    stack = []  # the open braces: (where, what it opened, where its declaration begins, the parentheses open there)
+    begin, open_at, inside = 0, [], 0
+
+    def blank(first: int, last: int):
+        flat[first:last] = [char if char == "\n" else " " for char in flat[first:last]]
+
     for at, char in enumerate(code):
         if char == "{":
-            head = re.sub(r"template\s*<[^{}]*?>\s*(?=\w)", "", code[begin:at]).strip()
-            is_function = depth_in_function == 0 and "(" in head and not NO_FUNCTION.search(head)
-            stack.append((begin, is_function))
-            depth_in_function += 1 if is_function or depth_in_function else 0
-            begin = at + 1
+            kind = "block"
+            if not inside:
+                # Within parentheses, what stands in the innermost ones.
+                head = "".join(flat[open_at[-1] if open_at else begin:at])
+                kind = opened(head if open_at else head[LABELS.match(head).end():], bool(open_at))
+            stack.append((at, kind, begin, open_at))
+            inside += inside > 0 or kind in ("function", "lambda")
+            begin, open_at = at + 1, []
         elif char == "}" and stack:
-            start, is_function = stack.pop()
-            depth_in_function -= 1 if depth_in_function else 0
-            if is_function:
-                first = code[:start + len(code[start:at]) - len(code[start:at].lstrip())].count("\n") + 1
+            brace, kind, declaration, open_at = stack.pop()
+            inside -= inside > 0
+            if kind in ("function", "lambda"):
+                start = "".join(flat[:brace]).rindex("[") if kind == "lambda" else LABELS.match(code, declaration).end()
+                head = code[start:brace].strip()
+                first, bound = code[:start].count("\n") + 1, MAX_KERNEL_LINES if "__global__" in head else MAX_FUNCTION_LINES
                 lines = code[:at].count("\n") + 2 - first
-                head = code[start:at].split("{")[0].strip()
-                bound = MAX_KERNEL_LINES if "__global__" in head else MAX_FUNCTION_LINES
                 if lines > bound:
-                    found.append((first, lines, bound, head.splitlines()[-1].strip()))
-            begin = at + 1
+                    found.append((first, lines, bound, without_template_parameters(head).strip().splitlines()[0]))
+            if kind in ("part", "lambda"):
+                blank(brace + 1, at)
+                begin = declaration
+            else:
+                begin, open_at = at + 1, []
+        elif inside:
+            continue
         elif char == ";":
-            begin = at + 1
+            begin, open_at = at + 1, []
+        elif char in "([":
+            open_at = [*open_at, at]
+        elif char in ")]" and open_at:
+            blank(open_at[-1] + 1, at)
+            open_at = open_at[:-1]
     return found
+
+
+def unread_skips(text: str) -> list[int]:
+    """The lines where RUN_ALL_TESTS() is no argument of exit_code(): a run whose every case is skipped would count as passed."""
+    code = without_comments_and_strings(text)
+    return [code[:found.start()].count("\n") + 1 for found in re.finditer(r"\bRUN_ALL_TESTS\b", code)
+            if not re.search(r"\bexit_code\(\s*$", code[:found.start()])]
 
 
 # Folders whose files and those of the folder around them include each other: they count as one.
@@ -188,8 +260,8 @@ def main() -> int:
     reach = includes(include, headers)
     problems += [f"includes in a circle: {cycle}" for cycle in cycles(reach)]
     problems += [f"folders include each other in a circle: {cycle}" for cycle in cycles(folders(reach))]
-    # The rest of the sources: only the lengths; a test or benchmark file that is no header may be long.
-    others = sorted(path for folder in ("tests", "bench", "examples") for path in (root / folder).rglob("*")
+    # The rest of the sources: the lengths, where a test or benchmark file that is no header may be long, and a test's exit code.
+    others = sorted(path for folder in ("tests", "bench", "examples", "capi", "python/src") for path in (root / folder).rglob("*")
                     if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))
     for path in others:
         name = path.relative_to(root).as_posix()
@@ -200,6 +272,9 @@ def main() -> int:
         for first, length, bound, head in long_functions(text):
             if not any(EXCUSE.search(line) for line in lines[max(0, first - 4):first]):
                 problems.append(f"{name}:{first}: {length} lines, at most {bound}: {head}")
+        if name.startswith("tests/"):
+            problems += [f"{name}:{number}: write moe_test::exit_code(RUN_ALL_TESTS()) (exit_code.hpp): RUN_ALL_TESTS() alone reports a "
+                         "program as passed if every case was skipped" for number in unread_skips(text)]
     for problem in problems:
         print(f"FAILED: {problem}")
     print(f"{len(headers)} headers, {len(others)} other sources, {len(problems)} problems")

@@ -1,9 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What check_layers.py must see and must let pass: borders between folders, long functions, assembly."""
+"""What check_layers.py must see and must let pass: borders between folders, long functions, exit codes, assembly; and what
+scripts/test_table.py says of skipped cases."""
+import pathlib
+import sys
 import unittest
+import xml.etree.ElementTree as xml
 
 import check_layers as c
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import test_table  # noqa: E402
 
 
 class Borders(unittest.TestCase):
@@ -60,8 +67,85 @@ class LongFunctions(unittest.TestCase):
         self.assertEqual(found, [(c.MAX_FUNCTION_LINES + 3, c.MAX_FUNCTION_LINES)])
         self.assertEqual(self.lengths("struct S {\n" + "  int a(int);\n" * 300 + "};\n"), [])
 
+    def test_sees_functions_whose_head_has_braces(self):
+        body = "  work();\n" * 128
+        for head in ("void f(A a = {}) {", "void f(V v = {1,2,3}) {", "C::C(int a) : b_{a} {", "C::C(int a) : b_{a}, c_(a), d_{} {",
+                     "template <class... T>\nC<T...>::C(T... t) : T{t}... {", "C::C(int a) try : b_{a} {",
+                     "C::C() : Base<int>{1}, f_([] { g(); }) {", "void f(F g = [](int) { return 1; }) {",
+                     "template <class T> requires requires(T t) { t.x(); } void f() {", "template <A V = A{1}> void f() {",
+                     "template <class T> requires C<T> && requires(T t) { t.x(); }\nvoid f() {", "void f() requires (N > 1) {",
+                     "template <class T> void f(T t) requires requires { t.x(); } {", "A& A::operator=(A const& a) {",
+                     "bool operator==(A const& a, A const& b) {", "extern \"C\" int f(A a = {}) {", "int A::operator[](int i) const {",
+                     "[[nodiscard]] auto f(int a[2]) -> A<int> {", "auto const f = [](int a) {", "int const x = [] {",
+                     "auto const x = g(1, [](int a) {"):
+            with self.subTest(head):
+                above = head.count("\n")
+                end = "});\n" if head.count("(") > head.count(")") else "}\n"
+                self.assertEqual([found[:2] for found in c.long_functions("int a;\n" + head + "\n" + body + end + "int b = f({1}, 2);\n")],
+                                 [(2, 130 + above)])
+                within = "struct S {\n public:\n  " + head + "\n" + body + end + "};\nvoid g(A a = {}) {\n" + body + "}\n"
+                self.assertEqual([found[:2] for found in c.long_functions(within)], [(3, 130 + above), (134 + above, 130)])
+        self.assertEqual(c.long_functions("template <class T>\nC::C(int a, T b)\n    : b_{a} {\n" + body + "}\n")[0][3], "C::C(int a, T b)")
+
+    def test_what_is_long_and_no_function(self):
+        for head in ("A const table[] = {", "constexpr auto table = make<decltype(f())>{", "int const x = f({", "struct alignas(16) S {",
+                     "template <class T>\nrequires (N<T> > 1)\nstruct S {", "template <class T>\nconcept C = requires(T t) {",
+                     "namespace n {", "extern \"C\" {", "C::C(int a) : b_{"):
+            with self.subTest(head):
+                self.assertEqual(c.long_functions(head + "\n" + "  a,\n" * 300 + "};\n"), [])
+
+    def test_exit_codes(self):
+        self.assertEqual(c.unread_skips("int main() {\n  return RUN_ALL_TESTS();\n}\n"), [2])
+        self.assertEqual(c.unread_skips("int const result = RUN_ALL_TESTS();\n"), [1])
+        self.assertEqual(c.unread_skips("// return RUN_ALL_TESTS();\nreturn moe_test::exit_code(RUN_ALL_TESTS());\n"), [])
+
     def test_text_that_is_no_code(self):
+        self.assertEqual(c.without_comments_and_strings('a(R"html({ " )" {)html", b)'), "a(, b)")
         self.assertEqual(c.without_comments_and_strings('a("asm {", \'{\');  // asm {\n#define B asm {\nb'), "a(, );  \n\nb")
+
+
+class TestTable(unittest.TestCase):
+    """The table at the end of `scripts/gpu test`."""
+
+    def table(self, *cases):
+        """Of cases (name, status, output)."""
+        root = xml.Element("testsuite")
+        for name, status, output in cases:
+            case = xml.SubElement(root, "testcase", name=name, status=status)
+            xml.SubElement(case, "system-out").text = output
+            if status == "notrun":
+                xml.SubElement(case, "skipped", message="SKIP_RETURN_CODE=77")
+            if status == "fail":
+                xml.SubElement(case, "failure", message="Failed")
+        return test_table.table(root)
+
+    def test_cases_that_googletest_skipped(self):
+        start = "[==========] Running 3 tests from 1 test suite.\nskipped: all 3 cases were skipped\n"  # of another rank
+        skip = "a.cu:9: Skipped\nneeds 2 GPUs\n\n[  SKIPPED ] A.{} (0 ms)\n"
+        rows, last = self.table(("gpu.a", "run", start + "[       OK ] A.a (1 ms)\n" + skip.format("b") + skip.format("c")))
+        self.assertEqual(rows, [("passed", "gpu.a", "1 cases"), ("skipped", "  2 of its cases", "needs 2 GPUs (A.b, …)")])
+        self.assertEqual(last, "1 passed, 0 failed, 0 skipped; 2 cases skipped in programs that passed")
+
+    def test_cases_that_a_script_leaves_out(self):
+        few = "moe: E_UNSUPPORTED: --device cuda: {0} ranks on one node, which has 1 GPUs; each rank needs its own"
+        hopper = "moe: E_UNSUPPORTED: hopper experts: they are built for compute capability 9.0 (sm_90a), device 0 has 8.0"
+        rows, last = self.table(
+            ("tool.cuda_nccl_test", "run", "".join(f"skipped, {n} ranks: {few.format(n)}\n" for n in (2, 4, 2)) + "9 cases, 0 failures\n"),
+            ("tool.cuda_list_test", "run", f"skipped: fp8 pplx hopper_masked: {hopper}\nskipped: fp8 naive hopper_masked: {hopper}\n"),
+            ("example.a", "run", "skipped: no input\n"))
+        self.assertEqual(rows, [
+            ("passed", "tool.cuda_nccl_test", ""), ("skipped", "  2 of its cases", few.format(2) + " (2 ranks, …)"),
+            ("skipped", "  1 of its cases", few.format(4) + " (4 ranks)"),
+            ("passed", "tool.cuda_list_test", ""), ("skipped", "  2 of its cases", hopper + " (fp8 pplx hopper_masked, …)"),
+            ("passed", "example.a", ""), ("skipped", "  1 of its cases", "no input")])
+        self.assertEqual(last, "3 passed, 0 failed, 0 skipped; 6 cases skipped in programs that passed")
+
+    def test_programs(self):
+        rows, last = self.table(("a", "notrun", "skipped: 4 ranks need a GPU each, found 1\n"), ("b", "notrun", ""),
+                                ("c", "fail", "[  FAILED  ] A.b (2 ms)\nskipped: a case\n"), ("d", "fail", "Unable to find executable: d"))
+        self.assertEqual(rows, [("skipped", "a", "4 ranks need a GPU each, found 1"), ("skipped", "b", "SKIP_RETURN_CODE=77"),
+                                ("FAILED", "c", "A.b"), ("FAILED", "d", "not built")])
+        self.assertEqual(last, "0 passed, 2 failed, 2 skipped; 0 cases skipped in programs that passed")
 
 
 if __name__ == "__main__":

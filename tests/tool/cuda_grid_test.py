@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/cuda_grid_test.py: `moe block --device cuda` gives what the host gives on one rank: every block file on one GPU, and over NCCL
 # on grids of tensor, data and context parallel ranks, in chunks, in two halves and with replicas. Skipped where the tool finds no GPU or
-# was built without CUDA, cuBLAS or NCCL; cases with more ranks than GPUs are left out.
+# was built without CUDA, cuBLAS or NCCL; cases with more ranks than GPUs are left out, each with a line "skipped, ...".
 import itertools
 import json
 import pathlib
@@ -69,12 +69,15 @@ class Runs:
         self.folder = folder
         self.ran = self.failed = 0
         self.number = itertools.count()
-        self.too_many = set()  # ranks that the GPUs do not suffice for
-        self.over = False      # nothing runs here
+        self.too_many = {}  # ranks that the GPUs do not suffice for -> the tool's words
+        self.over = False   # nothing runs here
 
     def output(self, file, ranks, options):
         """(what is wrong, report, tensors); all None where this cannot run here."""
-        if self.over or ranks in self.too_many:
+        if self.over:
+            return None, None, None
+        if ranks in self.too_many:
+            print(f"skipped, {ranks} ranks: {self.too_many[ranks]}")
             return None, None, None
         output = self.folder / f"out{next(self.number)}.safetensors"
         run = moe("block", file, "--device", "cuda", "--output", output, "--json", *options, ranks=ranks)
@@ -82,7 +85,7 @@ class Runs:
         if reason:
             print(f"skipped, {ranks} ranks: {reason}")
             if "each rank needs its own" in reason:
-                self.too_many.add(ranks)
+                self.too_many[ranks] = reason
             return None, None, None
         self.ran += 1
         if run.returncode != 0 or run.stderr:
@@ -143,7 +146,9 @@ def check_log(runs, file):
     """The log names the composition and the tiles of the Hopper experts."""
     run = moe("block", file, "--device", "cuda", "--experts", "hopper_contiguous", "--log", "info", "--output",
               runs.folder / "log.safetensors", ranks=0)
-    if no_gpus(run.stderr.strip(), 1)[0]:
+    reason = no_gpus(run.stderr.strip(), 1)[0]
+    if reason:
+        print(f"skipped: {reason}")
         return
     parts = ("composition: quantization none, backend no_expert_parallel, experts hopper_contiguous, space cuda",
              "experts: hopper_contiguous for 37 rows: Tuning{tile_rows ", "memory besides the weights: runner and layer ")
@@ -185,7 +190,7 @@ def main():
             runs.equals_host(padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound)
         check_log(runs, padded[0])
     print(f"{runs.ran} runs, {runs.failed} failures")
-    return int(runs.failed > 0)
+    return int(runs.failed > 0) if runs.ran else 77
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/cuda_nccl_test.py: `moe block --device cuda` between GPUs over NCCL gives the expected output with every backend, over a
 # communicator and over windows, and refuses what its exchange does not support. Skipped where the tool finds no GPU or was built without
-# CUDA or NCCL; cases with more ranks than GPUs are left out.
+# CUDA or NCCL, or where no case can run; cases with more ranks than GPUs are left out, each with a line "skipped, ...".
 import json
 import pathlib
 import sys
@@ -48,7 +48,7 @@ def refusals(folder, file, ranks):
 def main():
     failures = ran = 0
     most_ranks = 0
-    too_many = set()  # ranks that the GPUs do not suffice for
+    too_many = {}  # ranks that the GPUs do not suffice for -> the tool's words
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         for i, (backend, experts, bound) in enumerate(CASES):
@@ -56,22 +56,24 @@ def main():
             raw = next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
             file = padded_block(raw, folder / "block.safetensors", 128, 128) if backend in STANDARD + BATCHED else raw
             file = bf16_rows(file, folder) if bound == BF16 else file
-            for ranks in {1, 2, 4} - too_many:
+            for ranks in (1, 2, 4):
                 options = ["--placement", "round_robin", "--deal", "random", "--seed", i] if experts == "cuda_reference" else []
-                wrong = check(folder, file, ranks, backend, experts, bound, options)
+                wrong = too_many.get(ranks) or check(folder, file, ranks, backend, experts, bound, options)
                 reason, always = no_gpus(wrong or "", ranks)
                 if reason:
                     print(f"skipped, {ranks} ranks: {reason}")
                     if always:
                         return 77
                     if "each rank needs its own" in reason:
-                        too_many.add(ranks)
+                        too_many[ranks] = reason
                     continue
                 ran += 1
                 most_ranks = max(most_ranks, ranks)
                 failures += bool(wrong)
                 if wrong:
                     print(f"FAILED: {raw.name}, {ranks} ranks, {backend}, {experts}: {wrong}")
+        if ran == 0:
+            return 77
         for wrong in refusals(folder, raw, most_ranks):
             failures += 1
             print(f"FAILED: {wrong}")

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "exit_code.hpp"
 #include "killed_ranks.hpp"
 #include "moe/backends/window/host/high_throughput.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
@@ -101,5 +102,5 @@ int main(int argc, char** argv) {
   program = argv[0];
   if (argc == 5 && std::string(argv[1]) == "--rank") return run_rank(argv[2], std::string(argv[3]) == "combine", argv[4]);
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return moe_test::exit_code(RUN_ALL_TESTS());
 }

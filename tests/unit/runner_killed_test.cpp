@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../mpi/runner_grid_test/harness.hpp"
+#include "exit_code.hpp"
 #include "killed_ranks.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
 
@@ -124,5 +125,5 @@ int main(int argc, char** argv) {
   program = argv[0];
   if (argc == 5 && std::string(argv[1]) == "--rank") return run_rank(argv[2], std::atoi(argv[3]), argv[4]);
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return moe_test::exit_code(RUN_ALL_TESTS());
 }

@@ -113,7 +113,7 @@ inline constexpr std::array kFamilies{
     Family{"qwen3_5_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_shared_always>},
     Family{"qwen3_moe", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_next", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
-    Family{"qwen3_omni_moe_talker_text", MoeLayers::all, any_layer<f::qwen_shared>},
+    Family{"qwen3_omni_moe_talker_text", MoeLayers::sparse_step, any_layer<f::qwen_shared>},
     Family{"qwen3_omni_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe>},
     Family{"qwen3_vl_moe_text", MoeLayers::sparse_step, any_layer<f::qwen_moe_always>},
     Family{"qwen4_exp_text", MoeLayers::all, any_layer<f::qwen_shared>},
