@@ -39,6 +39,9 @@ void print_json(json const& rows) { fmt::print("{}\n", rows.dump()); }
 
 // ---- Policies.
 
+/// What a layer in the CUDA space includes besides the header of its router.
+constexpr char const* kDeviceRouting = "moe/routing/device/route.cuh";
+
 /// "native" and so on, for one scheme on each architecture.
 std::string on_architectures(std::string_view scheme) {
   std::string out;
@@ -53,6 +56,7 @@ std::string on_architectures(std::string_view scheme) {
 json policy_json(registry::PolicyRow const& row) {
   json out{{"kind", row.kind}, {"name", row.name},       {"space", row.space},
            {"type", row.type}, {"include", row.include}, {"links", row.links}};
+  if (row.kind == "router") out["include_cuda"] = kDeviceRouting;
   for (registry::SchemeSupport const& s : registry::scheme_support()) {
     if (row.kind == "quantization" && s.scheme == row.name) {
       out["architectures"][text("sm_", s.architecture)] = {{"support", quantization::name(s.support)}, {"experts", s.experts}};
@@ -79,7 +83,8 @@ void print_policies(ListOptions const& o, std::string_view kind) {
   }
   for (registry::PolicyRow const& row : rows) {
     if (kind.empty()) {
-      fmt::print("{:<13} {:<36} {:<5} {:<60} {:<46} {}\n", row.kind, row.name, row.space, row.type, row.include, row.links);
+      std::string const besides = row.kind == "router" ? text(", cuda: also ", kDeviceRouting) : "";
+      fmt::print("{:<13} {:<36} {:<5} {:<60} {:<46} {}{}\n", row.kind, row.name, row.space, row.type, row.include, row.links, besides);
     } else if (kind == "quantization") {
       fmt::print("{:<28} {}\n", row.name, on_architectures(row.name));
     } else if (kind == "router") {

@@ -15,10 +15,12 @@ namespace hana = boost::hana;
 namespace registry = moe::registry;
 using moe::text;
 
-/// How to build a composition that this program leaves out.
+/// How to build a composition that this program leaves out. Experts that route inside include the routing kernel themselves.
 template <class Backend, class Experts>
 std::string own_program() {
-  return text("a program that includes ", registry::include_of_backend<Backend>(), " and ", registry::include_of_experts<Experts>(),
+  constexpr bool kNeedsRoute = std::is_same_v<typename Backend::Space, moe::space::cuda> && !moe::facts::routes_inside<Experts>();
+  return text("a program that includes ", registry::include_of_backend<Backend>(), kNeedsRoute ? ", " : " and ",
+              registry::include_of_experts<Experts>(), kNeedsRoute ? " and moe/routing/device/route.cuh" : "",
               " builds it; `moe list policies` names the types");
 }
 

@@ -12,6 +12,7 @@ from tool import NO_CUDA, in_parallel, moe, padded_block
 
 WINDOWS = ("low_latency", "low_latency_rank_major", "high_throughput", "one_sided", "two_sided", "pplx")
 ANSWERS = ("yes", "not in this program", "no")
+ROUTE = "moe/routing/device/route.cuh"  # without it a layer of the CUDA space does not link, unless its experts route inside
 
 
 def listed(*arguments):
@@ -63,6 +64,9 @@ def check_policies():
     lines = listed("policies")
     same = all(row["type"] in line and row["include"] in line for row, line in zip(table, lines))
     expect(same and len(lines) == len(table), "policies as text")
+    for row, line in zip(table, lines):
+        named = [row.get("include_cuda") == ROUTE, line.endswith(f", cuda: also {ROUTE}")]
+        expect(named == 2 * [row["kind"] == "router"], f"the header of the routing kernel: {line}")
     expect({row["space"] for row in listed_json("policies", "--space", "cuda")} == {"cuda", "both"}, "policies of one space")
 
 
@@ -122,6 +126,10 @@ def check_answers(table):
 
 def check_build(table):
     """A program without CUDA says so for all of the CUDA space that the rules allow; one with it has window backends and Hopper experts."""
+    for row in table:
+        if row["why"].startswith("a program that includes "):
+            outside = row["space"] == "cuda" and not row["experts"].startswith("monolithic_")
+            expect((f" and {ROUTE} builds it; " in row["why"]) == outside, row)
     cuda = [row for row in table if row["space"] == "cuda" and row["answer"] != "no"]
     if any(NO_CUDA.endswith(row["why"]) for row in cuda if row["why"]):
         expect(not any(row["answer"] == "yes" for row in cuda), "a program without CUDA runs a CUDA composition")

@@ -36,8 +36,9 @@ compute with. Every router goes with every composition, with two conditions: `ll
 these compositions one build of the tool contains, `moe list compositions` says: `yes`, `not in this program:` with what builds it, or
 `no:` with the rule.
 
-Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::W4A8Fp8`,
-`quantization::W4A8Int8` and the other groups and zero points of `quantization::WNa16`.
+Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::Mxfp4Fp8`,
+`quantization::W4A8Fp8`, `quantization::W4A8Int8` and the other groups and zero points of `quantization::WNa16`. `experts::HopperW4A8`,
+which computes `Mxfp4Fp8`, has no name either ([architecture.md](architecture.md#the-hopper-experts)).
 """
 
 
