@@ -39,9 +39,6 @@ void print_json(json const& rows) { fmt::print("{}\n", rows.dump()); }
 
 // ---- Policies.
 
-/// What a layer in the CUDA space includes besides the header of its router.
-constexpr char const* kDeviceRouting = "moe/routing/device/route.cuh";
-
 /// "native" and so on, for one scheme on each architecture.
 std::string on_architectures(std::string_view scheme) {
   std::string out;

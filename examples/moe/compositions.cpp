@@ -20,7 +20,7 @@ template <class Backend, class Experts>
 std::string own_program() {
   constexpr bool kNeedsRoute = std::is_same_v<typename Backend::Space, moe::space::cuda> && !moe::facts::routes_inside<Experts>();
   return text("a program that includes ", registry::include_of_backend<Backend>(), kNeedsRoute ? ", " : " and ",
-              registry::include_of_experts<Experts>(), kNeedsRoute ? " and moe/routing/device/route.cuh" : "",
+              registry::include_of_experts<Experts>(), kNeedsRoute ? text(" and ", kDeviceRouting) : "",
               " builds it; `moe list policies` names the types");
 }
 

@@ -13,6 +13,9 @@ namespace moe_tool {
 
 using Runner = JobResult (*)(Job const&);
 
+/// What a layer in the CUDA space includes besides the header of its router.
+inline constexpr char const* kDeviceRouting = "moe/routing/device/route.cuh";
+
 struct CompositionRow {
   std::string_view quantization;
   std::string_view backend;

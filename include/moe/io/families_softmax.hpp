@@ -41,11 +41,12 @@ inline void hunyuan_v1(Config c, Out d, std::int64_t layer) {
   d.hidden = c.integer("hidden_size");
   d.intermediate = c.has("moe_intermediate_size") ? c.integer_at("moe_intermediate_size", layer) : c.integer("intermediate_size");
   d.router.num_experts = static_cast<int>(c.integer_at("num_experts", layer, 1, 65536));
-  d.router.topk = static_cast<int>(c.integer_at(first_stated(c, {"moe_topk", "num_experts_per_tok"}), layer, 1, kMaxTopK));
-  if (c.has("num_experts_per_tok") && c.integer_at("num_experts_per_tok", layer, 1, kMaxTopK) != d.router.topk) {
-    c.fail(one_line("'moe_topk' is ", d.router.topk, " in layer ", layer, " and 'num_experts_per_tok' is ",
-                    c.integer_at("num_experts_per_tok", layer), ", but they mean the same"));
+  std::int64_t const topk = c.integer_at(first_stated(c, {"moe_topk", "num_experts_per_tok"}), layer, 1, kMaxTopK);
+  std::int64_t const other = c.has("num_experts_per_tok") ? c.integer_at("num_experts_per_tok", layer, 1, kMaxTopK) : topk;
+  if (other != topk) {
+    c.fail(one_line("'moe_topk' is ", topk, " in layer ", layer, " and 'num_experts_per_tok' is ", other, ", but they mean the same"));
   }
+  d.router.topk = static_cast<int>(topk);
   d.activation.kind = gated_kind(c.string("hidden_act"), c.label());
   renormalise(d, true);
   std::int64_t const n = c.has("num_shared_expert") ? c.integer_at("num_shared_expert", layer, 0, 64) : 1;

@@ -160,6 +160,14 @@ inline Family const& family_of(HfConfig const& c) {
   throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': model_type '", c.model_type(), "' is not known, known: ", known));
 }
 
+/// The first layers are dense, of the others every moe_layer_freq-th has a block. `field` says how many are dense; absent: none.
+inline std::optional<std::string> why_dense_by_count(HfConfig const& c, std::string_view field, std::int64_t layer) {
+  std::int64_t const first = c.has(field) ? c.integer(field, 0) : 0;
+  if (layer < first) return text(field, " = ", first);
+  std::int64_t const step = c.has("moe_layer_freq") ? c.integer("moe_layer_freq") : 1;
+  return layer % step == 0 ? std::nullopt : std::optional(text("moe_layer_freq = ", step));
+}
+
 /// why_dense() for families that list their layers in mlp_layer_types, by the fields of their earlier releases.
 inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::int64_t layer) {
   if (c.has("moe_layers_enum")) {  // Step-3.7: "3,4,5" or [3, 4, 5]
@@ -170,22 +178,14 @@ inline std::optional<std::string> why_dense_in_a_list(HfConfig const& c, std::in
                                            : c.list_contains("moe_layers_enum", layer);
     return listed ? std::nullopt : std::optional(text("moe_layers_enum does not contain ", layer));
   }
-  bool const every = c.has("moe_layer_freq");
-  if (every && c.json()["moe_layer_freq"].is_array()) {
+  bool const has_step = c.has("moe_layer_freq");
+  if (has_step && c.json()["moe_layer_freq"].is_array()) {
     if (c.integer_at("moe_layer_freq", layer, 0, 1) == 0) return text("moe_layer_freq[", layer, "] = 0");
     return std::nullopt;
   }
-  bool stated = every;
-  for (char const* field : {"dense_mlp_idx", "first_k_dense_replace"}) {
-    if (!c.has(field)) continue;
-    stated = true;
-    std::int64_t const first = c.integer(field, 0);
-    if (layer < first) return text(field, " = ", first);
-    break;
-  }
-  if (!stated) c.fail("'mlp_layer_types' is missing");
-  std::int64_t const step = every ? c.integer("moe_layer_freq") : 1;
-  return layer % step == 0 ? std::nullopt : std::optional(text("moe_layer_freq = ", step));
+  std::string_view const field = families::first_stated(c, {"dense_mlp_idx", "first_k_dense_replace"});
+  if (!has_step && !c.has(field)) c.fail("'mlp_layer_types' is missing");
+  return why_dense_by_count(c, field, layer);
 }
 
 /// The reason why a layer has no MoE block; nullopt if it has one.
@@ -219,11 +219,8 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
         }
         return dense_if(c.integer_at("moe_layer_freq", layer, 0, 1) == 0, "moe_layer_freq[", layer, "] = 0");
       }
-      std::int64_t const first =
-          c.has("first_k_dense_replace") || c.model_type() != "solar_open" ? c.integer("first_k_dense_replace", 0) : 0;
-      if (layer < first) return text("first_k_dense_replace = ", first);
-      std::int64_t const step = c.has("moe_layer_freq") ? c.integer("moe_layer_freq") : 1;
-      return dense_if(layer % step != 0, "moe_layer_freq = ", step);
+      if (c.model_type() != "solar_open") (void)c.integer("first_k_dense_replace", 0);  // the others must state it
+      return why_dense_by_count(c, "first_k_dense_replace", layer);
     }
     case MoeLayers::num_dense: {
       std::int64_t const first = c.integer("num_dense_layers", 0);
