@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares what ptxas reported of the optimised kernels with tests/gpu/kernel_registers.txt.
 
-Fails if wgmma is serialised anywhere, if a function spills that the file gives no reason for, or if the file does not list exactly these
-kernels with these registers, spilled bytes and static shared memory. Another release of nvcc allocates registers differently: with it the
-numbers are printed and not compared. After a change that is meant:
+Fails if wgmma is serialised anywhere, if a function spills that the file gives no reason for, if the file does not list exactly these
+kernels with these registers, spilled bytes and static shared memory, or if a kernel of include/moe is in no line: no optimised target
+instantiates it, and tests/gpu/kernels.cu is to. Another release of nvcc allocates registers differently: with it the numbers are printed
+and not compared. After a change that is meant:
     ninja -C build/cuda update_kernel_registers
 which builds what is measured and rewrites the file; the lines with reasons stay.
 """
@@ -14,12 +15,18 @@ import re
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "headers"))
+from check_layers import without_comments_and_strings  # noqa: E402
+
 SERIALISED = re.compile(r"C7510|wgmma.*serializ", re.IGNORECASE)
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 FUNCTION = re.compile(r"Function properties for (\w+)")
 SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+SCOPE = re.compile(r"\bnamespace\s+(?P<name>[\w:]+)\s*\{|(?P<open>\{)|(?P<close>\})|(?P<kernel>\b__global__\b)")
+BEFORE_PARENTHESIS = re.compile(r"(\w+)\s*\(")
 
 
 def read_logs(logs):
@@ -72,6 +79,40 @@ def demangle(names):
     return readable
 
 
+def declared_kernels(text):
+    """The kernels that a header declares, with their namespaces and without template parameters."""
+    code = without_comments_and_strings(text)
+    scopes, kernels = [], []
+    for found in SCOPE.finditer(code):
+        if found["close"]:
+            scopes.pop()
+        elif not found["kernel"]:
+            scopes.append(found["name"] or "")
+        else:
+            name = BEFORE_PARENTHESIS.search(code, found.end())
+            while name[1].startswith("__"):  # __launch_bounds__(...)
+                at, depth = name.end(), 1
+                while depth:
+                    depth += {"(": 1, ")": -1}.get(code[at], 0)
+                    at += 1
+                name = BEFORE_PARENTHESIS.search(code, at)
+            kernels.append("::".join([*filter(None, scopes), name[1]]))
+    return kernels
+
+
+def without_entry(declared, listed, excepted):
+    """Problems: kernels (name -> header) that no listed instance belongs to, and exceptions (name -> reason) that are none."""
+    entries = {name.partition("<")[0] for name in listed}
+    problems = [f"{name} of {header} is in no optimised target: instantiate it in tests/gpu/kernels.cu"
+                for name, header in sorted(declared.items()) if name not in entries and name not in excepted]
+    for name, reason in excepted.items():
+        if not reason:
+            problems.append(f"no reason: unlisted {name}")
+        elif name in entries or name not in declared:
+            problems.append(f"unlisted {name}: {'it is listed' if name in entries else 'there is no such kernel'}; the line can go")
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--objects", required=True, type=pathlib.Path, help="file with one object a line; each has OBJECT.ptxas beside it")
@@ -84,10 +125,13 @@ def main() -> int:
     if not kernels:
         problems.append(f"no kernel in the logs of {len(objects)} objects")
 
-    head, reasons, listed, listed_nvcc = [], [], {}, ""
+    head, reasons, excepted, listed, listed_nvcc = [], [], {}, {}, ""
     for line in options.list.read_text().splitlines() if options.list.exists() else []:
-        if line.startswith("#") or not line.strip():
+        if line.startswith(("#", "unlisted ")) or not line.strip():
             head.append(line)
+            if line.startswith("unlisted "):
+                name, _, reason = line.removeprefix("unlisted ").partition(" : ")
+                excepted[name.strip()] = reason.strip()
         elif line.startswith("nvcc "):
             listed_nvcc = line.split()[1]
         elif line.startswith("spill "):
@@ -129,6 +173,9 @@ def main() -> int:
         for name in sorted(found.keys() | listed.keys()):
             if found.get(name) != listed.get(name):
                 problems.append(f"{name}: [registers, spill stores, spill loads, shared] {found.get(name)}, listed {listed.get(name)}")
+    declared = {name: header.relative_to(ROOT) for header in sorted((ROOT / "include" / "moe").rglob("*.cuh"))
+                for name in declared_kernels(header.read_text())}
+    problems += without_entry(declared, found if options.update else listed, excepted)
     for problem in problems:
         print(f"FAILED: {problem}")
     if problems:
