@@ -2,6 +2,7 @@
 // backends/window/device/common/peer_exchange.hpp: the host part that the exchanges OneSided, TwoSided and Pplx between GPUs share.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <type_traits>
 
@@ -46,22 +47,6 @@ inline moe::detail::PeerShape numbered(moe::detail::PeerShape shape, int number)
   return shape;
 }
 
-/// Checks the arguments of a prepare. Throws the failure that ended the group, if any. For wrong arguments it first calls refuse(code),
-/// which enqueues a refused dispatch and combine so that the peers' round ends, and then throws.
-template <class Window, int Hidden, class Refuse>
-moe::detail::ExchangeTokens accept_tokens(Window const& window, RoutedTokens<bf16, Hidden> const& in, moe::detail::PeerShape const& shape,
-                                          int max_tokens, Refuse&& refuse) {
-  comm::throw_if_over(*window.view().failure);
-  try {
-    moe::detail::check_routed_tokens(in, shape.hidden, shape.topk, max_tokens);
-    expect_device_tokens(in);
-    return exchange_tokens(in);
-  } catch (Error const& e) {
-    refuse(comm::refusal_code(e.code()));
-    throw;
-  }
-}
-
 /// The order of the calls of one exchange, and of all exchanges that share its window: at most one dispatch at a time is without its
 /// combine (docs/semantics/exchange.md §3).
 class PeerOrder {
@@ -94,8 +79,12 @@ class PeerOrder {
   comm::WindowUse* use_;
 };
 
-/// The members that an exchange OneSided, TwoSided or Pplx between GPUs owns: a window, the table of places, the calls of its kernels.
-template <class Window, class Config, class Quant, class Partial, class Calls>
+/// Base of an exchange OneSided, TwoSided or Pplx between GPUs: a window, the table of places, the calls of its kernels. A rank that takes
+/// no part in a round enqueues a dispatch and a combine without rows. Exchange, of which this is a friend, has
+///   dispatch_nothing(parity, code, stream)   enqueues a dispatch without rows, which gives the peers `code`
+///   combine_nothing(parity, code, stream)    the same of a combine; code 0: the dispatch has given it
+///   give_up(code, stream)                    if its round has halves: enqueues what is left of the round
+template <class Exchange, class Window, class Config, class Quant, class Partial, class Calls>
 class PeerExchange {
  public:
   using Space = space::cuda;
@@ -106,6 +95,17 @@ class PeerExchange {
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A refusal or an abandoned
   /// round is thrown once, on all ranks but the one that refused, and the group goes on.
   void check() const { check_window(*window_); }
+  /// Call it instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers
+  /// get E_PEER from check(): of TwoSided and Pplx, after prepare(), those that miss rows in this round, the others in the next.
+  void abandon(cudaStream_t stream) {
+    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
+    if (order_.dispatched()) {
+      exchange().give_up(kPeer, stream);
+      order_.set_idle();
+    } else if (!order_.others_dispatched()) {
+      refuse(kPeer, stream);
+    }
+  }
   Window& window() const { return *window_; }
 
  protected:
@@ -120,6 +120,21 @@ class PeerExchange {
         window_(comm, params.manager, arguments, params.window),
         place_(placement, arena),
         calls_(make(window_->view(), numbered(shape_, window_.number()), peer_options<Quant>(params.programmatic, place_, placement))) {}
+
+  /// Checks the arguments of a prepare. Throws the failure that ended the group, if any. Wrong arguments are refused, so that the peers'
+  /// round ends, and thrown.
+  moe::detail::ExchangeTokens accept(RoutedTokens<Act, Config::hidden> const& in, int max_tokens, cudaStream_t stream) {
+    comm::throw_if_over(*window_->view().failure);
+    try {
+      moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, max_tokens);
+      expect_device_tokens(in);
+      return exchange_tokens(in);
+    } catch (Error const& e) {
+      refuse(comm::refusal_code(e.code()), stream);
+      throw;
+    }
+  }
+  void give_up(std::uint32_t code, cudaStream_t stream) { exchange().combine_nothing(parity_, code, stream); }
 
   /// Where experts write `rows` rows: in the window, or in separate memory if they write float.
   void take_outputs(Arena<Space>& arena, std::int64_t rows) {
@@ -155,6 +170,14 @@ class PeerExchange {
   moe::detail::ExchangeTokens tokens_;
   int parity_ = 0;
   PeerOrder order_{window_.use()};
+
+ private:
+  void refuse(std::uint32_t code, cudaStream_t stream) {
+    int const parity = order_.next_parity();
+    exchange().dispatch_nothing(parity, code, stream);
+    exchange().combine_nothing(parity, 0, stream);
+  }
+  Exchange& exchange() { return static_cast<Exchange&>(*this); }
 };
 
 }  // namespace moe::backends::detail

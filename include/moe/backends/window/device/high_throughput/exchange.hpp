@@ -7,8 +7,8 @@
 #include <concepts>
 #include <optional>
 
-#include "moe/backends/common/handle_table.hpp"
 #include "moe/backends/high_throughput.hpp"
+#include "moe/backends/window/device/common/handle_exchange.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 #include "moe/backends/window/device/high_throughput/calls.hpp"
 
@@ -36,9 +36,23 @@ struct ExpertMajor {
   std::int64_t max_entries = 0;
 };
 
+template <class Partial>
+struct HighThroughputRecord : moe::detail::DispatchRecord {
+  bool reduced = false;
+  int routing = 0;         ///< parity of the layout that it uses
+  std::uint32_t root = 0;  ///< dispatch that filled it
+  moe::detail::ExchangeTokens tokens;
+  Partial* output = nullptr;
+};
+
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class HighThroughputExchange<Window, Config, Quant, Partial> {
+class HighThroughputExchange<Window, Config, Quant, Partial>
+    : public HandleExchange<HighThroughputExchange<Window, Config, Quant, Partial>, HighThroughputRecord<Partial>> {
+  using Record = HighThroughputRecord<Partial>;
+  using Base = HandleExchange<HighThroughputExchange, Record>;
+  friend Base;
+
  public:
   using Space = space::cuda;
   using Act = typename Config::Act;
@@ -47,7 +61,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   using Tokens = StandardTokensOf<Config, Quant>;
   using Params = HighThroughputParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
-  using Handle = moe::detail::Handle;
+  using typename Base::Handle;
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: high_throughput takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
@@ -110,7 +124,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
         throw Error(ErrorCode::argument, text("cached layout: ", in.hidden.extent(0), " rows, the layout is of ", from->tokens.tokens));
       }
     } catch (Error const& e) {
-      refuse(comm::refusal_code(e.code()), stream, from != nullptr ? from->routing : -1);
+      refuse(0, comm::refusal_code(e.code()), stream, from != nullptr ? from->routing : -1);
       throw;
     }
     int const routing = from != nullptr ? from->routing : handles_.next(0).parity();
@@ -159,7 +173,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
     }
     calls_.combine(r.tokens, out.data_handle(), out.stride(0), parity, stream, r.routing);
     r.state = DispatchState::idle;
-    finish_refusal(stream);
+    finish_refusal(0, stream);
   }
   Handle last() const { return last_; }
 
@@ -183,21 +197,6 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
 
   /// Sets the thread blocks of the following calls; ranks that disagree get E_MISMATCH. E_CONFIG, E_UNSUPPORTED if it is not possible.
   void set_blocks(int blocks) { calls_.set_blocks(blocks); }
-  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
-  /// handles, call it instead of the combine of the oldest dispatch that has none yet.
-  void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
-    std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
-    if (!given_up) {
-      refuse(kPeer, stream);
-      return;
-    }
-    Record& r = handles_.record(*given_up);
-    combine_nothing(given_up->parity(), r.routing, kPeer, stream);
-    r.state = DispatchState::idle;
-    order_.set_idle();
-    finish_refusal(stream);
-  }
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
   /// (an overflow; another rank refused its arguments or abandoned the call) is thrown once.
   void check() const { check_window(*window_); }
@@ -206,14 +205,13 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   Window& window() const { return *window_; }
 
  private:
-  using DispatchState = moe::detail::DispatchState;
-  struct Record : moe::detail::DispatchRecord {
-    bool reduced = false;
-    int routing = 0;         // parity of the layout that it uses
-    std::uint32_t root = 0;  // dispatch that filled it
-    moe::detail::ExchangeTokens tokens;
-    Partial* output = nullptr;
-  };
+  using Base::finish_refusal;
+  using Base::handles_;
+  using Base::last_;
+  using Base::order_;
+  using Base::refuse;
+  using typename Base::DispatchState;
+
   static moe::detail::HighThroughputShape make_shape(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens,
                                                      ExpertPlacement const& placement, Params const& params) {
     moe::detail::HighThroughputShape s;
@@ -249,10 +247,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
   std::int32_t const* summary(Record const& r) const {
     return calls_.template own<std::int32_t>(calls_.layout().summary[static_cast<std::size_t>(r.routing)]);
   }
-  Record& expect(Handle handle, char const* what) {
-    comm::throw_if_over(*window_->view().failure);
-    return handles_.expect(handle, DispatchState::received, what);
-  }
+  Record& expect(Handle handle, char const* what) { return Base::expect(handle, DispatchState::received, what); }
   Record& expect_layout(Handle like) {
     Record& r = handles_.expect_live(like, "prepare");
     if (r.generation != like.generation || window_.use().layouts[static_cast<std::size_t>(r.routing)] != r.root) {
@@ -268,33 +263,22 @@ class HighThroughputExchange<Window, Config, Quant, Partial> {
       throw Error(ErrorCode::state, "prepare: a dispatch without its combine still needs the layout that this one would overwrite");
     }
   }
-  // Enqueues a refused dispatch and combine, so that the peers' rounds end. `cached`: the layout that the peers reuse, or -1.
-  void refuse(std::uint32_t code, cudaStream_t stream, int cached = -1) {
-    Handle const handle = handles_.open_counted(0, DispatchState::idle);
+  // `cached`: the layout that the peers reuse, or -1.
+  void dispatch_nothing(Handle handle, std::uint32_t code, cudaStream_t stream, int cached = -1) {
     if (cached < 0) {
       window_.use().layouts[static_cast<std::size_t>(handle.parity())] = handle.generation;
     }
+    handles_.record(handle).routing = handle.parity();  // of its combine
     calls_.dispatch({}, handle.parity(), stream, cached, code);
-    handles_.refuse(handle, code);
-    finish_refusal(stream);
   }
-  // Enqueues the combine of a refused dispatch, if it is due.
-  void finish_refusal(cudaStream_t stream) {
-    if (auto const due = handles_.take_refusal(0)) {
-      combine_nothing(due->handle.parity(), due->handle.parity(), due->code, stream);
-    }
-  }
-  void combine_nothing(int parity, int routing, std::uint32_t code, cudaStream_t stream) {
-    calls_.combine({}, nullptr, 0, parity, stream, routing, code);
+  void combine_nothing(Handle handle, std::uint32_t code, cudaStream_t stream) {
+    calls_.combine({}, nullptr, 0, handle.parity(), stream, handles_.record(handle).routing, code);
   }
 
   moe::detail::HighThroughputShape shape_;
   comm::WindowHandle<Window> window_;
   ExpertPlaces place_;
   moe::detail::HighThroughputCalls calls_;
-  moe::detail::HandleTable<Record> handles_;
-  moe::detail::CallOrder order_;
-  Handle last_;
 };
 
 }  // namespace moe::backends::detail

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "moe/backends/common/handle_table.hpp"
 #include "moe/backends/low_latency.hpp"
+#include "moe/backends/window/device/common/handle_exchange.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 #include "moe/backends/window/device/low_latency/calls.hpp"
 
@@ -45,9 +45,23 @@ struct LowLatencyRankMajorParams<Window> {
   using type = LowLatencyParams<Window>;
 };
 
+template <class Partial>
+struct LowLatencyRecord : moe::detail::DispatchRecord {
+  moe::detail::ExchangeTokens tokens;
+  std::int32_t* num_tokens = nullptr;  ///< [L]
+  Partial* output = nullptr;           ///< unless the experts write into the window
+  std::int32_t* ids = nullptr;         ///< rank major: [R T, k]
+  float* weights = nullptr;
+};
+
 template <class Window, class Config, class Quant, class Partial, ActivationFormat Format>
   requires std::same_as<typename Window::Space, space::cuda>
-class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
+class LowLatencyExchange<Window, Config, Quant, Partial, Format>
+    : public HandleExchange<LowLatencyExchange<Window, Config, Quant, Partial, Format>, LowLatencyRecord<Partial>> {
+  using Record = LowLatencyRecord<Partial>;
+  using Base = HandleExchange<LowLatencyExchange, Record>;
+  friend Base;
+
  public:
   using Space = space::cuda;
   using Act = typename Config::Act;
@@ -58,7 +72,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   using Outputs = std::conditional_t<kRankMajor, Rows<Partial>, Blocks<Partial>>;
   using Params = LowLatencyParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
-  using Handle = moe::detail::Handle;
+  using typename Base::Handle;
   static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
                 "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
 
@@ -66,12 +80,12 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   /// placement.
   LowLatencyExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,
                      Quant const&, Params const& params, Arena<Space>& arena)
-      : params_(checked(params)),
+      : Base(checked(params).num_slots),
+        params_(params),
         shape_(make_shape(comm, shape, max_tokens, placement, params)),
         num_local_(placement.num_local(comm.rank())),
         window_(comm, params.manager, arguments(shape_, params), params.window),
-        place_(placement, arena),
-        handles_(params.num_slots) {
+        place_(placement, arena) {
     shape_.layer = window_.number();
     auto view = window_->view();
     view.statistics = params.statistics;
@@ -172,23 +186,6 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     finish_refusal(handle.slot, stream);
   }
 
-  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works. With
-  /// handles, call it instead of the combine (and of a missing receive half) of the oldest dispatch that has no combine yet.
-  void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
-    std::optional<Handle> const given_up = order_.dispatched() ? last_ : handles_.oldest();
-    if (!given_up) {
-      refuse(0, kPeer, stream);
-      return;
-    }
-    if (handles_.record(*given_up).state == DispatchState::sent) {
-      receive(*given_up, stream);
-    }
-    combine_nothing(*given_up, kPeer, stream);
-    handles_.record(*given_up).state = DispatchState::idle;
-    order_.set_idle();
-    finish_refusal(given_up->slot, stream);
-  }
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. What does not end the group
   /// (another rank refused its arguments or abandoned the call) is thrown once.
   void check() const { check_window(*window_); }
@@ -230,14 +227,13 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   Window& window() const { return *window_; }
 
  private:
-  using DispatchState = moe::detail::DispatchState;
-  struct Record : moe::detail::DispatchRecord {
-    moe::detail::ExchangeTokens tokens;
-    std::int32_t* num_tokens = nullptr;  // [L]
-    Partial* output = nullptr;           // unless the experts write into the window
-    std::int32_t* ids = nullptr;         // rank major: [R T, k]
-    float* weights = nullptr;
-  };
+  using Base::expect;
+  using Base::finish_refusal;
+  using Base::handles_;
+  using Base::last_;
+  using Base::order_;
+  using Base::refuse;
+  using typename Base::DispatchState;
 
   static Params checked(Params const& p) {
     if (p.num_slots < 1 || p.num_slots > comm::WindowUse::kMaxSlots) {
@@ -299,10 +295,6 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     }
   }
   moe::detail::LowLatencyCalls const& calls(Handle handle) const { return slots_[static_cast<std::size_t>(handle.slot)]; }
-  Record& expect(Handle handle, DispatchState state, char const* what) {
-    comm::throw_if_over(*window_->view().failure);
-    return handles_.expect(handle, state, what);
-  }
   void expect_masks() const {
     if (!params_.masks) {
       throw Error(ErrorCode::state, "mask: the exchange was built without masks");
@@ -329,21 +321,16 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
     calls(handle).dispatch(r.tokens, r.num_tokens, handle.parity(), stream, true, receive);
     return handle;
   }
-  // Enqueues a refused dispatch and combine, so that the peers' rounds end.
-  void refuse(int slot, std::uint32_t code, cudaStream_t stream) {
-    Handle const handle = handles_.open_counted(slot, DispatchState::idle);
+  void dispatch_nothing(Handle handle, std::uint32_t code, cudaStream_t stream) {
     calls(handle).dispatch({}, handles_.record(handle).num_tokens, handle.parity(), stream, true, true, code);
-    handles_.refuse(handle, code);
-    finish_refusal(slot, stream);
-  }
-  // Enqueues the combine of a refused dispatch, if it is due.
-  void finish_refusal(int slot, cudaStream_t stream) {
-    if (auto const due = handles_.take_refusal(slot)) {
-      combine_nothing(due->handle, due->code, stream);
-    }
   }
   void combine_nothing(Handle handle, std::uint32_t code, cudaStream_t stream) {
     calls(handle).combine({}, nullptr, 0, handle.parity(), stream, code);
+  }
+  void receive_rest(Handle handle, cudaStream_t stream) {
+    if (handles_.record(handle).state == DispatchState::sent) {
+      receive(handle, stream);
+    }
   }
   Tokens tokens(Handle handle, cudaStream_t stream) {
     Record& r = handles_.record(handle);
@@ -377,12 +364,9 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format> {
   std::int64_t num_local_;
   comm::WindowHandle<Window> window_;
   ExpertPlaces place_;
-  moe::detail::HandleTable<Record> handles_;
   std::vector<moe::detail::LowLatencyCalls> slots_;
   std::int64_t* totals_ = nullptr;    // [L]
   std::int32_t* all_rows_ = nullptr;  // rank major: the number of rows
-  moe::detail::CallOrder order_;
-  Handle last_;
 };
 
 }  // namespace moe::backends::detail

@@ -89,8 +89,10 @@ struct OneSidedParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::OneSidedCalls> {
-  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::OneSidedCalls>;
+class OneSidedExchange<Window, Config, Quant, Partial>
+    : public PeerExchange<OneSidedExchange<Window, Config, Quant, Partial>, Window, Config, Quant, Partial, moe::detail::OneSidedCalls> {
+  using Base = PeerExchange<OneSidedExchange, Window, Config, Quant, Partial, moe::detail::OneSidedCalls>;
+  friend Base;
 
  public:
   using typename Base::Act;
@@ -124,7 +126,7 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   /// if any; an error in this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    tokens_ = accept_tokens(*window_, in, shape_, runtime_max_, [&](std::uint32_t code) { refuse(code, stream); });
+    tokens_ = this->accept(in, runtime_max_, stream);
     parity_ = order_.next_parity();
     calls_.dispatch(tokens_, runtime_max_, parity_, stream);
     order_.set_dispatched();
@@ -148,17 +150,6 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     order_.set_idle();
   }
 
-  /// Call it instead of prepare() or finalize(): this rank gives up the round. Peers get E_PEER from check(), and the next call works.
-  void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
-    if (order_.dispatched()) {
-      calls_.combine({}, nullptr, 0, runtime_max_, parity_, stream, kPeer);
-      order_.set_idle();
-    } else if (!order_.others_dispatched()) {
-      refuse(kPeer, stream);
-    }
-  }
-
  private:
   using Base::calls_;
   using Base::order_;
@@ -166,7 +157,6 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   using Base::partial_;
   using Base::shape_;
   using Base::tokens_;
-  using Base::window_;
 
   OneSidedExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, ExpertPlacement const& placement,
                    OneSidedParams<Window> const& params, Arena<Space>& arena)
@@ -176,10 +166,9 @@ class OneSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     this->take_outputs(arena, shape.rows());
   }
   std::int64_t rows() const { return std::int64_t{shape_.ranks} * runtime_max_; }
-  void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = order_.next_parity();
-    calls_.dispatch({}, runtime_max_, parity, stream, code);
-    calls_.combine({}, nullptr, 0, runtime_max_, parity, stream);
+  void dispatch_nothing(int parity, std::uint32_t code, cudaStream_t stream) { calls_.dispatch({}, runtime_max_, parity, stream, code); }
+  void combine_nothing(int parity, std::uint32_t code, cudaStream_t stream) {
+    calls_.combine({}, nullptr, 0, runtime_max_, parity, stream, code);
   }
 
   int runtime_max_;

@@ -121,8 +121,10 @@ struct PplxParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::PplxCalls> {
-  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::PplxCalls>;
+class PplxExchange<Window, Config, Quant, Partial>
+    : public PeerExchange<PplxExchange<Window, Config, Quant, Partial>, Window, Config, Quant, Partial, moe::detail::PplxCalls> {
+  using Base = PeerExchange<PplxExchange, Window, Config, Quant, Partial, moe::detail::PplxCalls>;
+  friend Base;
 
  public:
   using typename Base::Act;
@@ -185,26 +187,6 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
     order_.set_idle();
   }
 
-  /// Call it instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers
-  /// get E_PEER from check(): after prepare() those that miss rows in this round, the others in the next.
-  void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
-    if (!order_.dispatched()) {
-      if (!order_.others_dispatched()) {
-        refuse(kPeer, stream);
-      }
-      return;
-    }
-    if (half_ == Half::dispatch) {
-      calls_.dispatch(tokens_, parity_, stream, false, true);
-    }
-    if (half_ != Half::combine) {  // otherwise its outputs were already sent, and the peers have all they need
-      calls_.refuse_combine(parity_, stream, kPeer);
-    }
-    order_.set_idle();
-    half_ = Half::none;
-  }
-
  private:
   enum class Half : std::uint8_t { none, dispatch, combine };
 
@@ -214,7 +196,6 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   using Base::partial_;
   using Base::shape_;
   using Base::tokens_;
-  using Base::window_;
 
   PplxExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, moe::detail::PplxGroup const& group,
                ExpertPlacement const& placement, PplxParams<Window> const& params, Arena<Space>& arena)
@@ -227,14 +208,26 @@ class PplxExchange<Window, Config, Quant, Partial> : public PeerExchange<Window,
   }
   void begin(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
+    tokens_ = this->accept(in, shape_.max_tokens, stream);
     parity_ = order_.next_parity();
     order_.set_dispatched();
   }
-  void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = order_.next_parity();
-    calls_.refuse_dispatch(parity, stream, code);
-    calls_.combine({}, nullptr, 0, parity, stream);
+  void dispatch_nothing(int parity, std::uint32_t code, cudaStream_t stream) { calls_.refuse_dispatch(parity, stream, code); }
+  void combine_nothing(int parity, std::uint32_t code, cudaStream_t stream) {
+    if (code == 0) {
+      calls_.combine({}, nullptr, 0, parity, stream);
+    } else {
+      calls_.refuse_combine(parity, stream, code);
+    }
+  }
+  void give_up(std::uint32_t code, cudaStream_t stream) {
+    if (half_ == Half::dispatch) {
+      calls_.dispatch(tokens_, parity_, stream, false, true);
+    }
+    if (half_ != Half::combine) {  // otherwise its outputs were already sent, and the peers have all they need
+      combine_nothing(parity_, code, stream);
+    }
+    half_ = Half::none;
   }
   static ExpertPlacement even(ExpertPlacement const& placement) {
     if (!placement.is_even()) {

@@ -131,8 +131,10 @@ struct TwoSidedParams<Window> {
 
 template <class Window, class Config, class Quant, class Partial>
   requires std::same_as<typename Window::Space, space::cuda>
-class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Window, Config, Quant, Partial, moe::detail::TwoSidedCalls> {
-  using Base = PeerExchange<Window, Config, Quant, Partial, moe::detail::TwoSidedCalls>;
+class TwoSidedExchange<Window, Config, Quant, Partial>
+    : public PeerExchange<TwoSidedExchange<Window, Config, Quant, Partial>, Window, Config, Quant, Partial, moe::detail::TwoSidedCalls> {
+  using Base = PeerExchange<TwoSidedExchange, Window, Config, Quant, Partial, moe::detail::TwoSidedCalls>;
+  friend Base;
 
  public:
   using typename Base::Act;
@@ -152,7 +154,7 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   /// this rank's arguments, which check() reports to the peers, leaves the group usable.
   Tokens prepare(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     order_.expect_idle();
-    tokens_ = accept_tokens(*window_, in, shape_, shape_.max_tokens, [&](std::uint32_t code) { refuse(code, stream); });
+    tokens_ = this->accept(in, shape_.max_tokens, stream);
     parity_ = order_.next_parity();
     calls_.dispatch(tokens_, parity_, stream);
     order_.set_dispatched();
@@ -177,18 +179,6 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
     order_.set_idle();
   }
 
-  /// Call it instead of prepare() or finalize(): this rank gives up the round, and the next call works. Peers get E_PEER from check():
-  /// after prepare() those that miss rows in this round, the others in the next.
-  void abandon(cudaStream_t stream) {
-    constexpr std::uint32_t kPeer = comm::refusal_code(ErrorCode::peer);
-    if (order_.dispatched()) {
-      calls_.combine({}, nullptr, 0, parity_, stream, kPeer);
-      order_.set_idle();
-    } else if (!order_.others_dispatched()) {
-      refuse(kPeer, stream);
-    }
-  }
-
  private:
   using Base::calls_;
   using Base::order_;
@@ -196,7 +186,6 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
   using Base::partial_;
   using Base::shape_;
   using Base::tokens_;
-  using Base::window_;
 
   TwoSidedExchange(typename Window::Comm& comm, moe::detail::PeerShape const& shape, moe::detail::TwoSidedQueues const& queues,
                    ExpertPlacement const& placement, TwoSidedParams<Window> const& params, Arena<Space>& arena)
@@ -206,11 +195,8 @@ class TwoSidedExchange<Window, Config, Quant, Partial> : public PeerExchange<Win
              }) {
     this->take_outputs(arena, shape.rows());
   }
-  void refuse(std::uint32_t code, cudaStream_t stream) {
-    int const parity = order_.next_parity();
-    calls_.dispatch({}, parity, stream, code);
-    calls_.combine({}, nullptr, 0, parity, stream);
-  }
+  void dispatch_nothing(int parity, std::uint32_t code, cudaStream_t stream) { calls_.dispatch({}, parity, stream, code); }
+  void combine_nothing(int parity, std::uint32_t code, cudaStream_t stream) { calls_.combine({}, nullptr, 0, parity, stream, code); }
 };
 
 }  // namespace moe::backends::detail
