@@ -96,6 +96,7 @@ TEST(Contract, OptionalFactsHaveDefaults) {
   EXPECT_FALSE(facts::experts_are_batch_invariant<Silent>());
   EXPECT_TRUE(facts::backend_is_batch_invariant<Silent>());
   EXPECT_TRUE((facts::carries_element<Silent, float>()));
+  EXPECT_TRUE((facts::returns_element<Silent, float>()));
   EXPECT_FALSE(facts::deduplicates(Silent{}));
   EXPECT_EQ(facts::shared_memory_limit<Silent>(), 0);
   EXPECT_EQ((facts::shared_memory_bytes<Silent, Tiny, int>()), 0);

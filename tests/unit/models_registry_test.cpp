@@ -50,6 +50,8 @@ TEST(Registry, DeviceWindowsCarryBf16AndE4m3) {
     static_assert(Rules<bf16, quantization::Fp8Block<>, Backend, Experts>::kLegal);
     static_assert(Rules<bf16, quantization::Int4Group128, Backend, Experts>::kLegal, "weights alone do not travel");
     static_assert(std::is_same_v<typename registry::LayerFor<Backend, Experts>::Act, bf16>);
+    static_assert(moe::facts::returns_element<Backend, bf16>() && moe::facts::returns_element<Backend, float>());
+    static_assert(!moe::facts::returns_element<Backend, moe::f16>());
   });
   static_assert(Rules<float, quantization::None, moe::backends::LowLatency<moe::comm::MpiShared>, moe::experts::OneDnn>::kLegal);
   static_assert(

@@ -46,6 +46,10 @@ struct HighThroughput {
   static constexpr bool carries_element() {
     return detail::window_exchange_carries_element<Space, Act>;
   }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return detail::window_exchange_returns_element<Space, Output>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::HighThroughputExchange<Window, Config, Quant, Partial>;
 };

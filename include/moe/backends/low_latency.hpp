@@ -49,6 +49,10 @@ struct LowLatency {
   static constexpr bool carries_element() {
     return detail::window_exchange_carries_element<Space, Act>;
   }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return detail::window_exchange_returns_element<Space, Output>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
 };
@@ -74,6 +78,10 @@ struct LowLatencyRankMajor {
   template <class Act>
   static constexpr bool carries_element() {
     return detail::window_exchange_carries_element<Space, Act>;
+  }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return detail::window_exchange_returns_element<Space, Output>;
   }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;

@@ -44,6 +44,10 @@ struct OneSided {
   static constexpr bool carries_element() {
     return detail::window_exchange_carries_element<Space, Act>;
   }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return detail::window_exchange_returns_element<Space, Output>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::OneSidedExchange<Window, Config, Quant, Partial>;
 };

@@ -47,6 +47,10 @@ struct Pplx {
   static constexpr bool carries_element() {
     return detail::window_exchange_carries_element<Space, Act>;
   }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return detail::window_exchange_returns_element<Space, Output>;
+  }
   template <class Config, class Quant, class Partial>
   using Exchange = detail::PplxExchange<Window, Config, Quant, Partial>;
 };

@@ -21,6 +21,9 @@ MOE_RULE(ExchangeIsDefined,
 MOE_RULE(KernelIsDefined,
          "moe: the experts' kernel is declared and not defined. "
          "Fix: include the header that defines it before the layer is named (docs/errors.md#missing-include)");
+MOE_RULE(BackendReturnsElement,
+         "moe: the backend cannot bring back expert outputs of this element type. "
+         "Fix: choose experts that write bf16 or float, or a backend that returns every element (docs/errors.md#backend-output)");
 MOE_RULE(DispatchOverlaps,
          "moe: the configuration asks for dispatch and experts in one schedule, which this exchange or these experts cannot run. "
          "Fix: pair HighThroughput between GPUs with HopperContiguous and unquantised rows, or drop overlap_dispatch "
@@ -77,6 +80,14 @@ struct KernelMembers {
   using type = std::tuple<
       Verdict<rules::KernelHasOutput, KernelHasOutput<KernelOf<C>>, KernelOf<C>>,
       Verdict<rules::KernelIsBuilt, KernelIsBuilt<KernelOf<C>, typename C::Experts, typename C::Config, typename C::Quant>, KernelOf<C>>>;
+};
+
+/// The rule that the backend brings back what the kernel writes, before an exchange of that element is instantiated.
+template <class C>
+struct OutputElement {
+  using Output = typename KernelOf<C>::Output;
+  using type =
+      std::tuple<Verdict<rules::BackendReturnsElement, facts::returns_element<typename C::Backend, Output>(), typename C::Backend, Output>>;
 };
 
 template <class C>
@@ -136,7 +147,7 @@ struct Meeting {
 
 /// The first member that kernel, exchange or router lack. C: a legal Composition.
 template <class C>
-using BrokenPart = typename FirstBrokenOf<PartTemplates<C>, KernelDefinition<C>, KernelMembers<C>, ExchangeDefinition<C>,
+using BrokenPart = typename FirstBrokenOf<PartTemplates<C>, KernelDefinition<C>, KernelMembers<C>, OutputElement<C>, ExchangeDefinition<C>,
                                           ExchangeIncluded<C>, ExchangeMembers<C>, Meeting<C>>::type;
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/common/carries.hpp: which quantised rows the exchanges over device windows support.
+// backends/common/carries.hpp: which rows and which expert outputs the exchanges over device windows support.
 #pragma once
 
 #include <type_traits>
@@ -23,5 +23,10 @@ constexpr bool device_exchange_carries() {
 /// The element types that a window exchange accepts: any on the host, bf16 on the device, which also quantises from bf16.
 template <class Space, class Act>
 inline constexpr bool window_exchange_carries_element = Space::kKind == SpaceKind::host || std::is_same_v<Act, bf16>;
+/// The element types of expert outputs that a window exchange brings back: any on the host, bf16 and float on the device, which rounds
+/// float to bf16 before it travels.
+template <class Space, class Output>
+inline constexpr bool window_exchange_returns_element =
+    Space::kKind == SpaceKind::host || std::is_same_v<Output, bf16> || std::is_same_v<Output, float>;
 
 }  // namespace moe::backends::detail

@@ -40,6 +40,16 @@ constexpr bool carries_element() {
   }
 }
 
+/// Backend::returns_element<Output>(): whether it brings back expert outputs of this element type. Default: every type.
+template <class Backend, class Output>
+constexpr bool returns_element() {
+  if constexpr (requires { Backend::template returns_element<Output>(); }) {
+    return Backend::template returns_element<Output>();
+  } else {
+    return true;
+  }
+}
+
 /// Backend::kBatchInvariant: its sums over ranks do not depend on the other rows of a call. Default: they do not, sums go in rank order.
 template <class Backend>
 constexpr bool backend_is_batch_invariant() {

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "moe/backends/common/carries.hpp"
 #include "moe/backends/window/device/common/peer_rows.hpp"
 #include "moe/backends/window/device/common/window.hpp"
 
@@ -89,8 +90,7 @@ class PeerExchange {
  public:
   using Space = space::cuda;
   using Act = typename Config::Act;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: exchanges over device windows take expert outputs in bf16 or float. Fix: choose experts that write one of them");
+  static_assert(window_exchange_returns_element<Space, Partial>);
 
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A refusal or an abandoned
   /// round is thrown once, on all ranks but the one that refused, and the group goes on.

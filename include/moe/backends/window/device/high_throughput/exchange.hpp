@@ -62,8 +62,7 @@ class HighThroughputExchange<Window, Config, Quant, Partial>
   using Params = HighThroughputParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
   using typename Base::Handle;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: high_throughput takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+  static_assert(window_exchange_returns_element<Space, Partial>);
 
   /// Collective. E_CAPACITY if the window cannot be allocated. Any placement.
   HighThroughputExchange(typename Window::Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement,

@@ -73,8 +73,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
   using Params = LowLatencyParams<Window>;
   using Routed = RoutedTokens<Act, Config::hidden>;
   using typename Base::Handle;
-  static_assert(std::is_same_v<Partial, bf16> || std::is_same_v<Partial, float>,
-                "moe: low_latency takes expert outputs in bf16 or float. Fix: choose experts that write one of them");
+  static_assert(window_exchange_returns_element<Space, Partial>);
 
   /// Collective. Allocates batches for both parities, of `max_tokens` rows per rank and buffer set; E_CAPACITY if they do not fit. Any
   /// placement.
