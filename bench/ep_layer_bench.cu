@@ -21,7 +21,6 @@
 
 #include "bench/bench_report.hpp"
 #include "bench/rank_experts.cuh"
-#include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/all_to_all_v.cuh"
 #include "moe/backends/collective/no_expert_parallel.cuh"
@@ -428,14 +427,6 @@ class Bench {
   bool good_ = true;
 };
 
-int run(Options const& options) {
-  comm::Mpi host(MPI_COMM_WORLD);
-  if (!moe_bench::take_gpu(host.rank(), host.size())) return 77;
-  Bench bench(host, options);
-  bench.run();
-  return bench.write() && bench.good() ? 0 : 1;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -465,7 +456,7 @@ int main(int argc, char** argv) {
     }
   }
   try {
-    if (result == 0) result = run(options);
+    if (result == 0) result = moe_bench::run_on_ranks<Bench>(options);
   } catch (std::exception const& e) {
     std::printf("error: %s\n", e.what());
     MPI_Abort(MPI_COMM_WORLD, 1);

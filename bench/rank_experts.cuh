@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "bench/rank_gpu.hpp"
+#include "moe/comm/mpi.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/weights.hpp"
 #include "tests/gpu/hopper_reference.cuh"
@@ -30,6 +32,17 @@ inline double worst_of(double mine) {
   double worst = 0;
   MPI_Allreduce(&mine, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return worst;
+}
+
+/// Runs Bench, a class of one process per GPU, with the options. The program's exit code: 1 for a wrong result or a report that cannot be
+/// written, 77 with fewer GPUs than ranks.
+template <class Bench, class Options>
+int run_on_ranks(Options const& options) {
+  moe::comm::Mpi host(MPI_COMM_WORLD);
+  if (!take_gpu(host.rank(), host.size())) return 77;
+  Bench bench(host, options);
+  bench.run();
+  return bench.write() && bench.good() ? 0 : 1;
 }
 
 /// The weights of `local` experts on the device: bf16, or fp8 codes with a positive scale for every block. Values of w13 have the deviation

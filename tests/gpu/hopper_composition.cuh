@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <random>
@@ -209,6 +211,31 @@ inline double relative_error(std::vector<float> const& got, std::vector<float> c
     norm += std::pow(static_cast<double>(want[i]), 2);
   }
   return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+/// A captured forward of `rows` rows, replayed after new inputs, gives the bits of `direct`, the same composition called without a graph.
+template <class Composition>
+void expect_replays(Composition& captured, Composition& direct, std::int64_t rows) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  captured.fill(1);
+  captured.launch(rows, stream);  // outside the capture first: modules load here
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  captured.launch(rows, stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (unsigned seed : {5U, 6U, 7U}) {
+    captured.fill(seed);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_TRUE(captured.output() == direct.forward(rows, seed)) << "seed " << seed;
+  }
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
 }
 
 }  // namespace moe_test

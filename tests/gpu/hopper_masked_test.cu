@@ -72,26 +72,7 @@ TYPED_TEST(HopperMasked, X19_ReplayFollowsTheCountsOnTheDevice) {
   using Hopper = typename TestFixture::template Case<experts::HopperMasked>;
   Hopper captured({}, 64);
   Hopper direct({}, 64);
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  captured.fill(1);
-  captured.launch(64, stream);
-  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  captured.launch(64, stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (unsigned seed : {5U, 6U, 7U}) {
-    captured.fill(seed);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    EXPECT_TRUE(captured.output() == direct.forward(64, seed)) << "seed " << seed;
-  }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+  expect_replays(captured, direct, 64);
 }
 
 }  // namespace
