@@ -220,7 +220,7 @@ class Runner {
   /// Whether the experts route inside: no mapping, no counted load, no routing to look at.
   static constexpr bool is_monolithic() { return runner::detail::kMonolithic<LayerT>; }
   /// Routing of the last forward(), or of its last chunk: [M, k] logical ids (an id >= num_experts is a zero expert) and weights, in the
-  /// layer's memory.
+  /// layer's memory. Under sequence parallelism M counts this rank's rows.
   auto topk_ids() { return layer_.topk_ids(); }
   auto topk_weights() { return layer_.topk_weights(); }
   /// The sums over the TP group of each forward().
