@@ -311,11 +311,11 @@ class Bench {
     std::function<void()> const forward = [&] { layer.forward(hidden, logits, out, {}, stream_); };
     auto& exchange = layer.exchange();
     auto const finish = [&] {
-      if constexpr (requires { exchange.wait(stream_); }) {
+      if constexpr (facts::waits<typename Layer::Exchange, cudaStream_t>()) {
         exchange.wait(stream_);
       } else {
         stream_.synchronize();
-        if constexpr (requires { exchange.check(); }) exchange.check();
+        facts::check(exchange);
       }
     };
     b.out.fill_bytes(0xff);
@@ -330,19 +330,12 @@ class Bench {
       return;
     }
 
-    bool captures = true;
-    if constexpr (requires { exchange.capturable(); }) captures = exchange.capturable();
+    bool const captures = facts::capturable(exchange);
     auto const [us, spread] = time(forward, captures, finish);
     // The layer's experts alone, on the rows that this rank received.
-    constexpr bool kSkips = requires { requires Layer::Kernel::kSkipsForeignIds; };
+    constexpr bool kSkips = facts::skips_foreign_ids<typename Layer::Kernel>();
     auto const received = exchange.prepare({hidden, layer.topk_ids(), layer.topk_weights(), nullptr, kSkips}, stream_);
-    std::function<void()> const experts = [&] {
-      if constexpr (requires { exchange.expert_output(out); }) {
-        layer.kernel().apply(received, exchange.expert_output(out), stream_);
-      } else {
-        layer.kernel().apply(received, exchange.expert_output(), stream_);
-      }
-    };
+    std::function<void()> const experts = [&] { layer.kernel().apply(received, facts::expert_output(exchange, out), stream_); };
     auto const [experts_us, experts_spread] = time(experts, true, [&] { stream_.synchronize(); });
     exchange.finalize(out, stream_);
     finish();

@@ -97,14 +97,10 @@ void add_routing(Block& block, JobResult& result) {
 /// neither counts them.
 template <class Layer, class Comm>
 std::vector<std::uint64_t> waited_ns(Layer& layer, Comm const& comm) {
-  if constexpr (requires { layer.exchange().waited_ns(); }) {
-    return layer.exchange().waited_ns();
-  } else if constexpr (requires { layer.exchange().window().waited_ns(); }) {
-    return layer.exchange().window().waited_ns();
-  } else if constexpr (requires { comm.waited_ns(); }) {
-    return comm.waited_ns();
+  if constexpr (moe::facts::counts_waits<typename Layer::Exchange>()) {
+    return moe::facts::waited_ns(layer.exchange());
   } else {
-    return {};
+    return moe::facts::waited_ns(comm);
   }
 }
 

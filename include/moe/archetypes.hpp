@@ -3,10 +3,19 @@
 // are the facts that the composition rules judge, so that a test can break exactly one rule.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
 #include "moe/activation/activation.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/parallel/backend_facts.hpp"
 #include "moe/routing/row/route_args.hpp"
+#include "moe/routing/row/router_config.hpp"
 
 namespace moe::archetypes {
 
@@ -208,6 +217,101 @@ struct ArchetypeExperts {
 
    private:
     std::int64_t hidden_;
+  };
+};
+
+// ---- The same with optional members that layers, runners and tools read (core/contract/facts.hpp, params.hpp). Each says what holds
+// without it, so a policy may leave out any of them.
+
+struct StatedRouter : ArchetypeRouter<> {
+  static constexpr bool kSelects = true;
+  using Params = routing::RouterConfig;  ///< any struct with some of its members
+  explicit StatedRouter(Params const& p) : ArchetypeRouter({p.num_experts, p.topk}), config_(p) {}
+  routing::RouterConfig const& config() const { return config_; }
+  routing::RouterConfig resolved() const { return config_; }
+
+ private:
+  routing::RouterConfig config_;
+};
+
+struct StatedQuantization : ArchetypeQuantization<> {
+  static constexpr int kShapeMultiple = 1;
+  struct {
+    float scale = 1.0F;
+  } params;
+  struct {
+    float global_scale = 1.0F;
+  } act;
+  /// Row: anything with operator[].
+  template <class Act, class Row>
+  void quantize_row(Row const& x, std::int64_t n, Act* q, float*) const {
+    for (std::int64_t i = 0; i < n; ++i) {
+      q[i] = x[i];
+    }
+  }
+};
+
+struct StatedBackend : ArchetypeBackend<> {
+  static constexpr BackendFacts kFacts{.name = kName, .transport = Transport::local};
+  static constexpr bool kRowsStay = false;
+  static constexpr bool kBatchInvariant = true;
+  struct Params {
+    bool deduplicate = false;
+    std::optional<int> expert_rank{};
+  };
+  template <class Act>
+  static constexpr bool carries_element() {
+    return true;
+  }
+  template <class Config, class Quant, class Partial>
+  class Exchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partial> {
+    using Base = ArchetypeBackend<>::Exchange<Config, Quant, Partial>;
+    using Routed = RoutedTokens<typename Config::Act, Config::hidden>;
+    using Output = Rows<typename Config::Act, Config::hidden>;
+
+   public:
+    static constexpr bool kTakesRowCount = false;
+    static constexpr bool kArrives = false;
+    Exchange(Comm& comm, Shape<Config> const& shape, std::int64_t max_tokens, ExpertPlacement const& placement, Quant const& quant,
+             Params const&, Arena<space::host>& arena)
+        : Base(comm, shape, max_tokens, placement, quant, {}, arena) {}
+    using Base::expert_output;
+    Rows<Partial> expert_output(Output) { return this->expert_output(); }
+    void prepare_send(Routed const& in, HostStream) { sent_ = in; }
+    StandardTokensOf<Config, Quant> prepare_receive(HostStream stream) { return this->prepare(sent_, stream); }
+    void finalize_send(HostStream) {}
+    void finalize_receive(Output out, HostStream stream) { this->finalize(out, stream); }
+    void wait(HostStream) {}
+    void check() {}
+    bool capturable() const { return true; }
+    std::vector<std::uint64_t> waited_ns() const { return {}; }
+
+   private:
+    Routed sent_{};
+  };
+};
+
+struct StatedExperts : ArchetypeExperts<> {
+  struct Params {
+    int num_threads = 0;
+    int workers = 0;
+    int expected_rows = 0;
+    std::shared_ptr<void> workspace{};
+  };
+  static constexpr bool takes(activation::Kind, bool /*weight_on_input*/) { return true; }
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel : public ArchetypeExperts<>::Kernel<Config, Quant, Format> {
+    using Base = ArchetypeExperts<>::Kernel<Config, Quant, Format>;
+
+   public:
+    static constexpr bool kSkipsForeignIds = false;
+    using RowsAsTheyAre = Quant;
+    Kernel(Shape<Config> const& shape, WeightsOf<Config, Quant> const& weights, std::int64_t max_rows, Quant const& quant,
+           typename Config::Activation const& activation, Params const&, Arena<space::host>& arena)
+        : Base(shape, weights, max_rows, quant, activation, {}, arena) {}
+    void weights_changed(HostStream) {}
+    bool capturable() const { return true; }
+    std::string tuning() const { return "one tile"; }
   };
 };
 

@@ -3,8 +3,12 @@
 // optional facts have their defaults; archetypes model the contracts.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../archetypes.hpp"
@@ -17,6 +21,7 @@
 #include "moe/backends/one_sided.hpp"
 #include "moe/backends/pplx.hpp"
 #include "moe/backends/two_sided.hpp"
+#include "moe/core/contract/communicator.hpp"
 
 namespace {
 
@@ -84,6 +89,41 @@ struct Loud {
   int expert_output() { return 1; }
   int expert_output(int output) { return output; }
 };
+// The members that are objects' own, each with a value that is not its default.
+struct LoudConfig {
+  float routed_scaling_factor = 2.0F;
+  int num_zero_experts = 3, num_joint_shared = 4;
+  char zero_expert_kind = 'z';
+};
+struct LoudPart {
+  static constexpr int kShapeMultiple = 8;
+  using Window = int;
+  static bool takes(int kind, bool) { return kind == 1; }
+  static bool allows_threads() { return false; }
+  bool capturable() const { return false; }
+  LoudConfig config() const { return {}; }
+  int resolved() const { return 0; }
+  std::string tuning() const { return ""; }
+  std::vector<std::uint64_t> waited_ns() const { return {7}; }
+  void set_phase(char const* name) { phase = name; }
+  void reserve_reduction(std::int64_t n) { reserved = n; }
+  void all_gather_host(void const*, std::int64_t, void*) {}
+  std::string phase;
+  std::int64_t reserved = 0;
+};
+struct LoudWindow {
+  LoudPart window() { return {}; }
+};
+struct LoudParams {
+  int num_experts = 0, workers = 0, expected_rows = 0, num_threads = 0;
+  float const* correction_bias = nullptr;
+  std::int64_t const* hash_table = nullptr;
+  int* workspace = nullptr;
+  std::optional<int> expert_rank{};
+};
+struct LoudLayer : Tiny {
+  static constexpr bool has_selection_bias = true, fixed_kernels = true;
+};
 struct OwnOutput {
   int expert_output() { return 1; }
 };
@@ -108,6 +148,68 @@ TEST(Contract, OptionalFactsHaveDefaults) {
   facts::weights_changed(silent, 0);
   OwnOutput own;
   EXPECT_EQ(facts::expert_output(own, 5), 1);
+  EXPECT_TRUE(facts::capturable(silent));
+  EXPECT_FALSE(facts::may_not_capture<Silent>() || facts::has_tuning<Silent>() || facts::counts_waits<Silent>());
+  EXPECT_FALSE((facts::waits<Silent, int>() || facts::copies_weights<Silent, int>()));
+  EXPECT_TRUE(facts::waited_ns(silent).empty());
+  EXPECT_FALSE(facts::has_window<Silent>());
+  EXPECT_TRUE(facts::takes<Silent>(0, true));
+}
+
+TEST(Contract, ARouterThatStatesNoFactHasTheDefaultOfEach) {
+  namespace facts = moe::facts;
+  EXPECT_FALSE(facts::resolves<Silent>());
+  EXPECT_EQ(facts::routed_scaling_factor(Silent{}), 1.0F);
+  EXPECT_EQ(facts::num_zero_experts(Silent{}), 0);
+  EXPECT_EQ(facts::zero_expert_kind(Silent{}, 'n'), 'n');
+  EXPECT_EQ(facts::num_joint_shared(Silent{}), 0);
+  EXPECT_TRUE(facts::resolves<LoudPart>());
+  EXPECT_EQ(facts::routed_scaling_factor(LoudPart{}), 2.0F);
+  EXPECT_EQ(facts::num_zero_experts(LoudPart{}), 3);
+  EXPECT_EQ(facts::zero_expert_kind(LoudPart{}, 'n'), 'z');
+  EXPECT_EQ(facts::num_joint_shared(LoudPart{}), 4);
+}
+
+TEST(Contract, OptionalMembersOfParamsHaveDefaults) {
+  namespace facts = moe::facts;
+  EXPECT_FALSE(facts::lacks_num_experts(Silent{}));
+  EXPECT_FALSE(facts::takes_correction_bias<Silent>() || facts::takes_tables<Silent>() || facts::takes_expert_rank<Silent>());
+  EXPECT_FALSE(facts::takes_workers<Silent>() || facts::takes_expected_rows<Silent>() || facts::takes_num_threads<Silent>());
+  EXPECT_FALSE(facts::shares_workspace<Silent>());
+  EXPECT_EQ(facts::expert_rank(Silent{}, 5), 5);
+  EXPECT_TRUE(facts::lacks_num_experts(LoudParams{}));
+  EXPECT_FALSE(facts::lacks_num_experts(LoudParams{.num_experts = 1}));
+  EXPECT_TRUE(facts::takes_correction_bias<LoudParams>() && facts::takes_tables<LoudParams>() && facts::takes_expert_rank<LoudParams>());
+  EXPECT_TRUE(facts::takes_workers<LoudParams>() && facts::takes_expected_rows<LoudParams>() && facts::takes_num_threads<LoudParams>());
+  EXPECT_TRUE(facts::shares_workspace<LoudParams>());
+  EXPECT_EQ(facts::expert_rank(LoudParams{}, 5), 5);
+  EXPECT_EQ(facts::expert_rank(LoudParams{.expert_rank = 2}, 5), 2);
+  EXPECT_FALSE(moe::kHasSelectionBias<Tiny> || moe::kFixedKernels<Tiny>);
+  EXPECT_TRUE(moe::kHasSelectionBias<LoudLayer> && moe::kFixedKernels<LoudLayer>);
+}
+
+TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
+  namespace facts = moe::facts;
+  using Quant = ArchetypeQuantization<>;
+  using Computed = std::vector<float>;  // has operator[] and is no array
+  EXPECT_FALSE(facts::has_shape_multiple<Quant>() || facts::has_static_scale<Quant>() || facts::has_global_scale<Quant>());
+  EXPECT_FALSE((facts::quantizes_computed_rows<Quant, Computed>()));
+  EXPECT_TRUE((facts::quantizes_computed_rows<StatedQuantization, Computed>()));
+  EXPECT_FALSE(facts::fixes_kind<Silent>() || facts::chooses_kind<Silent>() || facts::has_constants<Silent>());
+  EXPECT_TRUE(facts::fixes_kind<moe::activation::Silu>() && facts::chooses_kind<moe::activation::Any>());
+  EXPECT_TRUE(facts::has_constants<moe::activation::Silu>() && !facts::chooses_kind<moe::activation::Silu>());
+  Silent silent;
+  facts::set_phase(silent, "dispatch");
+  facts::reserve_reduction(silent, 9);
+  EXPECT_FALSE(facts::gathers_host_memory<Silent>());
+  EXPECT_TRUE(facts::allows_threads<Silent>());
+  LoudPart loud;
+  facts::set_phase(loud, "dispatch");
+  facts::reserve_reduction(loud, 9);
+  EXPECT_EQ(loud.phase, "dispatch");
+  EXPECT_EQ(loud.reserved, 9);
+  EXPECT_TRUE(facts::gathers_host_memory<LoudPart>());
+  EXPECT_FALSE(facts::allows_threads<LoudPart>());
 }
 
 TEST(Contract, OptionalFactsAreRead) {
@@ -123,6 +225,51 @@ TEST(Contract, OptionalFactsAreRead) {
   facts::check(loud);
   facts::weights_changed(loud, 0);
   EXPECT_EQ(loud.waited + loud.checked + loud.changed, 3);
+  EXPECT_TRUE((facts::waits<Loud, int>() && facts::copies_weights<Loud, int>()));
+  LoudPart part;
+  EXPECT_TRUE(facts::may_not_capture<LoudPart>() && facts::may_not_capture<LoudPart const>() && !facts::capturable(part));
+  EXPECT_TRUE(facts::has_tuning<LoudPart>() && facts::has_shape_multiple<LoudPart>() && facts::has_window<LoudPart>());
+  EXPECT_EQ(facts::waited_ns(part), std::vector<std::uint64_t>{7});
+  LoudWindow window;
+  EXPECT_TRUE(facts::counts_waits<LoudWindow>());
+  EXPECT_EQ(facts::waited_ns(window), std::vector<std::uint64_t>{7});
+  EXPECT_TRUE(facts::takes<LoudPart>(1, false) && !facts::takes<LoudPart>(0, false));
+}
+
+template <class Layer>
+std::vector<float> output_of(typename Layer::RouterType::Params const& router) {
+  moe::comm::Self<> self;
+  Layer layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = router});
+  std::vector<float> x(5 * 64), z(5 * 4), y(5 * 64, -1.0F);
+  std::iota(x.begin(), x.end(), 0.0F);
+  layer.forward(moe::make_rows<64>(static_cast<float const*>(x.data()), 5, 64), moe::make_rows(static_cast<float const*>(z.data()), 5, 4),
+                moe::make_rows<64>(y.data(), 5, 64));
+  layer.weights_changed();
+  layer.wait();
+  layer.check();
+  return y;
+}
+
+// The archetypes with every optional member say what holds without it.
+TEST(Contract, StatedDefaultsChangeNothing) {
+  namespace facts = moe::facts;
+  using Stated = moe::ModularKernel<Tiny, StatedRouter, StatedQuantization, StatedBackend, StatedExperts>;
+  using Params = StatedBackend::Params;
+  EXPECT_EQ(output_of<Stated>({.num_experts = 4, .topk = 2}), output_of<Compose<>>({}));
+  EXPECT_EQ(facts::selects<StatedRouter>(), facts::selects<Silent>());
+  EXPECT_EQ(facts::rows_stay<StatedBackend>(), facts::rows_stay<Silent>());
+  EXPECT_EQ((facts::carries_element<StatedBackend, float>()), (facts::carries_element<Silent, float>()));
+  EXPECT_EQ(facts::backend_is_batch_invariant<StatedBackend>(), facts::backend_is_batch_invariant<Silent>());
+  EXPECT_EQ(facts::is_asynchronous<StatedBackend>(), facts::is_asynchronous<Silent>());
+  EXPECT_EQ(facts::deduplicates(Params{}), facts::deduplicates(Silent{}));
+  EXPECT_EQ(facts::expert_rank(Params{}, 3), facts::expert_rank(Silent{}, 3));
+  EXPECT_EQ(facts::takes_row_count<Stated::Exchange>(), facts::takes_row_count<Silent>());
+  EXPECT_EQ(facts::arrives<Stated::Exchange>(), facts::arrives<Silent>());
+  EXPECT_EQ(facts::skips_foreign_ids<Stated::Kernel>(), facts::skips_foreign_ids<Silent>());
+  EXPECT_TRUE((std::is_same_v<Stated::RowQuant, StatedQuantization>));
+  EXPECT_TRUE((facts::waits<Stated::Exchange, moe::HostStream>() && facts::copies_weights<Stated::Kernel, moe::HostStream>()));
+  EXPECT_TRUE(facts::may_not_capture<Stated::Exchange>() && facts::may_not_capture<Stated::Kernel>());
+  EXPECT_TRUE(facts::has_tuning<Stated::Kernel>() && facts::counts_waits<Stated::Exchange>() && facts::resolves<StatedRouter>());
 }
 
 TEST(Contract, RunTimeReasonNamesTheMember) {

@@ -15,6 +15,7 @@
 #include "moe/c/weights.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/routing/any_router.hpp"
 
@@ -152,7 +153,7 @@ class LayerRunner final : public Runner {
 
  private:
   /// Whether the experts can share their workspace with those of other runners.
-  static constexpr bool kShares = requires(Params p) { p.experts.workspace; };
+  static constexpr bool kShares = facts::shares_workspace<typename LayerT::Experts::Params>();
   static constexpr bool kAlone = std::is_same_v<Comm, comm::Self<Space>>;
 
   // NOLINTNEXTLINE(performance-unnecessary-value-param): changed where experts share their workspace.
@@ -193,7 +194,7 @@ class LayerRunner final : public Runner {
       fix_router(p.router, r);
     }
     fix_activation(p.activation, r.activation);
-    if constexpr (requires { p.experts.num_threads = r.num_threads; }) p.experts.num_threads = r.num_threads;
+    if constexpr (facts::takes_num_threads<typename LayerT::Experts::Params>()) p.experts.num_threads = r.num_threads;
     if (r.log) p.log = [](std::string const& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
     return p;
   }
@@ -252,7 +253,7 @@ class LayerRunner final : public Runner {
   /// Reads what every call has and, with read(arguments), the rest. A rank whose arguments are refused tells its peers: they get E_PEER.
   template <class Read>
   Arguments arguments_of(Call const& call, Read const& read) {
-    if constexpr (requires { layer_->exchange().capturable(); }) {
+    if constexpr (facts::may_not_capture<typename LayerT::Exchange>()) {
       if (!layer_->exchange().capturable()) {
         refuse_capture<Space>("a call", call.stream,
                               "of this runner reads the counts of rows on the host; fewer max_tokens_per_rank, or another backend");

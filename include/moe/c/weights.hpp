@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "moe/c/tensor.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/space.hpp"
 #include "moe/core/tokens.hpp"
@@ -22,7 +23,7 @@ constexpr char const* name_of(DType type) {
 /// Whether experts compute from a copy of the weights in a layout of their own: those whose kernel rebuilds it (weights_changed()).
 template <class Kernel>
 constexpr bool packs_weights() {
-  return requires(Kernel& kernel, Stream<space::cuda> stream) { kernel.weights_changed(stream); };
+  return facts::copies_weights<Kernel, Stream<space::cuda>>();
 }
 
 namespace detail {
@@ -98,7 +99,7 @@ Matrix matrix_of(MatrixNames names, DLTensor const* codes, DLTensor const* scale
 /// `experts`: of this rank. E_ARG, naming the array; E_CONFIG for sizes that the scheme cannot take.
 template <class Config, class Quant>
 WeightsOf<Config, Quant> weights_of(moe_weights const& w, Device device, std::int64_t experts, Shape<Config> const& shape, bool gated) {
-  if constexpr (requires { Quant::kShapeMultiple; }) quantization::check_shape<Quant>(shape.hidden(), shape.intermediate());
+  if constexpr (facts::has_shape_multiple<Quant>()) quantization::check_shape<Quant>(shape.hidden(), shape.intermediate());
   if ((w.w13_bias == nullptr) != (w.w2_bias == nullptr)) {
     throw Error(ErrorCode::argument, text(w.w13_bias == nullptr ? "w13_bias" : "w2_bias", ": is NULL, but the other matrix has a bias"));
   }

@@ -6,7 +6,7 @@
 //   Backend::Exchange<Config, Quant, Partial>   moves tokens to the experts and the results back
 //   Experts::Kernel<Config, Quant, Format>      computes the experts of this rank
 // Routers and quantisations are such objects themselves. Each required member is one concept and one sentence; a policy that lacks it gives
-// one error, which names it. Optional members have defaults in core/contract/facts.hpp.
+// one error, which names it. Optional members have defaults in core/contract/facts.hpp and params.hpp.
 #pragma once
 
 #include <concepts>
@@ -15,6 +15,7 @@
 #include "moe/core/contract/backend.hpp"
 #include "moe/core/contract/experts.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/core/contract/quantization.hpp"
 #include "moe/core/contract/router.hpp"
 #include "moe/core/layer_config.hpp"

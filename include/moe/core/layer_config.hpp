@@ -41,6 +41,20 @@ template <class Config>
   requires requires { Config::overlap_dispatch; }
 inline constexpr bool kOverlapsDispatch<Config> = Config::overlap_dispatch;
 
+/// Whether a configuration's router has a selection bias, without which a layer refuses its parameters. Default: it is not said.
+template <class Config>
+inline constexpr bool kHasSelectionBias = false;
+template <class Config>
+  requires requires { Config::has_selection_bias; }
+inline constexpr bool kHasSelectionBias<Config> = Config::has_selection_bias;
+
+/// Whether a configuration asks for exchange kernels with its sizes compiled in, which its library then holds. Default: it does not.
+template <class Config>
+inline constexpr bool kFixedKernels = false;
+template <class Config>
+  requires requires { Config::fixed_kernels; }
+inline constexpr bool kFixedKernels<Config> = Config::fixed_kernels;
+
 template <class C>
 concept ConfigHasHidden = requires {
   { C::hidden } -> std::convertible_to<int>;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/error.hpp"
 #include "moe/eplb/group.hpp"
 #include "moe/eplb/maps.hpp"
@@ -57,11 +58,9 @@ class AsyncRearrangement {
   /// MPI_THREAD_MULTIPLE).
   explicit AsyncRearrangement(WeightMover<Comm>& mover, Params const& params = {}, StreamType stream = {})
       : mover_(mover), params_(params), stream_(stream) {
-    if constexpr (requires { Comm::allows_threads(); }) {
-      if (params_.background && !Comm::allows_threads()) {
-        throw Error(ErrorCode::unsupported, text("a background rearrangement needs ", Comm::kName,
-                                                 " started for several threads; set background = false to move inside step()"));
-      }
+    if (params_.background && !facts::allows_threads<Comm>()) {
+      throw Error(ErrorCode::unsupported, text("a background rearrangement needs ", Comm::kName,
+                                               " started for several threads; set background = false to move inside step()"));
     }
     if constexpr (Comm::Space::kKind == SpaceKind::cuda) {
       if (params_.background && stream == StreamType{}) {

@@ -45,7 +45,7 @@ struct HopperW4A8 {
   }
   template <class A>
   static constexpr bool supports_activation() {
-    if constexpr (requires { A::kKind; }) {
+    if constexpr (facts::fixes_kind<A>()) {
       return detail::is_w4_activation(A::kKind);
     } else {
       return std::same_as<A, activation::Any>;  // checked when the layer is constructed
@@ -107,7 +107,7 @@ struct HopperW4A8 {
         throw Error(ErrorCode::unsupported, "hopper_w4a8: the router weight on the input is not supported, use cuda_reference");
       }
       hopper::W4Activation act{};
-      if constexpr (requires { activation.kKind; }) {
+      if constexpr (facts::fixes_kind<typename Config::Activation>()) {
         act = detail::w4_activation(activation.kKind, activation.constants);
       } else {
         act = detail::w4_activation(activation.kind, activation.constants);

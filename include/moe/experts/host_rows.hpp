@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/quantization/format/granularity.hpp"
 
@@ -32,10 +33,7 @@ float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, st
 /// Whether the scheme quantises activations from any row; a user's scheme may support only arrays.
 template <class Quant, class Row>
 inline constexpr bool kQuantizesComputedRows =
-    Quant::kActGranularity != quantization::ScaleGranularity::none &&
-    requires(Quant const& quant, Row const& row, typename Quant::template Payload<float>* q, typename Quant::Scale* s) {
-      quant.template quantize_row<float>(row, std::int64_t{1}, q, s);
-    };
+    Quant::kActGranularity != quantization::ScaleGranularity::none && facts::quantizes_computed_rows<Quant, Row>();
 
 /// For an activation scheme that also rounds the second GEMM's input (a2): quantises and dequantises one row in place.
 template <class Quant, class Act>

@@ -118,7 +118,7 @@ struct Monolithic : Inner {
     }
     void weights_changed(Stream<Space> stream) { facts::weights_changed(inner_, stream); }
     bool capturable() const
-      requires requires(InnerKernel const& k) { k.capturable(); }
+      requires(facts::may_not_capture<InnerKernel const>())
     {
       return inner_.capturable();
     }

@@ -78,7 +78,7 @@ class WeightStore {
   static Quant checked(Quant quant, std::int64_t hidden, std::int64_t intermediate) {
     moe::detail::expect_fixed("expert weights: hidden", Config::hidden, hidden);
     moe::detail::expect_fixed("expert weights: intermediate", Config::intermediate, intermediate);
-    if constexpr (requires { Quant::kShapeMultiple; }) {
+    if constexpr (facts::has_shape_multiple<Quant>()) {
       quantization::check_shape<Quant>(hidden, intermediate);
     } else if (!Quant::supports(hidden, intermediate)) {
       throw Error(ErrorCode::config, text(Quant::kName, " does not take hidden ", hidden, " and intermediate ", intermediate));

@@ -48,8 +48,8 @@ LayerShape Layer<C>::layer_shape(LayerShape shape) {
 
 template <class C>
 auto Layer<C>::make_router(typename RouterType::Params const& params) -> RouterType {
-  if constexpr (requires { Config::has_selection_bias, params.correction_bias; }) {
-    if (Config::has_selection_bias && params.correction_bias == nullptr) {
+  if constexpr (kHasSelectionBias<Config> && facts::takes_correction_bias<typename RouterType::Params>()) {
+    if (params.correction_bias == nullptr) {
       throw Error(ErrorCode::argument, text(".router.correction_bias is null, expected ", params.num_experts,
                                             " values: the model's router has a selection bias (e_score_correction_bias)"));
     }
@@ -57,10 +57,8 @@ auto Layer<C>::make_router(typename RouterType::Params const& params) -> RouterT
   try {
     return RouterType(params);
   } catch (Error const& e) {
-    if constexpr (requires { params.num_experts == 0; }) {
-      if (params.num_experts == 0) {
-        throw Error(e.code(), text(".router is missing in the layer's parameters, or leaves num_experts at 0: ", e.what()));
-      }
+    if (facts::lacks_num_experts(params)) {
+      throw Error(e.code(), text(".router is missing in the layer's parameters, or leaves num_experts at 0: ", e.what()));
     }
     throw;
   }
@@ -138,7 +136,7 @@ void Layer<C>::check_monolithic() const {
   };
   if (maps() || load_.load_counter != nullptr) refuse("EPLB: it takes no mapping of experts and counts no load");
   if (router_.num_slots() != router_.topk()) refuse("fused shared experts: it computes the router's choice alone");
-  if constexpr (requires { router_.resolved(); }) {
+  if constexpr (facts::resolves<RouterType>()) {
     auto const c = router_.resolved();
     if (c.num_zero_experts > 0) refuse("zero experts: it does not report their weights");
     if (c.num_joint_shared > 0) refuse("weights of shared experts: it does not report them");
@@ -166,8 +164,7 @@ ExpertPlacement Layer<C>::all_experts(ExpertPlacement const& routed) const {
 template <class C>
 void Layer<C>::take_shared(Comm const& comm, Params const& p) {
   if (router_.num_slots() == router_.topk() || p.placement.ep_size() == 1) return;
-  int rank = comm.rank();
-  if constexpr (requires { p.backend.expert_rank.has_value(); }) rank = p.backend.expert_rank.value_or(rank);
+  int const rank = facts::expert_rank(p.backend, comm.rank());
   SameRows const same = p.same_rows.ranks == 0 ? SameRows{rank, 1} : p.same_rows;
   if (same.first < 0 || same.ranks < 1 || same.first > p.placement.ep_size() - same.ranks) {
     throw Error(ErrorCode::config, text("same_rows: ranks [", same.first, ", ", same.first + same.ranks, ") are not among the placement's ",

@@ -89,16 +89,14 @@ std::string experts_obstacle(ExpertsNeeds const& n) {
   if (Experts::template support_on<Quant>(n.architecture) == quantization::Support::none) {
     return because("not for ", Quant::kName, " on a device of architecture ", n.architecture);
   }
-  if constexpr (requires { Experts::template fits_shape<RuntimeLayer<Act, Act>, Quant>(); }) {
+  if constexpr (ExpertsHaveFitsShape<Experts, RuntimeLayer<Act, Act>, Quant>) {
     constexpr int kHidden = detail::hidden_unit<Experts, Quant, Act>(), kInner = detail::intermediate_unit<Experts, Quant, Act>();
     if (n.hidden % kHidden != 0) return because("hidden ", n.hidden, " is not a multiple of ", kHidden);
     if (n.intermediate % kInner != 0) return because("intermediate ", n.intermediate, " is not a multiple of ", kInner);
   }
-  if constexpr (requires { Experts::takes(n.activation, n.weight_on_input); }) {
-    if (!Experts::takes(n.activation, n.weight_on_input)) {
-      return because("not for the activation ", activation::name(n.activation),
-                     n.weight_on_input ? " with the router weight on the input" : "");
-    }
+  if (!facts::takes<Experts>(n.activation, n.weight_on_input)) {
+    return because("not for the activation ", activation::name(n.activation),
+                   n.weight_on_input ? " with the router weight on the input" : "");
   }
   return {};
 }

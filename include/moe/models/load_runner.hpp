@@ -127,7 +127,7 @@ class LoadedRunner {
                                         .experts = o.experts,
                                         .mapping = o.mapping}};
     p.layer.shape = {d.expert_hidden(), d.intermediate, router.num_experts, router.topk, d.weight_on == io::WeightOn::expert_input};
-    if constexpr (requires { p.layer.activation.kind; }) p.layer.activation.kind = d.activation.kind;
+    if constexpr (facts::chooses_kind<decltype(p.layer.activation)>()) p.layer.activation.kind = d.activation.kind;
     p.layer.activation.constants = d.activation.constants;
     models::set_loaded_parts<Runner, Weight>(p, frame_, memory_);
     return p;

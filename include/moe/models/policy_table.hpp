@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/models/registry.hpp"
 
 namespace moe::registry {
@@ -55,16 +56,12 @@ template <class Policy>
 constexpr bool on_device() {
   return Policy::Space::kKind == SpaceKind::cuda;
 }
-template <class Backend>
-constexpr bool over_window() {
-  return requires { typename Backend::Window; };
-}
 
 /// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles.
 template <class Backend>
 std::string include_of_backend() {
   std::string_view const file = file_of(Backend::kName);
-  if constexpr (over_window<Backend>()) {
+  if constexpr (facts::has_window<Backend>()) {
     return on_device<Backend>() ? text("moe/backends/window/device/", file, ".cuh") : text("moe/backends/window/host/", file, ".hpp");
   } else {
     return on_device<Backend>() ? text("moe/backends/collective/", file, ".cuh") : text("moe/backends/", file, ".hpp");

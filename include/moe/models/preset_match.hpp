@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "moe/core/config_defaults.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/one_line.hpp"
@@ -74,7 +75,7 @@ void match_config(io::LayerDescription const& d, std::string_view label) {
   using Activation = typename Config::Activation;
   if constexpr (requires { Config::activation_kind; }) {
     detail::expect_match(label, "activation", activation::name(d.activation.kind), activation::name(Config::activation_kind), by);
-  } else if constexpr (requires { Activation::kKind; }) {
+  } else if constexpr (facts::fixes_kind<Activation>()) {
     detail::expect_match(label, "activation", activation::name(d.activation.kind), activation::name(Activation::kKind), by);
   }
   auto const& c = d.activation.constants;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
 #include "moe/parallel/fingerprint.hpp"
@@ -18,8 +19,8 @@ namespace moe::detail {
 /// cannot gather host memory (simulated ranks).
 template <class Comm>
 bool gather_host(Comm& comm, void const* in, std::int64_t bytes, void* all) {
-  if constexpr (requires { comm.set_phase("construction"); }) comm.set_phase("construction");
-  if constexpr (requires { comm.all_gather_host(in, bytes, all); }) {
+  facts::set_phase(comm, "construction");
+  if constexpr (facts::gathers_host_memory<Comm>()) {
     comm.all_gather_host(in, bytes, all);
     return true;
   } else if constexpr (requires { comm.all_gather(in, bytes, all, HostStream{}); }) {

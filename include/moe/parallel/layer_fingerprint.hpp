@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/policy.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/fingerprint.hpp"
@@ -29,17 +31,17 @@ Fingerprint layer_fingerprint(Shape<Config> const& shape, Router const& router, 
   f.add("backend", Backend::kName).add("quantization", Quant::kName).add("Act", name(dtype_of<typename Config::Act>));
   f.add("hidden", shape.hidden()).add("intermediate", shape.intermediate()).add("num_experts", shape.num_experts());
   f.add("top_k", shape.topk()).add("weight_on_input", shape.weight_on_input());
-  if constexpr (requires { Activation::kName; }) f.add("activation", Activation::kName);
-  if constexpr (requires { activation.kind; }) f.add("activation kind", static_cast<int>(activation.kind));
-  if constexpr (requires { activation.constants; }) {
+  if constexpr (Named<Activation>) f.add("activation", Activation::kName);
+  if constexpr (facts::chooses_kind<Activation>()) f.add("activation kind", static_cast<int>(activation.kind));
+  if constexpr (facts::has_constants<Activation>()) {
     auto const& c = activation.constants;
     f.add("activation alpha", digits(c.alpha)).add("activation beta", digits(c.beta)).add("activation limit", digits(c.limit));
     f.add("activation situ_gate", digits(c.situ_gate)).add("activation situ_up", digits(c.situ_up));
   }
-  if constexpr (requires { quant.params.scale; }) f.add("static activation scale", digits(quant.params.scale));
-  if constexpr (requires { quant.act.global_scale; }) f.add("activation global_scale", digits(quant.act.global_scale));
+  if constexpr (facts::has_static_scale<Quant>()) f.add("static activation scale", digits(quant.params.scale));
+  if constexpr (facts::has_global_scale<Quant>()) f.add("activation global_scale", digits(quant.act.global_scale));
   f.add("router", Router::kName);
-  if constexpr (requires { router.resolved(); }) {
+  if constexpr (facts::resolves<Router>()) {
     auto const r = router.resolved();
     f.add("scoring", name(r.scoring)).add("order", static_cast<int>(r.order)).add("selection", static_cast<int>(r.selection));
     f.add("renormalisation", static_cast<int>(r.renorm)).add("renorm_eps", digits(r.renorm_eps)).add("renorm_p", digits(r.renorm_p));

@@ -9,6 +9,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
 #include "moe/core/types.hpp"
@@ -105,7 +106,7 @@ inline Error fault_error(CallerFault const& f) {
 /// Ids that a caller may give: [0, E + zero experts).
 template <class Router>
 std::int32_t num_ids(Router const& router) {
-  if constexpr (requires { router.resolved(); }) {
+  if constexpr (facts::resolves<Router>()) {
     return router.num_experts() + router.resolved().num_zero_experts;
   } else {
     return router.num_experts();

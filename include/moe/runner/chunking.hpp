@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/parallel/dp_metadata.hpp"
@@ -128,7 +129,7 @@ struct Lockstep {
 
    private:
     void gather(std::int64_t word) {
-      if constexpr (requires { comm_.set_phase("chunks"); }) comm_.set_phase("chunks");
+      facts::set_phase(comm_, "chunks");
       gatherer_.gather(word, words_.data());
     }
     Comm& comm_;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/core/error.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/runner/declaration.hpp"
@@ -76,7 +78,7 @@ Runner<LayerT, PartsT>::~Runner() {}  // NOLINT(modernize-use-equals-default)
 template <class LayerT, class PartsT>
 auto Runner<LayerT, PartsT>::layer_params(Params const& p) -> typename Layer::Params {
   typename Layer::Params out = p.layer;
-  if constexpr (kParallel && requires { out.backend.expert_rank; }) out.backend.expert_rank = p.parallel.moe.ep_rank;
+  if constexpr (kParallel && facts::takes_expert_rank<decltype(out.backend)>()) out.backend.expert_rank = p.parallel.moe.ep_rank;
   if constexpr (kParallel) {
     MoeParallel const& moe = p.parallel.moe;
     if (moe.sp_size == 1 && moe.backend.transport != Transport::all_to_all) {
@@ -138,13 +140,11 @@ void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
       throw Error(ErrorCode::config, text("gate: ", gate_.num_logits(), " logits, the router takes ", router.num_logits()));
     }
   }
-  if constexpr (requires { router.config().routed_scaling_factor; }) {
-    float const weights = router.config().routed_scaling_factor;
-    float const output = scaling_.routed != 1.0F ? scaling_.routed : scaling_.shared;
-    if (weights != 1.0F && output != 1.0F && !scaling_.beside_weights) {
-      throw Error(ErrorCode::config,
-                  text("routed_scaling_factor: ", weights, " in the routing weights and ", output, " on the output. Set one of them to 1"));
-    }
+  float const weights = facts::routed_scaling_factor(router);
+  float const output = scaling_.routed != 1.0F ? scaling_.routed : scaling_.shared;
+  if (weights != 1.0F && output != 1.0F && !scaling_.beside_weights) {
+    throw Error(ErrorCode::config,
+                text("routed_scaling_factor: ", weights, " in the routing weights and ", output, " on the output. Set one of them to 1"));
   }
   if constexpr (kParallel && kHasShared) {
     if (p.parallel.moe.use_sp_moe() && Parts::Shared::output_of(p.shared) == runner::SharedOutput::partial) {
@@ -153,8 +153,7 @@ void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
                   "Set sharding to complete");
     }
   }
-  int zero = 0;
-  if constexpr (requires { router.config().num_zero_experts; }) zero = router.config().num_zero_experts;
+  int const zero = facts::num_zero_experts(router);
   if (!kHasZeroExperts && zero > 0) {
     throw Error(ErrorCode::config, text("zero experts: the router has ", zero, ", the runner adds none. Set ZeroExperts of its parts"));
   }
@@ -163,11 +162,11 @@ void Runner<LayerT, PartsT>::check([[maybe_unused]] Params const& p) const {
 template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::take_memory([[maybe_unused]] Params const& p) {
   auto const& router = layer_.router();
-  if constexpr (kHasZeroExperts && requires { router.config().num_zero_experts; }) {
-    num_zero_ = router.config().num_zero_experts;
-    zero_kind_ = router.config().zero_expert_kind;
+  if constexpr (kHasZeroExperts) {
+    num_zero_ = facts::num_zero_experts(router);
+    zero_kind_ = facts::zero_expert_kind(router, zero_kind_);
   }
-  if constexpr (requires { router.config().num_joint_shared; }) num_joint_ = router.config().num_joint_shared;
+  num_joint_ = facts::num_joint_shared(router);
   if (plan_.final) sum_ = arena_.template take<Act>(sizes_.max_rows * sizes_.hidden);
   if constexpr (kHasShared) shared_output_ = Parts::Shared::output_of(p.shared);
   if constexpr (kSharedFitsBetween) shared_between_ = p.overlap_shared && shared_.active() && !shared_.takes_routing_weights();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/runner/declaration.hpp"
@@ -51,9 +52,9 @@ std::vector<std::string> description(Runner& runner) {
   if constexpr (requires { typename Layer::Backend; }) {
     out.push_back(text("composition: quantization ", Layer::Quant::kName, ", backend ", Layer::Backend::kName, ", experts ",
                        Layer::Experts::kName, ", space ", Layer::Space::kName));
-  }
-  if constexpr (requires { runner.layer().kernel().tuning(); }) {
-    out.push_back(text("experts: ", Layer::Experts::kName, " ", runner.layer().kernel().tuning()));
+    if constexpr (facts::has_tuning<typename Layer::Kernel>()) {
+      out.push_back(text("experts: ", Layer::Experts::kName, " ", runner.layer().kernel().tuning()));
+    }
   }
   out.push_back(text("sums over the TP group: ", describe(runner.reductions())));
   out.push_back(text("rows of a pass: at most ", runner.max_rows(), ", width ", runner.hidden()));

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/core/contract/rule.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
@@ -121,7 +123,7 @@ struct Halves {
       if (!exchange_) return false;
       if (verdict_) return *verdict_;
       if constexpr (kHost) {
-        if constexpr (requires { comm_.set_phase("dual batch"); }) comm_.set_phase("dual batch");
+        facts::set_phase(comm_, "dual batch");
         char const word = wanted ? 1 : 0;
         std::fill(words_.begin(), words_.end(), word);
         if constexpr (requires { comm_.all_gather(&word, 1, words_.data(), HostStream{}); }) {
@@ -222,10 +224,11 @@ struct Halves {
                       Arena<Space>& arena) {
       if (p.expert_workers == 0) return;
       auto experts = layer_params.experts;
-      if constexpr (requires { experts.workers; }) {
+      using ExpertsParams = typename Layer::Experts::Params;
+      if constexpr (facts::takes_workers<ExpertsParams>()) {
         experts.workers = p.expert_workers;
-        if constexpr (requires { experts.workspace; }) experts.workspace = nullptr;  // both halves compute at the same time
-        if constexpr (requires { experts.expected_rows; }) experts.expected_rows = (experts.expected_rows + 1) / 2;
+        if constexpr (facts::shares_workspace<ExpertsParams>()) experts.workspace = nullptr;  // both halves compute at the same time
+        if constexpr (facts::takes_expected_rows<ExpertsParams>()) experts.expected_rows = (experts.expected_rows + 1) / 2;
         std::int64_t const rows = std::max<std::int64_t>(layer.exchange().max_rows(), exchange_->max_rows());
         kernel_.emplace(layer.shape(), weights, rows, layer_params.quantization, layer_params.activation, experts, arena);
       } else {

@@ -9,6 +9,8 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/core/types.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/construction.hpp"
@@ -84,8 +86,8 @@ class OnHost {
   }
   /// Waits within the deadline: a copy to the host would wait for a dead rank for ever.
   void wait() {
-    if constexpr (requires { layer_.exchange().wait(Stream<Device>{}); }) {
-      layer_.exchange().wait(Stream<Device>{});
+    if constexpr (facts::waits<typename DeviceLayer::Exchange, Stream<Device>>()) {
+      facts::wait(layer_.exchange(), Stream<Device>{});
     } else {
       Memory<Device>::synchronize(Stream<Device>{});  // kernels that wait for peers have a deadline
       layer_.check();
@@ -95,14 +97,14 @@ class OnHost {
   /// The router's arrays in device memory.
   struct Tables {
     explicit Tables([[maybe_unused]] Params const& p) {
-      if constexpr (requires { p.router.hash_table; }) {
+      if constexpr (facts::takes_tables<decltype(p.router)>()) {
         bias = copy_of(p.router.correction_bias, p.router.num_experts + p.router.num_zero_experts);
         scale = copy_of(p.router.per_expert_scale, p.router.num_experts);
         table = copy_of(p.router.hash_table, p.router.vocabulary * p.router.topk);
       }
     }
     Params moved(Params p) const {
-      if constexpr (requires { p.router.hash_table; }) {
+      if constexpr (facts::takes_tables<decltype(p.router)>()) {
         p.router.correction_bias = bias.data();
         p.router.per_expert_scale = scale.data();
         p.router.hash_table = table.data();
@@ -117,8 +119,7 @@ class OnHost {
     width_ = layer_.shape().hidden();
     num_logits_ = layer_.router().num_logits();
     slots_ = kMonolithic ? layer_.router().num_logits() : layer_.router().num_slots();
-    int joint = 0;
-    if constexpr (requires { layer_.router().config().num_joint_shared; }) joint = layer_.router().config().num_joint_shared;
+    int const joint = facts::num_joint_shared(layer_.router());
     x_ = Buffer<DeviceAct, Device>(rows * width_);
     y_ = Buffer<DeviceAct, Device>(rows * width_);
     logits_ = Buffer<float, Device>(rows * num_logits_);

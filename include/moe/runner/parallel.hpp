@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
 #include "moe/parallel/config.hpp"
@@ -85,7 +86,7 @@ class GroupPlace {
   /// E_PEER if the group has failed before.
   template <class Call>
   void call(char const* phase, Call const& collective) {
-    if constexpr (requires { tp_->set_phase(phase); }) tp_->set_phase(phase);
+    facts::set_phase(*tp_, phase);
     try {
       collective();
     } catch (TransportError const&) {

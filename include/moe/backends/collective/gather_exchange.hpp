@@ -12,6 +12,7 @@
 
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/backends/common/wire_row.hpp"
+#include "moe/core/contract/communicator.hpp"
 
 namespace moe::rules {
 MOE_INCLUDED(GatherExchangeOnDevice, "the exchange of naive and allgather_reduce_scatter in the CUDA space",
@@ -131,9 +132,7 @@ class GatherExchange<Backend, Config, Quant, Partial, space::host> {
     if (!std::is_same_v<Partial, float>) {
       widened_ = arena.template take<float>(max_rows * hidden_);
     }
-    if constexpr (requires { comm.reserve_reduction(0); }) {
-      comm.reserve_reduction(max_tokens_ * hidden_);
-    }
+    facts::reserve_reduction(comm, max_tokens_ * hidden_);
   }
 
   RankSlices slices(std::int64_t per_row) {

@@ -16,6 +16,7 @@
 
 #include "moe/backends/common/exchange_common.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 
 namespace moe::detail {
 
@@ -198,11 +199,7 @@ class ExchangeRounds {
   static char const* phase(Call call) { return call == Call::dispatch ? "dispatch" : "combine"; }
   std::int64_t const* header(int r) const { return headers_ + words_ * r; }
 
-  void set_phase(char const* phase) {
-    if constexpr (requires { comm_.set_phase(phase); }) {
-      comm_.set_phase(phase);
-    }
-  }
+  void set_phase(char const* phase) { facts::set_phase(comm_, phase); }
 
   void exchange(Call call, std::int64_t rows, std::int64_t status) {
     mine_[kTag] = tag_;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions, never the
-// members themselves.
+// members themselves. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
+#include <vector>
 
 namespace moe::facts {
 
@@ -18,6 +20,97 @@ constexpr bool selects() {
   } else {
     return true;
   }
+}
+
+/// Router::resolved(): every choice that it makes, as a routing::RouterConfig. Ranks compare them, checks read zero experts and capacity.
+/// Default: ranks compare the router's name and sizes; it has no zero experts and no capacity.
+template <class Router>
+constexpr bool resolves() {
+  return requires(Router const& router) { router.resolved(); };
+}
+
+/// Router::config().routed_scaling_factor: the factor in its weights. Default: 1.
+template <class Router>
+constexpr float routed_scaling_factor([[maybe_unused]] Router const& router) {
+  if constexpr (requires { router.config().routed_scaling_factor; }) {
+    return router.config().routed_scaling_factor;
+  } else {
+    return 1.0F;
+  }
+}
+/// Router::config().num_zero_experts: ids E … E+Z-1 name experts without weights, whose outputs a runner adds. Default: 0.
+template <class Router>
+constexpr int num_zero_experts([[maybe_unused]] Router const& router) {
+  if constexpr (requires { router.config().num_zero_experts; }) {
+    return router.config().num_zero_experts;
+  } else {
+    return 0;
+  }
+}
+/// Router::config().zero_expert_kind: what zero experts compute, for a router with num_zero_experts. Default: `none`.
+template <class Kind, class Router>
+constexpr Kind zero_expert_kind([[maybe_unused]] Router const& router, [[maybe_unused]] Kind none) {
+  if constexpr (requires { router.config().num_zero_experts; }) {
+    return router.config().zero_expert_kind;
+  } else {
+    return none;
+  }
+}
+/// Router::config().num_joint_shared: shared experts whose weights it computes with those of the chosen experts. Default: 0.
+template <class Router>
+constexpr int num_joint_shared([[maybe_unused]] Router const& router) {
+  if constexpr (requires { router.config().num_joint_shared; }) {
+    return router.config().num_joint_shared;
+  } else {
+    return 0;
+  }
+}
+
+/// Quantization::kShapeMultiple: hidden and intermediate are multiples of it, which an error then names. Default: supports() alone decides.
+template <class Quant>
+constexpr bool has_shape_multiple() {
+  return requires { Quant::kShapeMultiple; };
+}
+/// Quantization::params.scale: the scale of every activation, as the checkpoint gives it; equal on all ranks. Default: none is given.
+template <class Quant>
+constexpr bool has_static_scale() {
+  return requires(Quant const& quant) { quant.params.scale; };
+}
+/// Quantization::act.global_scale: a second scale of all activations; equal on all ranks. Default: there is none.
+template <class Quant>
+constexpr bool has_global_scale() {
+  return requires(Quant const& quant) { quant.act.global_scale; };
+}
+/// Quantization::quantize_row() also takes a Row that computes its elements, so experts quantise what they have just computed. Default: it
+/// takes arrays.
+template <class Quant, class Row>
+constexpr bool quantizes_computed_rows() {
+  return requires(Quant const& quant, Row const& row, typename Quant::template Payload<float>* codes, typename Quant::Scale* scales) {
+    quant.template quantize_row<float>(row, std::int64_t{1}, codes, scales);
+  };
+}
+
+/// Activation::kKind: the kind of activation::Kind that its type fixes. Default: kernels that know kinds do not have it.
+template <class Activation>
+constexpr bool fixes_kind() {
+  return requires { Activation::kKind; };
+}
+/// Activation::kind: the kind, chosen at run time; equal on all ranks. Default: the type decides.
+template <class Activation>
+constexpr bool chooses_kind() {
+  return requires(Activation const& activation) { activation.kind; };
+}
+/// Activation::constants: the activation::Constants of its formula; equal on all ranks. Default: it has none.
+template <class Activation>
+constexpr bool has_constants() {
+  return requires(Activation const& activation) { activation.constants; };
+}
+
+/// Backend::Window: the exchange moves rows through a window that ranks map; its header is one of backends/window/. Default: it is a
+/// collective exchange.
+template <class Backend>
+constexpr bool has_window() {
+  return requires { typename Backend::Window; };
 }
 
 /// Backend::kRowsStay: rows stay on their rank, so experts may read them unquantised and quantise them while reading. Default: they do not.
@@ -89,6 +182,16 @@ constexpr int shared_memory_limit() {
   }
 }
 
+/// Experts::takes(kind, weight_on_input): whether they compute a layer whose activation is known only at run time. Default: any.
+template <class Experts, class Kind>
+constexpr bool takes([[maybe_unused]] Kind kind, [[maybe_unused]] bool weight_on_input) {
+  if constexpr (requires { Experts::takes(kind, weight_on_input); }) {
+    return Experts::takes(kind, weight_on_input);
+  } else {
+    return true;
+  }
+}
+
 /// Exchange::kTakesRowCount: prepare() takes RoutedTokens::num_rows, a count in device memory. Default: it does not; a call that gives a
 /// count gets E_UNSUPPORTED.
 template <class Exchange>
@@ -122,17 +225,6 @@ struct RowsRead<Kernel, Quant> {
   using type = typename Kernel::RowsAsTheyAre;
 };
 
-/// Backend::Params::deduplicate: a token goes to a rank once, and its outputs there are added before they come back. Default: the backend
-/// has no such option.
-template <class Params>
-constexpr bool deduplicates([[maybe_unused]] Params const& params) {
-  if constexpr (requires { params.deduplicate; }) {
-    return params.deduplicate;
-  } else {
-    return false;
-  }
-}
-
 /// Exchange::expert_output(output): where the experts write; it may be the layer's output itself. Default: expert_output().
 template <class Exchange, class Output>
 auto expert_output(Exchange& exchange, [[maybe_unused]] Output output) {
@@ -146,8 +238,32 @@ auto expert_output(Exchange& exchange, [[maybe_unused]] Output output) {
 /// Kernel::weights_changed(stream): the bytes of the weights were replaced in place; a kernel with its own copy of the weights rebuilds the
 /// copy in stream order. Default: the kernel reads the weights where they lie.
 template <class Kernel, class StreamT>
+constexpr bool copies_weights() {
+  return requires(Kernel& kernel, StreamT stream) { kernel.weights_changed(stream); };
+}
+template <class Kernel, class StreamT>
 void weights_changed([[maybe_unused]] Kernel& kernel, [[maybe_unused]] StreamT stream) {
-  if constexpr (requires { kernel.weights_changed(stream); }) kernel.weights_changed(stream);
+  if constexpr (copies_weights<Kernel, StreamT>()) kernel.weights_changed(stream);
+}
+
+/// Kernel::tuning(): the tiles and stages that it chose, as a text for a log. Default: the log has the name of the experts alone.
+template <class Kernel>
+constexpr bool has_tuning() {
+  return requires(Kernel& kernel) { kernel.tuning(); };
+}
+
+/// capturable() of an exchange or a kernel: whether its calls can go into a CUDA graph. Default: they can.
+template <class Part>
+constexpr bool may_not_capture() {
+  return requires(Part& part) { part.capturable(); };
+}
+template <class Part>
+bool capturable([[maybe_unused]] Part& part) {
+  if constexpr (may_not_capture<Part>()) {
+    return part.capturable();
+  } else {
+    return true;
+  }
 }
 
 /// Backend::kFacts.asynchronous: sending and waiting are separate calls, or run on a stream of their own. Default: they are not.
@@ -200,11 +316,32 @@ std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {
   }
 }
 
+/// Exchange::waited_ns(), or that of its window(): [ranks] nanoseconds that this rank has waited for each rank. A communicator may have it
+/// too. Default: none are counted.
+template <class Part>
+constexpr bool counts_waits() {
+  return requires(Part& part) { part.waited_ns(); } || requires(Part& part) { part.window().waited_ns(); };
+}
+template <class Part>
+std::vector<std::uint64_t> waited_ns([[maybe_unused]] Part& part) {
+  if constexpr (requires { part.waited_ns(); }) {
+    return part.waited_ns();
+  } else if constexpr (requires { part.window().waited_ns(); }) {
+    return part.window().waited_ns();
+  } else {
+    return {};
+  }
+}
+
 /// Exchange::wait(stream): waits for the stream, within the deadline even if a peer has died, and throws any error. Default: nothing; the
 /// exchange's work ends without it.
 template <class Exchange, class StreamT>
+constexpr bool waits() {
+  return requires(Exchange& exchange, StreamT stream) { exchange.wait(stream); };
+}
+template <class Exchange, class StreamT>
 void wait([[maybe_unused]] Exchange& exchange, [[maybe_unused]] StreamT stream) {
-  if constexpr (requires { exchange.wait(stream); }) exchange.wait(stream);
+  if constexpr (waits<Exchange, StreamT>()) exchange.wait(stream);
 }
 
 /// Exchange::check(): throws the error of a round that the stream has finished, if any. Default: nothing; every call throws its own errors.

@@ -66,7 +66,7 @@ struct WidenedWeights {
   }
   template <class A>
   static constexpr bool supports_activation() {
-    return requires { A::kKind; } || std::same_as<A, activation::Any>;
+    return facts::fixes_kind<A>() || std::same_as<A, activation::Any>;
   }
   template <class Q>
   static constexpr bool supports_quantization() {
@@ -149,7 +149,7 @@ struct WidenedWeights {
     static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
                                          hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
       activation::Kind kind{};
-      if constexpr (requires { activation.kKind; }) {
+      if constexpr (facts::fixes_kind<typename Config::Activation>()) {
         kind = activation.kKind;
       } else {
         kind = activation.kind;

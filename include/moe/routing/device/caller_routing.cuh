@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/routing/caller_routing.hpp"
 #include "moe/routing/device/route_warp.cuh"
@@ -110,7 +111,7 @@ void take_routing(Router const& router, CallerRouting const& c, Stream<space::cu
   call.k = router.topk();
   call.num_experts = router.num_experts();
   call.num_ids = detail::num_ids(router);
-  if constexpr (requires { router.resolved(); }) {
+  if constexpr (facts::resolves<Router>()) {
     call.zero_experts_add = router.resolved().zero_expert_kind == ZeroExpertKind::identity;
   }
   call.ids = c.topk_ids.data_handle();

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/core/array.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/types.hpp"
 #include "moe/routing/row/route_args.hpp"
 #include "moe/routing/row/router_config.hpp"
@@ -39,7 +40,7 @@ inline void check_cut(RouterConfig const& c, std::int64_t rows, std::int64_t at,
 /// The same for a router object, which may have no capacity.
 template <class Router>
 void check_cut(Router const& router, std::int64_t rows, std::int64_t at, std::int64_t sequence_length) {
-  if constexpr (requires { router.resolved(); }) check_cut(router.resolved(), rows, at, sequence_length);
+  if constexpr (facts::resolves<Router>()) check_cut(router.resolved(), rows, at, sequence_length);
 }
 
 /// Takes the expert from each token of a sequence that comes after expert_capacity others of it with the same choice, as transformers does.

@@ -30,13 +30,6 @@ struct LowLatencyFixed {
 template <class Config, bool kFp8>
 auto low_latency_fixed() -> LowLatencyFixed const&;
 
-/// Whether Config asks for exchange kernels with its sizes compiled in: its member `fixed_kernels`. Its library then holds them.
-template <class Config>
-inline constexpr bool kFixedKernels = false;
-template <class Config>
-  requires requires { Config::fixed_kernels; }
-inline constexpr bool kFixedKernels<Config> = Config::fixed_kernels;
-
 /// The kernels of one rank over one part of a window. Owns no memory.
 class LowLatencyCalls {
  public:

@@ -257,7 +257,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     return s;
   }
   static moe::detail::LowLatencyFixed const* fixed_kernels() {
-    if constexpr (moe::detail::kFixedKernels<Config> && !kRankMajor) {
+    if constexpr (moe::kFixedKernels<Config> && !kRankMajor) {
       return &moe::detail::low_latency_fixed<Config, Quant::kQuantizesActivations>();
     } else {
       return nullptr;

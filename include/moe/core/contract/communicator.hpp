@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/contract/communicator.hpp: optional members of a communicator, each with its default. Required ones are in core/concepts.hpp.
+#pragma once
+
+#include <cstdint>
+
+namespace moe::facts {
+
+/// Comm::set_phase(name): what the errors of its next calls name, "construction", "dispatch", … The text outlives the communicator.
+/// Default: errors name none.
+template <class Comm>
+void set_phase([[maybe_unused]] Comm& comm, [[maybe_unused]] char const* phase) {
+  if constexpr (requires { comm.set_phase(phase); }) comm.set_phase(phase);
+}
+
+/// Comm::all_gather_host(in, bytes, all): the collective all_gather of host memory, for a communicator of the device. Default: all_gather()
+/// is called, if it takes host memory.
+template <class Comm>
+constexpr bool gathers_host_memory() {
+  return requires(Comm& comm, void const* in, std::int64_t bytes, void* all) { comm.all_gather_host(in, bytes, all); };
+}
+
+/// Comm::reserve_reduction(n): allocates for sums of n elements, so that later calls do not. Default: nothing.
+template <class Comm>
+void reserve_reduction([[maybe_unused]] Comm& comm, [[maybe_unused]] std::int64_t n) {
+  if constexpr (requires { comm.reserve_reduction(n); }) comm.reserve_reduction(n);
+}
+
+/// Comm::allows_threads(): whether threads may use communicators at the same time. Default: they may.
+template <class Comm>
+bool allows_threads() {
+  if constexpr (requires { Comm::allows_threads(); }) {
+    return Comm::allows_threads();
+  } else {
+    return true;
+  }
+}
+
+}  // namespace moe::facts
