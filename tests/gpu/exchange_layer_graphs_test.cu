@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/exchange_layer_graphs_test.cu: a layer over every backend that can be captured, in one graph that is replayed with every number
-// of valid rows (N14); what cannot be captured is E_STATE before any work (N15).
+// of valid rows (N14); its calls allocate nothing and wait for nothing; what cannot be captured is E_STATE before any work (N15).
 #include <array>
 #include <cstddef>
 
@@ -8,6 +8,7 @@
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/runner.hpp"
 #include "tests/expect_error.hpp"
+#include "tests/gpu/forward_costs.cuh"
 #include "tests/gpu/layer_ranks.cuh"
 
 namespace {
@@ -28,6 +29,7 @@ void replays(typename Backend::Params const& params = {}) {
     first.bring(1, kMost);
     first.forward_routed(kMost);
     first.result(kMost);
+    expect_enqueues_only(first.stream(), Backend::kName, [&] { first.forward_routed(kMost); });
   }
   Comms<typename Backend::Comm> comms(kRanks);
   p.placement = ExpertPlacement(kExperts, comms.size());

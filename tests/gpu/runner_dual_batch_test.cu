@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph; an error is
-// thrown once, by the call. Between ranks: tests/multigpu/runner_dual_batch_test.cu.
+// thrown once, by the call; a forward allocates nothing and waits for nothing. Between ranks: tests/multigpu/runner_dual_batch_test.cu.
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/simulated_peers.hpp"
 #include "tests/gpu/dual_batch_block.cuh"
+#include "tests/gpu/forward_costs.cuh"
 
 namespace {
 
@@ -35,6 +36,24 @@ TEST(DualBatchOnOneRank, SameBits) {
   one_rank<backends::HighThroughput<Window>, experts::HopperContiguous>(0);
   one_rank<backends::HighThroughput<Window>, experts::HopperContiguous>(100);
   one_rank<backends::LowLatency<Window>, experts::HopperMasked>(0);
+}
+
+template <class Backend, class Experts>
+void enqueues_only() {
+  comm::SimulatedGroup group(1);
+  comm::SimulatedRank rank(group, 0);
+  DualBlock<Backend, Experts> block(rank, {}, 0);
+  block.bring(1);
+  for (bool const halves : {false, true}) {
+    std::string const name = text(Backend::kName, halves ? ", a block in halves" : ", a block");
+    expect_enqueues_only(block.stream(), name.c_str(), [&] { block.launch(128, halves); });
+  }
+  block.result(128);
+}
+
+TEST(DualBatchOnOneRank, EnqueuesOnly) {
+  enqueues_only<backends::HighThroughput<Window>, experts::HopperContiguous>();
+  enqueues_only<backends::LowLatency<Window>, experts::HopperMasked>();
 }
 
 }  // namespace
