@@ -110,6 +110,21 @@ std::string default_backend(JobOptions const& o, int ranks) {
 }
 std::string default_experts(Job const& job) { return job.options.device == "cuda" ? "cuda_reference" : "onednn"; }
 
+namespace {
+
+/// What `--dual-batch` comes to, and why.
+std::string dual_batch_choice(Job const& job) {
+  JobOptions const& o = job.options;
+  if (o.dual_batch == "on") return "on: every batch is split";
+  if (o.dual_batch == "off") return "off";
+  if (!moe::registry::backend_facts(o.backend).asynchronous) {
+    return moe::text("auto: batches are never split: ", o.backend, " cannot send and wait apart");
+  }
+  return moe::text("auto: ", dual_batch_threshold(o));
+}
+
+}  // namespace
+
 void log_choices(Job const& job, std::vector<std::string> const& lines) {
   if (job.options.log.empty()) return;
   auto const logger =
@@ -118,6 +133,7 @@ void log_choices(Job const& job, std::vector<std::string> const& lines) {
   logger->info("grid: tp {}, dp {}, pcp {}; experts over {} ranks, their columns over {}; backend {}, experts {}", job.moe.tp_size,
                job.moe.dp_size, job.moe.pcp_size, job.moe.ep_size, job.moe.moe_tp_size, job.options.backend, job.options.experts);
   for (std::string const& line : lines) logger->info(line);
+  logger->info("--dual-batch {}", dual_batch_choice(job));
   logger->debug("placement: {}", job.placement->report(job.moe.ep_rank));
 }
 
@@ -314,6 +330,7 @@ Report report_of(Job const& job, JobResult const& result, std::vector<std::int32
   r.chunk_rows = job.layer_rows();
   r.passes = result.passes;
   r.passes_in_halves = result.passes_in_halves;
+  r.dual_batch = dual_batch_choice(job);
   r.tokens = job.first_row.back();
   r.group_tokens = group_rows(job);
   r.hidden = d.hidden;
@@ -502,9 +519,10 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--chunk", o.chunk, "Most rows of a rank in one pass through the layer (default: all)")
       ->check(whole_number(std::int64_t{1}));
   command
-      .add_option(
-          "--dual-batch", o.dual_batch,
-          "One half of a batch travels while the other computes: on: always; auto: where every rank has at least 32 rows, on cuda never")
+      .add_option("--dual-batch", o.dual_batch,
+                  text("One half of a batch travels while the other computes: on: always; auto: where every rank has at least ",
+                       runner::dual_batch::default_threshold(SpaceKind::host).min_rows,
+                       " rows, on cuda never, by measurement; the report says why"))
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   command

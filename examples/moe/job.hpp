@@ -17,6 +17,7 @@
 #include "moe/layer/options.hpp"
 #include "moe/parallel/config.hpp"
 #include "moe/parallel/placement.hpp"
+#include "moe/runner/dual_batch.hpp"
 #include "moe/runner/reduction.hpp"
 
 namespace moe_tool {
@@ -57,6 +58,11 @@ struct JobOptions {
   std::int64_t timeout_ms = 100'000;
   bool json = false;
 };
+
+/// From how many rows `--dual-batch auto` splits a batch, and why: the library's default for the space.
+inline moe::runner::dual_batch::Threshold dual_batch_threshold(JobOptions const& o) {
+  return moe::runner::dual_batch::default_threshold(o.device == "cuda" ? moe::SpaceKind::cuda : moe::SpaceKind::host);
+}
 
 /// This rank's part of the work. Collective members of the composition are constructed from it.
 struct Job {

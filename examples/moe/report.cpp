@@ -94,7 +94,9 @@ std::string as_text(Report const& r) {
                        g.pcp, g.ep, g.moe_tp, g.sequence_parallel ? "on" : "off");
   }
   if (r.passes > 1) out += fmt::format("chunks        {} of at most {} rows\n", r.passes, r.chunk_rows);
-  if (r.passes_in_halves > 0) out += fmt::format("dual batch    {} of {} passes in two halves\n", r.passes_in_halves, r.passes);
+  if (r.dual_batch != "off") {
+    out += fmt::format("dual batch    {} of {} passes in two halves; {}\n", r.passes_in_halves, r.passes, r.dual_batch);
+  }
   out += fmt::format("tokens        {} (per {}: {})\n", r.tokens, g.tp > 1 ? "TP group" : "rank", joined(r.group_tokens));
   if (r.routes_inside) {
     out += "load          not known: the experts route inside\n";
@@ -131,6 +133,7 @@ std::string as_json(Report const& r) {
         {"sequence_parallel", r.grid.sequence_parallel}}},
       {"passes", r.passes},
       {"passes_in_halves", r.passes_in_halves},
+      {"dual_batch", r.dual_batch},
       {"tokens_per_rank", r.group_tokens},
       {"hidden", r.hidden},
       {"intermediate", r.intermediate},

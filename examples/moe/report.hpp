@@ -24,7 +24,8 @@ struct Report {
   std::int64_t chunk_rows = 0;  ///< most rows of a rank in one pass
   int passes = 1;
   int passes_in_halves = 0;
-  int threads = 1;  ///< per rank
+  std::string dual_batch;  ///< on, off, or what auto comes to and why
+  int threads = 1;         ///< per rank
   std::int64_t tokens = 0;
   std::vector<std::int64_t> group_tokens;  ///< of each TP group
   std::int64_t hidden = 0, intermediate = 0;

@@ -169,9 +169,9 @@ class Ranges {
 #endif
 };
 
-/// Whether a runner needs the exchange of a second half. Rows that cannot be cut make "auto" mean off.
+/// Whether a runner needs the exchange of a second half. Where no rank reaches the threshold, "auto" means off.
 inline bool needs_second_exchange(JobOptions const& o, std::int64_t layer_rows) {
-  return o.dual_batch == "on" || (o.dual_batch == "auto" && o.device == "host" && layer_rows > 1);
+  return o.dual_batch == "on" || (o.dual_batch == "auto" && layer_rows >= dual_batch_threshold(o).min_rows);
 }
 
 /// The same options of a block in either space, and the tables that they point to.

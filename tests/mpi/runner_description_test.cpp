@@ -84,9 +84,26 @@ TYPED_TEST(Description, SaysWhatThereIsAndNoMore) {
   std::vector<std::string> const lines = runner::description(full);
   EXPECT_EQ(lines.size(), 6U);
   EXPECT_EQ(count_with(lines, "passes: as many on every rank"), 1);
-  EXPECT_EQ(count_with(lines, "dual batch: two exchanges"), 1);
+  EXPECT_EQ(count_with(lines, text("dual batch: ", runner::dual_batch::default_threshold(SpaceKind::host), "; two exchanges")), 1);
   EXPECT_EQ(count_with(lines, text("runner and layer ", full.bytes(), " bytes")), 1);
+  full.decide_dual_batch(true);
+  EXPECT_EQ(count_with(runner::description(full), "dual batch: batches are always split: the caller's verdict"), 1);
+  full.decide_dual_batch(false);
+  EXPECT_EQ(count_with(runner::description(full), "dual batch: batches are never split: the caller's verdict"), 1);
+
+  auto params = this->template params<Full>();
+  params.dual_batch.min_rows = 4;
+  Full four(this->mpi, this->store.view(), params);
+  EXPECT_EQ(count_with(runner::description(four), "dual batch: batches are split where every rank has at least 4 rows"), 1);
+  params.dual_batch.second_exchange = false;
+  Full one(this->mpi, this->store.view(), params);
+  EXPECT_EQ(count_with(runner::description(one), "dual batch: batches are never split: there is no second exchange"), 1);
+  EXPECT_EQ(count_with(runner::description(one), "two exchanges"), 0);
 }
+
+/// A device never splits by default: every measurement was slower.
+static_assert(!runner::dual_batch::default_threshold(SpaceKind::host).never());
+static_assert(runner::dual_batch::default_threshold(SpaceKind::cuda).never());
 
 /// What stands for a layer on the device with rows in host memory.
 struct OfDevice {

@@ -120,6 +120,8 @@ class Runs:
                 return
             if not wrong and report["passes_in_halves"] != (report["passes"] if halves else 0):
                 wrong = f"{report['passes_in_halves']} of {report['passes']} passes in halves"
+            if not wrong and "auto" in way and not report["dual_batch"].startswith("auto: batches are never split: between two H200"):
+                wrong = f"the reason {report['dual_batch']}"
             self.report(file, ranks, [*options, *way], wrong)
             outputs.append(got)
         self.report(file, ranks, options, None if all(got == outputs[0] for got in outputs) else "the bits differ")

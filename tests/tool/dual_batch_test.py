@@ -5,7 +5,7 @@ import pathlib
 import sys
 import tempfile
 
-from tool import DATA, block_refusals, in_parallel, report_runs, run_block
+from tool import DATA, block_refusals, in_parallel, moe, report_runs, run_block
 
 FAMILIES = ("qwen2_moe", "deepseek_v3", "gpt_oss", "longcat", "nemotron_h_latent")
 BACKENDS = ("all_to_all_v", "low_latency", "high_throughput", "pplx")
@@ -43,7 +43,26 @@ def check(folder, name, file, ranks, options):
     rows = min(on["tokens_per_rank"]) // (on["grid"]["tp"] if on["grid"]["sequence_parallel"] else 1)
     if auto["passes_in_halves"] != (auto["passes"] if rows >= LEAST_ROWS and "--chunk" not in options else 0):
         return f"auto: {auto['passes_in_halves']} passes in halves with {rows} rows"
+    said = [off["dual_batch"], on["dual_batch"], auto["dual_batch"].split(": the usual threshold")[0]]
+    if said != ["off", "on: every batch is split", f"auto: batches are split where every rank has at least {LEAST_ROWS} rows"]:
+        return f"the reports give the reasons {said}"
     return None
+
+
+def reasons(folder, file):
+    """Problems of what the report as text and the log say of the choice."""
+    never = "auto: batches are never split: allgather_reduce_scatter cannot send and wait apart"
+    split = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows: the usual threshold"
+    always = "on: every batch is split"
+    for mode, backend, words in (("auto", "allgather_reduce_scatter", never), ("auto", "all_to_all_v", split),
+                                 ("on", "all_to_all_v", always), ("off", "all_to_all_v", "off")):
+        run = moe("block", file, "--output", folder / f"{mode}_{backend}.safetensors", "--backend", backend, "--experts", "reference",
+                  "--dual-batch", mode, "--log", "info", ranks=2)
+        lines = [line for line in run.stdout.splitlines() if line.startswith("dual batch ")]
+        if run.returncode or f"--dual-batch {words}" not in run.stderr or lines[1:] or (mode == "off") != (not lines):
+            yield f"--dual-batch {mode} over {backend}: {run}"
+        if lines and f" passes in two halves; {words}" not in lines[0]:
+            yield f"--dual-batch {mode} over {backend}: {lines}"
 
 
 def refusals(file):
@@ -66,7 +85,8 @@ def main():
     runs = list(cases(files))
     with tempfile.TemporaryDirectory() as name:
         results = in_parallel([(check, pathlib.Path(name), i, *run) for i, run in enumerate(runs)])
-    return report_runs(runs, results, refusals(files[0]), files)
+        said = list(reasons(pathlib.Path(name), files[0]))
+    return report_runs(runs, results, refusals(files[0]) + said, files)
 
 
 sys.exit(main())

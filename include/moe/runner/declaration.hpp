@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
@@ -214,6 +215,13 @@ class Runner {
     } else {
       return false;
     }
+  }
+
+  /// Which batches run in two halves from now on, and why, in words.
+  std::string dual_batch_choice() const
+    requires(runner::detail::kPresent<typename Parts::DualBatch>)
+  {
+    return halved_.choice();
   }
 
   Layer& layer() { return layer_; }

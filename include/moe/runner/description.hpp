@@ -61,7 +61,10 @@ std::vector<std::string> description(Runner& runner) {
   if constexpr (detail::kPresent<typename Runner::Parts::Chunking>) {
     out.push_back("passes: as many on every rank as the rank with the most rows needs");
   }
-  if (runner.can_split()) out.push_back("dual batch: two exchanges, the second for half of the rows");
+  if constexpr (detail::kPresent<typename Runner::Parts::DualBatch>) {
+    out.push_back(text("dual batch: ", runner.dual_batch_choice()));
+    if (runner.can_split()) out.back() += "; two exchanges, the second for half of the rows";
+  }
   out.push_back(text("memory besides the weights: runner and layer ", runner.bytes(), " bytes", detail::layer_memory(runner.layer())));
   return out;
 }

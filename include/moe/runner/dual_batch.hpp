@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "moe/core/buffer.hpp"
@@ -61,16 +64,32 @@ struct None {
   struct Params {};
 };
 
-/// Rows of every rank from which a batch is split by default. Host space: the usual threshold for batches that only decode, not measured
-/// (docs/semantics/parallel.md §4). Device: never, since on two H200 two halves were slower at every size measured, up to 4096 rows
-/// (docs/log/runner.md); a group of more ranks sets min_rows by its own measurement.
-constexpr std::int64_t default_min_rows(SpaceKind space) { return space == SpaceKind::host ? 32 : kMostSize + 1; }
+/// From how many rows on every rank a batch is split, and why from there.
+struct Threshold {
+  std::int64_t min_rows = 0;  ///< above kMostSize: a batch is never split
+  std::string_view why;
+  constexpr bool never() const { return min_rows > kMostSize; }
+  friend constexpr bool operator==(Threshold const&, Threshold const&) = default;
+  friend std::ostream& operator<<(std::ostream& out, Threshold const& t) {
+    out << "batches are ";
+    if (t.never()) return out << "never split: " << t.why;
+    return out << "split where every rank has at least " << t.min_rows << " rows: " << t.why;
+  }
+};
+
+/// The threshold that holds unless Params give one. Host space: the usual one for batches that only decode, not measured
+/// (docs/semantics/parallel.md §4). Device: never, as measured between two H200 (docs/log/runner.md); a group of more ranks sets min_rows
+/// by its own measurement.
+constexpr Threshold default_threshold(SpaceKind space) {
+  if (space == SpaceKind::host) return {32, "the usual threshold of batches that decode; not measured here"};
+  return {kMostSize + 1, "between two H200 halves took 5 to 78 % longer, at 128 to 4096 rows a rank"};
+}
 
 /// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.
 struct Halves {
   static constexpr bool kAbsent = false;
   struct Params {
-    /// A batch is split where every rank has at least this many rows, and 2; 0: default_min_rows().
+    /// A batch is split where every rank has at least this many rows, and 2; 0: default_threshold().
     std::int64_t min_rows = 0;
     /// Multiprocessors that the experts of a half may use, so that the other half's exchange finds some; 0: as those of a whole batch. For
     /// experts with that parameter (Params::workers).
@@ -92,7 +111,7 @@ struct Halves {
     Halved(Comm& comm, Layer& layer, typename Layer::Weights const& weights, typename Layer::Params const& layer_params, Params const& p,
            Arena<Space>& arena)
         : comm_(comm),
-          min_rows_(moe::detail::build(comm, [&] { return checked_min_rows(p, layer_params.max_tokens_per_rank); })),
+          threshold_(moe::detail::build(comm, [&] { return checked_threshold(p, layer_params.max_tokens_per_rank); })),
           words_(static_cast<std::size_t>(comm.size())) {
       if constexpr (!facts::is_asynchronous<typename Layer::Backend>()) {
         [[maybe_unused]] rules::DualBatchNeedsHalves::Broken<typename Layer::Backend> const error;
@@ -119,7 +138,7 @@ struct Halves {
     /// Collective in the host space. Whether this forward, of `rows` rows on this rank, runs in two halves: on all ranks or on none. CUDA
     /// space: all ranks must have row counts on the same side of min_rows(), as padded batches have.
     bool splits(std::int64_t rows) {
-      bool const wanted = rows >= min_rows_;
+      bool const wanted = rows >= threshold_.min_rows;
       if (!exchange_) return false;
       if (verdict_) return *verdict_;
       if constexpr (kHost) {
@@ -144,7 +163,13 @@ struct Halves {
     }
     /// Whether a batch can be split.
     bool has_second_exchange() const { return exchange_.has_value(); }
-    std::int64_t min_rows() const { return min_rows_; }
+    std::int64_t min_rows() const { return threshold_.min_rows; }
+    /// Which batches are split from now on, and why, in words.
+    std::string choice() const {
+      if (!exchange_) return "batches are never split: there is no second exchange";
+      if (verdict_) return text("batches are ", *verdict_ ? "always" : "never", " split: the caller's verdict");
+      return text(threshold_);
+    }
 
     /// Collective. The halves of a batch that layer.begin() has routed. shared(stream) enqueues the shared experts. If anything throws,
     /// both halves are given up, and the next forward works.
@@ -205,15 +230,15 @@ struct Halves {
    private:
     static constexpr bool kHost = Space::kKind == SpaceKind::host;
 
-    static std::int64_t checked_min_rows(Params const& p, std::int64_t max_rows) {
+    static Threshold checked_threshold(Params const& p, std::int64_t max_rows) {
       if (p.min_rows < 0 || p.expert_workers < 0) {
         throw Error(ErrorCode::config,
                     text("dual batch: min_rows ", p.min_rows, " and expert_workers ", p.expert_workers, " must be at least 0"));
       }
       if (max_rows < 2 && p.second_exchange)
         throw Error(ErrorCode::config, text("dual batch: max_tokens_per_rank ", max_rows, " cannot be split; at least 2"));
-      std::int64_t const rows = p.min_rows == 0 ? default_min_rows(Space::kKind) : p.min_rows;
-      return std::max<std::int64_t>(rows, 2);
+      if (p.min_rows == 0) return default_threshold(Space::kKind);
+      return {std::max<std::int64_t>(p.min_rows, 2), "Params::min_rows"};
     }
     /// Rows of the first half. Device kernels get arrays that begin at a multiple of 16 bytes.
     static std::int64_t first_half(std::int64_t rows) {
@@ -253,7 +278,7 @@ struct Halves {
     }
 
     Comm& comm_;
-    std::int64_t min_rows_;
+    Threshold threshold_;
     std::vector<char> words_;  // [R] votes
     std::optional<typename Layer::Exchange> exchange_;
     std::optional<typename Layer::Kernel> kernel_;
