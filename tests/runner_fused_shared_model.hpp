@@ -21,18 +21,18 @@ inline std::vector<float> fused_beside(Model const& m, std::vector<float> const&
   using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostFused>;
   ExpertPlacement const placement(kExperts, 1);
   HostStore const store = experts_of<HostStore>(m, placement, 0, 0, 1);
-  HostStore shared(kFused, kHidden, kIntermediate, true);
+  HostStore shared(kFused, m.hidden, kIntermediate, true);
   for (int i = 0; i < kFused; ++i) {
     std::vector<float> w2 = m.w2(kExperts + i);
     for (float& w : w2) w *= kFusedWeight;
     shared.set_expert(i, m.w13(kExperts + i).data(), w2.data());
   }
-  std::vector<float> const gate = bf16_numbers(1, kExperts * kHidden);
-  typename R::Params p{.layer = {.shape = {.hidden = kHidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
+  std::vector<float> const gate = bf16_numbers(1, kExperts * m.hidden);
+  typename R::Params p{.layer = {.shape = {.hidden = m.hidden, .intermediate = kIntermediate, .num_experts = kExperts, .topk = kTopK},
                                  .max_tokens_per_rank = kMost,
                                  .placement = placement,
                                  .router = {.num_experts = kExperts, .topk = kTopK}}};
-  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
+  p.gate.weight = make_rows(gate.data(), kExperts, m.hidden);
   auto const view = shared.view();
   p.shared.count = kFused;
   p.shared.intermediate = kIntermediate;
@@ -41,8 +41,8 @@ inline std::vector<float> fused_beside(Model const& m, std::vector<float> const&
   comm::Self<> self;
   R runner(self, store.view(), p);
   std::vector<float> out(x.size());
-  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
-  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
+  auto const rows = static_cast<std::int64_t>(x.size()) / m.hidden;
+  runner.forward(make_rows(x.data(), rows, m.hidden), make_rows(out.data(), rows, m.hidden));
   return out;
 }
 

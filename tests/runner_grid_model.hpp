@@ -44,29 +44,31 @@ struct Form {
   bool reduce_results = true;
   bool overlap_shared = true;
 };
-inline int width(Form const& f) { return f.latent ? kLatent : kHidden; }
 
 /// Weights that all ranks know.
 struct Model {
   Form form;
   int experts = kExperts;
   int zero = kZero;  ///< zero experts
-  std::vector<float> gate = bf16_numbers(1, (experts + zero) * kHidden), in = bf16_numbers(2, kLatent* kHidden),
-                     out = bf16_numbers(3, kHidden* kLatent);
-  std::vector<float> shared13 = bf16_numbers(4, 2 * kShared * kHidden), shared2 = bf16_numbers(5, kHidden* kShared),
-                     bias = bf16_numbers(6, kHidden);
-  std::vector<float> w13(int e) const { return bf16_numbers(100 + e, 2 * kIntermediate * width(form)); }
-  std::vector<float> w2(int e) const { return bf16_numbers(200 + e, kIntermediate * width(form)); }
+  int hidden = kHidden, latent = kLatent;
+  std::vector<float> gate = bf16_numbers(1, (experts + zero) * hidden), in = bf16_numbers(2, latent* hidden),
+                     out = bf16_numbers(3, hidden* latent);
+  std::vector<float> shared13 = bf16_numbers(4, 2 * kShared * hidden), shared2 = bf16_numbers(5, hidden* kShared),
+                     bias = bf16_numbers(6, hidden);
+  /// What the layer works on.
+  int width() const { return form.latent ? latent : hidden; }
+  std::vector<float> w13(int e) const { return bf16_numbers(100 + e, 2 * kIntermediate * width()); }
+  std::vector<float> w2(int e) const { return bf16_numbers(200 + e, kIntermediate * width()); }
 };
 
 /// This rank's experts. Store: a WeightStore of the layer's configuration.
 template <class Store>
 Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, int tp_rank, int tp_size) {
   auto const mine = placement.local_to_physical(ep_rank);
-  Store out(static_cast<std::int64_t>(mine.size()), width(m.form), kIntermediate / tp_size, true);
+  Store out(static_cast<std::int64_t>(mine.size()), m.width(), kIntermediate / tp_size, true);
   for (std::size_t l = 0; l < mine.size(); ++l) {
-    out.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, width(m.form), tp_rank, tp_size).data(),
-                   cut2(m.w2(mine[l]), kIntermediate, width(m.form), tp_rank, tp_size).data());
+    out.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, m.width(), tp_rank, tp_size).data(),
+                   cut2(m.w2(mine[l]), kIntermediate, m.width(), tp_rank, tp_size).data());
   }
   return out;
 }
@@ -76,19 +78,19 @@ Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, 
 template <class R, class Place>
 typename R::Params params(Model const& m, ExpertPlacement const& placement, int intermediate, std::vector<float> const& shared13,
                           std::vector<float> const& shared2, Place&& place) {
-  typename R::Params p{.layer = {.shape = {.hidden = width(m.form), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
+  typename R::Params p{.layer = {.shape = {.hidden = m.width(), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
                                  .max_tokens_per_rank = kMost,
                                  .placement = placement,
                                  .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = m.zero}}};
   auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
     to = make_rows(place.as(to.data_handle(), values), rows, cols);
   };
-  p.hidden = kHidden;
+  p.hidden = m.hidden;
   p.overlap_shared = m.form.overlap_shared;
-  matrix(p.gate.weight, m.gate, m.experts + m.zero, kHidden);
+  matrix(p.gate.weight, m.gate, m.experts + m.zero, m.hidden);
   if (m.form.latent) {
-    matrix(p.input.weight, m.in, kLatent, kHidden);
-    matrix(p.output.weight, m.out, kHidden, kLatent);
+    matrix(p.input.weight, m.in, m.latent, m.hidden);
+    matrix(p.output.weight, m.out, m.hidden, m.latent);
     p.output.normalise = m.form.norm;
     p.output.eps = 1e-3F;
   }
@@ -97,20 +99,20 @@ typename R::Params params(Model const& m, ExpertPlacement const& placement, int 
   p.end.normalise = m.form.norm;
   p.end.eps = 1e-3F;
   if (m.form.shared != SharedOutput::none) {
-    auto const columns = static_cast<std::int64_t>(shared2.size()) / kHidden;
+    auto const columns = static_cast<std::int64_t>(shared2.size()) / m.hidden;
     p.shared.count = 1;
     p.shared.intermediate = columns;
     auto& w13 = p.shared.weights.w13;
     auto& w2 = p.shared.weights.w2;
-    w13 = {make_blocks(place.as(w13.codes.data_handle(), shared13), 1, 2 * columns, kHidden),
+    w13 = {make_blocks(place.as(w13.codes.data_handle(), shared13), 1, 2 * columns, m.hidden),
            make_rows(w13.scales.data_handle(), 1, 0),
            {},
            2 * columns,
-           kHidden};
-    w2 = {make_blocks(place.as(w2.codes.data_handle(), shared2), 1, kHidden, columns),
+           m.hidden};
+    w2 = {make_blocks(place.as(w2.codes.data_handle(), shared2), 1, m.hidden, columns),
           make_rows(w2.scales.data_handle(), 1, 0),
           {},
-          kHidden,
+          m.hidden,
           columns};
     p.shared.sharding = m.form.shared;
     p.shared.average = true;
@@ -147,8 +149,8 @@ inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& 
   comm::Self<> self;
   R runner(self, store.view(), params<R>(m, placement, kIntermediate, m.shared13, m.shared2, InPlace{}));
   std::vector<float> out(x.size());
-  auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
-  runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden));
+  auto const rows = static_cast<std::int64_t>(x.size()) / m.hidden;
+  runner.forward(make_rows(x.data(), rows, m.hidden), make_rows(out.data(), rows, m.hidden));
   return out;
 }
 
@@ -180,10 +182,10 @@ inline std::vector<Grid> grids(int n) {
   return out;
 }
 /// Tokens of a rank: TP peers hold the same, the others different ones, one none. 5 rows do not divide over 2 or 4 TP ranks.
-inline std::vector<float> tokens(MoeParallel const& p) {
+inline std::vector<float> tokens(MoeParallel const& p, int hidden = kHidden) {
   constexpr int kCounts[] = {5, 3, 0, 1};
   int const at = p.dp_rank * p.pcp_size + p.pcp_rank;
-  return bf16_numbers(1000 + at, static_cast<std::int64_t>(kCounts[at]) * kHidden);
+  return bf16_numbers(1000 + at, static_cast<std::int64_t>(kCounts[at]) * hidden);
 }
 
 }  // namespace moe_test::grid

@@ -1,307 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/multigpu/runner_grid_test.cpp: a block on every grid of GPUs gives what one rank gives, by every kind of transport; chunks give the
-// bits of the whole batch; wrong calls reach all ranks.
+// tests/multigpu/runner_grid_test.cpp: a block on every grid of GPUs gives what one rank gives, by every backend of the registry that needs
+// no window (runner_grid_windows_test.cpp has the others); chunks give the bits of the whole batch; wrong calls reach all ranks.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <algorithm>
-#include <cmath>
-#include <list>
-#include <map>
-#include <memory>
 #include <numeric>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "../expect_error.hpp"
-#include "../runner_fused_shared_model.hpp"
-#include "../runner_grid_model.hpp"
-#include "moe/backends/collective/all_to_all_v_cuda.hpp"
-#include "moe/backends/collective/gather_exchange_cuda.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
-#include "moe/backends/window/device/high_throughput/exchange.hpp"
-#include "moe/backends/window/device/low_latency/exchange.hpp"
-#include "moe/comm/nccl.hpp"
-#include "moe/comm/nccl_symmetric.hpp"
-#include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/monolithic.hpp"
-#include "moe/models/runtime_layer.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
-#include "moe/runner/device/dense_shared.hpp"
-#include "moe/runner/device/linear.hpp"
-#include "moe/runner/device/ranks.hpp"
-#include "moe/runner/device/row_kernels.hpp"
-#include "several_hosts.hpp"
+#include "registry_backends.hpp"
+#include "runner_grid_cases.hpp"
+
+namespace moe_test::grid {
+INSTANTIATE_TYPED_TEST_SUITE_P(OverNccl, RunnerGrid, TestTypes<backends_over_nccl>, BackendNames);
+INSTANTIATE_TYPED_TEST_SUITE_P(OverNccl, FusedShared, TestTypes<backends_over_nccl>, BackendNames);
+}  // namespace moe_test::grid
 
 namespace {
 
 using namespace moe_test::grid;
 using moe_test::expect_error;
-using Cuda = space::cuda;
-using comm::Nccl;
-using Window = comm::NcclSymmetric;
-using Config = models::RuntimeLayer<bf16, bf16>;
 using Local = backends::NoExpertParallel<Cuda>;
 using Gather = backends::AllGatherReduceScatter<Nccl>;
-using AllToAll = backends::AllToAllV<Nccl>;
-using LowLatency = backends::LowLatency<Window>;
-using HighThroughput = backends::HighThroughput<Window>;
-template <class Backend, class Experts = experts::CudaReference>
-using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
+using LowLatency = backends::LowLatency<comm::NcclSymmetric>;
 using Inside = experts::Monolithic<experts::CudaReference>;
-using Store = experts::WeightStore<Config, quantization::None, Cuda>;
-constexpr std::int64_t kTimeout = 20'000;
-
-struct Alone : RunnerDefaults {
-  using Gate = runner::gate::Linear<float>;
-  using Input = runner::transform::Projection<bf16>;
-  using Output = runner::transform::Projection<bf16>;
-  using Shared = runner::shared::Dense<bf16>;
-  using Scaling = runner::scaling::Factor;
-  using ZeroExperts = runner::zero_experts::Identity;
-  using End = runner::end::BiasNorm;
-};
-struct Parts : Alone {
-  using Parallel = runner::parallel::Groups<Nccl>;
-};
-
-int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-int world_size() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-/// The ranks that have this rank's color, in world order. One communicator for each `kind`, for all tests.
-std::map<std::string, std::unique_ptr<Nccl>> communicators;
-Nccl* group(std::string const& kind, int color) {
-  auto& found = communicators[kind];
-  if (found == nullptr) {
-    MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, color, world_rank(), &part);
-    int rank = 0, size = 1;
-    MPI_Comm_rank(part, &rank);
-    MPI_Comm_size(part, &size);
-    auto const broadcast = [&](void* data, std::size_t bytes) { MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, part); };
-    found = std::make_unique<Nccl>(Nccl::over(rank, size, broadcast, {.timeout_ms = kTimeout}));
-    MPI_Comm_free(&part);
-  }
-  return found.get();
-}
-/// The ranks that a rank's layer connects, and its TP group.
-Nccl* layer_comm(MoeParallel const& p) {
-  return runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank);
-}
-Nccl* tp_comm(MoeParallel const& p) { return group(text("tp ", p.tp_size), p.flat_rank / p.tp_size); }
-/// call(comm) with the communicator of a backend over NCCL or of one rank.
-template <class Backend, class Call>
-auto with_comm(MoeParallel const& moe, Call const& call) {
-  if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
-    return call(*layer_comm(moe));
-  } else {
-    static comm::Self<Cuda> self;
-    return call(self);
-  }
-}
-class Communicators : public testing::Environment {
-  void TearDown() override { communicators.clear(); }
-};
-[[maybe_unused]] auto* const cleared = testing::AddGlobalTestEnvironment(new Communicators);
-
-/// Weights in device memory, in the element that is asked for.
-class OnDevice {
- public:
-  template <class T>
-  T const* as(T const*, std::vector<float> const& from) {
-    std::vector<T> values(from.size());
-    std::transform(from.begin(), from.end(), values.begin(), [](float v) { return from_float<T>(v); });
-    auto const bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
-    memory_.emplace_back(std::max<std::int64_t>(bytes, 1));
-    Memory<Cuda>::copy_from_host(memory_.back().data(), values.data(), static_cast<std::size_t>(bytes));
-    return reinterpret_cast<T const*>(memory_.back().data());
-  }
-
- private:
-  std::list<Buffer<std::byte, Cuda>> memory_;
-};
-
-/// Input and output of a forward.
-struct Rowset {
-  explicit Rowset(std::vector<float> const& x) : rows(static_cast<std::int64_t>(x.size()) / kHidden), in(room(x)), out(in.size()) {
-    std::vector<bf16> values(static_cast<std::size_t>(in.size()));
-    std::transform(x.begin(), x.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
-    in.copy_from_host(values.data());
-    Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  Rows<bf16 const> x() const { return make_rows(static_cast<bf16 const*>(in.data()), rows, kHidden); }
-  Rows<bf16> y() { return make_rows(out.data(), rows, kHidden); }
-  std::vector<float> result() {
-    std::vector<bf16> values(static_cast<std::size_t>(out.size()));
-    out.copy_to_host(values.data());
-    std::vector<float> wide;
-    for (std::int64_t i = 0; i < rows * kHidden; ++i) wide.push_back(to_float(values[static_cast<std::size_t>(i)]));
-    return wide;
-  }
-  std::int64_t rows;
-  Buffer<bf16, Cuda> in, out;
-
- private:
-  static std::int64_t room(std::vector<float> const& x) { return std::max<std::int64_t>(static_cast<std::int64_t>(x.size()), kHidden); }
-};
-
-/// Waits for the stream within the deadline, and throws what the exchange or a communicator has found.
-template <class R>
-void finish(R& runner, Nccl* comm, cudaStream_t stream) {
-  if (comm != nullptr) comm->synchronize(stream);
-  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  if constexpr (requires { runner.layer().exchange().check(); }) runner.layer().exchange().check();
-}
-
-/// A rank of a grid.
-template <class Backend, class Experts = experts::CudaReference>
-class Rank {
- public:
-  using R = Runner<LayerOf<Backend, Experts>, Parts>;
-  Rank(Grid const& g, Model const& m, bool rows_agree, BackendFacts const& facts = Backend::kFacts)
-      : moe(place_of(g, world_rank(), facts)),
-        tp(group(text("tp ", g.tp), world_rank() / g.tp)),
-        layer_group(runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", g.tp), moe.tp_rank)),
-        placement(kExperts, moe.ep_size),
-        shards(m.form.shared == SharedOutput::partial ? g.tp : 1),
-        store(experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size)),
-        runner(comm(), store.view(), grid_params(m, rows_agree)) {}
-  std::vector<float> forward(std::vector<float> const& x) {
-    Rowset rows(x);
-    runner.forward(rows.x(), rows.y(), {}, stream);
-    finish(runner, tp, stream);
-    std::vector<float> out = rows.result();
-    if (!runner.reductions().result_partial) return out;
-    Buffer<float, Cuda> terms(std::max<std::int64_t>(static_cast<std::int64_t>(out.size()), 1));
-    out.resize(static_cast<std::size_t>(terms.size()));
-    terms.copy_from_host(out.data());
-    tp->all_reduce(terms.data(), terms.size(), terms.data(), stream);
-    stream.synchronize();
-    terms.copy_to_host(out.data());
-    out.resize(x.size());
-    return out;
-  }
-
-  MoeParallel moe;
-  Nccl *tp, *layer_group;
-  ExpertPlacement placement;
-  int shards;
-  OnDevice weights;
-  Store store;
-  comm::Self<Cuda> self;
-  CudaStream stream;
-  R runner;
-
- private:
-  typename Backend::Comm& comm() {
-    if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
-      return *layer_group;
-    } else {
-      return self;
-    }
-  }
-  typename R::Params grid_params(Model const& m, bool rows_agree) {
-    auto p = params<R>(m, placement, kIntermediate / moe.moe_tp_size, cut13(m.shared13, kShared, kHidden, moe.tp_rank % shards, shards),
-                       cut2(m.shared2, kShared, kHidden, moe.tp_rank % shards, shards), weights);
-    if constexpr (requires { p.parallel.moe; }) {
-      p.parallel = {.moe = moe, .tp = tp, .reduce_results = m.form.reduce_results, .rows_agree = rows_agree};
-    }
-    return p;
-  }
-};
-
-void expect_close(std::vector<float> const& got, std::vector<float> const& want) {
-  float largest = 0;
-  for (float v : want) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1.5e-2 * largest) << "value " << i;
-}
-
-template <class Backend>
-class RunnerGrid : public testing::Test {};
-using Backends = testing::Types<Local, Gather, AllToAll, LowLatency, HighThroughput>;
-TYPED_TEST_SUITE(RunnerGrid, Backends);
-
-/// Every grid; the forms that differ in their sums. Ranks agree on rows in every other one. Experts that route inside have no zero experts.
-template <class Backend, class Experts>
-void equals_one_rank() {
-  Form const forms[] = {{false, false, SharedOutput::none, true},
-                        {false, false, SharedOutput::partial, true},
-                        {false, true, SharedOutput::complete, true},
-                        {true, true, SharedOutput::partial, true},
-                        {true, false, SharedOutput::partial, false}};
-  int ran = 0, refused = 0;
-  for (Grid const& g : grids(world_size())) {
-    for (bool sp : {false, true}) {
-      BackendFacts facts = Backend::kFacts;
-      if (sp && !facts.sequence_parallel) continue;
-      facts.sequence_parallel = sp;
-      for (Form const& form : forms) {
-        SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp, ", latent ", form.latent, ", norm ",
-                          form.norm, ", shared ", static_cast<int>(form.shared), ", reduce ", form.reduce_results));
-        Model const m{.form = form, .zero = facts::routes_inside<Experts>() ? 0 : kZero};
-        MoeParallel const place = place_of(g, 0, facts);
-        if (runner::parallel_conflict(place) != nullptr || (place.use_sp_moe() && form.shared == SharedOutput::partial)) {
-          expect_error(ErrorCode::config, "", [&] { Rank<Backend, Experts> rank(g, m, false, facts); });
-          ++refused;
-          continue;
-        }
-        Rank<Backend, Experts> rank(g, m, ran % 2 == 1, facts);
-        std::vector<float> const x = tokens(rank.moe), want = on_one_rank(m, x);
-        expect_close(rank.forward(x), want);
-        expect_close(rank.forward(x), want);
-        if (testing::Test::HasFatalFailure()) return;
-        ++ran;
-      }
-    }
-  }
-  EXPECT_GT(ran, 0);
-}
-
-TYPED_TEST(RunnerGrid, EqualsOneRank) { equals_one_rank<TypeParam, experts::CudaReference>(); }
-
-// Ranks on several hosts: a backend over a window refuses them on all ranks at construction, in one sentence that names the ones that need
-// no window. As after every failed construction the group is over; a new one works with such a backend.
-template <class Backend>
-void refuses_hosts() {
-  Model const m{.form = {false, false, SharedOutput::complete}};
-  for (Grid const& g : grids(world_size())) {
-    MoeParallel const place = place_of(g, world_rank(), Backend::kFacts);
-    if (runner::parallel_conflict(place) != nullptr) continue;
-    SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp));
-    expect_error(ErrorCode::unsupported, "AllToAllV and AllGatherReduceScatter need", [&] { Rank<Backend> rank(g, m, false); });
-    communicators.clear();
-    Rank<AllToAll> works(g, m, false);
-    std::vector<float> const x = tokens(works.moe), want = on_one_rank(m, x);
-    expect_close(works.forward(x), want);
-  }
-}
-TEST(RunnerHosts, WindowsRefuseSeveralHosts) {
-  if (!moe_test::on_several_hosts()) GTEST_SKIP() << "the ranks are on one host; MOE_TEST_HOSTS is not set";
-  refuses_hosts<LowLatency>();
-  refuses_hosts<HighThroughput>();
-}
-
-// Shared experts between the halves of an exchange, and before the layer.
-TYPED_TEST(RunnerGrid, SharedBesideTheExchangeKeepTheBits) {
-  if (TypeParam::kFacts.transport == Transport::local) GTEST_SKIP() << "no exchange";
-  for (Grid const& g : {Grid{1, world_size(), 1, true}, Grid{world_size(), 1, 1, true}}) {
-    Model const beside{.form = {false, false, SharedOutput::partial}}, before{.form = {false, false, SharedOutput::partial, true, false}};
-    Rank<TypeParam> one(g, beside, false), other(g, before, false);
-    std::vector<float> const x = tokens(one.moe), want = other.forward(x);
-    EXPECT_EQ(one.forward(x), want);
-    EXPECT_EQ(one.forward(x), want);
-  }
-}
 
 /// A grid in one graph: ranks that state their rows wait for nobody.
 template <class Backend>
@@ -337,83 +61,12 @@ void replays(Grid const& g, SharedOutput shared) {
 TEST(RunnerGridGraph, TensorParallelLocal) { replays<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
 TEST(RunnerGridGraph, TensorParallelLowLatency) { replays<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete); }
 
-// ---- Shared experts as further experts of the layer (N20): every rank computes those of its own rows.
-
-struct FusedParts : RunnerDefaults {
-  using Gate = runner::gate::Linear<float>;
-  using Parallel = runner::parallel::Groups<Nccl>;
-};
-
-template <class Backend>
-class FusedShared : public testing::Test {
- protected:
-  using R = Runner<LayerOf<Backend>, FusedParts>;
-  void run(MoeParallel const& moe) {
-    Model const m{.form = {false, false, SharedOutput::none}};
-    bool const alone = moe.ep_size == 1;  // then the shared experts are among those of the placement
-    ExpertPlacement const placement(alone ? kExperts + kFused : kExperts, moe.ep_size), routed(kExperts, moe.ep_size);
-    int const part = kIntermediate / moe.moe_tp_size;
-    std::vector<std::int32_t> mine(routed.local_to_physical(moe.ep_rank).begin(), routed.local_to_physical(moe.ep_rank).end());
-    for (int i = 0; i < kFused; ++i) mine.push_back(kExperts + i);
-    Store store(static_cast<std::int64_t>(mine.size()), kHidden, part, true);
-    for (std::size_t l = 0; l < mine.size(); ++l) {
-      store.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, kHidden, moe.moe_tp_rank, moe.moe_tp_size).data(),
-                       cut2(m.w2(mine[l]), kIntermediate, kHidden, moe.moe_tp_rank, moe.moe_tp_size).data());
-    }
-    typename R::Params p{
-        .layer = {.shape = {.hidden = kHidden, .intermediate = part, .num_experts = kExperts + kFused, .topk = kTopK + kFused},
-                  .max_tokens_per_rank = kMost,
-                  .placement = placement,
-                  .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = kFused, .fused_shared_weight = kFusedWeight}}};
-    OnDevice weights;
-    p.gate.weight = make_rows(weights.as(p.gate.weight.data_handle(), bf16_numbers(1, kExperts * kHidden)), kExperts, kHidden);
-    Nccl* const tp = tp_comm(moe);
-    p.parallel = {.moe = moe, .tp = tp};
-    R runner = with_comm<Backend>(moe, [&](auto& comm) { return R(comm, store.view(), p); });
-    CudaStream stream;
-    std::vector<float> const x = tokens(moe), want = fused_beside(m, x);
-    for (int i = 0; i < 2; ++i) {
-      Rowset rows(x);
-      runner.forward(rows.x(), rows.y(), {}, stream);
-      finish(runner, tp, stream);
-      expect_close(rows.result(), want);
-    }
-    std::int64_t const routed_rows = runner::parallel::slice_of(static_cast<std::int64_t>(x.size() / kHidden), moe).rows;
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(routed_rows * (kTopK + kFused)));
-    if (!ids.empty()) Memory<Cuda>::copy_to_host(ids.data(), runner.topk_ids().data_handle(), ids.size() * sizeof(std::int32_t));
-    for (std::size_t i = 0; i < ids.size(); ++i) {  // logical ids, the shared experts in the last columns
-      int const column = static_cast<int>(i) % (kTopK + kFused) - kTopK;
-      if (column < 0) continue;
-      ASSERT_EQ(ids[i], kExperts + column);
-    }
-  }
-};
-TYPED_TEST_SUITE(FusedShared, Backends);
-
-TYPED_TEST(FusedShared, N20_EqualsBeside) {
-  int ran = 0;
-  for (Grid const& g : grids(world_size())) {
-    for (bool sp : {false, true}) {
-      BackendFacts facts = TypeParam::kFacts;
-      if (sp && !facts.sequence_parallel) continue;
-      facts.sequence_parallel = sp;
-      MoeParallel const moe = place_of(g, world_rank(), facts);
-      if (runner::parallel_conflict(moe) != nullptr) continue;
-      SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep, ", sp ", sp));
-      this->run(moe);
-      if (testing::Test::HasFatalFailure()) return;
-      ++ran;
-    }
-  }
-  EXPECT_GT(ran, 0);
-}
-
 // ---- Experts that route inside (N16): rows and logits are gathered, and every rank chooses.
 
 template <class Backend, class Experts>
 std::vector<float> gathered(MoeParallel const& moe) {
   using L = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
-  using R = Runner<L, FusedParts>;
+  using R = Runner<L, GateParts>;
   Model const m{.form = {false, false, SharedOutput::none}};
   ExpertPlacement const placement(kExperts, moe.ep_size);
   Store const store = experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size);

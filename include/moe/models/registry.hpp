@@ -74,6 +74,11 @@ inline constexpr auto host_backends = hana::append(backends_over_comm<comm::Mpi>
 /// To instantiate one, include backends/window/host/NAME.hpp.
 inline constexpr auto window_backends = backends_over_window<comm::MpiShared>;
 
+/// Those of the CUDA space that need no window.
+template <class Comm>
+inline constexpr auto cuda_backends_over_comm =
+    hana::prepend(backends_over_comm<Comm>, hana::type_c<backends::NoExpertParallel<space::cuda>>);
+
 /// Stand-ins for comm::Nccl and comm::NcclSymmetric, which a build may lack: names, facts and rules are the same. To instantiate a layer,
 /// use the lists above with the real types.
 using DeviceComm = comm::Self<space::cuda>;
@@ -86,7 +91,7 @@ class DeviceWindow {
   void* peer(int rank, std::int64_t offset) const;
   std::int64_t bytes() const;
 };
-inline constexpr auto cuda_backends = hana::prepend(backends_over_comm<DeviceComm>, hana::type_c<backends::NoExpertParallel<space::cuda>>);
+inline constexpr auto cuda_backends = cuda_backends_over_comm<DeviceComm>;
 inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
 
 /// Schemes that the tests and the tool pair with windows of host memory and with experts that route inside: rows as they are, and codes
