@@ -11,7 +11,8 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/none.hpp"
-#include "tests/gpu/eplb_device_serving.cuh"
+#include "moe/routing/device/route.cuh"
+#include "tests/gpu/eplb_device_serving.hpp"
 
 namespace {
 

@@ -16,7 +16,8 @@
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/int4_group128.hpp"
-#include "tests/gpu/eplb_device_serving.cuh"
+#include "moe/routing/device/route.cuh"
+#include "tests/gpu/eplb_device_serving.hpp"
 
 namespace {
 

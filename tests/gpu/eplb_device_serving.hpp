@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/eplb_device_serving.cuh: layers on the device that serve while their experts move, in any composition: every step's output
-// against the same step without load balancing, and every slot's bytes against its expert's.
+// tests/gpu/eplb_device_serving.hpp: layers on the device that serve while their experts move, in any composition: every step's output
+// against the same step without load balancing, and every slot's bytes against its expert's. Host C++ only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,6 @@
 #include "moe/eplb/runtime_balancer.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
-#include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/on_hopper.hpp"
 
@@ -33,6 +32,17 @@ struct EplbConfig : LayerDefaults {
   using Act = bf16;
   using Weight = bf16;
   using Activation = activation::Silu;
+};
+
+/// Layers whose sizes are known when they are compiled. Other layers are a class with these members.
+struct EplbFixedLayer {
+  using Config = EplbConfig;
+  using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
+  int topk = EplbConfig::topk;
+  template <class Params>
+  void set(Params& p) const {
+    p.router = {EplbConfig::num_experts, topk};
+  }
 };
 
 /// A stream for the balancer's worker: see RuntimeBalancer::Params::worker_stream.
@@ -54,22 +64,23 @@ class WorkerStream {
 };
 
 /// A model of two layers with load balancing, or without.
-template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
+template <class Quant, class Backend, class Experts, class Of, class WeightsComm, class Group>
 class DeviceServing {
  public:
-  using Layer = ModularKernel<EplbConfig, routing::SoftmaxTopK<routing::Renormalize::yes>, Quant, Backend, Experts>;
-  using Store = moe::experts::WeightStore<EplbConfig, Quant, space::cuda>;
+  using Layer = ModularKernel<typename Of::Config, typename Of::Router, Quant, Backend, Experts>;
+  using Store = moe::experts::WeightStore<typename Of::Config, Quant, space::cuda>;
   using Balancer = eplb::RuntimeBalancer<WeightsComm, Group>;
   using Tokens = typename Backend::Comm;
   static constexpr int kLayers = 2, kExperts = EplbConfig::num_experts, kHidden = EplbConfig::hidden, kTokens = 24;
 
-  DeviceServing(Tokens& tokens, cudaStream_t stream)
-      : rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(kExperts / ranks_) {
+  DeviceServing(Of const& of, Tokens& tokens, cudaStream_t stream)
+      : of_(of), rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(kExperts / ranks_) {
     load(ExpertMaps::initial(kLayers, kExperts, 0));
     build(tokens);
   }
-  DeviceServing(Tokens& tokens, cudaStream_t stream, WeightsComm& weights, Group& group, typename Balancer::Params const& params)
-      : rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(params.maps.num_physical() / ranks_) {
+  DeviceServing(Of const& of, Tokens& tokens, cudaStream_t stream, WeightsComm& weights, Group& group,
+                typename Balancer::Params const& params)
+      : of_(of), rank_(tokens.rank()), ranks_(tokens.size()), stream_(stream), slots_(params.maps.num_physical() / ranks_) {
     load(params.maps);
     std::vector<eplb::LayerTensors> tensors;
     for (Store& store : stores_) tensors.push_back(eplb::expert_tensors(store));
@@ -100,9 +111,9 @@ class DeviceServing {
   }
   void forward() {
     for (std::size_t l = 0; l < kLayers; ++l) {
-      layers_[l].forward(make_rows<kHidden>(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
+      layers_[l].forward(make_rows<Of::Config::hidden>(static_cast<bf16 const*>(hidden_[l].data()), kTokens, kHidden),
                          make_rows(static_cast<float const*>(logits_[l].data()), kTokens, kExperts),
-                         make_rows<kHidden>(output_[l].data(), kTokens, kHidden), {}, stream_);
+                         make_rows<Of::Config::hidden>(output_[l].data(), kTokens, kHidden), {}, stream_);
     }
   }
   /// Waits for the stream: outputs of both layers, [layers · T · H].
@@ -180,8 +191,8 @@ class DeviceServing {
   void build(Tokens& tokens) {
     for (int l = 0; l < kLayers; ++l) {
       typename Layer::Params p{.max_tokens_per_rank = kTokens,
-                               .placement = balancer_ ? balancer_->placement(l) : ExpertPlacement(kExperts, ranks_),
-                               .router = {kExperts, EplbConfig::topk}};
+                               .placement = balancer_ ? balancer_->placement(l) : ExpertPlacement(kExperts, ranks_)};
+      of_.set(p);
       if (balancer_) {
         p.mapping = balancer_->mapping(l);
         p.load = balancer_->load(l);
@@ -191,6 +202,7 @@ class DeviceServing {
     }
   }
 
+  Of of_;
   int rank_, ranks_;
   cudaStream_t stream_;
   int slots_;
@@ -212,17 +224,19 @@ inline void expect_near_outputs(std::vector<float> const& got, std::vector<float
   }
 }
 
-/// Serves until experts have moved three times. The forward is captured once and replayed if `graphs`.
-template <class Quant, class Backend, class Experts, class WeightsComm, class Group>
-void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs) {
-  using Model = DeviceServing<Quant, Backend, Experts, WeightsComm, Group>;
+/// Serves until experts have moved three times. The forward is captured once and replayed if `graphs`. same_bits: outputs must equal those
+/// without load balancing bit for bit.
+template <class Quant, class Backend, class Experts, class Of = EplbFixedLayer, class WeightsComm, class Group>
+void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs,
+                              Of const& of = {}, bool same_bits = false) {
+  using Model = DeviceServing<Quant, Backend, Experts, Of, WeightsComm, Group>;
   CudaStream stream;
   WorkerStream worker;
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  std::string const what = text(Quant::kName, ", ", Backend::kName, ", ", Experts::kName, ", ", name(mode));
-  Model plain(tokens, stream);
-  Model model(tokens, stream, weights, group,
+  std::string const what = text(Quant::kName, ", ", Backend::kName, ", ", Experts::kName, ", top ", of.topk, ", ", name(mode));
+  Model plain(of, tokens, stream);
+  Model model(of, tokens, stream, weights, group,
               {.maps = ExpertMaps::initial(Model::kLayers, Model::kExperts, (tokens.size() > 1 ? 2 : 4) * tokens.size()),
                .options = {.window = 2, .step_interval = 4},
                .mode = mode,
@@ -255,7 +269,11 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
       model.forward();
     }
     auto const done = model.balancer().step({}, stream);  // before the forward is known to have ended
-    expect_near_outputs(model.result(), want, text(what, ", step ", step));
+    std::vector<float> const got = model.result();
+    expect_near_outputs(got, want, text(what, ", step ", step));
+    if (same_bits) {
+      EXPECT_EQ(got, want) << what << ", step " << step;
+    }
     if (testing::Test::HasFatalFailure()) break;
     if (!done.committed_layers.empty()) {
       EXPECT_EQ(model.wrong_slot(), "") << what << ", step " << step;
