@@ -126,9 +126,10 @@ class MetadataReader {
 inline ActivationChoice metadata_activation(MetadataReader& m, std::string_view limit_key) {
   using activation::Kind;
   std::string_view const act = m.required("activation");
-  std::size_t const form = m.choice("glu", {"act(gate)*up", "(clamp(up)+1)*clamp(gate)*sigmoid(alpha*clamp(gate))",
-                                            "min(silu(gate),limit)*clamp(up,-limit,limit)", "silu(min(gate,limit))*clamp(up,-limit,limit)",
-                                            "softcap(gate)*sigmoid(gate)*softcap(up)", "none: down(act(up(x)))", "none: wo(act(wi(x)))"});
+  std::size_t const form = m.choice(
+      "glu", {"act(gate)*up", "(clamp(up)+1)*clamp(gate)*sigmoid(alpha*clamp(gate))", "min(silu(gate),limit)*clamp(up,-limit,limit)",
+              "silu(min(gate,limit))*clamp(up,-limit,limit)", "softcap(gate)*sigmoid(gate)*softcap(up)", "none: down(act(up(x)))",
+              "none: wo(act(wi(x)))", "none: fc2(act(fc1(x)))"});
   ActivationChoice out;
   bool const limited = m.present(limit_key) && m.number(limit_key) > 0.0F;
   auto const limit = [&] {
@@ -294,6 +295,10 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   d.post_norm = m.optional_choice("post_norm", {"none", "rmsnorm of routed+shared"}) == 1;
   d.output_bias = m.optional_choice("output_bias", {"none", "added once to every token"}) == 1;
   d.per_expert_scale = m.optional_flag("per_expert_scale");
+  constexpr std::array tokens{Tokens::all, Tokens::text, Tokens::image};
+  d.tokens = tokens[m.optional_choice("tokens", {"none", "text", "image"})];
+  d.expert_of_id = m.optional_flag("expert_of_id");
+  if (m.present("own_rows")) d.own_rows = m.integer("own_rows", 1);
   bool const scaled = m.optional_choice("router_input", {"none", "rmsnorm(x)*scale/sqrt(H)"}) == 1;
   d.router_input = scaled ? RouterInput::scaled_rms_norm : family == mlp_router_skip ? RouterInput::mlp : RouterInput::hidden;
   if (d.post_norm || d.latent_in_norm || d.router_input != RouterInput::hidden) {
@@ -311,6 +316,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
                  ? WeightLayout::fused_transposed_interleaved
              : layout == "w13 [E,2I,H] gate and up rows interleaved; w2 [E,H,I]" ? WeightLayout::fused_interleaved
              : layout == "dbrx [E*I,H] for w1,v1,w2"                             ? WeightLayout::stacked
+             : layout == "fc1, fc2 of all experts; own_rows of w2 per expert"    ? WeightLayout::common_rows
                                                                                  : WeightLayout::automatic;
   if (d.layout == WeightLayout::automatic) {
     throw Error(ErrorCode::unsupported, one_line("'", label, "': metadata field 'layout' = '", layout.substr(0, 100), "' is not known"));

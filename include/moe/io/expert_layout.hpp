@@ -9,9 +9,15 @@
 #include <string_view>
 #include <vector>
 
+#include "moe/io/layer_description.hpp"
+
 namespace moe::io {
 
 namespace detail {
+
+/// True where the experts of text and of image tokens lie in one list, the text tokens' first: ERNIE-4.5-VL as it is released and as
+/// save_pretrained writes it. As transformers' modules name them, each set has a root of its own.
+inline bool in_one_list(LayerDescription const& d, std::string_view root) { return d.tokens != Tokens::all && !root.ends_with("_moe."); }
 
 /// The names of the projections of one feed-forward network; gate is empty if it has none.
 struct ProjectionNames {
@@ -25,6 +31,7 @@ inline constexpr std::array kProjectionNames{
     ProjectionNames{"linear_gate", "up_proj", "down_proj"},  // shared experts of hy_v4, as transformers writes them
     ProjectionNames{"", "up_proj", "down_proj"},
     ProjectionNames{"", "wi", "wo"},
+    ProjectionNames{"", "fc1", "fc2"},  // NLLB-MoE
 };
 
 /// out[cols, rows] = in[rows, cols] transposed.

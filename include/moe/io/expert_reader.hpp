@@ -14,6 +14,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
+#include "moe/io/common_rows.hpp"
 #include "moe/io/expert_layout.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/linear_reader.hpp"
@@ -38,6 +39,7 @@ class ExpertReader {
   /// Throws as read() does if the weights of expert e are missing or have a wrong shape. Reads no data: for checks before allocation.
   void check_shapes(int e) const {
     check(e);
+    if (layout_ == WeightLayout::common_rows) return detail::check_common_rows(store_, root_, d_, e);
     if (layout_ != WeightLayout::per_expert) return;  // find_layout() checked all experts
     std::int64_t const i = d_.intermediate, h = d_.expert_hidden();
     auto const shard = [&](std::string_view which, std::int64_t n, std::int64_t k) {
@@ -55,10 +57,11 @@ class ExpertReader {
     switch (layout_) {
       case WeightLayout::per_expert: return read_per_expert(e, w13, w2);
       case WeightLayout::stacked: return read_stacked(e, w13, w2);
+      case WeightLayout::common_rows: return detail::read_common_rows(store_, root_, d_, e, w13, w2);
       default: return mxfp4_ ? read_mxfp4(e, w13, w2) : read_fused(e, w13, w2);
     }
   }
-  /// The matrices of expert e, for readers of the stored form; none if they are stored transposed.
+  /// The matrices of expert e, for readers of the stored form; none if they are stored transposed or in common with other experts.
   std::vector<StoredMatrix> matrices(int e) const {
     check(e);
     std::int64_t const i = d_.intermediate, h = d_.expert_hidden(), n = d_.w13_rows(), stack = d_.router.num_experts;
@@ -85,6 +88,7 @@ class ExpertReader {
   void read_bias(int e, float* b13, float* b2) const {
     check(e);
     std::int64_t const i = d_.intermediate;
+    if (layout_ == WeightLayout::common_rows) return detail::read_common_bias(store_, root_, d_, e, b13, b2);
     if (layout_ == WeightLayout::per_expert) {
       std::string const base = expert_base(e);
       bias_row(base + std::string(names_.down) + ".bias", 0, 1, d_.expert_hidden(), b2);
@@ -110,7 +114,7 @@ class ExpertReader {
                                               shard_name(e, shard), "' in '", store_.label(), "')"));
   }
   std::string shard_name(int e, std::string_view shard) const { return text(expert_base(e), shard, ".weight"); }
-  std::string expert_base(int e) const { return text(root_, "experts.", infix_, e, '.'); }
+  std::string expert_base(int e) const { return text(root_, "experts.", infix_, first_ + e, '.'); }
   /// A tensor's name without ".weight".
   static std::string base_of(std::string tensor) {
     if (tensor.ends_with(".weight")) tensor.resize(tensor.size() - 7);
@@ -122,6 +126,10 @@ class ExpertReader {
   void find_layout() {
     bool const explicit_fused = d_.layout == WeightLayout::fused || d_.layout == WeightLayout::fused_transposed ||
                                 d_.layout == WeightLayout::fused_transposed_interleaved;
+    if (d_.layout == WeightLayout::common_rows) {
+      layout_ = WeightLayout::common_rows;
+      return;
+    }
     if (d_.layout == WeightLayout::stacked) {
       layout_ = WeightLayout::stacked;
       for (char const* which : {"w1", "v1", "w2"}) {
@@ -260,7 +268,11 @@ class ExpertReader {
     }
     if (last < 0) return false;
     // LongCat-Flash writes gate and up weights, never used, for its zero experts too.
-    std::int64_t const bound = d_.router.num_experts + d_.router.num_zero_experts;
+    std::int64_t bound = d_.router.num_experts + d_.router.num_zero_experts;
+    if (detail::in_one_list(d_, root_)) {
+      if (d_.tokens == Tokens::image) first_ = bound;
+      bound *= 2;
+    }
     if (last >= bound) {
       throw Error(ErrorCode::argument, one_line("unexpected expert weights: layer ", layer_, ", expert ", last, " ('", prefix, infix_, last,
                                                 ".*' in '", store_.label(), "') is out of range [0, ", bound, ")"));
@@ -368,6 +380,7 @@ class ExpertReader {
   std::int64_t layer_;
   WeightLayout layout_ = WeightLayout::automatic;
   std::string_view infix_;
+  std::int64_t first_ = 0;  ///< number of expert 0 in the file
   detail::ProjectionNames names_{};
   std::optional<StoredTensor> gate_up_, up_, down_, gate_up_scales_, down_scales_;
   std::string gate_up_base_, down_base_;

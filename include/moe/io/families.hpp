@@ -40,6 +40,44 @@ inline void ernie(Config c, Out d) {
   d.router.renorm_eps = c.has("moe_norm_min") ? static_cast<float>(c.number("moe_norm_min", 0.0, 1.0)) : 1e-12F;
   shared_of_routed_width(c, d, {"moe_num_shared_experts"});
 }
+/// Each layer has an ERNIE-4.5 block for text tokens and one for image tokens, which differ in their experts' width. The shared experts
+/// are those of both, as wide as text experts (Ernie4_5_VLMoeMoeBlock of transformers).
+inline void ernie_vl(Config c, Out d) {
+  if (d.tokens == Tokens::all) d.tokens = Tokens::text;
+  d.hidden = c.integer("hidden_size");
+  (void)c.at("moe_intermediate_size", 1);  // one number for both would be another model
+  std::int64_t const text_width = c.integer_at("moe_intermediate_size", 0), image_width = c.integer_at("moe_intermediate_size", 1);
+  d.intermediate = d.tokens == Tokens::image ? image_width : text_width;
+  d.router.num_experts = static_cast<int>(c.integer({"moe_num_experts", "num_experts"}, 1, 65536));
+  d.router.topk = static_cast<int>(c.integer({"moe_k", "num_experts_per_tok"}, 1, kMaxTopK));
+  d.activation.kind = gated_kind(c.string("hidden_act"), c.label());
+  d.correction_bias = true;
+  d.router.renorm = Renorm::floor;
+  d.router.renorm_eps = static_cast<float>(c.number("moe_norm_min", 0.0, 1.0));
+  std::int64_t const n = c.integer("moe_num_shared_experts", 0, 1024);
+  shared(d, n, n * text_width);
+}
+/// The encoder's blocks, as NllbMoeTop2Router of transformers computes them: softmax, the best two, normalised. With a capacity of all
+/// tokens no expert is ever full: a token's two choices differ, so an expert gets at most one row of each.
+inline void nllb(Config c, Out d) {
+  d.hidden = c.integer({"d_model", "hidden_size"});
+  d.intermediate = c.integer("encoder_ffn_dim");
+  d.router.num_experts = static_cast<int>(c.integer("num_experts", 2, 65536));
+  d.router.topk = 2;
+  d.activation.kind = ungated_kind(c.string("activation_function"), c.label());
+  d.router_bias = c.flag("router_bias");
+  c.string("router_dtype", {"float32"});
+  c.string("second_expert_policy", {"all"});  // the others draw lots
+  renormalise(d, true);
+  double const fraction = c.number("moe_eval_capacity_token_fraction", -1e6, 1e6);
+  if (fraction < 1.0) {
+    throw Error(ErrorCode::unsupported, one_line("'", c.label(), "': moe_eval_capacity_token_fraction is ", fraction,
+                                                 ": below 1, experts drop tokens beyond a capacity that depends on the whole batch"));
+  }
+  // Dropout of expert outputs; the model multiplies by what it keeps. 1 would leave nothing.
+  d.output_scaling_factor = static_cast<float>(1.0 - c.number("moe_token_dropout", 0.0, 0.999));
+  d.expert_bias = true;
+}
 inline void longcat_flash(Config c, Out d) {
   shapes(c, d, {"moe_topk", "num_experts_per_tok"}, {"expert_ffn_hidden_size"}, c.has("hidden_act") ? "hidden_act" : "");
   d.correction_bias = true;
@@ -103,6 +141,20 @@ inline void inkling(Config c, Out d) {
   std::int64_t const n = c.integer("n_shared_experts", 1, 64);
   shared(d, n, n * d.intermediate, SharedGate::routing_weight);
   d.router.num_joint_shared = static_cast<int>(n);
+}
+/// An expert per data set, which the caller names (io/common_rows.hpp).
+inline void vitpose(Config c, Out d) {
+  d.hidden = c.integer("hidden_size");
+  d.intermediate = static_cast<std::int64_t>(static_cast<double>(d.hidden) * c.number("mlp_ratio", 1e-3, 1e3));
+  if (d.intermediate < 1) c.fail(one_line("'mlp_ratio' of hidden_size ", d.hidden, " leaves no width"));
+  d.router.num_experts = static_cast<int>(c.integer("num_experts", 2, 65536));
+  d.router.topk = 1;
+  d.router.selection = Selection::hash_table;
+  renormalise(d, true);
+  d.activation.kind = ungated_kind(c.string("hidden_act"), c.label());
+  d.expert_bias = d.expert_of_id = true;
+  d.own_rows = c.integer("part_features", 1, d.hidden - 1);
+  d.layout = WeightLayout::common_rows;
 }
 inline void zaya(Config c, Out d) {
   shapes(c, d, {"num_experts_per_tok"}, {"moe_intermediate_size"});

@@ -27,8 +27,8 @@ namespace moe::io {
 /// Largest count or width that a configuration may state.
 inline constexpr std::int64_t kMaxConfigValue = 10'000'000;
 
-/// A config.json. For a multimodal model this is its language model's part ("text_config"). All errors are E_CONFIG and name the
-/// field, its value and the bound.
+/// A config.json. For a multimodal model this is its language model's part ("text_config"), for ViTPose its backbone's. All errors are
+/// E_CONFIG and name the field, its value and the bound.
 class HfConfig {
  public:
   /// Reads a config.json, or the one in a checkpoint directory.
@@ -197,7 +197,8 @@ class HfConfig {
   static constexpr std::string_view text_part_of(std::string_view whole) {
     constexpr std::pair<std::string_view, std::string_view> kParts[] = {
         {"deepseek_ocr2", "deepseek_ocr2_text"}, {"diffusion_gemma", "diffusion_gemma_text"},
-        {"dots3_note", "dots3_note_text"},       {"glm5_next", "glm5_next_text"},
+        {"dots3_note", "dots3_note_text"},       {"ernie4_5_vl_moe", "ernie4_5_vl_moe_text"},
+        {"glm5_next", "glm5_next_text"},         {"vitpose", "vitpose_backbone"},
         {"inkling_mm_model", "inkling_text"},    {"inkling2", "inkling2_text"},
         {"minimax_m3_vl", "minimax_m3_vl_text"}, {"mistral_large4", "mistral_large4_text"},
         {"muse_spark", "muse_spark_text"},       {"qwen3_omni_moe", "qwen3_omni_moe_text"},
@@ -241,7 +242,10 @@ class HfConfig {
 
   /// The language model's configuration inside that of a whole model, and the name of its field; null if there is none.
   static std::pair<nlohmann::json const*, std::string_view> language_model(nlohmann::json const& whole) {
-    for (char const* name : {"text_config", "language_config"}) {  // the latter as DeepSeek-OCR-2 and Unlimited-OCR are released
+    // language_config: as DeepSeek-OCR-2 and Unlimited-OCR are released.
+    auto const type = whole.find("model_type");
+    bool const pose = type != whole.end() && *type == "vitpose";
+    for (char const* name : {pose ? "backbone_config" : "text_config", "language_config"}) {
       if (auto const at = whole.find(name); at != whole.end() && at->is_object()) return {&*at, name};
     }
     auto const thinker = whole.find("thinker_config");  // Qwen3-Omni

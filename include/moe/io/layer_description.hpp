@@ -30,6 +30,12 @@ enum class RouterInput : std::uint8_t {
   scaled_rms_norm,  ///< x / rms(x) * router_scale / sqrt(H)           (Gemma-4)
   mlp,              ///< two gelu layers on a projection of x            (Zaya)
 };
+/// Which tokens a block is for. A layer of most models has one block, for all of them.
+enum class Tokens : std::uint8_t {
+  all,
+  text,   ///< ERNIE-4.5-VL: the block of the text tokens
+  image,  ///< ERNIE-4.5-VL: that of the image and video tokens
+};
 /// How the expert weights lie in the file. Once loaded they are always [out, in] with gate rows before up rows.
 enum class WeightLayout : std::uint8_t {
   automatic,                     ///< found by names and shapes
@@ -40,8 +46,10 @@ enum class WeightLayout : std::uint8_t {
   fused_transposed,              ///< [E, H, 2I] and [E, I, H]
   fused_transposed_interleaved,  ///< the same, even columns gate, odd columns up
   stacked,                       ///< [E*I, H] for gate, up and (transposed) down   (DBRX)
+  common_rows,                   ///< own_rows of w2 a tensor per expert; its other rows and w13 once for all experts   (ViTPose)
 };
 
+constexpr std::string_view name(Tokens v) { return v == Tokens::all ? "all" : v == Tokens::text ? "text" : "image"; }
 constexpr std::string_view name(WeightOn v) { return v == WeightOn::expert_output ? "expert_output" : "expert_input"; }
 constexpr std::string_view name(SharedGate v) {
   return v == SharedGate::none ? "none" : v == SharedGate::sigmoid ? "sigmoid" : "routing_weight";
@@ -60,6 +68,7 @@ constexpr std::string_view name(WeightLayout v) {
     case WeightLayout::fused_transposed: return "fused_transposed";
     case WeightLayout::fused_transposed_interleaved: return "fused_transposed_interleaved";
     case WeightLayout::stacked: return "stacked";
+    case WeightLayout::common_rows: return "common_rows";
   }
   return "?";
 }
@@ -106,6 +115,10 @@ struct LayerDescription {
   /// require_computed().
   bool expert_norm = false;
   float expert_norm_eps = 0.0F;
+  Tokens tokens = Tokens::all;
+  /// No router: a token's id is the number of its expert, which gets weight 1 (ViTPose, where it is the number of a data set).
+  bool expert_of_id = false;
+  std::int64_t own_rows = 0;        ///< of WeightLayout::common_rows: the last rows of w2, which each expert has for itself
   float router_logit_scale = 1.0F;  ///< the logits are multiplied by it; loading folds it into the router's weight (Muse-Spark)
   WeightLayout layout = WeightLayout::automatic;
   CheckpointQuantization quantization{};  ///< how the checkpoint stores its weights

@@ -63,6 +63,9 @@ inline nlohmann::ordered_json to_json(LayerDescription const& d) {
       {"rms_norm_eps", d.post_norm || d.latent_norm || d.latent_in_norm || d.router_input != RouterInput::hidden ? d.rms_norm_eps : 0.0F},
       {"layout", name(d.layout)},
   };
+  if (d.tokens != Tokens::all) out["tokens"] = name(d.tokens);
+  if (d.expert_of_id) out["expert_of_id"] = true;
+  if (d.own_rows > 0) out["own_rows"] = d.own_rows;
   if (d.expert_norm) out["expert_norm_eps"] = d.expert_norm_eps;
   if (d.router_logit_scale != 1.0F) out["router_logit_scale"] = d.router_logit_scale;
   if (d.router.expert_capacity > 0) out["expert_capacity"] = d.router.expert_capacity;

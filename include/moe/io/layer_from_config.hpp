@@ -33,6 +33,8 @@ enum class MoeLayers : std::uint8_t {
   jamba,          ///< expert_layer_period, expert_layer_offset
   blocks,         ///< layers_block_type or hybrid_override_pattern
   encoder_step,   ///< encoder_sparse_step
+  encoder_last,   ///< the last of every encoder_sparse_step layers
+  experts,        ///< all of them, with num_experts above 1
   listed,         ///< mlp_layer_types, or the field of earlier releases
 };
 
@@ -67,6 +69,7 @@ inline constexpr std::array kFamilies{
     Family{"dots3_note_text", MoeLayers::first_k_dense, any_layer<f::dots3_note>},
     Family{"dots3_note_vision_encoder", MoeLayers::listed, f::dots3_note_vision},
     Family{"ernie4_5_moe", MoeLayers::ernie, any_layer<f::ernie>},
+    Family{"ernie4_5_vl_moe_text", MoeLayers::listed, any_layer<f::ernie_vl>},
     Family{"exaone_moe", MoeLayers::first_k_dense, any_layer<f::deepseek_v3>},
     Family{"flex_olmo", MoeLayers::all, any_layer<f::olmoe>},
     Family{"flint", MoeLayers::sparse_step, any_layer<f::flint>},
@@ -106,6 +109,7 @@ inline constexpr std::array kFamilies{
     Family{"mixtral", MoeLayers::all, any_layer<f::mixtral>},
     Family{"muse_spark_text", MoeLayers::listed, any_layer<f::muse_spark>},
     Family{"nemotron_h", MoeLayers::blocks, any_layer<f::nemotron_h>},
+    Family{"nllb-moe", MoeLayers::encoder_last, any_layer<f::nllb>},
     Family{"olmoe", MoeLayers::all, any_layer<f::olmoe>},
     Family{"openai_privacy_filter", MoeLayers::all, any_layer<f::openai_privacy_filter>},
     Family{"phimoe", MoeLayers::all, any_layer<f::phimoe>},
@@ -121,6 +125,7 @@ inline constexpr std::array kFamilies{
     Family{"step3p5", MoeLayers::listed, f::step3},
     Family{"switch_transformers", MoeLayers::encoder_step, any_layer<f::switch_transformers>},
     Family{"unlimited_ocr_text", MoeLayers::listed, any_layer<f::deepseek_ocr>},
+    Family{"vitpose_backbone", MoeLayers::experts, any_layer<f::vitpose>},
     Family{"zaya", MoeLayers::all, any_layer<f::zaya>},
 };
 
@@ -130,10 +135,6 @@ struct RefusedFamily {
 };
 inline constexpr RefusedFamily kRefused[] = {
     {"doge", "its experts are single vectors, chosen by pairs of keys from the logits of two different tokens"},
-    {"ernie4_5_vl_moe", "each of its blocks has two sets of experts, for text and for image tokens"},
-    {"ernie4_5_vl_moe_text", "each of its blocks has two sets of experts, for text and for image tokens"},
-    {"nllb-moe", "its experts drop tokens beyond a capacity that depends on the whole batch"},
-    {"vitpose_backbone", "its expert is chosen by the data set, not by a router"},
 };
 
 /// The family of a configuration. E_UNSUPPORTED naming the model type and the known ones.
@@ -256,6 +257,11 @@ inline std::optional<std::string> why_dense(HfConfig const& c, MoeLayers rule, s
       std::int64_t const step = c.integer("encoder_sparse_step");
       return dense_if(step > 1 && layer % step != 1, "encoder_sparse_step = ", step);
     }
+    case MoeLayers::encoder_last: {
+      std::int64_t const step = c.integer("encoder_sparse_step", 0);
+      return dense_if(step == 0 || (layer + 1) % step != 0, "encoder_sparse_step = ", step);
+    }
+    case MoeLayers::experts: return dense_if(c.integer("num_experts") == 1, "num_experts = 1");
     case MoeLayers::listed: return why_dense_in_a_list(c, layer);
   }
   return std::nullopt;
@@ -274,6 +280,7 @@ inline std::vector<std::string_view> known_model_types() {
 /// Number of layers of the model, dense ones included.
 inline std::int64_t num_layers(HfConfig const& c) {
   if (c.model_type() == "longcat_flash") return c.integer({"num_layers"}, 1, 100'000);  // its num_hidden_layers counts half layers
+  if (c.model_type() == "nllb-moe") return c.integer({"encoder_layers", "num_hidden_layers"}, 1, 100'000);
   if (c.has("layers_block_type") && !c.has("num_hidden_layers") && c.json()["layers_block_type"].is_array()) {
     return static_cast<std::int64_t>(c.json()["layers_block_type"].size());
   }
@@ -292,8 +299,9 @@ inline std::vector<std::int64_t> moe_layers(HfConfig const& c) {
 
 /// The description of layer `layer` of a checkpoint. E_UNSUPPORTED for an unknown model type or option, and for a field that affects the
 /// block but that this family does not read; E_CONFIG for a missing or invalid field, E_ARG for a layer out of range or without an MoE
-/// block.
-inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) {
+/// block. `tokens` chooses between the two blocks of a layer of ERNIE-4.5-VL (all: the text tokens' block, which the model runs on every
+/// token of an input without images); E_ARG in other models.
+inline LayerDescription from_config(HfConfig const& config, std::int64_t layer, Tokens tokens = Tokens::all) {
   std::set<std::string, std::less<>> read;
   HfConfig const c = config.noting(read);
   detail::Family const& family = detail::family_of(c);
@@ -305,7 +313,12 @@ inline LayerDescription from_config(HfConfig const& config, std::int64_t layer) 
   }
   LayerDescription d;
   d.model_type = c.model_type();
+  d.tokens = tokens;
   family.describe(c, d, layer);
+  if (tokens != Tokens::all && family.describe != detail::any_layer<detail::f::ernie_vl>) {
+    throw Error(ErrorCode::argument,
+                one_line("layer ", layer, " of '", c.label(), "' has one block for all tokens, none for ", name(tokens), " tokens alone"));
+  }
   auto const refuse_biases = [&](char const* field) {
     if (!d.expert_bias && c.has(field) && c.flag(field)) {
       throw Error(ErrorCode::unsupported,

@@ -37,7 +37,8 @@ class LayerLoader {
     std::vector<std::string> prefixes;
     for (char const* p : {"model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.",
                           "layers.", "backbone.layers.", "transformer.blocks.", "transformer.layers.", "model.text_model.layers.",
-                          "model.llm.layers.", "model.decoder.layers.", "model.encoder.language_model.layers.", "blocks."}) {
+                          "model.llm.layers.", "model.encoder.layers.", "model.decoder.layers.", "model.encoder.language_model.layers.",
+                          "blocks.", "encoder.layer.", "backbone.encoder.layer."}) {
       prefixes.push_back(text(p, layer, '.'));
     }
     prefixes.push_back(text("encoder.block.", layer, ".layer.1."));
@@ -84,7 +85,7 @@ class LayerLoader {
     w.intermediate = d_.intermediate / options.tp_size;
     load_router(w);
     load_experts(w, options);
-    SharedReader const shared(store_, d_, layer_prefix_, root_, layer_);
+    SharedReader const shared(store_, d_, layer_prefix_, block_.empty() ? root_ : block_, layer_);
     if (options.shared && d_.shared.count > 0) shared.load(w.shared, options);
     if (d_.shared.count == 0) shared.refuse_any();
     std::int64_t const h = d_.hidden;
@@ -112,6 +113,13 @@ class LayerLoader {
     constexpr std::array kRouters{"gate",        "router",        "router.layer", "router.gate", "gate.wg", "router.classifier",
                                   "router.proj", "gate.down_proj"};
     for (std::string const& prefix : prefixes) {
+      if (d_.tokens != Tokens::all && find_set(prefix)) return;
+      if (d_.expert_of_id && store.contains(prefix + "mlp.experts.0.weight")) {
+        layer_prefix_ = prefix;
+        root_ = prefix + "mlp.";
+        return;
+      }
+      if (d_.tokens != Tokens::all || d_.expert_of_id) continue;
       for (char const* root : kRoots) {
         for (char const* router : kRouters) {
           if (!has_linear(store, prefix + root + router) && !store.contains(prefix + root + router + "_weight")) continue;
@@ -122,8 +130,20 @@ class LayerLoader {
         }
       }
     }
-    throw Error(ErrorCode::argument, one_line("layer ", layer, ": no router weight under '", prefixes.front(), "' or similar prefixes in '",
-                                              store.label(), "'"));
+    throw Error(ErrorCode::argument, one_line("layer ", layer, ": no ", d_.expert_of_id ? "expert" : "router", " weight under '",
+                                              prefixes.front(), "' or similar prefixes in '", store.label(), "'"));
+  }
+  /// The block of d_.tokens in a layer that has two.
+  bool find_set(std::string const& prefix) {
+    bool const image = d_.tokens == Tokens::image;
+    std::string const block = prefix + "mlp.", own = block + (image ? "vision_moe." : "text_moe.");
+    bool const apart = has_linear(store_, own + "gate");
+    if (!apart && !store_.contains(block + "gate.weight_1")) return false;
+    layer_prefix_ = prefix;
+    block_ = block;
+    root_ = apart ? own : block;
+    router_ = apart ? own + "gate" : block + (image ? "gate.weight_1" : "gate.weight");
+    return true;
   }
 
   // Small tensors
@@ -158,6 +178,13 @@ class LayerLoader {
   void load_router(HostLayerWeights<T>& w) const {
     routing::RouterConfig const& r = d_.router;
     std::int64_t const n = r.num_logits(), h = d_.hidden;
+    if (d_.expert_of_id) {  // equal scores, so that a chosen expert's weight is 1
+      w.router_weight.assign(detail::at(n * h), 0.0F);
+      w.vocabulary = n;
+      w.hash_table.resize(detail::at(n));
+      std::iota(w.hash_table.begin(), w.hash_table.end(), std::int64_t{0});
+      return;
+    }
     if (d_.router_input == RouterInput::mlp) {
       if (store_.contains(root_ + "gate.router_states_scale")) {  // Zaya's later layers
         throw Error(ErrorCode::unsupported, one_line("layer ", layer_, ": its router adds the router states of layer ", layer_ - 1, " ('",
@@ -172,10 +199,16 @@ class LayerLoader {
     if (d_.router_input == RouterInput::scaled_rms_norm) w.router_scale = vector(root_ + "router.scale", h);
     if (d_.per_expert_scale) w.per_expert_scale = vector(root_ + "router.per_expert_scale", r.num_experts);
     if (r.num_joint_shared > 0) w.global_scale = vector(root_ + "gate.global_scale", 1)[0];
-    if (d_.correction_bias) {
+    if (d_.correction_bias && detail::in_one_list(d_, root_)) {
+      StoredTensor const t = store_.at(root_ + "moe_statics.e_score_correction_bias");
+      require_shape(t, {2, n});
+      w.correction_bias.resize(detail::at(n));
+      t.file->read_elements(*t.info, d_.tokens == Tokens::image ? n : 0, n, w.correction_bias.data());
+    } else if (d_.correction_bias) {
       constexpr std::array kNames{"gate.e_score_correction_bias",
                                   "e_score_correction_bias",
                                   "moe_statics.e_score_correction_bias",
+                                  "gate.moe_statics.e_score_correction_bias",
                                   "experts.e_score_correction_bias",
                                   "router.e_score_correction_bias",
                                   "expert_bias",
@@ -205,8 +238,16 @@ class LayerLoader {
       }
     }
   }
-  /// [n, H], as a linear layer or, in the image encoder of dots3-note, as a tensor of its own.
+  /// [n, H], as a linear layer or, in the image encoder of dots3-note and in ERNIE-4.5-VL (transposed), as a tensor of its own.
   std::vector<float> router_weight(std::int64_t n, std::int64_t h) const {
+    if (detail::in_one_list(d_, root_)) {
+      StoredTensor const t = store_.at(router_);
+      require_shape(t, {h, n});
+      auto const stored = t.file->template read<float>(*t.info);
+      std::vector<float> out(stored.size());
+      detail::transpose(stored.data(), h, n, out.data());
+      return out;
+    }
     auto const t = store_.find(router_ + "_weight");
     if (!t) return linear<float>(router_, n, h);
     require_shape(*t, {n, h});
@@ -286,13 +327,15 @@ class LayerLoader {
   LayerDescription d_;
   std::int64_t layer_;
   std::string layer_prefix_, root_, router_;
+  std::string block_;  ///< of two sets of experts: the prefix of what they share; else empty
 };
 
 /// Layer `layer` of a Hugging Face checkpoint directory: config.json describes the computation; the tensors of the requested experts are
-/// read.
+/// read. `tokens`: as in from_config().
 template <class T>
-HostLayerWeights<T> load_checkpoint_layer(std::filesystem::path const& directory, std::int64_t layer, LoadOptions const& options = {}) {
-  LayerDescription d = from_config(HfConfig::from_file(directory), layer);
+HostLayerWeights<T> load_checkpoint_layer(std::filesystem::path const& directory, std::int64_t layer, LoadOptions const& options = {},
+                                          Tokens tokens = Tokens::all) {
+  LayerDescription d = from_config(HfConfig::from_file(directory), layer, tokens);
   TensorStore const store(directory);
   return LayerLoader::from_checkpoint(store, std::move(d), layer).load<T>(options);
 }

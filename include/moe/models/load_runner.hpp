@@ -45,15 +45,16 @@ class LoadedRunner {
     Quant quantization{};
     typename Layer::Backend::Params backend{};
     typename Layer::Experts::Params experts{};
-    int threads = 0;              ///< that read in the host space; 0: all
-    io::LoadProgress progress{};  ///< called while experts are read
+    io::Tokens tokens = io::Tokens::all;  ///< which block of a layer that has two: io::from_config()
+    int threads = 0;                      ///< that read in the host space; 0: all
+    io::LoadProgress progress{};          ///< called while experts are read
   };
 
   /// Collective over `group`. Reads config.json, the weights around the experts and this rank's experts, and constructs the runner. E_ARG
   /// for a checkpoint, layer or tensor that is missing or damaged; E_UNSUPPORTED for a model type or option that is not known; E_CONFIG
   /// where the file and the runner's type differ, naming both values. The other ranks then get E_PEER.
   LoadedRunner(std::filesystem::path const& checkpoint, std::int64_t layer, Comm& group, Options const& options)
-      : frame_(moe::detail::build(group, [&] { return read_frame(checkpoint, layer); })),
+      : frame_(moe::detail::build(group, [&] { return read_frame(checkpoint, layer, options.tokens); })),
         placement_(moe::detail::build(group, [&] { return checked(options, group.size()); })),
         store_(moe::detail::build(group, [&] { return read_experts(checkpoint, layer, group.rank(), options); })),
         runner_(group, store_.view(), moe::detail::build(group, [&] { return params(options); })) {}
@@ -73,8 +74,8 @@ class LoadedRunner {
   using Frame = io::HostLayerWeights<Weight>;
   using Store = experts::WeightStore<Config, Quant, Space>;
 
-  static Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer) {
-    io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer);
+  static Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer, io::Tokens tokens) {
+    io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer, tokens);
     io::require_computed(d);
     activation::validate(d.activation.kind, d.activation.constants);
     models::match_config<Config>(d, checkpoint.string());
