@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/python/test_wheel.py: the package as pip builds and installs it, into an empty folder, without the network.
+import importlib.util
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 
 import pytest
@@ -50,12 +52,11 @@ def test_the_extension_knows_neither_python_nor_torch(wheel, tmp_path):
     assert not {s for s in undefined if s.startswith(("Py", "_Py")) or "torch" in s or "c10" in s}
 
 
-def test_an_installed_package_runs(wheel, tmp_path):
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel]
-    subprocess.run(list(map(str, install)), check=True, capture_output=True)
-    program = """
+#: Imports the package from the folder that is its first argument, and runs it on numpy arrays.
+PROGRAM = """
+import sys
 import numpy, moe
-assert moe.__file__.startswith({site!r}), moe.__file__
+assert moe.__file__.startswith(sys.argv[1]), moe.__file__
 w13, w2 = numpy.ones((2, 6, 4), numpy.float32), numpy.ones((2, 4, 3), numpy.float32)
 logits = numpy.zeros((5, 2), numpy.float32)
 ids, weights = moe.route(logits, 1)
@@ -64,6 +65,49 @@ if moe.has("onednn"):
     output = moe.experts(numpy.ones((5, 4), numpy.float32), ids, weights, w13, w2)
     expected = 0.5 * 3 * (4 / (1 + numpy.exp(-4.0))) * 4
     assert abs(output - expected).max() < 1e-4, (output, expected)
-""".format(site=str(tmp_path / "site"))
+"""
+
+
+def test_an_installed_package_runs(wheel, tmp_path):
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel]
+    subprocess.run(list(map(str, install)), check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "site")], env=environment, check=True, cwd=tmp_path)
+
+
+def test_a_virtual_environment_needs_no_variable(wheel, tmp_path):
+    """What is installed runs without MOE_LIBRARY and PYTHONPATH, on the libmoe in the wheel. The venv takes numpy and apache-tvm-ffi
+    from where this Python has them, so that the network is not asked."""
+    pytest.importorskip("ensurepip")  # Debian has it in python3-venv
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    environment = {k: v for k, v in os.environ.items() if k not in ("MOE_LIBRARY", "PYTHONPATH")}
+    subprocess.run(list(map(str, install)), env=environment, check=True, capture_output=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    folders = {str(pathlib.Path(importlib.util.find_spec(module).origin).parents[1]) for module in ("numpy", "tvm_ffi")}
+    (site / "required.pth").write_text("\n".join(sorted(folders)) + "\n")
+    subprocess.run([python, "-c", PROGRAM, str(site)], env=environment, check=True, cwd=tmp_path)
+    loaded = subprocess.run([python, "-c", "import moe; print(open('/proc/self/maps').read())"], env=environment, check=True,
+                            capture_output=True, text=True, cwd=tmp_path).stdout  # fmt: skip
+    libraries = {line.split()[-1] for line in loaded.splitlines() if "/libmoe.so" in line}
+    assert libraries == {str(site / "moe" / "lib" / "libmoe.so.1")}
+
+
+def test_pip_without_a_library_would_build_it(tmp_path):
+    """`pip install ./python` compiles libmoe from the checkout, for minutes. Here it is configured, and asked for its commands."""
+    if shutil.which("ninja") is None:
+        pytest.skip("ninja is not installed")
+    environment = {k: v for k, v in os.environ.items() if k not in ("MOE_LIBRARY", "PYTHONPATH")}
+
+    def run(*command):
+        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("cmake", "-G", "Ninja", "-S", PACKAGE, "-B", tmp_path, f"-DPython_EXECUTABLE={sys.executable}")
+    steps = run("ninja", "-C", tmp_path, "-t", "commands", "moe_python")
+    assert "src/extension.cpp" in steps and "libmoe_python.so" in steps, steps
+    assert re.search(r"-o \S*libmoe\.so\.", steps), steps
+    script = (tmp_path / "cmake_install.cmake").read_text()
+    assert 'RENAME "libmoe.so.1" FILES' in script and "libmoe_python.so" in script, script
