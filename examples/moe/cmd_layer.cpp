@@ -14,7 +14,6 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -400,6 +399,10 @@ void require_same_run(Job const& job) {
   moe::detail::agree_on_fingerprint(*job.comm, f);
 }
 
+io::Tokens tokens_of(std::string const& option) {
+  return option == "text" ? io::Tokens::text : option == "image" ? io::Tokens::image : io::Tokens::all;
+}
+
 void run(JobOptions const& options) {
   MpiSession session;
   try {
@@ -426,7 +429,7 @@ void run(JobOptions const& options) {
         if (std::filesystem::is_regular_file(options.checkpoint, ignored)) {
           throw Error(ErrorCode::argument, text("--checkpoint '", options.checkpoint.string(), "' is not a directory"));
         }
-        job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer, options.tokens);
+        job.description = io::from_config(io::HfConfig::from_file(options.checkpoint), options.layer, tokens_of(options.tokens));
         store.emplace(options.checkpoint);
         input.emplace(options.input);
       } else {
@@ -552,8 +555,7 @@ void add_layer(CLI::App& app) {
   command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")->required();
   command->add_option("--layer", o->layer, "Layer number")->required()->check(whole_number(std::numeric_limits<std::int64_t>::min()));
   command->add_option("--tokens", o->tokens, "text or image: which block of a layer that has two (ERNIE-4.5-VL)")
-      ->transform(CLI::Transformer(std::map<std::string, io::Tokens>{{"text", io::Tokens::text}, {"image", io::Tokens::image}}))
-      ->default_str("text");
+      ->check(CLI::IsMember({"text", "image"}));
   command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required();
   command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required();
   add_common(*command, *o);

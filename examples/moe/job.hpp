@@ -29,8 +29,8 @@ using Seconds = std::array<double, moe::kNumPhases>;
 struct JobOptions {
   std::filesystem::path checkpoint;  ///< `moe layer`: a directory
   std::int64_t layer = -1;
-  moe::io::Tokens tokens = moe::io::Tokens::all;  ///< which block of a layer that has two
-  std::filesystem::path block;                    ///< `moe block`: a file with weights and inputs
+  std::string tokens;           ///< text or image: which block of a layer that has two; empty: not given
+  std::filesystem::path block;  ///< `moe block`: a file with weights and inputs
   std::filesystem::path input;
   std::string tensor = "hidden";
   std::string token_ids;             ///< tensor of the input file, for hash routing

@@ -451,6 +451,14 @@ TEST(VitPose, WhatIsMissingIsNamed) {
     expect_error(ErrorCode::argument, missing == "experts.0.weight" ? "no expert weight under 'model.layers.0.'" : "mlp." + missing,
                  [&] { (void)load_checkpoint_layer<float>(directory.path(), 0); });
   }
+  {
+    TemporaryDirectory const directory;
+    Tensors t = vitpose_tensors("encoder.layer.0.mlp.");
+    t.linear("encoder.layer.0.mlp.experts.5", 5, 2 * kH);
+    t.write(directory.path(), vitpose());
+    expect_error(ErrorCode::argument, "unexpected expert weights: expert 5",
+                 [&] { (void)load_checkpoint_layer<float>(directory.path(), 0); });
+  }
   TemporaryDirectory const directory;
   Tensors t = vitpose_tensors("encoder.layer.0.mlp.");
   t.linear("encoder.layer.0.mlp.fc2", kH - 4, 2 * kH);

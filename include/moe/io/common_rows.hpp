@@ -29,6 +29,13 @@ void for_each_common_part(std::string const& root, LayerDescription const& d, in
   use(root + "fc2", common, i, 0, true);
   use(text(root, "experts.", e), d.own_rows, i, common, true);
 }
+/// E_ARG if the file has more experts than the configuration.
+inline void refuse_more_common_rows(TensorStore const& store, std::string const& root, LayerDescription const& d) {
+  std::string const more = text(root, "experts.", d.router.num_experts, ".weight");
+  if (!store.contains(more)) return;
+  throw Error(ErrorCode::argument, one_line("unexpected expert weights: expert ", d.router.num_experts, " ('", more, "' in '",
+                                            store.label(), "') is out of range [0, ", d.router.num_experts, ")"));
+}
 inline void check_common_rows(TensorStore const& store, std::string const& root, LayerDescription const& d, int e) {
   for_each_common_part(root, d, e, [&](std::string const& base, std::int64_t n, std::int64_t k, std::int64_t, bool) {
     if (!check_linear(store, base, n, k)) fail_common_rows(store, base + ".weight", e);

@@ -128,6 +128,7 @@ class ExpertReader {
                                 d_.layout == WeightLayout::fused_transposed_interleaved;
     if (d_.layout == WeightLayout::common_rows) {
       layout_ = WeightLayout::common_rows;
+      detail::refuse_more_common_rows(store_, root_, d_);
       return;
     }
     if (d_.layout == WeightLayout::stacked) {

@@ -146,7 +146,9 @@ inline void inkling(Config c, Out d) {
 inline void vitpose(Config c, Out d) {
   d.hidden = c.integer("hidden_size");
   d.intermediate = static_cast<std::int64_t>(static_cast<double>(d.hidden) * c.number("mlp_ratio", 1e-3, 1e3));
-  if (d.intermediate < 1) c.fail(one_line("'mlp_ratio' of hidden_size ", d.hidden, " leaves no width"));
+  if (d.intermediate < 1 || d.intermediate > kMaxConfigValue) {
+    c.fail(one_line("hidden_size ", d.hidden, " times 'mlp_ratio' is ", d.intermediate, ", out of range [1, ", kMaxConfigValue, "]"));
+  }
   d.router.num_experts = static_cast<int>(c.integer("num_experts", 2, 65536));
   d.router.topk = 1;
   d.router.selection = Selection::hash_table;

@@ -178,7 +178,8 @@ class LayerLoader {
   void load_router(HostLayerWeights<T>& w) const {
     routing::RouterConfig const& r = d_.router;
     std::int64_t const n = r.num_logits(), h = d_.hidden;
-    if (d_.expert_of_id) {  // equal scores, so that a chosen expert's weight is 1
+    if (d_.expert_of_id) {                                                // equal scores, so that a chosen expert's weight is 1
+      for (int e = 0; e < r.num_experts; ++e) experts().check_shapes(e);  // before allocating the sizes that the configuration states
       w.router_weight.assign(detail::at(n * h), 0.0F);
       w.vocabulary = n;
       w.hash_table.resize(detail::at(n));
