@@ -4,6 +4,7 @@
 #
 #     write_families.py            writes the files of every family below into this folder
 #     write_families.py --check    computes them again and compares; exit code 77 where transformers cannot be imported
+#     write_families.py NAME ...   writes those of the families named
 #
 # The files were written with transformers 5.23.0 and torch 2.15.0. A block file has float32 weights and what the model's own MoE block
 # computes from them; a checkpoint holds the MoE layers that save_pretrained() of the whole model wrote in bfloat16, and in
@@ -51,6 +52,7 @@ QWEN_SHARED = SOFTMAX | {"norm_topk_prob": "true", "shared_experts": "1", "share
                          "shared_expert_gate": "sigmoid"}
 TWO_SHARED = {"shared_experts": "2", "shared_expert_intermediate_size": "32"}
 FUSED = {"layout": "fused [E,2I,H] gate rows first; down [E,H,I]"}
+UNGATED = {"glu": "none: fc2(act(fc1(x)))", "expert_bias": "true"}
 CLAMPED = {"glu": "silu(min(gate,limit))*clamp(up,-limit,limit)", "swiglu_limit": "1.5"}
 
 
@@ -58,10 +60,12 @@ class Family:
     """One model type. `dense_first`: how the configuration of the checkpoint makes its first layer dense; None where it cannot."""
 
     def __init__(self, package, model, config, fields, metadata, dense_first="mlp_layer_types", block="mlp", prefix="model.layers",
-                 whole=None, gate_up=1.0, not_computed=False, seed=0):
+                 whole=None, gate_up=1.0, not_computed=False, seed=0, wrap=None, unwritten=False):
         self.package, self.model, self.config_class, self.fields, self.metadata = package, model, config, fields, metadata
         self.dense_first, self.block, self.prefix, self.whole, self.gate_up = dense_first, block, prefix, whole, gate_up
         self.not_computed = not_computed
+        self.wrap = wrap  # name of a class below that makes the block one of hidden states alone, with a router
+        self.unwritten = unwritten  # --check leaves it out until its files have been written
         self.seed = seed  # the first of the block file's ten seeds that is tried: 4 bits must leave enough of the output
 
     def module(self, kind):
@@ -185,6 +189,31 @@ FAMILIES = {
         "unlimited_ocr", "UnlimitedOcrTextModel", "UnlimitedOcrTextConfig",
         BASE | GROUPS | SHARED | {"n_routed_experts": EXPERTS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.6},
         DEEPSEEK_V2, prefix="layers"),
+    # New ones at the end: the place decides the seed.
+    "ernie4_5_vl_moe_text": Family(
+        "ernie4_5_vl_moe", "Ernie4_5_VLMoeTextModel", "Ernie4_5_VLMoeTextConfig",
+        {k: v for k, v in BASE.items() if k not in ("num_experts_per_tok", "head_dim")} | {
+            "moe_intermediate_size": [16, 12], "moe_k": TOPK, "moe_num_experts": EXPERTS, "moe_num_shared_experts": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 4]}},
+        SOFTMAX | FUSED | TWO_SHARED | {"routing_family": "biased_softmax", "correction_bias": "selection_only", "norm_topk_prob": "true",
+                                        "renorm_min": "1e-12", "tokens": "text"},
+        prefix="layers", wrap="OfTextTokens", unwritten=True),
+    "nllb-moe": Family(
+        "nllb_moe", "NllbMoeForConditionalGeneration", "NllbMoeConfig",
+        {"vocab_size": 32, "d_model": HIDDEN, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
+         "decoder_attention_heads": 2, "decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 0, "num_experts": EXPERTS,
+         "router_bias": True, "max_position_embeddings": 64},
+        SOFTMAX | UNGATED | {"top_k": "2", "norm_topk_prob": "true", "activation": "relu", "router_bias": "true",
+                             "output_scaling_factor": "0.8"},
+        dense_first=None, block="ffn", prefix="model.encoder.layers", wrap="OfTwoExperts", unwritten=True),
+    "vitpose_backbone": Family(
+        "vitpose_backbone", "VitPoseBackbone", "VitPoseBackboneConfig",
+        {"hidden_size": HIDDEN, "mlp_ratio": 2, "num_experts": EXPERTS, "part_features": 12, "num_attention_heads": 2,
+         "image_size": [16, 16], "patch_size": [8, 8]},
+        SOFTMAX | UNGATED | {"top_k": "1", "norm_topk_prob": "true", "activation": "gelu", "intermediate_size": "64",
+                             "selection": "table lookup by token id", "expert_of_id": "true", "own_rows": "12",
+                             "layout": "fc1, fc2 of all experts; own_rows of w2 per expert"},
+        dense_first=None, prefix="encoder.layer", wrap="OfADataSet", unwritten=True),
 }
 
 
@@ -201,8 +230,68 @@ class Gemma(torch.nn.Module):
         return self.experts(flat, ids, weights).reshape(hidden.shape)
 
 
+class OfTextTokens(torch.nn.Module):
+    """ERNIE-4.5-VL's block without images; it returns its logits, too."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    @property
+    def gate(self):
+        return self.block.text_moe.gate
+
+    def forward(self, hidden):
+        return self.block(hidden)[0]
+
+
+class OfTwoExperts(torch.nn.Module):
+    """NLLB-MoE's experts, by what its router says. The model's own block of 5.23.0 takes the router's one-hot mask for indices, so that
+    all rows go through the experts 0 and 1."""
+
+    class Router(torch.nn.Module):
+        def __init__(self, router):
+            super().__init__()
+            self.router = router
+
+        def forward(self, rows):
+            _, probabilities, logits = self.router(rows)
+            return logits, *probabilities.topk(2)
+
+    def __init__(self, block):
+        super().__init__()
+        self.router, self.experts = OfTwoExperts.Router(block.router), block.experts
+
+    def forward(self, hidden):
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        _, weights, ids = self.router(rows)
+        out = [sum(w * self.experts[f"expert_{int(e)}"](row) for w, e in zip(weights[t], ids[t])) for t, row in enumerate(rows)]
+        return (1 - self.experts.moe_token_dropout) * torch.stack(out).reshape(hidden.shape)
+
+
+class OfADataSet(torch.nn.Module):
+    """ViTPose's block on rows of the data sets 0, 1, ... in turns."""
+
+    class Router(torch.nn.Module):
+        def forward(self, rows):
+            ids = torch.arange(rows.shape[0])[:, None] % EXPERTS
+            return torch.zeros(rows.shape[0], EXPERTS), torch.ones(rows.shape[0], 1), ids
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.router = block, OfADataSet.Router()
+
+    def forward(self, hidden):
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        ids = self.router(rows)[2]
+        return self.block(rows[:, None], ids[:, 0]).reshape(hidden.shape)
+
+
 def layers_of(family, model):
     """The decoder layers, however deep in the model."""
+    named = dict(model.named_modules()).get(family.prefix)
+    if isinstance(named, torch.nn.ModuleList):
+        return named
     wanted = {"layers": "layers", "blocks": "blocks"}[family.prefix.rsplit(".", 1)[-1]]
     named = [(name, module) for name, module in model.named_modules()
              if name.rsplit(".", 1)[-1] == wanted and isinstance(module, torch.nn.ModuleList) and not re.search("vision|visual", name)]
@@ -211,7 +300,8 @@ def layers_of(family, model):
 
 
 def block_of(family, layer):
-    return Gemma(layer) if family.block is None else getattr(layer, family.block)
+    block = Gemma(layer) if family.block is None else getattr(layer, family.block)
+    return globals()[family.wrap](block) if family.wrap else block
 
 
 def randomise(family, module, seed):
@@ -269,7 +359,7 @@ def saved(model):
 def moe_tensors(family, tensors, layer):
     """The MoE block's tensors of one layer."""
     at = f"{family.prefix}.{layer}."
-    part = r"(mlp|moe|gate|experts|shared_experts|router)\."
+    part = rf"(mlp|moe|gate|experts|shared_experts|router|{family.block})\."
     found = {name: tensor.contiguous() for name, tensor in tensors.items() if name.startswith(at) and re.match(part, name[len(at):])}
     if family.block is None:  # the dense network beside the experts
         found = {name: tensor for name, tensor in found.items() if not name.startswith(at + "mlp.")}
@@ -300,6 +390,8 @@ def write_block(name, family, number):
             break
     else:
         raise RuntimeError(f"{name}: experts nearly tie with every seed")
+    if "expert_of_id" in family.metadata:
+        results["input_ids"] = results["topk_ids"][:, 0].to(torch.int64)
     tensors, _ = saved(model)
     text = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "_name_or_path")}
     metadata = {
@@ -355,6 +447,9 @@ def block_from(family, config):
         layer.router, layer.experts = module.DiffusionGemmaTextRouter(config), module.DiffusionGemmaTextExperts(config)
         return Gemma(layer)
     model, _ = family.build([1])
+    if family.wrap:
+        kind = type(getattr(layers_of(family, model)[0], family.block))
+        return globals()[family.wrap](kind(config, config.encoder_ffn_dim) if family.package == "nllb_moe" else kind(config))
     kind = type(block_of(family, layers_of(family, model)[0]))
     return kind(config, 0) if kind.__name__ == "Dots3NoteVisionMoE" else kind(config)
 
@@ -374,7 +469,7 @@ def changed(value, field):
 def field_entry(name, family, number):
     """The family's configuration, and the values of its fields that change what the block computes."""
     config = family.config([1])
-    plain = {k: v for k, v in sorted(config.to_dict().items()) if not OUTSIDE.search(k) or k == "mlp_layer_types"}
+    plain = {k: v for k, v in sorted(config.to_dict().items()) if not OUTSIDE.search(k) or k in ("mlp_layer_types", "moe_token_dropout")}
     of_layers = family.dense_first == "pyramid_num_routed"
     if not of_layers:
         plain.pop("per_layer_config", None)  # of the attention
@@ -447,6 +542,9 @@ def main():
         if options.families and name not in options.families:
             continue
         folder = ROOT / "not_computed" if family.not_computed else ROOT
+        if options.check and family.unwritten and not (folder / "checkpoints" / f"{name}_tiny").exists():
+            print(f"{name}: left out, it has no files yet; write_families.py {name} writes them")
+            continue
         case, tensors, metadata = write_block(name, family, number)
         config, kept, results = write_checkpoint(name, family, number)
         entries[name] = field_entry(name, family, number)
