@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -299,6 +300,21 @@ class Nccl {
     begin_abort();
     endings_.clear();
   }
+  /// Begins abort() and returns, without a call of CUDA; from any thread. If several communicators wait for one rank, begin with all of
+  /// them before any other call of CUDA: freeing memory of one waits for kernels of the others and may hold back the calls of other
+  /// threads. Hence one thread per communicator; with several processes on a host, freeing takes seconds.
+  void begin_abort() noexcept {
+    std::scoped_lock const lock(ending_);
+    for (ncclComm_t* const place : {&direct_, &comm_}) {
+      auto* const comm = std::exchange(*place, nullptr);
+      if (comm == nullptr) continue;
+      try {
+        endings_.emplace_back([comm] { ncclCommAbort(comm); });
+      } catch (std::exception const&) {  // no thread is available
+        ncclCommAbort(comm);
+      }
+    }
+  }
   /// Throws a TransportError of this rank.
   [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) const {
     throw TransportError(code, rank_, peer, phase_, calls_, message);
@@ -309,22 +325,6 @@ class Nccl {
     Nccl& owner;
     ~AbortAtExit() { owner.begin_abort(); }
   };
-  /// The part of abort() that an error waits for. One thread per communicator: freeing takes seconds when several processes of a host do it
-  /// at once, and freeing memory of one waits for the device, so also for kernels of the other.
-  void begin_abort() noexcept {
-    for (ncclComm_t* const place : {&direct_, &comm_}) {
-      auto* const comm = std::exchange(*place, nullptr);
-      if (comm == nullptr) {
-        continue;
-      }
-      try {
-        endings_.emplace_back([comm] { ncclCommAbort(comm); });
-      } catch (std::exception const&) {  // no thread is available
-        ncclCommAbort(comm);
-      }
-    }
-  }
-
   static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
   ncclComm_t live() const {
     if (comm_ == nullptr) {
@@ -393,7 +393,8 @@ class Nccl {
   char const* phase_ = "construction";
   std::uint64_t calls_ = 0;
   void* scratch_ = nullptr;
-  std::vector<std::jthread> endings_;  // threads that abort() has started
+  std::mutex ending_;                  // of begin_abort()
+  std::vector<std::jthread> endings_;  // threads that it has started
 };
 
 }  // namespace moe::comm

@@ -56,6 +56,17 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
+/// The same for work of a communicator. One whose kernels wait for a peer without a deadline of their own (comm::Nccl) then ends them:
+/// later the device could not be waited for, nor memory be freed. Its group must be rebuilt.
+template <class Comm, class Space>
+void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
+  try {
+    wait_for(fence, timeout_ms, what);
+  } catch (Error const&) {
+    if constexpr (requires { comm.begin_abort(); }) comm.begin_abort();
+    throw;
+  }
+}
 
 }  // namespace detail
 
@@ -134,7 +145,7 @@ class CommGroup {
     auto const bytes = static_cast<std::size_t>(words * kWord);
     if (bytes > 0) Memory<Space>::copy_to_host_async(staged_->data(), out_.data(), bytes, stream_);
     fence_.record(stream_);
-    detail::wait_for(fence_, timeout_ms_, "agreement of the EPLB group");
+    detail::wait_for(comm_, fence_, timeout_ms_, "agreement of the EPLB group");
     if (bytes > 0) std::memcpy(values, staged_->data(), bytes);
   }
 

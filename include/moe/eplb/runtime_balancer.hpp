@@ -168,6 +168,12 @@ class RuntimeBalancer {
   MoveStats const& stats() const { return mover_.stats(); }
   /// Bytes beside the weights: one layer's experts of this rank.
   std::int64_t buffer_bytes() const { return mover_.buffer_bytes(); }
+  /// After an error that ends the group, in a forward or a step, and before any other call of CUDA: ends the weights' communicator, where a
+  /// message may wait for a rank that is gone, then stop(). Freeing memory would wait for that message. Not collective.
+  void end() {
+    mover_.end();
+    stop();
+  }
   /// Ends a rearrangement that is pending; see AsyncRearrangement::stop(). Not collective.
   void stop() { async_.stop(); }
 

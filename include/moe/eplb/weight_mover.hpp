@@ -143,8 +143,11 @@ class WeightMover {
     fetched_ = Fetched{layer, std::move(plan.commits)};
   }
 
-  /// Local: waits on the host until the copies of the last fetch() or commit() are done. Host space: nothing to wait for. E_TIMEOUT.
-  void wait() const { detail::wait_for(fence_, params_.timeout_ms, fetched_ ? text("weights of layer ", fetched_->layer) : "commit"); }
+  /// Local: waits on the host until the copies of the last fetch() or commit() are done. Host space: nothing to wait for. E_TIMEOUT, which
+  /// ends the communicator (comm::Nccl).
+  void wait() const {
+    detail::wait_for(comm_, fence_, params_.timeout_ms, fetched_ ? text("weights of layer ", fetched_->layer) : "commit");
+  }
 
   /// Step 5: buffer → weights for every slot that changes. Local, in stream order, after every rank has fetched. E_STATE if nothing is.
   void commit(StreamType stream = {}) {
@@ -162,6 +165,10 @@ class WeightMover {
   }
   /// Discards the fetched layer; the weights are unchanged.
   void discard() { fetched_.reset(); }
+  /// Local, from any thread: ends what the communicator has under way (comm::Nccl); its group must be rebuilt. Calls nothing of CUDA.
+  void end() noexcept {
+    if constexpr (requires { comm_.begin_abort(); }) comm_.begin_abort();
+  }
 
   /// Steps 1 to 4 on the layer with the largest experts, slot 0 of each rank to every other rank: reserves the memory of the transport
   /// and warms up its connections. Weights and maps do not change.
@@ -188,7 +195,7 @@ class WeightMover {
       }
     }
     fence_.record(stream);
-    detail::wait_for(fence_, params_.timeout_ms, "profile of the weight mover");
+    detail::wait_for(comm_, fence_, params_.timeout_ms, "profile of the weight mover");
     stats_ = before;
   }
 

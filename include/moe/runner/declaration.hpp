@@ -185,13 +185,11 @@ class Runner {
   /// decide_dual_batch() must have said before whether the others' batches are split.
   void abandon(Stream<Space> stream = {});
 
-  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's.
+  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's. On a TP group it
+  /// also waits for the group's sums, and names the rank that does not join them within twice the deadline.
   void wait(Stream<Space> stream = {}) {
-    if constexpr (kDualBatch) {
-      halved_.wait(layer_, stream);
-    } else {
-      layer_.wait(stream);
-    }
+    if constexpr (kParallel) return group_.wait(stream, [&] { wait_layer(stream); }, [&] { end_layer(); });
+    wait_layer(stream);
   }
   /// Throws the errors of calls that the stream has finished; as the layer's.
   void check() {
@@ -310,6 +308,13 @@ class Runner {
   void take_memory(Params const& p);
   void check(Params const& p) const;
 
+  void wait_layer(Stream<Space> stream) {
+    if constexpr (kDualBatch) {
+      halved_.wait(layer_, stream);
+    } else {
+      layer_.wait(stream);
+    }
+  }
   /// Whether the shared experts of a forward of `rows` rows run between the halves of an exchange; with a side stream they begin before it.
   bool shared_waits([[maybe_unused]] std::int64_t rows) const {
     if constexpr (requires { shared_.overlaps(rows); }) return shared_between_ && !shared_.overlaps(rows);
@@ -355,6 +360,8 @@ class Runner {
   template <class X, class Y, class B, class Probe>  // around_shared.hpp
   void layer_around_shared(X x, Y routed, B& batch, Probe& probe);
   void abandon_layer(bool halves, Stream<Space> stream);
+  bool layer_is_over();
+  void end_layer() noexcept;
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);

@@ -20,7 +20,12 @@ void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, R
                                  Stream<Space> stream, Probe& probe) {
   expect_capturable(layer_, stream);
   if constexpr (kParallel) {
-    run_rank(hidden, logits, output, options, stream, probe);
+    try {
+      run_rank(hidden, logits, output, options, stream, probe);
+    } catch (TransportError const&) {
+      if (group_.failed()) end_layer();
+      throw;
+    }
   } else {
     run_alone(hidden, logits, output, options, stream, probe);
   }
@@ -43,6 +48,10 @@ void Runner<LayerT, PartsT>::abandon(Stream<Space> stream) {
     try {
       group_.agree(-1 - static_cast<std::int64_t>(ErrorCode::peer), stream);
     } catch (Error const&) {  // the communicator reports its failure to the next call as well
+      if (group_.failed()) {
+        end_layer();
+        return;
+      }
     }
   }
   refuse(ErrorCode::peer, 0, stream);
@@ -69,7 +78,8 @@ void Runner<LayerT, PartsT>::refuse_pass([[maybe_unused]] std::int64_t rows, Str
   abandon_layer(halves, stream);
 }
 
-/// call(), then an agreement of the TP group that all its ranks made it: a rank that did not would leave the others in their next sum.
+/// call(), then an agreement of the TP group that all its ranks made it: a rank that did not would leave the others in their next sum. A
+/// layer whose group is over ends the TP group instead: its ranks have met the same deadline, and an agreement would wait for another.
 template <class LayerT, class PartsT>
 template <class Call>
 void Runner<LayerT, PartsT>::together(std::int64_t rows, Stream<Space> stream, Call const& call) {
@@ -82,7 +92,11 @@ void Runner<LayerT, PartsT>::together(std::int64_t rows, Stream<Space> stream, C
   try {
     call();
   } catch (Error const& e) {
-    tell(e.code());
+    if (layer_is_over()) {
+      group_.end();
+    } else {
+      tell(e.code());
+    }
     throw;
   } catch (...) {
     tell(ErrorCode::internal);
@@ -112,6 +126,9 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
       }
       if (split) routing::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options.sequence_length);
     });
+  } catch (TransportError const& e) {
+    if (!group_.failed()) refuse(e.code(), m, stream);
+    throw;
   } catch (Error const& e) {
     refuse(e.code(), m, stream);
     throw;
@@ -271,6 +288,20 @@ void Runner<LayerT, PartsT>::abandon_layer([[maybe_unused]] bool halves, Stream<
     }
   }
   layer_.abandon(stream);
+}
+
+/// Whether a deadline or an error has ended the layer's group. A window's has none of its own: its kernels end by themselves.
+template <class LayerT, class PartsT>
+bool Runner<LayerT, PartsT>::layer_is_over() {
+  if constexpr (requires { layer_.exchange().over(); }) return layer_.exchange().over();
+  return false;
+}
+
+/// The TP group has failed, and what the layer has enqueued may wait for the same rank for ever: its group ends too, so that the caller can
+/// free memory, which waits for the device.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::end_layer() noexcept {
+  if constexpr (requires { layer_.exchange().end(); }) layer_.exchange().end();
 }
 
 template <class LayerT, class PartsT>

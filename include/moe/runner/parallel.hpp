@@ -116,6 +116,12 @@ class Group<CommT, space::host> : public GroupPlace<CommT> {
   Group(Params const& p, int layer_ranks) : GroupPlace<CommT>(p, layer_ranks), words_(static_cast<std::size_t>(moe().tp_size)) {}
   void connect() {}
   void check(HostStream) const {}
+  static constexpr bool failed() { return false; }  // a call leaves nothing behind that waits
+  void end() {}
+  template <class WaitLayer, class EndLayer>
+  static void wait(HostStream, WaitLayer const& wait_layer, EndLayer const&) {
+    wait_layer();
+  }
   /// Collective over the TP group. rows: of this rank, or -1 - the code of its error, which it throws itself. E_PEER if another rank has
   /// an error, E_MISMATCH if rows differ.
   void agree(std::int64_t rows, HostStream = {}) {

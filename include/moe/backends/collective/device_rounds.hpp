@@ -236,6 +236,16 @@ class DeviceRounds {
     mark(stream);
     wait();
   }
+  /// Whether the communicator has met a deadline or an error.
+  bool over() const {
+    if constexpr (requires { comm_.failed(); }) return comm_.failed();
+    return false;
+  }
+  /// Another group of this rank has met its deadline, and what is enqueued here may wait for the same rank for ever: ends the communicator.
+  /// Calls nothing of CUDA.
+  void end() noexcept {
+    if constexpr (requires { comm_.begin_abort(); }) comm_.begin_abort();
+  }
   /// Throws, once, the error that the kernels have found so far.
   void check() {
     RoundVerdict& v = *verdict_->data();

@@ -100,6 +100,9 @@ class GatherExchange<Backend, Config, Quant, Partial, space::cuda> {
   void check() { rounds_.check(); }
   /// Waits for the stream, at most the communicator's deadline, and throws the error of the rounds so far, if any.
   void wait(cudaStream_t stream) { rounds_.wait_for(stream); }
+  /// Whether the group has met a deadline or an error, and its end after one of another group: see DeviceRounds.
+  bool over() const { return rounds_.over(); }
+  void end() noexcept { rounds_.end(); }
 
  private:
   static constexpr bool kWidens = Backend::kReducesEverywhere && !std::is_same_v<Partial, float>;

@@ -3,6 +3,10 @@
 // slices of sequence parallel ranks. Plain host C++.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -30,6 +34,25 @@ class MarkEvent {
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+/// A stream whose priority is `levels` above the least, which is that of streams by default. Streams of one priority share hardware queues,
+/// in which a kernel can end up behind those of another stream that wait for a peer.
+class PriorityStream {
+ public:
+  explicit PriorityStream(int levels) {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, std::max(greatest, least - levels)),
+               "cudaStreamCreateWithPriority");
+  }
+  PriorityStream(PriorityStream const&) = delete;
+  PriorityStream& operator=(PriorityStream const&) = delete;
+  ~PriorityStream() { cudaStreamDestroy(stream_); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
 };
 
 }  // namespace device
@@ -92,7 +115,8 @@ class HostWords<Comm, space::cuda> {
   Buffer<std::int64_t, space::cuda> device_;     // [size]
   moe::detail::MappedArray<std::int64_t> host_;  // [size]
   moe::detail::MappedArray<std::int64_t> seen_;  // [size], read by missing()
-  CudaStream stream_, look_;
+  // Behind a forward's kernels that wait for a peer, this rank's word would not leave, and the others would name this rank.
+  device::PriorityStream stream_{2}, look_{2};
   device::MarkEvent done_;
 };
 
@@ -107,7 +131,7 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   template <class Params>
   Group(Params const& p, int layer_ranks)
       : GroupPlace<CommT>(p, layer_ranks), rows_agree_(p.rows_agree), words_(static_cast<std::size_t>(moe().tp_size)) {
-    if (moe().tp_size > 1 && !rows_agree_) gatherer_.emplace(this->tp());
+    if (moe().tp_size > 1) gatherer_.emplace(this->tp());
   }
   /// Collective over the TP group, once, at the end of construction: NCCL connects.
   void connect() {
@@ -115,7 +139,38 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   }
   /// E_STATE if the stream is being captured and a forward asks the other ranks.
   void check(cudaStream_t stream) const {
-    if (gatherer_) gatherer_->check(true, stream);
+    if (gatherer_ && !rows_agree_) gatherer_->check(true, stream);
+  }
+  /// Whether the group has met a deadline or an error.
+  bool failed() const { return moe().tp_size > 1 && this->tp().failed(); }
+  /// Ends the group, whose layer has failed: a sum may wait for the same rank.
+  void end() noexcept {
+    if (moe().tp_size > 1) this->tp().begin_abort();
+  }
+  /// Waits for the stream, then for the layer. Past the deadline the ranks call the roll, since a sum does not show who is missing:
+  /// E_TIMEOUT naming the first rank that does not answer within another deadline. If all answer, it is another group that the stream waits
+  /// for, and the layer's wait names the rank. Either error ends both groups, without a call of CUDA between the two: see
+  /// Nccl::begin_abort().
+  template <class WaitLayer, class EndLayer>
+  void wait(cudaStream_t stream, WaitLayer const& wait_layer, EndLayer const& end_layer) {
+    if (moe().tp_size == 1 || failed() || is_done_in_time(stream)) {
+      wait_layer();
+      return;
+    }
+    try {
+      this->call("reduction", [&] { gatherer_->gather(0, words_.data()); });
+    } catch (Error const&) {
+      end_layer();
+      throw;
+    }
+    try {
+      wait_layer();
+      this->call("reduction", [&] { this->tp().synchronize(stream); });
+    } catch (...) {
+      end();
+      end_layer();
+      throw;
+    }
   }
   /// As on the host. Where rows agree there is no agreement: a rank with an error ends the group, and its peers' sums then meet the
   /// deadline.
@@ -146,9 +201,27 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   }
 
  private:
+  /// Whether the stream is done before the deadline.
+  bool is_done_in_time(cudaStream_t stream) {
+    check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
+    std::chrono::milliseconds const deadline(this->tp().timeout_ms());
+    auto const start = std::chrono::steady_clock::now();
+    for (int polls = 0;; ++polls) {
+      cudaError_t const status = cudaEventQuery(done_);
+      if (status != cudaErrorNotReady) {
+        check_cuda(status, "a forward on a TP group");
+        return true;
+      }
+      cudaGetLastError();  // "not ready" must not look like a failed launch later
+      if (deadline.count() > 0 && std::chrono::steady_clock::now() - start > deadline) return false;
+      if (polls > 4000) usleep(20);
+    }
+  }
+
   bool rows_agree_;
   std::vector<std::int64_t> words_;  // [TP]
   std::optional<HostWords<CommT>> gatherer_;
+  device::MarkEvent done_;
 };
 
 }  // namespace parallel
