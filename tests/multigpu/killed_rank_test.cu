@@ -4,9 +4,6 @@
 // this one and not by mpirun, which would end them all.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -14,7 +11,6 @@
 #include <cstdlib>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "exit_code.hpp"
@@ -28,11 +24,11 @@
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/quantization/none.hpp"
-
-extern char** environ;
+#include "started_ranks.hpp"
 
 namespace {
 
+using namespace moe_test;
 using moe::bf16;
 using moe::ErrorCode;
 using moe::text;
@@ -69,11 +65,6 @@ struct Role {
   Sizes sizes = Sizes::exact;
   bool last() const { return rank == size - 1; }
 };
-
-/// The failure that a surviving rank found; its exit status.
-enum Finding { kFine, kNoFailure, kWrongCode, kWrongPeer, kLate, kLeftLate, kGpuUnusable, kNoNewGroup, kOther };
-constexpr char const* kFindings[] = {"fine",      "no failure",   "another error", "another rank named", "told too late",
-                                     "left late", "GPU unusable", "no new group",  "see its output"};
 
 /// Three good rounds, then the last rank kills itself in the fourth. Checks the others' error.
 template <class Backend>
@@ -196,72 +187,19 @@ int be_rank(char** argv) {
   }
 }
 
-/// A process for each rank of a case.
-class Group {
- public:
-  explicit Group(Role role) : role_(std::move(role)) {
-    static int groups = 0;
-    role_.id = text("/tmp/moe_killed_", getpid(), "_", ++groups);
-    for (role_.rank = 0; role_.rank < role_.size; ++role_.rank) {
-      std::vector<std::string> args{"killed_rank",
-                                    "--rank",
-                                    std::to_string(role_.rank),
-                                    std::to_string(role_.size),
-                                    role_.id,
-                                    role_.backend,
-                                    std::to_string(static_cast<int>(role_.death)),
-                                    std::to_string(static_cast<int>(role_.sizes))};
-      std::vector<char*> argv;
-      for (auto& a : args) argv.push_back(a.data());
-      argv.push_back(nullptr);
-      pid_t child = -1;
-      if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, argv.data(), environ) != 0) child = -1;
-      children_.push_back(child);
-    }
-  }
-  Group(Group&&) = default;
-  std::string what() const {
-    return text(role_.backend, role_.sizes == Sizes::fixed ? ", fixed sizes" : "", ", ", role_.size, " ranks, killed ", name(role_.death));
-  }
-  /// Every rank but the last must have succeeded before `end`.
-  void expect_survivors(Clock::time_point end) {
-    for (std::size_t r = 0; r < children_.size(); ++r) {
-      ASSERT_GT(children_[r], 0) << what();
-      int status = 0;
-      pid_t done = 0;
-      while ((done = waitpid(children_[r], &status, WNOHANG)) == 0 && Clock::now() < end) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      if (done == 0) {
-        kill(children_[r], SIGKILL);
-        waitpid(children_[r], &status, 0);
-        ADD_FAILURE() << what() << ": rank " << r << " hangs";
-      } else if (r + 1 == children_.size()) {
-        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << what() << ": the last rank was not killed, status " << status;
-      } else {
-        int const found = WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(kOther);
-        EXPECT_EQ(found, static_cast<int>(kFine))
-            << what() << ", rank " << r << ": " << kFindings[std::min(found, static_cast<int>(kOther))];
-      }
-    }
-    std::remove(role_.id.c_str());
-    std::remove((role_.id + ".survivors").c_str());
-  }
-
- private:
-  Role role_;
-  std::vector<pid_t> children_;
-};
-
 /// All kinds of death run at the same time, each in a separate group.
 void expect_survivors(std::string const& backend, std::vector<Death> const& deaths, std::vector<Sizes> const& sizes) {
   int devices = 0;
   cudaGetDeviceCount(&devices);
   for (int size : {2, 4}) {
     if (size > devices) continue;
-    std::vector<Group> groups;
+    std::vector<StartedRanks> groups;
     for (Death death : deaths) {
-      for (Sizes s : sizes) groups.emplace_back(Role{0, size, "", backend, death, s});
+      for (Sizes s : sizes) {
+        groups.emplace_back(
+            text(backend, s == Sizes::fixed ? ", fixed sizes" : "", ", ", size, " ranks, killed ", name(death)), size,
+            std::vector<std::string>{backend, std::to_string(static_cast<int>(death)), std::to_string(static_cast<int>(s))});
+      }
     }
     auto const end = Clock::now() + std::chrono::seconds(60);
     for (auto& group : groups) group.expect_survivors(end);

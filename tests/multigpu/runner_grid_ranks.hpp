@@ -8,47 +8,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <list>
 #include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
 
-#include "../runner_grid_model.hpp"
-#include "moe/comm/nccl.hpp"
+#include "grid_on_device.hpp"
 #include "moe/comm/self.hpp"
-#include "moe/experts/cuda_reference.hpp"
-#include "moe/models/runtime_layer.hpp"
-#include "moe/runner/device/dense_shared.hpp"
-#include "moe/runner/device/linear.hpp"
-#include "moe/runner/device/ranks.hpp"
-#include "moe/runner/device/row_kernels.hpp"
 
 namespace moe_test::grid {
 
-using comm::Nccl;
-using Cuda = space::cuda;
-using Config = models::RuntimeLayer<bf16, bf16>;
-template <class Backend, class Experts = experts::CudaReference>
-using LayerOf = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
-using Store = experts::WeightStore<Config, quantization::None, Cuda>;
 inline constexpr std::int64_t kTimeout = 20'000;
 /// Widths that every exchange takes: those over windows ask for multiples of 128 (docs/semantics/exchange.md §9).
 inline constexpr int kWideHidden = 256, kWideLatent = 128;
 
-struct Alone : RunnerDefaults {
-  using Gate = runner::gate::Linear<float>;
-  using Input = runner::transform::Projection<bf16>;
-  using Output = runner::transform::Projection<bf16>;
-  using Shared = runner::shared::Dense<bf16>;
-  using Scaling = runner::scaling::Factor;
-  using ZeroExperts = runner::zero_experts::Identity;
-  using End = runner::end::BiasNorm;
-};
-struct Parts : Alone {
-  using Parallel = runner::parallel::Groups<Nccl>;
-};
 /// A gate before the layer, and no more.
 struct GateParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
@@ -102,49 +76,6 @@ class Communicators : public testing::Environment {
 };
 [[maybe_unused]] inline auto* const cleared = testing::AddGlobalTestEnvironment(new Communicators);
 
-/// Weights in device memory, in the element that is asked for.
-class OnDevice {
- public:
-  template <class T>
-  T const* as(T const*, std::vector<float> const& from) {
-    std::vector<T> values(from.size());
-    std::transform(from.begin(), from.end(), values.begin(), [](float v) { return from_float<T>(v); });
-    auto const bytes = static_cast<std::int64_t>(values.size() * sizeof(T));
-    memory_.emplace_back(std::max<std::int64_t>(bytes, 1));
-    Memory<Cuda>::copy_from_host(memory_.back().data(), values.data(), static_cast<std::size_t>(bytes));
-    return reinterpret_cast<T const*>(memory_.back().data());
-  }
-
- private:
-  std::list<Buffer<std::byte, Cuda>> memory_;
-};
-
-/// Input and output of a forward.
-struct Rowset {
-  explicit Rowset(std::vector<float> const& x, std::int64_t width = kHidden)
-      : hidden(width), rows(static_cast<std::int64_t>(x.size()) / hidden), in(room(x)), out(in.size()) {
-    std::vector<bf16> values(static_cast<std::size_t>(in.size()));
-    std::transform(x.begin(), x.end(), values.begin(), [](float v) { return from_float<bf16>(v); });
-    in.copy_from_host(values.data());
-    Memory<Cuda>::fill(out.data(), 0xff, out.bytes());
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  Rows<bf16 const> x() const { return make_rows(static_cast<bf16 const*>(in.data()), rows, hidden); }
-  Rows<bf16> y() { return make_rows(out.data(), rows, hidden); }
-  std::vector<float> result() {
-    std::vector<bf16> values(static_cast<std::size_t>(out.size()));
-    out.copy_to_host(values.data());
-    std::vector<float> wide;
-    for (std::int64_t i = 0; i < rows * hidden; ++i) wide.push_back(to_float(values[static_cast<std::size_t>(i)]));
-    return wide;
-  }
-  std::int64_t hidden, rows;
-  Buffer<bf16, Cuda> in, out;
-
- private:
-  std::int64_t room(std::vector<float> const& x) const { return std::max(static_cast<std::int64_t>(x.size()), hidden); }
-};
-
 /// Waits for the stream within the deadline, and throws what the exchange or a communicator has found.
 template <class R>
 void finish(R& runner, Nccl* comm, cudaStream_t stream) {
@@ -164,9 +95,8 @@ class Rank {
         tp(group(text("tp ", g.tp), world_rank() / g.tp)),
         layer_group(runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", g.tp), moe.tp_rank)),
         placement(kExperts, moe.ep_size),
-        shards(m.form.shared == SharedOutput::partial ? g.tp : 1),
         store(experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size)),
-        runner(comm(), store.view(), grid_params(m, rows_agree)) {}
+        runner(comm(), store.view(), grid_params<R>(m, moe, placement, tp, rows_agree, weights)) {}
   std::vector<float> forward(std::vector<float> const& x) {
     Rowset rows(x, hidden);
     runner.forward(rows.x(), rows.y(), {}, stream);
@@ -187,7 +117,6 @@ class Rank {
   MoeParallel moe;
   Nccl *tp, *layer_group;
   ExpertPlacement placement;
-  int shards;
   OnDevice weights;
   Store store;
   comm::Self<Cuda> self;
@@ -201,14 +130,6 @@ class Rank {
     } else {
       return self;
     }
-  }
-  typename R::Params grid_params(Model const& m, bool rows_agree) {
-    auto p = params<R>(m, placement, kIntermediate / moe.moe_tp_size, cut13(m.shared13, kShared, hidden, moe.tp_rank % shards, shards),
-                       cut2(m.shared2, kShared, hidden, moe.tp_rank % shards, shards), weights);
-    if constexpr (requires { p.parallel.moe; }) {
-      p.parallel = {.moe = moe, .tp = tp, .reduce_results = m.form.reduce_results, .rows_agree = rows_agree};
-    }
-    return p;
   }
 };
 

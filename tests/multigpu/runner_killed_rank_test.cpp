@@ -1,0 +1,588 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/multigpu/runner_killed_rank_test.cpp: a rank of runners between GPUs kills itself in each stage of a forward, and while experts
+// move. The others get an error that names it within twice the deadline, leave, keep their GPU, and compute what one rank does in a new
+// group. One process per GPU, started by this one.
+#include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "exit_code.hpp"
+#include "grid_on_device.hpp"
+#include "moe/backends/collective/all_to_all_v_cuda.hpp"
+#include "moe/backends/collective/gather_exchange_cuda.hpp"
+#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/window/device/high_throughput/exchange.hpp"
+#include "moe/backends/window/device/low_latency/exchange.hpp"
+#include "moe/comm/nccl_symmetric.hpp"
+#include "moe/eplb/recovery.hpp"
+#include "moe/eplb/runtime_balancer.hpp"
+#include "started_ranks.hpp"
+
+namespace {
+
+using namespace moe_test;
+using namespace moe_test::grid;
+using Window = comm::NcclSymmetric;
+using Local = backends::NoExpertParallel<Cuda>;
+using Gather = backends::AllGatherReduceScatter<Nccl>;
+using AllToAll = backends::AllToAllV<Nccl>;
+using LowLatency = backends::LowLatency<Window>;
+using HighThroughput = backends::HighThroughput<Window>;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr int kRanks = 4, kVictim = kRanks - 1, kRows = 5;
+constexpr std::int64_t kDeadline = 3000;
+constexpr std::int64_t kConnect = 60'000;  ///< for what comes before the deaths: processes may start late
+constexpr auto kDeadlinesAndLoad = milliseconds(2 * kDeadline + 3000);
+constexpr auto kLeaveWithin = std::chrono::seconds(15);
+constexpr auto kOthersArrive = milliseconds(500);  ///< by then the survivors have passed the stages before the death
+constexpr int kBetweenSteps = -1;                  ///< the stage of a death outside the forwards; else a Phase
+
+/// The arguments of one rank's process.
+struct Role {
+  int rank = 0;
+  int size = 0;
+  std::string file;  ///< what the communicators' files begin with
+  std::string form;
+  int stage = 0;
+  bool dies() const { return rank == kVictim; }
+  std::string stage_name() const { return stage == kBetweenSteps ? "between steps" : std::string(name(static_cast<Phase>(stage))); }
+};
+
+[[noreturn]] void die(cudaStream_t stream) {
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // this rank's part of the stages before
+  std::this_thread::sleep_for(kOthersArrive);
+  raise(SIGKILL);
+  std::abort();
+}
+
+/// Ends this process at the start of a stage.
+struct Death {
+  int stage = 0;
+  bool now = false;
+  cudaStream_t stream = nullptr;
+  void begin(Phase p) const {
+    if (now && static_cast<int>(p) == stage) die(stream);
+  }
+  void end(Phase) const {}
+};
+
+std::string differs(std::vector<float> const& got, std::vector<float> const& want) {
+  float largest = 0;
+  for (float v : want) largest = std::max(largest, std::abs(v));
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (!(std::abs(got[i] - want[i]) <= 1.5e-2F * largest)) return text("value ", i, " is ", got[i], ", one rank gives ", want[i]);
+  }
+  return "";
+}
+Finding other(Role const& role, std::string const& what) {
+  std::fprintf(stderr, "  %s rank %d, killed in %s: %s\n", role.form.c_str(), role.rank, role.stage_name().c_str(), what.c_str());
+  return kOther;
+}
+/// Of the error that a survivor got.
+Finding judge(Role const& role, TransportError const& e, int victim, Clock::duration took) {
+  std::fprintf(stderr, "  %s rank %d, killed in %s: after %d ms: %s: %s\n", role.form.c_str(), role.rank, role.stage_name().c_str(),
+               static_cast<int>(std::chrono::duration_cast<milliseconds>(took).count()), moe::name(e.code()).data(), e.what());
+  if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return kWrongCode;
+  if (e.peer() != victim) return kWrongPeer;
+  return took > kDeadlinesAndLoad ? kLate : kFine;
+}
+
+Nccl connect(Role const& role, std::string const& group, int rank, int size) {
+  return Nccl::over_file(text(role.file, ".", group), rank, size, {.timeout_ms = kConnect});
+}
+template <class Params>
+void set_window_deadline([[maybe_unused]] Params& backend) {
+  if constexpr (requires { backend.window.timeout_ms; }) backend.window.timeout_ms = kDeadline;
+}
+template <class Backend>
+MoeParallel place(Grid const& g, int rank) {
+  BackendFacts facts = Backend::kFacts;
+  facts.sequence_parallel = false;
+  return place_of(g, rank, facts);
+}
+/// Waits for a forward and throws what was found.
+template <class R>
+void settle(R& runner, cudaStream_t stream) {
+  runner.wait(stream);
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // a window's kernels end by themselves
+  runner.check();
+}
+
+struct Options {
+  bool rows_agree = false;
+  backends::Sizes sizes = backends::Sizes::automatic;
+};
+
+/// A rank of a grid.
+template <class Backend>
+class Rank {
+ public:
+  using R = Runner<LayerOf<Backend>, Parts>;
+  Rank(MoeParallel const& at, Model const& m, Nccl& layer_group, Nccl* tp, Options const& o = {})
+      : placement_(m.experts, at.ep_size),
+        store_(experts_of<Store>(m, placement_, at.ep_rank, at.moe_tp_rank, at.moe_tp_size)),
+        runner_(comm(layer_group), store_.view(), parameters(m, at, tp, o)) {}
+  cudaStream_t stream() const { return stream_; }
+  std::vector<float> forward(Rowset& rows, Death const& death = {}) {
+    runner_.forward(rows.x(), rows.y(), {}, stream_, death);
+    settle(runner_, stream_);
+    return rows.result();
+  }
+
+ private:
+  typename Backend::Comm& comm([[maybe_unused]] Nccl& layer_group) {
+    if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) {
+      return layer_group;
+    } else {
+      return self_;
+    }
+  }
+  typename R::Params parameters(Model const& m, MoeParallel const& at, Nccl* tp, Options const& o) {
+    auto p = grid_params<R>(m, at, placement_, tp, o.rows_agree, weights_);
+    set_window_deadline(p.layer.backend);
+    if constexpr (requires { p.layer.backend.sizes; }) p.layer.backend.sizes = o.sizes;
+    return p;
+  }
+
+  ExpertPlacement placement_;
+  OnDevice weights_;
+  Store store_;
+  comm::Self<Cuda> self_;
+  CudaStream stream_;
+  R runner_;
+};
+
+// ---- Stages of a forward
+
+/// Divides over the ranks and over those that are left.
+Model model() { return {.form = {false, false, SharedOutput::partial}, .experts = 12}; }
+
+/// Good forwards, then one in which the last rank dies.
+template <class Backend>
+Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_point& told) {
+  Model const m = model();
+  Nccl layer_group = connect(role, "layer", role.rank, role.size);
+  std::optional<Nccl> tp;
+  if (g.tp > 1) tp.emplace(connect(role, text("tp", role.rank / g.tp), role.rank % g.tp, g.tp));
+  // A TP group names a rank by its number there.
+  int const victim = g.tp > 1 && role.rank / g.tp == kVictim / g.tp ? kVictim % g.tp : kVictim;
+  Rank<Backend> rank(place<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
+  std::vector<float> const x = bf16_numbers(50 + role.rank / g.tp, kRows * kHidden), want = on_one_rank(m, x);
+  Rowset rows(x);
+  for (int i = 0; i < 3; ++i) {
+    if (std::string const wrong = differs(rank.forward(rows), want); !wrong.empty()) return other(role, "before the death: " + wrong);
+    layer_group.set_timeout_ms(kDeadline);
+    if (tp) tp->set_timeout_ms(kDeadline);
+  }
+  auto const start = Clock::now();
+  try {
+    rank.forward(rows, {role.stage, role.dies(), rank.stream()});
+    return kNoFailure;
+  } catch (TransportError const& e) {
+    told = Clock::now();
+    return judge(role, e, victim, told - start);
+  } catch (Error const& e) {
+    other(role, e.what());
+    return kWrongCode;
+  }
+}
+
+/// The ranks that are left, as a data-parallel group of their own.
+Finding forwards_in_new_group(Role const& role) {
+  Model const m = model();
+  Nccl survivors = connect(role, "survivors", role.rank, role.size - 1);
+  Rank<AllToAll> rank(place<AllToAll>({1, role.size - 1, 1, true}, role.rank), m, survivors, nullptr);
+  std::vector<float> const x = bf16_numbers(70 + role.rank, kRows * kHidden), want = on_one_rank(m, x);
+  Rowset rows(x);
+  for (int i = 0; i < 2; ++i) {
+    if (std::string const wrong = differs(rank.forward(rows), want); !wrong.empty()) {
+      other(role, "in the new group: " + wrong);
+      return kNoNewGroup;
+    }
+  }
+  return kFine;
+}
+
+// ---- Experts that move in the background
+
+constexpr int kLayers = 2, kMovingExperts = 6, kSlots = 3;
+
+Model moving_model() { return {.form = {false, false, SharedOutput::none}, .experts = kMovingExperts, .zero = 0}; }
+
+/// The ranks' agreement, in a file that all map: a rank that does not join a call within the deadline is named.
+class WordGroup {
+ public:
+  WordGroup(std::string const& path, int rank, int size) : rank_(rank), size_(size) {
+    int const file = open(path.c_str(), O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes())) != 0) throw std::runtime_error("cannot make " + path);
+    void* const memory = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (memory == MAP_FAILED) throw std::runtime_error("cannot map " + path);
+    ranks_ = static_cast<Words*>(memory);
+  }
+  WordGroup(WordGroup const&) = delete;
+  WordGroup& operator=(WordGroup const&) = delete;
+  ~WordGroup() { munmap(ranks_, bytes()); }
+  int size() const { return size_; }
+  void set_timeout_ms(std::int64_t timeout_ms) { timeout_ = milliseconds(timeout_ms); }
+  std::vector<std::uint64_t> all_gather(std::uint64_t word) {
+    auto const mine = static_cast<std::int64_t>(word);
+    share({&mine, 1});
+    std::vector<std::uint64_t> all;
+    for (int r = 0; r < size_; ++r) all.push_back(static_cast<std::uint64_t>(shared(r)[0]));
+    return all;
+  }
+  void all_reduce_sum(std::span<std::int64_t> values) {
+    share(values);
+    std::fill(values.begin(), values.end(), 0);
+    for (int r = 0; r < size_; ++r) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] += shared(r)[i];
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMost = 4096;
+  /// Of one rank; two buffers, since a rank may be one call ahead of another that still reads.
+  struct Words {
+    std::atomic<std::uint64_t> calls;
+    std::int64_t words[2][kMost];
+  };
+  std::size_t bytes() const { return sizeof(Words) * static_cast<std::size_t>(size_); }
+  std::int64_t const* shared(int r) const { return ranks_[r].words[calls_ % 2]; }
+  void share(std::span<std::int64_t const> values) {
+    if (values.size() > kMost) throw std::runtime_error("too many words");
+    ++calls_;
+    std::copy(values.begin(), values.end(), ranks_[rank_].words[calls_ % 2]);
+    ranks_[rank_].calls.store(calls_, std::memory_order_release);
+    auto const start = Clock::now();
+    for (int r = 0; r < size_; ++r) {
+      while (ranks_[r].calls.load(std::memory_order_acquire) < calls_) {
+        if (Clock::now() - start > timeout_) {
+          throw TransportError(ErrorCode::timeout, rank_, r, "agreement", calls_, text("rank ", r, " did not arrive"));
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+
+  int rank_, size_;
+  milliseconds timeout_{kConnect};
+  Words* ranks_ = nullptr;  // [size]
+  std::uint64_t calls_ = 0;
+};
+
+/// Carries weights, until it stops for ever at its next message.
+class StoppingNccl : public Nccl {
+ public:
+  explicit StoppingNccl(Nccl&& comm) : Nccl(std::move(comm)) {}
+  void stop() { stops_ = true; }
+  bool stopped() const { return stopped_; }
+  void all_to_all_v(void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
+                    std::int64_t const* out_counts, std::int64_t const* out_offsets, cudaStream_t stream) {
+    while (stops_) {
+      stopped_ = true;
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    Nccl::all_to_all_v(in, in_counts, in_offsets, out, out_counts, out_offsets, stream);
+  }
+
+ private:
+  std::atomic<bool> stops_ = false, stopped_ = false;
+};
+
+using Stores = std::deque<Store>;
+
+/// A model of two equal layers that serves while its experts move.
+template <class Backend>
+class Serving {
+ public:
+  using R = Runner<LayerOf<Backend>, Parts>;
+  Serving(MoeParallel const& at, Model const& m, Nccl& tokens, StoppingNccl& weights, WordGroup& group, Stores& stores,
+          eplb::ExpertMaps const& maps, int device)
+      : model_(m),
+        rank_(at.ep_rank),
+        balancer(weights, group, tensors(stores),
+                 {.maps = maps,
+                  .options = {.window = 2, .step_interval = 4},
+                  .mode = eplb::MoveMode::background,
+                  .mover = {.timeout_ms = 2 * kDeadline},
+                  .timeout_ms = kConnect,
+                  .on_thread_start = [device] { check_cuda(cudaSetDevice(device), "cudaSetDevice"); },
+                  .worker_stream = worker_}) {
+    for (int l = 0; l < kLayers; ++l) {
+      auto p = grid_params<R>(m, at, balancer.placement(l), nullptr, false, parts_);
+      p.layer.mapping = balancer.mapping(l);
+      p.layer.load = balancer.load(l);
+      set_window_deadline(p.layer.backend);
+      runners_.emplace_back(tokens, stores[static_cast<std::size_t>(l)].view(), p);
+      balancer.attach(l, runners_.back());
+    }
+  }
+  /// A step's forwards; "" or what is wrong. Tokens depend on rank and step; a common part makes experts hot, others from time to time.
+  std::string forward(int step, Death const& death = {}) {
+    std::vector<float> x = numbers(100 * step + rank_, kRows * kHidden);
+    std::vector<float> const common = numbers(5000 + step / 6, kHidden);
+    std::vector<bf16> rows(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      rows[i] = from_float<bf16>(0.4F * x[i] + common[i % kHidden]);
+      x[i] = to_float(rows[i]);
+    }
+    std::vector<float> const want = on_one_rank(model_, x);
+    auto const bytes = rows.size() * sizeof(bf16);
+    // In stream order: a wait for the whole device would wait for the worker's messages.
+    Memory<Cuda>::copy_from_host_async(in_.data(), rows.data(), bytes, stream);
+    for (int l = 0; l < kLayers; ++l) {
+      R& runner = runners_[static_cast<std::size_t>(l)];
+      runner.forward(make_rows(static_cast<bf16 const*>(in_.data()), kRows, kHidden), make_rows(out_.data(), kRows, kHidden), {}, stream,
+                     death);
+      settle(runner, stream);
+      Memory<Cuda>::copy_to_host_async(rows.data(), out_.data(), bytes, stream);
+      stream.synchronize();
+      std::vector<float> got;
+      for (bf16 v : rows) got.push_back(to_float(v));
+      if (std::string const wrong = differs(got, want); !wrong.empty()) return text("step ", step, ", layer ", l, ": ", wrong);
+    }
+    return "";
+  }
+
+ private:
+  static std::vector<eplb::LayerTensors> tensors(Stores& stores) {
+    std::vector<eplb::LayerTensors> out;
+    for (Store& store : stores) out.push_back(eplb::expert_tensors(store));
+    return out;
+  }
+
+  Model model_;
+  int rank_;
+  runner::device::PriorityStream worker_{1};
+  OnDevice parts_;
+  Buffer<bf16, Cuda> in_{kRows * kHidden}, out_{kRows * kHidden};
+
+ public:
+  CudaStream stream;
+  eplb::RuntimeBalancer<StoppingNccl, WordGroup> balancer;
+
+ private:
+  std::deque<R> runners_;
+};
+
+void load_expert(Stores& stores, Model const& m, int layer, int expert, int slot) {
+  stores[static_cast<std::size_t>(layer)].set_expert(slot, m.w13(expert).data(), m.w2(expert).data());
+}
+
+/// Serves until the last rank dies while its worker has a weight to send or to take. `maps`: those in use at the end.
+template <class Backend>
+Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb::ExpertMaps& maps, Clock::time_point& told) {
+  Nccl tokens = connect(role, "tokens", role.rank, role.size);
+  StoppingNccl weights(connect(role, "weights", role.rank, role.size));
+  weights.connect();
+  WordGroup group(role.file + ".group", role.rank, role.size);
+  Serving<Backend> serving(place<Backend>({1, role.size, 1, true}, role.rank), m, tokens, weights, group, stores, maps, role.rank);
+  auto const end = Clock::now() + std::chrono::seconds(40);
+  auto start = Clock::now();
+  try {
+    for (int step = 0; Clock::now() < end; ++step) {
+      if (step == 2) {
+        tokens.set_timeout_ms(kDeadline);
+        group.set_timeout_ms(kDeadline);
+      }
+      if (role.dies() && step == 7) weights.stop();  // after the first rearrangement: the maps are no longer the first ones
+      start = Clock::now();
+      std::string const wrong =
+          serving.forward(step, {role.stage, role.dies() && role.stage != kBetweenSteps && weights.stopped(), serving.stream});
+      if (!wrong.empty()) return other(role, wrong);
+      if (role.dies() && role.stage == kBetweenSteps && weights.stopped()) die(serving.stream);
+      serving.balancer.step({}, serving.stream);
+      if (serving.balancer.pending()) std::this_thread::sleep_for(milliseconds(1));
+    }
+  } catch (TransportError const& e) {
+    told = Clock::now();
+    Finding const found = judge(role, e, kVictim, told - start);
+    maps = serving.balancer.maps();
+    serving.balancer.end();  // before memory is freed, which waits for the device
+    return found;
+  } catch (Error const& e) {
+    other(role, e.what());
+    serving.balancer.end();
+    return kWrongCode;
+  }
+  return kNoFailure;
+}
+
+/// The ranks that are left load the experts that nobody holds, and serve until experts have moved again.
+template <class Backend>
+Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, eplb::ExpertMaps const& maps) {
+  int const size = role.size - 1;
+  Nccl tokens = connect(role, "tokens.survivors", role.rank, size);
+  StoppingNccl weights(connect(role, "weights.survivors", role.rank, size));
+  weights.connect();
+  WordGroup group(role.file + ".group.survivors", role.rank, size);
+  auto const recovery = eplb::recover_held(eplb::gather_held(group, role.rank, maps, role.rank, role.size), kMovingExperts, size);
+  eplb::reload_experts(recovery, role.rank, kSlots, [&](int layer, int expert, int slot) { load_expert(stores, m, layer, expert, slot); });
+  Serving<Backend> serving(place<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps, role.rank);
+  auto const end = Clock::now() + std::chrono::seconds(30);
+  for (int step = 1000, moved = 0; moved == 0; ++step) {
+    std::string const wrong = Clock::now() > end ? "no move came to its end" : serving.forward(step);
+    if (!wrong.empty()) {
+      other(role, "in the new group: " + wrong);
+      return kNoNewGroup;
+    }
+    moved += static_cast<int>(serving.balancer.step({}, serving.stream).committed_layers.size());
+    if (serving.balancer.pending()) std::this_thread::sleep_for(milliseconds(1));
+  }
+  return kFine;
+}
+
+// ---- One rank's process
+
+/// The GPU still works.
+bool gpu_works() {
+  std::vector<int> const words{1, 2, 3};
+  std::vector<int> back(3);
+  Buffer<int, Cuda> memory(3);
+  memory.copy_from_host(words.data());
+  memory.copy_to_host(back.data());
+  return cudaDeviceSynchronize() == cudaSuccess && back == words;
+}
+/// The death: first(told), which sets `told` once this rank has its error; the end of all that the group had; the new group.
+template <class First, class Then>
+Finding survive(First const& first, Then const& then) {
+  Clock::time_point told = Clock::now();
+  Finding const found = first(told);
+  if (found != kFine) return found;
+  if (Clock::now() - told > kLeaveWithin) return kLeftLate;
+  if (!gpu_works()) return kGpuUnusable;
+  return then();
+}
+
+template <class Backend>
+Finding survives_forward(Role const& role, Grid const& g, Options const& o = {}) {
+  return survive([&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
+}
+template <class Backend>
+Finding survives_move(Role const& role) {
+  Model const m = moving_model();
+  Stores stores;
+  eplb::ExpertMaps maps = eplb::ExpertMaps::initial(kLayers, kMovingExperts, kSlots * role.size - kMovingExperts);
+  for (int l = 0; l < kLayers; ++l) {
+    stores.emplace_back(kSlots, kHidden, kIntermediate, true);
+    for (int s = 0; s < kSlots; ++s) load_expert(stores, m, l, maps.physical_to_logical()(l, role.rank * kSlots + s), s);
+  }
+  return survive([&](auto& told) { return serve_until_death<Backend>(role, m, stores, maps, told); },
+                 [&] { return serve_in_new_group<Backend>(role, m, stores, maps); });
+}
+
+Finding play(Role const& role) {
+  check_cuda(cudaSetDevice(role.rank), "cudaSetDevice");
+  Grid const tp{kRanks, 1, 1, true}, dp{1, kRanks, 1, true};
+  std::map<std::string, std::function<Finding()>> const forms{
+      {"tp_all_to_all_v", [&] { return survives_forward<AllToAll>(role, tp); }},
+      {"tp_all_to_all_v_exact", [&] { return survives_forward<AllToAll>(role, tp, {.sizes = backends::Sizes::exact}); }},
+      {"tp_all_to_all_v_rows_agree", [&] { return survives_forward<AllToAll>(role, tp, {.rows_agree = true}); }},
+      {"tp2_dp2_all_to_all_v", [&] { return survives_forward<AllToAll>(role, {2, 2, 1, true}); }},
+      {"tp_local", [&] { return survives_forward<Local>(role, tp); }},
+      {"tp_local_rows_agree", [&] { return survives_forward<Local>(role, tp, {.rows_agree = true}); }},
+      {"tp_low_latency", [&] { return survives_forward<LowLatency>(role, tp); }},
+      {"dp_low_latency", [&] { return survives_forward<LowLatency>(role, dp); }},
+      {"dp_high_throughput", [&] { return survives_forward<HighThroughput>(role, dp); }},
+      {"dp_gather", [&] { return survives_forward<Gather>(role, dp); }},
+      {"move_all_to_all_v", [&] { return survives_move<AllToAll>(role); }},
+      {"move_low_latency", [&] { return survives_move<LowLatency>(role); }},
+  };
+  return forms.at(role.form)();
+}
+
+int be_rank(char** argv) {
+  Role const role{std::atoi(argv[2]), std::atoi(argv[3]), argv[4], argv[5], std::atoi(argv[6])};
+  try {
+    return play(role);
+  } catch (std::exception const& e) {
+    return other(role, e.what());
+  }
+}
+
+/// Cases run at the same time, each in a group of its own.
+struct Case {
+  Case(char const* f, Phase p) : form(f), stage(static_cast<int>(p)) {}
+  Case(char const* f, int s) : form(f), stage(s) {}
+  std::string form;
+  int stage;
+};
+void expect_survivors(std::vector<Case> const& cases) {
+  std::vector<StartedRanks> groups;
+  for (Case const& c : cases) {
+    Role const role{0, kRanks, "", c.form, c.stage};
+    groups.emplace_back(text(c.form, ", killed in ", role.stage_name()), kRanks, std::vector<std::string>{c.form, std::to_string(c.stage)});
+  }
+  auto const end = Clock::now() + std::chrono::seconds(90);
+  for (StartedRanks& group : groups) group.expect_survivors(end);
+}
+
+TEST(KilledRunnerRank, StagesOfAForwardThatIsReduced) {
+  expect_survivors({{"tp_all_to_all_v", Phase::route},
+                    {"tp_all_to_all_v", Phase::experts},
+                    {"tp_all_to_all_v", Phase::combine},
+                    {"tp_all_to_all_v", Phase::reduction}});
+}
+TEST(KilledRunnerRank, GroupsThatAskEachForwardOrNever) {
+  expect_survivors({{"tp_all_to_all_v_exact", Phase::dispatch},
+                    {"tp_local", Phase::route},
+                    {"tp_local", Phase::reduction},
+                    {"tp_local_rows_agree", Phase::reduction},
+                    {"tp_all_to_all_v_rows_agree", Phase::experts}});
+}
+TEST(KilledRunnerRank, WindowsAndTwoGroups) {
+  expect_survivors({{"tp_low_latency", Phase::experts},
+                    {"tp_low_latency", Phase::reduction},
+                    {"tp2_dp2_all_to_all_v", Phase::experts},
+                    {"dp_high_throughput", Phase::experts}});
+}
+TEST(KilledRunnerRank, DataParallelRanks) {
+  expect_survivors({{"dp_low_latency", Phase::route},
+                    {"dp_low_latency", Phase::combine},
+                    {"dp_gather", Phase::dispatch},
+                    {"dp_gather", Phase::combine}});
+}
+TEST(KilledRunnerRank, WhileExpertsMoveOverNccl) {
+  expect_survivors({{"move_all_to_all_v", Phase::experts}, {"move_all_to_all_v", kBetweenSteps}});
+}
+TEST(KilledRunnerRank, WhileExpertsMoveBesideAWindow) {
+  expect_survivors({{"move_low_latency", Phase::experts}, {"move_low_latency", kBetweenSteps}});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 7 && std::string(argv[1]) == "--rank") return be_rank(argv);
+  testing::InitGoogleTest(&argc, argv);
+  setenv("OMP_NUM_THREADS", "1", 1);  // of the ranks, of which there are many
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < kRanks) {
+    std::printf("skipped: needs %d GPUs, found %d\n", kRanks, devices);
+    return moe_test::kSkipped;
+  }
+  return moe_test::exit_code(RUN_ALL_TESTS());
+}
