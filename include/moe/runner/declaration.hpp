@@ -192,13 +192,7 @@ class Runner {
     wait_layer(stream);
   }
   /// Throws the errors of calls that the stream has finished; as the layer's.
-  void check() {
-    if constexpr (kDualBatch) {
-      halved_.check(layer_);
-    } else {
-      layer_.check();
-    }
-  }
+  void check();
   /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows. E_STATE for yes
   /// where they cannot.
   void decide_dual_batch(std::optional<bool> verdict)
@@ -308,13 +302,6 @@ class Runner {
   void take_memory(Params const& p);
   void check(Params const& p) const;
 
-  void wait_layer(Stream<Space> stream) {
-    if constexpr (kDualBatch) {
-      halved_.wait(layer_, stream);
-    } else {
-      layer_.wait(stream);
-    }
-  }
   /// Whether the shared experts of a forward of `rows` rows run between the halves of an exchange; with a side stream they begin before it.
   bool shared_waits([[maybe_unused]] std::int64_t rows) const {
     if constexpr (requires { shared_.overlaps(rows); }) return shared_between_ && !shared_.overlaps(rows);
@@ -361,6 +348,7 @@ class Runner {
   void layer_around_shared(X x, Y routed, B& batch, Probe& probe);
   void abandon_layer(bool halves, Stream<Space> stream);
   bool layer_is_over();
+  void wait_layer(Stream<Space> stream);
   void end_layer() noexcept;
   void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
   void validate(Rows<Act const> hidden, Rows<Act> output) const;

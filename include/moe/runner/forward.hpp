@@ -297,6 +297,23 @@ bool Runner<LayerT, PartsT>::layer_is_over() {
   return false;
 }
 
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::check() {
+  if constexpr (kDualBatch) {
+    halved_.check(layer_);
+  } else {
+    layer_.check();
+  }
+}
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::wait_layer(Stream<Space> stream) {
+  if constexpr (kDualBatch) {
+    halved_.wait(layer_, stream);
+  } else {
+    layer_.wait(stream);
+  }
+}
+
 /// The TP group has failed, and what the layer has enqueued may wait for the same rank for ever: its group ends too, so that the caller can
 /// free memory, which waits for the device.
 template <class LayerT, class PartsT>
