@@ -120,7 +120,8 @@ class FusedShared : public testing::Test {
       finish(runner, tp, stream);
       expect_close(rows.result(), want);
     }
-    std::int64_t const routed_rows = runner::parallel::slice_of(static_cast<std::int64_t>(x.size()) / m.hidden, moe).rows;
+    auto const rows_of_rank = static_cast<std::int64_t>(x.size()) / m.hidden;
+    std::int64_t const routed_rows = moe.sp_size > 1 ? runner::parallel::slice_of(rows_of_rank, moe).rows : rows_of_rank;
     std::vector<std::int32_t> ids(static_cast<std::size_t>(routed_rows * (kTopK + kFused)));
     if (!ids.empty()) Memory<Cuda>::copy_to_host(ids.data(), runner.topk_ids().data_handle(), ids.size() * sizeof(std::int32_t));
     for (std::size_t i = 0; i < ids.size(); ++i) {  // logical ids, the shared experts in the last columns
