@@ -3,9 +3,9 @@
 """Compares what ptxas reported of the optimised kernels with tests/gpu/kernel_registers.txt.
 
 Fails if wgmma is serialised anywhere, if a function spills that the file gives no reason for, if the file does not list exactly these
-kernels with these registers, spilled bytes and static shared memory, or if a kernel of include/moe is in no line: no optimised target
-instantiates it, and tests/gpu/kernels.cu is to. Another release of nvcc allocates registers differently: with it the numbers are printed
-and not compared. After a change that is meant:
+kernels with these registers, spilled bytes and static shared memory, or if no line lists a kernel of include/moe: no optimised target
+instantiates it, so tests/gpu/kernels.cu has to. Another release of nvcc allocates registers differently: with it the numbers are printed
+and not compared. After an intended change:
     ninja -C build/cuda update_kernel_registers
 which builds what is measured and rewrites the file; the lines with reasons stay.
 """
@@ -101,7 +101,7 @@ def declared_kernels(text):
 
 
 def without_entry(declared, listed, excepted):
-    """Problems: kernels (name -> header) that no listed instance belongs to, and exceptions (name -> reason) that are none."""
+    """Problems: kernels (name -> header) without a listed instance, and exceptions (name -> reason) without a reason or a use."""
     entries = {name.partition("<")[0] for name in listed}
     problems = [f"{name} of {header} is in no optimised target: instantiate it in tests/gpu/kernels.cu"
                 for name, header in sorted(declared.items()) if name not in entries and name not in excepted]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What check_registers.py must see: every kernel of a header with its namespaces, kernels without a line, exceptions that are none."""
+"""What check_registers.py must see: every kernel of a header with its namespaces, kernels without a line, exceptions without a use."""
 import unittest
 
 import check_registers as c

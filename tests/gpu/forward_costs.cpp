@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/forward_costs.cpp: operator new that counts its calls. nvcc would take it for a function of the device too.
+// tests/gpu/forward_costs.cpp: operator new that counts its calls. In a .cpp, since nvcc would compile it for the device too.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/runner_blocks_test.cu: the kernels that the blocks of runner_blocks_test.cpp call. What surrounds their layers is
-// what the tool's blocks have around theirs.
+// tests/gpu/runner_blocks_test.cu: the kernels that the blocks of runner_blocks_test.cpp call. Those around their layers are the tool's
+// (examples/moe/cuda/block_kernels.cuh).
 #include "examples/moe/cuda/block_kernels.cuh"
 #include "moe/backends/collective/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"

@@ -22,8 +22,8 @@ void report(int ran, int refused) {
 /// Whether the case of these facts differs from the one in which TP ranks keep their rows.
 inline bool is_case(Grid const& g, BackendFacts const& facts) { return !facts.sequence_parallel || place_of(g, 0, facts).use_sp_moe(); }
 
-/// Every grid; shared experts and reduce_results in every combination, and latent widths and norms. Ranks agree on rows in every other case
-/// (the number of forms is odd). Experts that route inside have no zero experts.
+/// Every grid; shared experts and reduce_results in every combination, and latent widths and norms. Every other case that runs has
+/// rows_agree. Experts that route inside have no zero experts.
 template <class Backend, class Experts>
 void equals_one_rank() {
   Form const forms[] = {{false, false, SharedOutput::none, true},     {false, false, SharedOutput::none, false},

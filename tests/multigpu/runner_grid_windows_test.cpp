@@ -35,7 +35,7 @@ void refuses_hosts(Grid const& g) {
   std::vector<float> const x = tokens(works.moe, m.hidden), want = on_one_rank(m, x);
   expect_close(works.forward(x), want);
 }
-// Every backend on one grid that it can serve, and so, in turn, on all of them.
+// Each backend on one of the grids that it can serve; the next backend takes the next grid of its list.
 TEST(RunnerHosts, WindowsRefuseSeveralHosts) {
   if (!moe_test::on_several_hosts()) GTEST_SKIP() << "the ranks are on one host; MOE_TEST_HOSTS is not set";
   std::size_t turn = 0;

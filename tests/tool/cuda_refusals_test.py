@@ -3,6 +3,7 @@
 # and the words of `--device host`: weights, and values that the exchange, the scheme or the runner does not take. Skipped where the tool
 # finds no GPU or was built without CUDA or NCCL; cases with more ranks than GPUs are left out, each with a line "skipped, ...".
 # device_refusals_test.py has what is refused before.
+import itertools
 import pathlib
 import sys
 import tempfile
@@ -16,11 +17,10 @@ SCHEME = ("--quantization", "fp8_block128")  # which the host has over a communi
 
 
 def weights(cases, output):
-    """Every input whose weights are refused, with every backend."""
-    for name, arguments, _, ranks, _ in cases:
-        if name in WEIGHTS and (ranks == 1 or ":" in arguments):
-            for backend in BACKENDS:
-                yield name, with_output(arguments, output), backend, 0 if ranks == 1 else ranks
+    """Every input whose weights are refused, the backends in turn: a start of the tool with a GPU takes seconds."""
+    refused = [case for case in cases if case[0] in WEIGHTS and (case[3] == 1 or ":" in case[1])]
+    for (name, arguments, _, ranks, _), backend in zip(refused, itertools.cycle(BACKENDS)):
+        yield name, with_output(arguments, output), backend, 0 if ranks == 1 else ranks
 
 
 def limits(folder, output):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/cuda/block_kernels.cuh: the kernels of what surrounds a layer in a DeviceBlock: gates, projections, shared experts, norms,
-// the sum at the end. Rows are float32 or bf16. To be included in one .cu of a program.
+// examples/moe/cuda/block_kernels.cuh: the kernels around a layer in a DeviceBlock: gates, projections, shared experts, norms, the sum
+// at the end. Rows are float32 or bf16. Include it in exactly one .cu of a program.
 #pragma once
 
 #include "moe/core/space.hpp"
