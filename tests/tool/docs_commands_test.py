@@ -18,6 +18,7 @@ ELSEWHERE = {
     "scripts/": "CI itself (scripts/test, scripts/setup); scripts/run and scripts/gpu by hand",
     "cmake --preset": "CI: the build, install.consumer",
     "cmake --build --preset": "CI: the build",
+    "g++ -std=c++20 -fsyntax-only": "the build compiles the same files",
     "cc experts.c": "example.c.experts compiles the program, install.consumer links one through pkg-config",
     "pip install ./python": "python.wheel",
     "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
