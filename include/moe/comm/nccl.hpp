@@ -300,9 +300,9 @@ class Nccl {
     begin_abort();
     endings_.clear();
   }
-  /// Begins abort() and returns, without a call of CUDA; from any thread. If several communicators wait for one rank, begin with all of
-  /// them before any other call of CUDA: freeing memory of one waits for kernels of the others and may hold back the calls of other
-  /// threads. Hence one thread per communicator; with several processes on a host, freeing takes seconds.
+  /// Begins abort() and returns, without a call of CUDA. No other thread may begin a call of this communicator then. If several wait for
+  /// one rank, begin with all of them before any other call of CUDA: freeing memory of one waits for kernels of the others and may hold
+  /// back the calls of other threads. Hence one thread per communicator; with several processes on a host, freeing takes seconds.
   void begin_abort() noexcept {
     std::scoped_lock const lock(ending_);
     for (ncclComm_t* const place : {&direct_, &comm_}) {

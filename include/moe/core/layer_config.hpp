@@ -41,7 +41,7 @@ template <class Config>
   requires requires { Config::overlap_dispatch; }
 inline constexpr bool kOverlapsDispatch<Config> = Config::overlap_dispatch;
 
-/// Whether a configuration's router has a selection bias, without which a layer refuses its parameters. Default: it is not said.
+/// Whether a configuration's router needs a selection bias: a layer then refuses a null correction_bias. Default: nothing is checked.
 template <class Config>
 inline constexpr bool kHasSelectionBias = false;
 template <class Config>

@@ -56,8 +56,8 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
-/// The same for work of a communicator. One whose kernels wait for a peer without a deadline of their own (comm::Nccl) then ends them:
-/// later the device could not be waited for, nor memory be freed. Its group must be rebuilt.
+/// The same for work of a communicator. If its kernels have no deadline of their own (comm::Nccl), an error ends the communicator:
+/// otherwise no later wait for the device and no freeing of memory would return. The group must then be rebuilt.
 template <class Comm, class Space>
 void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
   try {

@@ -45,7 +45,7 @@ inline void ernie(Config c, Out d) {
 inline void ernie_vl(Config c, Out d) {
   if (d.tokens == Tokens::all) d.tokens = Tokens::text;
   d.hidden = c.integer("hidden_size");
-  (void)c.at("moe_intermediate_size", 1);  // one number for both would be another model
+  (void)c.at("moe_intermediate_size", 1);  // refuses a single number: text and image experts have a width each
   std::int64_t const text_width = c.integer_at("moe_intermediate_size", 0), image_width = c.integer_at("moe_intermediate_size", 1);
   d.intermediate = d.tokens == Tokens::image ? image_width : text_width;
   d.router.num_experts = static_cast<int>(c.integer({"moe_num_experts", "num_experts"}, 1, 65536));
@@ -58,7 +58,7 @@ inline void ernie_vl(Config c, Out d) {
   shared(d, n, n * text_width);
 }
 /// The encoder's blocks, as NllbMoeTop2Router of transformers computes them: softmax, the best two, normalised. With a capacity of all
-/// tokens no expert is ever full: a token's two choices differ, so an expert gets at most one row of each.
+/// tokens no expert is ever full: a token's two choices differ, so an expert gets at most one row of each token.
 inline void nllb(Config c, Out d) {
   d.hidden = c.integer({"d_model", "hidden_size"});
   d.intermediate = c.integer("encoder_ffn_dim");
@@ -67,7 +67,7 @@ inline void nllb(Config c, Out d) {
   d.activation.kind = ungated_kind(c.string("activation_function"), c.label());
   d.router_bias = c.flag("router_bias");
   c.string("router_dtype", {"float32"});
-  c.string("second_expert_policy", {"all"});  // the others draw lots
+  c.string("second_expert_policy", {"all"});  // the other policies are random
   renormalise(d, true);
   double const fraction = c.number("moe_eval_capacity_token_fraction", -1e6, 1e6);
   if (fraction < 1.0) {

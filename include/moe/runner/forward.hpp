@@ -290,7 +290,7 @@ void Runner<LayerT, PartsT>::abandon_layer([[maybe_unused]] bool halves, Stream<
   layer_.abandon(stream);
 }
 
-/// Whether a deadline or an error has ended the layer's group. A window's has none of its own: its kernels end by themselves.
+/// Whether a deadline or an error has ended the layer's group. False for an exchange over a window: its kernels have their own deadline.
 template <class LayerT, class PartsT>
 bool Runner<LayerT, PartsT>::layer_is_over() {
   if constexpr (requires { layer_.exchange().over(); }) return layer_.exchange().over();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions, never the
-// members themselves. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp.
+// core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions instead
+// of the members. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp. What ends
+// a group after a death is read where it is called: an exchange's over() and end() in runner/forward.hpp, a communicator's failed() and
+// begin_abort() in eplb/group.hpp, eplb/weight_mover.hpp and backends/collective/device_rounds.hpp.
 #pragma once
 
 #include <concepts>
@@ -90,7 +92,7 @@ constexpr bool quantizes_computed_rows() {
   };
 }
 
-/// Activation::kKind: the kind of activation::Kind that its type fixes. Default: kernels that know kinds do not have it.
+/// Activation::kKind: the kind of activation::Kind that its type fixes. Default: it fixes none, and kernels written for kinds refuse it.
 template <class Activation>
 constexpr bool fixes_kind() {
   return requires { Activation::kKind; };

@@ -115,7 +115,8 @@ class HostWords<Comm, space::cuda> {
   Buffer<std::int64_t, space::cuda> device_;     // [size]
   moe::detail::MappedArray<std::int64_t> host_;  // [size]
   moe::detail::MappedArray<std::int64_t> seen_;  // [size], read by missing()
-  // Behind a forward's kernels that wait for a peer, this rank's word would not leave, and the others would name this rank.
+  // At the default priority this rank's word could queue behind a forward's kernels that wait for a peer. It would not be sent, and the
+  // others would name this rank.
   device::PriorityStream stream_{2}, look_{2};
   device::MarkEvent done_;
 };
@@ -147,9 +148,9 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   void end() noexcept {
     if (moe().tp_size > 1) this->tp().begin_abort();
   }
-  /// Waits for the stream, then for the layer. Past the deadline the ranks call the roll, since a sum does not show who is missing:
-  /// E_TIMEOUT naming the first rank that does not answer within another deadline. If all answer, it is another group that the stream waits
-  /// for, and the layer's wait names the rank. Either error ends both groups, without a call of CUDA between the two: see
+  /// Waits for the stream, then for the layer. Past the deadline the ranks exchange one word each, since a sum does not show which rank is
+  /// missing: E_TIMEOUT naming the first rank whose word does not come within another deadline. If all words come, the stream waits for
+  /// another group, and the layer's wait names the rank. Either error ends both groups, without a call of CUDA between the two: see
   /// Nccl::begin_abort().
   template <class WaitLayer, class EndLayer>
   void wait(cudaStream_t stream, WaitLayer const& wait_layer, EndLayer const& end_layer) {
