@@ -4,15 +4,15 @@
 #   moe_add_config_check(<name> HEADERS <header>... COMPOSITIONS "<Config, Router, Quantization, Backend, Experts>"...)
 #
 # adds the target <name>, part of the default build, which compiles if every composition satisfies the contracts and the rules of
-# moe/core/check.hpp; each one that does not is one error, whose first line is the rule's sentence. HEADERS declare what the compositions
-# name: the project's own and those of the policies (moe/backends/low_latency.hpp and so on; no .cuh). Policies of both spaces are judged;
-# no kernel and no exchange is instantiated.
+# moe/core/contract/check.hpp; each one that does not is one error, whose first line is the rule's sentence. HEADERS declare what the
+# compositions name: the project's own and those of the policies (moe/backends/low_latency.hpp and so on; no .cuh). Policies of both spaces
+# are judged; no kernel and no exchange is instantiated.
 function(moe_add_config_check name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "HEADERS;COMPOSITIONS")
   if(NOT arg_HEADERS OR NOT arg_COMPOSITIONS OR arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "moe_add_config_check(${name}): HEADERS and COMPOSITIONS are required, and nothing else is taken")
   endif()
-  set(text "// ${name}.cpp: generated; each composition that breaks a rule is one error.\n#include <moe/core/check.hpp>\n")
+  set(text "// ${name}.cpp: generated; each composition that breaks a rule is one error.\n#include <moe/core/contract/check.hpp>\n")
   foreach(header IN LISTS arg_HEADERS)
     string(APPEND text "#include <${header}>\n")
   endforeach()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// archetypes.hpp: the smallest type that models each concept of core/concepts.hpp, to start a policy of your own from. Template parameters
-// are the facts that the composition rules judge, so that a test can break exactly one rule.
+// archetypes.hpp: the smallest type that models each concept of core/contract/concepts.hpp, to start a policy of your own from. Template
+// parameters are the facts that the composition rules judge, so that a test can break exactly one rule.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "moe/core/check.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/check.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/layer/construction.hpp"
 #include "moe/layer/contract.hpp"
 #include "moe/layer/forward.hpp"
@@ -30,8 +30,8 @@ struct LayerOrError<C, true> {
 }  // namespace detail
 
 /// One MoE layer on one rank of an expert-parallel group: router → prepare → experts → finalize, all by static type. A composition of
-/// which a policy lacks a member of its contract (core/contract/), or that breaks a rule of core/check.hpp, does not compile, and the
-/// first error is one sentence. layer/layer.hpp has the members.
+/// which a policy lacks a member of its contract, or that breaks a rule of core/contract/check.hpp, does not compile, and the first error
+/// is one sentence. layer/layer.hpp has the members.
 ///
 /// A layer is immovable: kernels, captured graphs and peers hold addresses inside it. Where it must be built late or live longer than a
 /// scope, keep it in a std::optional (emplace) or a std::unique_ptr.

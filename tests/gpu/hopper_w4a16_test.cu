@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "moe/backends/collective/no_expert_parallel.cuh"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/modular_kernel.hpp"

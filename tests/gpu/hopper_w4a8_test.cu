@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "moe/backends/collective/no_expert_parallel.cuh"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/modular_kernel.hpp"

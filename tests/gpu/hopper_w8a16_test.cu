@@ -10,7 +10,7 @@
 #include <random>
 
 #include "moe/backends/collective/no_expert_parallel.cuh"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/int4_group128.hpp"

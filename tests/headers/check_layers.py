@@ -174,7 +174,7 @@ def unread_skips(text: str) -> list[int]:
 
 
 # Folders whose files and those of the folder around them include each other: they count as one.
-PARTS = ("moe/core/contract", "moe/experts/hopper", "moe/backends/collective")
+PARTS = ("moe/experts/hopper", "moe/backends/collective")
 
 
 def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/quantization/schemes.hpp"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "expect_error.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/biased_topk.hpp"
 #include "moe/routing/fixed_sizes.hpp"

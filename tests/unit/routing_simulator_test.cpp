@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 
 namespace {
 

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/space.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "moe/backends/collective/all_to_all_v_host.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {

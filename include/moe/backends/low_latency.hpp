@@ -5,7 +5,7 @@
 #pragma once
 
 #include "moe/backends/common/carries.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
 namespace moe::rules {

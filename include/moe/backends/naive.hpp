@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "moe/backends/collective/gather_exchange.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {

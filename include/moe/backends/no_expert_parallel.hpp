@@ -7,7 +7,7 @@
 
 #include "moe/backends/collective/no_expert_parallel_host.hpp"
 #include "moe/comm/self.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
 namespace moe::backends {

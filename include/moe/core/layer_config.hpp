@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "moe/core/array.hpp"
-#include "moe/core/contract/rule.hpp"
 #include "moe/core/error.hpp"
+#include "moe/core/rule.hpp"
 
 namespace moe {
 

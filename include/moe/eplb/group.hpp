@@ -17,7 +17,7 @@
 
 #include "moe/comm/deadline.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 
 namespace moe::eplb {

@@ -16,7 +16,7 @@
 #include "moe/comm/deadline.hpp"
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/eplb/expert_tensors.hpp"
 #include "moe/eplb/group.hpp"

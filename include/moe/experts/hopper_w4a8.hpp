@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "moe/activation/activation.hpp"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "moe/core/buffer.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/quantization/format/shape.hpp"

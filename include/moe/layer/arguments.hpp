@@ -11,7 +11,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/contract/facts.hpp"
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/core/types.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/caller_routing.hpp"

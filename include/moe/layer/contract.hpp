@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // layer/contract.hpp: the kernel and the exchange that a legal composition owns, and the checks of their members. Unlike the rules of
-// core/check.hpp this instantiates the two classes.
+// core/contract/check.hpp this instantiates the two classes.
 #pragma once
 
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
-#include "moe/core/check.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/check.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/routing/row/route_args.hpp"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/layer/contract.hpp"
 
 namespace moe::detail {

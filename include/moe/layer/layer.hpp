@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
-#include "moe/core/concepts.hpp"
 #include "moe/core/config_defaults.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/line_sink.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/contract.hpp"

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"

@@ -20,7 +20,7 @@
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/mpi_shared.hpp"
 #include "moe/comm/self.hpp"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"

@@ -11,7 +11,7 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/facts.hpp"
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/runner/chunking.hpp"

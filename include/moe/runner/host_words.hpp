@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/core/space.hpp"
 
 namespace moe {

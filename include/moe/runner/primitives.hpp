@@ -7,7 +7,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/core/space.hpp"
 #include "moe/routing/row/router_config.hpp"
 

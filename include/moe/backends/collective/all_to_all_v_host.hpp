@@ -11,7 +11,7 @@
 
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/backends/common/wire_row.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 
 namespace moe::rules {
 MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space", "moe/backends/collective/all_to_all_v.cuh");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/communicator.hpp: optional members of a communicator, each with its default. Required ones are in core/concepts.hpp.
+// core/contract/communicator.hpp: optional members of a communicator, each with its default. Required ones are in concepts.hpp.
 #pragma once
 
 #include <cstdint>

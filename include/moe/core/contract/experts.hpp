@@ -8,8 +8,8 @@
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/policy.hpp"
-#include "moe/core/contract/rule.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/core/types.hpp"
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "moe/core/contract/rule.hpp"
 #include "moe/core/layer_config.hpp"
+#include "moe/core/rule.hpp"
 
 namespace moe {
 

@@ -5,7 +5,7 @@
 #include <concepts>
 #include <type_traits>
 
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 #include "moe/core/space.hpp"
 
 namespace moe {

@@ -9,7 +9,7 @@
 
 #include "moe/core/array.hpp"
 #include "moe/core/contract/policy.hpp"
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 
 namespace moe {
 

@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "moe/core/contract/policy.hpp"
-#include "moe/core/contract/rule.hpp"
+#include "moe/core/rule.hpp"
 
 namespace moe {
 

@@ -13,7 +13,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/comm/arrivals.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"

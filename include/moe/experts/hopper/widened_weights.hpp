@@ -11,7 +11,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
-#include "moe/core/check.hpp"
+#include "moe/core/contract/check.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"

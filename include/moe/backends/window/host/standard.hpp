@@ -15,7 +15,7 @@
 #include "moe/backends/window/host/queues.hpp"
 #include "moe/backends/window/host/rounds.hpp"
 #include "moe/backends/window/host/row_layout.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 
 namespace moe::detail {
 

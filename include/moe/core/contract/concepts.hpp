@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/concepts.hpp: the contracts between a ModularKernel and its policies, each in a header of core/contract/, and the concepts of
+// core/contract/concepts.hpp: the contracts between a ModularKernel and its policies, each in a header of this folder, and the concepts of
 // activations, communicators and windows. archetypes.hpp holds the smallest type that models each of them.
 //
-// A policy is a small struct of constexpr facts, which core/check.hpp checks, and one member template that is the object a layer owns:
+// A policy is a small struct of constexpr facts, which check.hpp judges, and one member template that is the object a layer owns:
 //   Backend::Exchange<Config, Quant, Partial>   moves tokens to the experts and the results back
 //   Experts::Kernel<Config, Quant, Format>      computes the experts of this rank
 // Routers and quantisations are such objects themselves. Each required member is one concept and one sentence; a policy that lacks it gives
-// one error, which names it. Optional members have defaults in core/contract/facts.hpp and params.hpp.
+// one error, which names it. Optional members have defaults in facts.hpp and params.hpp.
 #pragma once
 
 #include <concepts>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the same
-// predicates stop a wrong composition at compile time and explain it in `moe list compositions`. Policies that lack a member of their
-// contract (core/contract/) are reported first.
+// core/contract/check.hpp: the composition rules. Each is one named predicate over the five policies with one sentence for the user; the
+// same predicates stop a wrong composition at compile time and explain it in `moe list compositions`. Policies that lack a member of
+// their contract are reported first.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "moe/core/array.hpp"
-#include "moe/core/concepts.hpp"
+#include "moe/core/contract/concepts.hpp"
 #include "moe/core/contract/monolithic.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/types.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/rule.hpp: how a rule is written: one sentence for the user, the verdict on one case, the first broken rule of a list.
+// core/rule.hpp: how a rule is written: one sentence for the user, the verdict on one case, the first broken rule of a list.
 #pragma once
 
 #include <cstddef>
