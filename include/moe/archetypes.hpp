@@ -220,8 +220,8 @@ struct ArchetypeExperts {
   };
 };
 
-// ---- The same with optional members that layers, runners and tools read (core/contract/facts.hpp, params.hpp). Each says what holds
-// without it, so a policy may leave out any of them.
+// ---- The same with optional members that layers, runners and tools read (core/contract/facts.hpp, params.hpp, communicator.hpp). Each
+// says what holds without it, so a policy may leave out any of them.
 
 struct StatedRouter : ArchetypeRouter<> {
   static constexpr bool kSelects = true;
@@ -263,6 +263,10 @@ struct StatedBackend : ArchetypeBackend<> {
   static constexpr bool carries_element() {
     return true;
   }
+  template <class Output>
+  static constexpr bool returns_element() {
+    return true;
+  }
   template <class Config, class Quant, class Partial>
   class Exchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partial> {
     using Base = ArchetypeBackend<>::Exchange<Config, Quant, Partial>;
@@ -285,9 +289,12 @@ struct StatedBackend : ArchetypeBackend<> {
     void check() {}
     bool capturable() const { return true; }
     std::vector<std::uint64_t> waited_ns() const { return {}; }
+    bool over() const { return over_; }
+    void end() noexcept { over_ = true; }
 
    private:
     Routed sent_{};
+    bool over_ = false;
   };
 };
 
@@ -313,6 +320,19 @@ struct StatedExperts : ArchetypeExperts<> {
     bool capturable() const { return true; }
     std::string tuning() const { return "one tile"; }
   };
+};
+
+struct StatedCommunicator : comm::Self<> {
+  static bool allows_threads() { return true; }
+  void set_phase(char const*) {}
+  void all_gather_host(void const* in, std::int64_t bytes, void* all) { all_gather(in, bytes, all, {}); }
+  void reserve_reduction(std::int64_t) {}
+  std::vector<std::uint64_t> waited_ns() const { return {}; }
+  bool failed() const { return failed_; }
+  void begin_abort() noexcept { failed_ = true; }
+
+ private:
+  bool failed_ = false;
 };
 
 }  // namespace moe::archetypes

@@ -82,9 +82,11 @@ struct Loud {
   static constexpr int kSharedMemoryLimit = 7;
   using RowsAsTheyAre = float;
   bool deduplicate = true;
-  int waited = 0, checked = 0, changed = 0;
+  int waited = 0, checked = 0, changed = 0, ended = 0;
   void wait(int) { ++waited; }
   void check() { ++checked; }
+  bool over() const { return true; }
+  void end() { ++ended; }
   void weights_changed(int) { ++changed; }
   int expert_output() { return 1; }
   int expert_output(int output) { return output; }
@@ -100,6 +102,14 @@ struct LoudPart {
   using Window = int;
   static bool takes(int kind, bool) { return kind == 1; }
   static bool allows_threads() { return false; }
+  template <class Element>
+  static constexpr bool carries_element() {
+    return false;
+  }
+  template <class Element>
+  static constexpr bool returns_element() {
+    return false;
+  }
   bool capturable() const { return false; }
   LoudConfig config() const { return {}; }
   int resolved() const { return 0; }
@@ -108,8 +118,11 @@ struct LoudPart {
   void set_phase(char const* name) { phase = name; }
   void reserve_reduction(std::int64_t n) { reserved = n; }
   void all_gather_host(void const*, std::int64_t, void*) {}
+  bool failed() const { return true; }
+  void begin_abort() { ++aborted; }
   std::string phase;
   std::int64_t reserved = 0;
+  int aborted = 0;
 };
 struct LoudWindow {
   LoudPart window() { return {}; }
@@ -146,6 +159,8 @@ TEST(Contract, OptionalFactsHaveDefaults) {
   facts::wait(silent, 0);
   facts::check(silent);
   facts::weights_changed(silent, 0);
+  facts::end(silent);
+  EXPECT_FALSE(facts::is_over(silent));
   OwnOutput own;
   EXPECT_EQ(facts::expert_output(own, 5), 1);
   EXPECT_TRUE(facts::capturable(silent));
@@ -201,11 +216,16 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   Silent silent;
   facts::set_phase(silent, "dispatch");
   facts::reserve_reduction(silent, 9);
+  facts::begin_abort(silent);
+  EXPECT_FALSE(facts::failed(silent));
   EXPECT_FALSE(facts::gathers_host_memory<Silent>());
   EXPECT_TRUE(facts::allows_threads<Silent>());
   LoudPart loud;
   facts::set_phase(loud, "dispatch");
   facts::reserve_reduction(loud, 9);
+  facts::begin_abort(loud);
+  EXPECT_TRUE(facts::failed(loud));
+  EXPECT_EQ(loud.aborted, 1);
   EXPECT_EQ(loud.phase, "dispatch");
   EXPECT_EQ(loud.reserved, 9);
   EXPECT_TRUE(facts::gathers_host_memory<LoudPart>());
@@ -225,6 +245,9 @@ TEST(Contract, OptionalFactsAreRead) {
   facts::check(loud);
   facts::weights_changed(loud, 0);
   EXPECT_EQ(loud.waited + loud.checked + loud.changed, 3);
+  facts::end(loud);
+  EXPECT_EQ(loud.ended, 1);
+  EXPECT_TRUE(facts::is_over(loud));
   EXPECT_TRUE((facts::waits<Loud, int>() && facts::copies_weights<Loud, int>()));
   LoudPart part;
   EXPECT_TRUE(facts::may_not_capture<LoudPart>() && facts::may_not_capture<LoudPart const>() && !facts::capturable(part));
@@ -234,6 +257,7 @@ TEST(Contract, OptionalFactsAreRead) {
   EXPECT_TRUE(facts::counts_waits<LoudWindow>());
   EXPECT_EQ(facts::waited_ns(window), std::vector<std::uint64_t>{7});
   EXPECT_TRUE(facts::takes<LoudPart>(1, false) && !facts::takes<LoudPart>(0, false));
+  EXPECT_FALSE((facts::carries_element<LoudPart, float>() || facts::returns_element<LoudPart, float>()));
 }
 
 template <class Layer>
@@ -259,6 +283,7 @@ TEST(Contract, StatedDefaultsChangeNothing) {
   EXPECT_EQ(facts::selects<StatedRouter>(), facts::selects<Silent>());
   EXPECT_EQ(facts::rows_stay<StatedBackend>(), facts::rows_stay<Silent>());
   EXPECT_EQ((facts::carries_element<StatedBackend, float>()), (facts::carries_element<Silent, float>()));
+  EXPECT_EQ((facts::returns_element<StatedBackend, float>()), (facts::returns_element<Silent, float>()));
   EXPECT_EQ(facts::backend_is_batch_invariant<StatedBackend>(), facts::backend_is_batch_invariant<Silent>());
   EXPECT_EQ(facts::is_asynchronous<StatedBackend>(), facts::is_asynchronous<Silent>());
   EXPECT_EQ(facts::deduplicates(Params{}), facts::deduplicates(Silent{}));
@@ -270,6 +295,29 @@ TEST(Contract, StatedDefaultsChangeNothing) {
   EXPECT_TRUE((facts::waits<Stated::Exchange, moe::HostStream>() && facts::copies_weights<Stated::Kernel, moe::HostStream>()));
   EXPECT_TRUE(facts::may_not_capture<Stated::Exchange>() && facts::may_not_capture<Stated::Kernel>());
   EXPECT_TRUE(facts::has_tuning<Stated::Kernel>() && facts::counts_waits<Stated::Exchange>() && facts::resolves<StatedRouter>());
+}
+
+// What the archetypes end is over, which a fact that did not call them would not know.
+TEST(Contract, StatedGroupsAreOverOnceTheyAreEnded) {
+  namespace facts = moe::facts;
+  using Stated = moe::ModularKernel<Tiny, StatedRouter, StatedQuantization, StatedBackend, StatedExperts>;
+  moe::comm::Self<> self;
+  Stated layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = {.num_experts = 4, .topk = 2}});
+  EXPECT_FALSE(facts::is_over(layer.exchange()));
+  facts::end(layer.exchange());
+  EXPECT_TRUE(facts::is_over(layer.exchange()));
+
+  static_assert(moe::Communicator<StatedCommunicator>);
+  StatedCommunicator comm;
+  EXPECT_FALSE(facts::failed(comm));
+  facts::begin_abort(comm);
+  EXPECT_TRUE(facts::failed(comm));
+  EXPECT_TRUE(facts::gathers_host_memory<StatedCommunicator>() && facts::counts_waits<StatedCommunicator>());
+  EXPECT_EQ(facts::allows_threads<StatedCommunicator>(), facts::allows_threads<Silent>());
+  int const sent = 5;
+  int received = 0;
+  comm.all_gather_host(&sent, sizeof sent, &received);
+  EXPECT_EQ(received, sent);
 }
 
 TEST(Contract, RunTimeReasonNamesTheMember) {

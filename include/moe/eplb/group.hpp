@@ -17,6 +17,7 @@
 
 #include "moe/comm/deadline.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 
@@ -63,7 +64,7 @@ void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, st
   try {
     wait_for(fence, timeout_ms, what);
   } catch (Error const&) {
-    if constexpr (requires { comm.begin_abort(); }) comm.begin_abort();
+    facts::begin_abort(comm);
     throw;
   }
 }

@@ -16,6 +16,7 @@
 #include "moe/comm/deadline.hpp"
 #include "moe/comm/symmetric_memory.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/eplb/expert_tensors.hpp"
@@ -166,9 +167,7 @@ class WeightMover {
   /// Discards the fetched layer; the weights are unchanged.
   void discard() { fetched_.reset(); }
   /// Local, from any thread: ends what the communicator has under way (comm::Nccl); its group must be rebuilt. Calls nothing of CUDA.
-  void end() noexcept {
-    if constexpr (requires { comm_.begin_abort(); }) comm_.begin_abort();
-  }
+  void end() noexcept { facts::begin_abort(comm_); }
 
   /// Steps 1 to 4 on the layer with the largest experts, slot 0 of each rank to every other rank: reserves the memory of the transport
   /// and warms up its connections. Weights and maps do not change.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/layer/capture.hpp"
 #include "moe/routing/row/expert_capacity.hpp"
@@ -290,10 +291,11 @@ void Runner<LayerT, PartsT>::abandon_layer([[maybe_unused]] bool halves, Stream<
   layer_.abandon(stream);
 }
 
-/// Whether a deadline or an error has ended the layer's group. False for an exchange over a window: its kernels have their own deadline.
+/// Whether a deadline or an error has ended the layer's group. False for a layer without exchange(), whose forward returns when the device
+/// has finished (runner::OnHost).
 template <class LayerT, class PartsT>
 bool Runner<LayerT, PartsT>::layer_is_over() {
-  if constexpr (requires { layer_.exchange().over(); }) return layer_.exchange().over();
+  if constexpr (requires { layer_.exchange(); }) return facts::is_over(layer_.exchange());
   return false;
 }
 
@@ -318,7 +320,7 @@ void Runner<LayerT, PartsT>::wait_layer(Stream<Space> stream) {
 /// free memory, which waits for the device.
 template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::end_layer() noexcept {
-  if constexpr (requires { layer_.exchange().end(); }) layer_.exchange().end();
+  if constexpr (requires { layer_.exchange(); }) facts::end(layer_.exchange());
 }
 
 template <class LayerT, class PartsT>

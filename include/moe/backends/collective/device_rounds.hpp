@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "moe/backends/common/exchange_rounds.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/stream_capture.hpp"
 
@@ -237,15 +238,10 @@ class DeviceRounds {
     wait();
   }
   /// Whether the communicator has met a deadline or an error.
-  bool over() const {
-    if constexpr (requires { comm_.failed(); }) return comm_.failed();
-    return false;
-  }
+  bool over() const { return facts::failed(comm_); }
   /// Another group of this rank has met its deadline, and what is enqueued here may wait for the same rank for ever: ends the communicator.
   /// Calls nothing of CUDA.
-  void end() noexcept {
-    if constexpr (requires { comm_.begin_abort(); }) comm_.begin_abort();
-  }
+  void end() noexcept { facts::begin_abort(comm_); }
   /// Throws, once, the error that the kernels have found so far.
   void check() {
     RoundVerdict& v = *verdict_->data();

@@ -36,4 +36,21 @@ bool allows_threads() {
   }
 }
 
+/// Comm::failed(): whether a deadline or an error has ended the group, which must then be rebuilt. Default: false; a call leaves nothing
+/// behind that waits for a peer.
+template <class Comm>
+bool failed([[maybe_unused]] Comm& comm) {
+  if constexpr (requires { comm.failed(); }) {
+    return comm.failed();
+  } else {
+    return false;
+  }
+}
+/// Comm::begin_abort(): ends what is under way, from any thread, where kernels would wait for a dead peer for ever; failed() is then true.
+/// Calls nothing of CUDA and does not throw. Default: nothing; what is under way ends by itself.
+template <class Comm>
+void begin_abort([[maybe_unused]] Comm& comm) {
+  if constexpr (requires { comm.begin_abort(); }) comm.begin_abort();
+}
+
 }  // namespace moe::facts

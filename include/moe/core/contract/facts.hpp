@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions instead
-// of the members. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp. What ends
-// a group after a death is read where it is called: an exchange's over() and end() in runner/forward.hpp, a communicator's failed() and
-// begin_abort() in eplb/group.hpp, eplb/weight_mover.hpp and backends/collective/device_rounds.hpp.
+// of the members. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp.
 #pragma once
 
 #include <concepts>
@@ -350,6 +348,23 @@ void wait([[maybe_unused]] Exchange& exchange, [[maybe_unused]] StreamT stream) 
 template <class Exchange>
 void check([[maybe_unused]] Exchange& exchange) {
   if constexpr (requires { exchange.check(); }) exchange.check();
+}
+
+/// Exchange::over(): whether a deadline or an error has ended its group. Default: false; its kernels have a deadline of their own, and no
+/// round leaves work behind that waits.
+template <class Exchange>
+bool is_over([[maybe_unused]] Exchange& exchange) {
+  if constexpr (requires { exchange.over(); }) {
+    return exchange.over();
+  } else {
+    return false;
+  }
+}
+/// Exchange::end(): ends its group, because another group of this rank has failed and what is enqueued here may wait for the same rank for
+/// ever. Calls nothing of CUDA and does not throw. Default: nothing; what it has enqueued ends by itself.
+template <class Exchange>
+void end([[maybe_unused]] Exchange& exchange) {
+  if constexpr (requires { exchange.end(); }) exchange.end();
 }
 
 }  // namespace moe::facts
