@@ -34,7 +34,9 @@ def exchange_room(parts: list[str]) -> tuple[int, str]:
 
 
 def expert_room(parts: list[str]) -> tuple[int, str]:
-    """Level and kernel of a header below experts/. Level 0: hopper/common; 1: one kernel's folder; 2: policies and engines over them."""
+    """Level and kernel of a header below experts/. 0: common, hopper/common; 1: one kernel's folder; 2: policies and engines over them."""
+    if parts[0] == "common":
+        return 0, ""
     if parts[0] != "hopper" or len(parts) == 2:
         return 2, "experts"
     return (0, "") if parts[1] == "common" else (1, parts[1])
@@ -174,7 +176,7 @@ def unread_skips(text: str) -> list[int]:
 
 
 # Folders whose files and those of the folder around them include each other: they count as one.
-PARTS = ("moe/experts/hopper", "moe/backends/collective")
+PARTS = ("moe/backends/collective",)
 
 
 def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:

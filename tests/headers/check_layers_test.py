@@ -39,11 +39,13 @@ class Borders(unittest.TestCase):
         self.allowed("backends/naive.hpp", "backends/collective/gather_exchange.hpp")
 
     def test_experts(self):
+        self.refused("experts/common/check_weights.hpp", "experts/weights.hpp")
         self.refused("experts/hopper/common/problem.hpp", "experts/hopper/layer/loaders.cuh")
         self.refused("experts/hopper/w4/kernel.cuh", "experts/hopper/token/token_kernel.cuh")
         self.refused("experts/hopper/layer/loaders.cuh", "experts/hopper/contiguous_layer.hpp")
         self.allowed("experts/hopper/w4/kernel.cuh", "experts/hopper/common/reduce.cuh")
         self.allowed("experts/hopper_contiguous.hpp", "experts/hopper/contiguous_layer.hpp")
+        self.allowed("experts/hopper/policy.hpp", "experts/common/check_weights.hpp")
 
 
 class LongFunctions(unittest.TestCase):

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moe/experts/hopper/policy.hpp"
+#include "moe/experts/weights.hpp"
 
 namespace moe::experts {
 

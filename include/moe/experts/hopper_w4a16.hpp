@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/widened_weights.hpp"
+#include "moe/experts/weights.hpp"
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/nvfp4.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "moe/experts/hopper/widened_weights.hpp"
+#include "moe/experts/weights.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 
 namespace moe::experts {

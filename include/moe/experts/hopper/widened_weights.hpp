@@ -15,10 +15,10 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "moe/experts/common/check_weights.hpp"
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
-#include "moe/experts/weights.hpp"
 #include "moe/quantization/support.hpp"
 
 namespace moe::experts::detail {
