@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph; an error is
-// thrown once, by the call; a forward allocates nothing and waits for nothing. Between ranks: tests/multigpu/runner_dual_batch_test.cu.
+// thrown once, by the call; a forward allocates nothing and waits for nothing, wait() for its stream. Between ranks:
+// tests/multigpu/runner_dual_batch_test.cu.
+#include <chrono>
+#include <thread>
+
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/simulated_peers.hpp"
@@ -54,6 +58,28 @@ void enqueues_only() {
 TEST(DualBatchOnOneRank, EnqueuesOnly) {
   enqueues_only<backends::HighThroughput<Window>, experts::HopperContiguous>();
   enqueues_only<backends::LowLatency<Window>, experts::HopperMasked>();
+}
+
+/// wait(stream) returns once the stream has finished, although the exchange has no wait of its own.
+template <class Backend, class Experts>
+void waits_for_the_stream() {
+  comm::SimulatedGroup group(1);
+  comm::SimulatedRank rank(group, 0);
+  DualBlock<Backend, Experts> block(rank, {}, 0);
+  for (bool const halves : {false, true}) {
+    block.bring(1);
+    block.launch(32, halves);
+    auto const sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+    check_cuda(cudaLaunchHostFunc(block.stream(), sleep, nullptr), "cudaLaunchHostFunc");
+    block.block().wait(block.stream());
+    EXPECT_EQ(cudaStreamQuery(block.stream()), cudaSuccess) << Backend::kName << (halves ? ", in halves" : "");
+    block.result(32);
+  }
+}
+
+TEST(DualBatchOnOneRank, WaitsForTheStream) {
+  waits_for_the_stream<backends::HighThroughput<Window>, experts::HopperContiguous>();
+  waits_for_the_stream<backends::LowLatency<Window>, experts::HopperMasked>();
 }
 
 }  // namespace

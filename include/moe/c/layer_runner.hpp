@@ -109,12 +109,7 @@ class LayerRunner final : public Runner {
   void wait(void* stream) override {
     OnDevice<Space> const current(device_);
     refuse_capture<Space>("moe_runner_wait()", stream, "waits for it");
-    auto const given = stream_of<Space>(stream, device_);
-    layer_->wait(given);
-    if constexpr (Space::kKind == SpaceKind::cuda) {
-      Memory<Space>::synchronize(given);  // exchanges without a wait of their own
-      layer_->check();
-    }
+    layer_->wait(stream_of<Space>(stream, device_));
   }
   void describe(moe_runner_info& info) override {
     info.device = {device_.space == SpaceKind::host ? kDLCPU : kDLCUDA, device_.id};

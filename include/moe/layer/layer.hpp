@@ -121,8 +121,7 @@ class Layer {
   /// Call this after the bytes of the weights were replaced in place (load balancing), before the next forward() or graph replay: experts
   /// with their own copy of the weights rebuild it, in stream order.
   void weights_changed(Stream<Space> stream = {});
-  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error. Does nothing for backends whose
-  /// work ends without it.
+  /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error. Host space: the calls have waited.
   void wait(Stream<Space> stream = {});
   /// Throws the errors of calls that the stream has finished: of backends that enqueue, where others throw from the call, and of the
   /// caller's routing in the CUDA space.

@@ -187,10 +187,7 @@ class Runner {
 
   /// Waits for the stream, within the backend's deadline even if a peer has died, and throws any error; as the layer's. On a TP group it
   /// also waits for the group's sums, and names the rank that does not join them within twice the deadline.
-  void wait(Stream<Space> stream = {}) {
-    if constexpr (kParallel) return group_.wait(stream, [&] { wait_layer(stream); }, [&] { end_layer(); });
-    wait_layer(stream);
-  }
+  void wait(Stream<Space> stream = {});
   /// Throws the errors of calls that the stream has finished; as the layer's.
   void check();
   /// The decision of the caller whether forwards from now on run in two halves, the same on all ranks; none: by their rows. E_STATE for yes

@@ -216,7 +216,10 @@ struct Halves {
     void wait(Layer& layer, Stream<Space> stream) {
       both([&] { layer.wait(stream); },
            [&] {
-             if (exchange_) facts::wait(*exchange_, stream);
+             if (!exchange_) return;
+             facts::wait(*exchange_, stream);
+             // layer.wait() has waited for the stream
+             if constexpr (!kHost && !facts::waits<typename Layer::Exchange, Stream<Space>>()) facts::check(*exchange_);
            });
     }
     void check(Layer& layer) {

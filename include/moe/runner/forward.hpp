@@ -308,6 +308,22 @@ void Runner<LayerT, PartsT>::check() {
   }
 }
 template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::wait(Stream<Space> stream) {
+  if constexpr (kParallel && Space::kKind == SpaceKind::cuda) {
+    // Without a wait of the exchange the layer's waits for the whole stream: only once the group's sums have ended.
+    constexpr bool kLayerLast = !facts::waits<typename Layer::Exchange, Stream<Space>>();
+    auto const layer = [&] {
+      if constexpr (!kLayerLast) wait_layer(stream);
+    };
+    group_.wait(stream, layer, [&] { end_layer(); });
+    if constexpr (kLayerLast) wait_layer(stream);
+  } else if constexpr (kParallel) {
+    group_.wait(stream, [&] { wait_layer(stream); }, [&] { end_layer(); });
+  } else {
+    wait_layer(stream);
+  }
+}
+template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::wait_layer(Stream<Space> stream) {
   if constexpr (kDualBatch) {
     halved_.wait(layer_, stream);

@@ -334,7 +334,7 @@ std::vector<std::uint64_t> waited_ns([[maybe_unused]] Part& part) {
 }
 
 /// Exchange::wait(stream): waits for the stream, within the deadline even if a peer has died, and throws any error. Default: nothing; the
-/// exchange's work ends without it.
+/// exchange's work ends without it, so that a layer can synchronise the stream.
 template <class Exchange, class StreamT>
 constexpr bool waits() {
   return requires(Exchange& exchange, StreamT stream) { exchange.wait(stream); };
