@@ -55,6 +55,8 @@ using std::chrono::milliseconds;
 constexpr int kRanks = 4, kVictim = kRanks - 1, kRows = 5;
 constexpr std::int64_t kDeadline = 3000;
 constexpr std::int64_t kConnect = 60'000;  ///< for what comes before the deaths: processes may start late
+/// Of waits in which all ranks are alive and connected: a circle of waits shows as an error, not as a test that hangs.
+constexpr std::int64_t kAlive = 15'000;
 constexpr auto kDeadlinesAndLoad = milliseconds(2 * kDeadline + 3000);
 constexpr auto kLeaveWithin = std::chrono::seconds(15);
 constexpr auto kOthersArrive = milliseconds(500);  ///< by then the survivors have passed the stages before the death
@@ -71,20 +73,28 @@ struct Role {
   std::string stage_name() const { return stage == kBetweenSteps ? "between steps" : std::string(name(static_cast<Phase>(stage))); }
 };
 
-[[noreturn]] void die(cudaStream_t stream) {
+Clock::time_point const started = Clock::now();
+/// Prints what this rank has reached, in seconds since its process started.
+void reached(Role const& role, char const* what) {
+  double const seconds = std::chrono::duration<double>(Clock::now() - started).count();
+  std::fprintf(stderr, "  %s rank %d, killed in %s: %5.1f s: %s\n", role.form.c_str(), role.rank, role.stage_name().c_str(), seconds, what);
+}
+
+[[noreturn]] void die(Role const& role, cudaStream_t stream) {
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // this rank's part of the stages before
   std::this_thread::sleep_for(kOthersArrive);
+  reached(role, "dies");
   raise(SIGKILL);
   std::abort();
 }
 
 /// Ends this process at the start of a stage.
 struct Death {
-  int stage = 0;
+  Role const* role = nullptr;
   bool now = false;
   cudaStream_t stream = nullptr;
   void begin(Phase p) const {
-    if (now && static_cast<int>(p) == stage) die(stream);
+    if (now && static_cast<int>(p) == role->stage) die(*role, stream);
   }
   void end(Phase) const {}
 };
@@ -103,8 +113,7 @@ Finding other(Role const& role, std::string const& what) {
 }
 /// Of the error that a survivor got.
 Finding judge(Role const& role, TransportError const& e, int victim, Clock::duration took) {
-  std::fprintf(stderr, "  %s rank %d, killed in %s: after %d ms: %s: %s\n", role.form.c_str(), role.rank, role.stage_name().c_str(),
-               static_cast<int>(std::chrono::duration_cast<milliseconds>(took).count()), moe::name(e.code()).data(), e.what());
+  reached(role, text("told after ", std::chrono::duration_cast<milliseconds>(took).count(), " ms: ", e.what()).c_str());
   if (e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer) return kWrongCode;
   if (e.peer() != victim) return kWrongPeer;
   return took > kDeadlinesAndLoad ? kLate : kFine;
@@ -190,6 +199,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
   // A TP group names a rank by its number there.
   int const victim = g.tp > 1 && role.rank / g.tp == kVictim / g.tp ? kVictim % g.tp : kVictim;
   Rank<Backend> rank(place<Backend>(g, role.rank), m, layer_group, tp ? &*tp : nullptr, o);
+  reached(role, "connected");
   std::vector<float> const x = bf16_numbers(50 + role.rank / g.tp, kRows * kHidden), want = on_one_rank(m, x);
   Rowset rows(x);
   for (int i = 0; i < 3; ++i) {
@@ -199,7 +209,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
   }
   auto const start = Clock::now();
   try {
-    rank.forward(rows, {role.stage, role.dies(), rank.stream()});
+    rank.forward(rows, {&role, role.dies(), rank.stream()});
     return kNoFailure;
   } catch (TransportError const& e) {
     told = Clock::now();
@@ -215,6 +225,8 @@ Finding forwards_in_new_group(Role const& role) {
   Model const m = model();
   Nccl survivors = connect(role, "survivors", role.rank, role.size - 1);
   Rank<AllToAll> rank(place<AllToAll>({1, role.size - 1, 1, true}, role.rank), m, survivors, nullptr);
+  survivors.set_timeout_ms(kAlive);
+  reached(role, "connected in the new group");
   std::vector<float> const x = bf16_numbers(70 + role.rank, kRows * kHidden), want = on_one_rank(m, x);
   Rowset rows(x);
   for (int i = 0; i < 2; ++i) {
@@ -329,7 +341,7 @@ class Serving {
                   .options = {.window = 2, .step_interval = 4},
                   .mode = eplb::MoveMode::background,
                   .mover = {.timeout_ms = 2 * kDeadline},
-                  .timeout_ms = kConnect,
+                  .timeout_ms = kAlive,
                   .on_thread_start = [device] { check_cuda(cudaSetDevice(device), "cudaSetDevice"); },
                   .worker_stream = worker_}) {
     for (int l = 0; l < kLayers; ++l) {
@@ -401,6 +413,14 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
   weights.connect();
   WordGroup group(role.file + ".group", role.rank, role.size);
   Serving<Backend> serving(place<Backend>({1, role.size, 1, true}, role.rank), m, tokens, weights, group, stores, maps, role.rank);
+  weights.set_timeout_ms(2 * kDeadline);
+  reached(role, "connected");
+  auto const leave = [&] {  // before memory is freed, which waits for the device
+    // Where nothing is under way in this group, it could end later, but NCCL takes seconds for each, and here for both at once.
+    if constexpr (std::is_same_v<typename Backend::Comm, Nccl>) tokens.begin_abort();
+    serving.balancer.end();
+    reached(role, "balancing has ended");
+  };
   auto const end = Clock::now() + std::chrono::seconds(40);
   auto start = Clock::now();
   try {
@@ -412,9 +432,9 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
       if (role.dies() && step == 7) weights.stop();  // after the first rearrangement: the maps are no longer the first ones
       start = Clock::now();
       std::string const wrong =
-          serving.forward(step, {role.stage, role.dies() && role.stage != kBetweenSteps && weights.stopped(), serving.stream});
+          serving.forward(step, {&role, role.dies() && role.stage != kBetweenSteps && weights.stopped(), serving.stream});
       if (!wrong.empty()) return other(role, wrong);
-      if (role.dies() && role.stage == kBetweenSteps && weights.stopped()) die(serving.stream);
+      if (role.dies() && role.stage == kBetweenSteps && weights.stopped()) die(role, serving.stream);
       serving.balancer.step({}, serving.stream);
       if (serving.balancer.pending()) std::this_thread::sleep_for(milliseconds(1));
     }
@@ -422,11 +442,11 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
     told = Clock::now();
     Finding const found = judge(role, e, kVictim, told - start);
     maps = serving.balancer.maps();
-    serving.balancer.end();  // before memory is freed, which waits for the device
+    leave();
     return found;
   } catch (Error const& e) {
     other(role, e.what());
-    serving.balancer.end();
+    leave();
     return kWrongCode;
   }
   return kNoFailure;
@@ -443,6 +463,9 @@ Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, epl
   auto const recovery = eplb::recover_held(eplb::gather_held(group, role.rank, maps, role.rank, role.size), kMovingExperts, size);
   eplb::reload_experts(recovery, role.rank, kSlots, [&](int layer, int expert, int slot) { load_expert(stores, m, layer, expert, slot); });
   Serving<Backend> serving(place<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps, role.rank);
+  for (Nccl* comm : {&tokens, static_cast<Nccl*>(&weights)}) comm->set_timeout_ms(kAlive);
+  group.set_timeout_ms(kAlive);
+  reached(role, "connected in the new group");
   auto const end = Clock::now() + std::chrono::seconds(30);
   for (int step = 1000, moved = 0; moved == 0; ++step) {
     std::string const wrong = Clock::now() > end ? "no move came to its end" : serving.forward(step);
@@ -469,18 +492,24 @@ bool gpu_works() {
 }
 /// The death: first(told), which sets `told` once this rank has its error; the end of all that the group had; the new group.
 template <class First, class Then>
-Finding survive(First const& first, Then const& then) {
+Finding survive(Role const& role, First const& first, Then const& then) {
   Clock::time_point told = Clock::now();
   Finding const found = first(told);
+  bool const late = Clock::now() - told > kLeaveWithin;
+  reached(role, "left");
   if (found != kFine) return found;
-  if (Clock::now() - told > kLeaveWithin) return kLeftLate;
+  if (late) return kLeftLate;
   if (!gpu_works()) return kGpuUnusable;
-  return then();
+  reached(role, "the GPU works");
+  Finding const again = then();
+  reached(role, "left the new group");
+  return again;
 }
 
 template <class Backend>
 Finding survives_forward(Role const& role, Grid const& g, Options const& o = {}) {
-  return survive([&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
+  return survive(
+      role, [&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
 }
 template <class Backend>
 Finding survives_move(Role const& role) {
@@ -491,8 +520,9 @@ Finding survives_move(Role const& role) {
     stores.emplace_back(kSlots, kHidden, kIntermediate, true);
     for (int s = 0; s < kSlots; ++s) load_expert(stores, m, l, maps.physical_to_logical()(l, role.rank * kSlots + s), s);
   }
-  return survive([&](auto& told) { return serve_until_death<Backend>(role, m, stores, maps, told); },
-                 [&] { return serve_in_new_group<Backend>(role, m, stores, maps); });
+  return survive(
+      role, [&](auto& told) { return serve_until_death<Backend>(role, m, stores, maps, told); },
+      [&] { return serve_in_new_group<Backend>(role, m, stores, maps); });
 }
 
 Finding play(Role const& role) {
@@ -532,13 +562,19 @@ struct Case {
   int stage;
 };
 void expect_survivors(std::vector<Case> const& cases) {
+  std::vector<std::string> names;
   std::vector<StartedRanks> groups;
   for (Case const& c : cases) {
     Role const role{0, kRanks, "", c.form, c.stage};
-    groups.emplace_back(text(c.form, ", killed in ", role.stage_name()), kRanks, std::vector<std::string>{c.form, std::to_string(c.stage)});
+    names.push_back(text(c.form, ", killed in ", role.stage_name()));
+    groups.emplace_back(names.back(), kRanks, std::vector<std::string>{c.form, std::to_string(c.stage)});
   }
-  auto const end = Clock::now() + std::chrono::seconds(90);
-  for (StartedRanks& group : groups) group.expect_survivors(end);
+  auto const start = Clock::now();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].expect_survivors(start + std::chrono::seconds(90));
+    std::printf("  %s: over after %.1f s\n", names[i].c_str(), std::chrono::duration<double>(Clock::now() - start).count());
+    std::fflush(stdout);
+  }
 }
 
 /// Two cases at a time: with four at a time, survivors on four H100 left later than kLeaveWithin. NCCL frees memory slowly where many

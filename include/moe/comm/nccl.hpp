@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+#include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,7 +21,10 @@
 
 namespace moe::comm {
 
-/// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable; one thread at a time.
+/// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable.
+/// Threads: one at a time makes calls. Beside it any thread may call begin_abort(), failed(), rank() and size(). A call that is inside then
+/// ends at its next look at the clock, with E_STATE or the error that it met, and NCCL's communicators are freed after it (abortable.hpp).
+/// Moves and the destructor are for the last thread.
 /// Collectives are enqueued on the stream; counts and offsets are in bytes (reductions: elements) and in host memory.
 ///
 /// No call waits for a peer longer than the deadline: the communicator is non-blocking (NCCL connects and launches in its own thread while
@@ -32,6 +35,15 @@ namespace moe::comm {
 /// within the deadline; after that they cannot block, and each costs the host 6 us instead of the 33 us of a thread.
 /// Destroy captured graphs that hold collectives first: NCCL keeps their communicator alive until the last graph is destroyed.
 class Nccl {
+  static constexpr std::size_t kComm = detail::NcclState::kComm, kDirect = detail::NcclState::kDirect;
+  using AnyCall = detail::NcclState::Comms::Call;
+  /// One call inside NCCL. E_STATE if the communicator has ended.
+  struct Call : AnyCall {
+    explicit Call(Nccl const& owner) : AnyCall(owner.state_->comms) {
+      if (!live()) owner.refuse();
+    }
+  };
+
  public:
   using Space = space::cuda;
   using StreamType = Stream<Space>;
@@ -45,28 +57,29 @@ class Nccl {
     detail::check_nccl_version();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    check(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
+    ncclResult_t const begun = ncclCommInitRankConfig(&state_->made, size, id, rank, &config);
+    state_->comms.add(kComm, state_->made);
+    check(begun, "ncclCommInitRankConfig");
   }
   Nccl(int rank, int size, ncclUniqueId const& id) : Nccl(rank, size, id, Params{}) {}
   /// Takes ownership of a communicator. A blocking one may wait for a peer without a deadline while NCCL connects.
-  explicit Nccl(ncclComm_t comm, Params const& params) : params_(params), comm_(comm) {
+  explicit Nccl(ncclComm_t comm, Params const& params) : params_(params) {
+    state_->comms.add(kComm, comm);
     detail::check_nccl_version();
     check(ncclCommUserRank(comm, &rank_), "ncclCommUserRank");
     check(ncclCommCount(comm, &size_), "ncclCommCount");
   }
   explicit Nccl(ncclComm_t comm) : Nccl(comm, Params{}) {}
-  Nccl(Nccl&& other) noexcept { *this = std::move(other); }
+  Nccl(Nccl&& other) noexcept : state_(nullptr) { *this = std::move(other); }
   Nccl& operator=(Nccl&& other) noexcept {
     std::swap(params_, other.params_);
-    std::swap(comm_, other.comm_);
-    std::swap(direct_, other.direct_);
+    std::swap(state_, other.state_);
     std::swap(one_node_, other.one_node_);
     std::swap(rank_, other.rank_);
     std::swap(size_, other.size_);
     std::swap(phase_, other.phase_);
     std::swap(calls_, other.calls_);
     std::swap(scratch_, other.scratch_);
-    std::swap(endings_, other.endings_);
     return *this;
   }
   /// Never waits for a peer, dead or alive.
@@ -104,22 +117,24 @@ class Nccl {
   int size() const { return size_; }
   /// Collective: connects the communicator for sends and receives, once. The first of them also does it, unless a stream is being captured.
   void connect() {
-    if (direct_ != nullptr || size_ == 1) return;
+    Call const call(*this);
+    if (call[kDirect] != nullptr || size_ == 1) return;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
-    check(ncclCommSplit(live(), 0, rank_, &direct_, &config), "ncclCommSplit");
+    check(ncclCommSplit(call[kComm], 0, rank_, &state_->made_direct, &config), "ncclCommSplit");
 
-    // NCCL connects to all peers.
-    auto const meeting = detail::meet_peers(direct_, rank_, size_);
+    // NCCL connects to all peers. Until then the meeting's thread alone has the new communicator; if it is abandoned, it keeps it.
+    auto const meeting = detail::meet_peers(state_->made_direct, rank_, size_);
     detail::Backoff backoff(params_.timeout_ms);
     while (meeting->result < 0) {
+      if (failed()) refuse();
       if (backoff.expired()) {
-        direct_ = nullptr;  // the abandoned thread still uses it
         begin_abort();
         fail(ErrorCode::timeout, -1, text("connect: another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
       backoff.pause();
     }
+    state_->comms.add(kDirect, state_->made_direct);
     finish(static_cast<ncclResult_t>(meeting->result.load()), "connect");
     synchronize(meeting->stream);
 
@@ -128,9 +143,10 @@ class Nccl {
     all_gather_host(host.data(), sizeof host, hosts.data());
     one_node_ = std::count(hosts.begin(), hosts.end(), host) == size_;
   }
-  /// Null after a failure.
-  ncclComm_t handle() const { return comm_; }
-  bool failed() const { return comm_ == nullptr; }
+  /// Null after a failure. For calls of the caller's own while no other thread may call begin_abort(); check() takes their results.
+  ncclComm_t handle() const { return state_ ? AnyCall(state_->comms)[kComm] : nullptr; }
+  /// From any thread: whether a deadline, an error or begin_abort() has ended the communicator.
+  bool failed() const { return !state_ || state_->comms.failed(); }
   std::int64_t timeout_ms() const { return params_.timeout_ms; }
   void set_timeout_ms(std::int64_t timeout_ms) { params_.timeout_ms = timeout_ms; }
   /// What the caller is doing, for error messages; the string must outlive the object.
@@ -138,15 +154,14 @@ class Nccl {
 
   /// Gathers `n` bytes of every rank, in rank order, into out.
   void all_gather(void const* in, std::int64_t n, void* out, StreamType stream) {
-    check(ncclAllGather(in, out, bytes(n), ncclInt8, live(), stream), "ncclAllGather");
+    Call const call(*this);
+    check(ncclAllGather(in, out, bytes(n), ncclInt8, call[kComm], stream), "ncclAllGather");
   }
   /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's place in `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
-    if (direct_ != nullptr && one_node_) {  // every pair has its own link: send directly instead of in a ring
+    if (one_node_) {  // every pair has its own link: send directly instead of in a ring
       void* const own = static_cast<std::byte*>(out) + offsets[rank_];
-      if (own != in && n > 0) {
-        Memory<Space>::copy_async(own, in, bytes(n), stream);
-      }
+      if (own != in && n > 0) Memory<Space>::copy_async(own, in, bytes(n), stream);
       Group group(*this);
       for (int i = 1; i < size_; ++i) {
         int const from = (rank_ + size_ - i) % size_;
@@ -156,12 +171,12 @@ class Nccl {
       group.end();
       return;
     }
-    auto* const comm = live();
+    Call const call(*this);
     grouped([&](auto const& add) {
       for (int r = 0; r < size_; ++r) {
         if (counts[r] > 0) {
           void* const to = static_cast<std::byte*>(out) + offsets[r];
-          add(ncclBroadcast(r == rank_ ? in : to, to, bytes(r == rank_ ? n : counts[r]), ncclInt8, r, comm, stream));
+          add(ncclBroadcast(r == rank_ ? in : to, to, bytes(r == rank_ ? n : counts[r]), ncclInt8, r, call[kComm], stream));
         }
       }
     });
@@ -179,25 +194,28 @@ class Nccl {
     group.end();
   }
   void broadcast(void* data, std::int64_t n, int root, StreamType stream) {
-    check(ncclBroadcast(data, data, bytes(n), ncclInt8, root, live(), stream), "ncclBroadcast");
+    Call const call(*this);
+    check(ncclBroadcast(data, data, bytes(n), ncclInt8, root, call[kComm], stream), "ncclBroadcast");
   }
   /// Stream barrier: no rank's stream continues before every rank's stream reaches this point.
   void barrier(StreamType stream) {
     auto* const word = static_cast<float*>(scratch());
-    check(ncclAllReduce(word, word, 1, ncclFloat, ncclSum, live(), stream), "ncclAllReduce");
+    Call const call(*this);
+    check(ncclAllReduce(word, word, 1, ncclFloat, ncclSum, call[kComm], stream), "ncclAllReduce");
   }
   /// out[0, n) = the sum over ranks of in[0, n), in NCCL's order: the same bits on every rank. `in` may be `out`.
   template <class T>
   void all_reduce(T const* in, std::int64_t n, T* out, StreamType stream) {
-    check(ncclAllReduce(in, out, bytes(n), detail::nccl_type<T>(), ncclSum, live(), stream), "ncclAllReduce");
+    Call const call(*this);
+    check(ncclAllReduce(in, out, bytes(n), detail::nccl_type<T>(), ncclSum, call[kComm], stream), "ncclAllReduce");
   }
   /// Rank r gets elements [offsets[r], offsets[r] + counts[r]) of the sum.
   void reduce_scatter_v(float const* in, std::int64_t const* counts, std::int64_t const* offsets, float* out, StreamType stream) {
-    auto* const comm = live();
+    Call const call(*this);
     grouped([&](auto const& add) {
       for (int r = 0; r < size_; ++r) {
         if (counts[r] > 0) {
-          add(ncclReduce(in + offsets[r], r == rank_ ? out : nullptr, bytes(counts[r]), ncclFloat, ncclSum, r, comm, stream));
+          add(ncclReduce(in + offsets[r], r == rank_ ? out : nullptr, bytes(counts[r]), ncclFloat, ncclSum, r, call[kComm], stream));
         }
       }
     });
@@ -206,40 +224,38 @@ class Nccl {
   /// Sends and receives that NCCL runs as one operation: post them, then end(). The group also ends when a call inside it throws.
   class Group {
    public:
-    explicit Group(Nccl& owner) : owner_(owner), comm_(owner.connected()) { detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_); }
+    explicit Group(Nccl& owner) : owner_(owner) {
+      owner.connect();
+      comm_ = call_.emplace(owner)[owner.size_ == 1 ? kComm : kDirect];
+      detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_);
+    }
     Group(Group const&) = delete;
     Group& operator=(Group const&) = delete;
     ~Group() {
-      if (open_) {
-        ncclGroupEnd();
-      }
+      if (open_) ncclGroupEnd();
     }
     /// `n` bytes to or from a rank; no operation if n is 0.
     void send(void const* data, std::int64_t n, int to, StreamType stream) {
-      if (n > 0) {
-        add(ncclSend(data, bytes(n), ncclInt8, to, comm_, stream), "ncclSend");
-      }
+      if (n > 0) add(ncclSend(data, bytes(n), ncclInt8, to, comm_, stream), "ncclSend");
     }
     void receive(void* data, std::int64_t n, int from, StreamType stream) {
-      if (n > 0) {
-        add(ncclRecv(data, bytes(n), ncclInt8, from, comm_, stream), "ncclRecv");
-      }
+      if (n > 0) add(ncclRecv(data, bytes(n), ncclInt8, from, comm_, stream), "ncclRecv");
     }
     /// The result of a call made while the group was open.
     void add(ncclResult_t result, char const* call) {
-      if (result != ncclInProgress) {
-        detail::check_nccl(result, call, comm_);
-      }
+      if (result != ncclInProgress) detail::check_nccl(result, call, comm_);
     }
     ncclComm_t handle() const { return comm_; }
     void end() {
       open_ = false;
       owner_.finish(ncclGroupEnd(), "ncclGroupEnd");
+      call_.reset();
     }
 
    private:
     Nccl& owner_;
-    ncclComm_t comm_;
+    std::optional<Call> call_;
+    ncclComm_t comm_ = nullptr;
     bool open_ = true;
   };
 
@@ -251,24 +267,21 @@ class Nccl {
     finish(result, call);
   }
 
-  /// Returns when the stream has passed `event`. After the deadline it aborts the communicator and throws E_TIMEOUT, naming the rank that
-  /// `missing()` returns (-1: unknown); `missing()` may throw a more exact error. NCCL's kernels still run while it is called.
+  /// Returns when the stream has passed `event`; E_STATE if the communicator has ended or another thread ends it. After the deadline it
+  /// aborts the communicator and throws E_TIMEOUT, naming the rank that `missing()` returns (-1: unknown); `missing()` may throw a better
+  /// error. NCCL's kernels still run while it is called.
   template <class Missing>
   void wait(cudaEvent_t event, char const* what, Missing&& missing) {
     detail::Backoff backoff(params_.timeout_ms);
     for (;;) {
       cudaError_t const status = cudaEventQuery(event);
+      if (failed()) refuse();  // an event that an abort has let pass means nothing
       if (status != cudaErrorNotReady) {
         check_cuda(status, what);
         return;
       }
       cudaGetLastError();  // "not ready" must not look like a failed launch later
-      for (ncclComm_t comm : {comm_, direct_}) {
-        ncclResult_t state = ncclSuccess;
-        if (comm != nullptr && ncclCommGetAsyncError(comm, &state) == ncclSuccess && state != ncclSuccess && state != ncclInProgress) {
-          finish(state, what);
-        }
-      }
+      if (ncclResult_t const error = async_error(); error != ncclSuccess) finish(error, what);
       if (backoff.expired()) {
         AbortAtExit const ends{*this};
         fail(ErrorCode::timeout, missing(), text(what, ": not done within ", params_.timeout_ms, " ms"));
@@ -297,23 +310,13 @@ class Nccl {
   }
   /// Ends all NCCL work of this rank, on the device too, and frees its resources; waits for no peer. Later calls are E_STATE.
   void abort() noexcept {
-    begin_abort();
-    endings_.clear();
+    if (state_) state_->comms.abort();
   }
-  /// Begins abort() and returns, without a call of CUDA. No other thread may begin a call of this communicator then. If several wait for
-  /// one rank, begin with all of them before any other call of CUDA: freeing memory of one waits for kernels of the others and may hold
-  /// back the calls of other threads. Hence one thread per communicator; with several processes on a host, freeing takes seconds.
+  /// Begins abort() and returns, without a call of CUDA; from any thread, during another's call too. If several communicators wait for one
+  /// rank, begin with all of them before any other call of CUDA: freeing memory of one waits for kernels of the others and may hold back
+  /// the calls of other threads. Hence one thread per communicator; with several processes on a host, freeing takes seconds.
   void begin_abort() noexcept {
-    std::scoped_lock const lock(ending_);
-    for (ncclComm_t* const place : {&direct_, &comm_}) {
-      auto* const comm = std::exchange(*place, nullptr);
-      if (comm == nullptr) continue;
-      try {
-        endings_.emplace_back([comm] { ncclCommAbort(comm); });
-      } catch (std::exception const&) {  // no thread is available
-        ncclCommAbort(comm);
-      }
-    }
+    if (state_) state_->comms.begin_abort();
   }
   /// Throws a TransportError of this rank.
   [[noreturn]] void fail(ErrorCode code, int peer, std::string const& message) const {
@@ -326,34 +329,21 @@ class Nccl {
     ~AbortAtExit() { owner.begin_abort(); }
   };
   static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
-  ncclComm_t live() const {
-    if (comm_ == nullptr) {
-      throw Error(ErrorCode::state, text("nccl: ", phase_, " after a failure; the group must be rebuilt"));
-    }
-    return comm_;
-  }
-  ncclComm_t connected() {
-    connect();
-    live();
-    return size_ == 1 ? comm_ : direct_;
-  }
+  [[noreturn]] void refuse() const { throw Error(ErrorCode::state, text("nccl: ", phase_, " after a failure; the group must be rebuilt")); }
   /// Unless the call has succeeded: ends the communicator and throws.
   void finish(ncclResult_t result, char const* call) {
     ++calls_;
-    if (result == ncclSuccess) {
-      return;
-    }
-    std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(comm_));
+    if (result == ncclSuccess) return;
+    if (failed()) refuse();  // another thread has ended the communicator
+    std::string const message = text(call, ": ", ncclGetErrorString(result), "; ", ncclGetLastError(nullptr));
     begin_abort();
-    if (result == ncclRemoteError) {
-      fail(ErrorCode::peer, -1, message);
-    }
+    if (result == ncclRemoteError) fail(ErrorCode::peer, -1, message);
     throw Error(ErrorCode::cuda, message);
   }
-  /// Collectives on comm_ that NCCL runs as one operation.
+  /// Collectives on kComm that NCCL runs as one operation.
   template <class Post>
   void grouped(Post&& post) {
-    detail::check_nccl(ncclGroupStart(), "ncclGroupStart", comm_);
+    detail::check_nccl(ncclGroupStart(), "ncclGroupStart");
     ncclResult_t worst = ncclSuccess;
     post([&](ncclResult_t result) { worst = result == ncclSuccess || result == ncclInProgress ? worst : result; });
     ncclResult_t const ended = ncclGroupEnd();
@@ -363,17 +353,26 @@ class Nccl {
   ncclResult_t settled(char const* call) {
     detail::Backoff backoff(params_.timeout_ms);
     for (;;) {
+      Call const inside(*this);
       ncclResult_t state = ncclInProgress;
-      detail::check_nccl(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
-      if (state != ncclInProgress) {
-        return state;
-      }
+      detail::check_nccl(ncclCommGetAsyncError(inside[kComm], &state), "ncclCommGetAsyncError", inside[kComm]);
+      if (state != ncclInProgress) return state;
       if (backoff.expired()) {
         begin_abort();
         fail(ErrorCode::timeout, -1, text(call, ": another rank did not arrive within ", params_.timeout_ms, " ms"));
       }
       backoff.pause();
     }
+  }
+  /// An error that NCCL's threads have met, or ncclSuccess.
+  ncclResult_t async_error() const {
+    AnyCall const call(state_->comms);
+    for (std::size_t i : {kComm, kDirect}) {
+      ncclResult_t state = ncclSuccess;
+      if (call[i] == nullptr || ncclCommGetAsyncError(call[i], &state) != ncclSuccess) continue;
+      if (state != ncclSuccess && state != ncclInProgress) return state;
+    }
+    return ncclSuccess;
   }
   /// A zeroed word of device memory.
   void* scratch() {
@@ -385,16 +384,13 @@ class Nccl {
   }
 
   Params params_;
-  ncclComm_t comm_ = nullptr;    // non-blocking: collectives
-  ncclComm_t direct_ = nullptr;  // blocking, but already connected: sends and receives
-  bool one_node_ = false;        // known once connected
+  std::unique_ptr<detail::NcclState> state_ = std::make_unique<detail::NcclState>();  // null once moved from
+  bool one_node_ = false;                                                             // known once connected
   int rank_ = 0;
   int size_ = 1;
   char const* phase_ = "construction";
   std::uint64_t calls_ = 0;
   void* scratch_ = nullptr;
-  std::mutex ending_;                  // of begin_abort()
-  std::vector<std::jthread> endings_;  // threads that it has started
 };
 
 }  // namespace moe::comm

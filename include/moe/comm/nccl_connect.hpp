@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_connect.hpp: starting an NCCL communicator: how ranks get one id, how peers connect, how the host waits for it.
+// comm/nccl_connect.hpp: starting an NCCL communicator: what it holds, how ranks get one id, how peers connect, how the host waits for it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,10 +16,21 @@
 #include <string>
 #include <thread>
 
+#include "moe/comm/abortable.hpp"
 #include "moe/comm/nccl_status.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm::detail {
+
+/// NCCL's communicators of one rank, at an address that stays: NCCL's threads write to `made` and `made_direct` until a communicator is
+/// made or aborted.
+struct NcclState {
+  using Comms = Abortable<ncclComm_t, 2>;
+  static constexpr std::size_t kComm = 0;    ///< non-blocking: collectives
+  static constexpr std::size_t kDirect = 1;  ///< blocking, but already connected: sends and receives
+  ncclComm_t made = nullptr, made_direct = nullptr;
+  Comms comms{[](ncclComm_t comm) { ncclCommAbort(comm); }};
+};
 
 /// A deadline, and a wait that first polls without pause and later yields its core.
 class Backoff {

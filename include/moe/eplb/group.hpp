@@ -58,11 +58,15 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
   }
 }
 /// The same for work of a communicator. If its kernels have no deadline of their own (comm::Nccl), an error ends the communicator:
-/// otherwise no later wait for the device and no freeing of memory would return. The group must then be rebuilt.
+/// otherwise no later wait for the device and no freeing of memory would return. The group must then be rebuilt. E_STATE if another thread
+/// has ended the communicator: the fence is done then, but not what it stands for.
 template <class Comm, class Space>
 void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
   try {
     wait_for(fence, timeout_ms, what);
+    if constexpr (requires { comm.begin_abort(), comm.failed(); }) {
+      if (comm.failed()) throw Error(ErrorCode::state, text(what, ": the communicator has been ended"));
+    }
   } catch (Error const&) {
     facts::begin_abort(comm);
     throw;
