@@ -33,12 +33,12 @@ def sentence(error):
     return words.partition(": not in this program: ")[0]
 
 
-def same_refusal(name, arguments, backend, ranks, spaces=REFERENCE):
+def same_refusal(name, arguments, backend, ranks, spaces=REFERENCE, timeout=120):
     """None if both spaces refuse the input with one line, on the device with the exit code and the words of the host, to which it may add;
-    else what is wrong, or NeedsGpu. spaces: the options of each, which may name another backend."""
+    else what is wrong, or NeedsGpu. spaces: the options of each, which may name another backend. timeout: of each run, in seconds."""
     def run(space):
         named = () if "--backend" in spaces[space] else ("--backend", backend)
-        return moe(*with_options(arguments, ["--device", space, *named, *spaces[space]]), ranks=ranks)
+        return moe(*with_options(arguments, ["--device", space, *named, *spaces[space]]), ranks=ranks, timeout=timeout)
 
     host, device = run("host"), run("cuda")
     for done in (host, device):
