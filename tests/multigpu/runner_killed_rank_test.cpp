@@ -55,6 +55,9 @@ using std::chrono::milliseconds;
 constexpr int kRanks = 4, kVictim = kRanks - 1, kRows = 5;
 constexpr std::int64_t kDeadline = 3000;
 constexpr std::int64_t kConnect = 60'000;  ///< for what comes before the deaths: processes may start late
+/// For the survivors to meet: what lies between the first and the last one is what they have to be told and to leave in. A survivor that
+/// does not come then costs the others no more than this.
+constexpr std::int64_t kMeet = 30'000;
 /// Of waits in which all ranks are alive and connected: a circle of waits shows as an error, not as a test that hangs.
 constexpr std::int64_t kAlive = 15'000;
 constexpr auto kDeadlinesAndLoad = milliseconds(2 * kDeadline + 3000);
@@ -119,8 +122,8 @@ Finding judge(Role const& role, TransportError const& e, int victim, Clock::dura
   return took > kDeadlinesAndLoad ? kLate : kFine;
 }
 
-Nccl connect(Role const& role, std::string const& group, int rank, int size) {
-  return Nccl::over_file(text(role.file, ".", group), rank, size, {.timeout_ms = kConnect});
+Nccl connect(Role const& role, std::string const& group, int rank, int size, std::int64_t timeout_ms = kConnect) {
+  return Nccl::over_file(text(role.file, ".", group), rank, size, {.timeout_ms = timeout_ms});
 }
 template <class Params>
 void set_window_deadline([[maybe_unused]] Params& backend) {
@@ -223,7 +226,7 @@ Finding forwards(Role const& role, Grid const& g, Options const& o, Clock::time_
 /// The ranks that are left, as a data-parallel group of their own.
 Finding forwards_in_new_group(Role const& role) {
   Model const m = model();
-  Nccl survivors = connect(role, "survivors", role.rank, role.size - 1);
+  Nccl survivors = connect(role, "survivors", role.rank, role.size - 1, kMeet);
   Rank<AllToAll> rank(place<AllToAll>({1, role.size - 1, 1, true}, role.rank), m, survivors, nullptr);
   survivors.set_timeout_ms(kAlive);
   reached(role, "connected in the new group");
@@ -456,15 +459,15 @@ Finding serve_until_death(Role const& role, Model const& m, Stores& stores, eplb
 template <class Backend>
 Finding serve_in_new_group(Role const& role, Model const& m, Stores& stores, eplb::ExpertMaps const& maps) {
   int const size = role.size - 1;
-  Nccl tokens = connect(role, "tokens.survivors", role.rank, size);
-  StoppingNccl weights(connect(role, "weights.survivors", role.rank, size));
+  Nccl tokens = connect(role, "tokens.survivors", role.rank, size, kMeet);
+  StoppingNccl weights(connect(role, "weights.survivors", role.rank, size, kMeet));
   weights.connect();
   WordGroup group(role.file + ".group.survivors", role.rank, size);
+  group.set_timeout_ms(kAlive);
   auto const recovery = eplb::recover_held(eplb::gather_held(group, role.rank, maps, role.rank, role.size), kMovingExperts, size);
   eplb::reload_experts(recovery, role.rank, kSlots, [&](int layer, int expert, int slot) { load_expert(stores, m, layer, expert, slot); });
   Serving<Backend> serving(place<Backend>({1, size, 1, true}, role.rank), m, tokens, weights, group, stores, recovery.maps, role.rank);
   for (Nccl* comm : {&tokens, static_cast<Nccl*>(&weights)}) comm->set_timeout_ms(kAlive);
-  group.set_timeout_ms(kAlive);
   reached(role, "connected in the new group");
   auto const end = Clock::now() + std::chrono::seconds(30);
   for (int step = 1000, moved = 0; moved == 0; ++step) {

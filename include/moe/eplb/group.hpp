@@ -64,9 +64,7 @@ template <class Comm, class Space>
 void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
   try {
     wait_for(fence, timeout_ms, what);
-    if constexpr (requires { comm.begin_abort(), comm.failed(); }) {
-      if (comm.failed()) throw Error(ErrorCode::state, text(what, ": the communicator has been ended"));
-    }
+    if (facts::failed(comm)) throw Error(ErrorCode::state, text(what, ": the communicator has been ended"));
   } catch (Error const&) {
     facts::begin_abort(comm);
     throw;
