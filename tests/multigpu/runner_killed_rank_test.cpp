@@ -511,8 +511,7 @@ Finding survive(Role const& role, First const& first, Then const& then) {
 
 template <class Backend>
 Finding survives_forward(Role const& role, Grid const& g, Options const& o = {}) {
-  return survive(
-      role, [&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
+  return survive(role, [&](auto& told) { return forwards<Backend>(role, g, o, told); }, [&] { return forwards_in_new_group(role); });
 }
 template <class Backend>
 Finding survives_move(Role const& role) {
