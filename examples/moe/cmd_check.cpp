@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/policy_lists.hpp"
 #include "moe/models/catalog.hpp"
 #include "moe/models/registry.hpp"
 
@@ -18,18 +21,17 @@ namespace moe_tool {
 namespace {
 
 using namespace moe;
-namespace hana = boost::hana;
 
 /// What the composition names, in the order of ModularKernel's arguments.
 struct Names {
   std::string config, router, quantization, backend, experts;
 };
-struct Broken {
-  std::string_view rule;
+struct Rule {
+  std::string_view name;
   std::string_view sentence;
 };
 
-/// A layer of these types whose dimensions are known at run time. Models share most of them.
+/// A layer of a model's types whose dimensions are known at run time. Models share most of them.
 template <class ActT, class WeightT, class ActivationT>
 struct Types : LayerDefaults {
   using Act = ActT;
@@ -37,97 +39,172 @@ struct Types : LayerDefaults {
   using Activation = ActivationT;
 };
 
-template <class Rule>
-void add(std::vector<Broken>& broken) {
-  broken.push_back({Rule::kName, Rule::kSentence});
-}
+// ---- What the rules say of each pair or triple of policies, as constants: bit i is set if verdict i of the list does not hold.
+
+using Broken = std::uint8_t;
+
 template <class List>
-void add_broken(std::vector<Broken>& broken) {
-  [&]<class... Verdicts>(std::tuple<Verdicts...> const*) {
-    ((Verdicts::kHolds ? void() : broken.push_back({Verdicts::kRule, Verdicts::kSentence})), ...);
-  }(static_cast<List const*>(nullptr));
+struct RulesOf;
+template <class... Verdicts>
+struct RulesOf<std::tuple<Verdicts...>> {
+  static_assert(sizeof...(Verdicts) <= 8, "a bit for each verdict");
+  static constexpr std::array<Rule, sizeof...(Verdicts)> kRules{{{Verdicts::kRule, Verdicts::kSentence}...}};
+  static constexpr Broken kBroken = [] {
+    unsigned bits = 0, next = 1;
+    ((bits |= Verdicts::kHolds ? 0U : next, next <<= 1), ...);
+    return static_cast<Broken>(bits);
+  }();
+};
+template <class Config, class Backend, class Experts>
+using ExchangeRules =
+    RulesOf<typename moe::detail::ExchangeVerdicts<Types<typename Config::Act, typename Config::Weight, typename Config::Activation>,
+                                                   Backend, Experts>::all>;
+template <class Config, class Quant, class Experts>
+using SchemeRules = RulesOf<typename moe::detail::SchemeVerdicts<Config, Quant, Experts>::all>;
+template <class Quant, class Backend>
+using CarriesRule = RulesOf<std::tuple<moe::detail::CarriesVerdict<Quant, Backend>>>;
+
+template <class Config, class Backend, class... Experts>
+constexpr auto exchange_row(Pack<Experts...>) {
+  return std::array{ExchangeRules<Config, Backend, Experts>::kBroken...};
+}
+template <class Config, class... BackendTypes>
+constexpr auto exchange_table(Pack<BackendTypes...>) {
+  return std::array{exchange_row<Config, BackendTypes>(ExpertsKinds())...};
+}
+template <class Config, class Quant, class... Experts>
+constexpr auto scheme_row(Pack<Experts...>) {
+  return std::array{SchemeRules<Config, Quant, Experts>::kBroken...};
+}
+template <class Config, class... Quants>
+constexpr auto scheme_table(Pack<Quants...>) {
+  return std::array{scheme_row<Config, Quants>(ExpertsKinds())...};
+}
+template <class Quant, class... BackendTypes>
+constexpr auto carries_row(Pack<BackendTypes...>) {
+  return std::array{CarriesRule<Quant, BackendTypes>::kBroken...};
+}
+template <class... Quants>
+constexpr auto carries_table(Pack<Quants...>) {
+  return std::array{carries_row<Quants>(Backends())...};
+}
+template <class Experts, class... RouterTypes>
+constexpr auto router_row(Pack<RouterTypes...>) {
+  return std::array{facts::supports_router<Experts, RouterTypes>()...};
 }
 
-/// Calls f(hana::type<Backend>) for the backend of that name in a space; for the one of the other space if there is no such.
-template <class F>
-void with_backend(std::string_view wanted, SpaceKind space, F&& f) {
-  auto const of_space = [&](auto list) {
-    return registry::has_name(list, wanted) ? (registry::with_policy(list, "backend", wanted, f), true) : false;
-  };
-  bool const cuda = space == SpaceKind::cuda;
-  if (!(cuda ? of_space(registry::all_cuda_backends) : of_space(registry::all_host_backends))) {
-    registry::with_policy(registry::all_backends, "backend", wanted, f);
+struct BackendFacts {
+  SpaceKind space;
+  ActivationFormat format;
+  bool follows_routing;
+};
+struct ExpertsFacts {
+  SpaceKind space;
+  bool inside;
+  std::array<bool, Routers::kSize> supports_router;
+};
+template <class... Types>
+constexpr auto weights_on_input(Pack<Types...>) {
+  return std::array{Types::kWeightOnInput...};
+}
+template <class... Types>
+constexpr auto backend_facts(Pack<Types...>) {
+  return std::array{BackendFacts{Types::Space::kKind, Types::kFormat, facts::follows_routing<Types>()}...};
+}
+template <class... Types>
+constexpr auto experts_facts(Pack<Types...>) {
+  return std::array{ExpertsFacts{Types::Space::kKind, facts::routes_inside<Types>(), router_row<Types>(Routers())}...};
+}
+constexpr auto kWeightOnInput = weights_on_input(Routers());
+constexpr auto kBackends = backend_facts(Backends());
+constexpr auto kExperts = experts_facts(ExpertsKinds());
+constexpr auto kCarries = carries_table(Quantizations());
+
+/// A model, or the layer of run-time dimensions.
+struct Config {
+  std::string_view name;
+  int hidden, topk, num_experts;
+  std::size_t element_bytes;
+  std::array<std::array<Broken, ExpertsKinds::kSize>, Backends::kSize> exchange;
+  std::array<std::array<Broken, ExpertsKinds::kSize>, Quantizations::kSize> scheme;
+};
+template <class Layer>
+constexpr Config config_of(std::string_view name) {
+  return {name,
+          Layer::hidden,
+          Layer::topk,
+          Layer::num_experts,
+          sizeof(typename Layer::Act),
+          exchange_table<Layer>(Backends()),
+          scheme_table<Layer>(Quantizations())};
+}
+using Dynamic = models::RuntimeLayer<bf16, bf16>;
+template <class... Models>
+constexpr auto configs_of(Pack<Models...>) {
+  return std::array{config_of<Models>(Models::kName)..., config_of<Dynamic>("dynamic")};
+}
+constexpr auto kConfigs = configs_of(decltype(detail::pack_of(models::catalog))());
+
+// ---- The rules of one composition.
+
+/// The place of a policy in its list; E_CONFIG listing the names if there is none.
+template <class Policies, class List>
+std::size_t find(List list, char const* what, std::string_view wanted) {
+  std::size_t const place = place_of<Policies>(wanted);
+  if (place == Policies::kSize) {
+    throw Error(ErrorCode::config, text("unknown ", what, " \"", wanted, "\"; known: ", registry::names(list)));
   }
+  return place;
+}
+Config const& find_config(std::string_view wanted) {
+  auto const* const config = std::find_if(kConfigs.begin(), kConfigs.end(), [&](Config const& c) { return c.name == wanted; });
+  if (config == kConfigs.end()) {
+    throw Error(ErrorCode::config, text("unknown model (or dynamic) \"", wanted, "\"; known: ", registry::names(models::catalog)));
+  }
+  return *config;
+}
+/// The backend of that name in a space; the one of the other space if there is no such.
+std::size_t find_backend(std::string_view wanted, SpaceKind space) {
+  std::size_t const first = find<Backends>(registry::all_backends, "backend", wanted);
+  for (std::size_t place = first; place < Backends::kSize; ++place) {
+    if (Backends::kNames[place] == wanted && kBackends[place].space == space) return place;
+  }
+  return first;
 }
 
-template <class Config>
-void judge_exchange(Names const& n, std::vector<Broken>& broken) {
-  registry::with_policy(registry::all_experts, "experts", n.experts, [&](auto experts) {
-    using Experts = typename decltype(experts)::type;
-    with_backend(n.backend, Experts::Space::kKind, [&](auto backend) {
-      add_broken<typename detail::ExchangeVerdicts<Config, typename decltype(backend)::type, Experts>::all>(broken);
-    });
-  });
+template <class R>
+constexpr Rule rule() {
+  return {R::kName, R::kSentence};
 }
 
-template <class Config>
-void judge_scheme(Names const& n, std::vector<Broken>& broken) {
-  registry::with_policy(registry::all_experts, "experts", n.experts, [&](auto experts) {
-    using Experts = typename decltype(experts)::type;
-    if (!detail::rows_aligned(Experts::Space::kKind, Config::hidden, sizeof(typename Config::Act))) add<rules::RowsAligned>(broken);
-    registry::with_policy(registry::quantizations, "quantization", n.quantization, [&](auto quant) {
-      add_broken<typename detail::SchemeVerdicts<Config, typename decltype(quant)::type, Experts>::all>(broken);
-    });
-  });
-}
+/// Every rule that the composition breaks.
+std::vector<Rule> judge(Names const& n) {
+  Config const& config = find_config(n.config);
+  std::size_t const e = find<ExpertsKinds>(registry::all_experts, "experts", n.experts);
+  ExpertsFacts const& experts = kExperts[e];
+  std::size_t const b = find_backend(n.backend, experts.space);
+  BackendFacts const& backend = kBackends[b];
+  std::size_t const router = find<Routers>(registry::routers, "router", n.router);
+  std::size_t const quant = find<Quantizations>(registry::quantizations, "quantization", n.quantization);
 
-/// The rules of experts that route inside.
-void judge_inside(Names const& n, std::vector<Broken>& broken) {
-  auto const both = hana::concat(registry::host_experts_inside, registry::cuda_experts_inside);
-  if (!registry::has_name(both, n.experts)) return;
-  registry::with_policy(both, "experts", n.experts, [&](auto experts) {
-    using Experts = typename decltype(experts)::type;
-    with_backend(n.backend, Experts::Space::kKind, [&](auto backend) {
-      if (facts::follows_routing<typename decltype(backend)::type>()) add<rules::MonolithicTransport>(broken);
-    });
-    registry::with_policy(registry::routers, "router", n.router, [&](auto router) {
-      if (!facts::supports_router<Experts, typename decltype(router)::type>()) add<rules::MonolithicRouter>(broken);
-    });
-  });
-}
-
-/// The rules that need neither the configuration's types nor the experts' kernels.
-void judge_facts(Names const& n, int topk, int num_experts, std::vector<Broken>& broken) {
-  judge_inside(n, broken);
-  bool on_input = false;
-  registry::with_policy(registry::routers, "router", n.router, [&](auto router) { on_input = decltype(router)::type::kWeightOnInput; });
-  SpaceKind space = SpaceKind::host;
-  registry::with_policy(registry::all_experts, "experts", n.experts, [&](auto e) { space = decltype(e)::type::Space::kKind; });
-  if (!detail::topk_in_bounds(topk, num_experts)) add<rules::TopKInBounds>(broken);
-  with_backend(n.backend, space, [&](auto backend) {
-    using Backend = typename decltype(backend)::type;
-    if (!detail::weight_on_input_fits(on_input, Backend::kFormat, topk)) add<rules::WeightOnInputNeedsTopKOne>(broken);
-    registry::with_policy(registry::quantizations, "quantization", n.quantization, [&](auto quant) {
-      add_broken<std::tuple<detail::CarriesVerdict<typename decltype(quant)::type, Backend>>>(broken);
-    });
-  });
-}
-
-template <class Config>
-std::vector<Broken> judge(Names const& n) {
-  std::vector<Broken> broken;
-  judge_exchange<Types<typename Config::Act, typename Config::Weight, typename Config::Activation>>(n, broken);
-  judge_facts(n, Config::topk, Config::num_experts, broken);
-  judge_scheme<Config>(n, broken);
-  return broken;
-}
-
-/// E_CONFIG listing the models if `config` is none, nor dynamic.
-std::vector<Broken> judge(Names const& n) {
-  if (n.config == "dynamic") return judge<models::RuntimeLayer<bf16, bf16>>(n);
-  std::vector<Broken> broken;
-  registry::with_policy(models::catalog, "model (or dynamic)", n.config,
-                        [&](auto model) { broken = judge<typename decltype(model)::type>(n); });
+  std::vector<Rule> broken;
+  auto const require = [&](bool holds, Rule rule) {
+    if (!holds) broken.push_back(rule);
+  };
+  auto const add = [&](Broken bits, auto const& rules) {
+    for (std::size_t i = 0; i < rules.size(); ++i) require((bits >> i & 1U) == 0, rules[i]);
+  };
+  using Quant = quantization::None;  // any: the lists of verdicts are the same
+  using Backend = backends::NoExpertParallel<space::host>;
+  using Experts = experts::OneDnn;
+  add(config.exchange[b][e], ExchangeRules<Dynamic, Backend, Experts>::kRules);
+  require(!experts.inside || !backend.follows_routing, rule<rules::MonolithicTransport>());
+  require(experts.supports_router[router], rule<rules::MonolithicRouter>());
+  require(moe::detail::topk_in_bounds(config.topk, config.num_experts), rule<rules::TopKInBounds>());
+  require(moe::detail::weight_on_input_fits(kWeightOnInput[router], backend.format, config.topk), rule<rules::WeightOnInputNeedsTopKOne>());
+  add(kCarries[quant][b], CarriesRule<Quant, Backend>::kRules);
+  require(moe::detail::rows_aligned(experts.space, config.hidden, config.element_bytes), rule<rules::RowsAligned>());
+  add(config.scheme[quant][e], SchemeRules<Dynamic, Quant, Experts>::kRules);
   return broken;
 }
 
@@ -164,13 +241,13 @@ void add_check(CLI::App& app) {
       ->required();
   check->callback([composition] {
     require_one_rank("check");
-    std::vector<Broken> broken;
+    std::vector<Rule> broken;
     try {
       broken = judge(parse(*composition));
     } catch (Error const& e) {
       throw CLI::ValidationError("check", e.message());
     }
-    for (Broken const& b : broken) fmt::print("{}: {}\n", b.rule, b.sentence);
+    for (Rule const& rule : broken) fmt::print("{}: {}\n", rule.name, rule.sentence);
     if (!broken.empty()) {
       throw Error(ErrorCode::config, text(*composition, ": breaks ", broken.size(), broken.size() == 1 ? " rule" : " rules"));
     }
