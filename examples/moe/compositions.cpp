@@ -2,100 +2,195 @@
 // examples/moe/compositions.cpp: the table of compositions, from the registry's lists, the rules, and what this program instantiates.
 #include "examples/moe/compositions.hpp"
 
+#include <array>
+#include <cstdint>
+#include <tuple>
 #include <type_traits>
 
 #include "examples/moe/cuda/instances.hpp"
+#include "examples/moe/policy_lists.hpp"
 #include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
 
 namespace moe_tool {
 namespace {
 
-namespace hana = boost::hana;
 namespace registry = moe::registry;
 using moe::text;
 
-/// How to build a composition that this program leaves out. Experts that route inside include the routing kernel themselves.
-template <class Backend, class Experts>
-std::string own_program() {
-  constexpr bool kNeedsRoute = std::is_same_v<typename Backend::Space, moe::space::cuda> && !moe::facts::routes_inside<Experts>();
-  return text("a program that includes ", registry::include_of_backend<Backend>(), kNeedsRoute ? ", " : " and ",
-              registry::include_of_experts<Experts>(), kNeedsRoute ? text(" and ", kDeviceRouting) : "",
-              " builds it; `moe list policies` names the types");
-}
+// ---- One composition, as a constant.
+
+/// What is said of a composition that the rules allow and this program leaves out.
+enum class Missing : std::uint8_t { nothing, host_instance, own_program, component };
+
+struct Cell {
+  char const* refused = nullptr;
+  Runner run = nullptr;
+  Missing missing = Missing::nothing;
+};
+
+template <class List>
+struct FirstSentence;
+template <class... Verdicts>
+struct FirstSentence<std::tuple<Verdicts...>> {
+  static constexpr char const* value = [] {
+    char const* sentence = nullptr;
+    (void)((Verdicts::kHolds || (sentence = Verdicts::kSentence, false)) && ...);
+    return sentence;
+  }();
+};
+
+template <class Type, class List>
+inline constexpr bool kIsIn = false;
+template <class Type, class... Types>
+inline constexpr bool kIsIn<Type, Pack<Types...>> = (std::is_same_v<Type, Types> || ...);
+using OverComm = decltype(detail::pack_of(registry::host_backends));
+using Samples = decltype(detail::pack_of(registry::sample_quantizations));
 
 template <class Quant, class Backend, class Experts>
-void choose_host(CompositionRow& row) {
+constexpr Cell host_cell() {
   constexpr bool kInside = moe::facts::routes_inside<Experts>();
-  constexpr auto backend = hana::type_c<Backend>;
-  if constexpr (decltype(hana::contains(registry::host_backends, backend))::value && !kInside) {
-    row.run = &run_host<Quant>;
-  } else if constexpr (decltype(hana::contains(registry::sample_quantizations, hana::type_c<Quant>))::value) {
-    if constexpr (kInside) {
-      row.run = &run_inside<Quant>;
-    } else {
-      row.run = &run_windows<Quant, Backend::kFormat>;
-    }
+  if constexpr (kIsIn<Backend, OverComm> && !kInside) {
+    return {.run = &run_host<Quant>};
+  } else if constexpr (!kIsIn<Quant, Samples>) {
+    return {.missing = Missing::host_instance};
+  } else if constexpr (kInside) {
+    return {.run = &run_inside<Quant>};
   } else {
-    row.builds = text(own_program<Backend, Experts>(), ". This one has ", kInside ? "experts that route inside" : "windows", " with ",
-                      registry::names(registry::sample_quantizations), "; ", kInside ? "reference" : "all_to_all_v", " has every scheme");
+    return {.run = &run_windows<Quant, Backend::kFormat>};
   }
 }
 
 template <class Quant, class Backend, class Experts>
-void choose_cuda(CompositionRow& row) {
+constexpr Cell cuda_cell() {
   constexpr Needs needs = instance_needs<Quant, Backend, Experts>();
   if constexpr (needs == Needs::own_program) {
-    row.builds = own_program<Backend, Experts>();
+    return {.missing = Missing::own_program};
   } else if constexpr (kHas[static_cast<std::size_t>(needs)]) {
-    row.run = cuda_runner<Quant, Backend, Experts>();
+    return {.run = cuda_runner<Quant, Backend, Experts>()};
   } else {
-    row.builds = what_builds();
+    return {.missing = Missing::component};
   }
 }
 
 template <class Quant, class Backend, class Experts>
-CompositionRow make_row() {
-  CompositionRow row{.quantization = Quant::kName,
-                     .backend = Backend::kName,
-                     .space = Backend::Space::kName,
-                     .experts = Experts::kName,
-                     .experts_space = Experts::Space::kName,
-                     .batched = Backend::kFormat == moe::ActivationFormat::batched,
-                     .routes_inside = moe::facts::routes_inside<Experts>()};
+constexpr Cell make_cell() {
   if constexpr (!std::is_same_v<typename Backend::Space, typename Experts::Space>) {
-    row.refused = moe::rules::SameSpace::kSentence;  // the first rule: no need to judge the others
+    return {.refused = moe::rules::SameSpace::kSentence};  // the first rule: no need to judge the others
   } else {
-    using Rules = registry::CompositionOf<registry::LayerFor<Backend, Experts>, Quant, Backend, Experts>;
-    row.refused = Rules::reason();
-    if constexpr (!Rules::kLegal) {
-      // nothing runs it
+    using Layer = registry::LayerFor<Backend, Experts>;
+    // Of moe::Composition only the rules: that the policies have the members of their contracts is asserted once for each.
+    constexpr char const* kRefused =
+        FirstSentence<typename moe::detail::Verdicts<Layer, moe::routing::AnyRouter, Quant, Backend, Experts>::type>::value;
+    if constexpr (kRefused != nullptr) {
+      return {.refused = kRefused};
     } else if constexpr (std::is_same_v<typename Backend::Space, moe::space::host>) {
-      choose_host<Quant, Backend, Experts>(row);
+      return host_cell<Quant, Backend, Experts>();
     } else {
-      choose_cuda<Quant, Backend, Experts>(row);
+      return cuda_cell<Quant, Backend, Experts>();
     }
   }
-  return row;
 }
 
-template <class Quant>
-void add_rows(std::vector<CompositionRow>& rows) {
-  hana::for_each(registry::all_backends, [&](auto backend) {
-    hana::for_each(registry::all_experts, [&](auto experts) {
-      rows.push_back(make_row<Quant, typename decltype(backend)::type, typename decltype(experts)::type>());
-    });
-  });
+template <class... Types>
+constexpr bool are_quantizations(Pack<Types...>) {
+  return (moe::Quantization<Types> && ...);
+}
+template <class... Types>
+constexpr bool are_backends(Pack<Types...>) {
+  return (moe::PrepareAndFinalize<Types> && ...);
+}
+template <class... Types>
+constexpr bool are_experts(Pack<Types...>) {
+  return (moe::Experts<Types> && ...);
+}
+static_assert(are_quantizations(Quantizations()) && are_backends(Backends()) && are_experts(ExpertsKinds()),
+              "a policy of the registry lacks a member of its contract");
+
+template <class Quant, class Backend, class... ExpertsTypes>
+constexpr auto cells_of(Pack<ExpertsTypes...>) {
+  return std::array{make_cell<Quant, Backend, ExpertsTypes>()...};
+}
+template <class Quant, class... BackendTypes>
+constexpr auto cells_of_backends(Pack<BackendTypes...>) {
+  return std::array{cells_of<Quant, BackendTypes>(ExpertsKinds())...};
+}
+template <class... Quants>
+constexpr auto cells_of_quantizations(Pack<Quants...>) {
+  return std::array{cells_of_backends<Quants>(Backends())...};
+}
+/// [quantisations][backends][experts]
+constexpr auto kCells = cells_of_quantizations(Quantizations());
+
+// ---- Its row.
+
+struct BackendNames {
+  std::string_view name, space;
+  bool batched;
+  std::string include;
+};
+struct ExpertsNames {
+  std::string_view name, space;
+  bool inside;
+  std::string include;
+};
+template <class... Types>
+auto backend_names(Pack<Types...>) {
+  return std::array{BackendNames{Types::kName, Types::Space::kName, Types::kFormat == moe::ActivationFormat::batched,
+                                 registry::include_of_backend<Types>()}...};
+}
+template <class... Types>
+auto experts_names(Pack<Types...>) {
+  return std::array{
+      ExpertsNames{Types::kName, Types::Space::kName, moe::facts::routes_inside<Types>(), registry::include_of_experts<Types>()}...};
+}
+
+/// How to build a composition that this program leaves out. Experts that route inside include the routing kernel themselves.
+std::string own_program(BackendNames const& backend, ExpertsNames const& experts) {
+  bool const needs_route = backend.space == "cuda" && !experts.inside;
+  return text("a program that includes ", backend.include, needs_route ? ", " : " and ", experts.include,
+              needs_route ? text(" and ", kDeviceRouting) : "", " builds it; `moe list policies` names the types");
+}
+
+std::string build_hint(Missing missing, BackendNames const& backend, ExpertsNames const& experts) {
+  switch (missing) {
+    case Missing::nothing: return {};
+    case Missing::component: return what_builds();
+    case Missing::own_program: return own_program(backend, experts);
+    case Missing::host_instance: break;
+  }
+  return text(own_program(backend, experts), ". This one has ", experts.inside ? "experts that route inside" : "windows", " with ",
+              registry::names(registry::sample_quantizations), "; ", experts.inside ? "reference" : "all_to_all_v", " has every scheme");
+}
+
+std::vector<CompositionRow> make_rows() {
+  auto const backends = backend_names(Backends());
+  auto const experts = experts_names(ExpertsKinds());
+  std::vector<CompositionRow> rows;
+  for (std::size_t q = 0; q < kCells.size(); ++q) {
+    for (std::size_t b = 0; b < backends.size(); ++b) {
+      for (std::size_t e = 0; e < experts.size(); ++e) {
+        Cell const& cell = kCells[q][b][e];
+        rows.push_back({.quantization = Quantizations::kNames[q],
+                        .backend = backends[b].name,
+                        .space = backends[b].space,
+                        .experts = experts[e].name,
+                        .experts_space = experts[e].space,
+                        .batched = backends[b].batched,
+                        .routes_inside = experts[e].inside,
+                        .refused = cell.refused,
+                        .run = cell.run,
+                        .builds = build_hint(cell.missing, backends[b], experts[e])});
+      }
+    }
+  }
+  return rows;
 }
 
 }  // namespace
 
 std::vector<CompositionRow> const& compositions() {
-  static std::vector<CompositionRow> const all = [] {
-    std::vector<CompositionRow> rows;
-    hana::for_each(registry::quantizations, [&](auto quant) { add_rows<typename decltype(quant)::type>(rows); });
-    return rows;
-  }();
+  static std::vector<CompositionRow> const all = make_rows();
   return all;
 }
 
