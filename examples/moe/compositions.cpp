@@ -2,12 +2,14 @@
 // examples/moe/compositions.cpp: the table of compositions, from the registry's lists, the rules, and what this program instantiates.
 #include "examples/moe/compositions.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
 
 #include "examples/moe/cuda/instances.hpp"
+#include "examples/moe/job.hpp"
 #include "examples/moe/policy_lists.hpp"
 #include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
@@ -127,29 +129,38 @@ constexpr auto kCells = cells_of_quantizations(Quantizations());
 struct BackendNames {
   std::string_view name, space;
   bool batched;
-  std::string include;
 };
 struct ExpertsNames {
   std::string_view name, space;
   bool inside;
-  std::string include;
 };
 template <class... Types>
-auto backend_names(Pack<Types...>) {
-  return std::array{BackendNames{Types::kName, Types::Space::kName, Types::kFormat == moe::ActivationFormat::batched,
-                                 registry::include_of_backend<Types>()}...};
+constexpr auto backend_names(Pack<Types...>) {
+  return std::array{BackendNames{Types::kName, Types::Space::kName, Types::kFormat == moe::ActivationFormat::batched}...};
 }
 template <class... Types>
-auto experts_names(Pack<Types...>) {
-  return std::array{
-      ExpertsNames{Types::kName, Types::Space::kName, moe::facts::routes_inside<Types>(), registry::include_of_experts<Types>()}...};
+constexpr auto experts_names(Pack<Types...>) {
+  return std::array{ExpertsNames{Types::kName, Types::Space::kName, moe::facts::routes_inside<Types>()}...};
+}
+
+/// The line of `moe list policies`.
+registry::PolicyRow const& policy(std::string_view kind, std::string_view name, std::string_view space) {
+  static std::vector<registry::PolicyRow> const table = registry::policy_table();
+  auto const row = std::find_if(table.begin(), table.end(),
+                                [&](auto const& r) { return r.kind == kind && r.name == name && (r.space == space || r.space == "both"); });
+  if (row == table.end()) throw moe::Error(moe::ErrorCode::internal, text("the table of policies has no ", kind, " ", name));
+  return *row;
 }
 
 /// How to build a composition that this program leaves out. Experts that route inside include the routing kernel themselves.
 std::string own_program(BackendNames const& backend, ExpertsNames const& experts) {
   bool const needs_route = backend.space == "cuda" && !experts.inside;
-  return text("a program that includes ", backend.include, needs_route ? ", " : " and ", experts.include,
-              needs_route ? text(" and ", kDeviceRouting) : "", " builds it; `moe list policies` names the types");
+  registry::PolicyRow const& exchange = policy("backend", backend.name, backend.space);
+  registry::PolicyRow const& kernel = policy("experts", experts.name, experts.space);
+  bool const one_target = kernel.links == exchange.links || kernel.links == "moe::moe";
+  return text("a program that includes ", exchange.include, needs_route ? ", " : " and ", kernel.include,
+              needs_route ? text(" and ", kDeviceRouting) : "", " and links the CMake target", one_target ? " " : "s ", exchange.links,
+              one_target ? "" : text(" and ", kernel.links), " builds it; `moe list policies` names the types");
 }
 
 std::string build_hint(Missing missing, BackendNames const& backend, ExpertsNames const& experts) {

@@ -7,10 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "examples/moe/job.hpp"
-
 namespace moe_tool {
 
+struct Job;
+struct JobOptions;
+struct JobResult;
 using Runner = JobResult (*)(Job const&);
 
 /// What a layer in the CUDA space includes besides the header of its router.

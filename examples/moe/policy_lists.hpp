@@ -7,7 +7,9 @@
 #include <array>
 #include <boost/hana/tuple.hpp>
 #include <cstddef>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "moe/models/registry.hpp"
 
@@ -32,6 +34,16 @@ using ExpertsKinds = decltype(detail::pack_of(moe::registry::all_experts));
 template <class List>
 std::size_t place_of(std::string_view name) {
   return static_cast<std::size_t>(std::find(List::kNames.begin(), List::kNames.end(), name) - List::kNames.begin());
+}
+
+/// Each name of a list once: a backend of both spaces is in it twice.
+template <class List>
+std::vector<std::string> names_of() {
+  std::vector<std::string> out;
+  for (std::string_view const name : List::kNames) {
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.emplace_back(name);
+  }
+  return out;
 }
 
 }  // namespace moe_tool

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/check_test.py: `moe check` prints every rule that a composition breaks; its answer for each composition of run-time dimensions
-# is that of `moe list compositions`.
+# is that of `moe list compositions`: yes, not in this program, or no.
 import json
 
 from expectations import expect, finish
@@ -15,14 +15,14 @@ def check(composition, code, rules, error=""):
     return run.stdout
 
 
-out = check("Qwen3-30B-A3B, softmax_topk_renormalize, fp8_block128, low_latency, hopper_masked",
-            0, ["Qwen3-30B-A3B, softmax_topk_renormalize, fp8_block128, low_latency, hopper_masked"])
+out = check("Qwen3-30B-A3B, softmax_topk_renormalize, none, naive, onednn",
+            0, ["Qwen3-30B-A3B, softmax_topk_renormalize, none, naive, onednn"])
 expect(out.endswith(": yes\n"), out)
 out = check("Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous", 1,
             ["ActivationFormatMatches", "BackendCarriesQuantization", "ExpertsSupportQuantization"],
             "moe: E_CONFIG: Qwen3-30B-A3B,softmax_topk_renormalize,mxfp8,low_latency,hopper_contiguous: breaks 3 rules")
 expect("Fix: pair a standard backend with standard experts" in out, out)
-check("Mixtral-8x7B, llama4, none, low_latency, onednn", 1, ["WeightOnInputNeedsTopKOne"], "breaks 1 rule")
+check("Mixtral-8x7B, llama4, none, low_latency, onednn", 1, ["WeightOnInputNeedsTopKOne", "note"], "breaks 1 rule")
 check("dynamic, external, none, pplx, cublas_grouped", 0, ["dynamic, external, none, pplx, cublas_grouped"])
 out = check("dynamic, external, none, all_to_all_v, monolithic_reference", 1, ["MonolithicTransport", "MonolithicRouter"], "breaks 2 rules")
 expect("Fix: no_expert_parallel, naive or allgather_reduce_scatter" in out, out)
@@ -30,25 +30,47 @@ check("Mixtral-8x7B, any, none, low_latency, monolithic_cuda_reference", 1, ["Ac
 check("DeepSeek-V3, grouped_topk_sigmoid_top2_renormalize, fp8_block128, naive, monolithic_cuda_reference",
       0, ["DeepSeek-V3, grouped_topk_sigmoid_top2_renormalize, fp8_block128, naive, monolithic_cuda_reference"])
 
-# Bad usage names what is known.
+# A model named with a router that is not its own.
+for router, note in (("llama4", "note: Mixtral-8x7B routes with softmax_topk_renormalize, not with llama4\n"), ("any", ""),
+                     ("external", ""), ("softmax_topk_renormalize", "")):
+    run = moe("check", f"Mixtral-8x7B, {router}, none, naive, onednn", ranks=0)
+    expect(run.returncode == 0 and run.stdout.partition(": yes\n")[2] == note, f"{router}: {run}")
+
+# Bad usage names the position, the value and what the position takes.
 for composition, error in (("dynamic, any, none, naive", "4 names, expected 5 names: Config, Router, Quantization, Backend, Experts"),
-                           ("Mixtral, any, none, naive, onednn", 'unknown model (or dynamic) "Mixtral"; known: Mixtral-8x7B'),
-                           ("dynamic, some, none, naive, onednn", 'unknown router "some"; known: any, '),
-                           ("dynamic, any, fp9, naive, onednn", 'unknown quantization "fp9"; known: none, '),
-                           ("dynamic, any, none, fast, onednn", 'unknown backend "fast"; known: '),
-                           ("dynamic, any, none, naive, some", 'unknown experts "some"; known: onednn, ')):
+                           ("Mixtral, any, none, naive, onednn", 'position 1 (Config): "Mixtral", expected one of Mixtral-8x7B, '),
+                           ("dynamic, some, none, naive, onednn", 'position 2 (Router): "some", expected one of any, '),
+                           ("dynamic, any, fp9, naive, onednn", 'position 3 (Quantization): "fp9", expected one of none, '),
+                           ("dynamic, any, none, fast, onednn", 'position 4 (Backend): "fast", expected one of '),
+                           ("dynamic, any, none, naive, some", 'position 5 (Experts): "some", expected one of onednn, '),
+                           ("dynamic, any, naive, none, onednn",
+                            'position 3 (Quantization): "naive", a name for position 4 (Backend), expected one of none, ')):
     check(composition, 2, [], error)
 
 # The list has every backend with the experts of both spaces; `check` takes the backend of the experts' space.
 rows = [row for row in json.loads(moe("list", "compositions", "--json", ranks=0).stdout)
-        if row["quantization"] in ("fp8_block128", "int4_group128") and
+        if row["quantization"] in ("fp8_block128", "int4_group128", "none") and
         row["experts"] in ("onednn", "monolithic_reference", "cublas_grouped", "hopper_masked")]
 expect(rows, "no rows")
+answers = set()
 for row in rows:
     if row["space"] == ("host" if row["experts"] in ("onednn", "monolithic_reference") else "cuda"):
-        run = moe("check", f"dynamic, any, {row['quantization']}, {row['backend']}, {row['experts']}", ranks=0)
-        legal = row["answer"] != "no"
-        expect(run.returncode == (0 if legal else 1), f"{row}: {run}")
-        expect(legal or row["why"] in run.stdout, f"{row}: {run.stdout}")
+        composition = f"dynamic, any, {row['quantization']}, {row['backend']}, {row['experts']}"
+        run = moe("check", composition, ranks=0)
+        expect(run.returncode == (1 if row["answer"] == "no" else 0), f"{row}: {run}")
+        if row["answer"] == "no":
+            expect(row["why"] in run.stdout, f"{row}: {run.stdout}")
+        else:
+            expect(run.stdout == f"{composition}: {row['answer']}{': ' if row['why'] else ''}{row['why']}\n", f"{row}: {run.stdout}")
+        answers.add(row["answer"])
+
+        as_json = moe("check", composition, "--json", ranks=0)
+        got = json.loads(as_json.stdout)
+        same = ("answer", "quantization", "backend", "space", "experts")
+        expect(as_json.returncode == run.returncode and all(got[key] == row[key] for key in same), f"{row}: {got}")
+        expect((got["config"], got["router"], got["note"]) == ("dynamic", "any", ""), got)
+        rules = "".join(f"{rule['rule']}: {rule['why']}\n" for rule in got["rules"])
+        expect(rules == run.stdout if row["answer"] == "no" else got["rules"] == [] and got["why"] == row["why"], f"{row}: {got}")
+expect(answers == {"yes", "not in this program", "no"}, answers)
 
 finish()

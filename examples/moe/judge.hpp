@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// examples/moe/judge.hpp: every rule that a composition breaks, by the names of its policies.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moe_tool {
+
+/// What a composition names, in the order of ModularKernel's arguments.
+using Names = std::array<std::string, 5>;
+inline constexpr std::array<char const*, 5> kPositions{"Config", "Router", "Quantization", "Backend", "Experts"};
+
+struct Rule {
+  std::string_view name;
+  std::string_view sentence;
+};
+struct Judgement {
+  std::vector<Rule> broken;
+  std::string_view space;   ///< of the experts; the backend is the one of that name in this space, if there is one
+  std::string_view router;  ///< the model's own; "any" of run-time dimensions
+};
+
+/// E_CONFIG for a name that its position does not take.
+Judgement judge(Names const& names);
+
+}  // namespace moe_tool
