@@ -17,12 +17,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <range/v3/action/sort.hpp>
-#include <range/v3/algorithm/max.hpp>
-#include <range/v3/range/conversion.hpp>
-#include <range/v3/view/enumerate.hpp>
-#include <range/v3/view/iota.hpp>
-#include <range/v3/view/transform.hpp>
 #include <thread>
 
 #include "examples/moe/commands.hpp"
@@ -30,11 +24,11 @@
 #include "examples/moe/grid.hpp"
 #include "examples/moe/job.hpp"
 #include "examples/moe/mpi_session.hpp"
+#include "examples/moe/option_values.hpp"
 #include "examples/moe/output.hpp"
 #include "examples/moe/placement.hpp"
-#include "examples/moe/policy_name.hpp"
+#include "examples/moe/policy_lists.hpp"
 #include "examples/moe/report.hpp"
-#include "examples/moe/whole_number.hpp"
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/registry.hpp"
@@ -140,7 +134,6 @@ void log_choices(Job const& job, std::vector<std::string> const& lines) {
 namespace {
 
 using namespace moe;
-namespace views = ranges::views;
 
 int set_threads() {
   MPI_Comm node = MPI_COMM_NULL;
@@ -161,7 +154,10 @@ std::vector<std::int64_t> deal_rows(std::int64_t rows, int groups, JobOptions co
     return o.deal == "even" || g == 0 || g == groups ? rows * g / groups
                                                      : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows + 1));
   };
-  return views::closed_iota(0, groups) | views::transform(cut) | ranges::to<std::vector> | ranges::actions::sort;
+  std::vector<std::int64_t> first_row;
+  for (int g = 0; g <= groups; ++g) first_row.push_back(cut(g));
+  std::sort(first_row.begin(), first_row.end());
+  return first_row;
 }
 
 /// Rows [first, last) of a [T, width] tensor as float32, finite.
@@ -188,8 +184,9 @@ void require_matrix(io::StoredTensor const& t, std::int64_t width) {
 
 /// [G] rows of each TP group.
 std::vector<std::int64_t> group_rows(Job const& job) {
-  return views::iota(std::size_t{0}, job.first_row.size() - 1) | views::transform([&](std::size_t g) { return job.rows(g); }) |
-         ranges::to<std::vector>;
+  std::vector<std::int64_t> rows;
+  for (std::size_t g = 0; g + 1 < job.first_row.size(); ++g) rows.push_back(job.rows(g));
+  return rows;
 }
 
 /// E_ARG, E_UNSUPPORTED if an expert's capacity is counted over sequences whose ends are not known, or that are dealt to several groups.
@@ -210,7 +207,8 @@ void read_input(Job& job, io::TensorStore const& input) {
   std::int64_t const rows = t.shape()[0];
   job.first_row = deal_rows(rows, job.moe.flat_size / job.moe.tp_size, job.options);
   check_sequences(job);
-  job.max_rows = ranges::max(group_rows(job));
+  std::vector<std::int64_t> const groups = group_rows(job);
+  job.max_rows = *std::max_element(groups.begin(), groups.end());
   auto const me = job.group(job.comm->rank());
   job.hidden = read_rows(input, job.options.tensor, job.description.hidden, job.first_row[me], job.first_row[me + 1]);
   if (job.description.router.selection == routing::Selection::hash_table && job.options.token_ids.empty()) {
@@ -233,34 +231,36 @@ struct Share {
 };
 /// [R] the rows whose output each rank gives: its group's, from the group's first rank.
 std::vector<Share> output_shares(Job const& job) {
-  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
-           std::size_t const g = job.group(rank);
-           return Share{job.first_row[g], rank % job.moe.tp_size == 0 ? job.rows(g) : 0};
-         }) |
-         ranges::to<std::vector>;
+  std::vector<Share> shares;
+  for (int rank = 0; rank < job.comm->size(); ++rank) {
+    std::size_t const g = job.group(rank);
+    shares.push_back({job.first_row[g], rank % job.moe.tp_size == 0 ? job.rows(g) : 0});
+  }
+  return shares;
 }
 /// [R] the rows that each rank routes: under sequence parallelism its part of its group's, else as output_shares(). None if the experts
 /// route inside.
 std::vector<Share> routed_shares(Job const& job) {
   if (routes_inside(job.options.experts)) return std::vector<Share>(static_cast<std::size_t>(job.comm->size()));
   if (!job.moe.use_sp_moe()) return output_shares(job);
-  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
-           std::size_t const g = job.group(rank);
-           auto const slice = runner::parallel::slice_of(job.rows(g), job.moe, rank % job.moe.tp_size);
-           return Share{job.first_row[g] + slice.begin, slice.rows};
-         }) |
-         ranges::to<std::vector>;
+  std::vector<Share> shares;
+  for (int rank = 0; rank < job.comm->size(); ++rank) {
+    std::size_t const g = job.group(rank);
+    auto const slice = runner::parallel::slice_of(job.rows(g), job.moe, rank % job.moe.tp_size);
+    shares.push_back({job.first_row[g] + slice.begin, slice.rows});
+  }
+  return shares;
 }
 
 /// The rows of all ranks in input order, on every rank.
 template <class T>
 std::vector<T> gather(Job const& job, std::vector<Share> const& shares, std::vector<T> const& mine, std::int64_t width) {
   auto const size = static_cast<std::int64_t>(sizeof(T)) * width;
-  auto const bytes = [&](std::int64_t Share::* field) {
-    return shares | views::transform([=](Share const& share) { return share.*field * size; }) | ranges::to<std::vector<std::int64_t>>;
-  };
-  std::vector<std::int64_t> const counts = bytes(&Share::rows);
-  std::vector<std::int64_t> const offsets = bytes(&Share::first);
+  std::vector<std::int64_t> counts, offsets;
+  for (Share const& share : shares) {
+    counts.push_back(share.rows * size);
+    offsets.push_back(share.first * size);
+  }
   std::vector<T> all(static_cast<std::size_t>(job.first_row.back() * width));
   job.comm->all_gather_v(mine.data(), counts[static_cast<std::size_t>(job.comm->rank())], all.data(), counts.data(), offsets.data(), {});
   return all;
@@ -307,8 +307,8 @@ void set_loads(Job const& job, JobResult const& result, std::vector<std::int32_t
     if (id >= 0 && id < r.num_experts) ++r.load[static_cast<std::size_t>(id)];
   }
   std::vector<std::int64_t> const slots = job.maps ? slot_load(job, result) : r.load;
-  for (auto const [slot, load] : views::enumerate(slots)) {
-    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += load;
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += slots[slot];
   }
 }
 
@@ -486,7 +486,7 @@ void run(JobOptions const& options) {
 std::string file_and_name(std::string const& words) {
   std::size_t const colon = words.rfind(':');
   bool const both = colon != std::string::npos && colon > 0 && colon + 1 < words.size();
-  return both ? std::string{} : text('"', words, "\" is not FILE:NAME");
+  return both ? std::string{} : refusal(words, "FILE:NAME");
 }
 
 void add_common(CLI::App& command, JobOptions& o) {
@@ -497,27 +497,25 @@ void add_common(CLI::App& command, JobOptions& o) {
       ->check(whole_number(1));
   command
       .add_option("--backend", o.backend,
-                  text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", registry::names(registry::all_backends)))
-      ->check(policy_name(registry::all_backends, "backend"));
-  command
-      .add_option("--experts", o.experts, text("Default: onednn, on cuda cuda_reference. Known: ", registry::names(registry::all_experts)))
-      ->check(policy_name(registry::all_experts, "experts"));
-  command.add_option("--quantization", o.quantization, text("Known: ", registry::names(registry::quantizations)))
-      ->check(policy_name(registry::quantizations, "quantization"))
+                  text("Default: no_expert_parallel on one rank, else all_to_all_v. Known: ", joined(names_of<Backends>())))
+      ->check(one_of(names_of<Backends>(), false));
+  command.add_option("--experts", o.experts, text("Default: onednn, on cuda cuda_reference. Known: ", joined(names_of<ExpertsKinds>())))
+      ->check(one_of(names_of<ExpertsKinds>(), false));
+  command.add_option("--quantization", o.quantization, text("Known: ", joined(names_of<Quantizations>())))
+      ->check(one_of(names_of<Quantizations>(), false))
       ->capture_default_str();
-  command.add_option("--device", o.device, "host or cuda")->check(CLI::IsMember({"host", "cuda"}))->capture_default_str();
+  command.add_option("--device", o.device, "host or cuda")->check(one_of({"host", "cuda"}))->capture_default_str();
   command.add_option("--placement", o.placement, "linear, round_robin, or a file of maps, as serve-sim --save-placement writes it")
       ->capture_default_str();
-  command.add_option("--replicas", o.replicas, "Redundant experts X: experts + X slots over the ranks")->check(CLI::Range(0, 1 << 16));
-  command.add_option("--log", o.log, "Log on standard error what was chosen and why: info or debug")
-      ->check(CLI::IsMember({"info", "debug"}));
+  command.add_option("--replicas", o.replicas, "Redundant experts X: experts + X slots over the ranks")->check(whole_number(0, 1 << 16));
+  command.add_option("--log", o.log, "Log on standard error what was chosen and why: info or debug")->check(one_of({"info", "debug"}));
   command.add_flag("--nvtx", o.nvtx, "Make a range of NVTX of each stage, for a profiler (in programs with CUDA)");
   auto const size = whole_number(1);
   command.add_option("--tp", o.tp, "Tensor parallel: ranks that hold the same rows")->check(size)->capture_default_str();
   command.add_option("--dp", o.dp, "Data parallel: groups of ranks with rows of their own (default: ranks / (tp pcp))")->check(size);
   command.add_option("--pcp", o.pcp, "Prefill context parallel: parts of a prompt")->check(size)->capture_default_str();
   command.add_option("--expert-parallel", o.expert_parallel, "on: experts are divided among all ranks; off: every rank has a part of each")
-      ->check(CLI::IsMember({"on", "off"}))
+      ->check(one_of({"on", "off"}))
       ->capture_default_str();
   command.add_flag("--sequence-parallel", o.sequence_parallel, "The ranks of a TP group divide their rows before the exchange");
   command.add_option("--chunk", o.chunk, "Most rows of a rank in one pass through the layer (default: all)")
@@ -526,23 +524,24 @@ void add_common(CLI::App& command, JobOptions& o) {
       .add_option("--dual-batch", o.dual_batch,
                   text("One half of a batch travels while the other computes: on: always; auto: where every rank has at least ",
                        runner::dual_batch::default_threshold(SpaceKind::host).min_rows,
-                       " rows, on cuda never, by measurement; the report says why"))
-      ->check(CLI::IsMember({"auto", "on", "off"}))
+                       " rows, on cuda never, by measurement; off: the whole batch travels, then its experts compute; the report says what "
+                       "was done"))
+      ->check(one_of({"auto", "on", "off"}))
       ->capture_default_str();
   command
       .add_option("--shared-overlap", o.shared_overlap,
                   "Shared experts beside the exchange and, on cuda, the routed experts, where that is possible: auto, or off: before them")
-      ->check(CLI::IsMember({"auto", "off"}))
+      ->check(one_of({"auto", "off"}))
       ->capture_default_str();
   command.add_option("--deal", o.deal, "How rows are dealt to the groups: even or random")
-      ->check(CLI::IsMember({"even", "random"}))
+      ->check(one_of({"even", "random"}))
       ->capture_default_str();
   command.add_option("--seed", o.seed, "For --deal random, at least 0")->check(whole_number(std::uint64_t{0}))->capture_default_str();
   command.add_option("--repeat", o.repeat, "Timed repetitions; the fastest is reported")
-      ->check(CLI::Range(1, 1000000))
+      ->check(whole_number(1, 1000000))
       ->capture_default_str();
   command.add_option("--timeout-ms", o.timeout_ms, "Deadline of every wait for another rank")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}))
+      ->check(whole_number(std::int64_t{1}, std::int64_t{86'400'000}))
       ->capture_default_str();
   command.add_flag("--json", o.json, "Print the report as one JSON object");
 }
@@ -555,7 +554,7 @@ void add_layer(CLI::App& app) {
   command->add_option("--checkpoint", o->checkpoint, "Directory with config.json and safetensors files")->required();
   command->add_option("--layer", o->layer, "Layer number")->required()->check(whole_number(std::numeric_limits<std::int64_t>::min()));
   command->add_option("--tokens", o->tokens, "text or image: which block of a layer that has two (ERNIE-4.5-VL)")
-      ->check(CLI::IsMember({"text", "image"}));
+      ->check(one_of({"text", "image"}));
   command->add_option("--input", o->input, "safetensors file with the rows that enter the layer")->required();
   command->add_option("--tensor", o->tensor, "Its tensor, [tokens, hidden]")->required();
   add_common(*command, *o);

@@ -14,7 +14,8 @@
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/compositions.hpp"
-#include "examples/moe/policy_name.hpp"
+#include "examples/moe/option_values.hpp"
+#include "examples/moe/policy_lists.hpp"
 #include "moe/models/catalog.hpp"
 #include "moe/models/policy_table.hpp"
 #include "moe/models/registry.hpp"
@@ -214,7 +215,8 @@ void print_compositions(ListOptions const& o) {
   std::vector<CompositionRow> rows = compositions();
   auto const keep = [](std::string const& wanted, std::string_view name) { return wanted.empty() || wanted == name; };
   std::erase_if(rows, [&](CompositionRow const& r) {
-    return !(keep(o.space, r.space) && keep(o.backend, r.backend) && keep(o.experts, r.experts) && keep(o.quantization, r.quantization));
+    return !(keep(o.space, r.space) && keep(o.space, r.experts_space) && keep(o.backend, r.backend) && keep(o.experts, r.experts) &&
+             keep(o.quantization, r.quantization));
   });
   if (!o.filtered() && !o.json) {
     print_summary(rows);
@@ -251,14 +253,14 @@ void add_list(CLI::App& app) {
                    "routers, quantizations, backends, experts, models; policies: all of them with C++ type, header and CMake target; "
                    "compositions: what runs in this program, what the library has, what the rules forbid")
       ->required()
-      ->check(CLI::IsMember(known));
-  list->add_option("--space", o->space, "Only this memory space: host or cuda")->check(CLI::IsMember({"host", "cuda"}));
-  list->add_option("--backend", o->backend, "Only compositions with this backend")->check(policy_name(registry::all_backends, "backend"));
-  list->add_option("--experts", o->experts, "Only compositions with these experts")->check(policy_name(registry::all_experts, "experts"));
+      ->check(one_of(known));
+  list->add_option("--space", o->space, "Only this memory space: host or cuda")->check(one_of({"host", "cuda"}));
+  list->add_option("--backend", o->backend, "Only compositions with this backend")->check(one_of(names_of<Backends>(), false));
+  list->add_option("--experts", o->experts, "Only compositions with these experts")->check(one_of(names_of<ExpertsKinds>(), false));
   list->add_option("--quantization", o->quantization, "Only compositions with this quantisation")
-      ->check(policy_name(registry::quantizations, "quantization"));
+      ->check(one_of(names_of<Quantizations>(), false));
   list->add_option("--router", o->router, "Judge compositions with this router; every one runs with any")
-      ->check(policy_name(registry::routers, "router"));
+      ->check(one_of(names_of<Routers>(), false));
   list->add_flag("--json", o->json, "Print one JSON array");
   list->callback([o] {
     require_one_rank("list");

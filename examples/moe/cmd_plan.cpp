@@ -8,17 +8,12 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <range/v3/algorithm/max_element.hpp>
-#include <range/v3/algorithm/min_element.hpp>
-#include <range/v3/range/conversion.hpp>
-#include <range/v3/view/iota.hpp>
-#include <range/v3/view/transform.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "examples/moe/commands.hpp"
-#include "examples/moe/whole_number.hpp"
+#include "examples/moe/option_values.hpp"
 #include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/eplb/propose.hpp"
@@ -75,8 +70,8 @@ Plan make_plan(PlanOptions const& options) {
     int const over = physical % options.ranks;
     int const below = options.replicas - over;
     throw Error(ErrorCode::config,
-                text("P must be divisible by ep_size: ", plan.load.cols(), " experts + ", options.replicas, " replicas on ", options.ranks,
-                     " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + options.ranks));
+                text("every rank must have the same number of slots: ", plan.load.cols(), " experts + ", options.replicas, " replicas on ",
+                     options.ranks, " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + options.ranks));
   }
   plan.asked = {.num_physical = physical, .num_groups = options.groups, .num_nodes = options.nodes, .num_ranks = options.ranks};
   std::tie(plan.topology, plan.policy) = moe::eplb::effective_topology(plan.asked, plan.load.cols());
@@ -128,10 +123,15 @@ double layer_balance(Table<double> const& loads, int layer) { return moe::eplb::
 
 /// Field names and layout of the maps are those of the published load balancer's results.
 json to_json(Plan const& plan, int only_layer) {
-  auto const layers = only_layer < 0 ? ranges::views::iota(0, plan.load.rows()) : ranges::views::iota(only_layer, only_layer + 1);
-  auto const per_layer = [&](auto&& make) { return json(layers | ranges::views::transform(make) | ranges::to<std::vector>()); };
+  int const first = only_layer < 0 ? 0 : only_layer;
+  int const last = only_layer < 0 ? plan.load.rows() : only_layer + 1;
+  auto const per_layer = [&](auto&& make) {
+    json values = json::array();
+    for (int l = first; l < last; ++l) values.push_back(make(l));
+    return values;
+  };
   auto const& counts = plan.after.replica_count().flat();
-  auto const widest = static_cast<std::size_t>(*ranges::max_element(counts));
+  auto const widest = static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
   auto const side = [&](Table<double> const& loads) {
     return json{{"balancedness", moe::eplb::balancedness(loads)},
                 {"balancedness_per_layer", per_layer([&](int l) { return layer_balance(loads, l); })},
@@ -153,11 +153,12 @@ json to_json(Plan const& plan, int only_layer) {
       {"after", side(plan.loads_after)},
       {"physical_to_logical", per_layer([&](int l) { return row(plan.after.physical_to_logical(), l); })},
       {"logical_to_physical", per_layer([&](int l) {
-         return ranges::views::iota(0, plan.load.cols()) | ranges::views::transform([&](int e) {
-                  auto const slots = plan.after.replicas_of(l, e).first(widest);
-                  return std::vector<std::int32_t>(slots.begin(), slots.end());
-                }) |
-                ranges::to<std::vector>();
+         std::vector<std::vector<std::int32_t>> experts;
+         for (int e = 0; e < plan.load.cols(); ++e) {
+           auto const slots = plan.after.replicas_of(l, e).first(widest);
+           experts.emplace_back(slots.begin(), slots.end());
+         }
+         return experts;
        })},
       {"logical_count", per_layer([&](int l) { return row(plan.after.replica_count(), l); })},
       {"moved_slots", per_layer(at(plan.moved_slots))},
@@ -191,7 +192,7 @@ void print_layer(Plan const& plan, int layer) {
   constexpr int kWidth = 24;
   auto const before = row(plan.loads_before, layer);
   auto const after = row(plan.loads_after, layer);
-  double const full = std::max(*ranges::max_element(before), *ranges::max_element(after));
+  double const full = std::max(*std::max_element(before.begin(), before.end()), *std::max_element(after.begin(), after.end()));
   fmt::print("\nlayer {}: balancedness {:.3f} -> {:.3f}, {} of {} slots change, {} expert transfers in {} rounds\n", layer,
              layer_balance(plan.loads_before, layer), layer_balance(plan.loads_after, layer),
              plan.moved_slots[static_cast<std::size_t>(layer)], plan.after.num_physical(), plan.messages[static_cast<std::size_t>(layer)],
@@ -216,7 +217,7 @@ void print(Plan const& plan, int only_layer) {
   constexpr int kWidth = 50;
   fmt::print("balancedness (mean rank load / largest, over all layers; 1 is perfect)\n");
   fmt::print("  before {:.3f} {}\n  after  {:.3f} {}\n", before, bar(before, 1.0, kWidth), after, bar(after, 1.0, kWidth));
-  for (int layer : ranges::views::iota(0, plan.load.rows())) {
+  for (int layer = 0; layer < plan.load.rows(); ++layer) {
     if (only_layer < 0 || only_layer == layer) print_layer(plan, layer);
   }
 }
@@ -229,11 +230,11 @@ void add_plan(CLI::App& app) {
   plan->add_option("--load", options->load,
                    "JSON file of loads, [layers][experts]: the rows alone, an object with \"weight\" or \"load\", or saved window sums")
       ->required();
-  plan->add_option("--replicas", options->replicas, "Redundant slots X: experts + X slots in all")->check(CLI::Range(0, 1 << 16));
+  plan->add_option("--replicas", options->replicas, "Redundant slots X: experts + X slots in all")->check(whole_number(0, 1 << 16));
   plan->add_option("--groups", options->groups, "Groups of the router; they stay on one node if they divide")
-      ->check(CLI::Range(1, 1 << 20));
-  plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(CLI::Range(1, 1 << 20));
-  plan->add_option("--ranks", options->ranks, "Ranks of the expert-parallel group")->required()->check(CLI::Range(1, 1 << 20));
+      ->check(whole_number(1, 1 << 20));
+  plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(whole_number(1, 1 << 20));
+  plan->add_option("--ranks", options->ranks, "Ranks of the expert-parallel group")->required()->check(whole_number(1, 1 << 20));
   plan->add_option("--model", options->model, "Which model of a file with several");
   plan->add_option("--layer", options->layer, "Print this layer only")->check(whole_number(0));
   plan->add_flag("--keep-slots", options->keep_slots,

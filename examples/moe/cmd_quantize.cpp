@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "examples/moe/commands.hpp"
+#include "examples/moe/option_values.hpp"
 #include "examples/moe/quantize.hpp"
 #include "moe/core/error.hpp"
 
@@ -21,13 +22,13 @@ void add_quantize(CLI::App& app) {
   auto const line = std::make_shared<CommandLine>();
   CLI::App* const command = app.add_subcommand(
       "quantize", "Quantises one tensor of a safetensors file (q, scale, dq), or the routed experts of a checkpoint directory");
-  command->add_option("--scheme", line->options.scheme, "how")->required()->check(CLI::IsMember(quantize_schemes()));
+  command->add_option("--scheme", line->options.scheme, "how")->required()->check(one_of(quantize_schemes()));
   command->add_option("--input", line->options.input, "a .safetensors file, or a checkpoint directory")->required();
   command->add_option("--tensor", line->options.tensor, "name of the tensor in the file");
   command->add_option("--output", line->options.output, "a .safetensors file; for a checkpoint a directory that does not exist yet")
       ->required();
   command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8 (default ceil) and mxfp4 (default ocp)")
-      ->check(CLI::IsMember({"ceil", "ocp", "even"}));
+      ->check(one_of({"ceil", "ocp", "even"}));
   command->add_flag("--json", line->options.json, "print the report as one JSON object");
   command->callback([line] {
     require_one_rank("quantize");
@@ -40,7 +41,7 @@ void add_quantize(CLI::App& app) {
     using moe::quantization::MxRule;
     if (!line->mx_rule.empty()) {
       if (!options.scheme.starts_with("mx")) {
-        throw CLI::ValidationError("--mx-rule", "only mxfp8 and mxfp4 take it, not " + options.scheme);
+        throw CLI::ValidationError("--mx-rule", refusal(line->mx_rule, "with --scheme mxfp8 or mxfp4 only; it is ", options.scheme));
       }
       options.mx_rule = line->mx_rule == "ceil" ? MxRule::ceil : line->mx_rule == "ocp" ? MxRule::ocp : MxRule::even;
     }
@@ -49,9 +50,7 @@ void add_quantize(CLI::App& app) {
       if (!options.tensor.empty())
         throw CLI::ValidationError("--tensor", "the input is a checkpoint directory, all its experts are quantised");
       if (std::find(schemes.begin(), schemes.end(), options.scheme) == schemes.end()) {
-        std::string names;
-        for (auto const& name : schemes) names += (names.empty() ? "" : ", ") + name;
-        throw CLI::ValidationError("--scheme", "a checkpoint is written as one of " + names + ", not " + options.scheme);
+        throw CLI::ValidationError("--scheme", refusal(options.scheme, "one of ", joined(schemes), ", which a checkpoint is written as"));
       }
       quantize_checkpoint(options);
     } else {

@@ -15,11 +15,11 @@
 #include "examples/moe/commands.hpp"
 #include "examples/moe/job.hpp"
 #include "examples/moe/mpi_session.hpp"
+#include "examples/moe/option_values.hpp"
 #include "examples/moe/output.hpp"
 #include "examples/moe/serve_sim/mpi_ranks.hpp"
 #include "examples/moe/serve_sim/serve_sim.hpp"
 #include "examples/moe/serve_sim/simulated_ranks.hpp"
-#include "examples/moe/whole_number.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/parallel/construction.hpp"
 
@@ -114,35 +114,35 @@ void run_on_mpi(Options const& o) {
 void add_serve_sim(CLI::App& app) {
   auto* command = app.add_subcommand("serve-sim", "Replay routing under load balancing (under mpirun: through an expert-parallel layer)");
   auto o = std::make_shared<Options>();
-  auto const at_least_1 = CLI::Range(1, 1 << 30);
-  command->add_option("--steps", o->steps, "Steps to run")->required()->check(CLI::Range(1, 1'000'000));
+  auto const at_least_1 = whole_number(1, 1 << 30);
+  command->add_option("--steps", o->steps, "Steps to run")->required()->check(whole_number(1, 1'000'000));
   command->add_option("--routing", o->routing, "zipf:S, or trace:FILE with topk_ids, as `moe layer` writes it, or a routing record")
       ->required();
   command->add_option("--experts", o->experts, "Experts (default: 256, or as many as the trace names)")->check(at_least_1);
   command->add_option("--topk", o->topk, "Experts of a token, of zipf")->check(at_least_1)->capture_default_str();
-  command->add_option("--ranks", o->ranks, "Simulated ranks (default: 8); under mpirun its ranks run")->check(CLI::Range(1, 1 << 16));
-  command->add_option("--tokens", o->tokens, "Tokens of a rank in a step")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  command->add_option("--replicas", o->replicas, "Redundant slots X: experts + X slots in all")->check(CLI::Range(0, 1 << 16));
+  command->add_option("--ranks", o->ranks, "Simulated ranks (default: 8); under mpirun its ranks run")->check(whole_number(1, 1 << 16));
+  command->add_option("--tokens", o->tokens, "Tokens of a rank in a step")->check(whole_number(1, 1 << 20))->capture_default_str();
+  command->add_option("--replicas", o->replicas, "Redundant slots X: experts + X slots in all")->check(whole_number(0, 1 << 16));
   command
       ->add_option(
           "--eplb", o->eplb,
           "off; pause: weights move between two steps; under mpirun also stepwise (a layer in each step) and background (a thread)")
-      ->check(CLI::IsMember({"off", "pause", "stepwise", "background"}))
+      ->check(one_of({"off", "pause", "stepwise", "background"}))
       ->capture_default_str();
   command->add_option("--eplb-window", o->window, "Steps whose load a plan is made from")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
   command
       ->add_option("--eplb-interval", o->interval,
                    "Steps between plans; the first comes after a quarter of them (default: half of --steps)")
       ->check(at_least_1);
-  command->add_option("--hidden", o->hidden, "Of the layer, under mpirun")->check(CLI::Range(1, 1 << 16))->capture_default_str();
+  command->add_option("--hidden", o->hidden, "Of the layer, under mpirun")->check(whole_number(1, 1 << 16))->capture_default_str();
   command->add_option("--intermediate", o->intermediate, "Of the layer, under mpirun")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(whole_number(1, 1 << 16))
       ->capture_default_str();
   command->add_option("--seed", o->seed, "Of zipf")->check(whole_number(std::uint64_t{0}))->capture_default_str();
   command->add_option("--timeout-ms", o->timeout_ms, "Deadline of every wait for another rank")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{86'400'000}))
+      ->check(whole_number(std::int64_t{1}, std::int64_t{86'400'000}))
       ->capture_default_str();
   command->add_option("--html", o->html, "Page to write, with charts that a browser draws");
   command->add_option("--save-placement", o->maps, "File to write the last placement to, for `moe layer --placement`");

@@ -2,8 +2,11 @@
 // examples/moe/placement.cpp: placements by name, with replicas, or from a file of maps.
 #include "examples/moe/placement.hpp"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "examples/moe/refusal.hpp"
 #include "moe/eplb/files.hpp"
 
 namespace moe_tool {
@@ -18,8 +21,9 @@ void check_slots(int num_experts, int replicas, int ranks) {
   int const over = (num_experts + replicas) % ranks;
   if (over == 0) return;
   int const below = replicas - over;
-  throw Error(ErrorCode::config, text("P must be divisible by ep_size: ", num_experts, " experts + ", replicas, " replicas on ", ranks,
-                                      " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + ranks));
+  throw Error(ErrorCode::config,
+              text("every rank must have the same number of slots: ", num_experts, " experts + ", replicas, " replicas on ", ranks,
+                   " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + ranks));
 }
 
 namespace {
@@ -52,6 +56,15 @@ void place_experts(Job& job) {
   int const experts = job.description.router.num_experts;
   int const ranks = job.moe.ep_size;
   bool const named = o.placement == "linear" || o.placement == "round_robin";
+  std::error_code ignored;
+  if (!named && !std::filesystem::exists(o.placement, ignored)) {
+    throw Error(ErrorCode::argument,
+                moe::io::one_line("--placement: ", refusal(o.placement, "linear, round_robin, or a file of maps; there is no such file")));
+  }
+  if (named && experts + o.replicas < ranks) {
+    throw Error(ErrorCode::config, text(ranks, " ranks for ", experts, " experts: each rank needs one at least. Fix: mpirun -n ", experts,
+                                        ", or --replicas ", ranks - experts));
+  }
   if (named && o.replicas == 0) {
     job.placement.emplace(experts, ranks, moe::parse_placement_strategy(o.placement));
     return;

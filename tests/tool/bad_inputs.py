@@ -158,7 +158,7 @@ def checkpoints(folder):
     bad("not_computed", ["block", not_computed], "muse_spark_text", "no experts compute it")
     bad("layer_99", layer(QWEN, 99), "layer 99 is out of range [0, 2)")
     bad("layer_-1", layer(QWEN, -1), "layer -1 is out of range [0, 2)")
-    bad("layer_x", layer(QWEN, "x"), "--layer", "x", code=2)
+    bad("layer_x", layer(QWEN, "x"), '--layer: "x", expected a whole number from ', code=2)
     bad("layer_empty", layer(QWEN, ""), "--layer", '""', code=2)
     bad("layer_of_many_digits", layer(QWEN, "9" * 20), "--layer", "9" * 20, code=2)
     bad("checkpoint_is_a_file", layer(QWEN / "config.json"), str(QWEN / "config.json"), "is not a directory")
@@ -181,9 +181,9 @@ def usage(folder):
     for option, code, known in (("--backend", 2, "all_to_all_v, allgather_reduce_scatter, naive, no_expert_parallel"),
                                 ("--experts", 2, "onednn, reference, cuda_reference"),
                                 ("--quantization", 2, "none, fp8_per_tensor, fp8_per_token"),
-                                ("--device", 2, "{host,cuda}"), ("--deal", 2, "{even,random}")):
-        bad(f"unknown{option}", [*block, option, "sideways"], "sideways", *known.split(", "), code=code)
-    bad("unknown--placement", [*block, "--placement", "sideways"], "cannot read sideways")
+                                ("--device", 2, "host, cuda"), ("--deal", 2, "even, random"), ("--dual-batch", 2, "auto, on, off")):
+        bad(f"unknown{option}", [*block, option, "sideways"], f'{option}: "sideways", expected one of ', *known.split(", "), code=code)
+    bad("unknown--placement", [*block, "--placement", "lineer"], '--placement: "lineer", expected linear, round_robin, or a file of maps')
     bad("unknown_option", [*block, "--sideways"], "--sideways", code=2)
     bad("mistyped_option", ["plan", "--loads", "nofile", "--ranks", 4], 'unknown option "--loads"; options of plan: ', "--load,",
         ranks=(1,), code=2)
@@ -200,12 +200,14 @@ def usage(folder):
     for command in (["list", "experts"], ["plan", "--load", DATA / "eplb" / "readme_example.json", "--ranks", 4],
                     ["quantize", "--scheme", "fp8_block128", "--input", QWEN]):
         bad(f"many_ranks_{command[0]}", command, f"{command[0]}: runs on 1 rank", "is 3", ranks=(3,), code=2)
-    bad("repeat_0", [*block, "--repeat", 0], "--repeat", "0", "1 to 1000000", code=2)
+    bad("repeat_0", [*block, "--repeat", 0], '--repeat: "0", expected a whole number from 1 to 1000000', code=2)
     bad("no_file", ["block"], "file", code=2)
-    bad("more_ranks_than_experts", block, "ep_size = 9, num_experts = 8", ranks=(9,))
+    bad("more_ranks_than_experts", block, "9 ranks for 8 experts: each rank needs one at least. Fix: mpirun -n 8, or --replicas 1",
+        ranks=(9,))
+    bad("uneven_slots", [*block, "--replicas", 2], "8 experts + 2 replicas on 3 ranks; nearest valid --replicas: 1 or 4", ranks=(3,))
     bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "no_expert_parallel: the ranks hold different tokens",
         ranks=(3,))
-    bad("expected_without_name", [*block, "--expected", "nothing"], "--expected", "nothing", "FILE:NAME", code=2)
+    bad("expected_without_name", [*block, "--expected", "nothing"], '--expected: "nothing", expected FILE:NAME', code=2)
     bad("seed_below_0", [*block, "--deal", "random", "--seed", -1], "--seed", "-1", f"0 to {2**64 - 1}", code=2)
     bad("expected_missing", [*block, "--expected", f"{BLOCK}:nothing"], "tensor 'nothing' is missing")
     bad("expected_of_another_shape", [*block, "--expected", f"{BLOCK}:router_logits"], "router_logits", "expected [tokens, 64]")

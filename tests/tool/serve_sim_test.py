@@ -151,7 +151,7 @@ def check_text(folder):
 def check_errors(folder):
     broken = folder / "broken.safetensors"
     write(broken, {"topk_ids": ("I32", [2, 2], raw("i", [0, 1, 2, 9]))})
-    for options, part, ranks in ((["--routing", "flat"], '"flat" is not zipf:S or trace:FILE', 0),
+    for options, part, ranks in ((["--routing", "flat"], '--routing: "flat", expected zipf:S or trace:FILE', 0),
                                  (["--routing", "zipf:x"], "zipf:x", 0),
                                  (["--routing", "zipf:1", "--topk", 300], "top_k: 300 is out of range", 0),
                                  (["--routing", "zipf:1", "--replicas", 3], "nearest valid --replicas: 0 or 8", 0),

@@ -6,6 +6,7 @@
 #include <range/v3/range/conversion.hpp>
 #include <range/v3/view/enumerate.hpp>
 
+#include "examples/moe/refusal.hpp"
 #include "examples/moe/serve_sim/serve_sim.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/one_line.hpp"
@@ -17,6 +18,7 @@ namespace moe_tool::serve_sim {
 
 using moe::Error;
 using moe::ErrorCode;
+using moe::text;
 
 namespace {
 
@@ -25,7 +27,7 @@ double exponent_of(std::string const& words) {
   double value = 0;
   auto const [end, error] = std::from_chars(words.data(), words.data() + words.size(), value);
   if (error != std::errc{} || end != words.data() + words.size() || !(value >= 0 && value <= 100)) {
-    throw Error(ErrorCode::argument, moe::io::one_line("--routing zipf:", words, ": the exponent is not a number from 0 to 100"));
+    throw Error(ErrorCode::argument, moe::io::one_line("--routing: ", refusal(text("zipf:", words), "zipf:S with S from 0 to 100")));
   }
   return value;
 }
@@ -60,7 +62,7 @@ Routing::Routing(Options const& o) : num_experts_(o.experts), topk_(o.topk), see
     return;
   }
   if (!o.routing.starts_with(kZipf)) {
-    throw Error(ErrorCode::argument, moe::io::one_line("--routing \"", o.routing, "\" is not zipf:S or trace:FILE"));
+    throw Error(ErrorCode::argument, moe::io::one_line("--routing: ", refusal(o.routing, "zipf:S or trace:FILE")));
   }
   exponent_ = exponent_of(o.routing.substr(kZipf.size()));
   if (num_experts_ == 0) num_experts_ = 256;
