@@ -9,10 +9,15 @@
 using Block = moe::models::AnyBlock<moe::quantization::None, moe::backends::NoExpertParallel<>>;
 
 int main(int argc, char** argv) try {
+  char* end = nullptr;
+  long const layer = argc > 2 ? std::strtol(argv[2], &end, 10) : 1;
+  if (end != nullptr && (end == argv[2] || *end != '\0')) {
+    std::printf("layer: \"%s\", expected a whole number\n", argv[2]);
+    return 2;
+  }
   char const* const checkpoint = argc > 1 ? argv[1] : "tests/data/checkpoints/qwen3_moe_tiny";
   moe::comm::Self<> self;
-  auto block = moe::load_runner<Block>(checkpoint, argc > 2 ? std::stoi(argv[2]) : 1, self,
-                                       {.max_tokens_per_rank = 16, .progress = moe::io::ProgressLine()});
+  auto block = moe::load_runner<Block>(checkpoint, layer, self, {.max_tokens_per_rank = 16, .progress = moe::io::ProgressLine()});
 
   std::int64_t const hidden = block.runner().hidden();
   std::vector<float> const x(static_cast<std::size_t>(16 * hidden), 0.5F);
