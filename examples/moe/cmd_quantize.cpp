@@ -41,7 +41,7 @@ void add_quantize(CLI::App& app) {
     using moe::quantization::MxRule;
     if (!line->mx_rule.empty()) {
       if (!options.scheme.starts_with("mx")) {
-        throw CLI::ValidationError("--mx-rule", refusal(line->mx_rule, "with --scheme mxfp8 or mxfp4 only; it is ", options.scheme));
+        throw CLI::ValidationError("--mx-rule", "only mxfp8 and mxfp4 take it, not " + options.scheme);
       }
       options.mx_rule = line->mx_rule == "ceil" ? MxRule::ceil : line->mx_rule == "ocp" ? MxRule::ocp : MxRule::even;
     }
