@@ -522,7 +522,7 @@ void add_common(CLI::App& command, JobOptions& o) {
       ->check(whole_number(std::int64_t{1}));
   command
       .add_option("--dual-batch", o.dual_batch,
-                  text("One half of a batch travels while the other computes: on: always; auto: where every rank has at least ",
+                  text("on: one half of a batch travels while the other computes; auto: so where every rank has at least ",
                        runner::dual_batch::default_threshold(SpaceKind::host).min_rows,
                        " rows, on cuda never, by measurement; off: the whole batch travels, then its experts compute; the report says what "
                        "was done"))

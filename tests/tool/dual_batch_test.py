@@ -63,6 +63,9 @@ def reasons(folder, file):
             yield f"--dual-batch {mode} over {backend}: {run}"
         if lines and f" passes in two halves; {words}" not in lines[0]:
             yield f"--dual-batch {mode} over {backend}: {lines}"
+    shown = moe("layer", "--help", ranks=0).stdout.partition("--dual-batch")[2].partition("--shared-overlap")[0]
+    if any(f" {mode}: " not in shown for mode in ("on", "auto", "off")):
+        yield f"the help of --dual-batch does not say what each mode is: {shown}"
 
 
 def refusals(file):
