@@ -146,6 +146,7 @@ std::size_t find_backend(std::string_view name, SpaceKind space) {
 
 std::vector<std::string> config_names() {
   std::vector<std::string> out;
+  out.reserve(kConfigs.size());
   for (Config const& config : kConfigs) out.emplace_back(config.name);
   return out;
 }
