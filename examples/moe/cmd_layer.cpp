@@ -17,6 +17,12 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <range/v3/action/sort.hpp>
+#include <range/v3/algorithm/max.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
 #include <thread>
 
 #include "examples/moe/commands.hpp"
@@ -134,6 +140,7 @@ void log_choices(Job const& job, std::vector<std::string> const& lines) {
 namespace {
 
 using namespace moe;
+namespace views = ranges::views;
 
 int set_threads() {
   MPI_Comm node = MPI_COMM_NULL;
@@ -154,10 +161,7 @@ std::vector<std::int64_t> deal_rows(std::int64_t rows, int groups, JobOptions co
     return o.deal == "even" || g == 0 || g == groups ? rows * g / groups
                                                      : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows + 1));
   };
-  std::vector<std::int64_t> first_row;
-  for (int g = 0; g <= groups; ++g) first_row.push_back(cut(g));
-  std::sort(first_row.begin(), first_row.end());
-  return first_row;
+  return views::closed_iota(0, groups) | views::transform(cut) | ranges::to<std::vector> | ranges::actions::sort;
 }
 
 /// Rows [first, last) of a [T, width] tensor as float32, finite.
@@ -184,9 +188,8 @@ void require_matrix(io::StoredTensor const& t, std::int64_t width) {
 
 /// [G] rows of each TP group.
 std::vector<std::int64_t> group_rows(Job const& job) {
-  std::vector<std::int64_t> rows;
-  for (std::size_t g = 0; g + 1 < job.first_row.size(); ++g) rows.push_back(job.rows(g));
-  return rows;
+  return views::iota(std::size_t{0}, job.first_row.size() - 1) | views::transform([&](std::size_t g) { return job.rows(g); }) |
+         ranges::to<std::vector>;
 }
 
 /// E_ARG, E_UNSUPPORTED if an expert's capacity is counted over sequences whose ends are not known, or that are dealt to several groups.
@@ -207,8 +210,7 @@ void read_input(Job& job, io::TensorStore const& input) {
   std::int64_t const rows = t.shape()[0];
   job.first_row = deal_rows(rows, job.moe.flat_size / job.moe.tp_size, job.options);
   check_sequences(job);
-  std::vector<std::int64_t> const groups = group_rows(job);
-  job.max_rows = *std::max_element(groups.begin(), groups.end());
+  job.max_rows = ranges::max(group_rows(job));
   auto const me = job.group(job.comm->rank());
   job.hidden = read_rows(input, job.options.tensor, job.description.hidden, job.first_row[me], job.first_row[me + 1]);
   if (job.description.router.selection == routing::Selection::hash_table && job.options.token_ids.empty()) {
@@ -231,36 +233,34 @@ struct Share {
 };
 /// [R] the rows whose output each rank gives: its group's, from the group's first rank.
 std::vector<Share> output_shares(Job const& job) {
-  std::vector<Share> shares;
-  for (int rank = 0; rank < job.comm->size(); ++rank) {
-    std::size_t const g = job.group(rank);
-    shares.push_back({job.first_row[g], rank % job.moe.tp_size == 0 ? job.rows(g) : 0});
-  }
-  return shares;
+  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
+           std::size_t const g = job.group(rank);
+           return Share{job.first_row[g], rank % job.moe.tp_size == 0 ? job.rows(g) : 0};
+         }) |
+         ranges::to<std::vector>;
 }
 /// [R] the rows that each rank routes: under sequence parallelism its part of its group's, else as output_shares(). None if the experts
 /// route inside.
 std::vector<Share> routed_shares(Job const& job) {
   if (routes_inside(job.options.experts)) return std::vector<Share>(static_cast<std::size_t>(job.comm->size()));
   if (!job.moe.use_sp_moe()) return output_shares(job);
-  std::vector<Share> shares;
-  for (int rank = 0; rank < job.comm->size(); ++rank) {
-    std::size_t const g = job.group(rank);
-    auto const slice = runner::parallel::slice_of(job.rows(g), job.moe, rank % job.moe.tp_size);
-    shares.push_back({job.first_row[g] + slice.begin, slice.rows});
-  }
-  return shares;
+  return views::iota(0, job.comm->size()) | views::transform([&](int rank) {
+           std::size_t const g = job.group(rank);
+           auto const slice = runner::parallel::slice_of(job.rows(g), job.moe, rank % job.moe.tp_size);
+           return Share{job.first_row[g] + slice.begin, slice.rows};
+         }) |
+         ranges::to<std::vector>;
 }
 
 /// The rows of all ranks in input order, on every rank.
 template <class T>
 std::vector<T> gather(Job const& job, std::vector<Share> const& shares, std::vector<T> const& mine, std::int64_t width) {
   auto const size = static_cast<std::int64_t>(sizeof(T)) * width;
-  std::vector<std::int64_t> counts, offsets;
-  for (Share const& share : shares) {
-    counts.push_back(share.rows * size);
-    offsets.push_back(share.first * size);
-  }
+  auto const bytes = [&](std::int64_t Share::* field) {
+    return shares | views::transform([=](Share const& share) { return share.*field * size; }) | ranges::to<std::vector<std::int64_t>>;
+  };
+  std::vector<std::int64_t> const counts = bytes(&Share::rows);
+  std::vector<std::int64_t> const offsets = bytes(&Share::first);
   std::vector<T> all(static_cast<std::size_t>(job.first_row.back() * width));
   job.comm->all_gather_v(mine.data(), counts[static_cast<std::size_t>(job.comm->rank())], all.data(), counts.data(), offsets.data(), {});
   return all;
@@ -307,8 +307,8 @@ void set_loads(Job const& job, JobResult const& result, std::vector<std::int32_t
     if (id >= 0 && id < r.num_experts) ++r.load[static_cast<std::size_t>(id)];
   }
   std::vector<std::int64_t> const slots = job.maps ? slot_load(job, result) : r.load;
-  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += slots[slot];
+  for (auto const [slot, load] : views::enumerate(slots)) {
+    r.rank_load[static_cast<std::size_t>(job.placement->owner(static_cast<int>(slot)))] += load;
   }
 }
 

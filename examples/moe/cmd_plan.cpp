@@ -8,6 +8,11 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <range/v3/algorithm/max_element.hpp>
+#include <range/v3/algorithm/min_element.hpp>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -123,15 +128,10 @@ double layer_balance(Table<double> const& loads, int layer) { return moe::eplb::
 
 /// Field names and layout of the maps are those of the published load balancer's results.
 json to_json(Plan const& plan, int only_layer) {
-  int const first = only_layer < 0 ? 0 : only_layer;
-  int const last = only_layer < 0 ? plan.load.rows() : only_layer + 1;
-  auto const per_layer = [&](auto&& make) {
-    json values = json::array();
-    for (int l = first; l < last; ++l) values.push_back(make(l));
-    return values;
-  };
+  auto const layers = only_layer < 0 ? ranges::views::iota(0, plan.load.rows()) : ranges::views::iota(only_layer, only_layer + 1);
+  auto const per_layer = [&](auto&& make) { return json(layers | ranges::views::transform(make) | ranges::to<std::vector>()); };
   auto const& counts = plan.after.replica_count().flat();
-  auto const widest = static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
+  auto const widest = static_cast<std::size_t>(*ranges::max_element(counts));
   auto const side = [&](Table<double> const& loads) {
     return json{{"balancedness", moe::eplb::balancedness(loads)},
                 {"balancedness_per_layer", per_layer([&](int l) { return layer_balance(loads, l); })},
@@ -153,12 +153,11 @@ json to_json(Plan const& plan, int only_layer) {
       {"after", side(plan.loads_after)},
       {"physical_to_logical", per_layer([&](int l) { return row(plan.after.physical_to_logical(), l); })},
       {"logical_to_physical", per_layer([&](int l) {
-         std::vector<std::vector<std::int32_t>> experts;
-         for (int e = 0; e < plan.load.cols(); ++e) {
-           auto const slots = plan.after.replicas_of(l, e).first(widest);
-           experts.emplace_back(slots.begin(), slots.end());
-         }
-         return experts;
+         return ranges::views::iota(0, plan.load.cols()) | ranges::views::transform([&](int e) {
+                  auto const slots = plan.after.replicas_of(l, e).first(widest);
+                  return std::vector<std::int32_t>(slots.begin(), slots.end());
+                }) |
+                ranges::to<std::vector>();
        })},
       {"logical_count", per_layer([&](int l) { return row(plan.after.replica_count(), l); })},
       {"moved_slots", per_layer(at(plan.moved_slots))},
@@ -192,7 +191,7 @@ void print_layer(Plan const& plan, int layer) {
   constexpr int kWidth = 24;
   auto const before = row(plan.loads_before, layer);
   auto const after = row(plan.loads_after, layer);
-  double const full = std::max(*std::max_element(before.begin(), before.end()), *std::max_element(after.begin(), after.end()));
+  double const full = std::max(*ranges::max_element(before), *ranges::max_element(after));
   fmt::print("\nlayer {}: balancedness {:.3f} -> {:.3f}, {} of {} slots change, {} expert transfers in {} rounds\n", layer,
              layer_balance(plan.loads_before, layer), layer_balance(plan.loads_after, layer),
              plan.moved_slots[static_cast<std::size_t>(layer)], plan.after.num_physical(), plan.messages[static_cast<std::size_t>(layer)],
@@ -217,7 +216,7 @@ void print(Plan const& plan, int only_layer) {
   constexpr int kWidth = 50;
   fmt::print("balancedness (mean rank load / largest, over all layers; 1 is perfect)\n");
   fmt::print("  before {:.3f} {}\n  after  {:.3f} {}\n", before, bar(before, 1.0, kWidth), after, bar(after, 1.0, kWidth));
-  for (int layer = 0; layer < plan.load.rows(); ++layer) {
+  for (int layer : ranges::views::iota(0, plan.load.rows())) {
     if (only_layer < 0 || only_layer == layer) print_layer(plan, layer);
   }
 }
