@@ -15,10 +15,14 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "compile_fail"))
 from check import flags_for
 
-# The first that a header reaches whole; a longer one comes first.
-PRECOMPILED = (("moe/runner/declaration.hpp", "moe/io/checkpoint_quantization.hpp"), ("moe/runner/declaration.hpp",),
-               ("moe/io/checkpoint_quantization.hpp",), ("moe/modular_kernel.hpp",), ("moe/core/array.hpp", "moe/io/json.hpp"),
-               ("moe/io/json.hpp",), ("moe/routing/row/row_router.hpp",), ("moe/core/array.hpp",), ("moe/core/types.hpp",))
+# What many headers reach and takes long to read: a header gets the largest of these that it reaches whole.
+PRECOMPILED = (
+    ("string_view",), ("string_view", "cuda_fp8.h"), ("cuda/std/bit", "math.h"), ("moe/core/error.hpp",),
+    ("moe/core/types.hpp", "moe/core/error.hpp"), ("moe/core/types.hpp", "cuda/std/mdspan"),
+    ("moe/core/array.hpp", "moe/core/error.hpp"), ("moe/core/buffer.hpp",), ("moe/core/tokens.hpp", "moe/parallel/placement.hpp"),
+    ("moe/core/host_pool.hpp", "moe/routing/row/expert_capacity.hpp"), ("moe/runner/declaration.hpp",),
+    ("moe/quantization/format/shape.hpp", "moe/quantization/format/tiles.hpp"), ("moe/core/error.hpp", "nlohmann/json.hpp"),
+    ("moe/io/checkpoint_quantization.hpp",), ("moe/io/scaled_matrix.hpp",))
 
 
 def main() -> int:
@@ -41,22 +45,29 @@ def main() -> int:
 
     headers = [header for header in headers if not reached(header) & set(options.without)]
 
-    def check(header: str) -> tuple[str, str]:
-        ahead = next((folder / f"{i}.hpp{'.pch' if clang else ''}" for i, names in enumerate(PRECOMPILED)
-                      if reached(header).issuperset(names)), None)
-        done = subprocess.run([options.compiler, *flags, *(["-include-pch" if clang else "-include", ahead] if ahead else []),
-                               "-fsyntax-only", "-x", "c++", "-"], text=True,
-                              capture_output=True, input=f"#include <{header}>\n#include <{header}>\n")
-        return header, done.stderr if done.returncode != 0 else ""
+    def whole(names: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(names).union(*map(reached, names))
 
     failed = 0
     with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        folder = pathlib.Path(temporary)
-        for i, names in enumerate(PRECOMPILED):
-            source = folder / f"{i}.hpp"
+        def precompile(number: int, names: tuple[str, ...]) -> list:
+            """The arguments that use it. It has what it instantiates too: else every header on top would instantiate that again."""
+            source = pathlib.Path(temporary) / f"{number}.hpp"
             source.write_text("".join(f"#include <{name}>\n" for name in names))
-            subprocess.run([options.compiler, *flags, "-x", "c++-header", source, "-o", f"{source}.{'pch' if clang else 'gch'}"],
-                           check=True)
+            output = f"{source}.{'pch' if clang else 'gch'}"
+            subprocess.run([options.compiler, *flags, *(["-fpch-instantiate-templates"] if clang else []), "-x", "c++-header", source,
+                            "-o", output], check=True)
+            return ["-include-pch", output] if clang else ["-include", source]
+
+        def check(header: str) -> tuple[str, str]:
+            ahead = next((built[names].result() for names in built if reached(header).issuperset(names)), [])
+            done = subprocess.run([options.compiler, *flags, *ahead, "-fsyntax-only", "-x", "c++", "-"], text=True,
+                                  capture_output=True, input=f"#include <{header}>\n#include <{header}>\n")
+            return header, done.stderr if done.returncode != 0 else ""
+
+        here = [names for names in PRECOMPILED if not whole(names) & set(options.without)]
+        built = {names: pool.submit(precompile, number, names)  # the largest first, to be found first
+                 for number, names in enumerate(sorted(here, key=lambda names: len(whole(names)), reverse=True))}
         for header, message in pool.map(check, headers):
             if message:
                 failed += 1
