@@ -19,6 +19,11 @@ NO_NCCL = ("not in this program: it was built without NCCL; install NCCL (nccl.h
 NO_CUDA = "not in this program: it was built without CUDA; build the cuda preset (MOE_CUDA=ON), or use --device host"
 NOT_HOPPER = "moe: E_UNSUPPORTED: hopper experts: they are built for compute capability 9.0 (sm_90a), device "  # and which it is
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Where there is no GPU: see empty_cublas.py.
+WITHOUT_CUBLAS = dict(ENVIRONMENT)
+if os.environ.get("MOE_EMPTY_CUBLAS") and not any(pathlib.Path("/dev").glob("nvidia*")):
+    folders = filter(None, (os.environ["MOE_EMPTY_CUBLAS"], os.environ.get("LD_LIBRARY_PATH")))
+    WITHOUT_CUBLAS["LD_LIBRARY_PATH"] = ":".join(folders)
 
 
 def moe(*arguments, ranks=1, timeout=120):
@@ -29,7 +34,7 @@ def moe(*arguments, ranks=1, timeout=120):
     # Open MPI's folder for the run: in the common one, an mpirun that ends can remove what another is about to use.
     with tempfile.TemporaryDirectory(prefix="moe-ompi-") as folder:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False,
-                              env={**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": folder})
+                              env={**WITHOUT_CUBLAS, "OMPI_MCA_orte_tmpdir_base": folder})
 
 
 def in_parallel(jobs, at_a_time=2):
