@@ -22,8 +22,8 @@
 
 #include "bench/bench_report.hpp"
 #include "bench/rank_gpu.hpp"
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
 #include "moe/quantization/fp8_group128.hpp"

@@ -19,7 +19,7 @@
 #include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"

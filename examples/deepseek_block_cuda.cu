@@ -4,7 +4,7 @@
 #include <mpi.h>
 
 #include <filesystem>
-#include <moe/backends/collective/all_to_all_v.cuh>
+#include <moe/backends/collective/device/all_to_all_v.cuh>
 #include <moe/comm/mpi.hpp>
 #include <moe/comm/nccl.hpp>
 #include <moe/experts/hopper_contiguous.hpp>

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <vector>
 
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/core/buffer.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/exchange_batch.hpp"

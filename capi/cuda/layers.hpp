@@ -3,7 +3,7 @@
 #pragma once
 
 #include "capi/make_layer.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_w4a16.hpp"

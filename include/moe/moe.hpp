@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe.hpp: everything that a host program needs to compose and run a layer on one rank; experts::OneDnn comes along where its header is.
 // What needs a library or a compiler of its own does not: MPI (comm/mpi.hpp, comm/mpi_shared.hpp), backends over windows of the host
-// (backends/window/host/<name>.hpp), the CUDA space (backends/window/device/, backends/collective/, experts/*.cuh).
+// (backends/window/host/<name>.hpp), the CUDA space (backends/window/device/, backends/collective/device/, experts/*.cuh).
 #pragma once
 
 #include "moe/activation/activation.hpp"

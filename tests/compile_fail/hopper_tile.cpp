@@ -4,7 +4,7 @@
 // prints: Value<391552>
 // prints: Value<232448>
 #include "../archetypes.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/softmax_topk.hpp"

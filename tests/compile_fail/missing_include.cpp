@@ -2,14 +2,14 @@
 // tests/compile_fail/missing_include.cpp: a backend of the CUDA space without the header of its exchange. The unit test
 // core_contract_test goes through all backends.
 // expect: the exchange of no_expert_parallel in the CUDA space is not included. Fix: #include
-// expect: <moe/backends/collective/no_expert_parallel.cuh> before the layer is named (docs/errors.md#missing-include)
+// expect: <moe/backends/collective/device/no_expert_parallel.cuh> before the layer is named (docs/errors.md#missing-include)
 // prints: LocalExchange<
 #include "../archetypes.hpp"
 //
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #ifdef MOE_FIXED
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"  // all of the .cuh but its kernels, which a g++ program links
+#include "moe/backends/collective/device/no_expert_parallel.hpp"  // all of the .cuh but its kernels, which a g++ program links
 #endif
 
 struct OnDevice : moe_test::ExpertsFacts {

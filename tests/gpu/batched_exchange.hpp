@@ -3,7 +3,7 @@
 // Rows past a count, and rows of `out` that are not written, hold NaN.
 #pragma once
 
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 
 namespace moe_test {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "block_file.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/quantization/none.hpp"
 

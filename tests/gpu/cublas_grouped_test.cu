@@ -12,7 +12,7 @@
 
 #include "../expect_error.hpp"
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/check.hpp"
 #include "moe/experts/cublas_grouped.cuh"
 #include "moe/experts/cuda_reference.cuh"

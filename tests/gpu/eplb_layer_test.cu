@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/rearrange.hpp"

@@ -3,7 +3,7 @@
 // with packed weights pack them again, graphs continue, counts are read a step later.
 #include <gtest/gtest.h>
 
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/hopper_blocks_test.cu: the kernels that the blocks of hopper_blocks_test.cpp call, besides those of the Hopper experts.
 #include "batched_exchange.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"

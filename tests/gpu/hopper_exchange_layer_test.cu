@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/simulated_peers.hpp"

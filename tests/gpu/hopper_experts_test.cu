@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "hopper_composition.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/quantization/fp8_block128.hpp"

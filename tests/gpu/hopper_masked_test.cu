@@ -5,7 +5,7 @@
 
 #include "batched_exchange.cuh"
 #include "hopper_composition.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"

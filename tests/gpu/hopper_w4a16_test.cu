@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/kernels.cu: the kernels that no kernel library and no optimised test holds, with the types that layers use: compiled for what
 // ptxas reports of them (kernel_registers.txt), linked nowhere.
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/gather_exchange.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/backends/window/device/low_latency/fixed.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/monolithic.cuh"

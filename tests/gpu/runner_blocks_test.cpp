@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "block_file.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/models/device_block.hpp"
 #include "moe/quantization/none.hpp"

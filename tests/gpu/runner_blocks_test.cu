@@ -2,7 +2,7 @@
 // tests/gpu/runner_blocks_test.cu: the kernels that the blocks of runner_blocks_test.cpp call. Those around their layers are the tool's
 // (examples/moe/cuda/block_kernels.cuh).
 #include "examples/moe/cuda/block_kernels.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"

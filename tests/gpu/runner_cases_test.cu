@@ -11,7 +11,7 @@
 #include "device_values.cuh"
 #include "expect_error.hpp"
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"

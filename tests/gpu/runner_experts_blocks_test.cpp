@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "block_file.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/models/device_experts.hpp"
 #include "moe/models/fused_shared.hpp"

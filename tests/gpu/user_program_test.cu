@@ -5,10 +5,10 @@
 
 #include <cmath>
 #include <moe/activation/activation.hpp>
-#include <moe/backends/collective/all_to_all_v.cuh>
-#include <moe/backends/collective/allgather_reduce_scatter.cuh>
-#include <moe/backends/collective/naive.cuh>
-#include <moe/backends/collective/no_expert_parallel.cuh>
+#include <moe/backends/collective/device/all_to_all_v.cuh>
+#include <moe/backends/collective/device/allgather_reduce_scatter.cuh>
+#include <moe/backends/collective/device/naive.cuh>
+#include <moe/backends/collective/device/no_expert_parallel.cuh>
 #include <moe/experts/cuda_reference.cuh>
 #include <moe/modular_kernel.hpp>
 #include <moe/quantization/none.hpp>

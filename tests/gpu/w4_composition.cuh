@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device_values.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"

@@ -175,10 +175,6 @@ def unread_skips(text: str) -> list[int]:
             if not re.search(r"\bexit_code\(\s*$", code[:found.start()])]
 
 
-# Folders whose files and those of the folder around them include each other: they count as one.
-PARTS = ("moe/backends/collective",)
-
-
 def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:
     """The headers that each header includes."""
     return {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M)
@@ -187,13 +183,9 @@ def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, li
 
 def folders(reach: dict[str, list[str]]) -> dict[str, list[str]]:
     """The same between folders."""
-    def folder(name: str) -> str:
-        parent = name.rpartition("/")[0]
-        return parent.rpartition("/")[0] if parent in PARTS else parent
-
     found: dict[str, set[str]] = {}
     for name, targets in reach.items():
-        found.setdefault(folder(name), set()).update(folder(target) for target in targets)
+        found.setdefault(name.rpartition("/")[0], set()).update(target.rpartition("/")[0] for target in targets)
     return {name: sorted(targets - {name}) for name, targets in found.items()}
 
 

@@ -31,12 +31,12 @@ class Borders(unittest.TestCase):
 
     def test_what_is_shared_lies_below(self):
         self.refused("backends/common/wire_row.hpp", "backends/window/host/rounds.hpp")
-        self.refused("backends/common/wire_row.hpp", "backends/collective/gather_exchange.hpp")
+        self.refused("backends/common/wire_row.hpp", "backends/collective/host/gather_exchange.hpp")
         self.refused("backends/common/wire_row.hpp", "backends/naive.hpp")
         self.refused("backends/window/device/common/rows.cuh", "backends/window/device/low_latency/params.hpp")
         self.refused("backends/window/device/common/rows.cuh", "backends/window/host/rounds.hpp")
         self.allowed("backends/window/host/pplx.hpp", "backends/common/wire_row.hpp")
-        self.allowed("backends/naive.hpp", "backends/collective/gather_exchange.hpp")
+        self.allowed("backends/naive.hpp", "backends/collective/host/gather_exchange.hpp")
 
     def test_experts(self):
         self.refused("experts/common/check_weights.hpp", "experts/weights.hpp")

@@ -8,7 +8,7 @@
 // undefined: moe::fix::include_moe_experts_hopper_w4a16_cuh_or_link_a_library_of_moe_add_hopper_kernels()
 // undefined: moe::fix::include_moe_routing_device_route_cuh_or_link_a_model_library()
 #include "moe/activation/activation.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"

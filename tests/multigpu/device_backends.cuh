@@ -3,10 +3,10 @@
 // registry_backends.hpp. The kernels of the exchanges over windows are in the library moe_exchange_kernels.
 #pragma once
 
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/allgather_reduce_scatter.cuh"
-#include "moe/backends/collective/naive.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/allgather_reduce_scatter.cuh"
+#include "moe/backends/collective/device/naive.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"

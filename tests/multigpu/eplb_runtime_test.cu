@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include "moe/backends/collective/all_to_all_v.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/mpi.hpp"

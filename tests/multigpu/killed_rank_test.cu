@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "exit_code.hpp"
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/backends/window/device/one_sided/launch.cuh"

@@ -29,9 +29,9 @@
 
 #include "exit_code.hpp"
 #include "grid_on_device.hpp"
-#include "moe/backends/collective/all_to_all_v_cuda.hpp"
-#include "moe/backends/collective/gather_exchange_cuda.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/all_to_all_v.hpp"
+#include "moe/backends/collective/device/gather_exchange.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/nccl_symmetric.hpp"

@@ -11,8 +11,8 @@
 
 #include "../runner_grid_model.hpp"
 #include "counting_nccl.hpp"
-#include "moe/backends/collective/gather_exchange_cuda.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/gather_exchange.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/monolithic.hpp"
 #include "moe/models/runtime_layer.hpp"

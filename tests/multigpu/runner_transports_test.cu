@@ -2,8 +2,8 @@
 // tests/multigpu/runner_transports_test.cu: the kernels that the runners of runner_transports_test.cpp call.
 // moe-ranks: 2 4
 #include "counting_nccl.hpp"
-#include "moe/backends/collective/allgather_reduce_scatter.cuh"
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/allgather_reduce_scatter.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/monolithic.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/monolithic.cuh"

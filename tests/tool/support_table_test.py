@@ -67,7 +67,9 @@ def policies(rows):
         lines = []
         for row in chosen:
             name = row["type"].replace(" >", ">")
-            line = [f"`{row['name']}`", f"`{name.replace(prefix, '') if kind == 'router' else name.removeprefix(prefix)}`",
+            name = name.replace(prefix, "") if kind == "router" else name.removeprefix(prefix)
+            name = name.replace("<moe::comm::", "<").replace("<moe::", "<") if kind == "backend" else name
+            line = [f"`{row['name']}`", f"`{name}`",
                     " and ".join(f"`{name.removeprefix(folder)}`" for name in row["include"].split(" and "))]
             lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
         out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)

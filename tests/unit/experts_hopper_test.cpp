@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "archetypes.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/hopper/common/split_model.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/monolithic.hpp"
 #include "moe/quantization/fp8_block128.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // capi/cuda/kernels/local.cu: the kernels that quantise and round the rows of layers with run-time dimensions on one rank.
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"

@@ -2,7 +2,7 @@
 // capi/cuda/nccl/collective.cpp: the layers between GPUs over NCCL's collectives.
 #include "capi/cuda/nccl/layers.hpp"
 #include "capi/make_layer.hpp"
-#include "moe/backends/collective/all_to_all_v_cuda.hpp"
+#include "moe/backends/collective/device/all_to_all_v.hpp"
 
 namespace moe_c {
 

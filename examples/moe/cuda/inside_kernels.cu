@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/cuda/inside_kernels.cu: the kernels of layers whose experts route inside, besides those of the experts and the router.
-#include "moe/backends/collective/no_expert_parallel.cuh"
+#include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/monolithic.hpp"
 #include "moe/experts/monolithic.cuh"
 #include "moe/models/runtime_layer.hpp"

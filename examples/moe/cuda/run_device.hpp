@@ -4,7 +4,7 @@
 #pragma once
 
 #include "examples/moe/cuda/run_device_block.hpp"
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 
 namespace moe_tool {
 

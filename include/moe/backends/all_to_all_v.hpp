@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/all_to_all_v.hpp: each token is sent once to each rank that has an expert for it; that rank returns its weighted sum. The
-// policy; its exchanges are in collective/all_to_all_v_host.hpp, included here, and collective/all_to_all_v.cuh.
+// policy; its exchanges are in collective/host/all_to_all_v.hpp, included here, and collective/device/all_to_all_v.cuh.
 #pragma once
 
 #include <cstdint>
 
-#include "moe/backends/collective/all_to_all_v_host.hpp"
+#include "moe/backends/collective/host/all_to_all_v.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 

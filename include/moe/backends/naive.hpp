@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "moe/backends/collective/gather_exchange.hpp"
+#include "moe/backends/collective/host/gather_exchange.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/no_expert_parallel.hpp: one rank holds all experts; nothing moves. The policy; its exchanges are in
-// collective/no_expert_parallel_host.hpp, included here, and collective/no_expert_parallel.cuh.
+// collective/host/no_expert_parallel.hpp, included here, and collective/device/no_expert_parallel.cuh.
 #pragma once
 
 #include <optional>
 
-#include "moe/backends/collective/no_expert_parallel_host.hpp"
+#include "moe/backends/collective/host/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"

@@ -64,7 +64,7 @@ std::string include_of_backend() {
   if constexpr (facts::has_window<Backend>()) {
     return on_device<Backend>() ? text("moe/backends/window/device/", file, ".cuh") : text("moe/backends/window/host/", file, ".hpp");
   } else {
-    return on_device<Backend>() ? text("moe/backends/collective/", file, ".cuh") : text("moe/backends/", file, ".hpp");
+    return on_device<Backend>() ? text("moe/backends/collective/device/", file, ".cuh") : text("moe/backends/", file, ".hpp");
   }
 }
 /// The same; of experts around others "moe/… and moe/…", both headers.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <moe/activation/activation.hpp>
-#include <moe/backends/collective/no_expert_parallel_cuda.hpp>
+#include <moe/backends/collective/device/no_expert_parallel.hpp>
 #include <moe/experts/cuda_reference.hpp>
 #include <moe/quantization/none.hpp>
 #include <moe/routing/softmax_topk.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // capi/cuda/kernels/nccl/collective.cu: the kernels of the exchanges over NCCL in layers with run-time dimensions.
-#include "moe/backends/collective/all_to_all_v.cuh"
-#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/collective/device/all_to_all_v.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/comm/nccl.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/fp8_block128.hpp"

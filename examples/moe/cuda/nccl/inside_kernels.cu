@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/cuda/nccl/inside_kernels.cu: the kernels that gather rows with their logits.
-#include "moe/backends/collective/gather_exchange.cuh"
+#include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/comm/nccl.hpp"
 #include "moe/core/contract/monolithic.hpp"
 #include "moe/models/runtime_layer.hpp"

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "examples/moe/cuda/run_device_block.hpp"
-#include "moe/backends/collective/all_to_all_v_cuda.hpp"
-#include "moe/backends/collective/gather_exchange_cuda.hpp"
+#include "moe/backends/collective/device/all_to_all_v.hpp"
+#include "moe/backends/collective/device/gather_exchange.hpp"
 #include "moe/comm/nccl.hpp"
 
 namespace moe_tool {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "moe/backends/collective/device_rounds.hpp"
+#include "moe/backends/collective/device/rounds.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/stream_capture.hpp"
 #include "moe/runner/host_words.hpp"

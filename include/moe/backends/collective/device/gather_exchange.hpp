@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/gather_exchange_cuda.hpp: Naive and AllGatherReduceScatter between GPUs over comm::Nccl: the exchange that a layer
+// backends/collective/device/gather_exchange.hpp: Naive and AllGatherReduceScatter between GPUs over comm::Nccl: the exchange that a layer
 // owns. Host C++ only; its kernels are in gather_exchange.cuh.
 #pragma once
 
 #include "moe/backends/allgather_reduce_scatter.hpp"
-#include "moe/backends/collective/device_rounds.hpp"
+#include "moe/backends/collective/device/rounds.hpp"
 #include "moe/backends/naive.hpp"
 
 namespace moe::detail {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/no_expert_parallel_host.hpp: the exchange of NoExpertParallel in the host space: prepare() quantises, finalize()
-// rounds. The device exchange is in no_expert_parallel_cuda.hpp.
+// backends/collective/host/no_expert_parallel.hpp: the exchange of NoExpertParallel in the host space: prepare() quantises, finalize()
+// rounds. The device exchange is in ../device/no_expert_parallel.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace moe::rules {
 MOE_INCLUDED(NoExpertParallelOnDevice, "the exchange of no_expert_parallel in the CUDA space",
-             "moe/backends/collective/no_expert_parallel.cuh");
+             "moe/backends/collective/device/no_expert_parallel.cuh");
 }  // namespace moe::rules
 
 namespace moe::backends {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v_host.hpp: the exchange of AllToAllV in the host space: rows packed for each rank, one sum for each
-// token. The device exchange is in all_to_all_v_cuda.hpp.
+// backends/collective/host/all_to_all_v.hpp: the exchange of AllToAllV in the host space: rows packed for each rank, one sum for each
+// token. The device exchange is in ../device/all_to_all_v.hpp.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "moe/core/contract/concepts.hpp"
 
 namespace moe::rules {
-MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space", "moe/backends/collective/all_to_all_v.cuh");
+MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space", "moe/backends/collective/device/all_to_all_v.cuh");
 }  // namespace moe::rules
 
 namespace moe::backends {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/gather_exchange.cuh: the kernels of Naive and AllGatherReduceScatter on the device: records, local ids, the sum over
-// ranks.
+// backends/collective/device/gather_exchange.cuh: the kernels of Naive and AllGatherReduceScatter on the device: records, local ids, the
+// sum over ranks.
 #pragma once
 
-#include "moe/backends/collective/device_rounds.cuh"
-#include "moe/backends/collective/gather_exchange_cuda.hpp"
+#include "moe/backends/collective/device/gather_exchange.hpp"
+#include "moe/backends/collective/device/rounds.cuh"
 
 namespace moe::detail {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device_rounds.cuh: the kernels with which ranks agree on a round (one writes this rank's header, one judges all
+// backends/collective/device/rounds.cuh: the kernels with which ranks agree on a round (one writes this rank's header, one judges all
 // headers), and kernels that the exchanges over communicators share.
 #pragma once
 
 #include <algorithm>
 #include <limits>
 
-#include "moe/backends/collective/device_rounds.hpp"
+#include "moe/backends/collective/device/rounds.hpp"
 #include "moe/backends/common/wire_row.hpp"
 #include "moe/quantization/rows/quantize_row.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/device_rounds.hpp: how ranks with rows on devices agree: headers travel with the rows and a kernel judges them, so
+// backends/collective/device/rounds.hpp: how ranks with rows on devices agree: headers travel with the rows and a kernel judges them, so
 // that a wrong call is an error on all ranks and never hangs. docs/semantics/exchange.md §14. Host C++ only; the kernels are in
-// device_rounds.cuh.
+// rounds.cuh.
 #pragma once
 
 #include <unistd.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v.cuh: the kernels of AllToAllV on the device: destinations of tokens, records, rows without a token.
+// backends/collective/device/all_to_all_v.cuh: the kernels of AllToAllV on the device: destinations of tokens, records, rows without a
+// token.
 #pragma once
 
-#include "moe/backends/collective/all_to_all_v_cuda.hpp"
-#include "moe/backends/collective/device_rounds.cuh"
+#include "moe/backends/collective/device/all_to_all_v.hpp"
+#include "moe/backends/collective/device/rounds.cuh"
 
 namespace moe::backends::detail {
 

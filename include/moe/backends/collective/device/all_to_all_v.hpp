@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/all_to_all_v_cuda.hpp: AllToAllV between GPUs over comm::Nccl (or comm::Self): the exchange that a layer owns. Host
+// backends/collective/device/all_to_all_v.hpp: AllToAllV between GPUs over comm::Nccl (or comm::Self): the exchange that a layer owns. Host
 // C++ only; its kernels are in all_to_all_v.cuh.
 #pragma once
 
 #include "moe/backends/all_to_all_v.hpp"
-#include "moe/backends/collective/device_rounds.hpp"
+#include "moe/backends/collective/device/rounds.hpp"
 
 namespace moe::backends::detail {
 

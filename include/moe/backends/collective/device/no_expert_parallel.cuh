@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/no_expert_parallel.cuh: the kernels of NoExpertParallel: ids checked, rows quantised, partial sums rounded.
+// backends/collective/device/no_expert_parallel.cuh: the kernels of NoExpertParallel: ids checked, rows quantised, partial sums rounded.
 #pragma once
 
 #include <algorithm>
 
-#include "moe/backends/collective/no_expert_parallel_cuda.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/quantization/rows/quantize_rows.cuh"
 
 namespace moe::backends::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/no_expert_parallel_cuda.hpp: NoExpertParallel in the CUDA space: prepare() quantises on the stream, finalize()
+// backends/collective/device/no_expert_parallel.hpp: NoExpertParallel in the CUDA space: prepare() quantises on the stream, finalize()
 // rounds.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// backends/collective/gather_exchange.hpp: exchanges in which every rank sees every token: gather all rows, compute this rank's experts,
-// sum over ranks. For the host space; the device exchange is in gather_exchange_cuda.hpp.
+// backends/collective/host/gather_exchange.hpp: exchanges in which every rank sees every token: gather all rows, compute this rank's
+// experts, sum over ranks. For the host space; the device exchange is in ../device/gather_exchange.hpp.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace moe::rules {
 MOE_INCLUDED(GatherExchangeOnDevice, "the exchange of naive and allgather_reduce_scatter in the CUDA space",
-             "moe/backends/collective/gather_exchange.cuh");
+             "moe/backends/collective/device/gather_exchange.cuh");
 }  // namespace moe::rules
 
 namespace moe::detail {
