@@ -4,8 +4,8 @@
 //
 //   mpirun -n <GPUs> runner_overlap_bench [BLOCKS]      thread blocks of the exchange's kernels
 //
-// DeepSeek-V3: hidden 7168, experts of 2048, 8 a token, 32 experts a rank in fp8; one shared expert of 2048 in bf16. One rank: without
-// exchange; more: LowLatency. All variants must have the same bits.
+// DeepSeek-V3: hidden 7168, experts of 2048, 8 a token, 32 experts a rank in fp8; one shared expert of 2048, in bf16 and in fp8. One rank:
+// without exchange; more: LowLatency. All orders must have the same bits.
 #include <mpi.h>
 
 #include <algorithm>
@@ -33,6 +33,7 @@
 #include "moe/routing/softmax_topk.hpp"
 #include "moe/runner/device/dense_shared.cuh"
 #include "moe/runner/device/row_kernels.cuh"
+#include "moe/runner/device/stored_shared.hpp"
 #include "moe/runner/runner.hpp"
 #include "tests/gpu/hopper_reference.cuh"
 
@@ -52,8 +53,32 @@ struct Config : LayerDefaults {
   using Weight = bf16;
   using Activation = activation::Silu;
 };
+using Dense = runner::shared::Dense<bf16>;
+using Stored = runner::shared::Stored<experts::HopperContiguous, bf16, Fp8>;
+template <class SharedPolicy>
 struct Parts : RunnerDefaults {
-  using Shared = runner::shared::Dense<bf16>;
+  using Shared = SharedPolicy;
+};
+/// Random weights of one shared expert.
+template <class Shared>
+struct SharedSet;
+template <>
+struct SharedSet<Dense> {
+  static constexpr char const* kName = "bf16";
+  explicit SharedSet(std::uint64_t seed) : weights(kHidden, kInner, seed) {}
+  void set(Dense::Params& p) const { weights.set(p); }
+  RandomShared weights;
+};
+template <>
+struct SharedSet<Stored> {
+  static constexpr char const* kName = "fp8";
+  explicit SharedSet(std::uint64_t seed) : weights(kHidden, kInner, 1, seed) {}
+  void set(Stored::Params& p) const {
+    p.count = 1;
+    p.intermediate = kInner;
+    p.stored = weights.view<runner::shared::ConfigOf<bf16, bf16>>();
+  }
+  moe_bench::RandomExperts<Fp8> weights;
 };
 using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
 
@@ -85,13 +110,14 @@ double graph_time(std::function<void(int, cudaStream_t)> const& body) {
 }
 
 /// One number of tokens a rank, all variants. False if they differ in bits.
-template <class Backend, class ExpertsPolicy, class Comm>
+template <class Shared, class Backend, class ExpertsPolicy, class Comm>
 bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend = {}) {
-  using R = Runner<ModularKernel<Config, Router, Fp8, Backend, ExpertsPolicy>, Parts>;
+  using R = Runner<ModularKernel<Config, Router, Fp8, Backend, ExpertsPolicy>, Parts<Shared>>;
+  using Set = SharedSet<Shared>;
   int const ranks = comm.size(), experts = kLocal * ranks;
   moe_bench::RandomExperts<Fp8> const routed(kHidden, kInner, kLocal, static_cast<std::uint64_t>(100 * comm.rank()));
-  std::vector<std::unique_ptr<RandomShared>> sets;
-  for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<RandomShared>(kHidden, kInner, static_cast<std::uint64_t>(1000 + i)));
+  std::vector<std::unique_ptr<Set>> sets;
+  for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Set>(static_cast<std::uint64_t>(1000 + 10 * i)));
   DeviceArray<__nv_bfloat16> x(static_cast<std::size_t>(m * kHidden)), y(x.size());
   DeviceArray<float> logits(static_cast<std::size_t>(m * experts));
   moe_test::fill_normal<<<256, 256>>>(x.data(), static_cast<long long>(x.size()), 7 + static_cast<std::uint64_t>(comm.rank()), 1.0F);
@@ -125,17 +151,13 @@ bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend
   double const none = time(false, false, 0), before = time(true, false, 0), between = time(true, true, 0), side = time(true, true, m);
   CudaStream stream;
   Arena<Cuda> arena;
-  std::vector<std::unique_ptr<runner::device::DenseShared<bf16>>> alone;
+  using Part = typename Shared::template Part<Cuda, bf16>;
+  std::vector<std::unique_ptr<Part>> alone;
   for (auto const& set : sets) {
-    runner::device::DenseSharedParams<bf16> p;
-    struct {
-      int count;
-      std::int64_t intermediate;
-      ExpertWeights<bf16, float> weights;
-    } part{};
-    set->set(part);
-    p.weights = part.weights;
-    alone.push_back(std::make_unique<runner::device::DenseShared<bf16>>(p, kHidden, m, arena));
+    typename Shared::Params p;
+    set->set(p);
+    p.overlap_rows = 0;
+    alone.push_back(std::make_unique<Part>(p, runner::Sizes{kHidden, kHidden, m}, arena));
   }
   double const only = graph_time([&](int i, cudaStream_t s) {
     alone[static_cast<std::size_t>(i) % alone.size()]->run(make_rows(static_cast<bf16 const*>(x.data()), m, kHidden), {}, s);
@@ -145,10 +167,11 @@ bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend
   if (comm.rank() == 0) {
     auto const share = [&](double us) { return 100.0 * (us - none) / only; };
     std::printf(
-        "%s, %d ranks, %4ld tokens: block %8.2f us, shared alone %6.2f; more with it before %6.2f (%3.0f %%), between %6.2f (%3.0f %%), "
+        "%s, %d ranks, %4ld tokens, shared in %s: block %8.2f us, shared alone %6.2f; more with it before %6.2f (%3.0f %%), between %6.2f "
+        "(%3.0f %%), "
         "beside %6.2f (%3.0f %%)%s\n",
-        Backend::kName, ranks, m, none, only, before - none, share(before), between - none, share(between), side - none, share(side),
-        same ? "" : "; THE BITS DIFFER");
+        Backend::kName, ranks, m, Set::kName, none, only, before - none, share(before), between - none, share(between), side - none,
+        share(side), same ? "" : "; THE BITS DIFFER");
     std::fflush(stdout);
   }
   return same;
@@ -165,13 +188,17 @@ int main(int argc, char** argv) {
       if (host.size() == 1) {
         comm::Self<Cuda> self;
         for (std::int64_t const m : {16, 128, 256}) {
-          good = measure<backends::NoExpertParallel<Cuda>, experts::HopperContiguous>(self, m) && good;
+          good = measure<Dense, backends::NoExpertParallel<Cuda>, experts::HopperContiguous>(self, m) && good;
+          good = measure<Stored, backends::NoExpertParallel<Cuda>, experts::HopperContiguous>(self, m) && good;
         }
       } else {
         comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 30'000});
         backends::LowLatency<Window>::Params params{};
         if (argc > 1) params.blocks = std::atoi(argv[1]);
-        for (std::int64_t const m : {16, 128}) good = measure<backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;
+        for (std::int64_t const m : {16, 128}) {
+          good = measure<Dense, backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;
+          good = measure<Stored, backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;
+        }
       }
     }
   }

@@ -145,14 +145,24 @@ template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Sch
     _moe_shared_kernels(moe_preset_window "#include <moe/comm/nccl_symmetric.cuh>")
     list(APPEND targets moe_preset_window)
   endforeach()
-  # What surrounds a layer, in bf16: gate, projections, shared experts, the sum.
+  # What surrounds a layer, in bf16: gate, projections, shared experts (also from rows in fp8), the sum.
   set(cuda "moe::space::cuda")
   set(rows "template void moe::runner::RowKernels<${cuda}>::")
-  _moe_shared_kernels(moe_preset_runner "#include <moe/runner/device/dense_shared.cuh>
+  foreach(scheme IN ITEMS Fp8Block Fp8PerToken)
+    set(quant "moe::quantization::${scheme}<>")
+    set(quantize_${scheme} "${rows}quantize(${quant} const&, moe::Rows<moe::bf16 const>, moe::Rows<${quant}::Payload<moe::bf16>>, \
+moe::Rows<float>, cudaStream_t)|")
+  endforeach()
+  _moe_shared_kernels(moe_preset_runner "#include <moe/quantization/fp8_block128.hpp>
+#include <moe/quantization/fp8_per_token.hpp>
+#include <moe/runner/device/dense_shared.cuh>
 #include <moe/runner/device/row_kernels.cuh>
 template class moe::runner::Linear<${cuda}, float, moe::bf16, float>|
 template class moe::runner::Linear<${cuda}, moe::bf16, moe::bf16, moe::bf16>|
 template class moe::runner::device::DenseShared<moe::bf16>|
+${quantize_Fp8Block}
+${quantize_Fp8PerToken}
+${rows}sigmoid_gate(moe::Rows<moe::bf16 const>, float const*, moe::Rows<float>, cudaStream_t)|
 ${rows}rms_norm(moe::Rows<moe::bf16 const>, float const*, float, float, moe::Rows<moe::bf16>, cudaStream_t)|
 ${rows}copy_columns(moe::Rows<moe::bf16 const>, moe::Rows<moe::bf16>, cudaStream_t)|
 ${rows}finish(moe::runner::FinishRows<moe::bf16, moe::bf16> const&, cudaStream_t)|")
@@ -161,11 +171,11 @@ ${rows}finish(moe::runner::FinishRows<moe::bf16, moe::bf16> const&, cudaStream_t
   set(${result} ${targets} PARENT_SCOPE)
 endfunction()
 
-# _moe_preset_instantiations(text model quantization backend space): explicit instantiations of the composition's layer and block.
-function(_moe_preset_instantiations text model quantization backend space)
+# _moe_preset_instantiations(text model quantization backend): explicit instantiations of the composition's layer and block.
+function(_moe_preset_instantiations text model quantization backend)
   set(arguments "${model}, ${quantization}, ${backend}")
   set(layer "moe::detail::Layer<moe::models::PresetComposition<${arguments}>>")
-  set(runner "moe::Runner<moe::models::PresetLayer<${arguments}>, moe::models::PresetParts<${model}, moe::space::${space}>>")
+  set(runner "moe::Runner<moe::models::PresetLayer<${arguments}>, moe::models::PresetParts<${arguments}>>")
   set(${text} "template class ${layer};
 template void ${layer}::run_routed<moe::NoProbe>(Hidden, moe::routing::GivenIds, moe::Rows<float const>, Output, \
 moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
@@ -292,7 +302,7 @@ function(moe_add_preset_library name model space quantizations backends phases u
     _moe_preset_backend(backend_type more kernels ${space} ${backend})
     foreach(quantization IN LISTS quantizations)
       _moe_preset_quantization(quant_type header ignored ${quantization})
-      _moe_preset_instantiations(instantiations ${model} ${quant_type} ${backend_type} ${space})
+      _moe_preset_instantiations(instantiations ${model} ${quant_type} ${backend_type})
       set(source ${folder}/${name}_${backend}_${quantization}.cpp)
       file(CONFIGURE OUTPUT ${source} CONTENT "${includes}${instantiations}" @ONLY)
       list(APPEND sources ${source})

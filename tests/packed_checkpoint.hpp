@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/packed_checkpoint.hpp: checkpoints of one Qwen3-like layer that tests write, with experts in any packing. The packings are written
+// tests/packed_checkpoint.hpp: checkpoints of one Qwen-like layer that tests write, with experts in any packing. The packings are written
 // here from their definitions, element by element; the library's readers are not used.
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -63,26 +64,38 @@ struct CheckpointWriter {
 /// Sizes of the layer.
 struct PackedSizes {
   std::int64_t experts = 3, hidden = 128, intermediate = 128;
+  std::int64_t shared = 0;  ///< width of the shared expert, which has a sigmoid gate; 0: none
 };
 
-/// Writes config.json and model.safetensors; write(writer, base, n, k) adds what belongs to each matrix [n, k] of each expert.
+/// Writes config.json and model.safetensors; write(writer, base, n, k) adds what belongs to each matrix [n, k] of each expert, the shared
+/// one ("shared_expert." in base) last.
 template <class Write>
 void write_checkpoint(std::filesystem::path const& directory, json const& quantization, Write const& write, PackedSizes s = {}) {
   json config{
       {"model_type", "qwen3_moe"},        {"hidden_act", "silu"},     {"hidden_size", s.hidden}, {"moe_intermediate_size", s.intermediate},
       {"num_experts", s.experts},         {"num_experts_per_tok", 2}, {"num_hidden_layers", 1},  {"norm_topk_prob", true},
       {"mlp_only_layers", json::array()}, {"decoder_sparse_step", 1}};
+  if (s.shared > 0) {
+    config["model_type"] = "qwen2_moe";
+    config["shared_expert_intermediate_size"] = s.shared;
+  }
   if (!quantization.is_null()) config["quantization_config"] = quantization;
   std::ofstream(directory / "config.json") << config;
   CheckpointWriter writer;
   std::string const root = "model.layers.0.mlp.";
   writer.file.add(root + "gate.weight", {s.experts, s.hidden}, writer.normal({s.experts, s.hidden}));
-  for (int e = 0; e < s.experts; ++e) {
-    for (auto const& [name, n, k] : {std::tuple{"gate_proj", s.intermediate, s.hidden},
-                                     {"up_proj", s.intermediate, s.hidden},
-                                     {"down_proj", s.hidden, s.intermediate}}) {
-      write(writer, moe::text(root, "experts.", e, '.', name), n, k);
+  auto const expert = [&](std::string const& base, std::int64_t width) {
+    for (auto const& [name, n, k] :
+         {std::tuple{"gate_proj", width, s.hidden}, {"up_proj", width, s.hidden}, {"down_proj", s.hidden, width}}) {
+      write(writer, base + name, n, k);
     }
+  };
+  for (int e = 0; e < s.experts; ++e) expert(moe::text(root, "experts.", e, '.'), s.intermediate);
+  if (s.shared > 0) {
+    std::vector<float> gate = writer.normal({1, s.hidden});
+    for (float& v : gate) v /= std::sqrt(static_cast<float>(s.hidden));
+    writer.file.add(root + "shared_expert_gate.weight", {1, s.hidden}, gate);
+    expert(root + "shared_expert.", s.shared);
   }
   writer.file.write(directory / "model.safetensors");
 }

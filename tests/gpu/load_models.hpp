@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/load_models.hpp: presets of the two bundled checkpoints, and of one that the test writes.
+// tests/gpu/load_models.hpp: presets of the two bundled checkpoints, and of two that the test writes.
 #pragma once
 
 #include <moe/models/model_defaults.hpp>
@@ -27,6 +27,11 @@ struct TinyPacked : moe::models::ModelDefaults {
   static constexpr char const* kName = "TinyPacked";
   using Router = moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>;
   static constexpr int hidden = 256, intermediate = 128, num_experts = 6, topk = 2;
+};
+struct TinyPackedShared : TinyPacked {
+  static constexpr char const* kName = "TinyPackedShared";
+  static constexpr int num_shared_experts = 1, shared_intermediate = 384;
+  static constexpr bool shared_sigmoid_gate = true;
 };
 
 }  // namespace moe_test

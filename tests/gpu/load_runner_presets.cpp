@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <load_deepseek.hpp>
 #include <load_packed.hpp>
+#include <load_packed_shared.hpp>
 #include <load_qwen.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "moe/models/load_runner_cuda.hpp"
 #include "on_hopper.hpp"
 #include "packed_checkpoint.hpp"
+#include "packed_definition.hpp"
 #include "temporary_directory.hpp"
 
 namespace {
@@ -29,11 +31,13 @@ using moe_test::add_awq;
 using moe_test::add_fp8_blocks;
 using moe_test::add_gptq;
 using moe_test::CheckpointWriter;
+using moe_test::definition;
 using moe_test::FileDType;
 using moe_test::forward;
 using moe_test::json;
 using moe_test::random_integers;
 using moe_test::relative_error;
+using moe_test::store_row;
 using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
 using moe_test::Zeros;
@@ -102,53 +106,6 @@ TEST_F(LoadOnGpu, APresetRefusesAnotherModel) {
 
 constexpr moe_test::PackedSizes kSizes{.experts = 6, .hidden = 256, .intermediate = 128};
 
-/// A row as the scheme stores it.
-template <class Quant>
-void store_row(std::vector<double>& row) {
-  auto const n = static_cast<std::int64_t>(row.size());
-  std::vector<float> values(row.begin(), row.end());
-  std::vector<typename Quant::template Payload<float>> codes(at(Quant::payload_cols(n)));
-  std::vector<typename Quant::Scale> scales(at(Quant::scale_cols(n)));
-  Quant const quant{};
-  quant.template quantize_row<float>(values.data(), n, codes.data(), scales.data());
-  quant.template dequantize_row<float>(codes.data(), scales.data(), n, values.data());
-  row.assign(values.begin(), values.end());
-}
-
-/// Softmax over all experts, the two largest, renormalised; experts in double from the weights as they are read in float32. The experts'
-/// rows and the intermediate ones are stored in the scheme Rows.
-template <class Rows>
-std::vector<float> definition(io::HostLayerWeights<float> const& w, std::vector<bf16> const& x, std::int64_t rows) {
-  std::int64_t const h = w.description.hidden, width = w.intermediate, experts = w.description.router.num_experts;
-  std::vector<float> out(at(rows * h));
-  auto const product = [](float const* m, std::vector<double> const& v, std::int64_t n) {
-    std::vector<double> y(at(n));
-    for (std::size_t i = 0; i < y.size(); ++i) {
-      for (std::size_t j = 0; j < v.size(); ++j) y[i] += static_cast<double>(m[i * v.size() + j]) * v[j];
-    }
-    return y;
-  };
-  for (std::int64_t t = 0; t < rows; ++t) {
-    std::vector<double> row(at(h));
-    for (std::int64_t i = 0; i < h; ++i) row[at(i)] = to_float(x[at(t * h + i)]);
-    auto logits = product(w.router_weight.data(), row, experts);
-    store_row<Rows>(row);
-    std::vector<std::pair<double, std::int64_t>> order;
-    for (std::int64_t e = 0; e < experts; ++e) order.emplace_back(-logits[at(e)], e);
-    std::sort(order.begin(), order.end());
-    double const second = std::exp(order[0].first - order[1].first), sum = 1.0 + second;
-    for (int j : {0, 1}) {
-      std::int64_t const e = order[at(j)].second;
-      auto const gu = product(w.w13.data() + e * 2 * width * h, row, 2 * width);
-      std::vector<double> a(at(width));
-      for (std::size_t i = 0; i < a.size(); ++i) a[i] = gu[i] / (1.0 + std::exp(-gu[i])) * gu[at(width) + i];
-      store_row<Rows>(a);
-      auto const y = product(w.w2.data() + e * h * width, a, h);
-      for (std::int64_t i = 0; i < h; ++i) out[at(t * h + i)] += static_cast<float>((j == 0 ? 1.0 : second) / sum * y[at(i)]);
-    }
-  }
-  return out;
-}
 template <class Block, class Rows = quantization::None, class Write>
 void expect_direct(json const& quantization, double tolerance, Write const& write) {
   TemporaryDirectory const directory;
@@ -168,6 +125,27 @@ void expect_direct(json const& quantization, double tolerance, Write const& writ
 TEST_F(LoadOnGpu, Fp8BlocksOfTheFile) {
   expect_direct<load_packed::no_expert_parallel::fp8_block128::decode, quantization::Fp8Block<>>(moe_test::fp8_block_config(), 1.2e-2,
                                                                                                  add_fp8_blocks);
+}
+/// The shared expert too, in the scheme or dense.
+TEST_F(LoadOnGpu, Fp8SharedExpertOfTheFile) {
+  using Block = load_packed_shared::decode;
+  using Fp8 = quantization::Fp8Block<>;
+  moe_test::PackedSizes sizes = kSizes;
+  sizes.shared = 384;
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), moe_test::fp8_block_config(), add_fp8_blocks, sizes);
+  std::vector<bf16> x;
+  for (float v : CheckpointWriter().normal({64, kSizes.hidden})) x.push_back(from_float<bf16>(v));
+  auto const w = io::load_checkpoint_layer<float>(directory.path(), 0);
+  comm::Self<Cuda> self;
+  for (bool const in_scheme : {true, false}) {
+    auto block = load_runner<Block>(directory.path(), 0, self, {.max_tokens_per_rank = 64, .shared_in_scheme = in_scheme});
+    EXPECT_EQ(block.shared_direct(), in_scheme);
+    EXPECT_EQ(block.runner().shared_choice(),
+              in_scheme ? "fp8_block128 with hopper_contiguous, the checkpoint's codes" : "dense, unquantised: the caller's choice");
+    auto const want = in_scheme ? definition<Fp8>(w, x, 64) : definition<Fp8, quantization::None>(w, x, 64);
+    for (std::int64_t rows : {1, 9, 64}) expect_near(forward(block, x.data(), rows), want.data(), rows, 1.2e-2);
+  }
 }
 /// bf16 experts of the file, quantised while they are read. A scale a channel is a scale a row of the weights.
 TEST_F(LoadOnGpu, Qwen3QuantisedWhileItIsRead) {

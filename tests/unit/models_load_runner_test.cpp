@@ -19,6 +19,7 @@
 #include "golden_dir.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
+#include "moe/experts/reference.hpp"
 #include "moe/io/progress_line.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/model_defaults.hpp"
@@ -26,6 +27,7 @@
 #include "moe/quantization/schemes.hpp"
 #include "moe/routing/routers.hpp"
 #include "packed_checkpoint.hpp"
+#include "packed_definition.hpp"
 #include "temporary_directory.hpp"
 
 namespace {
@@ -258,6 +260,19 @@ TEST(PackedExperts, Mxfp4OfGptOss) {
   w.file.write(directory.path() / "model.safetensors");
   expect_same_values<quantization::Mxfp4W4A16<>>(directory.path());
 }
+TEST(PackedExperts, Nvfp4HasNoReaderAndIsRefused) {
+  TemporaryDirectory const directory;
+  json const weights{{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}};
+  json const config{
+      {"quant_method", "compressed-tensors"}, {"format", "nvfp4-pack-quantized"}, {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
+    w.codes(base + ".weight_scale", FileDType::f8_e4m3, {n, k / 16});
+    w.scales(base + ".weight_global_scale", {1});
+  });
+  expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become nvfp4_w4a16 without a second rounding",
+               [&] { expect_same_values<quantization::Nvfp4W4A16>(directory.path()); });
+}
 TEST(PackedExperts, IntegersOfCompressedTensors) {
   TemporaryDirectory const directory;
   json const config{
@@ -270,6 +285,64 @@ TEST(PackedExperts, IntegersOfCompressedTensors) {
   });
   expect_same_values<quantization::Int4Group128>(directory.path());
 }
+// ---- shared experts as they are stored
+
+template <class Weight>
+using SharedFp8 = runner::shared::Separate<experts::Reference<float>, Weight, quantization::Fp8Block<>>;
+using Fp8Layer =
+    ModularKernel<models::RuntimeLayer<float, float>, routing::AnyRouter, quantization::Fp8Block<>, Local, experts::Reference<float>>;
+using SharedInFp8 = Runner<Fp8Layer, models::AnyParts<float, SharedFp8>>;
+using SharedDense = Runner<Fp8Layer, models::AnyParts<float, models::HostShared>>;
+
+double root_mean_square_error(std::vector<float> const& got, std::vector<float> const& want) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+    norm += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+/// In the scheme the shared expert's rows are quantised, dense they are not; either way the block is that of the definition. A value that
+/// lies between two codes may round the other way than in double.
+TEST(SharedExperts, Fp8BlocksOfTheFile) {
+  using Rows = quantization::Fp8Block<>;
+  constexpr std::int64_t kRows = 33;
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks, {.hidden = kH, .intermediate = kI, .shared = 2 * kI});
+  auto const w = io::load_checkpoint_layer<float>(directory.path(), 0);
+  Writer random;
+  auto const x = random.normal({kRows, kH});
+  comm::Self<> self;
+  auto const output = [&](auto& block) {
+    std::vector<float> y(x.size());
+    block.forward(make_rows(x.data(), kRows, kH), make_rows(y.data(), kRows, kH));
+    return y;
+  };
+  auto in_scheme = load_runner<SharedInFp8>(directory.path(), 0, self, {.max_tokens_per_rank = kRows});
+  auto dense = load_runner<SharedDense>(directory.path(), 0, self, {.max_tokens_per_rank = kRows});
+  EXPECT_TRUE(in_scheme.shared_direct());
+  EXPECT_FALSE(dense.shared_direct());
+  auto const want_in_scheme = moe_test::definition<Rows>(w, x, kRows);
+  auto const want_dense = moe_test::definition<Rows, quantization::None>(w, x, kRows);
+  EXPECT_LT(root_mean_square_error(output(in_scheme), want_in_scheme), 3e-3);
+  EXPECT_LT(root_mean_square_error(output(dense), want_dense), 3e-3);
+  EXPECT_GT(root_mean_square_error(want_in_scheme, want_dense), 1e-2);
+}
+TEST(SharedExperts, APolicyWithoutAnotherWayRefusesWhatIsNotStoredInItsScheme) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), kFp8,
+                             [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+                               if (base.find("shared_expert.") == std::string::npos) return fp8_blocks(w, base, n, k);
+                               w.file.add(base + ".weight", {n, k}, w.normal({n, k}));
+                             },
+                             {.hidden = kH, .intermediate = kI, .shared = kI});
+  comm::Self<> self;
+  expect_error(ErrorCode::config, "shared experts in fp8_block128: the checkpoint does not store them in fp8_block128",
+               [&] { load_runner<SharedInFp8>(directory.path(), 0, self, {.max_tokens_per_rank = 1}); });
+  load_runner<SharedDense>(directory.path(), 0, self, {.max_tokens_per_rank = 1});
+}
+
 // ---- GPTQ and AWQ: every packing that the readers take, beside the integers that were packed
 
 struct Packing {

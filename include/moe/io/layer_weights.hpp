@@ -57,6 +57,8 @@ class LayerLoader {
   LayerDescription const& description() const { return d_; }
   /// The routed experts of the block.
   ExpertReader experts() const { return {store_, d_, root_, layer_}; }
+  /// The shared experts of the block. The loader must outlive it.
+  SharedReader shared() const { return {store_, d_, layer_prefix_, block_.empty() ? root_ : block_, layer_}; }
   /// Prefix of the block's tensors.
   std::string const& root() const { return root_; }
 
@@ -85,9 +87,9 @@ class LayerLoader {
     w.intermediate = d_.intermediate / options.tp_size;
     load_router(w);
     load_experts(w, options);
-    SharedReader const shared(store_, d_, layer_prefix_, block_.empty() ? root_ : block_, layer_);
-    if (options.shared && d_.shared.count > 0) shared.load(w.shared, options);
-    if (d_.shared.count == 0) shared.refuse_any();
+    SharedReader const reader = shared();
+    if (options.shared && d_.shared.count > 0) reader.load(w.shared, options);
+    if (d_.shared.count == 0) reader.refuse_any();
     std::int64_t const h = d_.hidden;
     if (d_.latent > 0) {
       constexpr std::array<std::array<char const*, 2>, 3> kNames{{{"fc1_latent_proj", "fc2_latent_proj"},

@@ -126,8 +126,12 @@ class PackedMatrixReader {
 
   PackedMatrixReader(TensorStore const& store, CheckpointQuantization const& q) : store_(store), q_(q) {}
 
+  /// Whether there is a reader for what `Quant` stores.
+  static constexpr bool reads() { return form() != StoredForm::nvfp4; }
+
   /// Whether the matrix is stored in this form; else it can be read in floating point only.
   bool takes(StoredMatrix const& m) const {
+    if constexpr (!reads()) return false;
     auto const stored = detail::find_codes(store_, m);
     if constexpr (kForm == StoredForm::fp8) {
       if (stored.form != kForm || m.interleaved) return false;

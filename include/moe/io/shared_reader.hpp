@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moe/core/error.hpp"
+#include "moe/io/expert_layout.hpp"
 #include "moe/io/expert_reader.hpp"
 #include "moe/io/host_layer_weights.hpp"
 #include "moe/io/layer_description.hpp"
@@ -57,6 +58,8 @@ class SharedReader {
                                                 "shared_experts.*' in '", store_.label(), "')"));
     };
     require(check_shared(separate, full), 0);  // before allocating the sizes that the configuration states
+    if (d_.shared.gate == SharedGate::sigmoid) s.gate = gate(h);
+    if (!options.shared_matrices) return;
     s.w13.resize(detail::at(s.count * rows * h));
     s.w2.resize(detail::at(s.count * h * s.intermediate));
     std::vector<T> full13(detail::at((gated ? 2 : 1) * full * h)), full2(detail::at(h * full));
@@ -64,7 +67,18 @@ class SharedReader {
       require(read_shared(separate ? i : -1, full, full13.data(), full2.data()), i);
       detail::cut(full13, full2, h, full, s.intermediate, first, gated, s.w13.data() + i * rows * h, s.w2.data() + i * h * s.intermediate);
     }
-    if (d_.shared.gate == SharedGate::sigmoid) s.gate = gate(h);
+  }
+
+  /// The matrices of the shared experts as they are stored, those of one wide expert. None if the file lacks them (load() says so), or if
+  /// each expert has a routing weight: those are stacked tensors, which are not quantised. E_ARG on a wrong shape.
+  std::vector<StoredMatrix> matrices() const {
+    std::vector<StoredMatrix> out;
+    std::int64_t const width = d_.shared.intermediate;
+    if (d_.shared.count == 0 || d_.shared.gate == SharedGate::routing_weight || !check_shared(false, width)) return out;
+    for (SharedPart const& p : shared_parts(false, width)) {
+      out.push_back({.base = p.base, .down = p.down, .row = p.row, .rows = p.n, .cols = p.k});
+    }
+    return out;
   }
 
  private:

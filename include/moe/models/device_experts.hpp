@@ -15,6 +15,7 @@
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/models/device_block.hpp"
+#include "moe/models/experts_obstacle.hpp"
 
 namespace moe::models {
 
@@ -25,38 +26,7 @@ struct ExpertsList {};
 using DeviceExperts =
     ExpertsList<experts::HopperContiguous, experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16, experts::CudaReference>;
 
-/// What decides at run time whether experts compute a layer.
-struct ExpertsNeeds {
-  int architecture = 0;  ///< of the device, 90 for 9.0
-  std::int64_t hidden = 0;
-  std::int64_t intermediate = 0;
-  activation::Kind activation = activation::Kind::silu;
-  bool weight_on_input = false;
-};
-
 namespace detail {
-
-template <class Act, int Hidden, int Intermediate>
-struct SizedLayer : RuntimeLayer<Act, Act> {
-  static constexpr int hidden = Hidden, intermediate = Intermediate;
-};
-/// The least power of two that experts take as a dimension; what they take are its multiples.
-template <class Experts, class Quant, class Act, int Unit = 1>
-constexpr int hidden_unit() {
-  if constexpr (Unit >= 4096 || Experts::template fits_shape<SizedLayer<Act, Unit, dynamic>, Quant>()) {
-    return Unit;
-  } else {
-    return hidden_unit<Experts, Quant, Act, 2 * Unit>();
-  }
-}
-template <class Experts, class Quant, class Act, int Unit = 1>
-constexpr int intermediate_unit() {
-  if constexpr (Unit >= 4096 || Experts::template fits_shape<SizedLayer<Act, dynamic, Unit>, Quant>()) {
-    return Unit;
-  } else {
-    return intermediate_unit<Experts, Quant, Act, 2 * Unit>();
-  }
-}
 
 /// Whether experts take the types of a block: rows, scheme, format.
 template <class Experts, class Quant, class Backend, class Act>
@@ -81,25 +51,6 @@ struct Taking<Quant, Backend, Act, ExpertsList<Taken...>, ExpertsList<First, Res
 /// Those of a list that take the block's types.
 template <class Quant, class Backend, class Act, class List = DeviceExperts>
 using ExpertsFor = typename detail::Taking<Quant, Backend, Act, ExpertsList<>, List>::type;
-
-/// Why experts that take the types do not compute this layer; empty if they do.
-template <class Experts, class Quant, class Act>
-std::string experts_obstacle(ExpertsNeeds const& n) {
-  auto const because = [](auto const&... words) { return text(Experts::kName, ": ", words...); };
-  if (Experts::template support_on<Quant>(n.architecture) == quantization::Support::none) {
-    return because("not for ", Quant::kName, " on a device of architecture ", n.architecture);
-  }
-  if constexpr (ExpertsHaveFitsShape<Experts, RuntimeLayer<Act, Act>, Quant>) {
-    constexpr int kHidden = detail::hidden_unit<Experts, Quant, Act>(), kInner = detail::intermediate_unit<Experts, Quant, Act>();
-    if (n.hidden % kHidden != 0) return because("hidden ", n.hidden, " is not a multiple of ", kHidden);
-    if (n.intermediate % kInner != 0) return because("intermediate ", n.intermediate, " is not a multiple of ", kInner);
-  }
-  if (!facts::takes<Experts>(n.activation, n.weight_on_input)) {
-    return because("not for the activation ", activation::name(n.activation),
-                   n.weight_on_input ? " with the router weight on the input" : "");
-  }
-  return {};
-}
 
 template <class Quant, class Backend, class Act, class Loaded, class List>
 class ChosenBlock;

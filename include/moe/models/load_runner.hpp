@@ -19,6 +19,7 @@
 #include "moe/io/layer_weights.hpp"
 #include "moe/models/loaded_parts.hpp"
 #include "moe/models/preset_match.hpp"
+#include "moe/models/shared_store.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/placement.hpp"
 #include "moe/runner/runner.hpp"
@@ -48,13 +49,15 @@ class LoadedRunner {
     io::Tokens tokens = io::Tokens::all;  ///< which block of a layer that has two: io::from_config()
     int threads = 0;                      ///< that read in the host space; 0: all
     io::LoadProgress progress{};          ///< called while experts are read
+    /// Shared experts that the checkpoint stores in the runner's scheme are computed in it, where their policy can (Stored). false: dense.
+    bool shared_in_scheme = true;
   };
 
   /// Collective over `group`. Reads config.json, the weights around the experts and this rank's experts, and constructs the runner. E_ARG
   /// for a checkpoint, layer or tensor that is missing or damaged; E_UNSUPPORTED for a model type or option that is not known; E_CONFIG
   /// where the file and the runner's type differ, naming both values. The other ranks then get E_PEER.
   LoadedRunner(std::filesystem::path const& checkpoint, std::int64_t layer, Comm& group, Options const& options)
-      : frame_(moe::detail::build(group, [&] { return read_frame(checkpoint, layer, options.tokens); })),
+      : frame_(moe::detail::build(group, [&] { return read_frame(checkpoint, layer, options); })),
         placement_(moe::detail::build(group, [&] { return checked(options, group.size()); })),
         store_(moe::detail::build(group, [&] { return read_experts(checkpoint, layer, group.rank(), options); })),
         runner_(group, store_.view(), moe::detail::build(group, [&] { return params(options); })) {}
@@ -68,20 +71,24 @@ class LoadedRunner {
   ExpertPlacement const& placement() const { return placement_; }
   /// Whether the experts are the checkpoint's own codes.
   bool direct() const { return direct_; }
+  /// Whether the shared experts are, too.
+  bool shared_direct() const { return shared_.holds(); }
 
  private:
   using Weight = models::LoadedElement<typename Runner::Parts>;
   using Frame = io::HostLayerWeights<Weight>;
   using Store = experts::WeightStore<Config, Quant, Space>;
 
-  static Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer, io::Tokens tokens) {
-    io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer, tokens);
+  Frame read_frame(std::filesystem::path const& checkpoint, std::int64_t layer, Options const& o) {
+    io::LayerDescription const d = io::from_config(io::HfConfig::from_file(checkpoint), layer, o.tokens);
     io::require_computed(d);
     activation::validate(d.activation.kind, d.activation.constants);
     models::match_config<Config>(d, checkpoint.string());
     models::match_parts<typename Runner::Parts>(d, checkpoint.string());
     io::TensorStore const store(checkpoint);
-    return io::LayerLoader::from_checkpoint(store, d, layer).template load<Weight>({.experts = std::vector<int>{}});
+    io::LayerLoader const loader = io::LayerLoader::from_checkpoint(store, d, layer);
+    shared_.read(store, loader, o.quantization, o.shared_in_scheme);
+    return loader.template load<Weight>({.experts = std::vector<int>{}, .shared_matrices = !shared_.holds()});
   }
   ExpertPlacement checked(Options const& o, int ranks) const {
     if (o.max_tokens_per_rank < 1) throw Error(ErrorCode::argument, text("max_tokens_per_rank: ", o.max_tokens_per_rank, ", at least 1"));
@@ -131,11 +138,13 @@ class LoadedRunner {
     if constexpr (facts::chooses_kind<decltype(p.layer.activation)>()) p.layer.activation.kind = d.activation.kind;
     p.layer.activation.constants = d.activation.constants;
     models::set_loaded_parts<Runner, Weight>(p, frame_, memory_);
+    if constexpr (runner::detail::kPresent<typename Runner::Parts::Shared>) shared_.set(p.shared);
     return p;
   }
 
   bool direct_ = false;
   models::PartMemory<Space> memory_;
+  models::SharedStore<typename Runner::Parts::Shared, Space, Act> shared_;
   Frame frame_;
   ExpertPlacement placement_;
   Store store_;

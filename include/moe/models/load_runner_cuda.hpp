@@ -7,6 +7,7 @@
 
 #include "moe/core/cuda_space.hpp"
 #include "moe/models/load_runner.hpp"
+#include "moe/models/shared_policy.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/linear.hpp"
 #include "moe/runner/device/row_kernels.hpp"
@@ -24,13 +25,17 @@ class PartMemory<space::cuda> {
     return reinterpret_cast<T const*>(memory_.back().data());
   }
 
+  /// Of the device, 90 for compute capability 9.0.
+  static int architecture() { return device_architecture(); }
+
  private:
   std::vector<Buffer<std::byte, space::cuda>> memory_;
 };
 
-/// The block of any checkpoint on the device, with run-time dimensions: rows and weights that are not quantised in Act.
+/// The block of any checkpoint on the device, with run-time dimensions: rows and weights that are not quantised in Act. Shared experts that
+/// the checkpoint stores in Quant are computed in it where the experts can (DeviceSharedFor), else dense in Act.
 template <class Quant, class Backend, class Experts, class Act = bf16>
-using AnyDeviceBlock =
-    Runner<ModularKernel<RuntimeLayer<Act, Act>, routing::AnyRouter, Quant, Backend, Experts>, AnyParts<Act, runner::shared::Dense>>;
+using AnyDeviceBlock = Runner<ModularKernel<RuntimeLayer<Act, Act>, routing::AnyRouter, Quant, Backend, Experts>,
+                              AnyParts<Act, DeviceSharedFor<Quant, Experts>::template Policy>>;
 
 }  // namespace moe::models

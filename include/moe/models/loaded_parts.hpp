@@ -47,14 +47,20 @@ template <class Params>
 struct ProjectionElement<Params> {
   using type = std::remove_cv_t<typename decltype(Params::weight)::element_type>;
 };
-template <class Params>
+template <class Shared>
 struct SharedElement {
   using type = void;
 };
-template <class Params>
-  requires requires(Params p) { p.weights; }
-struct SharedElement<Params> {
-  using type = std::remove_cv_t<typename decltype(decltype(Params::weights)::w2.codes)::element_type>;
+template <class Shared>
+  requires(
+      !requires { typename Shared::Weight; } && requires(typename Shared::Params p) { p.weights; })
+struct SharedElement<Shared> {
+  using type = std::remove_cv_t<typename decltype(decltype(Shared::Params::weights)::w2.codes)::element_type>;
+};
+template <class Shared>
+  requires requires { typename Shared::Weight; }
+struct SharedElement<Shared> {
+  using type = typename Shared::Weight;  // the codes of a scheme are no element
 };
 
 }  // namespace detail
@@ -62,8 +68,8 @@ struct SharedElement<Params> {
 /// The element in which the weights around a layer are read: that of the parts; float where no part has any.
 template <class Parts>
 using LoadedElement =
-    std::conditional_t<!std::is_void_v<typename detail::SharedElement<typename Parts::Shared::Params>::type>,
-                       typename detail::SharedElement<typename Parts::Shared::Params>::type,
+    std::conditional_t<!std::is_void_v<typename detail::SharedElement<typename Parts::Shared>::type>,
+                       typename detail::SharedElement<typename Parts::Shared>::type,
                        std::conditional_t<!std::is_void_v<typename detail::ProjectionElement<typename Parts::Input::Params>::type>,
                                           typename detail::ProjectionElement<typename Parts::Input::Params>::type, float>>;
 
@@ -77,6 +83,7 @@ class PartMemory<space::host> {
   T const* copy(std::vector<T> const& v) {
     return v.empty() ? nullptr : v.data();
   }
+  static constexpr int architecture() { return 0; }
 };
 
 /// Fills a store with experts. Host: threads write into the store itself. Else a few experts at a time, read by as many threads, pass
@@ -185,14 +192,17 @@ void set_shared(Shared& p, io::HostLayerWeights<Weight> const& w, bool overlaps,
   if constexpr (requires { p.overlap_rows; }) {
     if (!overlaps) p.overlap_rows = 0;  // an exchange in one call, whose kernels wait for peers, needs the device
   }
+  if (w.shared.w13.empty()) return;  // they were read in a scheme (shared_store.hpp)
   auto const set = [&](auto& m, std::vector<Weight> const& values, std::int64_t rows, std::int64_t cols) {
     m.codes = make_blocks(memory.copy(values), w.shared.count, rows, cols);
     m.scales = make_rows(m.scales.data_handle(), w.shared.count, 0);
     m.rows = rows;
     m.cols = cols;
   };
-  set(p.weights.w13, w.shared.w13, (d.shared.activation.gated() ? 2 : 1) * p.intermediate, d.hidden);
-  set(p.weights.w2, w.shared.w2, d.hidden, p.intermediate);
+  if constexpr (std::is_convertible_v<Weight const*, decltype(p.weights.w2.codes.data_handle())>) {
+    set(p.weights.w13, w.shared.w13, (d.shared.activation.gated() ? 2 : 1) * p.intermediate, d.hidden);
+    set(p.weights.w2, w.shared.w2, d.hidden, p.intermediate);
+  }
 }
 
 }  // namespace detail

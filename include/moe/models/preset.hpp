@@ -19,7 +19,7 @@
 namespace moe::models {
 
 /// What a space brings to every preset: `Config<Model>`, the layer's configuration; `Router<Model>`; `Experts<Quant, Backend>`;
-/// `Shared<Weight>`, the policy of shared experts. Defined in models/preset_host.hpp and models/preset_cuda.hpp.
+/// `Shared<Weight, Quant, Backend>`, the policy of shared experts. Defined in models/preset_host.hpp and models/preset_cuda.hpp.
 template <class Space>
 struct PresetSpace;
 
@@ -41,8 +41,9 @@ using PresetLayer = ModularKernel<PresetConfig<Model, typename Backend::Space>, 
 
 /// The parts of the model's block around its layer: a float32 gate inside, and what the model's constants state. What a model does not have
 /// is absent, so that the layer of a model without shared experts writes the block's output itself.
-template <class Model, class Space>
+template <class Model, class Quant, class Backend>
 struct PresetParts : RunnerDefaults {
+  using Space = typename Backend::Space;
   using Weight = typename PresetConfig<Model, Space>::Weight;
   static constexpr bool kProjects = Model::block_hidden > 0;
   using Projection = std::conditional_t<kProjects, runner::transform::Projection<Weight>, runner::transform::None>;
@@ -50,15 +51,15 @@ struct PresetParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
   using Input = Projection;
   using Output = Projection;
-  using Shared =
-      typename std::conditional_t<(Model::num_shared_experts > 0), std::type_identity<typename PresetSpace<Space>::template Shared<Weight>>,
-                                  std::type_identity<runner::shared::None>>::type;
+  using Shared = typename std::conditional_t<(Model::num_shared_experts > 0),
+                                             std::type_identity<typename PresetSpace<Space>::template Shared<Weight, Quant, Backend>>,
+                                             std::type_identity<runner::shared::None>>::type;
   using ZeroExperts = std::conditional_t<(Model::num_zero_experts > 0), runner::zero_experts::Identity, runner::zero_experts::None>;
 };
 
 /// The block: gate, layer, projections, shared experts, zero experts. Its Layer is PresetLayer.
 template <class Model, class Quant, class Backend>
-using PresetRunner = Runner<PresetLayer<Model, Quant, Backend>, PresetParts<Model, typename Backend::Space>>;
+using PresetRunner = Runner<PresetLayer<Model, Quant, Backend>, PresetParts<Model, Quant, Backend>>;
 
 namespace detail {
 

@@ -9,6 +9,7 @@
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/models/preset.hpp"
+#include "moe/models/shared_policy.hpp"
 #include "moe/routing/fixed_sizes.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/linear.hpp"
@@ -44,8 +45,9 @@ struct PresetSpace<space::cuda> {
   using Experts = std::conditional_t<
       experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
       std::conditional_t<Backend::kFormat == ActivationFormat::batched, experts::HopperMasked, experts::HopperContiguous>>;
-  template <class Weight>
-  using Shared = runner::shared::Dense<Weight>;
+  /// In the model's scheme, where checkpoints store it; else, and where the sizes do not fit the kernels, dense.
+  template <class Weight, class Quant, class Backend>
+  using Shared = typename DeviceSharedFor<Quant, Experts<Quant, Backend>>::template Policy<Weight>;
 };
 
 }  // namespace moe::models

@@ -18,7 +18,7 @@ struct PresetSpace<space::host> {
   using Router = typename Model::Router;
   template <class Quant, class Backend>
   using Experts = experts::OneDnn;
-  template <class Weight>
+  template <class Weight, class, class>
   using Shared = runner::shared::Separate<experts::OneDnn, Weight>;
 };
 

@@ -39,7 +39,7 @@ struct RunnerDefaults {
   using Gate = runner::gate::Outside;              ///< the logits: Outside, Linear, Any
   using Input = runner::transform::None;           ///< before the experts: None, Projection
   using Output = runner::transform::None;          ///< after the experts: None, Projection
-  using Shared = runner::shared::None;             ///< None, Separate
+  using Shared = runner::shared::None;             ///< None, Separate, Dense, Stored
   using Scaling = runner::scaling::None;           ///< None, Factor, SharedInverse
   using ZeroExperts = runner::zero_experts::None;  ///< None, Identity
   using End = runner::end::None;                   ///< None, BiasNorm
@@ -211,6 +211,12 @@ class Runner {
     requires(runner::detail::kPresent<typename Parts::DualBatch>)
   {
     return halved_.choice();
+  }
+
+  /// How the shared experts are computed, and why, in words; empty where their policy leaves no choice.
+  std::string shared_choice() const {
+    if constexpr (requires { shared_.choice(); }) return shared_.choice();
+    return {};
   }
 
   Layer& layer() { return layer_; }

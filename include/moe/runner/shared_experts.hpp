@@ -14,6 +14,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/parallel/backend_facts.hpp"
+#include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/primitives.hpp"
 #include "moe/runner/reduction.hpp"
@@ -40,6 +41,13 @@ constexpr bool may_overlap() {
   return Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
 }
 
+/// Whether the weights of a policy have a scheme whose scales belong to parts of a matrix or of a row. A scale for whole tensors is one of
+/// the routed experts, and the shared ones have others.
+template <class Policy>
+concept InAScheme = requires { typename Policy::Quant; } && Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::none &&
+                    Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::per_tensor &&
+                    Policy::Quant::kActGranularity != quantization::ScaleGranularity::per_tensor;
+
 /// The layer that the shared experts make.
 template <class ActT, class WeightT>
 struct ConfigOf : LayerDefaults {
@@ -53,6 +61,8 @@ struct ConfigOf : LayerDefaults {
 template <class Experts, class WeightT = float, class QuantT = quantization::None>
 struct Separate {
   static constexpr bool kAbsent = false;
+  using Policy = Experts;
+  using Weight = WeightT;
   using Quant = QuantT;
   struct Params {
     int count = 0;                  ///< S

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <type_traits>
 
@@ -80,7 +79,8 @@ struct Dense {
     static_assert(std::is_same_v<Act, WeightT>, "shared experts: weights and rows have one element type");
     using Output = Act;
 
-    Part(Params const& p, Sizes const& sizes, Arena<Space>& arena) : gate_(p.gate), overlap_rows_(p.overlap_rows) {
+    Part(Params const& p, Sizes const& sizes, Arena<Space>& arena)
+        : gate_(p.gate), beside_(p.count == 0 || p.gate == Gate::routing_weight ? 0 : p.overlap_rows) {
       if (p.count == 0) return;
       if (p.gate == Gate::sigmoid && p.gate_vector == nullptr) {
         throw Error(ErrorCode::argument, "shared experts: the sigmoid gate has no vector");
@@ -90,41 +90,25 @@ struct Dense {
                                                     .sigmoid_gate = p.gate == Gate::sigmoid ? p.gate_vector : nullptr,
                                                     .joint_weights = p.gate == Gate::routing_weight},
                      sizes.hidden, sizes.max_rows, arena);
-      if (overlap_rows_ > 0 && p.gate != Gate::routing_weight) side_ = std::make_unique<SideStream<Space>>();
     }
     bool active() const { return dense_.has_value(); }
     /// Whether rows of this number run on the side stream.
-    bool overlaps(std::int64_t rows) const { return side_ != nullptr && rows > 0 && rows <= overlap_rows_; }
+    bool overlaps(std::int64_t rows) const { return beside_.takes(rows); }
     bool takes_routing_weights() const { return active() && gate_ == Gate::routing_weight; }
     /// Enqueues output() = Σ gate · FFN(hidden). joint [M, S]: the router's weights, of Gate::routing_weight.
     void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) {
-      join();  // of a forward that threw between run() and output()
-      if (!overlaps(hidden.extent(0))) {
-        dense_->run(hidden, joint, stream);
-        return;
-      }
-      forked_ = true;
-      main_ = stream;
-      dense_->run(hidden, joint, side_->fork(stream));
+      dense_->run(hidden, joint, beside_.begin(hidden.extent(0), stream));
     }
     /// [M, H] of the last run(), for work that is enqueued on its stream from now on. The caller may change it.
     Rows<Act> output() {
-      join();
+      beside_.end();
       return dense_->output();
     }
 
    private:
-    void join() {
-      if (forked_) side_->join(main_);
-      forked_ = false;
-    }
-
     Gate gate_;
-    std::int64_t overlap_rows_;
     std::optional<device::DenseShared<Act>> dense_;
-    std::unique_ptr<SideStream<Space>> side_;
-    bool forked_ = false;
-    Stream<Space> main_ = {};
+    FewRowsBeside<Space> beside_;
   };
 };
 

@@ -3,6 +3,9 @@
 // host C++.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::runner {
@@ -46,6 +49,36 @@ class SideStream<space::cuda> {
   CudaStream side_;
   cudaEvent_t forked_ = nullptr;
   cudaEvent_t joined_ = nullptr;
+};
+
+/// Work on up to `most_rows` rows runs on a side stream, from begin() to end(); on more rows, on the caller's.
+template <class Space>
+class FewRowsBeside {
+ public:
+  explicit FewRowsBeside(std::int64_t most_rows) : most_rows_(most_rows) {
+    if (most_rows > 0) side_ = std::make_unique<SideStream<Space>>();
+  }
+  /// Whether rows of this number run on the side stream.
+  bool takes(std::int64_t rows) const { return side_ != nullptr && rows > 0 && rows <= most_rows_; }
+  /// The stream for work on `rows` rows, ordered after all work of `main` so far.
+  Stream<Space> begin(std::int64_t rows, Stream<Space> main) {
+    end();  // of a forward that threw between begin() and end()
+    if (!takes(rows)) return main;
+    forked_ = true;
+    main_ = main;
+    return side_->fork(main);
+  }
+  /// Orders later work of the caller's stream after that work.
+  void end() {
+    if (forked_) side_->join(main_);
+    forked_ = false;
+  }
+
+ private:
+  std::int64_t most_rows_;
+  std::unique_ptr<SideStream<Space>> side_;
+  bool forked_ = false;
+  Stream<Space> main_ = {};
 };
 
 }  // namespace moe::runner

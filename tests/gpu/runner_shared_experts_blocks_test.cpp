@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/gpu/runner_shared_experts_blocks_test.cpp: blocks on the device whose shared experts stay in the scheme in which the checkpoint
+// stores them, against the block in the host space and the definition; and blocks whose shared experts are dense, with the reason.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "loaded_block.hpp"
+#include "moe/backends/collective/device/no_expert_parallel.hpp"
+#include "moe/backends/no_expert_parallel.hpp"
+#include "moe/comm/self.hpp"
+#include "moe/experts/cuda_reference.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/hopper_masked.hpp"
+#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/experts/weights.hpp"
+#include "moe/io/layer_weights.hpp"
+#include "moe/models/load_runner_cuda.hpp"
+#include "moe/models/load_runner_host.hpp"
+#include "moe/quantization/fp8_block128.hpp"
+#include "moe/quantization/fp8_per_tensor.hpp"
+#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/none.hpp"
+#include "moe/runner/description.hpp"
+#include "moe/runner/device/captured_sizes.hpp"
+#include "on_hopper.hpp"
+#include "packed_checkpoint.hpp"
+#include "packed_definition.hpp"
+#include "temporary_directory.hpp"
+
+namespace {
+
+using namespace moe;
+using Cuda = space::cuda;
+using Fp8 = quantization::Fp8Block<>;
+using Int4 = quantization::Int4Group128;
+using moe_test::add_fp8_blocks;
+using moe_test::CheckpointWriter;
+using moe_test::definition;
+using moe_test::forward;
+using moe_test::json;
+using moe_test::relative_error;
+using moe_test::TemporaryDirectory;
+
+template <class Quant, class Experts>
+using Block = models::AnyDeviceBlock<Quant, backends::NoExpertParallel<Cuda>, Experts>;
+template <class Quant, class Experts>
+using SharedOf = typename models::DeviceSharedFor<Quant, Experts>::template Policy<bf16>;
+
+// Which policy a block has is known when it is compiled.
+template <class Experts, class Quant>
+using StoredIn = runner::shared::Stored<Experts, bf16, Quant>;
+using Dense = runner::shared::Dense<bf16>;
+static_assert(std::is_same_v<SharedOf<Fp8, experts::HopperContiguous>, StoredIn<experts::HopperContiguous, Fp8>>);
+static_assert(std::is_same_v<SharedOf<Fp8, experts::HopperMasked>, StoredIn<experts::HopperContiguous, Fp8>>);
+static_assert(std::is_same_v<SharedOf<Int4, experts::HopperW4A16>, StoredIn<experts::HopperW4A16, Int4>>);
+static_assert(std::is_same_v<SharedOf<Fp8, experts::CudaReference>, Dense>);
+static_assert(std::is_same_v<SharedOf<quantization::None, experts::HopperContiguous>, Dense>);
+static_assert(std::is_same_v<SharedOf<quantization::Fp8PerTensor<>, experts::HopperContiguous>, Dense>);
+
+constexpr std::int64_t kMost = 300;  // more than run on the side stream
+constexpr moe_test::PackedSizes kSizes{.experts = 6, .hidden = 256, .intermediate = 128, .shared = 384};
+
+std::vector<bf16> random_rows() {
+  std::vector<bf16> x;
+  for (float v : CheckpointWriter().normal({kMost, kSizes.hidden})) x.push_back(from_float<bf16>(v));
+  return x;
+}
+
+class SharedOnGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!moe_test::on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  }
+  template <class Write>
+  void write(json const& quantization, Write const& write) {
+    moe_test::write_checkpoint(directory_.path(), quantization, write, kSizes);
+  }
+  io::HostLayerWeights<float> numbers() const { return io::load_checkpoint_layer<float>(directory_.path(), 0); }
+  template <class B>
+  LoadedRunner<B> load(bool in_scheme = true) {
+    return load_runner<B>(directory_.path(), 0, self_, {.max_tokens_per_rank = kMost, .shared_in_scheme = in_scheme});
+  }
+  /// rows of few and many tokens, on and off the side stream. A value between two codes may round the other way: among few rows it counts.
+  template <class B>
+  void expect_near(B& block, std::vector<float> const& want, double tolerance) {
+    for (std::int64_t rows : {std::int64_t{1}, std::int64_t{9}, std::int64_t{64}, std::int64_t{256}, kMost}) {
+      EXPECT_LT(relative_error(forward(block, x_.data(), rows), want.data()), rows < 64 ? 3 * tolerance : tolerance) << rows << " rows";
+    }
+  }
+  template <class B>
+  void expect_choice(B& block, std::string const& choice) {
+    EXPECT_EQ(block.runner().shared_choice(), choice);
+    std::string lines;
+    for (std::string const& line : runner::description(block.runner())) lines += line + '\n';
+    EXPECT_NE(lines.find("shared experts: " + choice + '\n'), std::string::npos) << lines;
+  }
+
+  TemporaryDirectory directory_;
+  comm::Self<Cuda> self_;
+  std::vector<bf16> x_ = random_rows();
+};
+
+/// The host block with its shared experts in the scheme, too.
+template <class Weight>
+using HostSharedFp8 = runner::shared::Separate<experts::Reference<float>, Weight, Fp8>;
+using HostBlock = Runner<
+    ModularKernel<models::RuntimeLayer<float, float>, routing::AnyRouter, Fp8, backends::NoExpertParallel<>, experts::Reference<float>>,
+    models::AnyParts<float, HostSharedFp8>>;
+
+TEST_F(SharedOnGpu, Fp8BlocksOfTheFile) {
+  write(moe_test::fp8_block_config(), add_fp8_blocks);
+  auto block = load<Block<Fp8, experts::HopperContiguous>>();
+  EXPECT_TRUE(block.direct());
+  EXPECT_TRUE(block.shared_direct());
+  expect_choice(block, "fp8_block128 with hopper_contiguous, the checkpoint's codes");
+
+  comm::Self<> host_group;
+  auto host = load_runner<HostBlock>(directory_.path(), 0, host_group, {.max_tokens_per_rank = kMost});
+  std::vector<float> x, on_host(x_.size());
+  for (bf16 v : x_) x.push_back(to_float(v));
+  host.forward(make_rows(static_cast<float const*>(x.data()), kMost, kSizes.hidden), make_rows(on_host.data(), kMost, kSizes.hidden));
+  expect_near(block, on_host, 1.2e-2);
+  expect_near(block, definition<Fp8>(numbers(), x_, kMost), 1.2e-2);
+}
+
+/// A graph with the fork and join of the side stream gives the bits of a call.
+TEST_F(SharedOnGpu, AGraphHasTheBitsOfACall) {
+  write(moe_test::fp8_block_config(), add_fp8_blocks);
+  auto block = load<Block<Fp8, experts::HopperContiguous>>();
+  constexpr std::int64_t kRows = 9;
+  std::vector<float> const want = forward(block, x_.data(), kRows);
+  Buffer<bf16, Cuda> x(kRows * kSizes.hidden), y(x.size());
+  x.copy_from_host(x_.data());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  runner::CapturedSizes<Cuda> graphs;
+  std::vector<std::int64_t> const sizes{kRows};
+  graphs.capture(self_, sizes, runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
+    block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, kSizes.hidden), make_rows(y.data(), n, kSizes.hidden), {}, stream);
+  });
+  check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  CudaStream stream;
+  graphs.replay(kRows, stream);
+  stream.synchronize();
+  std::vector<bf16> out(static_cast<std::size_t>(y.size()));
+  y.copy_to_host(out.data());
+  for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(to_float(out[i]), want[i]) << i;
+}
+
+TEST_F(SharedOnGpu, TheSideStreamChangesNoBit) {
+  using Shared = StoredIn<experts::HopperContiguous, Fp8>;
+  constexpr std::int64_t kHidden = 256, kWidth = 384, kRows = 33;
+  experts::WeightStore<runner::shared::ConfigOf<bf16, bf16>, Fp8, Cuda> store(1, kHidden, kWidth, true);
+  CheckpointWriter random;
+  std::vector<float> const w13 = random.normal({2 * kWidth, kHidden}), w2 = random.normal({kHidden, kWidth});
+  store.set_expert(0, w13.data(), w2.data());
+  Buffer<bf16, Cuda> x(kRows * kHidden);
+  x.copy_from_host(x_.data());
+  std::vector<std::vector<float>> outputs;
+  for (std::int64_t const beside : {std::int64_t{0}, kRows}) {
+    Shared::Params p;
+    p.count = 1;
+    p.intermediate = kWidth;
+    p.stored = store.view();
+    p.overlap_rows = beside;
+    Arena<Cuda> arena;
+    Shared::Part<Cuda, bf16> part(p, {kHidden, kHidden, kRows}, arena);
+    EXPECT_TRUE(part.active());
+    EXPECT_EQ(part.overlaps(kRows), beside > 0);
+    EXPECT_FALSE(part.overlaps(kRows + 1));
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    CudaStream stream;
+    part.run(make_rows(static_cast<bf16 const*>(x.data()), kRows, kHidden), {}, stream);
+    Rows<bf16> const y = part.output();
+    stream.synchronize();
+    std::vector<bf16> out(static_cast<std::size_t>(kRows * kHidden));
+    Memory<Cuda>::copy_to_host(out.data(), y.data_handle(), out.size() * sizeof(bf16));
+    outputs.emplace_back();
+    for (bf16 v : out) outputs.back().push_back(to_float(v));
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_NE(outputs[0], std::vector<float>(outputs[0].size()));
+}
+
+TEST_F(SharedOnGpu, DenseIfTheCallerWants) {
+  write(moe_test::fp8_block_config(), add_fp8_blocks);
+  auto block = load<Block<Fp8, experts::HopperContiguous>>(false);
+  EXPECT_TRUE(block.direct());
+  EXPECT_FALSE(block.shared_direct());
+  expect_choice(block, "dense, unquantised: the caller's choice");
+  expect_near(block, definition<Fp8, quantization::None>(numbers(), x_, kMost), 1.2e-2);
+}
+
+TEST_F(SharedOnGpu, DenseWhereTheCheckpointDoesNotQuantiseThem) {
+  write(moe_test::fp8_block_config(), [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    if (base.find("shared_expert.") == std::string::npos) return add_fp8_blocks(w, base, n, k);
+    std::vector<float> values = w.normal({n, k});
+    for (float& v : values) v /= std::sqrt(static_cast<float>(k));
+    w.file.add(base + ".weight", {n, k}, values);
+  });
+  auto block = load<Block<Fp8, experts::HopperContiguous>>();
+  EXPECT_FALSE(block.shared_direct());
+  expect_choice(block, "dense, unquantised: the checkpoint does not store them in fp8_block128");
+  expect_near(block, definition<Fp8, quantization::None>(numbers(), x_, kMost), 1.2e-2);
+}
+
+/// A scheme of weights alone: rows stay bf16 in both ways.
+TEST_F(SharedOnGpu, Int4OfTheFile) {
+  write({{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}}, [](CheckpointWriter& w, std::string const& base, std::int64_t n,
+                                                                         std::int64_t k) {
+    moe_test::add_gptq(w, base, moe_test::random_integers(w, 4, n, k, 128, moe_test::Zeros::symmetric), moe_test::StoredZeros::minus_one);
+  });
+  auto block = load<Block<Int4, experts::HopperW4A16>>();
+  EXPECT_TRUE(block.shared_direct());
+  expect_choice(block, "int4_group128 with hopper_w4a16, the checkpoint's codes");
+  auto const want = definition<quantization::None>(numbers(), x_, kMost);
+  expect_near(block, want, 1.2e-2);
+  auto dense = load<Block<Int4, experts::HopperW4A16>>(false);
+  expect_near(dense, want, 1.2e-2);
+}
+
+}  // namespace
