@@ -12,6 +12,7 @@
 
 #include "golden_dir.hpp"
 #include "moe/models/block_runner.hpp"
+#include "tests/gpu/relative_error.hpp"
 
 namespace moe_test {
 
@@ -19,15 +20,6 @@ template <class T>
 std::vector<T> read(moe::io::TensorStore const& store, std::string const& name) {
   moe::io::StoredTensor const t = store.at(name);
   return t.file->read<T>(*t.info);
-}
-
-inline double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
 }
 
 struct BlockFile {

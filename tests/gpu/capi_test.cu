@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/capi_test.cu: moe.h over libmoe in the CUDA space: every scheme beside the definition, streams, graphs, packed weights,
 // routing, groups over NCCL.
+// moe-alone: libmoe has kernels of its own.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/cublas_grouped_test.cu: the experts through cuBLAS equal the device oracle: element types, sizes, activations, biases, odd
 // loads, both formats, poisoned memory and idle experts, captured graphs, and refused arguments.
+// moe-alone: the registers of its kernels are tested.
 #include <gtest/gtest.h>
 
 #include <algorithm>

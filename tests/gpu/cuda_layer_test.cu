@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/cuda_layer_test.cu: a whole layer in the CUDA space equals the same composition in the host space: the same headers, the same
 // types but for the space. Random routing with masked experts, both formats of rows, poisoned outputs, zero rows, a captured graph.
+// moe-alone: it is compiled for every architecture.
 #include <gtest/gtest.h>
 
 #include <algorithm>

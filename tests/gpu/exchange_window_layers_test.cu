@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/exchange_window_layers_test.cu: OneSided, TwoSided and Pplx between ranks that share one GPU give the same bits as the
 // policies' host protocols between threads, and whole layers with them equal a layer on one host rank.
+// moe-alone: it has suites of the same names as exchange_window_test.
 #include <gtest/gtest.h>
 
 #include <barrier>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/exchange_window_policy_test.cu: OneSided, TwoSided and Pplx as policies, between simulated ranks on one GPU: refusals and
 // abandoned rounds of one rank and the others' errors, placements, windows that layers share.
+// moe-alone: the registers of its kernels are tested.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -26,9 +26,9 @@ class HopperCases : public testing::Test {
   void SetUp() override {
     if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   }
-  static std::vector<char> run(Problem const& problem, ContiguousLayer const& layer, DeviceArray<char> const& workspace,
+  static std::vector<char> run(Problem const& problem, ContiguousLayer const& layer, TypedMemory<char> const& workspace,
                                Tuning const* tuning = nullptr) {
-    DeviceArray<char> const out(static_cast<std::size_t>(problem.tokens) * problem.shape.hidden * 2);
+    TypedMemory<char> const out(static_cast<std::size_t>(problem.tokens) * problem.shape.hidden * 2);
     workspace.fill_bytes(0xFF);
     out.fill_bytes(0xFF);
     if (tuning != nullptr) {
@@ -39,8 +39,8 @@ class HopperCases : public testing::Test {
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return out.download();
   }
-  static DeviceArray<char> workspace_for(ContiguousLayer const& layer, int tokens) {
-    return DeviceArray<char>(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+  static TypedMemory<char> workspace_for(ContiguousLayer const& layer, int tokens) {
+    return TypedMemory<char>(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
   }
 };
 
@@ -49,7 +49,7 @@ TEST_F(HopperCases, X1_SlotsAreSortedByExpertAndStable) {
   Problem const problem(shape, Scheme::bf16, 4, Pattern::random, 1);
   problem.ids.upload({2, 0, 1, 2, 2, 0, -1, 2});
   ContiguousLayer const layer(shape, Scheme::bf16, problem.layer_weights());
-  DeviceArray<char> const workspace = workspace_for(layer, 4);
+  TypedMemory<char> const workspace = workspace_for(layer, 4);
   std::vector<float> const weights = problem.weights.download();
   for (bool self_align : {true, false}) {
     Tuning tuning = choose_tuning(shape, Scheme::bf16, 4);
@@ -85,7 +85,7 @@ TEST_F(HopperCases, X3_ShapesOfAllSizes) {
         Problem const problem(shape, scheme, tokens, Pattern::random, ++seed);
         ContiguousLayer const layer(shape, scheme, problem.layer_weights());
         std::vector<char> const out = run(problem, layer, workspace_for(layer, tokens));
-        DeviceArray<char> const device(out.size());
+        TypedMemory<char> const device(out.size());
         device.upload(out);
         EXPECT_LT(compare(problem, device.data(), 32).relative, tolerance(scheme, tokens))
             << name(scheme) << ", E " << shape.num_experts << " H " << shape.hidden << " I " << shape.intermediate << " k " << shape.topk
@@ -132,7 +132,7 @@ TEST_F(HopperCases, X5_ScalesOfEverySizeInTilesOf128Rows) {
   EXPECT_EQ(choose_tuning(shape, Scheme::fp8_block, kTokens, false).tile_rows, kBlockRows);
   ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
   std::vector<char> const out = run(problem, layer, workspace_for(layer, kTokens));
-  DeviceArray<char> const device(out.size());
+  TypedMemory<char> const device(out.size());
   device.upload(out);
   std::vector<std::vector<int>> of_kind(kKinds);
   for (int t = 0; t < kTokens; ++t) of_kind[static_cast<std::size_t>(t % kKinds)].push_back(t);

@@ -22,6 +22,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/on_hopper.hpp"
+#include "tests/gpu/relative_error.hpp"
 
 namespace moe_test {
 
@@ -202,16 +203,6 @@ class CompositionUnderTest {
   moe::Buffer<T, Space> output_;
   std::unique_ptr<Layer> layer_;
 };
-
-/// ‖got − want‖ / ‖want‖; NaN if either has one.
-inline double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
-}
 
 /// A captured forward of `rows` rows, replayed after new inputs, gives the bits of `direct`, the same composition called without a graph.
 template <class Composition>

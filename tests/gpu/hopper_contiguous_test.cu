@@ -35,8 +35,8 @@ class Hopper : public testing::TestWithParam<Scheme> {
     Scheme const scheme = GetParam();
     Problem const problem(shape, scheme, tokens, pattern, seed_ += 17);
     ContiguousLayer const layer(shape, scheme, problem.layer_weights());
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-    DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    TypedMemory<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
     std::vector<char> first;
     for (int repeat = 0; repeat < 2; ++repeat) {
       workspace.fill_bytes(0xFF);
@@ -114,7 +114,7 @@ TEST_P(Hopper, ModelShapes) {
 TEST_P(Hopper, NoTokensLaunchesNothing) {
   Problem const problem(kTiny, GetParam(), 1, Pattern::random, 5);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
-  DeviceArray<char> const memory(1 << 20);
+  TypedMemory<char> const memory(1 << 20);
   LayerCall call = problem.call(memory.data());
   call.max_tokens = 0;
   layer.forward(call, memory.data(), nullptr);
@@ -125,9 +125,9 @@ TEST_P(Hopper, X19_GraphReplayFollowsDeviceTokenCount) {
   constexpr int kMost = 300;
   Problem const problem(kTiny, GetParam(), kMost, Pattern::random, 77);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
-  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kMost)));
-  DeviceArray<char> const out(static_cast<std::size_t>(kMost) * kTiny.hidden * 2);
-  DeviceArray<std::int32_t> const count(1);
+  TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kMost)));
+  TypedMemory<char> const out(static_cast<std::size_t>(kMost) * kTiny.hidden * 2);
+  TypedMemory<std::int32_t> const count(1);
   LayerCall call = problem.call(out.data());
   call.num_tokens = count.data();
   cudaStream_t stream = nullptr;
@@ -189,9 +189,9 @@ TEST_P(Hopper, X6_BatchedRowsPastTheCountAreNeitherReadNorWritten) {
     }
   }
   ContiguousLayer const layer(shape, GetParam(), problem.layer_weights());
-  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-  DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
-  DeviceArray<std::int32_t> const device_counts(counts.size());
+  TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+  TypedMemory<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+  TypedMemory<std::int32_t> const device_counts(counts.size());
   device_counts.upload(counts);
   for (int expected : {1, 16, 64, kCapacity}) {
     workspace.fill_bytes(0xFF);
@@ -217,8 +217,8 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
       gather[static_cast<std::size_t>(e * kCapacity + i)] = (7 * e + 5 * i) % kRows;
   }
   std::size_t const row = static_cast<std::size_t>(shape.hidden) * element_bytes(GetParam());
-  DeviceArray<char> const x(static_cast<std::size_t>(places) * row);
-  DeviceArray<float> const scales(static_cast<std::size_t>(places));
+  TypedMemory<char> const x(static_cast<std::size_t>(places) * row);
+  TypedMemory<float> const scales(static_cast<std::size_t>(places));
   scales.fill_bytes(0);
   for (std::size_t i = 0; i < gather.size(); ++i) {
     if (gather[i] == 1 << 30) continue;
@@ -228,11 +228,11 @@ TEST_P(Hopper, BatchesGatherTheirRows) {
       ASSERT_EQ(cudaMemcpy(scales.data() + i, packed.x_scales.data() + from, 4, cudaMemcpyDeviceToDevice), cudaSuccess);
     }
   }
-  DeviceArray<std::int32_t> const device_counts(counts.size()), device_gather(gather.size());
+  TypedMemory<std::int32_t> const device_counts(counts.size()), device_gather(gather.size());
   device_counts.upload(counts);
   device_gather.upload(gather);
-  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(places)));
-  DeviceArray<char> const in_place(static_cast<std::size_t>(places) * shape.hidden * 2), gathered(in_place.size());
+  TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(places)));
+  TypedMemory<char> const in_place(static_cast<std::size_t>(places) * shape.hidden * 2), gathered(in_place.size());
   in_place.fill_bytes(0xFF);
   gathered.fill_bytes(0xFF);
   layer.forward_batched(x.data(), device_counts.data(), kCapacity, 16, in_place.data(), workspace.data(), nullptr, scales.data());
@@ -262,18 +262,18 @@ TEST(HopperBlocks, RowsThatComeQuantisedGiveTheSameBits) {
     Problem const codes(s, Scheme::fp8_block, c.tokens, c.pattern, 31, given);
     ContiguousLayer const layer(s, Scheme::fp8_block, wide.layer_weights());
     auto const rows = static_cast<std::size_t>(c.tokens), width = static_cast<std::size_t>(s.hidden), blocks = width / 128;
-    DeviceArray<char> const apart(rows * (width + kGap));
-    DeviceArray<float> const scales(rows * (blocks + kScaleGap));
+    TypedMemory<char> const apart(rows * (width + kGap));
+    TypedMemory<float> const scales(rows * (blocks + kScaleGap));
     apart.fill_bytes(0xFF);
     scales.fill_bytes(0xFF);
     ASSERT_EQ(cudaMemcpy2D(apart.data(), width + kGap, codes.x.data(), width, width, rows, cudaMemcpyDeviceToDevice), cudaSuccess);
     ASSERT_EQ(cudaMemcpy2D(scales.data(), (blocks + kScaleGap) * 4, codes.x_scales.data(), blocks * 4, blocks * 4, rows,
                            cudaMemcpyDeviceToDevice),
               cudaSuccess);
-    DeviceArray<std::int32_t> const count(1);
+    TypedMemory<std::int32_t> const count(1);
     count.upload({c.count});
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(c.tokens)));
-    DeviceArray<char> const out(rows * width * 2);
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(c.tokens)));
+    TypedMemory<char> const out(rows * width * 2);
     std::vector<char> results[2];
     for (bool quantised : {false, true}) {
       workspace.fill_bytes(0xFF);
@@ -316,7 +316,7 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
     Problem const problem(s, Scheme::fp8_block, most, c.pattern, 51);
     ASSERT_EQ(cudaMemset(problem.x.data(), 0, 256), cudaSuccess);  // one group of zeros
     ContiguousLayer const layer(s, Scheme::fp8_block, problem.layer_weights());
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(most)));
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(most)));
     auto const wide = static_cast<std::size_t>(s.topk) + 3;  // rows of ids and weights, with an expert that exists in the gaps
     std::vector<std::int32_t> const ids = problem.ids.download();
     std::vector<float> const weights = problem.weights.download();
@@ -327,8 +327,8 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
       wide_ids[at] = ids[i];
       wide_weights[at] = weights[i];
     }
-    DeviceArray<std::int32_t> const strided_ids(wide_ids.size()), count(1);
-    DeviceArray<float> const strided_weights(wide_weights.size());
+    TypedMemory<std::int32_t> const strided_ids(wide_ids.size()), count(1);
+    TypedMemory<float> const strided_weights(wide_weights.size());
     strided_ids.upload(wide_ids);
     strided_weights.upload(wide_weights);
     for (int tokens : c.tokens) {
@@ -339,7 +339,7 @@ TEST(HopperSmallCalls, RowsQuantisedOnTheWayGiveTheSameBits) {
         std::vector<char> wanted;
         enum { kBefore, kOnTheWay, kAgain, kStrided, kCounted };
         for (int way : {kBefore, kOnTheWay, kAgain, kStrided, kCounted}) {
-          DeviceArray<char> const out(static_cast<std::size_t>(tokens) * s.hidden * 2);
+          TypedMemory<char> const out(static_cast<std::size_t>(tokens) * s.hidden * 2);
           workspace.fill_bytes(0xFF);
           out.fill_bytes(0xFF);
           LayerCall call = problem.call(out.data());
@@ -390,8 +390,8 @@ TEST(HopperBlocks, RowsBeyondWholeTiles) {
     Problem const problem(shape, Scheme::fp8_block, tokens, Pattern::random, 41);
     problem.ids.upload(slots);
     ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-    DeviceArray<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    TypedMemory<char> const out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
     std::vector<char> first;
     for (int cluster : {1, 2}) {
       Tuning tuning{};
@@ -420,8 +420,8 @@ TEST(HopperBlocks, ScalesOfALongK) {
     constexpr int kTokens = 450;
     Problem const problem(shape, Scheme::fp8_block, kTokens, Pattern::random, 43);
     ContiguousLayer const layer(shape, Scheme::fp8_block, problem.layer_weights());
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens)));
-    DeviceArray<char> const out(static_cast<std::size_t>(kTokens) * shape.hidden * 2);
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(kTokens)));
+    TypedMemory<char> const out(static_cast<std::size_t>(kTokens) * shape.hidden * 2);
     std::vector<char> first;
     for (int cluster : {1, 2, 1, 2}) {
       Tuning tuning{};
@@ -444,7 +444,7 @@ TEST(HopperBlocks, ScalesOfALongK) {
 TEST_P(Hopper, BadArgumentsAreRefusedBeforeALaunch) {
   Problem const problem(kTiny, GetParam(), 4, Pattern::random, 3);
   ContiguousLayer const layer(kTiny, GetParam(), problem.layer_weights());
-  DeviceArray<char> const memory(1 << 22);
+  TypedMemory<char> const memory(1 << 22);
   LayerCall call = problem.call(memory.data());
   call.x = problem.x.data() + 2;
   EXPECT_THROW(layer.forward(call, memory.data(), nullptr), moe::Error);

@@ -41,8 +41,8 @@ class HopperFeatures : public testing::TestWithParam<Scheme> {
                                int count = -1) {
     int const tokens = count < 0 ? problem.tokens : count;
     LocalShape const& s = problem.shape;
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-    DeviceArray<char> const out(static_cast<std::size_t>(tokens) * s.hidden * 2);
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    TypedMemory<char> const out(static_cast<std::size_t>(tokens) * s.hidden * 2);
     workspace.fill_bytes(0xFF);
     out.fill_bytes(0xFF);
     LayerCall call = problem.call(out.data());
@@ -63,7 +63,7 @@ class HopperFeatures : public testing::TestWithParam<Scheme> {
     return out.download();
   }
   static double error(Problem const& problem, std::vector<char> const& out) {
-    DeviceArray<char> const device(out.size());
+    TypedMemory<char> const device(out.size());
     device.upload(out);
     return compare(problem, device.data(), 64).relative;
   }
@@ -230,8 +230,8 @@ TEST_P(HopperFeatures, RowsOfXMayBeApart) {
   int const bytes = element_bytes(GetParam());
   std::size_t const width = static_cast<std::size_t>(shape.hidden) * bytes;
   std::size_t const scale_cols = is_row_scaled(GetParam()) ? 1 : 2;
-  DeviceArray<char> const apart(50 * (width + 64));
-  DeviceArray<float> const scales(50 * (scale_cols + 3));
+  TypedMemory<char> const apart(50 * (width + 64));
+  TypedMemory<float> const scales(50 * (scale_cols + 3));
   apart.fill_bytes(0xFF);
   scales.fill_bytes(0xFF);
   ASSERT_EQ(cudaMemcpy2D(apart.data(), width + 64, problem.x.data(), width, width, 50, cudaMemcpyDeviceToDevice), cudaSuccess);
@@ -240,8 +240,8 @@ TEST_P(HopperFeatures, RowsOfXMayBeApart) {
                            cudaMemcpyDeviceToDevice),
               cudaSuccess);
   }
-  DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(50)));
-  DeviceArray<char> const out(packed.size());
+  TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(50)));
+  TypedMemory<char> const out(packed.size());
   LayerCall call = problem.call(out.data());
   call.x = apart.data();
   call.x_stride = static_cast<std::int64_t>((width + 64) / static_cast<std::size_t>(bytes));

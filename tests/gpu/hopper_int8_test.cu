@@ -75,7 +75,7 @@ class Int8Exact {
     options.scale_floor = moe::quantization::Int8Unit::scale(0);
     ContiguousLayer const layer({1, hidden_, inter_, 1}, Scheme::int8_row, weights, options,
                                 layer_launcher<Scheme::int8_row, AnyActivation>());
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens_)));
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens_)));
     workspace.fill_bytes(0xFF);
     out_.fill_bytes(0xFF);
     LayerCall call{};
@@ -114,9 +114,9 @@ class Int8Exact {
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   int shown() const { return std::min(hidden_, inter_ - first_); }
   int tokens_, hidden_, inter_, first_;
-  DeviceArray<char> x_, w13_, w2_, out_;
-  DeviceArray<float> x_scales_, w13_scales_, w2_scales_, weights_;
-  DeviceArray<std::int32_t> ids_;
+  TypedMemory<char> x_, w13_, w2_, out_;
+  TypedMemory<float> x_scales_, w13_scales_, w2_scales_, weights_;
+  TypedMemory<std::int32_t> ids_;
   std::vector<float> scales_;
 };
 

@@ -18,7 +18,7 @@
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/common/problem.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
-#include "tests/gpu/device_array.cuh"
+#include "tests/gpu/typed_memory.cuh"
 
 namespace moe_test {
 
@@ -237,9 +237,9 @@ struct Problem {
   Scheme scheme;
   int tokens;
   Features features;
-  DeviceArray<char> x, w13, w2;
-  DeviceArray<float> x_scales, w13_scales, w2_scales, w13_bias, w2_bias, weights;
-  DeviceArray<std::int32_t> ids;
+  TypedMemory<char> x, w13, w2;
+  TypedMemory<float> x_scales, w13_scales, w2_scales, w13_bias, w2_bias, weights;
+  TypedMemory<std::int32_t> ids;
 
   Problem(LocalShape s, Scheme scheme_, int tokens_, Pattern pattern, std::uint64_t seed, Features const& features_ = {})
       : shape(s), scheme(scheme_), tokens(tokens_), features(features_) {
@@ -248,11 +248,11 @@ struct Problem {
     std::size_t const e13 = s.num_experts * rows13 * s.hidden;
     std::size_t const e2 = std::size_t(s.num_experts) * s.intermediate * s.hidden;
     std::size_t const element = moe::hopper::element_bytes(scheme);
-    w13 = DeviceArray<char>(e13 * element);
-    w2 = DeviceArray<char>(e2 * element);
-    x = DeviceArray<char>(std::size_t(tokens) * s.hidden * 2);
-    weights = DeviceArray<float>(std::size_t(tokens) * s.topk);
-    ids = DeviceArray<std::int32_t>(std::size_t(tokens) * s.topk);
+    w13 = TypedMemory<char>(e13 * element);
+    w2 = TypedMemory<char>(e2 * element);
+    x = TypedMemory<char>(std::size_t(tokens) * s.hidden * 2);
+    weights = TypedMemory<float>(std::size_t(tokens) * s.topk);
+    ids = TypedMemory<std::int32_t>(std::size_t(tokens) * s.topk);
     float const in_sigma = 1.0F / std::sqrt(float(s.hidden)), mid_sigma = 1.0F / std::sqrt(float(s.intermediate));
     if (scaled) {
       if (scheme == Scheme::int8_row) {
@@ -267,8 +267,8 @@ struct Problem {
         std::size_t const block = (rows + 127) / 128 * std::size_t((columns + 127) / 128);
         return s.num_experts * (scheme == Scheme::fp8_block ? block : features.tensor_scales ? 1 : rows);
       };
-      w13_scales = DeviceArray<float>(count(rows13, s.hidden));
-      w2_scales = DeviceArray<float>(count(s.hidden, s.intermediate));
+      w13_scales = TypedMemory<float>(count(rows13, s.hidden));
+      w2_scales = TypedMemory<float>(count(s.hidden, s.intermediate));
       fill_positive<<<256, 256>>>(w13_scales.data(), w13_scales.size(), seed + 3, 0.005F * of_code * in_sigma, 0.015F * of_code * in_sigma);
       fill_positive<<<256, 256>>>(w2_scales.data(), w2_scales.size(), seed + 4, 0.005F * of_code * mid_sigma, 0.015F * of_code * mid_sigma);
       normal<__nv_bfloat16>(x, std::size_t(tokens) * s.hidden, seed + 5, 1.0F);
@@ -279,8 +279,8 @@ struct Problem {
       fill16<__half>(e13, e2, seed, in_sigma, mid_sigma);
     }
     if (features.bias) {
-      w13_bias = DeviceArray<float>(s.num_experts * rows13);
-      w2_bias = DeviceArray<float>(std::size_t(s.num_experts) * s.hidden);
+      w13_bias = TypedMemory<float>(s.num_experts * rows13);
+      w2_bias = TypedMemory<float>(std::size_t(s.num_experts) * s.hidden);
       fill_normal<<<256, 256>>>(w13_bias.data(), static_cast<long long>(w13_bias.size()), seed + 8, 0.5F);
       fill_normal<<<256, 256>>>(w2_bias.data(), static_cast<long long>(w2_bias.size()), seed + 9, 0.5F);
     }
@@ -305,7 +305,7 @@ struct Problem {
 
  private:
   template <class T>
-  static void normal(DeviceArray<char> const& to, std::size_t count, std::uint64_t seed, float sigma) {
+  static void normal(TypedMemory<char> const& to, std::size_t count, std::uint64_t seed, float sigma) {
     fill_normal<<<1024, 256>>>(reinterpret_cast<T*>(to.data()), static_cast<long long>(count), seed, sigma);
   }
   template <class T>
@@ -316,8 +316,8 @@ struct Problem {
   }
   void quantize() {
     int const group = scheme == Scheme::fp8_block ? 128 : 0;
-    DeviceArray<char> codes(std::size_t(tokens) * shape.hidden);
-    DeviceArray<float> scales(std::size_t(tokens) * (group == 0 ? 1 : (shape.hidden + 127) / 128));
+    TypedMemory<char> codes(std::size_t(tokens) * shape.hidden);
+    TypedMemory<float> scales(std::size_t(tokens) * (group == 0 ? 1 : (shape.hidden + 127) / 128));
     quantize_x<<<256, 256>>>(scheme, reinterpret_cast<__nv_bfloat16*>(x.data()), tokens, shape.hidden, group, features.options.static_scale,
                              codes.data(), scales.data());
     moe::hopper::check_cuda(cudaDeviceSynchronize(), "quantize_x");
@@ -340,9 +340,9 @@ inline double tolerance(Scheme scheme, int tokens) { return !moe::hopper::is_fp8
 /// Compares `out` [tokens, H] (bf16, or fp16 for f16) with the reference on the tokens given.
 inline Difference compare(Problem const& p, void const* out, std::vector<int> const& tokens) {
   int const count = static_cast<int>(tokens.size());
-  DeviceArray<int> device_tokens(count);
+  TypedMemory<int> device_tokens(count);
   device_tokens.upload(tokens);
-  DeviceArray<float> inter(std::size_t(count) * p.shape.topk * p.shape.intermediate), reference(std::size_t(count) * p.shape.hidden);
+  TypedMemory<float> inter(std::size_t(count) * p.shape.topk * p.shape.intermediate), reference(std::size_t(count) * p.shape.hidden);
   inter.fill_bytes(0);
   ReferenceArgs a{
       p.shape,      p.scheme,     p.features,          p.x_scales.data(),  p.w13_bias.data(), p.w2_bias.data(), p.x.data(),

@@ -33,8 +33,8 @@ class HopperRowScales : public testing::TestWithParam<Scheme> {
   /// The output of one call with poisoned memory. K is not cut: the order of fp8's sums would depend on the multiprocessors.
   static std::vector<char> output(Problem const& problem, int tokens, int workers, int tile_rows, bool self_align) {
     ContiguousLayer const layer = layer_of(problem, workers);
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-    DeviceArray<char> const out(bytes_of(problem.shape, tokens));
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    TypedMemory<char> const out(bytes_of(problem.shape, tokens));
     workspace.fill_bytes(0xFF);
     out.fill_bytes(0xFF);
     Tuning tuning{};
@@ -104,8 +104,8 @@ TEST_P(HopperRowScales, CallsInAGraphRepeat) {
   for (int tokens : {3, 60}) {
     Problem const problem(shape, GetParam(), tokens, Pattern::random, 71);
     ContiguousLayer const layer = layer_of(problem, 0);
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-    DeviceArray<char> const out(bytes_of(shape, tokens));
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+    TypedMemory<char> const out(bytes_of(shape, tokens));
     for (bool self_align : {false, true}) {
       Tuning tuning{};
       tuning.tile_rows = 16;
@@ -156,12 +156,12 @@ TEST_P(HopperRowScales, BatchesOfLongRows) {
   }
   problem.ids.upload(ids);
   problem.weights.upload(std::vector<float>(static_cast<std::size_t>(slots), 1.0F));
-  DeviceArray<std::int32_t> const device_counts(counts.size());
+  TypedMemory<std::int32_t> const device_counts(counts.size());
   device_counts.upload(counts);
   for (int workers : {1, 0}) {
     ContiguousLayer const layer = layer_of(problem, workers);
-    DeviceArray<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(slots)));
-    DeviceArray<char> const out(bytes_of(shape, slots));
+    TypedMemory<char> const workspace(static_cast<std::size_t>(layer.workspace_bytes(slots)));
+    TypedMemory<char> const out(bytes_of(shape, slots));
     for (int expected : {1, 33, kCapacity}) {
       workspace.fill_bytes(0xFF);
       out.fill_bytes(0xFF);

@@ -13,9 +13,9 @@ using moe::hopper::ContiguousLayer;
 void expect_equal(Scheme scheme, int topk, int tokens, Pattern pattern) {
   Problem const p({8, 256, 256, topk}, scheme, tokens, pattern, 17);
   ContiguousLayer const layer(p.shape, scheme, p.layer_weights());
-  DeviceArray<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+  TypedMemory<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
   std::size_t const bytes = static_cast<std::size_t>(tokens) * 256 * 2;
-  DeviceArray<char> packed(bytes), strided(bytes);
+  TypedMemory<char> packed(bytes), strided(bytes);
   packed.fill_bytes(0xff);
   strided.fill_bytes(0xff);
   layer.forward(p.call(packed.data()), workspace.data(), nullptr);
@@ -24,7 +24,7 @@ void expect_equal(Scheme scheme, int topk, int tokens, Pattern pattern) {
     auto const host = from.download();
     std::vector<std::remove_cvref_t<decltype(host[0])>> to(static_cast<std::size_t>(tokens * stride), host[0]);
     for (int i = 0; i < tokens * topk; ++i) to[static_cast<std::size_t>(i / topk * stride + i % topk)] = host[static_cast<std::size_t>(i)];
-    DeviceArray<std::remove_cvref_t<decltype(host[0])>> device(to.size());
+    TypedMemory<std::remove_cvref_t<decltype(host[0])>> device(to.size());
     device.upload(to);
     return device;
   };

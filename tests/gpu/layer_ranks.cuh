@@ -31,6 +31,7 @@
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
 #include "tests/gpu/normal_expert.hpp"
+#include "tests/gpu/relative_error.hpp"
 
 namespace moe_test {
 
@@ -225,17 +226,5 @@ class OneRank : public LayerRank<backends::NoExpertParallel<Cuda>> {
     return out;
   }
 };
-
-/// ‖got - want‖ / ‖want‖; infinite if a value is not finite or sizes differ.
-inline double relative_error(std::vector<float> const& got, std::vector<float> const& want) {
-  double error = 0, norm = 1e-30;
-  if (got.size() != want.size()) return INFINITY;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (!std::isfinite(got[i])) return INFINITY;
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
 
 }  // namespace moe_test

@@ -21,15 +21,15 @@ using namespace moe::quantization;
 
 /// Device memory with the bytes of a host vector.
 template <class T>
-class OnDevice {
+class TypedCopy {
  public:
-  explicit OnDevice(std::vector<T> const& host) : size_(host.size()) {
+  explicit TypedCopy(std::vector<T> const& host) : size_(host.size()) {
     EXPECT_EQ(cudaMalloc(&data_, std::max<std::size_t>(1, size_ * sizeof(T))), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
   }
-  OnDevice(OnDevice const&) = delete;
-  OnDevice& operator=(OnDevice const&) = delete;
-  ~OnDevice() { cudaFree(data_); }
+  TypedCopy(TypedCopy const&) = delete;
+  TypedCopy& operator=(TypedCopy const&) = delete;
+  ~TypedCopy() { cudaFree(data_); }
   T* get() { return data_; }
   std::vector<T> read() {
     std::vector<T> host(size_);
@@ -91,9 +91,9 @@ void compare(Scheme const& scheme, std::int64_t cols) {
   std::int64_t const payload = Scheme::payload_cols(cols), scales = Scheme::scale_cols(cols);
   std::vector<Code> q(static_cast<std::size_t>(kRows * payload));
   std::vector<Scale> s(static_cast<std::size_t>(kRows * scales));
-  OnDevice<Act> device_x(x);
-  OnDevice<Code> device_q(q);
-  OnDevice<Scale> device_s(s);
+  TypedCopy<Act> device_x(x);
+  TypedCopy<Code> device_q(q);
+  TypedCopy<Scale> device_s(s);
   auto const rows_of = [](auto* data, std::int64_t width) { return moe::make_rows<moe::dynamic>(data, kRows, width); };
   quantize_rows(scheme, rows_of(x.data(), cols), rows_of(q.data(), payload), rows_of(s.data(), scales));
   quantize_rows_on_device(scheme, rows_of(static_cast<Act const*>(device_x.get()), cols), rows_of(device_q.get(), payload),
@@ -105,7 +105,7 @@ void compare(Scheme const& scheme, std::int64_t cols) {
   for (std::int64_t r = 0; r < kRows; ++r) {
     scheme.template dequantize_row<Act>(q.data() + r * payload, s.data() + r * scales, cols, out.data() + r * cols);
   }
-  OnDevice<float> device_out(out);
+  TypedCopy<float> device_out(out);
   dequantize_rows<Scheme, Act><<<kRows, 32>>>(scheme, device_q.get(), device_s.get(), cols, device_out.get());
   auto const got = device_out.read();
   for (std::size_t i = 0; i < out.size(); ++i) {

@@ -14,10 +14,10 @@ TEST(QuantizationDeviceBatched, OnlyCountedRowsAreTouched) {
   std::vector<std::int32_t> const counts{2, 0, 5};
   std::vector<std::uint8_t> q(x.size(), 0xAB);
   std::vector<float> s(kExperts * kCapacity * 2, -1.0F);
-  OnDevice<moe::bf16> device_x(x);
-  OnDevice<std::int32_t> device_counts(counts);
-  OnDevice<std::uint8_t> device_q(q);
-  OnDevice<float> device_s(s);
+  TypedCopy<moe::bf16> device_x(x);
+  TypedCopy<std::int32_t> device_counts(counts);
+  TypedCopy<std::uint8_t> device_q(q);
+  TypedCopy<float> device_s(s);
   auto const blocks_of = [](auto* data, std::int64_t width) { return moe::make_blocks(data, kExperts, kCapacity, width); };
   quantize_batched(Fp8Block<>{}, blocks_of(x.data(), kHidden), counts, blocks_of(q.data(), kHidden), blocks_of(s.data(), 2));
   quantize_batched_on_device(Fp8Block<>{}, blocks_of(static_cast<moe::bf16 const*>(device_x.get()), kHidden), device_counts.get(),
@@ -31,7 +31,7 @@ TEST(QuantizationDeviceLayouts, Q8_SwizzleIsTheHosts) {
     SwizzledScales const layout{rows, 5};
     std::vector<std::uint8_t> linear(static_cast<std::size_t>(rows * 5)), swizzled(static_cast<std::size_t>(layout.size()), 0xEE);
     for (std::size_t i = 0; i < linear.size(); ++i) linear[i] = static_cast<std::uint8_t>(i * 7 % 251);
-    OnDevice<std::uint8_t> device_linear(linear), device_swizzled(swizzled);
+    TypedCopy<std::uint8_t> device_linear(linear), device_swizzled(swizzled);
     swizzle(layout, linear.data(), swizzled.data());
     swizzle_on_device(layout, device_linear.get(), 5, device_swizzled.get(), nullptr);
     EXPECT_TRUE(same_bytes(device_swizzled.read(), swizzled)) << rows;
@@ -49,7 +49,7 @@ __global__ void cast_all(std::uint8_t* e4m3, std::uint8_t* e5m2, std::uint8_t* e
 TEST(QuantizationDeviceFormats, CastsAreTheHosts) {
   for (std::uint32_t const spread : {0U, 1U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
     std::vector<std::uint8_t> const blank(65536);
-    OnDevice<std::uint8_t> e4m3(blank), e5m2(blank), e2m1(blank);
+    TypedCopy<std::uint8_t> e4m3(blank), e5m2(blank), e2m1(blank);
     cast_all<<<256, 256>>>(e4m3.get(), e5m2.get(), e2m1.get(), spread);
     auto const got4 = e4m3.read(), got5 = e5m2.read(), got2 = e2m1.read();
     for (std::uint32_t i = 0; i < 65536; ++i) {

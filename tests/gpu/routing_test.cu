@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/routing_test.cu: the routing kernel against the host: ids, weights, mapping, load and permutation, bit for bit.
+// moe-alone: the registers of its kernels are tested.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_linear_test.cu: linear layers of a block on the device against sums in double: gates in true float32, projections, and
 // shared experts; sizes that do not divide, strides, zero rows, the same bits again, and captured graphs.
+// moe-alone: it is compiled for every architecture.
 #include <gtest/gtest.h>
 
 #include <array>

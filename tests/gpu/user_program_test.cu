@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/user_program_test.cu: a user's program: one include for each policy, no explicit instantiation. One rank, so every backend over
 // a communicator gives the same bits as no expert parallelism.
+// moe-alone: what a user includes must be enough.
 #include <gtest/gtest.h>
 
 #include <cmath>

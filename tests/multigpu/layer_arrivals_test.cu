@@ -17,12 +17,12 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
-#include "tests/gpu/device_array.cuh"
+#include "tests/gpu/typed_memory.cuh"
 
 namespace {
 
 using namespace moe;
-using moe_test::DeviceArray;
+using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
 
 struct Plain : LayerDefaults {
@@ -47,18 +47,18 @@ class Subject {
  public:
   explicit Subject(int max_tokens = kMaxTokens, int capacity = 0, int timeout_ms = 20'000)
       : comm_(connect()), max_tokens_(max_tokens), shape_{kHidden, kIntermediate, kLocal * comm_.size(), kTopK, false} {
-    w13_ = DeviceArray<bf16>(std::size_t{kLocal} * 2 * kIntermediate * kHidden);
-    w2_ = DeviceArray<bf16>(std::size_t{kLocal} * kHidden * kIntermediate);
-    auto const fill = [&](DeviceArray<bf16> const& to, int seed, float sigma) {
+    w13_ = TypedMemory<bf16>(std::size_t{kLocal} * 2 * kIntermediate * kHidden);
+    w2_ = TypedMemory<bf16>(std::size_t{kLocal} * kHidden * kIntermediate);
+    auto const fill = [&](TypedMemory<bf16> const& to, int seed, float sigma) {
       moe_test::fill_normal<<<256, 256>>>(reinterpret_cast<__nv_bfloat16*>(to.data()), static_cast<long long>(to.size()),
                                           static_cast<std::uint64_t>(seed), sigma);
     };
     fill(w13_, 2 * comm_.rank(), 0.03F);
     fill(w2_, 2 * comm_.rank() + 1, 0.04F);
-    x_ = DeviceArray<bf16>(std::size_t{kMaxTokens} * kHidden);
-    ids_ = DeviceArray<std::int32_t>(std::size_t{kMaxTokens} * kTopK);
-    weights_ = DeviceArray<float>(std::size_t{kMaxTokens} * kTopK);
-    for (auto& out : out_) out = DeviceArray<bf16>(std::size_t{kMaxTokens} * kHidden);
+    x_ = TypedMemory<bf16>(std::size_t{kMaxTokens} * kHidden);
+    ids_ = TypedMemory<std::int32_t>(std::size_t{kMaxTokens} * kTopK);
+    weights_ = TypedMemory<float>(std::size_t{kMaxTokens} * kTopK);
+    for (auto& out : out_) out = TypedMemory<bf16>(std::size_t{kMaxTokens} * kHidden);
     check_cuda(cudaDeviceSynchronize(), "fill");
     build(plain_, capacity, timeout_ms);
     build(fused_, capacity, timeout_ms);
@@ -136,7 +136,7 @@ class Subject {
   }
   template <class Config>
   void build(std::optional<Layer<Config>>& layer, int capacity, int timeout_ms) {
-    auto const matrix = [](DeviceArray<bf16> const& codes, int rows, int cols) {
+    auto const matrix = [](TypedMemory<bf16> const& codes, int rows, int cols) {
       ExpertMatrix<bf16, typename quantization::None::WeightScale> m{};
       m.codes = make_blocks(static_cast<bf16 const*>(codes.data()), kLocal, rows, cols);
       m.rows = rows;
@@ -188,9 +188,9 @@ class Subject {
   comm::Nccl comm_;
   int max_tokens_;
   LayerShape shape_;
-  DeviceArray<bf16> w13_, w2_, x_, out_[2];
-  DeviceArray<std::int32_t> ids_;
-  DeviceArray<float> weights_;
+  TypedMemory<bf16> w13_, w2_, x_, out_[2];
+  TypedMemory<std::int32_t> ids_;
+  TypedMemory<float> weights_;
   CudaStream stream_;
   std::optional<Layer<Plain>> plain_;
   std::optional<Layer<Fused>> fused_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/device_array.cuh: device memory of one type, and random values in it.
+// tests/gpu/typed_memory.cuh: device memory of one type, and random values in it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,15 +20,15 @@ namespace moe_test {
 
 /// Device memory of one type.
 template <class T>
-class DeviceArray {
+class TypedMemory {
  public:
-  DeviceArray() = default;
-  explicit DeviceArray(std::size_t count) : count_(count) {
+  TypedMemory() = default;
+  explicit TypedMemory(std::size_t count) : count_(count) {
     moe::hopper::check_cuda(cudaMalloc(&data_, std::max<std::size_t>(count, 64) * sizeof(T)), "cudaMalloc");
   }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(DeviceArray&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr; }
-  DeviceArray& operator=(DeviceArray&& other) noexcept {
+  ~TypedMemory() { cudaFree(data_); }
+  TypedMemory(TypedMemory&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr; }
+  TypedMemory& operator=(TypedMemory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(count_, other.count_);
     return *this;
