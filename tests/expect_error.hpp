@@ -10,6 +10,13 @@
 
 #include "moe/core/error.hpp"
 
+/// The message must have this part.
+#define EXPECT_HAS(message, part)                                        \
+  do {                                                                   \
+    std::string const has_message = (message);                           \
+    EXPECT_NE(has_message.find(part), std::string::npos) << has_message; \
+  } while (false)
+
 namespace moe_test {
 
 /// call() must throw an error of this code, which is one line; its message, and "" without one.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/core_contract_test.cpp: every backend whose exchange is in another header names a header that exists, in either space;
 // optional facts have their defaults; archetypes model the contracts.
+// moe-alone: it tests compositions whose headers are not included.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -59,11 +59,6 @@ json without(json j, char const* field) {
 std::string refusal(ErrorCode code, json const& j, std::int64_t layer = 0) {
   return expect_error(code, [&] { (void)describe(j, layer); });
 }
-#define EXPECT_HAS(message, part)                                        \
-  do {                                                                   \
-    std::string const& has_message = (message);                          \
-    EXPECT_NE(has_message.find(part), std::string::npos) << has_message; \
-  } while (false)
 
 TEST(HfConfig, Qwen3) {
   LayerDescription const d = describe(qwen3(), 47);

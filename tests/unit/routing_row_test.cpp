@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/routing_row_test.cpp: the routing tables (tests/routing_tables.hpp) through the host's function of one row, and the scores
 // that it is made of.
+// moe-alone: its suites are in routing_tables.hpp, and it defines a function that is declared there.
 #include "moe/routing/row/route_row.hpp"
 
 #include "routing_tables.hpp"
