@@ -3,6 +3,10 @@
 // each padded batch size, large batches in two halves: mpirun -n 4 example_data_parallel_decode_cuda
 #include <mpi.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <moe/backends/window/device/low_latency.cuh>
 #include <moe/comm/mpi.hpp>
@@ -15,6 +19,7 @@
 #include <moe/runner/device/two_queues.hpp>
 #include <moe/runner/runner.hpp>
 #include <random>
+#include <vector>
 
 using namespace moe;
 constexpr int kHidden = 512, kIntermediate = 256, kExperts = 32, kTopK = 4, kSequences = 32;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/load_block.cpp: an MoE block of a checkpoint directory in one call: example_load_block [checkpoint] [layer]
+#include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <moe/io/progress_line.hpp>
 #include <moe/models/load_runner_host.hpp>
 #include <moe/moe.hpp>
+#include <string_view>
 
 using Block = moe::models::AnyBlock<moe::quantization::None, moe::backends::NoExpertParallel<>>;
 
 int main(int argc, char** argv) try {
-  char* end = nullptr;
-  long const layer = argc > 2 ? std::strtol(argv[2], &end, 10) : 1;
-  if (end != nullptr && (end == argv[2] || *end != '\0')) {
+  std::string_view const word = argc > 2 ? argv[2] : "1";
+  std::int64_t layer = 0;
+  auto const [end, error] = std::from_chars(word.data(), word.data() + word.size(), layer);
+  if (error != std::errc{} || end != word.data() + word.size()) {
     std::printf("layer: \"%s\", expected a whole number\n", argv[2]);
     return 2;
   }

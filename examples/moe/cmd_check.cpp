@@ -56,7 +56,7 @@ std::string builds(Names const& n, Judgement const& j) {
   for (CompositionRow const& row : compositions()) {
     if (row.quantization == n[2] && row.backend == n[3] && row.experts == n[4] && row.space == j.space && row.experts_space == j.space) {
       if (row.refused == nullptr) return row.builds;
-      return text("its layers have types of run time, for which: ", row.refused);
+      return text("this program's layers have run-time types, for which: ", row.refused);
     }
   }
   throw Error(ErrorCode::internal, text("the registry has no composition ", n[2], ", ", n[3], ", ", n[4]));

@@ -19,6 +19,7 @@
 
 #include "examples/moe/commands.hpp"
 #include "examples/moe/option_values.hpp"
+#include "examples/moe/placement.hpp"
 #include "moe/eplb/balancedness.hpp"
 #include "moe/eplb/files.hpp"
 #include "moe/eplb/propose.hpp"
@@ -71,13 +72,7 @@ Plan make_plan(PlanOptions const& options) {
     throw Error(ErrorCode::argument, text("--layer ", options.layer, " is out of range [0, ", plan.load.rows(), ")"));
   }
   int const physical = plan.load.cols() + options.replicas;
-  if (physical % options.ranks != 0) {
-    int const over = physical % options.ranks;
-    int const below = options.replicas - over;
-    throw Error(ErrorCode::config,
-                text("every rank must have the same number of slots: ", plan.load.cols(), " experts + ", options.replicas, " replicas on ",
-                     options.ranks, " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + options.ranks));
-  }
+  check_slots(plan.load.cols(), options.replicas, options.ranks);
   plan.asked = {.num_physical = physical, .num_groups = options.groups, .num_nodes = options.nodes, .num_ranks = options.ranks};
   std::tie(plan.topology, plan.policy) = moe::eplb::effective_topology(plan.asked, plan.load.cols());
   plan.before = ExpertMaps::initial(plan.load.rows(), plan.load.cols(), options.replicas);

@@ -50,7 +50,7 @@ void add_quantize(CLI::App& app) {
       if (!options.tensor.empty())
         throw CLI::ValidationError("--tensor", "the input is a checkpoint directory, all its experts are quantised");
       if (std::find(schemes.begin(), schemes.end(), options.scheme) == schemes.end()) {
-        throw CLI::ValidationError("--scheme", refusal(options.scheme, "one of ", joined(schemes), ", which a checkpoint is written as"));
+        throw CLI::ValidationError("--scheme", refusal(options.scheme, "for a checkpoint one of ", joined(schemes)));
       }
       quantize_checkpoint(options);
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/judge.cpp: the rules of core/check.hpp over names, from tables of what they say of the registry's policies.
+// examples/moe/judge.cpp: the rules of core/contract/check.hpp over names, from tables of what they say of the registry's policies.
 #include "examples/moe/judge.hpp"
 
 #include <algorithm>

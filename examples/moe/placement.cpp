@@ -62,7 +62,7 @@ void place_experts(Job& job) {
                 moe::io::one_line("--placement: ", refusal(o.placement, "linear, round_robin, or a file of maps; there is no such file")));
   }
   if (named && experts + o.replicas < ranks) {
-    throw Error(ErrorCode::config, text(ranks, " ranks for ", experts, " experts: each rank needs one at least. Fix: mpirun -n ", experts,
+    throw Error(ErrorCode::config, text(ranks, " ranks for ", experts, " experts: each rank needs at least one. Fix: mpirun -n ", experts,
                                         ", or --replicas ", ranks - experts));
   }
   if (named && o.replicas == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/moe/policy_lists.hpp: the registry's lists as packs of types. A table over several lists is then one constant; nested visits
-// of the lists would be code for each product of their types, which takes minutes to compile.
+// of the lists would be code for each product of their types, which took a minute to compile.
 #pragma once
 
 #include <algorithm>

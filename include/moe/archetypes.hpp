@@ -3,6 +3,7 @@
 // parameters are the facts that the composition rules judge, so that a test can break exactly one rule.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -332,7 +333,7 @@ struct StatedCommunicator : comm::Self<> {
   void begin_abort() noexcept { failed_ = true; }
 
  private:
-  bool failed_ = false;
+  std::atomic<bool> failed_ = false;
 };
 
 }  // namespace moe::archetypes

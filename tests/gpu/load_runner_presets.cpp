@@ -32,6 +32,7 @@ using moe_test::add_fp8_blocks;
 using moe_test::add_gptq;
 using moe_test::CheckpointWriter;
 using moe_test::definition;
+using moe_test::expect_near;
 using moe_test::FileDType;
 using moe_test::forward;
 using moe_test::json;
@@ -42,27 +43,7 @@ using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
 using moe_test::Zeros;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
-
-/// The median over the rows of a row's relative error.
-double median_row_error(std::vector<float> const& got, float const* want, std::int64_t rows) {
-  std::vector<double> errors;
-  std::int64_t const h = static_cast<std::int64_t>(got.size()) / rows;
-  for (std::int64_t t = 0; t < rows; ++t) {
-    errors.push_back(relative_error({got.begin() + t * h, got.begin() + (t + 1) * h}, want + t * h));
-  }
-  std::nth_element(errors.begin(), errors.begin() + rows / 2, errors.end());
-  return errors[at(rows / 2)];
-}
-/// Of all rows together, and of the median row. A value of an intermediate row that lies between two codes may round the other way in the
-/// kernel: a row that has one is off by some percent, which counts among few rows.
-void expect_near(std::vector<float> const& got, float const* want, std::int64_t rows, double tolerance) {
-  EXPECT_LT(relative_error(got, want), rows < 64 ? 3 * tolerance : tolerance) << rows << " rows";
-  if (rows > 1) {
-    EXPECT_LT(median_row_error(got, want, rows), tolerance) << rows << " rows";
-  }
-}
 
 class LoadOnGpu : public testing::Test {
  protected:

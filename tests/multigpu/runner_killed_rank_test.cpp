@@ -55,8 +55,8 @@ using std::chrono::milliseconds;
 constexpr int kRanks = 4, kVictim = kRanks - 1, kRows = 5;
 constexpr std::int64_t kDeadline = 3000;
 constexpr std::int64_t kConnect = 60'000;  ///< for what comes before the deaths: processes may start late
-/// For the survivors to meet: what lies between the first and the last one is what they have to be told and to leave in. A survivor that
-/// does not come then costs the others no more than this.
+/// For the survivors to meet. They arrive at different times, because each must first get its error and leave the old group. A survivor
+/// that never comes costs the others this long.
 constexpr std::int64_t kMeet = 30'000;
 /// Of waits in which all ranks are alive and connected: a circle of waits shows as an error, not as a test that hangs.
 constexpr std::int64_t kAlive = 15'000;

@@ -5,7 +5,7 @@
 # line "skipped, ...". device_refusals_test.py has what is refused before.
 #
 # A case is a start of the tool for each space. The one with a GPU takes seconds, most of them for CUDA and NCCL, so several run at a time,
-# each with its seconds in a line. One that does not end is killed and named, and the test ends within LIMIT.
+# each with its seconds in a line. One that does not end is killed and named; no case begins after LIMIT.
 import itertools
 import os
 import pathlib
@@ -20,7 +20,7 @@ from refusals import BACKENDS, REFERENCE, NeedsGpu, all_ranks, same_refusal, wit
 from tool import in_parallel, moe, no_gpus, padded_block, read, write
 
 BATCHED = ("low_latency", "pplx")
-LIMIT, RUN = 110, 45  # seconds: of the test, and of one start of the tool
+LIMIT, RUN = 110, 45  # seconds: in which cases begin, and of one start of the tool
 AT_A_TIME = max(2, min(8, (os.cpu_count() or 1) // 2))  # each has less than 2 GB on the first GPU
 STARTED = time.monotonic()
 
@@ -69,7 +69,7 @@ def judge(check, name, arguments, backend, ranks):
     case = f"{name}, {backend} on {all_ranks(arguments, ranks) or 1} ranks"
     left = LIMIT - (start - STARTED)
     try:
-        what = check(name, arguments, backend, ranks, timeout=min(RUN, left)) if left > 1 else f"{case}: no time was left"
+        what = check(name, arguments, backend, ranks, timeout=RUN) if left > 0 else f"{case}: no time was left"
     except subprocess.TimeoutExpired as late:
         what = f"{case}: not over after {late.timeout:.0f} s: {late.cmd}: {late.stderr}"
     now = time.monotonic()

@@ -22,7 +22,7 @@ KINDS = {
 COMMUNICATORS = """\
 Communicators and windows are types of `moe::comm`, in `moe/comm/`: `Self<>` in `self.hpp`, `Mpi` in `mpi.hpp`, `MpiShared` in
 `mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp`. A window's layer is constructed with the communicator
-under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`.
+under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`. `space::host` and `space::cuda` are types of `moe`.
 """.split("\n")
 
 HEAD = """# What the library supports

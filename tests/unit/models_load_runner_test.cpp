@@ -30,6 +30,7 @@
 #include "packed_checkpoint.hpp"
 #include "packed_definition.hpp"
 #include "temporary_directory.hpp"
+#include "tests/gpu/relative_error.hpp"
 
 namespace {
 
@@ -273,6 +274,8 @@ TEST(PackedExperts, Nvfp4HasNoReaderAndIsRefused) {
   });
   expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become nvfp4_w4a16 without a second rounding",
                [&] { expect_same_values<quantization::Nvfp4W4A16>(directory.path()); });
+  expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become nvfp4 without a second rounding",
+               [&] { expect_same_values<quantization::Nvfp4>(directory.path()); });
 }
 TEST(PackedExperts, IntegersOfCompressedTensors) {
   TemporaryDirectory const directory;
@@ -294,15 +297,6 @@ using Fp8Layer =
     ModularKernel<models::RuntimeLayer<float, float>, routing::AnyRouter, quantization::Fp8Block<>, Local, experts::Reference<float>>;
 using SharedInFp8 = Runner<Fp8Layer, models::AnyParts<float, SharedFp8>>;
 using SharedDense = Runner<Fp8Layer, models::AnyParts<float, models::HostShared>>;
-
-double root_mean_square_error(std::vector<float> const& got, std::vector<float> const& want) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    error += std::pow(static_cast<double>(got[i]) - want[i], 2);
-    norm += std::pow(static_cast<double>(want[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
 
 /// In the scheme the shared expert's rows are quantised, dense they are not; either way the block is that of the definition. A value that
 /// lies between two codes may round the other way than in double.
@@ -326,9 +320,9 @@ TEST(SharedExperts, Fp8BlocksOfTheFile) {
   EXPECT_FALSE(dense.shared_direct());
   auto const want_in_scheme = moe_test::definition<Rows>(w, x, kRows);
   auto const want_dense = moe_test::definition<Rows, quantization::None>(w, x, kRows);
-  EXPECT_LT(root_mean_square_error(output(in_scheme), want_in_scheme), 3e-3);
-  EXPECT_LT(root_mean_square_error(output(dense), want_dense), 3e-3);
-  EXPECT_GT(root_mean_square_error(want_in_scheme, want_dense), 1e-2);
+  EXPECT_LT(moe_test::relative_error(output(in_scheme), want_in_scheme), 3e-3);
+  EXPECT_LT(moe_test::relative_error(output(dense), want_dense), 3e-3);
+  EXPECT_GT(moe_test::relative_error(want_in_scheme, want_dense), 1e-2);
 }
 TEST(SharedExperts, APolicyWithoutAnotherWayRefusesWhatIsNotStoredInItsScheme) {
   TemporaryDirectory const directory;

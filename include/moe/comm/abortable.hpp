@@ -72,7 +72,8 @@ class Abortable {
     std::scoped_lock const lock(mutex_);
     return aborted_;
   }
-  /// From any thread; waits for nothing. Each handle is aborted by a thread of its own, since freeing one may wait for the other's work.
+  /// From any thread; waits for nothing, except that it aborts the handles itself if no thread can be started. Each handle is aborted by a
+  /// thread of its own, since freeing one may wait for the other's work.
   void begin_abort() noexcept {
     std::array<Handle, N> left{};
     {

@@ -23,8 +23,8 @@ namespace moe::comm {
 
 /// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable.
 /// Threads: one at a time makes calls. Beside it any thread may call begin_abort(), failed(), rank() and size(). A call that is inside then
-/// ends at its next look at the clock, with E_STATE or the error that it met, and NCCL's communicators are freed after it (abortable.hpp).
-/// Moves and the destructor are for the last thread.
+/// ends at its next look at the clock, with E_STATE or the error that it met, and NCCL's communicators are freed after it, or after a
+/// second if it has not returned (abortable.hpp). Move or destroy it only when no other thread uses it.
 /// Collectives are enqueued on the stream; counts and offsets are in bytes (reductions: elements) and in host memory.
 ///
 /// No call waits for a peer longer than the deadline: the communicator is non-blocking (NCCL connects and launches in its own thread while
@@ -39,7 +39,7 @@ class Nccl {
   using AnyCall = detail::NcclState::Comms::Call;
   /// One call inside NCCL. E_STATE if the communicator has ended.
   struct Call : AnyCall {
-    explicit Call(Nccl const& owner) : AnyCall(owner.state_->comms) {
+    explicit Call(Nccl const& owner) : AnyCall(owner.state().comms) {
       if (!live()) owner.refuse();
     }
   };
@@ -329,6 +329,10 @@ class Nccl {
     ~AbortAtExit() { owner.begin_abort(); }
   };
   static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n); }
+  detail::NcclState& state() const {  // E_STATE once moved from
+    if (!state_) refuse();
+    return *state_;
+  }
   [[noreturn]] void refuse() const { throw Error(ErrorCode::state, text("nccl: ", phase_, " after a failure; the group must be rebuilt")); }
   /// Unless the call has succeeded: ends the communicator and throws.
   void finish(ncclResult_t result, char const* call) {

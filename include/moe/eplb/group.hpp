@@ -59,7 +59,7 @@ void wait_for(Fence<Space> const& fence, std::int64_t timeout_ms, std::string_vi
 }
 /// The same for work of a communicator. If its kernels have no deadline of their own (comm::Nccl), an error ends the communicator:
 /// otherwise no later wait for the device and no freeing of memory would return. The group must then be rebuilt. E_STATE if another thread
-/// has ended the communicator: the fence is done then, but not what it stands for.
+/// has ended the communicator: the fence has then passed, but the work before it is not complete.
 template <class Comm, class Space>
 void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, std::string_view what) {
   try {

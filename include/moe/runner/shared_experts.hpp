@@ -41,8 +41,8 @@ constexpr bool may_overlap() {
   return Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
 }
 
-/// Whether the weights of a policy have a scheme whose scales belong to parts of a matrix or of a row. A scale for whole tensors is one of
-/// the routed experts, and the shared ones have others.
+/// Whether the weights of a policy have a scheme whose scales belong to parts of a matrix or of a row. With one scale for a whole tensor,
+/// the scale in the scheme's parameters is that of the routed experts; the shared experts have another.
 template <class Policy>
 concept InAScheme = requires { typename Policy::Quant; } && Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::none &&
                     Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::per_tensor &&

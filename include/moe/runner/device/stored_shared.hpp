@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // runner/device/stored_shared.hpp: shared experts on the device in the scheme of the checkpoint where experts compute it, else dense. Plain
-// host C++; besides the definitions in dense_shared.cuh it needs the kernels of the experts and RowKernels::quantize of the scheme.
+// host C++; besides the definitions in dense_shared.cuh it needs the kernels of the experts, RowKernels::quantize of the scheme and
+// RowKernels::sigmoid_gate.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ namespace moe::runner::shared {
 /// rows run on a side stream either way.
 ///
 /// In a scheme that quantises activations the rows of the shared experts are quantised too, as those of the routed experts. That is what
-/// such a checkpoint states (activation_scheme "dynamic": every linear layer of the model that has scales) and what its model computes; its
-/// weights were made for it. Dense computes the dequantised weights with rows in bf16: nearer to the unquantised model, for twice the
+/// such a checkpoint states (activation_scheme "dynamic": every linear layer of the model that has scales) and what the released model
+/// computes. Dense computes the dequantised weights with rows in bf16: nearer to the unquantised model, for twice the
 /// bytes.
 template <class Experts, class WeightT, class QuantT>
 struct Stored {
