@@ -47,7 +47,7 @@ using moe_bench::median_and_spread;
 using moe_bench::RandomExperts;
 using moe_bench::split;
 using moe_bench::worst_of;
-using moe_test::DeviceArray;
+using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
 constexpr int kCalls = 10;
 constexpr int kRepeats = 5;
@@ -103,7 +103,7 @@ template <class Quant>
 std::vector<float> reference(RandomExperts<Quant> const& experts, LayerShape const& s, std::vector<bf16> const& x,
                              std::vector<std::int32_t> const& ids, std::vector<float> const& weights, int count) {
   auto const upload = [](auto const& host) {
-    DeviceArray<std::remove_cvref_t<decltype(host[0])>> d(host.size());
+    TypedMemory<std::remove_cvref_t<decltype(host[0])>> d(host.size());
     d.upload(host);
     return d;
   };
@@ -114,7 +114,7 @@ std::vector<float> reference(RandomExperts<Quant> const& experts, LayerShape con
   auto const dw = upload(weights);
   auto const dt = upload(tokens);
   int const k = s.topk;
-  DeviceArray<float> inter(static_cast<std::size_t>(count * k * s.intermediate)), out(static_cast<std::size_t>(count * s.hidden));
+  TypedMemory<float> inter(static_cast<std::size_t>(count * k * s.intermediate)), out(static_cast<std::size_t>(count * s.hidden));
   inter.fill_bytes(0);
   moe_test::ReferenceArgs const a{{experts.local(), static_cast<int>(s.hidden), static_cast<int>(s.intermediate), k},
                                   RandomExperts<Quant>::kFp8 ? hopper::Scheme::fp8_block : hopper::Scheme::bf16,
@@ -144,8 +144,8 @@ struct Batch {
   std::vector<bf16> x;
   std::vector<std::int32_t> ids;
   std::vector<float> weights;
-  DeviceArray<bf16> dx, out;
-  DeviceArray<float> logits;
+  TypedMemory<bf16> dx, out;
+  TypedMemory<float> logits;
 
   Batch(LayerShape const& s, int tokens, int rank, bool softmax) {
     std::mt19937 random(static_cast<unsigned>(31 + rank));
@@ -169,9 +169,9 @@ struct Batch {
       router.select(routing::RouteArgs<float>{make_rows(static_cast<float const*>(z.data()), tokens, s.num_experts), tokens, nullptr,
                                               make_rows(ids.data(), tokens, s.topk), make_rows(weights.data(), tokens, s.topk)});
     }
-    dx = DeviceArray<bf16>(x.size());
-    out = DeviceArray<bf16>(x.size());
-    logits = DeviceArray<float>(z.size());
+    dx = TypedMemory<bf16>(x.size());
+    out = TypedMemory<bf16>(x.size());
+    logits = TypedMemory<float>(z.size());
     dx.upload(x);
     logits.upload(z);
     out.fill_bytes(0xff);

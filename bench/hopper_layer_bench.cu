@@ -40,8 +40,8 @@ void check_one(char const* label, LocalShape shape, Scheme scheme, int tokens, P
                Tuning const* tuning = nullptr) {
   Problem problem(shape, scheme, tokens, pattern, seed);
   ContiguousLayer layer(shape, scheme, problem.layer_weights());
-  DeviceArray<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
-  DeviceArray<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+  TypedMemory<char> workspace(static_cast<std::size_t>(layer.workspace_bytes(tokens)));
+  TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
   double worst = 0;
   double norm = 0;
   Tuning const t = tuning != nullptr ? *tuning : choose_tuning(shape, scheme, tokens);
@@ -101,8 +101,8 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   Rotation const rotation(shape, scheme, tokens, features);
   std::vector<ContiguousLayer> layers;
   for (int s = 0; s < rotation.sets; ++s) layers.emplace_back(shape, scheme, rotation.weights_of(s).layer_weights());
-  DeviceArray<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
-  DeviceArray<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
+  TypedMemory<char> workspace(static_cast<std::size_t>(layers[0].workspace_bytes(tokens)));
+  TypedMemory<char> out(static_cast<std::size_t>(tokens) * shape.hidden * 2);
   Tuning tuning = choose_tuning(shape, scheme, tokens, scheme == Scheme::fp8_block && !features.quantized_x);
   if (tile_rows != 0) tuning.one_token = false;
   if (tile_rows > 0) {

@@ -64,14 +64,14 @@ W4Launcher launcher_of(W4Scheme scheme) {
 
 /// A layer with random weights and biases. The unpacked codes stay for the check.
 struct Layer {
-  DeviceArray<char> packed;
-  DeviceArray<std::uint8_t> c13, c2, s13, s2;
-  DeviceArray<float> b13, b2;
+  TypedMemory<char> packed;
+  TypedMemory<std::uint8_t> c13, c2, s13, s2;
+  TypedMemory<float> b13, b2;
   std::unique_ptr<W4A16Layer> layer;
 
   Layer(LocalShape const& s, W4Scheme scheme, std::uint64_t seed) {
     auto const codes = [&](long long rows, long long cols) {
-      DeviceArray<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols * code_bits(scheme) / 8));
+      TypedMemory<std::uint8_t> c(static_cast<std::size_t>(s.num_experts * rows * cols * code_bits(scheme) / 8));
       fill_bytes<<<2048, 256>>>(c.data(), static_cast<long long>(c.size()), ++seed, 0, 256);
       return c;
     };
@@ -80,7 +80,7 @@ struct Layer {
       float const sigma = (code_bits(scheme) == 8 ? 0.0125F : 0.2F) / std::sqrt(static_cast<float>(cols));
       if (scheme == W4Scheme::nvfp4) {  // scales of 0.5 to 3.75
         auto const bytes = static_cast<std::size_t>(moe::quantization::Nvfp4W4A16::weight_scale_count(rows, cols));
-        DeviceArray<std::uint8_t> v(bytes * static_cast<std::size_t>(s.num_experts));
+        TypedMemory<std::uint8_t> v(bytes * static_cast<std::size_t>(s.num_experts));
         fill_bytes<<<1024, 256>>>(v.data(), static_cast<long long>(v.size()), ++seed, 0x30, 24);
         float const global = 0.5F * sigma;
         for (int e = 0; e < s.num_experts; ++e) {
@@ -89,7 +89,7 @@ struct Layer {
         }
         return v;
       }
-      DeviceArray<std::uint8_t> v(static_cast<std::size_t>(count) * (scheme == W4Scheme::mxfp4 ? 1 : has_zero_points(scheme) ? 8 : 4));
+      TypedMemory<std::uint8_t> v(static_cast<std::size_t>(count) * (scheme == W4Scheme::mxfp4 ? 1 : has_zero_points(scheme) ? 8 : 4));
       if (scheme == W4Scheme::mxfp4) {
         fill_bytes<<<1024, 256>>>(v.data(), count, ++seed, static_cast<std::uint8_t>(125 + std::ilogb(sigma)), 3);
       } else if (!has_zero_points(scheme)) {
@@ -109,8 +109,8 @@ struct Layer {
     c2 = codes(s.hidden, s.intermediate);
     s13 = scales(2LL * s.intermediate, s.hidden, w.w13_group);
     s2 = scales(s.hidden, s.intermediate, w.w2_group);
-    b13 = DeviceArray<float>(static_cast<std::size_t>(2) * s.num_experts * s.intermediate);
-    b2 = DeviceArray<float>(static_cast<std::size_t>(s.num_experts) * s.hidden);
+    b13 = TypedMemory<float>(static_cast<std::size_t>(2) * s.num_experts * s.intermediate);
+    b2 = TypedMemory<float>(static_cast<std::size_t>(s.num_experts) * s.hidden);
     fill_normal<<<256, 256>>>(b13.data(), static_cast<long long>(b13.size()), ++seed, 1.0F);
     fill_normal<<<256, 256>>>(b2.data(), static_cast<long long>(b2.size()), ++seed, 1.0F);
     w.w13 = c13.data();
@@ -119,7 +119,7 @@ struct Layer {
     w.w2_scales = s2.data();
     w.b13 = b13.data();
     w.b2 = b2.data();
-    packed = DeviceArray<char>(static_cast<std::size_t>(W4A16Layer::packed_bytes(s, scheme)));
+    packed = TypedMemory<char>(static_cast<std::size_t>(W4A16Layer::packed_bytes(s, scheme)));
     layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), launcher_of(scheme));
     check_cuda(cudaDeviceSynchronize(), "packing");
   }
@@ -127,9 +127,9 @@ struct Layer {
 
 /// One batch of random rows.
 struct Batch {
-  DeviceArray<__nv_bfloat16> x;
-  DeviceArray<float> weights;
-  DeviceArray<std::int32_t> ids;
+  TypedMemory<__nv_bfloat16> x;
+  TypedMemory<float> weights;
+  TypedMemory<std::int32_t> ids;
   int hit = 0;
 
   Batch(LocalShape const& s, int tokens, int set)
@@ -155,7 +155,7 @@ struct Config : moe::LayerDefaults {
 
 /// ‖out − want‖ / ‖want‖ of up to four tokens of the batch. want: experts::CudaReference on the experts that these tokens choose.
 template <class Quant>
-double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int tokens, DeviceArray<__nv_bfloat16> const& out) {
+double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int tokens, TypedMemory<__nv_bfloat16> const& out) {
   using Kernel = moe::experts::CudaReference::Kernel<Config, Quant, moe::ActivationFormat::standard>;
   using Scale = typename Quant::WeightScale;
   int const samples = std::min(tokens, 4);
@@ -166,8 +166,8 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
   };
   std::vector<std::int32_t> const all_ids = batch.ids.download();
   std::vector<std::int32_t> ids, chosen;  // ids: places in chosen
-  DeviceArray<moe::bf16> x(static_cast<std::size_t>(samples) * hidden);
-  DeviceArray<float> weights(static_cast<std::size_t>(samples) * k), want(x.size());
+  TypedMemory<moe::bf16> x(static_cast<std::size_t>(samples) * hidden);
+  TypedMemory<float> weights(static_cast<std::size_t>(samples) * k), want(x.size());
   std::vector<__nv_bfloat16> got(x.size());
   for (std::size_t i = 0; i < static_cast<std::size_t>(samples); ++i) {
     auto const token = samples == 1 ? 0 : i * static_cast<std::size_t>(tokens - 1) / static_cast<std::size_t>(samples - 1);
@@ -180,7 +180,7 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
       if (at == chosen.end()) chosen.push_back(all_ids[token * k + j]);
     }
   }
-  DeviceArray<std::int32_t> device_ids(ids.size());
+  TypedMemory<std::int32_t> device_ids(ids.size());
   device_ids.upload(ids);
 
   auto const experts = static_cast<std::int64_t>(chosen.size());
@@ -224,7 +224,7 @@ double error_of(Layer const& layer, LocalShape const& s, Batch const& batch, int
 }
 
 double error_of_scheme(W4Scheme scheme, Layer const& layer, LocalShape const& s, Batch const& batch, int tokens,
-                       DeviceArray<__nv_bfloat16> const& out) {
+                       TypedMemory<__nv_bfloat16> const& out) {
   using namespace moe::quantization;
   switch (scheme) {
     case W4Scheme::int4: return error_of<Int4Group128>(layer, s, batch, tokens, out);
@@ -248,8 +248,8 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
     hit += batches.back().hit;
   }
   hit /= sets;
-  DeviceArray<char> workspace(static_cast<std::size_t>(layer.layer->workspace_bytes(tokens)));
-  DeviceArray<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
+  TypedMemory<char> workspace(static_cast<std::size_t>(layer.layer->workspace_bytes(tokens)));
+  TypedMemory<__nv_bfloat16> out(std::size_t(tokens) * s.hidden);
   W4Tuning tuning = choose_w4_tuning(s, scheme, tokens);
   if (tile_rows > 0) tuning.tile_rows = tile_rows;
   auto const forward = [&](Batch const& b, cudaStream_t stream) {

@@ -37,7 +37,7 @@ class Hopper {
 
   explicit Hopper(Rotation const& r) {
     for (int s = 0; s < r.sets; ++s) layers_.emplace_back(r.shape, r.scheme, r.weights_of(s).layer_weights());
-    workspace_ = DeviceArray<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(r.tokens)));
+    workspace_ = TypedMemory<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(r.tokens)));
   }
   void apply(Rotation const& r, int s, Output* out, cudaStream_t stream) const {
     layers_[static_cast<std::size_t>(s)].forward(r.batch(s).call(out), workspace_.data(), stream);
@@ -45,7 +45,7 @@ class Hopper {
 
  private:
   std::vector<moe::hopper::ContiguousLayer> layers_;
-  DeviceArray<char> workspace_;
+  TypedMemory<char> workspace_;
 };
 
 struct Config : moe::LayerDefaults {
@@ -87,7 +87,7 @@ class Reference {
   using Weights = moe::WeightsOf<Config, Quant>;
 
   static Weights weights(LocalShape const& shape, Problem const& p) {
-    auto const matrix = [&](DeviceArray<char> const& codes, DeviceArray<float> const& scales, std::int64_t rows, std::int64_t cols) {
+    auto const matrix = [&](TypedMemory<char> const& codes, TypedMemory<float> const& scales, std::int64_t rows, std::int64_t cols) {
       using Code = typename Quant::template WeightCode<moe::bf16>;
       return moe::ExpertMatrix<Code, typename Quant::WeightScale>{
           moe::make_blocks(reinterpret_cast<Code const*>(codes.data()), shape.num_experts, rows, cols),
@@ -113,12 +113,12 @@ __global__ void round_to_bf16(float const* from, std::uint16_t* to, std::int64_t
 
 /// ‖out − ref‖ / ‖ref‖ of the first input set, on sampled tokens.
 template <class Candidate>
-double error_of(Candidate const& candidate, Rotation const& r, DeviceArray<typename Candidate::Output>& out) {
+double error_of(Candidate const& candidate, Rotation const& r, TypedMemory<typename Candidate::Output>& out) {
   out.fill_bytes(0xFF);
   candidate.apply(r, 0, out.data(), nullptr);
   moe::hopper::check_cuda(cudaDeviceSynchronize(), "check");
   if constexpr (std::is_same_v<typename Candidate::Output, float>) {
-    DeviceArray<std::uint16_t> rounded(out.size());
+    TypedMemory<std::uint16_t> rounded(out.size());
     round_to_bf16<<<1024, 256>>>(out.data(), rounded.data(), static_cast<std::int64_t>(out.size()));
     return moe_test::compare(r.batch(0), rounded.data(), 16).relative;
   } else {
@@ -133,7 +133,7 @@ void layer(benchmark::State& state, LocalShape shape, Scheme scheme, int tokens)
     features.quantized_x = moe::hopper::is_fp8(scheme) && !Candidate::kQuantizesX;
     Rotation const rotation(shape, scheme, tokens, features);
     Candidate const candidate(rotation);
-    DeviceArray<typename Candidate::Output> out(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(shape.hidden));
+    TypedMemory<typename Candidate::Output> out(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(shape.hidden));
     double const error = error_of(candidate, rotation, out);
     if (!(error < moe_test::tolerance(scheme, tokens))) {
       skip_wrong(state, "the error against float32 is " + std::to_string(error));

@@ -15,9 +15,9 @@ namespace moe_bench {
 
 using moe::hopper::LocalShape;
 using moe::hopper::Scheme;
-using moe_test::DeviceArray;
 using moe_test::Pattern;
 using moe_test::Problem;
+using moe_test::TypedMemory;
 
 inline std::map<std::string, LocalShape> const kShapes{{"mixtral-8x7b", {8, 4096, 14336, 2}},
                                                        {"qwen3-30b-a3b", {128, 2048, 768, 8}},
@@ -69,8 +69,8 @@ struct Rotation {
       problems.emplace_back(shape, scheme, tokens, Pattern::random, 100 + 10 * static_cast<std::uint64_t>(s), features);
       Problem& problem = problems.back();
       if (s >= weight_sets) {
-        problem.w13 = DeviceArray<char>();
-        problem.w2 = DeviceArray<char>();
+        problem.w13 = TypedMemory<char>();
+        problem.w2 = TypedMemory<char>();
       }
       std::vector<std::int32_t> ids = problem.ids.download();
       if (tokens == 1) {  // disjoint experts, so that weights come from memory

@@ -57,15 +57,15 @@ class RandomExperts {
   RandomExperts(std::int64_t hidden, std::int64_t intermediate, int local, std::uint64_t seed)
       : hidden_(hidden), intermediate_(intermediate), local_(local) {
     std::int64_t const rows13 = 2 * intermediate;
-    w13_ = moe_test::DeviceArray<Code>(static_cast<std::size_t>(local * rows13 * hidden));
-    w2_ = moe_test::DeviceArray<Code>(static_cast<std::size_t>(local * hidden * intermediate));
+    w13_ = moe_test::TypedMemory<Code>(static_cast<std::size_t>(local * rows13 * hidden));
+    w2_ = moe_test::TypedMemory<Code>(static_cast<std::size_t>(local * hidden * intermediate));
     float const in = 1.0F / std::sqrt(static_cast<float>(hidden));
     float const mid = 1.0F / std::sqrt(static_cast<float>(intermediate));
     fill(w13_, seed + 1, kFp8 ? kCodeSigma : in);
     fill(w2_, seed + 2, kFp8 ? kCodeSigma : mid);
     if constexpr (kFp8) {
-      s13_ = moe_test::DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(rows13, hidden)));
-      s2_ = moe_test::DeviceArray<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(hidden, intermediate)));
+      s13_ = moe_test::TypedMemory<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(rows13, hidden)));
+      s2_ = moe_test::TypedMemory<float>(static_cast<std::size_t>(local * Quant::weight_scale_count(hidden, intermediate)));
       fill_scales(s13_, seed + 3, in);
       fill_scales(s2_, seed + 4, mid);
     }
@@ -85,16 +85,16 @@ class RandomExperts {
  private:
   static constexpr float kCodeSigma = 100.0F;
 
-  static void fill(moe_test::DeviceArray<Code> const& to, std::uint64_t seed, float sigma) {
+  static void fill(moe_test::TypedMemory<Code> const& to, std::uint64_t seed, float sigma) {
     using T = std::conditional_t<kFp8, __nv_fp8_e4m3, __nv_bfloat16>;
     static_assert(sizeof(T) == sizeof(Code));
     moe_test::fill_normal<<<2048, 256>>>(reinterpret_cast<T*>(to.data()), static_cast<long long>(to.size()), seed, sigma);
   }
-  static void fill_scales(moe_test::DeviceArray<float> const& to, std::uint64_t seed, float sigma) {
+  static void fill_scales(moe_test::TypedMemory<float> const& to, std::uint64_t seed, float sigma) {
     float const scale = sigma / kCodeSigma;
     moe_test::fill_positive<<<256, 256>>>(to.data(), static_cast<long long>(to.size()), seed, 0.5F * scale, 1.5F * scale);
   }
-  moe::ExpertMatrix<Code, Scale> matrix(moe_test::DeviceArray<Code> const& codes, moe_test::DeviceArray<float> const& scales,
+  moe::ExpertMatrix<Code, Scale> matrix(moe_test::TypedMemory<Code> const& codes, moe_test::TypedMemory<float> const& scales,
                                         std::int64_t rows, std::int64_t cols) const {
     moe::ExpertMatrix<Code, Scale> m{};
     m.codes = moe::make_blocks(static_cast<Code const*>(codes.data()), local_, rows, cols);
@@ -106,8 +106,8 @@ class RandomExperts {
 
   std::int64_t hidden_, intermediate_;
   int local_;
-  moe_test::DeviceArray<Code> w13_, w2_;
-  moe_test::DeviceArray<float> s13_, s2_;
+  moe_test::TypedMemory<Code> w13_, w2_;
+  moe_test::TypedMemory<float> s13_, s2_;
 };
 
 /// The bf16 weights of one shared expert, for the Params of runner::shared::Dense.
@@ -134,10 +134,10 @@ class RandomShared {
   }
 
  private:
-  static moe::bf16 const* code(moe_test::DeviceArray<__nv_bfloat16> const& a) { return reinterpret_cast<moe::bf16 const*>(a.data()); }
+  static moe::bf16 const* code(moe_test::TypedMemory<__nv_bfloat16> const& a) { return reinterpret_cast<moe::bf16 const*>(a.data()); }
 
   std::int64_t hidden_, intermediate_;
-  moe_test::DeviceArray<__nv_bfloat16> w13_, w2_;
+  moe_test::TypedMemory<__nv_bfloat16> w13_, w2_;
 };
 
 }  // namespace moe_bench

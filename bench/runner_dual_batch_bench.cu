@@ -40,7 +40,7 @@ namespace {
 using namespace moe;
 using moe_bench::split;
 using moe_bench::worst_of;
-using moe_test::DeviceArray;
+using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
 constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8, kChain = 10, kRepeats = 9;
 
@@ -131,7 +131,7 @@ class Bench {
     std::vector<float> some(65536);
     for (float& v : some) v = normal(random);
     for (std::int64_t i = 0; i < std::int64_t{tokens} * kHidden; ++i) x.push_back(from_float<bf16>(some[random() % some.size()]));
-    DeviceArray<bf16> input(x.size()), output(x.size());
+    TypedMemory<bf16> input(x.size()), output(x.size());
     input.upload(x);
     auto const forward = [&] {
       block.forward(make_rows(static_cast<bf16 const*>(input.data()), tokens, kHidden), make_rows(output.data(), tokens, kHidden), {},
@@ -208,7 +208,7 @@ class Bench {
   Options options_;
   moe_bench::RandomExperts<Quant> experts_;
   moe_bench::RandomShared shared_;
-  DeviceArray<bf16> gate_;
+  TypedMemory<bf16> gate_;
   CudaStream stream_;
   CudaEvent begin_, end_;
   moe_bench::Report report_;

@@ -42,7 +42,7 @@ namespace {
 using namespace moe;
 using Cuda = space::cuda;
 using moe_bench::RandomShared;
-using moe_test::DeviceArray;
+using moe_test::TypedMemory;
 using Fp8 = quantization::Fp8Block<>;
 using Window = comm::NcclSymmetric;
 constexpr int kHidden = 7168, kInner = 2048, kTopK = 8, kLocal = 32, kBlocks = 10, kSets = 2;
@@ -118,8 +118,8 @@ bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend
   moe_bench::RandomExperts<Fp8> const routed(kHidden, kInner, kLocal, static_cast<std::uint64_t>(100 * comm.rank()));
   std::vector<std::unique_ptr<Set>> sets;
   for (int i = 0; i < kSets; ++i) sets.push_back(std::make_unique<Set>(static_cast<std::uint64_t>(1000 + 10 * i)));
-  DeviceArray<__nv_bfloat16> x(static_cast<std::size_t>(m * kHidden)), y(x.size());
-  DeviceArray<float> logits(static_cast<std::size_t>(m * experts));
+  TypedMemory<__nv_bfloat16> x(static_cast<std::size_t>(m * kHidden)), y(x.size());
+  TypedMemory<float> logits(static_cast<std::size_t>(m * experts));
   moe_test::fill_normal<<<256, 256>>>(x.data(), static_cast<long long>(x.size()), 7 + static_cast<std::uint64_t>(comm.rank()), 1.0F);
   moe_test::fill_positive<<<256, 256>>>(logits.data(), static_cast<long long>(logits.size()), 9 + static_cast<std::uint64_t>(comm.rank()),
                                         -2.0F, 2.0F);

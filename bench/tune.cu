@@ -57,8 +57,8 @@ class Bench {
       problems_.emplace_back(shape, scheme, max_tokens, Pattern::random, 100 + 10 * static_cast<std::uint64_t>(s));
       layers_.emplace_back(shape, scheme, problems_.back().layer_weights());
     }
-    workspace_ = DeviceArray<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(max_tokens)));
-    out_ = DeviceArray<char>(static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(shape.hidden) * 2);
+    workspace_ = TypedMemory<char>(static_cast<std::size_t>(layers_[0].workspace_bytes(max_tokens)));
+    out_ = TypedMemory<char>(static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(shape.hidden) * 2);
   }
 
   /// Microseconds of each tuning. Throws if a result is wrong.
@@ -105,8 +105,8 @@ class Bench {
 
   std::vector<Problem> problems_;
   std::vector<ContiguousLayer> layers_;
-  DeviceArray<char> workspace_;
-  DeviceArray<char> out_;
+  TypedMemory<char> workspace_;
+  TypedMemory<char> out_;
 };
 
 /// The table's rows of one scheme. A candidate counts by the product of its times over the shapes; a later one must win by 1 %.
