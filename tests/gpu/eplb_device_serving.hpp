@@ -224,8 +224,8 @@ inline void expect_near_outputs(std::vector<float> const& got, std::vector<float
   }
 }
 
-/// Serves until experts have moved three times. The forward is captured once and replayed if `graphs`. same_bits: outputs must equal those
-/// without load balancing bit for bit.
+/// Serves until experts have moved three times. (Some plans move none: two ranks whose hot experts lie apart are balanced already.) The
+/// forward is captured once and replayed if `graphs`. same_bits: outputs must equal those without load balancing bit for bit.
 template <class Quant, class Backend, class Experts, class Of = EplbFixedLayer, class WeightsComm, class Group>
 void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs,
                               Of const& of = {}, bool same_bits = false) {
@@ -256,7 +256,7 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
     check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
   }
-  int finished = 0, committed = 0;
+  int finished = 0, committed = 0, before = 0;  // before: those that were committed when a move finished last
   for (int step = 0; step < 2000 && finished < 3; ++step) {
     int const input = step % 32;
     plain.bring(input);
@@ -279,7 +279,10 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
       EXPECT_EQ(model.wrong_slot(), "") << what << ", step " << step;
       committed += static_cast<int>(done.committed_layers.size());
     }
-    finished += done.finished ? 1 : 0;
+    if (done.finished && committed > before) {
+      ++finished;
+      before = committed;
+    }
     if (model.balancer().pending()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_EQ(finished, 3) << what;

@@ -122,8 +122,8 @@ TEST_F(LoadOnGpu, Fp8SharedExpertOfTheFile) {
   for (bool const in_scheme : {true, false}) {
     auto block = load_runner<Block>(directory.path(), 0, self, {.max_tokens_per_rank = 64, .shared_in_scheme = in_scheme});
     EXPECT_EQ(block.shared_direct(), in_scheme);
-    EXPECT_EQ(block.runner().shared_choice(),
-              in_scheme ? "fp8_block128 with hopper_contiguous, the checkpoint's codes" : "dense, unquantised: the caller's choice");
+    EXPECT_EQ(block.runner().shared_choice(), in_scheme ? "fp8_block128 with hopper_contiguous, the checkpoint's codes"
+                                                        : "dense, unquantised: not asked for (shared_in_scheme)");
     auto const want = in_scheme ? definition<Fp8>(w, x, 64) : definition<Fp8, quantization::None>(w, x, 64);
     for (std::int64_t rows : {1, 9, 64}) expect_near(forward(block, x.data(), rows), want.data(), rows, 1.2e-2);
   }

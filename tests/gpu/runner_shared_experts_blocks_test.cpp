@@ -192,7 +192,7 @@ TEST_F(SharedOnGpu, DenseIfTheCallerWants) {
   auto block = load<Block<Fp8, experts::HopperContiguous>>(false);
   EXPECT_TRUE(block.direct());
   EXPECT_FALSE(block.shared_direct());
-  expect_choice(block, "dense, unquantised: the caller's choice");
+  expect_choice(block, "dense, unquantised: not asked for (shared_in_scheme)");
   expect_near(block, definition<Fp8, quantization::None>(numbers(), x_, kMost), 1.2e-2);
 }
 

@@ -89,7 +89,7 @@ class SharedStore<Shared, Space, Act> {
     detail::SharedCodes<Quant, Weight> const codes(tensors, d, matrices);
     std::string why = obstacle(d);
     if (why.empty() && !codes.fit()) why = text("the checkpoint does not store them in ", Quant::kName);
-    if (kHasAnotherWay && !wanted) why = "the caller's choice";
+    if (kHasAnotherWay && !wanted) why = "not asked for (shared_in_scheme)";
     if (!why.empty()) {
       if (!kHasAnotherWay) throw Error(ErrorCode::config, text("shared experts in ", Quant::kName, ": ", why));
       choice_ = text("dense, unquantised: ", why);
