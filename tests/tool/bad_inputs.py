@@ -202,7 +202,7 @@ def usage(folder):
         bad(f"many_ranks_{command[0]}", command, f"{command[0]}: runs on 1 rank", "is 3", ranks=(3,), code=2)
     bad("repeat_0", [*block, "--repeat", 0], '--repeat: "0", expected a whole number from 1 to 1000000', code=2)
     bad("no_file", ["block"], "file", code=2)
-    bad("more_ranks_than_experts", block, "9 ranks for 8 experts: each rank needs one at least. Fix: mpirun -n 8, or --replicas 1",
+    bad("more_ranks_than_experts", block, "9 ranks for 8 experts: each rank needs at least one. Fix: mpirun -n 8, or --replicas 1",
         ranks=(9,))
     bad("uneven_slots", [*block, "--replicas", 2], "8 experts + 2 replicas on 3 ranks; nearest valid --replicas: 1 or 4", ranks=(3,))
     bad("many_ranks_without_exchange", [*block, "--backend", "no_expert_parallel"], "no_expert_parallel: the ranks hold different tokens",

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
     "mpirun -n 4 build/gpu/examples/example_expert_parallel_cuda": "example.expert_parallel_cuda.np4, with GPUs",
     "mpirun -n 4 build/gpu/examples/example_deepseek_block_cuda": "example.deepseek_block_cuda.np4, with GPUs",
+    "mpirun -n 4 build/gpu/examples/example_data_parallel_decode_cuda": "example.data_parallel_decode_cuda.np4, with GPUs",
 }
 
 
