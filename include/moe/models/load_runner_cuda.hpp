@@ -32,8 +32,8 @@ class PartMemory<space::cuda> {
   std::vector<Buffer<std::byte, space::cuda>> memory_;
 };
 
-/// The block of any checkpoint on the device, with run-time dimensions: rows and weights that are not quantised in Act. Shared experts that
-/// the checkpoint stores in Quant are computed in it where the experts can (DeviceSharedFor), else dense in Act.
+/// The block of any checkpoint on the device, with run-time dimensions: rows and weights that are not quantised in Act. Shared experts
+/// are dense in Act, or, if Options::shared_in_scheme asks for it, in Quant where the checkpoint stores them so (DeviceSharedFor).
 template <class Quant, class Backend, class Experts, class Act = bf16>
 using AnyDeviceBlock = Runner<ModularKernel<RuntimeLayer<Act, Act>, routing::AnyRouter, Quant, Backend, Experts>,
                               AnyParts<Act, DeviceSharedFor<Quant, Experts>::template Policy>>;

@@ -45,7 +45,7 @@ struct PresetSpace<space::cuda> {
   using Experts = std::conditional_t<
       experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
       std::conditional_t<Backend::kFormat == ActivationFormat::batched, experts::HopperMasked, experts::HopperContiguous>>;
-  /// In the model's scheme, where checkpoints store it; else, and where the sizes do not fit the kernels, dense.
+  /// Dense, or in the model's scheme if the caller of load_runner() asks for it (shared_in_scheme) and checkpoint and kernels allow it.
   template <class Weight, class Quant, class Backend>
   using Shared = typename DeviceSharedFor<Quant, Experts<Quant, Backend>>::template Policy<Weight>;
 };
