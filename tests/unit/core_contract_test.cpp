@@ -23,6 +23,7 @@
 #include "moe/backends/pplx.hpp"
 #include "moe/backends/two_sided.hpp"
 #include "moe/core/contract/communicator.hpp"
+#include "moe/quantization/fp8_per_token.hpp"
 
 namespace {
 
@@ -209,6 +210,8 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   using Quant = ArchetypeQuantization<>;
   using Computed = std::vector<float>;  // has operator[] and is no array
   EXPECT_FALSE(facts::has_shape_multiple<Quant>() || facts::has_static_scale<Quant>() || facts::has_global_scale<Quant>());
+  EXPECT_FALSE(facts::bounds_amax<Quant>());
+  EXPECT_TRUE(facts::bounds_amax<moe::quantization::Fp8PerToken<>>());
   EXPECT_FALSE((facts::quantizes_computed_rows<Quant, Computed>()));
   EXPECT_TRUE((facts::quantizes_computed_rows<StatedQuantization, Computed>()));
   EXPECT_FALSE(facts::fixes_kind<Silent>() || facts::chooses_kind<Silent>() || facts::has_constants<Silent>());
@@ -220,6 +223,8 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   facts::begin_abort(silent);
   EXPECT_FALSE(facts::failed(silent));
   EXPECT_FALSE(facts::gathers_host_memory<Silent>());
+  EXPECT_FALSE((facts::gathers_on_the_host<Silent, moe::HostStream>()));
+  EXPECT_TRUE((facts::gathers_on_the_host<moe::comm::Self<>, moe::HostStream>()));
   EXPECT_TRUE(facts::allows_threads<Silent>());
   LoudPart loud;
   facts::set_phase(loud, "dispatch");

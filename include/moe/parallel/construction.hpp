@@ -23,7 +23,7 @@ bool gather_host(Comm& comm, void const* in, std::int64_t bytes, void* all) {
   if constexpr (facts::gathers_host_memory<Comm>()) {
     comm.all_gather_host(in, bytes, all);
     return true;
-  } else if constexpr (requires { comm.all_gather(in, bytes, all, HostStream{}); }) {
+  } else if constexpr (facts::gathers_on_the_host<Comm, HostStream>()) {
     comm.all_gather(in, bytes, all, HostStream{});
     return true;
   }

@@ -145,9 +145,7 @@ struct Halves {
         facts::set_phase(comm_, "dual batch");
         char const word = wanted ? 1 : 0;
         std::fill(words_.begin(), words_.end(), word);
-        if constexpr (requires { comm_.all_gather(&word, 1, words_.data(), HostStream{}); }) {
-          comm_.all_gather(&word, 1, words_.data(), HostStream{});
-        }
+        if constexpr (facts::gathers_on_the_host<Comm, HostStream>()) comm_.all_gather(&word, 1, words_.data(), HostStream{});
         return std::all_of(words_.begin(), words_.end(), [](char w) { return w == 1; });
       } else {
         return wanted;

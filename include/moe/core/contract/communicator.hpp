@@ -20,6 +20,13 @@ constexpr bool gathers_host_memory() {
   return requires(Comm& comm, void const* in, std::int64_t bytes, void* all) { comm.all_gather_host(in, bytes, all); };
 }
 
+/// Comm::all_gather(in, bytes, all, stream) for a stream of the host space: whether it gathers host memory. Default: it does not, as for a
+/// communicator of the device and for ranks that one process simulates.
+template <class Comm, class StreamT>
+constexpr bool gathers_on_the_host() {
+  return requires(Comm& comm, void const* in, std::int64_t bytes, void* all, StreamT stream) { comm.all_gather(in, bytes, all, stream); };
+}
+
 /// Comm::reserve_reduction(n): allocates for sums of n elements, so that later calls do not. Default: nothing.
 template <class Comm>
 void reserve_reduction([[maybe_unused]] Comm& comm, [[maybe_unused]] std::int64_t n) {

@@ -81,6 +81,12 @@ template <class Quant>
 constexpr bool has_global_scale() {
   return requires(Quant const& quant) { quant.act.global_scale; };
 }
+/// Quantization::act.amax_upper_bound: the largest |x| of a row that its scale counts; larger values saturate. Default: every finite value
+/// counts.
+template <class Quant>
+constexpr bool bounds_amax() {
+  return requires(Quant const& quant) { quant.act.amax_upper_bound; };
+}
 /// Quantization::quantize_row() also takes a Row that computes its elements, so experts quantise what they have just computed. Default: it
 /// takes arrays.
 template <class Quant, class Row>

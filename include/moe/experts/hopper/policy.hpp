@@ -277,7 +277,7 @@ struct HopperPolicy {
         o.static_scale = quant.params.scale;
       } else if constexpr (Quant::kQuantizesActivations) {
         o.scale_floor = quant.act.scale(0);
-        if constexpr (requires { quant.act.amax_upper_bound; }) o.amax_bound = quant.act.amax_upper_bound;
+        if constexpr (facts::bounds_amax<Quant>()) o.amax_bound = quant.act.amax_upper_bound;
       }
       return o;
     }
