@@ -166,11 +166,24 @@ TYPED_TEST(Chunks, BadInput) {
   std::vector<float> const x = this->input(3);
   std::vector<float> out(x.size());
   bool const errs = this->mpi.rank() == this->mpi.size() - 1;
-  auto forward = [&](std::int64_t rows) { runner.forward(make_rows(x.data(), 3, kHidden), make_rows(out.data(), rows, kHidden)); };
+  auto forward = [&](std::int64_t rows, ForwardOptions const& options = {}) {
+    runner.forward(make_rows(x.data(), 3, kHidden), make_rows(out.data(), rows, kHidden), options);
+  };
+  auto const others_are_told = [&] {
+    expect_error(ErrorCode::peer, text("rank ", this->mpi.size() - 1, " refused its arguments with E_ARG"), [&] { forward(3); });
+  };
   if (errs) {
     expect_error(ErrorCode::argument, "output: rows: 2, expected 3", [&] { forward(2); });
   } else {
-    expect_error(ErrorCode::peer, text("rank ", this->mpi.size() - 1, " refused its arguments with E_ARG"), [&] { forward(3); });
+    others_are_told();
+  }
+  for (std::int64_t const wrong : {4, -2}) {
+    if (errs) {
+      expect_error(ErrorCode::argument, text("num_valid_rows: ", wrong, " is out of range [0, 3], or -1 for all rows"),
+                   [&] { forward(3, {.num_valid_rows = wrong}); });
+    } else {
+      others_are_told();
+    }
   }
   forward(3);
 }

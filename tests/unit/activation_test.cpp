@@ -5,12 +5,16 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
+
+#include "../expect_error.hpp"
 
 using namespace moe;
 using activation::Constants;
 using activation::Kind;
+using moe_test::expect_error;
 
 namespace {
 
@@ -99,6 +103,19 @@ TEST(Activation, X24_StepNeedsALimit) {
     EXPECT_EQ(e.code(), ErrorCode::config);
     EXPECT_NE(std::string(e.what()).find("limit"), std::string::npos);
   }
+}
+
+TEST(Activation, ConstantsAreFiniteNumbers) {
+  float const nan = std::numeric_limits<float>::quiet_NaN();
+  auto const refused = [](activation::Constants const& c, std::string const& message) {
+    expect_error(ErrorCode::config, message, [&] { activation::validate(Kind::silu, c); });
+  };
+  refused({.alpha = nan}, "activation: alpha nan is not a finite number");
+  refused({.beta = kInf}, "activation: beta inf is not a finite number");
+  refused({.situ_gate = -kInf}, "activation: situ_gate -inf is not a finite number");
+  refused({.situ_up = nan}, "activation: situ_up nan is not a finite number");
+  refused({.limit = nan}, "activation: limit nan must be positive");
+  activation::validate(Kind::silu, {.limit = kInf});
 }
 
 TEST(Activation, UnknownNameListsTheKnown) {

@@ -145,7 +145,33 @@ TEST(ForwardRouted, PaddingIsNotJudged) {
   EXPECT_EQ(layer.topk_ids()(3, 0), -1);
   expect_error(ErrorCode::argument, "topk_ids[2, 0]: -77 is out of range [-1, 5)",
                [&] { forward_routed(layer, in, {.num_valid_rows = 3}); });
-  expect_error(ErrorCode::argument, "num_valid_rows: 5 is out of range [0, 4]", [&] { forward_routed(layer, in, {.num_valid_rows = 5}); });
+  for (std::int64_t const wrong : {std::int64_t{5}, std::int64_t{-2}, std::numeric_limits<std::int64_t>::min()}) {
+    expect_error(ErrorCode::argument, moe::text("num_valid_rows: ", wrong, " is out of range [0, 4], or -1 for all rows"),
+                 [&] { forward_routed(layer, in, {.num_valid_rows = wrong}); });
+  }
+}
+
+TEST(ForwardRouted, ForwardRefusesTheSameNumbersOfValidRows) {
+  Store const store;
+  comm::Self<> self;
+  Softmax layer(self, store.view(), params<Softmax>());
+  Batch const in;
+  std::vector<float> const logits = values(kRows * kExperts, 9);
+  std::vector<float> out(kRows * kHidden);
+  for (std::int64_t const wrong : {5, -2}) {
+    expect_error(ErrorCode::argument, moe::text("num_valid_rows: ", wrong, " is out of range [0, 4], or -1 for all rows"), [&] {
+      layer.forward(make_rows(in.hidden.data(), kRows, kHidden), make_rows(logits.data(), kRows, kExperts),
+                    make_rows(out.data(), kRows, kHidden), {.num_valid_rows = wrong});
+    });
+  }
+}
+
+TEST(ForwardRouted, ALayerRefusesConstantsThatAreNoNumbers) {
+  Store const store;
+  comm::Self<> self;
+  auto wrong = params<Routed>();
+  wrong.activation.constants.alpha = std::nanf("");
+  expect_error(ErrorCode::config, "activation: alpha nan is not a finite number", [&] { Routed(self, store.view(), wrong); });
 }
 
 // The caller's ids are logical: replicas are chosen, and the load of physical experts counted, as in forward().

@@ -29,6 +29,7 @@ using namespace moe::routing;
 using moe_test::expect_error;
 using Ids = std::vector<std::int32_t>;
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 std::vector<float> const kZeros(64, 0.0F);
 std::vector<std::int64_t> const kTable(64, 0);
@@ -201,7 +202,13 @@ TEST(RoutingErrors, Configurations) {
     c.num_zero_experts = 2;
   });
   refused(e_config, "logit_softcap: -1 is below 0", [](auto& c) { c.logit_softcap = -1.0F; });
-  refused(e_config, "logit_softcap: nan", [](auto& c) { c.logit_softcap = std::nanf(""); });
+  refused(e_config, "logit_softcap: nan is not a finite number", [](auto& c) { c.logit_softcap = kNan; });
+  refused(e_config, "logit_softcap: inf is not a finite number", [](auto& c) { c.logit_softcap = kInfinity; });
+  refused(e_config, "renorm_eps: -1 is below 0", [](auto& c) { c.renorm_eps = -1.0F; });
+  refused(e_config, "renorm_eps: nan is not a finite number", [](auto& c) { c.renorm_eps = kNan; });
+  refused(e_config, "renorm_p: inf is not a finite number", [](auto& c) { c.renorm_p = kInfinity; });
+  refused(e_config, "routed_scaling_factor: nan is not a finite number", [](auto& c) { c.routed_scaling_factor = kNan; });
+  refused(e_config, "fused_shared_weight: -inf is not a finite number", [](auto& c) { c.fused_shared_weight = -kInfinity; });
   refused(e_config, "renorm_p: 0 is not above 0", [](auto& c) {
     c.renorm = Renorm::p_norm;
     c.renorm_p = 0.0F;
@@ -220,7 +227,7 @@ TEST(RoutingErrors, R13_Sparsemixer) {
   refused(ErrorCode::argument, "renormalize: true, sparsemixer needs false", mixer([](auto& c) { c.renorm = Renorm::sum; }));
   refused(ErrorCode::config, "selection: sparsemixer takes softmax without bias, groups or zero experts",
           mixer([](auto& c) { c.correction_bias = kZeros.data(); }));
-  refused(ErrorCode::config, "router_jitter_noise: -0.5 is below 0", mixer([](auto& c) { c.sparsemixer_eps = -0.5F; }));
+  refused(ErrorCode::config, "sparsemixer_eps (router_jitter_noise): -0.5 is below 0", mixer([](auto& c) { c.sparsemixer_eps = -0.5F; }));
 }
 
 TEST(RoutingErrors, HashTable) {

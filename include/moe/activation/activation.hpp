@@ -122,8 +122,15 @@ struct Any {
   MOE_HD float operator()(float gate, float up) const { return apply(kind, constants, gate, up); }
 };
 
-/// E_CONFIG if the kind needs a limit and has none.
+/// E_CONFIG on a constant that is not a finite number (limit may be infinite), and if the kind needs a limit and has none.
 inline void validate(Kind kind, Constants const& c) {
+  auto const finite = [](char const* what, float x) {
+    if (!std::isfinite(x)) throw Error(ErrorCode::config, text("activation: ", what, " ", x, " is not a finite number"));
+  };
+  finite("alpha", c.alpha);
+  finite("beta", c.beta);
+  finite("situ_gate", c.situ_gate);
+  finite("situ_up", c.situ_up);
   if (kind == Kind::swiglu_step && !(c.limit < std::numeric_limits<float>::infinity())) {
     throw Error(ErrorCode::config, "activation: swiglu_step needs a limit, none was given");
   }

@@ -7,12 +7,24 @@
 #include <type_traits>
 #include <utility>
 
+#include "moe/activation/activation.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/layer/layer.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/layer_fingerprint.hpp"
 
 namespace moe::detail {
+
+/// E_CONFIG on constants that the activation's formula cannot take.
+template <class Activation>
+void check_constants(Activation const& activation) {
+  if constexpr (facts::has_constants<Activation>() && facts::chooses_kind<Activation>()) {
+    activation::validate(activation.kind, activation.constants);
+  } else if constexpr (facts::has_constants<Activation>() && facts::fixes_kind<Activation>()) {
+    activation::validate(Activation::kKind, activation.constants);
+  }
+}
 
 template <class C>
 Layer<C>::Layer(Comm& comm, Weights const& weights, Params const& p)
@@ -85,6 +97,7 @@ std::int64_t Layer<C>::agreed_max_tokens(Comm& comm, Weights const& weights, Par
     if (p.max_tokens_per_rank > kMostSize) {
       throw Error(ErrorCode::capacity, text("max_tokens_per_rank: ", p.max_tokens_per_rank, " exceeds ", kMostSize));
     }
+    check_constants(p.activation);
     check_mapping(p.placement, p.backend);
     check_local_experts(weights, all_experts(p.placement), comm.rank(), comm.size());
   });

@@ -203,9 +203,10 @@ void Layer<C>::validate(Hidden hidden, Output output) const {
 
 template <class C>
 template <class L>
-void Layer<C>::validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const&) const {
+void Layer<C>::validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const& options) const {
   expect_size("router_logits: rows", logits.extent(0), rows);
   expect_size("router_logits: width", logits.extent(1), router_.num_logits());
+  check_valid_rows(options, rows);
 }
 
 template <class C>
@@ -215,9 +216,7 @@ void Layer<C>::validate_routing(GivenRouting const& given, std::int64_t rows, Fo
                 "fused shared experts: forward_routed() has no columns for them; the router adds them in forward()");
   }
   routing::check_given(router_, given.ids, given.weights, rows);
-  if (options.num_valid_rows > rows) {
-    throw Error(ErrorCode::argument, text("num_valid_rows: ", options.num_valid_rows, " is out of range [0, ", rows, "]"));
-  }
+  check_valid_rows(options, rows);
   auto const refuse = [](char const* what) {
     throw Error(ErrorCode::argument, text(what, ": given to forward_routed(), which does not route; only forward() takes it"));
   };

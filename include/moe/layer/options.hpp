@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "moe/core/array.hpp"
+#include "moe/core/error.hpp"
 
 namespace moe {
 
@@ -72,5 +73,13 @@ struct ForwardOptions {
   /// or not written, and their routing is undefined. For backends whose exchange takes it (no_expert_parallel), else E_UNSUPPORTED.
   std::int32_t const* num_rows = nullptr;
 };
+
+/// E_ARG on a number of valid rows that a call of `rows` rows cannot have.
+inline void check_valid_rows(ForwardOptions const& options, std::int64_t rows) {
+  if (options.num_valid_rows < -1 || options.num_valid_rows > rows) {
+    throw Error(ErrorCode::argument,
+                text("num_valid_rows: ", options.num_valid_rows, " is out of range [0, ", rows, "], or -1 for all rows"));
+  }
+}
 
 }  // namespace moe

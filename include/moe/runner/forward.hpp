@@ -118,6 +118,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
     together(m, stream, [&] {
       validate_widths(hidden, output);
       logits.check(m);
+      check_valid_rows(options, m);
       std::int64_t const most = sizes_.max_rows * group_.moe().sp_size;
       if (m > (kChunked ? kMostSize : most)) {
         throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", most));
@@ -162,6 +163,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
   auto const check = [&] {
     validate_widths(hidden, output);
     logits.check(m);
+    check_valid_rows(options, m);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
     routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);
   };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 
@@ -90,6 +91,23 @@ inline void validate_groups(RouterConfig const& c) {
           ": zero experts belong to no group");
 }
 
+/// Each would give weights that are no numbers, or change their sign or order.
+inline void validate_numbers(RouterConfig const& c) {
+  auto const e_config = ErrorCode::config;
+  auto const finite = [&](char const* what, float x) { require(std::isfinite(x), e_config, what, ": ", x, " is not a finite number"); };
+  auto const at_least_0 = [&](char const* what, float x) {
+    finite(what, x);
+    require(x >= 0.0F, e_config, what, ": ", x, " is below 0");
+  };
+  at_least_0("logit_softcap", c.logit_softcap);
+  at_least_0("renorm_eps", c.renorm_eps);
+  finite("renorm_p", c.renorm_p);
+  require(c.renorm != Renorm::p_norm || c.renorm_p > 0.0F, e_config, "renorm_p: ", c.renorm_p, " is not above 0");
+  finite("routed_scaling_factor", c.routed_scaling_factor);
+  finite("fused_shared_weight", c.fused_shared_weight);
+  if (c.selection == Selection::sparsemixer) at_least_0("sparsemixer_eps (router_jitter_noise)", c.sparsemixer_eps);
+}
+
 }  // namespace detail
 
 /// Refuses configurations that cannot work: E_CONFIG, or E_ARG for sparsemixer's arguments and missing tables.
@@ -110,7 +128,6 @@ inline void validate(RouterConfig const& c) {
     require(c.renorm == Renorm::none, ErrorCode::argument, "renormalize: true, sparsemixer needs false");
     require(c.scoring == Scoring::softmax && c.correction_bias == nullptr && c.num_expert_group <= 1 && c.num_zero_experts == 0, e_config,
             "selection: sparsemixer takes softmax without bias, groups or zero experts");
-    require(c.sparsemixer_eps >= 0.0F, e_config, "router_jitter_noise: ", c.sparsemixer_eps, " is below 0");
   }
   require(c.topk >= 1 && c.topk <= most, e_config, "top_k: ", c.topk, " is out of range [1, ", most, "]");
   require(c.num_fused_shared == 0 || c.num_zero_experts == 0, e_config, "num_fused_shared: ", c.num_fused_shared, " with num_zero_experts ",
@@ -120,8 +137,7 @@ inline void validate(RouterConfig const& c) {
           "correction_bias: needs score_then_topk, the order is topk_then_score with softmax");
   require(c.num_joint_shared == 0 || c.scoring != Scoring::softmax, e_config, "num_joint_shared: ", c.num_joint_shared,
           " needs a score of one logit, the scoring is softmax");
-  require(c.logit_softcap >= 0.0F, e_config, "logit_softcap: ", c.logit_softcap, " is below 0");
-  require(c.renorm != Renorm::p_norm || c.renorm_p > 0.0F, e_config, "renorm_p: ", c.renorm_p, " is not above 0");
+  detail::validate_numbers(c);
   require(c.expert_capacity >= 0, e_config, "expert_capacity: ", c.expert_capacity, " is below 0");
   require(c.expert_capacity == 0 || (c.topk == 1 && c.num_slots() == 1), e_config, "expert_capacity: ", c.expert_capacity, " with top_k ",
           c.topk, " and num_fused_shared ", c.num_fused_shared, ": needs one expert a token");
