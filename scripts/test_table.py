@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """One table from ctest's JUnit file: what passed, failed and was skipped, and why. The cases that a program which passed left out have rows
-of their own, one for each reason: those that GoogleTest skipped, those that a script names in lines "skipped: ..." or "skipped, ..."."""
+of their own, one for each reason: those that GoogleTest skipped, those that a script names in lines "skipped: ..." or "skipped, ...".
+
+    test_table.py JUNIT_FILE [CONFIGURE_LOG]
+
+With the log of CMake, each thing that it left out has a row, too."""
 import collections
 import pathlib
 import re
@@ -24,6 +28,11 @@ def left_out(output: str) -> dict[str, list[str]]:
     for case, reason in re.findall(r"^skipped[:,][ \t]*(?:(.*?): (?=moe: E_))?(.*)", output, re.MULTILINE):
         reasons[reason].append(case)
     return reasons
+
+
+def unbuilt(log: str) -> list[tuple[str, str, str]]:
+    """A row for each thing that CMake left out, "moe: no NCCL, the test multigpu.x is left out", and its reason."""
+    return [("not there", "", line) for line in re.findall(r"^-- moe: (.*\bleft out\b.*)", log, re.MULTILINE)]
 
 
 def table(root: xml.Element) -> tuple[list[tuple[str, str, str]], str]:
@@ -61,9 +70,10 @@ def table(root: xml.Element) -> tuple[list[tuple[str, str, str]], str]:
 
 def main() -> int:
     rows, last = table(xml.parse(pathlib.Path(sys.argv[1])).getroot())
+    missing = unbuilt(pathlib.Path(sys.argv[2]).read_text()) if len(sys.argv) > 2 else []
     width = max([len(name) for _, name, _ in rows], default=0)
-    print("\n" + "\n".join(f"{outcome:7}  {name:{width}}  {why}".rstrip() for outcome, name, why in rows))
-    print("\n" + last)
+    print("\n" + "\n".join(f"{outcome:9}  {name:{width}}  {why}".rstrip() for outcome, name, why in rows + missing))
+    print("\n" + last + (f"; {len(missing)} lines of what this build left out" if missing else ""))
     return 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checks the headers against docs/architecture.md: who may include whom, inline assembly in core/ptx only, lengths of files and functions,
-licence line, no .cuh in a .hpp. Of tests, benchmarks, examples, capi/ and python/src the lengths of headers and functions; of tests that
-a program whose every case was skipped does not count as passed."""
+licence line, no .cuh in a .hpp, what no header may contain, no way from moe.hpp to <mpi.h>. Of tests, benchmarks, examples, capi/ and
+python/src the lengths of headers and functions; of tests that a program whose every case was skipped does not count as passed."""
 import argparse
 import pathlib
 import re
@@ -175,6 +175,34 @@ def unread_skips(text: str) -> list[int]:
             if not re.search(r"\bexit_code\(\s*$", code[:found.start()])]
 
 
+# What no header may contain, and why.
+FORBIDDEN = (
+    (re.compile(r"^\s*#\s*pragma\s+omp\b", re.M), "OpenMP's threads spin as OMP_WAIT_POLICY says; use HostPool"),
+    (re.compile(r"\bMPI_Win(?:_\w+)?\b"), "MPI_Finalize waits for a window that a dead rank has not freed; use POSIX shared memory"),
+    (re.compile(r"^(?!\s*template)[^\n;]*(?:\binline\s+__global__|__global__\s+(?:void\s+)?inline)\b", re.M),
+     "nvcc warns of it in a user's program (20050); write static __global__"),
+)
+
+
+def forbidden(text: str) -> list[tuple[int, str]]:
+    """(line, why) of what no header may contain."""
+    return sorted((text[:found.start()].count("\n") + 1, why) for pattern, why in FORBIDDEN for found in pattern.finditer(text))
+
+
+def way_to_mpi(reach: dict[str, list[str]], begin: str, with_mpi: set[str]) -> list[str]:
+    """The headers from `begin` to one that includes <mpi.h>; empty if there is no way."""
+    above, ways = set(), [[begin]]
+    while ways:
+        way = ways.pop()
+        if way[-1] in with_mpi:
+            return way
+        for target in reach.get(way[-1], []):
+            if target not in above:
+                above.add(target)
+                ways.append([*way, target])
+    return []
+
+
 def includes(include: pathlib.Path, headers: list[pathlib.Path]) -> dict[str, list[str]]:
     """The headers that each header includes."""
     return {path.relative_to(include).as_posix(): re.findall(r'^#\s*include ["<](moe/[^">]+)[">]', path.read_text(), re.M)
@@ -234,6 +262,7 @@ def main() -> int:
             for number, line in enumerate(without_comments_and_strings(text).splitlines(), 1):
                 if re.search(r"\basm\b", line):
                     problems.append(f"{name}:{number}: inline assembly stands in core/ptx only")
+        problems += [f"{name}:{number}: {why}" for number, why in forbidden(text)]
         level, layer = place(name)
         for number, line in enumerate(lines, 1):
             found = re.match(r'\s*#\s*include\s*[<"](moe/[^>"]+)[>"]', line)
@@ -254,6 +283,9 @@ def main() -> int:
     reach = includes(include, headers)
     problems += [f"includes in a circle: {cycle}" for cycle in cycles(reach)]
     problems += [f"folders include each other in a circle: {cycle}" for cycle in cycles(folders(reach))]
+    with_mpi = {path.relative_to(include).as_posix() for path in headers if re.search(r"#\s*include\s*<mpi\.h>", path.read_text())}
+    if way := way_to_mpi(reach, "moe/moe.hpp", with_mpi):
+        problems.append(f"a program without MPI includes moe.hpp, which includes <mpi.h>: {' -> '.join(way)}")
     # The rest of the sources: the lengths, where a test or benchmark file that is no header may be long, and a test's exit code.
     others = sorted(path for folder in ("tests", "bench", "examples", "capi", "python/src") for path in (root / folder).rglob("*")
                     if path.suffix in (".hpp", ".cuh", ".cpp", ".cu"))

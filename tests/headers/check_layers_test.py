@@ -96,6 +96,18 @@ class LongFunctions(unittest.TestCase):
             with self.subTest(head):
                 self.assertEqual(c.long_functions(head + "\n" + "  a,\n" * 300 + "};\n"), [])
 
+    def test_what_no_header_may_contain(self):
+        lines = lambda text: [number for number, _ in c.forbidden(text)]  # noqa: E731
+        self.assertEqual(lines("void f() {\n#pragma omp parallel for\n}\n"), [2])
+        self.assertEqual(lines("MPI_Win window;\nMPI_Win_free(&window);\n"), [1, 2])
+        self.assertEqual(lines("inline __global__ void a() {}\n__global__ inline void b() {}\n"), [1, 2])
+        self.assertEqual(lines("static __global__ void a() {}\ntemplate <class T>\n__global__ void b() {}\n#pragma once\n"), [])
+
+    def test_the_way_to_mpi(self):
+        reach = {"moe/moe.hpp": ["a", "b"], "a": ["b"], "b": ["c", "a"], "c": []}
+        self.assertEqual(c.way_to_mpi(reach, "moe/moe.hpp", {"c"})[-2:], ["b", "c"])
+        self.assertEqual(c.way_to_mpi(reach, "moe/moe.hpp", {"d"}), [])
+
     def test_exit_codes(self):
         self.assertEqual(c.unread_skips("int main() {\n  return RUN_ALL_TESTS();\n}\n"), [2])
         self.assertEqual(c.unread_skips("int const result = RUN_ALL_TESTS();\n"), [1])
@@ -141,6 +153,12 @@ class TestTable(unittest.TestCase):
             ("passed", "tool.cuda_list_test", ""), ("skipped", "  2 of its cases", hopper + " (fp8 pplx hopper_masked, …)"),
             ("passed", "example.a", ""), ("skipped", "  1 of its cases", "no input")])
         self.assertEqual(last, "3 passed, 0 failed, 0 skipped; 6 cases skipped in programs that passed")
+
+    def test_what_the_build_left_out(self):
+        log = "-- moe: no NCCL, the test multigpu.a is left out\n-- Configuring done\n-- moe: no host packages, the tool is left out\n"
+        self.assertEqual(test_table.unbuilt(log), [("not there", "", "no NCCL, the test multigpu.a is left out"),
+                                                   ("not there", "", "no host packages, the tool is left out")])
+        self.assertEqual(test_table.unbuilt("-- Generating done\n"), [])
 
     def test_programs(self):
         rows, last = self.table(("a", "notrun", "skipped: 4 ranks need a GPU each, found 1\n"), ("b", "notrun", ""),

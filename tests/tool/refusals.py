@@ -2,7 +2,7 @@
 # tests/tool/refusals.py: runs the tool on the same input over the windows of the host and of the device, and compares what they say.
 from tool import moe, no_gpus
 
-BACKENDS = ("low_latency", "high_throughput", "one_sided", "two_sided", "pplx")
+BACKENDS = ("low_latency", "high_throughput", "one_sided", "two_sided", "pplx", "low_latency_rank_major")
 REFERENCE = {"host": ("--experts", "reference"), "cuda": ("--experts", "cuda_reference")}
 
 

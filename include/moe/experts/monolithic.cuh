@@ -13,7 +13,7 @@ namespace moe::fix {
 
 namespace moe::experts::detail {
 
-__global__ inline void localize_kernel(ChosenRows const rows) {
+static __global__ void localize_kernel(ChosenRows const rows) {
   std::int64_t const at = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   std::int64_t const k = rows.topk_ids.extent(1);
   if (at < rows.topk_ids.extent(0) * k) localize(rows, at / k, at % k);

@@ -2,7 +2,8 @@
 // io/families.hpp: the model families: from a config.json and a layer index to what that layer's MoE block computes.
 //
 // One function per family, which uses the field names of that family's configuration. A constant appears here only if no configuration
-// states it. A missing field is an error; a field that is stated but not read is refused (io/unread_fields.hpp).
+// states it, or as the default of the model's class for a field that a configuration may leave out. Any other missing field is an error; a
+// field that is stated but not read is refused (io/unread_fields.hpp).
 #pragma once
 
 #include <cstdint>

@@ -215,7 +215,7 @@ void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::c
 
 namespace detail {
 
-__global__ inline void name_shared_kernel(SharedCopies const copies, int num_experts, int k, Rows<std::int32_t> const topk_ids,
+static __global__ void name_shared_kernel(SharedCopies const copies, int num_experts, int k, Rows<std::int32_t> const topk_ids,
                                           Rows<std::int32_t> const logical_ids) {
   int const fused = static_cast<int>(topk_ids.extent(1)) - k;
   std::int64_t const at = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

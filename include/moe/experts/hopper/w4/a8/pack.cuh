@@ -12,7 +12,7 @@ namespace moe::hopper::w4a8 {
 
 /// One brick a block of 128 threads: grid (steps of 128 along K, bricks along the rows, experts). `a.bad` is set for a scale byte over
 /// kMostExponent; `a.largest` is not used.
-inline __global__ void pack_bricks(W4PackArgs const a) {
+static __global__ void pack_bricks(W4PackArgs const a) {
   int const step = static_cast<int>(blockIdx.x);
   int const steps = static_cast<int>(gridDim.x);
   int const tile = static_cast<int>(blockIdx.y);
