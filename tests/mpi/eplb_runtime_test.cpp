@@ -4,6 +4,9 @@
 // moe-ranks: 2 3 4
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "../expect_error.hpp"
 #include "../temporary_directory.hpp"
 #include "eplb_serving.hpp"

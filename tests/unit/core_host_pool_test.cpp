@@ -52,7 +52,10 @@ TEST(HostPool, CallersAtOnceAndLoopsInLoops) {
   callers.reserve(3);
   for (int c = 0; c < 3; ++c) {
     callers.emplace_back([&] {
-      for (int repeat = 0; repeat < 200; ++repeat) wrong += each_once(100, 1, kThreads) ? 0 : 1;
+      for (int repeat = 0; repeat < 200; ++repeat) {
+        HostPool::instance().ensure(kThreads);  // waits for the loop of another caller
+        wrong += each_once(100, 1, kThreads) ? 0 : 1;
+      }
     });
   }
   for (auto& c : callers) c.join();
