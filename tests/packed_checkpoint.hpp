@@ -17,6 +17,7 @@
 
 #include "moe/core/error.hpp"
 #include "moe/io/safetensors_writer.hpp"
+#include "moe/quantization/format/packed_int.hpp"
 
 namespace moe_test {
 

@@ -12,6 +12,7 @@
 
 #include "moe/models/policy_table.hpp"
 #include "moe/models/scheme_support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace {
 

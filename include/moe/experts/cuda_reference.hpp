@@ -10,7 +10,7 @@
 #include "moe/experts/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 /// Defined in cuda_reference.cuh, so that the linker's message for a program without the kernels says what to do.
 namespace moe::fix {

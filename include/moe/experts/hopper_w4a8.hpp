@@ -15,7 +15,7 @@
 #include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace moe::experts {
 

@@ -11,7 +11,7 @@
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/models/runtime_layer.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace moe::models {
 

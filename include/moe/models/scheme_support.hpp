@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "moe/models/registry.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace moe::registry {
 

@@ -9,7 +9,7 @@
 #include "moe/core/types.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/stored_shared.hpp"
 

@@ -148,10 +148,9 @@ class ExpertPlacement {
     if (num_fused_shared < 0) {
       throw Error(ErrorCode::argument, text("num_fused_shared must be at least 0, is ", num_fused_shared));
     }
-    std::vector<std::int32_t> mask(owner_.size(), 0);
+    std::vector<std::int32_t> mask(owner_.size() + static_cast<std::size_t>(num_fused_shared) + 1, 0);
     for (std::int32_t p : local_to_physical(rank)) mask[static_cast<std::size_t>(p)] = 1;
-    mask.insert(mask.end(), static_cast<std::size_t>(num_fused_shared), 1);
-    mask.push_back(0);
+    std::fill_n(mask.begin() + num_physical(), num_fused_shared, 1);
     return mask;
   }
 

@@ -12,7 +12,7 @@
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 #include "moe/quantization/format/granularity.hpp"
-#include "moe/quantization/format/packed_int.hpp"
+#include "moe/quantization/format/int_format.hpp"
 #include "moe/quantization/format/scales.hpp"
 
 namespace moe::quantization {

@@ -24,7 +24,7 @@
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace moe::experts {
 

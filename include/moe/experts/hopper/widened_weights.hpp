@@ -19,7 +19,7 @@
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
-#include "moe/quantization/support.hpp"
+#include "moe/quantization/support_level.hpp"
 
 namespace moe::experts::detail {
 
