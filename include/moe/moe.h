@@ -35,8 +35,9 @@
  *   moe_runner_weights_changed() will be called. A runner on a GPU must be destroyed before its device is reset.
  *
  * Structs
- *   The first member of every struct is struct_size, which the initialisers (MOE_..._INIT) set. A struct of an unknown size is refused.
- *   Members are only ever appended. Unset members are those of the initialiser; do not zero a struct instead.
+ *   The first member of every struct is struct_size, which the initialisers (MOE_..._INIT) set. Members are only ever appended. A struct of
+ *   an earlier version is taken: members that it lacks are those of the initialiser, and a function that fills it writes those that it has.
+ *   Any other size is MOE_E_ARG. Unset members are those of the initialiser; do not zero a struct instead.
  */
 
 #include <stddef.h>
@@ -228,7 +229,8 @@ MOE_API moe_status moe_route(const moe_router_config* router, const DLTensor* lo
 /*
  * The experts of this rank: E_local = w13's first extent, those of a linear placement (rank r of R owns the r-th part of the experts, E / R
  * each; the first E % R ranks have one more). All arrays are contiguous and of one device, which is where the runner runs. I is the
- * intermediate width; w13 has the gate rows, then the up rows (2I), or I rows if the activation is not gated.
+ * intermediate width; w13 has the gate rows, then the up rows (2I), or I rows if the activation is not gated. A checkpoint whose gate and
+ * up rows alternate (gpt-oss: gate 0, up 0, gate 1, ...) must be sorted before: rows of w13, of its scales and its bias.
  *
  *   quantization     w13 [E_local, 2I, .]  w2 [E_local, H, .]  elements                    scales of a matrix [N, K]: float32 unless stated
  *   "none"           H                     I                   the runner's dtype          NULL
@@ -264,8 +266,9 @@ typedef struct moe_runner_config {
   int32_t topk;                    /* k */
   int64_t max_tokens_per_rank;     /* the most rows of one call on any rank */
   const moe_router_config* router; /* NULL: external, the caller routes and only moe_runner_forward_routed() works */
-  const char* activation;          /* "silu" (default), "gelu", "gelu_tanh", "swigluoai", "swigluoai_halves", "silu_clamped", "swiglu_step",
-                                      "situ", and ungated "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul" */
+  const char* activation;          /* "silu" (default), "gelu", "gelu_tanh", "swigluoai_halves" (gpt-oss: limit 7), "silu_clamped",
+                                      "swiglu_step", "situ", and ungated "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul",
+                                      "relu_no_mul". "swigluoai" is refused: its gate and up rows alternate, see moe_weights */
   float activation_alpha;          /* constants of the activations that have them */
   float activation_beta;
   float activation_limit;     /* 0: none */
@@ -276,7 +279,7 @@ typedef struct moe_runner_config {
                                  "high_throughput" */
   const char* experts;        /* NULL: the fastest that this device and quantisation have; host: "onednn"; CUDA: "hopper_contiguous",
                                  "hopper_masked", "hopper_w4a16", "cuda_reference" */
-  int32_t num_threads;        /* host: threads of the experts; 0: OMP_NUM_THREADS, or all cores */
+  int32_t num_threads;        /* host: threads of the experts, at most 4096; 0: OMP_NUM_THREADS, or all cores */
   int32_t log;                /* 1: one line about the runner to stderr when it was created */
   float activation_situ_gate; /* of "situ": gate' = g tanh(gate / g) */
   float activation_situ_up;   /* of "situ": up' = u tanh(up / u) */
@@ -316,8 +319,9 @@ typedef struct moe_runner_info {
  * weights, and the call waits for the device. On an error *runner is NULL. */
 MOE_API moe_status moe_runner_create(const moe_runner_config* config, const moe_weights* weights, moe_group_t group,
                                      moe_runner_t* runner) MOE_NOEXCEPT;
-/* Collective. hidden [M, H] and router_logits [M, E + Z] (float32, bfloat16 or float16) -> output [M, H], which must not overlap hidden. M
- * may be 0 and differ between ranks. Rows may have strides, elements of a row are adjacent. CUDA: rows start at multiples of 16 bytes. No
+/* Collective. hidden [M, H] and router_logits [M, E + Z] (float32, bfloat16 or float16) -> output [M, H]. Elements of output share no
+ * memory with other arrays of the call, with biases and arrays of the router, nor with weights and scales that were not packed: MOE_E_ARG.
+ * M may be 0 and differ between ranks. Rows may have strides, elements of a row are adjacent. CUDA: rows start at multiples of 16 bytes. No
  * allocation. Can be captured in a CUDA graph, but not "all_to_all_v" with so many rows that it reads counts on the host (MOE_E_STATE).
  * options: may be NULL. */
 MOE_API moe_status moe_runner_forward(moe_runner_t runner, const DLTensor* hidden, const DLTensor* router_logits, const DLTensor* output,

@@ -5,81 +5,15 @@
 
 #include <functional>
 #include <limits>
-#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "tests/capi/tensors.hpp"
+#include "tests/capi/arguments.hpp"
 
 namespace {
 
 using namespace moe_test;
-
-/// The status, and that the text names every part.
-void expect_refused(moe_status status, moe_status expected, std::vector<std::string> const& parts) {
-  std::string const said = moe_last_error();
-  EXPECT_EQ(status, expected) << said;
-  for (std::string const& part : parts) EXPECT_NE(said.find(part), std::string::npos) << "no \"" << part << "\" in: " << said;
-}
-
-/// Valid arguments of every call, which a case breaks.
-struct Arguments {
-  Arguments() {
-    config = a.config();
-    router = MOE_ROUTER_CONFIG_INIT;
-    router.num_experts = config.num_experts;
-    router.topk = config.topk;
-    config.router = &router;
-    weights = a.view();
-    options = MOE_FORWARD_OPTIONS_INIT;
-    hidden = a.hidden.tensor();
-    logits = a.logits.tensor();
-    ids = a.ids.tensor();
-    topk_weights = a.weights.tensor();
-    output = a.output.tensor();
-    w13 = a.w13.tensor();
-    w2 = a.w2.tensor();
-    weights.w13 = &w13;
-    weights.w2 = &w2;
-    EXPECT_EQ(moe_group_create_self(&group), MOE_OK);
-  }
-  ~Arguments() {
-    moe_runner_destroy(runner);
-    moe_group_destroy(group);
-  }
-  Arguments(Arguments const&) = delete;
-  Arguments& operator=(Arguments const&) = delete;
-  moe_status create() { return moe_runner_create(&config, &weights, group, &runner); }
-
-  LayerArrays<float> a;
-  moe_runner_config config{};
-  moe_router_config router{};
-  moe_weights weights{};
-  moe_forward_options options{};
-  DLTensor hidden{}, logits{}, ids{}, topk_weights{}, output{}, w13{}, w2{};
-  std::int64_t shape[3] = {};    // for a case to fill
-  std::int64_t strides[3] = {};  // the same
-  Array<float> spare{{8, 256, 64}};
-  moe_group_t group = nullptr;
-  moe_runner_t runner = nullptr;
-};
-
-struct Case {
-  char const* name;
-  std::function<void(Arguments&)> spoil;
-  moe_status status;
-  std::vector<std::string> parts;
-};
-void run(std::vector<Case> const& cases, std::function<moe_status(Arguments&)> const& call) {
-  Arguments good;
-  EXPECT_EQ(call(good), MOE_OK) << moe_last_error();
-  for (Case const& one : cases) {
-    SCOPED_TRACE(one.name);
-    Arguments arguments;
-    one.spoil(arguments);
-    expect_refused(call(arguments), one.status, one.parts);
-  }
-}
 
 TEST(BadInput, Create) {
   float const kNan = std::numeric_limits<float>::quiet_NaN();
@@ -210,6 +144,7 @@ std::vector<Case> cases_of_rows() {
          x.shape[1] = 64;
          x.hidden.shape = x.output.shape = x.shape;
          x.hidden.data = x.output.data = x.spare.values().data();
+         x.output.byte_offset = 17 * 64 * sizeof(float);
        },
        MOE_E_CAPACITY,
        {"17", "max_tokens_per_rank", "16"}},

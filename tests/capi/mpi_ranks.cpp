@@ -80,6 +80,10 @@ void run(moe_group_t group, char const* backend) {
   moe_status const status =
       moe_runner_forward_routed(p.runner, &hidden, &p.arrays.ids, &p.arrays.weights, &p.arrays.output, nullptr, nullptr);
   expect(status == (rank == ranks - 1 ? MOE_E_ARG : MOE_E_PEER), "a refused argument", backend);
+  // Its output is written over its hidden states.
+  DLTensor const* const output = rank == ranks - 1 ? &p.arrays.hidden : &p.arrays.output;
+  moe_status const over = moe_runner_forward_routed(p.runner, &p.arrays.hidden, &p.arrays.ids, &p.arrays.weights, output, nullptr, nullptr);
+  expect(over == (rank == ranks - 1 ? MOE_E_ARG : MOE_E_PEER), "an output that overlaps", backend);
   expect(moe_runner_destroy(p.runner) == MOE_OK, "destroy", backend);
 
   // Its configuration is wrong.

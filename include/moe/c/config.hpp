@@ -12,10 +12,14 @@
 
 #include "moe/c/runner.hpp"
 #include "moe/c/status.hpp"
+#include "moe/c/structs.hpp"
 #include "moe/c/tensor.hpp"
 #include "moe/routing/row/validate.hpp"
 
 namespace moe::c {
+
+/// Of moe_runner_config::num_threads: more than any host has, and few enough that their memory can be had.
+inline constexpr int kMostThreads = 4096;
 
 /// The value of that name. E_CONFIG with a list of the names; null: the first.
 template <class Value, std::size_t N>
@@ -32,7 +36,7 @@ Value by_name(char const* what, char const* given, std::array<std::pair<std::str
 /// num_experts and topk: of the runner, for a router that leaves them 0.
 inline routing::RouterConfig router_of(moe_router_config const& given, Device device, int num_experts, int topk) {
   using namespace routing;
-  moe_router_config const& c = checked("router", &given);
+  moe_router_config const c = checked("router", &given);
   auto dimension = [](char const* what, int router, int runner) {
     if (router != 0 && runner != 0 && router != runner) {
       throw Error(ErrorCode::config, text("router.", what, ": is ", router, ", the runner's is ", runner));
@@ -59,6 +63,9 @@ inline routing::RouterConfig router_of(moe_router_config const& given, Device de
       by_name<GroupScore, 2>("router.group_score", c.group_score, {{{"max", GroupScore::max}, {"top2_sum", GroupScore::top2_sum}}});
   r.logit_softcap = c.logit_softcap;
   r.sparsemixer_eps = c.sparsemixer_eps;
+  if (r.selection == Selection::sparsemixer && !(c.sparsemixer_eps >= 0.0F && std::isfinite(c.sparsemixer_eps))) {
+    throw Error(ErrorCode::config, text("router.sparsemixer_eps: ", c.sparsemixer_eps, " is out of range [0, infinity)"));
+  }
   r.num_zero_experts = c.num_zero_experts;
   r.zero_expert_kind = by_name<ZeroExpertKind, 2>("router.zero_expert", c.zero_expert,
                                                   {{{"identity", ZeroExpertKind::identity}, {"none", ZeroExpertKind::none}}});
@@ -95,9 +102,19 @@ inline DType dtype_of_request(moe_runner_config const& c, DLTensor const& w13) {
   detail::refuse("w13", text("dtype is ", describe(w13.dtype)), "float32, bfloat16 or float16 without a quantization");
 }
 
+/// The activations of moe.h. E_CONFIG for swigluoai: that name is of weights whose gate and up rows alternate, which no layer here reads.
 inline activation::Any activation_of(moe_runner_config const& c) {
-  std::array<std::pair<std::string_view, activation::Kind>, activation::kKinds> kinds;
-  for (std::size_t i = 0; i < kinds.size(); ++i) kinds[i] = {name(static_cast<activation::Kind>(i)), static_cast<activation::Kind>(i)};
+  if (c.activation != nullptr && name(activation::Kind::swigluoai) == c.activation) {
+    throw Error(
+        ErrorCode::config,
+        "activation: swigluoai is of a w13 whose gate and up rows alternate, and w13 here has the gate rows first; put the even rows "
+        "of w13, of its scales and of its bias before the odd ones, and give swigluoai_halves with activation_limit 7");
+  }
+  std::array<std::pair<std::string_view, activation::Kind>, activation::kKinds - 1> kinds;
+  for (std::size_t i = 0, n = 0; i < activation::kKinds; ++i) {
+    auto const kind = static_cast<activation::Kind>(i);
+    if (kind != activation::Kind::swigluoai) kinds[n++] = {name(kind), kind};
+  }
   activation::Any a{.kind = by_name("activation", c.activation, kinds)};
   a.constants.alpha = c.activation_alpha;
   a.constants.beta = c.activation_beta;
@@ -115,10 +132,9 @@ inline activation::Any activation_of(moe_runner_config const& c) {
   return a;
 }
 
-/// Everything but the weights' arrays is checked here; the sizes again by the layer. Throws E_CONFIG or E_ARG.
-inline Request request_of(moe_runner_config const* config, moe_weights const* weights, std::shared_ptr<Group> group) {
-  moe_runner_config const& c = checked("config", config);
-  moe_weights const& w = checked("weights", weights);
+/// Structs that were checked, and outlive the request. Everything but the weights' arrays is checked here; the sizes again by the layer.
+/// Throws E_CONFIG or E_ARG.
+inline Request request_of(moe_runner_config const& c, moe_weights const& w, std::shared_ptr<Group> group) {
   DLTensor const& w13 = *not_null("w13", w.w13);
   Request r;
   r.weights = &w;
@@ -134,7 +150,9 @@ inline Request request_of(moe_runner_config const* config, moe_weights const* we
     throw Error(ErrorCode::config, text("num_experts: ", c.num_experts, " is out of range [1, ", kMostSize, "]"));
   }
   if (c.max_tokens_per_rank < 1) throw Error(ErrorCode::config, text("max_tokens_per_rank: ", c.max_tokens_per_rank, " is below 1"));
-  if (c.num_threads < 0) throw Error(ErrorCode::config, text("num_threads: ", c.num_threads, " is below 0"));
+  if (c.num_threads < 0 || c.num_threads > kMostThreads) {
+    throw Error(ErrorCode::config, text("num_threads: ", c.num_threads, " is out of range [0, ", kMostThreads, "]"));
+  }
   r.external_router = c.router == nullptr;
   if (c.router != nullptr) {
     r.router = router_of(*c.router, r.device, c.num_experts, c.topk);

@@ -20,6 +20,7 @@
 #include "moe/c/runner.hpp"
 #include "moe/c/status.hpp"
 #include "moe/c/stream.hpp"
+#include "moe/c/structs.hpp"
 #include "moe/moe.h"
 
 #ifdef MOE_C_HAS_MPI
@@ -78,8 +79,10 @@ inline std::shared_ptr<Runner> create_runner(moe_runner_config const* config, mo
   if (group->size() > 1) alone.emplace(group->busy, "group");
   bool told = false;
   try {
-    Request request = request_of(config, weights, group);
-    if (config->workspace_of != nullptr) request.workspace = runners().find(number(config->workspace_of))->workspace(request.device);
+    moe_runner_config const c = checked("config", config);
+    moe_weights const w = checked("weights", weights);
+    Request request = request_of(c, w, group);
+    if (c.workspace_of != nullptr) request.workspace = runners().find(number(c.workspace_of))->workspace(request.device);
     return make_runner(request, told);
   } catch (Error const& e) {
     if (!told) group->refuse(e.code());
@@ -278,7 +281,10 @@ moe_status moe_stream_wait(DLDevice device, void* stream, int64_t timeout_ms) no
   return moe::c::guard([&] { moe::c::wait_for_stream(device, stream, moe::c::deadline(timeout_ms)); });
 }
 moe_status moe_runner_get_info(moe_runner_t runner, moe_runner_info* info) noexcept {
-  return moe::c::guard([&] { moe::c::runners().find(moe::c::number(runner))->describe(moe::c::checked("info", info)); });
+  return moe::c::guard([&] {
+    auto const found = moe::c::runners().find(moe::c::number(runner));
+    moe::c::write_struct("info", info, [&](moe_runner_info& full) { found->describe(full); });
+  });
 }
 moe_status moe_runner_destroy(moe_runner_t runner) noexcept {
   return moe::c::guard([&] {
@@ -296,7 +302,7 @@ moe_status moe_experts(moe_runner_config const* config, moe_weights const* weigh
       if (t->ndim <= axis || t->shape == nullptr) moe::c::detail::refuse_shape(what, *t, moe::text("at least ", axis + 1, " dimensions"));
       if (value == 0) value = static_cast<std::remove_reference_t<decltype(value)>>(t->shape[axis]);
     };
-    moe_weights const& w = moe::c::checked("weights", weights);
+    moe_weights const w = moe::c::checked("weights", weights);
     fill(c.hidden, "hidden", hidden, 1);
     fill(c.max_tokens_per_rank, "hidden", hidden, 0);
     fill(c.topk, "topk_ids", topk_ids, 1);
@@ -323,7 +329,9 @@ moe_status moe_route(moe_router_config const* router, DLTensor const* logits, DL
 }
 
 moe_status moe_get_quantized_layout(char const* quantization, int64_t rows, int64_t cols, moe_quantized_layout* layout) noexcept {
-  return moe::c::guard([&] { moe::c::layout_of(quantization, rows, cols, moe::c::checked("layout", layout)); });
+  return moe::c::guard([&] {
+    moe::c::write_struct("layout", layout, [&](moe_quantized_layout& full) { moe::c::layout_of(quantization, rows, cols, full); });
+  });
 }
 moe_status moe_quantize(char const* quantization, DLTensor const* matrix, DLTensor const* codes, DLTensor const* scales) noexcept {
   return moe::c::guard([&] { moe::c::quantize(quantization, matrix, codes, scales); });

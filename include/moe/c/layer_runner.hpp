@@ -9,9 +9,12 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "moe/c/overlap.hpp"
 #include "moe/c/runner.hpp"
 #include "moe/c/stream.hpp"
+#include "moe/c/structs.hpp"
 #include "moe/c/weights.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/contract/facts.hpp"
@@ -158,6 +161,7 @@ class LayerRunner final : public Runner {
     auto const weights = weights_of<Config, typename LayerT::Quant>(*r.weights, r.device, params.placement.num_local(group->rank()),
                                                                     Shape<Config>(r.shape), r.activation.gated());
     num_local_ = static_cast<std::int32_t>(weights.w13.codes.extent(0));
+    borrow(r);
     Comm& over = comm();
     told = true;
     if constexpr (kShares) {
@@ -236,6 +240,14 @@ class LayerRunner final : public Runner {
     }
   }
 
+  struct Named {
+    char const* what;
+    DLTensor const* tensor;
+  };
+  struct Borrowed {
+    char const* what;
+    ByteRows bytes;
+  };
   /// The views of a call.
   struct Arguments {
     typename LayerT::Hidden hidden;
@@ -258,14 +270,59 @@ class LayerRunner final : public Runner {
       Arguments a;
       a.hidden = rows_of<Act, Config::hidden>("hidden", call.hidden, device_);
       a.output = rows_of<Act, Config::hidden>("output", call.output, device_);
-      if (call.options != nullptr) a.options = options_of(checked("options", call.options), a.hidden.extent(0));
+      moe_forward_options given = MOE_FORWARD_OPTIONS_INIT;
+      if (call.options != nullptr) {
+        given = checked("options", call.options);
+        a.options = options_of(given, a.hidden.extent(0));
+      }
       read(a);
+      refuse_overlap(call, given);
       a.stream = stream_of<Space>(call.stream, device_);
       return a;
     } catch (...) {
       tell_peers(call);
       throw;
     }
+  }
+  /// E_ARG if output shares memory with what the call reads. No composition promises to have read a row before it writes one, so that an
+  /// output in the place of hidden is refused like any other.
+  void refuse_overlap(Call const& call, moe_forward_options const& options) const {
+    ByteRows const output = bytes_of(*call.output);
+    auto const refuse_if = [&](char const* what, ByteRows const& read) {
+      if (overlap(output, read)) {
+        throw Error(ErrorCode::argument,
+                    text("output: its memory overlaps that of ", what, ", expected memory that the call does not read"));
+      }
+    };
+    for (auto const& [what, t] :
+         {Named{"hidden", call.hidden}, Named{"router_logits", call.logits}, Named{"topk_ids", call.topk_ids},
+          Named{"topk_weights", call.topk_weights}, Named{"token_ids", options.token_ids}, Named{"num_rows", options.num_rows}}) {
+      if (t != nullptr) refuse_if(what, bytes_of(*t));
+    }
+    for (auto const& [what, bytes] : borrowed_) refuse_if(what, bytes);
+  }
+  /// What the layer reads in every call and the caller keeps: weights and scales unless the experts have packed them, biases, and the
+  /// router's arrays.
+  void borrow(Request const& r) {
+    moe_weights const& w = *r.weights;
+    auto const add = [&](char const* what, DLTensor const* t) {
+      if (t != nullptr) borrowed_.push_back({what, bytes_of(*t)});
+    };
+    if constexpr (!packs_weights<typename LayerT::Kernel>()) {
+      add("w13", w.w13);
+      add("w2", w.w2);
+      add("w13_scale", w.w13_scale);
+      add("w2_scale", w.w2_scale);
+    }
+    add("w13_bias", w.w13_bias);
+    add("w2_bias", w.w2_bias);
+    if (external_) return;
+    auto const add_array = [&](char const* what, auto const* data, std::int64_t count) {
+      if (data != nullptr) borrowed_.push_back({what, bytes_of(data, count * static_cast<std::int64_t>(sizeof *data))});
+    };
+    add_array("router.correction_bias", r.router.correction_bias, std::int64_t{r.router.num_experts} + r.router.num_zero_experts);
+    add_array("router.per_expert_scale", r.router.per_expert_scale, r.router.num_experts);
+    add_array("router.hash_table", r.router.hash_table, r.router.vocabulary * r.router.topk);
   }
   ForwardOptions options_of(moe_forward_options const& given, std::int64_t rows) const {
     ForwardOptions options{.num_valid_rows = given.num_valid_rows};
@@ -310,6 +367,7 @@ class LayerRunner final : public Runner {
   bool external_;
   std::int32_t num_local_ = 0;
   typename WorkspaceOf<LayerT>::type workspace_;
+  std::vector<Borrowed> borrowed_;
   std::int64_t workspace_bytes_ = 0;  // of the shared memory, what this runner has added
   [[no_unique_address]] std::conditional_t<kAlone, Comm, HostStream> self_{};
   std::unique_ptr<LayerT> layer_;

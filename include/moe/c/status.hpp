@@ -58,15 +58,4 @@ Pointer not_null(char const* what, Pointer pointer) {
   return pointer;
 }
 
-/// A struct that the caller filled. E_ARG if the pointer is null or its struct_size is none that this version knows.
-template <class Struct>
-Struct& checked(char const* what, Struct* given) {
-  not_null(what, given);
-  if (given->struct_size != sizeof(Struct)) {
-    throw Error(ErrorCode::argument, text(what, ": struct_size is ", given->struct_size, ", this library knows ", sizeof(Struct),
-                                          "; begin from its initialiser, with the moe.h of this library"));
-  }
-  return *given;
-}
-
 }  // namespace moe::c
