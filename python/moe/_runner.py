@@ -114,8 +114,8 @@ class Runner:
         w2: [E_local, H, I]; last extent I/2 for packed 4-bit codes.
         topk: experts per token, k.
         max_tokens: most rows of one call. In a group of one rank longer inputs run in pieces of this size.
-        activation: "silu", "gelu", "gelu_tanh", "swigluoai", "swigluoai_halves", "silu_clamped", "swiglu_step", "situ", and ungated
-            "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul".
+        activation: "silu", "gelu", "gelu_tanh", "swigluoai_halves" (gpt-oss: limit 7), "silu_clamped", "swiglu_step", "situ", and
+            ungated "silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul".
         alpha, beta, limit: constants of the activations that have them; limit None: none.
         situ_gate, situ_up: bounds of "situ": situ_gate tanh(gate / situ_gate) and situ_up tanh(up / situ_up).
         w13_bias, w2_bias: float32 [E_local, 2I] and [E_local, H]; both or none.
@@ -257,7 +257,7 @@ class Runner:
             topk_ids: [M, k], experts of [0, E), each at most once in a row; -1: none. int32 and int64 are taken as they are, int8,
                 int16, uint8 and uint16 become int32.
             topk_weights: [M, k]. float32 is taken as it is.
-            output: [M, H] to write to; None: a new array.
+            output: [M, H] to write to, in memory that the call does not read; None: a new array.
 
         Returns:
             output, [M, H], of hidden's framework, dtype and device. On a GPU it is ready when the current stream has run.
@@ -316,6 +316,7 @@ class Runner:
         if rows <= self._max_tokens or not self._alone:
             _forward_routed(self._handle, hidden, ids, weights, output, stream)
             return
+        _library.refuse_overlap(output, hidden, ids, weights)
         for first in range(0, rows, self._max_tokens):
             count = min(self._max_tokens, rows - first)
             _forward_routed(self._handle, *(_rows(array, first, count) for array in (hidden, ids, weights, output)), stream)

@@ -6,11 +6,14 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
+#include <moe/c/overlap.hpp>
 
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ffi = tvm::ffi;
@@ -27,6 +30,18 @@ void require(moe_status status) {
 /// An array argument; null for None.
 DLTensor const* array(ffi::AnyView argument) { return argument == nullptr ? nullptr : argument.cast<DLTensor*>(); }
 
+/// A value of Python for a member or argument of 32 bits: E_ARG with its name if it does not fit, since another number would be taken.
+std::int32_t narrowed(std::string const& what, std::int64_t value) {
+  using Limits = std::numeric_limits<std::int32_t>;
+  if (value < Limits::min() || value > Limits::max()) {
+    throw ffi::Error("moe.MOE_E_ARG",
+                     "E_ARG: " + what + ": " + std::to_string(value) + " is out of range [" + std::to_string(Limits::min()) + ", " +
+                         std::to_string(Limits::max()) + "]",
+                     "");
+  }
+  return static_cast<std::int32_t>(value);
+}
+
 using Dictionary = ffi::Map<ffi::String, ffi::Any>;
 
 /// Reads the members of a struct of moe.h from a dictionary. Absent keys leave a member as it is. The strings that members point to live
@@ -35,7 +50,11 @@ class Members {
  public:
   Members(char const* what, Dictionary const& values) : what_(what), values_(values) {}
 
-  void read(char const* key, std::int32_t& member) { assign<std::int64_t>(key, member); }
+  void read(char const* key, std::int32_t& member) {
+    std::int64_t value = member;
+    assign<std::int64_t>(key, value);
+    member = narrowed(std::string(what_) + "." + key, value);
+  }
   void read(char const* key, std::int64_t& member) { assign<std::int64_t>(key, member); }
   void read(char const* key, float& member) { assign<double>(key, member); }
   void read(char const* key, DLTensor const*& member) { assign<DLTensor*>(key, member); }
@@ -110,14 +129,14 @@ std::int64_t group_nccl(ffi::Bytes id, std::int64_t rank, std::int64_t size, std
                      "");
   }
   moe_group_t group = nullptr;
-  require(moe_group_create_nccl(reinterpret_cast<std::uint8_t const*>(id.data()), static_cast<std::int32_t>(rank),
-                                static_cast<std::int32_t>(size), timeout_ms, &group));
+  require(moe_group_create_nccl(reinterpret_cast<std::uint8_t const*>(id.data()), narrowed("rank", rank), narrowed("size", size),
+                                timeout_ms, &group));
   return reinterpret_cast<std::int64_t>(group);
 }
 
 std::int64_t group_mpi(std::int64_t fortran_communicator, std::int64_t timeout_ms) {
   moe_group_t group = nullptr;
-  require(moe_group_create_mpi(static_cast<std::int32_t>(fortran_communicator), timeout_ms, &group));
+  require(moe_group_create_mpi(narrowed("communicator", fortran_communicator), timeout_ms, &group));
   return reinterpret_cast<std::int64_t>(group);
 }
 
@@ -229,6 +248,17 @@ void forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTens
   require(moe_runner_forward_routed(handle<moe_runner_t>(runner), hidden, ids, weights, output, nullptr, stream_of(hidden, stream)));
 }
 
+/// For an input that runs in pieces: the library sees one piece at a time, and the output of one may be the input of the next.
+void refuse_overlap(DLTensor* output, DLTensor* hidden, DLTensor* ids, DLTensor* weights) {
+  for (auto const& [what, read] : {std::pair<char const*, DLTensor*>{"hidden", hidden}, {"topk_ids", ids}, {"topk_weights", weights}}) {
+    if (moe::c::overlap(moe::c::bytes_of(*output), moe::c::bytes_of(*read))) {
+      throw ffi::Error("moe.MOE_E_ARG",
+                       std::string("E_ARG: output: its memory overlaps that of ") + what + ", expected memory that the call does not read",
+                       "");
+    }
+  }
+}
+
 void forward(std::int64_t runner, DLTensor* hidden, DLTensor* logits, DLTensor* output, ffi::AnyView token_ids, std::int64_t stream) {
   moe_forward_options options = MOE_FORWARD_OPTIONS_INIT;
   options.token_ids = array(token_ids);
@@ -253,7 +283,7 @@ void runner_wait(std::int64_t runner, std::int64_t stream) {
 }
 /// Waits for a stream of a GPU: for arrays of frameworks that know nothing of the stream. timeout_ms 0: 100 s.
 void stream_wait(std::int64_t device, std::int64_t stream, std::int64_t timeout_ms) {
-  require(moe_stream_wait({kDLCUDA, static_cast<std::int32_t>(device)}, reinterpret_cast<void*>(stream), timeout_ms));
+  require(moe_stream_wait({kDLCUDA, narrowed("device", device)}, reinterpret_cast<void*>(stream), timeout_ms));
 }
 void runner_destroy(std::int64_t runner) { require(moe_runner_destroy(handle<moe_runner_t>(runner))); }
 
@@ -353,6 +383,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_create, runner_create);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward_routed, forward_routed);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward_routed_rows, forward_routed_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(forward, forward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(refuse_overlap, refuse_overlap);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_weights_changed, runner_weights_changed);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_check, runner_check);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(runner_wait, runner_wait);
