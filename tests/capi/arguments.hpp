@@ -42,10 +42,16 @@ struct Arguments {
   }
   ~Arguments() {
     moe_runner_destroy(runner);
+    moe_runner_destroy(second);
     moe_group_destroy(group);
   }
   Arguments(Arguments const&) = delete;
   Arguments& operator=(Arguments const&) = delete;
+  /// A runner of the same arguments, beside `runner`.
+  moe_runner_t another() {
+    EXPECT_EQ(moe_runner_create(&config, &weights, group, &second), MOE_OK) << moe_last_error();
+    return second;
+  }
   moe_status create() { return moe_runner_create(&config, &weights, group, &runner); }
 
   LayerArrays<float> a;
@@ -59,6 +65,7 @@ struct Arguments {
   Array<float> spare{{8, 256, 64}};
   moe_group_t group = nullptr;
   moe_runner_t runner = nullptr;
+  moe_runner_t second = nullptr;
 };
 
 struct Case {

@@ -15,6 +15,22 @@ namespace {
 
 using namespace moe_test;
 
+constexpr std::int64_t kHuge = (std::int64_t{1} << 40) + 1;
+
+/// A table of ids of [4, cols], rows `stride` apart.
+void hash_table(Arguments& x, std::int64_t cols, std::int64_t stride) {
+  DLTensor& t = x.spare.tensor();
+  t.dtype = {kDLInt, 64, 1};
+  t.ndim = 2;
+  t.shape[0] = 4;
+  t.shape[1] = cols;
+  x.strides[0] = stride;
+  x.strides[1] = 1;
+  t.strides = x.strides;
+  x.router.selection = "hash_table";
+  x.router.hash_table = &t;
+}
+
 TEST(BadInput, Create) {
   float const kNan = std::numeric_limits<float>::quiet_NaN();
   run(
@@ -36,6 +52,14 @@ TEST(BadInput, Create) {
            MOE_E_CAPACITY,
            {"max_tokens_per_rank"}},
           {"threads", [](Arguments& x) { x.config.num_threads = -1; }, MOE_E_CONFIG, {"num_threads", "-1"}},
+          {"many threads",
+           [](Arguments& x) { x.config.num_threads = 1 << 30; },
+           MOE_E_CONFIG,
+           {"num_threads: 1073741824 is out of range [0, 4096]"}},
+          {"gate and up in turn",
+           [](Arguments& x) { x.config.activation = "swigluoai"; },
+           MOE_E_CONFIG,
+           {"activation: swigluoai", "alternate", "gate rows first", "swigluoai_halves", "activation_limit 7"}},
           {"activation", [](Arguments& x) { x.config.activation = "swish"; }, MOE_E_CONFIG, {"activation", "swish", "silu"}},
           {"situ gate", [](Arguments& x) { x.config.activation_situ_gate = 0; }, MOE_E_CONFIG, {"activation_situ_gate", "0"}},
           {"situ up", [=](Arguments& x) { x.config.activation_situ_up = kNan; }, MOE_E_CONFIG, {"activation_situ_up", "nan"}},
@@ -53,10 +77,96 @@ TEST(BadInput, Create) {
            [](Arguments& x) { x.config.experts = "hopper_masked"; },
            MOE_E_CONFIG,
            {"experts", "hopper_masked", "cpu", "onednn"}},
+      },
+      [](Arguments& x) { return x.create(); });
+  Arguments x;
+  expect_refused(moe_runner_create(nullptr, &x.weights, x.group, &x.runner), MOE_E_ARG, {"config", "NULL"});
+  expect_refused(moe_runner_create(&x.config, nullptr, x.group, &x.runner), MOE_E_ARG, {"weights", "NULL"});
+  expect_refused(moe_runner_create(&x.config, &x.weights, x.group, nullptr), MOE_E_ARG, {"runner", "NULL"});
+}
+
+TEST(BadInput, CreateRouter) {
+  float const kNan = std::numeric_limits<float>::quiet_NaN();
+  run(
+      {
           {"scoring", [](Arguments& x) { x.router.scoring = "argmax"; }, MOE_E_CONFIG, {"scoring", "argmax", "sigmoid"}},
           {"renorm", [](Arguments& x) { x.router.renorm = "max"; }, MOE_E_CONFIG, {"router.renorm", "max", "p_norm"}},
+          {"order",
+           [](Arguments& x) { x.router.order = "topk"; },
+           MOE_E_CONFIG,
+           {"router.order: unknown name \"topk\"; known: score_then_topk, topk_then_score"}},
+          {"selection",
+           [](Arguments& x) { x.router.selection = "best"; },
+           MOE_E_CONFIG,
+           {"router.selection: unknown name \"best\"; known: topk, hash_table, sparsemixer"}},
+          {"group score",
+           [](Arguments& x) { x.router.group_score = "top3_sum"; },
+           MOE_E_CONFIG,
+           {"router.group_score: unknown name \"top3_sum\"; known: max, top2_sum"}},
+          {"zero expert",
+           [](Arguments& x) { x.router.zero_expert = "zeros"; },
+           MOE_E_CONFIG,
+           {"router.zero_expert: unknown name \"zeros\"; known: identity, none"}},
+          {"degenerate",
+           [](Arguments& x) { x.router.degenerate = ""; },
+           MOE_E_CONFIG,
+           {"router.degenerate: unknown name \"\"; known: uniform_first_k, drop"}},
+          {"sparsemixer nan",
+           [=](Arguments& x) {
+             x.router.selection = "sparsemixer";
+             x.router.sparsemixer_eps = kNan;
+           },
+           MOE_E_CONFIG,
+           {"router.sparsemixer_eps: nan is out of range [0, infinity)"}},
+          {"sparsemixer",
+           [](Arguments& x) {
+             x.router.selection = "sparsemixer";
+             x.router.sparsemixer_eps = -0.5F;
+           },
+           MOE_E_CONFIG,
+           {"router.sparsemixer_eps: -0.5"}},
+          {"per_expert_scale",
+           [](Arguments& x) { x.router.per_expert_scale = &x.a.logits; },
+           MOE_E_ARG,
+           {"router.per_expert_scale: shape is [16, 8], expected 1 dimension"}},
+          {"per_expert_scale of fewer",
+           [](Arguments& x) {
+             x.spare.tensor().ndim = 1;
+             x.spare.tensor().shape[0] = 7;
+             x.router.per_expert_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"router.per_expert_scale: shape is [7], expected [8]"}},
+          {"per_expert_scale in bfloat16",
+           [](Arguments& x) {
+             x.spare.tensor().ndim = 1;
+             x.spare.tensor().dtype = {kDLBfloat, 16, 1};
+             x.router.per_expert_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"router.per_expert_scale: dtype is bfloat16, expected float32"}},
+          {"hash_table columns", [](Arguments& x) { hash_table(x, 3, 3); }, MOE_E_ARG, {"router.hash_table: rows of 3, 3 apart", ", 2]"}},
+          {"hash_table rows",
+           [](Arguments& x) { hash_table(x, 2, 4); },
+           MOE_E_ARG,
+           {"router.hash_table: rows of 2, 4 apart", "contiguous"}},
+          {"hash_table dtype",
+           [](Arguments& x) {
+             hash_table(x, 2, 2);
+             x.spare.tensor().dtype.bits = 32;
+           },
+           MOE_E_ARG,
+           {"router.hash_table: dtype is int32, expected int64"}},
+          {"no hash_table", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}},
           {"groups", [](Arguments& x) { x.router.num_expert_group = 3; }, MOE_E_CONFIG, {"topk_group"}},
           {"bias", [](Arguments& x) { x.router.correction_bias = &x.a.logits; }, MOE_E_ARG, {"router.correction_bias", "[16, 8]"}},
+      },
+      [](Arguments& x) { return x.create(); });
+}
+
+TEST(BadInput, CreateWeights) {
+  run(
+      {
           {"no w13", [](Arguments& x) { x.weights.w13 = nullptr; }, MOE_E_ARG, {"w13", "NULL"}},
           {"no w2", [](Arguments& x) { x.weights.w2 = nullptr; }, MOE_E_ARG, {"w2", "NULL"}},
           {"w13 data", [](Arguments& x) { x.w13.data = nullptr; }, MOE_E_ARG, {"w13", "data is NULL"}},
@@ -91,6 +201,28 @@ TEST(BadInput, Create) {
            [](Arguments& x) { x.weights.w13_bias = x.weights.w2_bias = &x.a.logits; },
            MOE_E_ARG,
            {"w13_bias", "[16, 8]", "[8, 256]"}},
+          {"w13 extent",
+           [](Arguments& x) { x.w13.shape[0] = kHuge; },
+           MOE_E_ARG,
+           {"w13: shape is [1099511627777, 256, 64], expected", "2^40"}},
+          {"w13 elements",
+           [](Arguments& x) { x.w13.shape[0] = x.w13.shape[1] = kHuge - 1; },
+           MOE_E_ARG,
+           {"w13: shape is [1099511627776, 1099511627776, 64], expected fewer than 2^46 elements"}},
+          {"workspace of another device",
+           [](Arguments& x) {
+             x.config.workspace_of = x.another();
+             x.w13.device = {kDLCUDA, 1};
+           },
+           MOE_E_ARG,
+           {"workspace_of: is a runner on cpu, expected one on cuda:1"}},
+      },
+      [](Arguments& x) { return x.create(); });
+}
+
+TEST(BadInput, CreateQuantizedWeights) {
+  run(
+      {
           {"missing scales",
            [](Arguments& x) {
              x.config.quantization = "fp8_per_token";
@@ -98,6 +230,44 @@ TEST(BadInput, Create) {
            },
            MOE_E_ARG,
            {"w13_scale", "NULL"}},
+          {"shape of scales",
+           [](Arguments& x) {
+             x.config.quantization = "fp8_per_token";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.weights.w13_scale = x.weights.w2_scale = &x.a.logits;
+           },
+           MOE_E_ARG,
+           {"w13_scale: shape is [16, 8], expected [8, ...] with 256 scales of an expert"}},
+          {"dimensions of scales",
+           [](Arguments& x) {
+             x.config.quantization = "fp8_per_token";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.spare.tensor().ndim = 1;
+             x.weights.w13_scale = x.weights.w2_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"w13_scale: shape is [8], expected [8, ...]"}},
+          {"dtype of scales",
+           [](Arguments& x) {
+             x.config.quantization = "fp8_per_token";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.spare.tensor().ndim = 2;
+             x.spare.tensor().dtype = {kDLFloat, 16, 1};
+             x.weights.w13_scale = x.weights.w2_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"w13_scale: dtype is float16, expected float32"}},
+          {"dtype of powers of two",
+           [](Arguments& x) {
+             x.config.quantization = "mxfp4_w4a16";
+             x.w13.dtype = x.w2.dtype = {kDLUInt, 8, 1};
+             x.w13.shape[2] /= 2;
+             x.w2.shape[2] /= 2;
+             x.spare.tensor().shape[2] = 2;
+             x.weights.w13_scale = x.weights.w2_scale = &x.spare;
+           },
+           MOE_E_ARG,
+           {"w13_scale: dtype is float32, expected uint8 or float8_e8m0fnu"}},
           {"float codes", [](Arguments& x) { x.config.quantization = "fp8_per_token"; }, MOE_E_ARG, {"w13", "float32", "uint8"}},
           {"sizes of blocks",
            [](Arguments& x) {
@@ -108,10 +278,6 @@ TEST(BadInput, Create) {
            {"mxfp4_w4a16", "32", "100"}},
       },
       [](Arguments& x) { return x.create(); });
-  Arguments x;
-  expect_refused(moe_runner_create(nullptr, &x.weights, x.group, &x.runner), MOE_E_ARG, {"config", "NULL"});
-  expect_refused(moe_runner_create(&x.config, nullptr, x.group, &x.runner), MOE_E_ARG, {"weights", "NULL"});
-  expect_refused(moe_runner_create(&x.config, &x.weights, x.group, nullptr), MOE_E_ARG, {"runner", "NULL"});
 }
 
 std::vector<Case> cases_of_rows() {
@@ -148,6 +314,37 @@ std::vector<Case> cases_of_rows() {
        },
        MOE_E_CAPACITY,
        {"17", "max_tokens_per_rank", "16"}},
+      {"hidden extent",
+       [](Arguments& x) {
+         x.shape[0] = kHuge;
+         x.shape[1] = 64;
+         x.hidden.shape = x.shape;
+       },
+       MOE_E_ARG,
+       {"hidden: shape is [1099511627777, 64], expected extents of [0, 2^40]"}},
+      {"hidden elements",
+       [](Arguments& x) {
+         x.shape[0] = x.shape[1] = kHuge - 1;
+         x.hidden.shape = x.shape;
+       },
+       MOE_E_ARG,
+       {"hidden: shape is [1099511627776, 1099511627776], expected fewer than 2^46 elements"}},
+      {"hidden far apart",
+       [](Arguments& x) {
+         x.strides[0] = std::numeric_limits<std::int64_t>::max();
+         x.strides[1] = 1;
+         x.hidden.strides = x.strides;
+       },
+       MOE_E_ARG,
+       {"hidden: strides are [9223372036854775807, 1], expected fewer than 2^46 elements"}},
+      {"output extent",
+       [](Arguments& x) {
+         x.shape[0] = 16;
+         x.shape[1] = kHuge;
+         x.output.shape = x.shape;
+       },
+       MOE_E_ARG,
+       {"output: shape is [16, 1099511627777]", "2^40"}},
       {"output rows",
        [](Arguments& x) {
          x.shape[0] = 15;
@@ -193,6 +390,14 @@ TEST(BadInput, ForwardRouted) {
       {"id", [](Arguments& x) { x.a.ids[5] = 8; }, MOE_E_ARG, {"topk_ids[2, 1]", "8", "[-1, 8)"}},
       {"twice", [](Arguments& x) { x.a.ids[4] = x.a.ids[5]; }, MOE_E_ARG, {"topk_ids[2, 1]", "twice"}},
       {"weight", [](Arguments& x) { x.a.weights[2] = std::numeric_limits<float>::infinity(); }, MOE_E_ARG, {"topk_weights[1, 0]", "inf"}},
+      {"ids extent",
+       [](Arguments& x) {
+         x.shape[0] = kHuge;
+         x.shape[1] = 2;
+         x.ids.shape = x.shape;
+       },
+       MOE_E_ARG,
+       {"topk_ids: shape is [1099511627777, 2]", "2^40"}},
       {"ids dtype", [](Arguments& x) { x.ids.dtype.bits = 16; }, MOE_E_ARG, {"topk_ids", "int16", "int32 or int64"}},
       {"ids of floats", [](Arguments& x) { x.ids.dtype.code = kDLFloat; }, MOE_E_ARG, {"topk_ids", "float32", "int32 or int64"}},
       {"ids width",
@@ -277,7 +482,22 @@ TEST(BadInput, Route) {
        {"width", [](Arguments& x) { x.router.num_experts = 9; }, MOE_E_ARG, {"router_logits", "[16, 8]", "[16, 9]"}},
        {"dtype", [](Arguments& x) { x.logits.dtype = {kDLInt, 32, 1}; }, MOE_E_ARG, {"logits", "int32"}},
        {"ids", [](Arguments& x) { x.ids.dtype.code = kDLFloat; }, MOE_E_ARG, {"topk_ids", "float32", "int32"}},
-       {"hash", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}}},
+       {"hash", [](Arguments& x) { x.router.selection = "hash_table"; }, MOE_E_ARG, {"hash_table"}},
+       {"extent",
+        [](Arguments& x) {
+          x.shape[0] = kHuge;
+          x.shape[1] = 8;
+          x.logits.shape = x.shape;
+        },
+        MOE_E_ARG,
+        {"logits: shape is [1099511627777, 8]", "2^40"}},
+       {"sparsemixer",
+        [](Arguments& x) {
+          x.router.selection = "sparsemixer";
+          x.router.sparsemixer_eps = std::numeric_limits<float>::quiet_NaN();
+        },
+        MOE_E_CONFIG,
+        {"router.sparsemixer_eps: nan"}}},
       [](Arguments& x) { return moe_route(&x.router, &x.logits, nullptr, &x.ids, &x.topk_weights, nullptr); });
   Arguments x;
   expect_refused(moe_route(nullptr, &x.logits, nullptr, &x.ids, &x.topk_weights, nullptr), MOE_E_ARG, {"router", "NULL"});
@@ -299,6 +519,16 @@ TEST(BadInput, Quantize) {
   expect_refused(moe_quantize("int4_group32", &x.w13, &codes, &scales), MOE_E_ARG, {"codes", "[8, 256, 64]", "[8, 256, 32]"});
   expect_refused(moe_quantize("fp8_per_token", &x.w13, &codes, &x.logits), MOE_E_ARG, {"scales", "[16, 8]"});
   expect_refused(moe_quantize("fp8_per_token", &x.ids, &codes, &scales), MOE_E_ARG, {"matrix", "int32"});
+  DLTensor narrow = scales.tensor();
+  narrow.dtype = {kDLBfloat, 16, 1};
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, &codes, &narrow), MOE_E_ARG, {"scales: dtype is bfloat16, expected float32"});
+  DLTensor flat = scales.tensor();
+  flat.ndim = 1;
+  expect_refused(moe_quantize("fp8_per_token", &x.w13, &codes, &flat), MOE_E_ARG, {"scales: shape is [8], expected [8, 256, 1]"});
+  DLTensor large = x.w13;
+  std::int64_t const extents[] = {2, kHuge, 64};
+  large.shape = const_cast<std::int64_t*>(extents);
+  expect_refused(moe_quantize("fp8_per_token", &large, &codes, &scales), MOE_E_ARG, {"matrix: shape is [2, 1099511627777, 64]", "2^40"});
   moe_quantized_layout layout = MOE_QUANTIZED_LAYOUT_INIT;
   expect_refused(moe_get_quantized_layout("mxfp4_w4a16", 4, 48, &layout), MOE_E_CONFIG, {"mxfp4_w4a16", "32", "48"});
   expect_refused(moe_get_quantized_layout("none", 0, 48, &layout), MOE_E_CONFIG, {"0 x 48"});
@@ -317,6 +547,19 @@ TEST(BadInput, Plan) {
   expect_refused(moe_plan(&config, &load, nullptr, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "NULL"});
   expect_refused(moe_plan(&config, &load, &load, nullptr, nullptr), MOE_E_ARG, {"physical_to_logical", "float32", "int32"});
   expect_refused(moe_plan(&config, &load, &out, &out, nullptr), MOE_E_ARG, {"logical_to_physical", "[1, 8]", "3 dimensions"});
+  Array<std::uint8_t> bytes({1, 8});
+  expect_refused(moe_plan(&config, &bytes, &out, nullptr, nullptr), MOE_E_ARG,
+                 {"load: dtype is uint8, expected float32, float64, int32 or int64"});
+  Array<float> deep({1, 1, 8});
+  expect_refused(moe_plan(&config, &deep, &out, nullptr, nullptr), MOE_E_ARG, {"load: shape is [1, 1, 8], expected 2 dimensions"});
+  DLTensor large = load.tensor();
+  std::int64_t const extents[] = {1, kHuge};
+  large.shape = const_cast<std::int64_t*>(extents);
+  expect_refused(moe_plan(&config, &large, &out, nullptr, nullptr), MOE_E_ARG, {"load: shape is [1, 1099511627777]", "2^40"});
+  Array<std::int32_t> count({1, 7}), count_of_layers({8});
+  expect_refused(moe_plan(&config, &load, &out, nullptr, &count), MOE_E_ARG, {"replica_count: shape is [1, 7], expected [1, 8]"});
+  expect_refused(moe_plan(&config, &load, &out, nullptr, &count_of_layers), MOE_E_ARG, {"replica_count: shape is [8], expected 2 dim"});
+  expect_refused(moe_plan(&config, &load, &out, nullptr, &load), MOE_E_ARG, {"replica_count: dtype is float32, expected int32"});
   load[3] = -1.0F;
   expect_refused(moe_plan(&config, &load, &out, nullptr, nullptr), MOE_E_ARG, {"expert 3", "-1"});
   load[3] = 0.0F;
@@ -349,6 +592,13 @@ TEST(BadInput, Groups) {
     expect_refused(moe_group_create_mpi(0, 0, &group), MOE_E_STATE, {"MPI_Init_thread"});
   }
   EXPECT_EQ(group, nullptr);
+
+  if (moe_has("mpi") == 0) return;
+  for (char const* backend : {"all_to_all_v", "low_latency", "high_throughput"}) {
+    Arguments x;
+    x.config.backend = backend;
+    expect_refused(x.create(), MOE_E_CONFIG, {moe::text("backend: ", backend, " needs a group over mpi"), "this one is over self"});
+  }
 }
 
 }  // namespace

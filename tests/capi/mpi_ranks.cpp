@@ -152,7 +152,19 @@ int main(int argc, char** argv) {
       expect(moe_group_destroy(group) == MOE_OK, "group_destroy", backend);
     }
   }
+  // Each rank for itself.
+  moe_group_t none = nullptr;
+  for (std::int32_t const handle : {static_cast<std::int32_t>(MPI_Comm_c2f(MPI_COMM_NULL)), 123456789, -7}) {
+    expect(moe_group_create_mpi(handle, 0, &none) == MOE_E_ARG && none == nullptr, "no communicator", "group");
+    std::string const said = "fortran_communicator: " + std::to_string(handle) + " is no communicator";
+    expect(std::string(moe_last_error()).find(said) != std::string::npos, "its text", "group");
+  }
   MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   MPI_Finalize();
+  for (int world = 0; world < 2; ++world) {
+    moe_status const late = world == 0 ? moe_group_create_mpi(0, 0, &none) : moe_group_create_mpi_world(0, &none);
+    expect(late == MOE_E_STATE && none == nullptr, "a group after the end of MPI", "group");
+    expect(std::string(moe_last_error()).find("MPI: MPI_Finalize() was called") != std::string::npos, "its text", "group");
+  }
   return failed == 0 ? 0 : 1;
 }

@@ -15,12 +15,12 @@ struct ByteRows {
   std::int64_t stride = 0;
   std::int64_t width = 0;
 
-  std::uintptr_t first(std::int64_t row) const { return begin + static_cast<std::uintptr_t>(row * stride); }
+  std::uintptr_t first(std::int64_t row) const { return begin + static_cast<std::uintptr_t>(row) * static_cast<std::uintptr_t>(stride); }
   std::uintptr_t last(std::int64_t row) const { return first(row) + static_cast<std::uintptr_t>(width); }
   bool empty() const { return rows <= 0 || width <= 0; }
 };
 inline ByteRows bytes_of(void const* data, std::int64_t bytes) { return {reinterpret_cast<std::uintptr_t>(data), 1, 0, bytes}; }
-/// t: checked. A matrix whose rows may lie apart, or a contiguous array of any shape.
+/// A matrix whose rows may lie apart, or a contiguous array of any shape.
 inline ByteRows bytes_of(DLTensor const& t) {
   std::uintptr_t const begin = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
   std::int64_t const element = std::int64_t{t.dtype.bits} * t.dtype.lanes / 8;

@@ -94,22 +94,27 @@ namespace detail {
   refuse(what, t.ndim < 0 || t.ndim > 8 ? text("ndim is ", t.ndim) : text("shape is ", describe(t.shape, t.ndim)), expected);
 }
 
-/// Number of dimensions, non-negative extents, device.
+/// Of one array, in elements: no product of an extent or stride below it and an element's bytes overflows.
+inline constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
+
+/// kMostElements where the array has more.
+inline std::int64_t count(DLTensor const& t) {
+  std::int64_t n = 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (__builtin_mul_overflow(n, t.shape[i], &n) || n > kMostElements) return kMostElements;
+  }
+  return n;
+}
+
+/// Number of dimensions, non-negative extents, fewer than kMostElements, device.
 inline void check_frame(char const* what, DLTensor const& t, int ndim, Device device) {
   if (t.ndim != ndim) refuse_shape(what, t, text(ndim, ndim == 1 ? " dimension" : " dimensions"));
   if (t.shape == nullptr) throw Error(ErrorCode::argument, text(what, ": shape is NULL"));
   for (int i = 0; i < ndim; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > (std::int64_t{1} << 40)) refuse_shape(what, t, "extents of [0, 2^40]");
   }
+  if (count(t) == kMostElements) refuse_shape(what, t, "fewer than 2^46 elements");
   if (Device const is = device_of(what, t); is != device) refuse(what, text("device is ", describe(t.device)), describe(device));
-}
-inline std::int64_t count(DLTensor const& t) {
-  std::int64_t n = 1;
-  for (int i = 0; i < t.ndim; ++i) {
-    if (t.shape[i] != 0 && n > (std::int64_t{1} << 46) / t.shape[i]) return std::int64_t{1} << 46;
-    n *= t.shape[i];
-  }
-  return n;
 }
 template <class T>
 T* data_of(char const* what, DLTensor const& t, std::int64_t elements) {
@@ -149,6 +154,8 @@ Rows<T, Cols> rows_of(char const* what, DLTensor const* given, Device device) {
     if (rows > 1) stride = t.strides[0];
     if (rows > 1 && stride < cols)
       detail::refuse(what, text("strides are ", describe(t.strides, 2)), text("a row stride of at least ", cols));
+    if (rows > 1 && stride > detail::kMostElements / rows)
+      detail::refuse(what, text("strides are ", describe(t.strides, 2)), "fewer than 2^46 elements from the first row to the last");
   }
   return make_rows<Cols>(detail::data_of<T>(what, t, rows * cols), rows, cols, stride);
 }
