@@ -13,3 +13,20 @@ function(moe_export_only_c target)
   target_link_options(${target} PRIVATE "LINKER:--version-script=${map}")
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
 endfunction()
+
+# Of this package, also where a project includes it whose own version is another.
+set_property(GLOBAL PROPERTY MOE_C_VERSION "${moe_VERSION}")
+
+# _moe_c_definitions(library): for sources with moe/c/export.hpp that link a model library: what moe_version() and moe_has() say, and the
+# communicators of its groups.
+function(_moe_c_definitions library)
+  get_property(version GLOBAL PROPERTY MOE_C_VERSION)
+  target_compile_definitions(${library} INTERFACE "MOE_C_VERSION=\"${version}\"")
+  get_target_property(linked ${library} INTERFACE_LINK_LIBRARIES)
+  if("moe::onednn" IN_LIST linked)
+    target_compile_definitions(${library} INTERFACE MOE_C_HAS_ONEDNN=1)
+  endif()
+  if("moe::mpi" IN_LIST linked)
+    target_compile_definitions(${library} INTERFACE MOE_C_HAS_MPI=1)
+  endif()
+endfunction()

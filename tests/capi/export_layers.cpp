@@ -70,4 +70,9 @@ TEST(Export, AnyOtherLayerIsRefused) {
           "none of this library's layers: float32, none, no_expert_parallel, onednn");
 }
 
+TEST(Export, WhatTheLibraryIs) {
+  EXPECT_STREQ(moe_version(), MOE_TEST_VERSION);
+  EXPECT_EQ(moe_has("onednn"), 1);
+}
+
 }  // namespace
