@@ -2,8 +2,12 @@
 // tests/capi/capi_test.cpp: moe.h over libmoe in the host space: results beside the definition, handles, threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/capi/handles.hpp"
 #include "tests/capi/tensors.hpp"
@@ -115,6 +119,63 @@ TEST(Capi, Biases) {
     for (int j = 0; j < 2; ++j) sum += a.weights[i / 64 * 2 + j] * b2[a.ids[i / 64 * 2 + j] * 64 + i % 64];
     ASSERT_NEAR(a.output[i], sum, 1e-5) << i;
   }
+}
+
+/// A matrix of gate and up rows in turn, as gpt-oss has them, with the even rows first.
+Array<float> sorted(Array<float>& in_turn) {
+  Array<float> out = in_turn;
+  std::int64_t const rows = in_turn.tensor().shape[1], cols = in_turn.tensor().ndim == 3 ? in_turn.tensor().shape[2] : 1;
+  for (std::int64_t i = 0; i < in_turn.size(); ++i) {
+    std::int64_t const e = i / cols / rows, row = i / cols % rows;
+    out[(e * rows + row % 2 * (rows / 2) + row / 2) * cols + i % cols] = in_turn[i];
+  }
+  return out;
+}
+
+// By the formula that gpt-oss has for its own weights: g = x[0::2], u = x[1::2]; (clamp(u, 7) + 1) g' sigmoid(1.702 g'), g' = min(g, 7).
+TEST(Capi, LayerOfGptOss) {
+  LayerArrays<float> a;
+  Array<float> bias13({8, 256}), bias2({8, 64});
+  fill(bias13, 11, 2.0F);
+  fill(bias2, 12, 1.0F);
+  fill(a.hidden, 13, 8.0F);  // so that the limit is reached
+  moe_weights weights = a.view();
+  weights.w13_bias = &bias13;
+  weights.w2_bias = &bias2;
+  moe_runner_config config = a.config();
+  config.activation = "swigluoai";
+  EXPECT_EQ(moe_experts(&config, &weights, &a.hidden, &a.ids, &a.weights, &a.output, nullptr), MOE_E_CONFIG);
+  EXPECT_NE(std::string(moe_last_error()).find("swigluoai_halves with activation_limit 7"), std::string::npos) << moe_last_error();
+
+  Array<float> const w13 = sorted(a.w13), w13_bias = sorted(bias13);
+  weights.w13 = &w13;
+  weights.w13_bias = &w13_bias;
+  config.activation = "swigluoai_halves";
+  config.activation_limit = 7.0F;
+  ASSERT_OK(moe_experts(&config, &weights, &a.hidden, &a.ids, &a.weights, &a.output, nullptr));
+  std::vector<double> expected(static_cast<std::size_t>(a.hidden.size()), 0.0);
+  std::int64_t limited = 0;
+  for (std::int64_t slot = 0; slot < a.ids.size(); ++slot) {
+    std::int64_t const e = a.ids[slot], t = slot / 2;
+    std::vector<double> x(256), act(128);
+    for (std::int64_t r = 0; r < 256; ++r) {
+      double sum = bias13[e * 256 + r];
+      for (std::int64_t h = 0; h < 64; ++h) sum += static_cast<double>(a.w13[(e * 256 + r) * 64 + h]) * a.hidden[t * 64 + h];
+      x[static_cast<std::size_t>(r)] = sum;
+    }
+    for (std::size_t i = 0; i < 128; ++i) {
+      double const g = std::min(x[2 * i], 7.0), u = std::clamp(x[2 * i + 1], -7.0, 7.0);
+      limited += g != x[2 * i] || u != x[2 * i + 1] ? 1 : 0;
+      act[i] = (u + 1.0) * g / (1.0 + std::exp(-1.702 * g));
+    }
+    for (std::int64_t h = 0; h < 64; ++h) {
+      double sum = bias2[e * 64 + h];
+      for (std::int64_t i = 0; i < 128; ++i) sum += a.w2[(e * 64 + h) * 128 + i] * act[static_cast<std::size_t>(i)];
+      expected[static_cast<std::size_t>(t * 64 + h)] += a.weights[slot] * sum;
+    }
+  }
+  EXPECT_GT(limited, 100);
+  EXPECT_LT(relative_error(a.output.values(), expected), 1e-5);
 }
 
 TEST(Capi, ConstantsOfSitu) {

@@ -201,6 +201,7 @@ TEST(CapiOnGpu, RouterAndBadInput) {
     expect_refused(moe_runner_forward(h.runner, hidden, a.logits.get(), a.output.get(), nullptr, nullptr), MOE_E_ARG, part);
   };
   refused(&a.host.hidden, "hidden: device is cpu");
+  refused(a.output.get(), "output: its memory overlaps that of hidden");
   OnGpu odd(a.host.hidden);
   odd.tensor().byte_offset = 2;
   refused(odd.get(), "16 bytes");
