@@ -186,6 +186,8 @@ template ${runner}::~Runner();
 template void ${runner}::abandon(moe::Stream<Space>);
 template void ${runner}::run<typename ${runner}::InnerLogits, moe::NoProbe>(moe::Rows<Act const>, InnerLogits const&, \
 moe::Rows<Act>, moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
+template void ${runner}::run<typename ${runner}::CallerRows, moe::NoProbe>(moe::Rows<Act const>, CallerRows const&, \
+moe::Rows<Act>, moe::ForwardOptions const&, moe::Stream<Space>, moe::NoProbe&);
 " PARENT_SCOPE)
 endfunction()
 

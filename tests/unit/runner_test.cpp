@@ -18,6 +18,7 @@
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
+#include "moe/routing/external.hpp"
 #include "moe/runner/host/primitives.hpp"
 
 namespace {
@@ -450,6 +451,166 @@ TEST(Runner, WhatCannotGoTogether) {
     expect_error(ErrorCode::config, "shared experts: 2, and the router gives 0 weights for them",
                  [&] { Runner<Layer, SumParts> runner(self, experts.view(), p); });
   }
+}
+
+/// Routing of the last forward of a runner.
+struct Routing {
+  template <class R>
+  explicit Routing(R& runner) {
+    auto const chosen = runner.topk_ids();
+    auto const weighed = runner.topk_weights();
+    for (std::int64_t t = 0; t < chosen.extent(0); ++t) {
+      for (std::int64_t j = 0; j < chosen.extent(1); ++j) {
+        ids.push_back(chosen(t, j));
+        weights.push_back(weighed(t, j));
+      }
+    }
+  }
+  template <class Id = std::int32_t, class R>
+  std::vector<float> forward(R& runner, std::vector<float> const& x, ForwardOptions const& options = {}) const {
+    std::vector<Id> const given(ids.begin(), ids.end());
+    std::vector<float> out(x.size(), -1.0F);
+    runner.forward_routed(rows(x, kHidden), make_rows(given.data(), static_cast<std::int64_t>(given.size()) / kTopK, kTopK),
+                          rows(weights, kTopK), rows(out, kHidden), options);
+    return out;
+  }
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+/// forward_routed() with the runner's own choice gives the bits of the forward before it.
+template <class R>
+Routing expect_same_bits(R& runner, std::vector<float> const& x, std::vector<float> const& want) {
+  Routing const routing(runner);
+  EXPECT_EQ(routing.forward(runner, x), want);
+  EXPECT_EQ(routing.template forward<std::int64_t>(runner, x), want);
+  EXPECT_EQ(Routing(runner).ids, routing.ids);
+  return routing;
+}
+
+struct GatedSumParts : SumParts {
+  using Gate = runner::gate::Linear<float>;
+};
+struct LatentZeroParts : LatentParts {
+  using ZeroExperts = runner::zero_experts::Identity;
+};
+struct ChunkedParts : LatentZeroParts {
+  using Chunking = runner::chunking::Lockstep;
+};
+TEST(Runner, RoutedByTheCallerWithSharedExperts) {
+  Weights const w;
+  auto const experts = store(kHidden, kHidden);
+  comm::Self<> self;
+  Runner<Layer, GatedSumParts>::Params p{.layer = layer_params(kHidden), .gate = {rows(w.gate, kHidden), w.gate_bias.data()}};
+  p.shared = w.shared_params<decltype(p.shared)>();
+  p.shared.gate = runner::shared::Gate::sigmoid;
+  p.shared.gate_vector = w.shared_gate.data();
+  p.scaling.routed = 2.5F;
+  p.end = {w.bias.data(), true, w.norm.data(), 1e-5F};
+  Runner<Layer, GatedSumParts> runner(self, experts.view(), p);
+  std::vector<float> out(w.hidden.size());
+  runner.forward(rows(w.hidden, kHidden), rows(out, kHidden));
+  Routing routing = expect_same_bits(runner, w.hidden, out);
+  // Another choice is another output; padding is not judged.
+  std::swap(routing.weights[0], routing.weights[1]);
+  EXPECT_NE(routing.forward(runner, w.hidden), out);
+  routing.ids.back() = kExperts;
+  expect_error(ErrorCode::argument, text("topk_ids[", kRows - 1, ", 1]: 6 is out of range [-1, 6)"),
+               [&] { routing.forward(runner, w.hidden); });
+  routing.forward(runner, w.hidden, {.num_valid_rows = kRows - 1});
+}
+
+// Widths 48 → 24 → padded to 40 → 24 → 48, zero experts, and the same in chunks, with the last one partly filled.
+TEST(Runner, RoutedByTheCallerInLatentBlocksAndChunks) {
+  Weights const w;
+  std::vector<float> const logits = numbers(110, kRows * (kExperts + 3), 2.0F);
+  auto const experts = store(40, kLatent);
+  comm::Self<> self;
+  auto const with_parts = [&]<class R>(std::int64_t capacity) {
+    typename R::Params p{.layer = layer_params(40, zero_router()), .hidden = kHidden, .expert_hidden = kLatent};
+    p.input = {rows(w.in, kHidden)};
+    p.output = {rows(w.out, kLatent)};
+    p.layer.max_tokens_per_rank = capacity;
+    return p;
+  };
+  using Whole = Runner<Layer, LatentZeroParts>;
+  using Chunked = Runner<Layer, ChunkedParts>;
+  Whole whole(self, experts.view(), with_parts.operator()<Whole>(kRows));
+  std::vector<float> out(w.hidden.size());
+  whole.forward(rows(w.hidden, kHidden), rows(logits, kExperts + 3), rows(out, kHidden));
+  Routing routing = expect_same_bits(whole, w.hidden, out);
+  EXPECT_GT(std::count_if(routing.ids.begin(), routing.ids.end(), [](std::int32_t id) { return id >= kExperts; }), 0);
+
+  for (ChunkMode const mode : {ChunkMode::exact, ChunkMode::min_one}) {
+    auto p = with_parts.operator()<Chunked>(3);
+    p.chunking.mode = mode;
+    Chunked chunked(self, experts.view(), p);
+    EXPECT_EQ(routing.forward(chunked, w.hidden), out);
+    EXPECT_EQ(routing.forward<std::int64_t>(chunked, w.hidden), out);
+    chunked.forward_routed(make_rows(w.hidden.data(), 0, kHidden), make_rows(routing.ids.data(), 0, kTopK),
+                           make_rows(routing.weights.data(), 0, kTopK), make_rows(out.data(), 0, kHidden));
+    // Refused before the first chunk.
+    Routing wrong = routing;
+    wrong.ids.back() = kExperts + 3;
+    std::vector<float> untouched(out.size(), -1.0F);
+    expect_error(ErrorCode::argument, text("topk_ids[", kRows - 1, ", 1]: 9 is out of range [-1, 9)"), [&] {
+      chunked.forward_routed(rows(w.hidden, kHidden), make_rows(wrong.ids.data(), kRows, kTopK), rows(wrong.weights, kTopK),
+                             rows(untouched, kHidden));
+    });
+    EXPECT_EQ(untouched, std::vector<float>(out.size(), -1.0F));
+    EXPECT_EQ(routing.forward(chunked, w.hidden), out);
+  }
+}
+
+// A runner whose layer has no router.
+TEST(Runner, RoutedByTheCallerAlone) {
+  Weights const w;
+  std::vector<float> const logits = w.logits();
+  auto const experts = store(kHidden, kHidden);
+  comm::Self<> self;
+  Runner<Layer> with_router(self, experts.view(), {.layer = layer_params(kHidden)});
+  std::vector<float> out(w.hidden.size());
+  with_router.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden));
+  Routing const routing(with_router);
+  using External =
+      ModularKernel<Config<float>, routing::External, quantization::None, backends::NoExpertParallel<>, experts::Reference<float>>;
+  Runner<External, SumParts>::Params p{.layer = {.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
+                                                 .max_tokens_per_rank = kRows,
+                                                 .placement = ExpertPlacement(kExperts, 1),
+                                                 .router = {.num_experts = kExperts, .topk = kTopK}}};
+  Runner<External, SumParts> runner(self, experts.view(), p);
+  EXPECT_EQ(routing.forward(runner, w.hidden), out);
+}
+
+TEST(Runner, RoutingThatCannotBeGiven) {
+  Weights const w;
+  auto const experts = store(kHidden, kHidden);
+  comm::Self<> self;
+  std::vector<std::int32_t> const ids(kRows * kTopK, -1);
+  std::vector<float> const weights(ids.size());
+  std::vector<float> out(w.hidden.size());
+  auto const given = [&](auto& runner, std::int64_t id_rows, int k, ForwardOptions const& options = {}) {
+    runner.forward_routed(rows(w.hidden, kHidden), make_rows(ids.data(), id_rows, k), make_rows(weights.data(), kRows, kTopK),
+                          rows(out, kHidden), options);
+  };
+  Runner<Layer> plain(self, experts.view(), {.layer = layer_params(kHidden)});
+  expect_error(ErrorCode::argument, "topk_ids: rows: 6, expected 7", [&] { given(plain, kRows - 1, kTopK); });
+  expect_error(ErrorCode::argument, "topk_ids: width: 1, expected 2", [&] { given(plain, kRows, 1); });
+  std::vector<std::int64_t> const tokens(kRows);
+  expect_error(ErrorCode::argument, "token_ids: given to forward_routed(), which does not route",
+               [&] { given(plain, kRows, kTopK, {.token_ids = tokens.data()}); });
+  given(plain, kRows, kTopK);
+  EXPECT_EQ(out, std::vector<float>(out.size()));
+
+  // The router gives the shared experts their weights.
+  Runner<Layer, SumParts>::Params p{
+      .layer = layer_params(kHidden,
+                            {.num_experts = kExperts, .topk = kTopK, .scoring = routing::Scoring::sigmoid, .num_joint_shared = kShared})};
+  p.shared = w.shared_params<decltype(p.shared)>();
+  p.shared.gate = runner::shared::Gate::routing_weight;
+  Runner<Layer, SumParts> joint(self, experts.view(), p);
+  expect_error(ErrorCode::unsupported, "shared experts: the router gives their weights", [&] { given(joint, kRows, kTopK); });
+  std::vector<float> const logits = numbers(110, kRows * (kExperts + kShared), 2.0F);
+  joint.forward(rows(w.hidden, kHidden), rows(logits, kExperts + kShared), rows(out, kHidden));
 }
 
 /// Shared experts of a caller that give one row too few.

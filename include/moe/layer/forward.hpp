@@ -25,10 +25,10 @@ template <class C>
 template <class Probe>
 void Layer<C>::run_routed(Hidden hidden, routing::GivenIds topk_ids, Rows<float const> topk_weights, Output output,
                           ForwardOptions const& options, Stream<Space> stream, Probe& probe) {
-  execute(hidden, GivenRouting{topk_ids, topk_weights}, output, options, stream, probe);
+  execute(hidden, routing::GivenRouting{topk_ids, topk_weights}, output, options, stream, probe);
 }
 
-/// Routing: the router's logits, or GivenRouting.
+/// Routing: the router's logits, or routing::GivenRouting.
 template <class C>
 template <class Routing, class Probe>
 void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream,
@@ -130,7 +130,7 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
 }
 
 template <class C>
-void Layer<C>::route(GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream) {
+void Layer<C>::route(routing::GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream) {
   routing::CallerRouting batch{.given_ids = given.ids,
                                .given_weights = given.weights,
                                .num_valid_rows = options.num_valid_rows < 0 ? rows_ : options.num_valid_rows,
@@ -210,7 +210,7 @@ void Layer<C>::validate_routing(Rows<L const> logits, std::int64_t rows, Forward
 }
 
 template <class C>
-void Layer<C>::validate_routing(GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const {
+void Layer<C>::validate_routing(routing::GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const {
   if (num_slots_ != router_.topk()) {
     throw Error(ErrorCode::unsupported,
                 "fused shared experts: forward_routed() has no columns for them; the router adds them in forward()");

@@ -128,7 +128,7 @@ class Layer {
   void check();
 
   /// The first stage of forward(), for a caller that sends the batch in two halves (runner/dual_batch.hpp): validates and routes. An error
-  /// is not told to the other ranks. Routing: logits [M, num_logits], or this layer's own type for given routing.
+  /// is not told to the other ranks. Routing: logits [M, num_logits], or routing::GivenRouting.
   template <class Routing, class Probe>
   void begin(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
   /// The other stages, of rows [first, first + rows) of the batch of begin(), over an exchange and a kernel that may be the layer's.
@@ -178,21 +178,17 @@ class Layer {
   template <class Probe>
   void run_routed(Hidden hidden, routing::GivenIds topk_ids, Rows<float const> topk_weights, Output output, ForwardOptions const& options,
                   Stream<Space> stream, Probe& probe);
-  struct GivenRouting {
-    routing::GivenIds ids;
-    Rows<float const> weights;
-  };
   template <class Routing, class Probe>
   void execute(Hidden hidden, Routing const& routing, Output output, ForwardOptions const& options, Stream<Space> stream, Probe& probe);
   template <class L>
   void route(Rows<L const> logits, ForwardOptions const& options, Stream<Space> stream);
-  void route(GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream);
+  void route(routing::GivenRouting const& given, ForwardOptions const& options, Stream<Space> stream);
   void choose_replicas();
   void send_shared();
   void validate(Hidden hidden, Output output) const;
   template <class L>
   void validate_routing(Rows<L const> logits, std::int64_t rows, ForwardOptions const& options) const;
-  void validate_routing(GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const;
+  void validate_routing(routing::GivenRouting const& given, std::int64_t rows, ForwardOptions const& options) const;
   Rows<std::int32_t const> dispatched_ids() const;
 
   Arena<Space> arena_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -52,6 +53,14 @@ class GivenIds {
   std::int64_t extent(int dimension) const { return dimension == 0 ? rows_ : columns_; }
   std::int64_t stride(int dimension) const { return dimension == 0 ? stride_ : 1; }
   void const* data_handle() const { return data_; }
+  /// Rows [first, first + rows).
+  GivenIds part(std::int64_t first, std::int64_t rows) const {
+    GivenIds out = *this;
+    std::int64_t const bytes = static_cast<std::int64_t>(wide_ ? sizeof(std::int64_t) : sizeof(std::int32_t));
+    if (data_ != nullptr) out.data_ = static_cast<std::byte const*>(data_) + first * stride_ * bytes;
+    out.rows_ = rows;
+    return out;
+  }
 
  private:
   template <class View>
@@ -63,6 +72,12 @@ class GivenIds {
   std::int64_t columns_ = 0;
   std::int64_t stride_ = 0;
   bool wide_ = false;
+};
+
+/// Ids and weights that the caller chose.
+struct GivenRouting {
+  GivenIds ids;               ///< [M, k]
+  Rows<float const> weights;  ///< [M, k]
 };
 
 /// One batch. All arrays lie in the space of the layer; `mapping` is a host pointer to tables in that space.
@@ -130,23 +145,27 @@ void check_given(Router const& router, GivenIds const& ids, Rows<float const> we
 }
 
 /// Host space. Throws E_ARG for the first invalid slot of a valid row: an id out of [-1, E + zero experts) or named twice in its row, a
-/// weight that is not finite. Fills topk_ids and topk_weights only if all slots are valid.
+/// weight that is not finite.
+template <class Router>
+void judge_given(Router const& router, GivenIds const& ids, Rows<float const> weights, std::int64_t num_valid_rows) {
+  std::int32_t const num_ids = detail::num_ids(router);
+  for (std::int64_t t = 0; t < num_valid_rows; ++t) {
+    for (int j = 0; j < router.topk(); ++j) {
+      std::int64_t const id = ids(t, j);
+      bool twice = false;
+      for (int i = 0; i < j; ++i) twice = twice || ids(t, i) == id;
+      SlotFault const fault = detail::judge_slot(id, weights(t, j), num_ids, twice);
+      if (fault != SlotFault::none) throw detail::fault_error({static_cast<std::int32_t>(fault), j, t, id, num_ids, weights(t, j)});
+    }
+  }
+}
+
+/// Host space. As judge_given(). Fills topk_ids and topk_weights only if all slots are valid.
 template <class Router>
 void take_routing(Router const& router, CallerRouting const& c, HostStream) {
   std::int64_t const rows = c.given_ids.extent(0);
   int const k = router.topk();
-  std::int32_t const num_ids = detail::num_ids(router);
-  for (std::int64_t t = 0; t < c.num_valid_rows; ++t) {
-    for (int j = 0; j < k; ++j) {
-      std::int64_t const id = c.given_ids(t, j);
-      bool twice = false;
-      for (int i = 0; i < j; ++i) twice = twice || c.given_ids(t, i) == id;
-      SlotFault const fault = detail::judge_slot(id, c.given_weights(t, j), num_ids, twice);
-      if (fault != SlotFault::none) {
-        throw detail::fault_error({static_cast<std::int32_t>(fault), j, t, id, num_ids, c.given_weights(t, j)});
-      }
-    }
-  }
+  judge_given(router, c.given_ids, c.given_weights, c.num_valid_rows);
   for (std::int64_t t = 0; t < rows; ++t) {
     for (int j = 0; j < k; ++j) {
       std::int32_t const id = t < c.num_valid_rows ? static_cast<std::int32_t>(c.given_ids(t, j)) : kNoExpert;

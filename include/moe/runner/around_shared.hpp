@@ -19,7 +19,7 @@ void Runner<LayerT, PartsT>::layer_around_shared(X x, Y routed, B& batch, Probe&
     call();
   };
   try {
-    layer_.begin(x, batch.logits, routed, batch.options, stream, probe);
+    layer_.begin(x, batch.routing, routed, batch.options, stream, probe);
   } catch (...) {
     layer_.abandon(stream);
     throw;

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// runner/declaration.hpp: the class of runner/runner.hpp. Members that do work are defined in runner/construction.hpp, forward.hpp and
-// finish.hpp.
+// runner/declaration.hpp: the class of runner/runner.hpp. Members that do work are defined in runner/construction.hpp, forward.hpp,
+// validate.hpp and finish.hpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/monolithic.hpp"
 #include "moe/core/rule.hpp"
 #include "moe/layer/arguments.hpp"
 #include "moe/layer/options.hpp"
@@ -20,6 +22,7 @@
 #include "moe/runner/output.hpp"
 #include "moe/runner/parallel.hpp"
 #include "moe/runner/primitives.hpp"
+#include "moe/runner/routing_source.hpp"
 #include "moe/runner/shared_experts.hpp"
 #include "moe/runner/transform.hpp"
 
@@ -181,6 +184,23 @@ class Runner {
       [[maybe_unused]] typename rules::RunnerComputesLogits::template Broken<typename Parts::Gate> const error;
     }
   }
+  /// As forward(), with routing that the caller did, with or without a gate inside: gate and router are skipped. topk_ids [M, k] int32 or
+  /// int64: logical experts, E and above zero experts, kNoExpert (-1) for none, each at most once in a row; topk_weights [M, k] float, read
+  /// where there is an expert, and not scaled by the router's factor. Both in the runner's space. Given the routing of forward(): its bits.
+  /// Host space: E_ARG names the first invalid slot of a valid row, and nothing was done. CUDA space: kernels judge the slots; an invalid
+  /// one counts as no expert, and check() throws its E_ARG, with its row in its pass. E_ARG if `options` has token_ids. E_UNSUPPORTED if
+  /// the router weighs shared experts (Gate::routing_weight, or fused ones). Does not compile if the experts route inside.
+  template <class IdsArg, class WeightsArg, class Probe = NoProbe>
+  void forward_routed(Rows<Act const> hidden, IdsArg const& topk_ids, WeightsArg const& topk_weights, Rows<Act> output,
+                      ForwardOptions const& options = {}, Stream<Space> stream = {}, Probe&& probe = {}) {
+    using Broken = detail::FirstBrokenArgument<std::tuple<detail::Verdict<rules::MonolithicTakesNoRouting, !is_monolithic(), LayerT>>,
+                                               detail::RoutingArguments<IdsArg, WeightsArg>>;
+    if constexpr (std::is_same_v<Broken, detail::NoBrokenRule>) {
+      run(hidden, CallerRows{{topk_ids, topk_weights}, layer_.router(), zeros_}, output, options, stream, probe);
+    } else {
+      [[maybe_unused]] typename Broken::template Error<true> const error;
+    }
+  }
   /// Collective. Instead of a forward() that this rank cannot make: its peers get E_PEER. Never throws. With dual batch in the CUDA space,
   /// decide_dual_batch() must have said before whether the others' batches are split.
   void abandon(Stream<Space> stream = {});
@@ -260,40 +280,12 @@ class Runner {
 
   using Chunks = typename runner::detail::ChunksOf<typename Parts::Chunking, Comm>::type;
 
-  /// The logits of rows [first, first + rows) of a batch; first -1: of a row of no batch.
-  struct InnerLogits {
-    Part<typename Parts::Gate>& gate;
-    Stream<Space> stream;
-    void check(std::int64_t) const {}
-    auto operator()(Rows<Act const> hidden, std::int64_t) const { return gate.logits(hidden, stream); }
-  };
+  // Where a forward's routing comes from (runner/routing_source.hpp).
+  static constexpr bool kCut = kChunked || kParallel;
+  using InnerLogits = runner::detail::InnerLogits<Part<typename Parts::Gate>, Act, Space>;
   template <class Logit>
-  struct OuterLogits {
-    Rows<Logit> logits;
-    std::byte const* zeros;
-    std::int64_t width;
-    /// E_ARG. Before the batch is cut; the layer checks the rest.
-    void check(std::int64_t rows) const {
-      detail::check_rows("router_logits", logits);
-      if (logits.extent(0) != rows) throw Error(ErrorCode::argument, text("router_logits: rows: ", logits.extent(0), ", expected ", rows));
-    }
-    Rows<Logit const> operator()(Rows<Act const> hidden, std::int64_t first) const {
-      constexpr bool kCut = kChunked || kParallel;
-      if (first < 0) return make_rows(reinterpret_cast<Logit const*>(zeros), 1, width);
-      std::int64_t const stride = logits.stride(0);
-      return make_rows(static_cast<Logit const*>(logits.data_handle()) + first * stride, kCut ? hidden.extent(0) : logits.extent(0),
-                       logits.extent(1), stride);
-    }
-  };
-
-  /// The logits of a batch that begins at row `begin` of another.
-  template <class Logits>
-  struct ShiftedLogits {
-    Logits const& logits;
-    std::int64_t begin;
-    void check(std::int64_t) const {}
-    auto operator()(Rows<Act const> hidden, std::int64_t first) const { return logits(hidden, first < 0 ? first : first + begin); }
-  };
+  using OuterLogits = runner::detail::OuterLogits<Logit, Act, kCut>;
+  using CallerRows = runner::detail::CallerRows<Layer, kCut>;
 
   // ---- construction.hpp
   static typename Layer::Params layer_params(Params const& p);
@@ -312,39 +304,39 @@ class Runner {
   }
 
   // ---- forward.hpp
-  template <class Logits, class Probe>
-  void run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+  template <class Routing, class Probe>
+  void run(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
            Probe& probe);
-  template <class Logits, class Probe>
-  void run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+  template <class Routing, class Probe>
+  void run_rank(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                 Probe& probe);
   template <class Call>
   void together(std::int64_t rows, Stream<Space> stream, Call const& call);
   void refuse(ErrorCode code, std::int64_t rows, Stream<Space> stream);
   void refuse_pass(std::int64_t rows, Stream<Space> stream);
-  template <class Logits, class Probe>
-  void run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+  template <class Routing, class Probe>
+  void run_alone(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                  Probe& probe);
-  template <class Logits, class Probe>
-  void run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
+  template <class Routing, class Probe>
+  void run_chunks(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options, Stream<Space> stream,
                   Probe& probe);
-  template <class Logits, class Probe>
-  void pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output, ForwardOptions options,
+  template <class Routing, class Probe>
+  void pass(Rows<Act const> hidden, Routing const& routing, std::int64_t first, Rows<Act> output, ForwardOptions options,
             Stream<Space> stream, Probe& probe);
   // The stages of a pass, and what they hand on.
-  template <class RouterLogits>
+  template <class RowRouting>  // logits, or routing::GivenRouting
   struct Batch {
     Rows<Act const> hidden;
     Rows<Act> output;
     ForwardOptions options;
     Stream<Space> stream;
     Rows<Act const> x = {};  // the experts' input
-    RouterLogits logits = {};
+    RowRouting routing = {};
     Rows<Act> routed = {};  // the layer's output, kernel_hidden columns
     bool halves = false;    // in two
   };
-  template <class B, class Logits, class Probe>
-  void gate_stage(B& batch, Logits const& logits, std::int64_t first, Probe& probe);
+  template <class B, class Routing, class Probe>
+  void gate_stage(B& batch, Routing const& routing, std::int64_t first, Probe& probe);
   template <class B, class Probe>
   void layer_stage(B& batch, Probe& probe);
   template <class X, class Y, class B, class Probe>  // around_shared.hpp
@@ -353,8 +345,6 @@ class Runner {
   bool layer_is_over();
   void wait_layer(Stream<Space> stream);
   void end_layer() noexcept;
-  void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
-  void validate(Rows<Act const> hidden, Rows<Act> output) const;
   Rows<Act const> expert_input(Rows<Act const> hidden, Stream<Space> stream);
   template <class Probe>
   void run_shared(Rows<Act const> hidden, Stream<Space> stream, Probe& probe);
@@ -366,6 +356,13 @@ class Runner {
   void add_zero_experts(Finish& finish, Rows<Act const> x);
   void add_shared(Finish& finish);
   void add_end(Finish& finish, bool bias);
+
+  // ---- validate.hpp
+  void validate_widths(Rows<Act const> hidden, Rows<Act> output) const;
+  void validate(Rows<Act const> hidden, Rows<Act> output) const;
+  template <class Routing>
+  void check_routing(Routing const& routing, std::int64_t rows, ForwardOptions const& options) const;
+  void expect_joint_weights(bool routes) const;
 
   Arena<Space> arena_;
   runner::Sizes sizes_;

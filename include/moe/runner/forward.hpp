@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// runner/forward.hpp: one forward of a runner, in stages: gate, layer (whole or in halves) and shared experts. Its end is in
-// runner/finish.hpp.
+// runner/forward.hpp: one forward of a runner, in stages: gate, layer (whole or in halves) and shared experts. What it checks first is
+// in runner/validate.hpp, its end in runner/finish.hpp.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <type_traits>
 
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
@@ -16,30 +17,30 @@
 namespace moe {
 
 template <class LayerT, class PartsT>
-template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+template <class Routing, class Probe>
+void Runner<LayerT, PartsT>::run(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options,
                                  Stream<Space> stream, Probe& probe) {
   expect_capturable(layer_, stream);
   if constexpr (kParallel) {
     try {
-      run_rank(hidden, logits, output, options, stream, probe);
+      run_rank(hidden, routing, output, options, stream, probe);
     } catch (TransportError const&) {
       if (group_.failed()) end_layer();
       throw;
     }
   } else {
-    run_alone(hidden, logits, output, options, stream, probe);
+    run_alone(hidden, routing, output, options, stream, probe);
   }
 }
 
 template <class LayerT, class PartsT>
-template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::run_alone(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+template <class Routing, class Probe>
+void Runner<LayerT, PartsT>::run_alone(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options,
                                        Stream<Space> stream, Probe& probe) {
   if constexpr (kChunked) {
-    run_chunks(hidden, logits, output, options, stream, probe);
+    run_chunks(hidden, routing, output, options, stream, probe);
   } else {
-    pass(hidden, logits, 0, output, options, stream, probe);
+    pass(hidden, routing, 0, output, options, stream, probe);
   }
 }
 
@@ -108,8 +109,8 @@ void Runner<LayerT, PartsT>::together(std::int64_t rows, Stream<Space> stream, C
 
 /// One rank of a grid: the TP group agrees that it can begin; under sequence parallelism each of its ranks takes its rows.
 template <class LayerT, class PartsT>
-template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+template <class Routing, class Probe>
+void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options,
                                       Stream<Space> stream, Probe& probe) {
   std::int64_t const m = hidden.extent(0);
   bool const split = group_.moe().use_sp_moe();
@@ -117,8 +118,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
   try {
     together(m, stream, [&] {
       validate_widths(hidden, output);
-      logits.check(m);
-      check_valid_rows(options, m);
+      check_routing(routing, m, options);
       std::int64_t const most = sizes_.max_rows * group_.moe().sp_size;
       if (m > (kChunked ? kMostSize : most)) {
         throw Error(ErrorCode::capacity, text("hidden_states: ", m, " rows exceed max_tokens_per_rank ", most));
@@ -126,7 +126,9 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
       if (split && m > 1 && output.stride(0) != sizes_.hidden) {
         throw Error(ErrorCode::argument, text("output: row stride ", output.stride(0), ", sequence parallelism needs ", sizes_.hidden));
       }
-      if (split) routing::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options.sequence_length);
+      if (split && Routing::kRoutes) {
+        moe::routing::check_cut(layer_.router(), m, runner::parallel::slice_of(m, group_.moe()).begin, options.sequence_length);
+      }
     });
   } catch (TransportError const& e) {
     if (!group_.failed()) refuse(e.code(), m, stream);
@@ -136,7 +138,7 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
     throw;
   }
   if (!split) {
-    run_alone(hidden, logits, output, options, stream, probe);
+    run_alone(hidden, routing, output, options, stream, probe);
     return;
   }
   runner::parallel::Slice const mine = runner::parallel::slice_of(m, group_.moe());
@@ -144,7 +146,8 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
   part.num_valid_rows = std::clamp<std::int64_t>((options.num_valid_rows < 0 ? m : options.num_valid_rows) - mine.begin, 0, mine.rows);
   if (part.token_ids != nullptr) part.token_ids += mine.begin;
   together(m, stream, [&] {
-    run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)), ShiftedLogits<Logits>{logits, mine.begin},
+    run_alone(make_rows(row_ptr(hidden, mine.begin), mine.rows, sizes_.hidden, hidden.stride(0)),
+              runner::detail::ShiftedSource<Routing>{routing, mine.begin},
               make_rows(row_ptr(output, mine.begin), mine.rows, sizes_.hidden, output.stride(0)), part, stream, probe);
   });
   Timed const timed(probe, Phase::reduction);
@@ -155,17 +158,16 @@ void Runner<LayerT, PartsT>::run_rank(Rows<Act const> hidden, Logits const& logi
 /// error a rank gives up its other passes one by one: not all ranks see an error in the same pass, on the device none but the one that has
 /// it.
 template <class LayerT, class PartsT>
-template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& logits, Rows<Act> output, ForwardOptions const& options,
+template <class Routing, class Probe>
+void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Routing const& routing, Rows<Act> output, ForwardOptions const& options,
                                         Stream<Space> stream, Probe& probe) {
   std::int64_t const m = hidden.extent(0);
   std::int64_t const h = sizes_.hidden;
   auto const check = [&] {
     validate_widths(hidden, output);
-    logits.check(m);
-    check_valid_rows(options, m);
+    check_routing(routing, m, options);
     if (options.num_rows != nullptr) throw Error(ErrorCode::unsupported, "num_rows: chunks take their row count from the host");
-    routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);
+    if (Routing::kRoutes) moe::routing::check_cut(layer_.router(), m, chunks_.rows(), options.sequence_length);
   };
   try {
     chunks_.agree(m, check, stream);
@@ -180,12 +182,12 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
       Act const* const row = m > 0 ? row_ptr(hidden, m - 1) : reinterpret_cast<Act const*>(zeros_);
       part.num_valid_rows = 0;
       if (part.token_ids != nullptr && m > 0) part.token_ids += m - 1;
-      pass(make_rows(row, 1, h), logits, m - 1, make_rows(dummy_, 1, h), part, stream, probe);
+      pass(make_rows(row, 1, h), routing, m - 1, make_rows(dummy_, 1, h), part, stream, probe);
       return;
     }
     part.num_valid_rows = std::clamp<std::int64_t>(valid - chunk.begin, 0, chunk.rows);
     if (part.token_ids != nullptr) part.token_ids += chunk.begin;
-    pass(make_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), logits, chunk.begin,
+    pass(make_rows(row_ptr(hidden, chunk.begin), chunk.rows, h, hidden.stride(0)), routing, chunk.begin,
          make_rows(row_ptr(output, chunk.begin), chunk.rows, h, output.stride(0)), part, stream, probe);
   };
   std::exception_ptr failure;
@@ -205,14 +207,14 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Logits const& lo
 
 /// One pass through the layer. first: the first row's place in the batch, or -1.
 template <class LayerT, class PartsT>
-template <class Logits, class Probe>
-void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, std::int64_t first, Rows<Act> output,
+template <class Routing, class Probe>
+void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Routing const& routing, std::int64_t first, Rows<Act> output,
                                   ForwardOptions options, Stream<Space> stream, Probe& probe) {
-  Batch<decltype(logits(hidden, first))> batch{hidden, output, options, stream};
+  Batch<decltype(routing(hidden, first))> batch{hidden, output, options, stream};
   if constexpr (kDualBatch) batch.halves = halved_.splits(hidden.extent(0));
   auto forward = [&] {
     try {
-      gate_stage(batch, logits, first, probe);
+      gate_stage(batch, routing, first, probe);
     } catch (...) {
       abandon_layer(batch.halves, stream);  // the other ranks wait in the layer
       throw;
@@ -235,18 +237,19 @@ void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Logits const& logits, 
   }
 }
 
-/// Logits, the experts' input, and the shared experts if they run before the routed ones.
+/// Logits or the caller's routing, the experts' input, and the shared experts if they run before the routed ones.
 template <class LayerT, class PartsT>
-template <class B, class Logits, class Probe>
-void Runner<LayerT, PartsT>::gate_stage(B& batch, Logits const& logits, std::int64_t first, Probe& probe) {
+template <class B, class Routing, class Probe>
+void Runner<LayerT, PartsT>::gate_stage(B& batch, Routing const& routing, std::int64_t first, Probe& probe) {
   std::int64_t const m = batch.hidden.extent(0);
   validate(batch.hidden, batch.output);
+  expect_joint_weights(Routing::kRoutes);
   probe.begin(Phase::route);
-  batch.logits = logits(batch.hidden, first);
+  batch.routing = routing(batch.hidden, first);
   batch.x = expert_input(batch.hidden, batch.stream);
   probe.end(Phase::route);
   batch.routed = routed_ == nullptr ? batch.output : make_rows(routed_, m, kernel_hidden_);
-  batch.options.shared_weights = make_rows(joint_, m, num_joint_);
+  if (Routing::kRoutes) batch.options.shared_weights = make_rows(joint_, m, num_joint_);
   if (!batch.halves && !shared_waits(m) && !shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
 }
 
@@ -261,7 +264,7 @@ void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
   if constexpr (kDualBatch) {
     if (batch.halves) {
       try {
-        layer_.begin(x, batch.logits, routed, batch.options, batch.stream, probe);
+        layer_.begin(x, batch.routing, routed, batch.options, batch.stream, probe);
       } catch (...) {
         abandon_layer(true, batch.stream);
         throw;
@@ -277,7 +280,11 @@ void Runner<LayerT, PartsT>::layer_stage(B& batch, Probe& probe) {
       return;
     }
   }
-  layer_.forward(x, batch.logits, routed, batch.options, batch.stream, probe);
+  if constexpr (std::is_same_v<decltype(batch.routing), routing::GivenRouting>) {
+    layer_.forward_routed(x, batch.routing.ids, batch.routing.weights, routed, batch.options, batch.stream, probe);
+  } else {
+    layer_.forward(x, batch.routing, routed, batch.options, batch.stream, probe);
+  }
   if (shared_.takes_routing_weights()) run_shared(batch.hidden, batch.stream, probe);
 }
 
@@ -339,26 +346,6 @@ void Runner<LayerT, PartsT>::wait_layer(Stream<Space> stream) {
 template <class LayerT, class PartsT>
 void Runner<LayerT, PartsT>::end_layer() noexcept {
   if constexpr (requires { layer_.exchange(); }) facts::end(layer_.exchange());
-}
-
-template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) const {
-  validate_widths(hidden, output);
-  if (hidden.extent(0) > sizes_.max_rows) {
-    throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
-  }
-}
-
-template <class LayerT, class PartsT>
-void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> output) const {
-  auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
-    if (value != wanted) throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
-  };
-  expect("hidden_states: width", hidden.extent(1), sizes_.hidden);
-  expect("output: width", output.extent(1), sizes_.hidden);
-  expect("output: rows", output.extent(0), hidden.extent(0));
-  detail::check_rows("hidden_states", hidden);
-  detail::check_rows("output", output);
 }
 
 /// hidden [M, H] → [M, kernel_hidden]: projected, then padded with zeros.

@@ -14,6 +14,7 @@
 #include "moe/core/types.hpp"
 #include "moe/layer/options.hpp"
 #include "moe/parallel/construction.hpp"
+#include "moe/routing/caller_routing.hpp"
 
 namespace moe::runner {
 
@@ -46,26 +47,22 @@ class OnHost {
                ForwardOptions const& options, HostStream, Probe& probe) {
     std::int64_t const m = x.extent(0);
     ForwardOptions inner = options;
-    try {
-      inner = bring(x, logits, options);
-    } catch (...) {
-      abandon({});
-      throw;
-    }
-    layer_.forward(make_rows<Config::hidden>(static_cast<DeviceAct const*>(x_.data()), m, width_),
-                   make_rows(static_cast<float const*>(logits_.data()), m, num_logits_), make_rows<Config::hidden>(y_.data(), m, width_),
-                   inner, Stream<Device>{}, probe);
-    wait();
-    std::size_t const n = static_cast<std::size_t>(m * width_);
-    to_host(staged_.data(), y_.data(), n);
-    for (std::int64_t t = 0; t < m; ++t) {
-      std::transform(staged_.data() + t * width_, staged_.data() + (t + 1) * width_, row_ptr(output, t),
-                     [](DeviceAct v) { return to_float(v); });
-    }
-    rows_ = m;
-    to_host(ids_.data(), layer_.topk_ids().data_handle(), static_cast<std::size_t>(m * slots_));
-    to_host(weights_.data(), layer_.topk_weights().data_handle(), static_cast<std::size_t>(m * slots_));
+    bring([&] { inner = bring_logits(x, logits, options); });
+    layer_.forward(device_x(m), make_rows(static_cast<float const*>(logits_.data()), m, num_logits_), device_y(m), inner, Stream<Device>{},
+                   probe);
+    take(output);
     to_host(options.shared_weights.data_handle(), joint_.data(), static_cast<std::size_t>(options.shared_weights.size()));
+  }
+  /// As the layer's, with all arrays in host memory. The host judges the slots: E_ARG for the first invalid one.
+  template <class Probe>
+  void forward_routed(Rows<float const, Config::hidden> x, routing::GivenIds ids, Rows<float const> weights,
+                      Rows<float, Config::hidden> output, ForwardOptions const& options, HostStream, Probe& probe) {
+    std::int64_t const m = x.extent(0);
+    int const k = layer_.router().topk();
+    bring([&] { bring_routing(x, ids, weights, options); });
+    layer_.forward_routed(device_x(m), make_rows(static_cast<std::int32_t const*>(given_ids_.data()), m, k),
+                          make_rows(static_cast<float const*>(given_weights_.data()), m, k), device_y(m), options, Stream<Device>{}, probe);
+    take(output);
   }
   void abandon(HostStream) { layer_.abandon(Stream<Device>{}); }
 
@@ -115,6 +112,9 @@ class OnHost {
     Buffer<std::int64_t, Device> table;
   };
 
+  auto device_x(std::int64_t m) const { return make_rows<Config::hidden>(static_cast<DeviceAct const*>(x_.data()), m, width_); }
+  auto device_y(std::int64_t m) { return make_rows<Config::hidden>(y_.data(), m, width_); }
+
   void take_memory(std::int64_t rows) {
     width_ = layer_.shape().hidden();
     num_logits_ = layer_.router().num_logits();
@@ -128,6 +128,10 @@ class OnHost {
     staged_.resize(static_cast<std::size_t>(rows * width_));
     ids_.resize(static_cast<std::size_t>(rows * slots_));
     weights_.resize(ids_.size());
+    if constexpr (!kMonolithic) {
+      given_ids_ = Buffer<std::int32_t, Device>(rows * layer_.router().topk());
+      given_weights_ = Buffer<float, Device>(rows * layer_.router().topk());
+    }
   }
   template <class T>
   static void to_device(T* to, T const* from, std::size_t n) {
@@ -138,12 +142,26 @@ class OnHost {
     if (n > 0) Memory<Device>::copy_to_host(to, from, n * sizeof(T));
   }
 
-  ForwardOptions bring(Rows<float const, Config::hidden> x, Rows<float const> logits, ForwardOptions options) {
+  /// copy(); if it fails, the other ranks learn that this one gives up.
+  template <class Copy>
+  void bring(Copy const& copy) {
+    try {
+      copy();
+    } catch (...) {
+      abandon({});
+      throw;
+    }
+  }
+  void bring_rows(Rows<float const, Config::hidden> x) {
     std::int64_t const m = x.extent(0);
     for (std::int64_t t = 0; t < m; ++t) {
       std::transform(row_ptr(x, t), row_ptr(x, t) + width_, staged_.data() + t * width_, [](float v) { return from_float<DeviceAct>(v); });
     }
     to_device(x_.data(), staged_.data(), static_cast<std::size_t>(m * width_));
+  }
+  ForwardOptions bring_logits(Rows<float const, Config::hidden> x, Rows<float const> logits, ForwardOptions options) {
+    std::int64_t const m = x.extent(0);
+    bring_rows(x);
     to_device(logits_.data(), logits.data_handle(), static_cast<std::size_t>(m * num_logits_));
     if (options.token_ids != nullptr) {
       to_device(tokens_.data(), options.token_ids, static_cast<std::size_t>(m));
@@ -151,6 +169,34 @@ class OnHost {
     }
     options.shared_weights = make_rows(joint_.data(), m, options.shared_weights.extent(1));
     return options;
+  }
+  /// The valid rows' slots; others become no expert.
+  void bring_routing(Rows<float const, Config::hidden> x, routing::GivenIds ids, Rows<float const> weights, ForwardOptions const& options) {
+    std::int64_t const m = x.extent(0);
+    routing::check_given(layer_.router(), ids, weights, m);
+    check_valid_rows(options, m);
+    auto const k = static_cast<std::size_t>(layer_.router().topk());
+    routing::CallerRouting given{.given_ids = ids, .given_weights = weights};
+    given.num_valid_rows = options.num_valid_rows < 0 ? m : options.num_valid_rows;
+    given.topk_ids = make_rows(ids_.data(), m, static_cast<std::int64_t>(k));
+    given.topk_weights = make_rows(weights_.data(), m, static_cast<std::int64_t>(k));
+    routing::take_routing(layer_.router(), given, HostStream{});
+    bring_rows(x);
+    to_device(given_ids_.data(), ids_.data(), static_cast<std::size_t>(m) * k);
+    to_device(given_weights_.data(), weights_.data(), static_cast<std::size_t>(m) * k);
+  }
+  /// Waits for the layer, and brings its output and its routing.
+  void take(Rows<float, Config::hidden> output) {
+    std::int64_t const m = output.extent(0);
+    wait();
+    to_host(staged_.data(), y_.data(), static_cast<std::size_t>(m * width_));
+    for (std::int64_t t = 0; t < m; ++t) {
+      std::transform(staged_.data() + t * width_, staged_.data() + (t + 1) * width_, row_ptr(output, t),
+                     [](DeviceAct v) { return to_float(v); });
+    }
+    rows_ = m;
+    to_host(ids_.data(), layer_.topk_ids().data_handle(), static_cast<std::size_t>(m * slots_));
+    to_host(weights_.data(), layer_.topk_weights().data_handle(), static_cast<std::size_t>(m * slots_));
   }
 
   Tables tables_;
@@ -160,7 +206,8 @@ class OnHost {
   std::int64_t slots_ = 0;
   std::int64_t rows_ = 0;
   Buffer<DeviceAct, Device> x_, y_;
-  Buffer<float, Device> logits_, joint_;
+  Buffer<float, Device> logits_, joint_, given_weights_;
+  Buffer<std::int32_t, Device> given_ids_;
   Buffer<std::int64_t, Device> tokens_;
   std::vector<DeviceAct> staged_;
   std::vector<std::int32_t> ids_;

@@ -8,3 +8,4 @@
 #include "moe/runner/declaration.hpp"
 #include "moe/runner/finish.hpp"
 #include "moe/runner/forward.hpp"
+#include "moe/runner/validate.hpp"

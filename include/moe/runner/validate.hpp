@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// runner/validate.hpp: what a runner checks of the arguments of a forward; the layer checks the rest.
+#pragma once
+
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+#include "moe/runner/declaration.hpp"
+
+namespace moe {
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::validate(Rows<Act const> hidden, Rows<Act> output) const {
+  validate_widths(hidden, output);
+  if (hidden.extent(0) > sizes_.max_rows) {
+    throw Error(ErrorCode::capacity, text("hidden_states: ", hidden.extent(0), " rows exceed max_tokens_per_rank ", sizes_.max_rows));
+  }
+}
+
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::validate_widths(Rows<Act const> hidden, Rows<Act> output) const {
+  auto expect = [](char const* what, std::int64_t value, std::int64_t wanted) {
+    if (value != wanted) throw Error(ErrorCode::argument, text(what, ": ", value, ", expected ", wanted));
+  };
+  expect("hidden_states: width", hidden.extent(1), sizes_.hidden);
+  expect("output: width", output.extent(1), sizes_.hidden);
+  expect("output: rows", output.extent(0), hidden.extent(0));
+  detail::check_rows("hidden_states", hidden);
+  detail::check_rows("output", output);
+}
+
+/// What can be said of a batch's routing before it is cut.
+template <class LayerT, class PartsT>
+template <class Routing>
+void Runner<LayerT, PartsT>::check_routing(Routing const& routing, std::int64_t rows, ForwardOptions const& options) const {
+  check_valid_rows(options, rows);
+  expect_joint_weights(Routing::kRoutes);
+  routing.check(rows, options);
+}
+
+/// E_UNSUPPORTED where shared experts need weights of a router that is skipped.
+template <class LayerT, class PartsT>
+void Runner<LayerT, PartsT>::expect_joint_weights(bool routes) const {
+  if (routes || !shared_.takes_routing_weights()) return;
+  throw Error(ErrorCode::unsupported,
+              "shared experts: the router gives their weights (Gate::routing_weight), and forward_routed() skips it; only forward() works");
+}
+
+}  // namespace moe
