@@ -142,7 +142,13 @@ using HostStore = experts::WeightStore<HostConfig, quantization::None>;
 template <class Backend>
 using HostLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::None, Backend, experts::Reference<float>>;
 
-inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& x) {
+/// What one rank computes, and how it routes.
+struct OneRank {
+  std::vector<float> out;
+  std::vector<std::int32_t> ids;
+  std::vector<float> weights;
+};
+inline OneRank one_rank(Model const& m, std::vector<float> const& x) {
   using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostParts>;
   ExpertPlacement const placement(m.experts, 1);
   HostStore const store = experts_of<HostStore>(m, placement, 0, 0, 1);
@@ -151,8 +157,11 @@ inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& 
   std::vector<float> out(x.size());
   auto const rows = static_cast<std::int64_t>(x.size()) / m.hidden;
   runner.forward(make_rows(x.data(), rows, m.hidden), make_rows(out.data(), rows, m.hidden));
-  return out;
+  auto const* const ids = runner.topk_ids().data_handle();
+  auto const* const weights = runner.topk_weights().data_handle();
+  return {out, {ids, ids + rows * kTopK}, {weights, weights + rows * kTopK}};
 }
+inline std::vector<float> on_one_rank(Model const& m, std::vector<float> const& x) { return one_rank(m, x).out; }
 
 struct Grid {
   int tp, dp, pcp;

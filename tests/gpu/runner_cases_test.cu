@@ -72,6 +72,17 @@ class RunnerCases : public testing::Test {
                       .placement = ExpertPlacement(kExperts, 1),
                       .router = {.num_experts = kExperts, .topk = kTopK}}};
   }
+  /// With the identity as a mapping.
+  template <class P>
+  P recorded(P p) {
+    p.layer.mapping = {.num_experts = kExperts,
+                       .num_physical = kExperts,
+                       .max_replicas = 1,
+                       .logical_to_physical = slots.data(),
+                       .replica_count = ones.data()};
+    p.layer.load.load_counter = counted.data();
+    return p;
+  }
   /// Output of the first `rows` rows; the rest of `y` stays NaN.
   template <class R>
   std::vector<float> run(R& runner, std::int64_t rows) {
@@ -80,6 +91,21 @@ class RunnerCases : public testing::Test {
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     runner.forward(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden),
                    make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(y.data(), rows, kHidden), {}, stream);
+    runner.wait(stream);
+    stream.synchronize();
+    runner.check();
+    std::vector<float> out = floats(y);
+    out.resize(static_cast<std::size_t>(rows * kHidden));
+    return out;
+  }
+  /// The same with routing that the caller did.
+  template <class R>
+  std::vector<float> run_routed(R& runner, std::int64_t rows, DeviceBuffer<std::int64_t> const& ids, DeviceBuffer<float> const& weights) {
+    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
+    Memory<Cuda>::fill(counted.data(), 0, counted.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    runner.forward_routed(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden), make_rows(ids.data(), rows, kTopK),
+                          make_rows(weights.data(), rows, kTopK), make_rows(y.data(), rows, kHidden), {}, stream);
     runner.wait(stream);
     stream.synchronize();
     runner.check();
@@ -135,6 +161,37 @@ TEST_F(RunnerCases, WrongCallsRowByRow) {
   }
 }
 
+// With the routing of a forward before, a caller gets its bits, its counts, and in chunks the same; kernels judge an invalid slot.
+TEST_F(RunnerCases, RoutedByTheCaller) {
+  using Whole = Runner<Layer, Plain>;
+  using Cut = Runner<Layer, Chunked>;
+  Whole whole(self, store.view(), recorded(params<Whole>(kMost)));
+  Cut cut(self, store.view(), recorded(params<Cut>(3)));
+  std::vector<float> const want = run(whole, kMost);
+  std::vector<std::int32_t> const slots_of_forward = counts();
+  std::vector<std::int32_t> chosen(kMost * kTopK);
+  std::vector<float> weighed(chosen.size());
+  Memory<Cuda>::copy_to_host(chosen.data(), whole.topk_ids().data_handle(), chosen.size() * sizeof(std::int32_t));
+  Memory<Cuda>::copy_to_host(weighed.data(), whole.topk_weights().data_handle(), weighed.size() * sizeof(float));
+  std::vector<std::int64_t> const wide(chosen.begin(), chosen.end());
+  DeviceBuffer<std::int64_t> ids(kMost * kTopK);
+  DeviceBuffer<float> weights(kMost * kTopK);
+  ids.copy_from_host(wide.data());
+  weights.copy_from_host(weighed.data());
+  EXPECT_EQ(run_routed(whole, kMost, ids, weights), want);
+  EXPECT_EQ(counts(), slots_of_forward);
+  EXPECT_EQ(run_routed(cut, kMost, ids, weights), want);
+  EXPECT_EQ(counts(), slots_of_forward);
+  EXPECT_TRUE(run_routed(cut, 0, ids, weights).empty());
+
+  std::vector<std::int64_t> wrong = wide;
+  wrong[kTopK] = kExperts;
+  ids.copy_from_host(wrong.data());
+  expect_error(ErrorCode::argument, "topk_ids[1, 0]: 6 is out of range [-1, 6)", [&] { run_routed(whole, kMost, ids, weights); });
+  ids.copy_from_host(wide.data());
+  EXPECT_EQ(run_routed(whole, kMost, ids, weights), want);
+}
+
 TEST_F(RunnerCases, WrongConstructionsRowByRow) {
   using R = Runner<Layer, Chunked>;
   auto const construct = [&](int chunk, float in_weights, float on_output) {
@@ -153,15 +210,6 @@ TEST_F(RunnerCases, WrongConstructionsRowByRow) {
 TEST_F(RunnerCases, N22_RecordingWithChunksAndRowsOfNoBatch) {
   using Whole = Runner<Layer, Plain>;
   using R = Runner<Layer, Chunked>;
-  auto const recorded = [&](auto p) {
-    p.layer.mapping = {.num_experts = kExperts,
-                       .num_physical = kExperts,
-                       .max_replicas = 1,
-                       .logical_to_physical = slots.data(),
-                       .replica_count = ones.data()};
-    p.layer.load.load_counter = counted.data();
-    return p;
-  };
   Whole whole(self, store.view(), recorded(params<Whole>(kMost)));
   for (ChunkMode mode : {ChunkMode::exact, ChunkMode::min_one}) {
     for (std::int64_t const most : {0, 7}) {  // stated rows: passes without rows of the batch

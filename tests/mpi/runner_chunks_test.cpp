@@ -122,12 +122,38 @@ TYPED_TEST(Chunks, N2_N3_N4_N22_EqualTheWholeBatch) {
           return this->counted;
         };
         auto const slots = run(whole, want);
+        std::vector<std::int32_t> const ids(whole.topk_ids().data_handle(), whole.topk_ids().data_handle() + m * kTopK);
+        std::vector<float> const weights(whole.topk_weights().data_handle(), whole.topk_weights().data_handle() + m * kTopK);
         CountDispatches probe;
         EXPECT_EQ(run(chunked, got, ForwardOptions{}, HostStream{}, probe), slots) << "slots of real rows only";
         EXPECT_EQ(got, want);
         int const most = *std::max_element(counts.begin(), counts.begin() + this->mpi.size());
         int const needed = (most + chunk - 1) / chunk;
         EXPECT_EQ(probe.passes, mode == ChunkMode::min_one ? std::max(needed, 1) : needed);
+
+        // The same with the routing of the whole batch, given by the caller; other ranks learn of an invalid slot before any pass.
+        auto const given = [&](auto& runner, std::vector<std::int32_t> const& chosen) {
+          std::fill(got.begin(), got.end(), -2.0F);
+          std::fill(this->counted.begin(), this->counted.end(), 0);
+          runner.forward_routed(make_rows(x.data(), m, kHidden), make_rows(chosen.data(), m, kTopK), make_rows(weights.data(), m, kTopK),
+                                make_rows(got.data(), m, kHidden));
+        };
+        given(chunked, ids);
+        EXPECT_EQ(got, want);
+        EXPECT_EQ(this->counted, slots);
+        given(outer, ids);
+        EXPECT_EQ(got, want);
+        if (counts[0] > 0) {
+          std::vector<std::int32_t> wrong = ids;
+          if (this->mpi.rank() == 0) {
+            wrong.back() = this->num_experts;
+            expect_error(ErrorCode::argument, text("topk_ids[", m - 1, ", 1]: ", this->num_experts, " is out of range [-1, "),
+                         [&] { given(chunked, wrong); });
+          } else {
+            expect_error(ErrorCode::peer, "rank 0 refused its arguments with E_ARG", [&] { given(chunked, wrong); });
+          }
+          EXPECT_EQ(got, std::vector<float>(got.size(), -2.0F));
+        }
 
         // The same with the gate outside.
         for (std::int64_t t = 0; t < m; ++t) {

@@ -128,6 +128,19 @@ class DualBatch : public testing::Test {
     runner.forward(make_rows(x.data(), m, kHidden), make_rows(out.data(), m, kHidden), ForwardOptions{}, HostStream{}, probe);
     return probe.halves;
   }
+  /// The same with the routing of the runner's last forward, as a caller gives it.
+  template <class R>
+  int forward_again(R& runner, std::vector<float> const& x, std::vector<float>& out) {
+    CountDispatches probe;
+    auto const m = static_cast<std::int64_t>(x.size()) / kHidden;
+    auto const* const ids = runner.topk_ids().data_handle();
+    auto const* const weights = runner.topk_weights().data_handle();
+    std::vector<std::int64_t> const given(ids, ids + m * kTopK);
+    std::vector<float> const weighed(weights, weights + m * kTopK);
+    runner.forward_routed(make_rows(x.data(), m, kHidden), make_rows(given.data(), m, kTopK), make_rows(weighed.data(), m, kTopK),
+                          make_rows(out.data(), m, kHidden), ForwardOptions{}, HostStream{}, probe);
+    return probe.halves;
+  }
 };
 using Backends =
     testing::Types<backends::AllToAllV<comm::Mpi>, backends::LowLatencyRankMajor<comm::MpiShared>,
@@ -148,6 +161,11 @@ TYPED_TEST(DualBatch, N11_N13_EqualsTheWholeBatchAndAllRanksAgree) {
     EXPECT_EQ(this->forward(plain, x, want), 1);
     int const least = *std::min_element(steps[step].begin(), steps[step].begin() + this->mpi.size());
     EXPECT_EQ(this->forward(dual, x, got), least >= 2 ? 2 : 1);
+    EXPECT_EQ(got, want);
+    std::fill(got.begin(), got.end(), -2.0F);
+    EXPECT_EQ(this->forward_again(dual, x, got), least >= 2 ? 2 : 1) << "with the choice of the forward before";
+    EXPECT_EQ(got, want);
+    this->forward_again(plain, x, got);
     EXPECT_EQ(got, want);
     std::vector<float> same = x;  // in place
     this->forward(dual, same, same);

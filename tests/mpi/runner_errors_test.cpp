@@ -70,6 +70,31 @@ TEST(RunnerErrors, WrongCallsRowByRow) {
   }
 }
 
+// An invalid slot of the caller's routing on the last rank, on grids with sequence parallelism, too: the whole batch's routing is given.
+TEST(RunnerErrors, RoutingOfTheCaller) {
+  Model const m{.form = {true, false, SharedOutput::complete}};
+  for (Grid const& grid : {Grid{2, 1, 1, true}, Grid{1, 2, 1, true}}) {
+    for (bool const sequence : {false, true}) {
+      SCOPED_TRACE(text("tp ", grid.tp, ", sequence parallel ", sequence));
+      BackendFacts facts_of = facts();
+      facts_of.sequence_parallel = sequence;
+      Subject rank(grid, m, world_rank(), facts_of);
+      std::vector<float> const x = tokens(rank.moe), want = rank.forward(x);
+      OneRank const routed = one_rank(m, x);
+      EXPECT_EQ(rank.forward_routed(x, routed.ids, routed.weights), want);
+      std::vector<std::int32_t> wrong = routed.ids;
+      if (world_rank() == 1) {
+        wrong.back() = wrong[wrong.size() - 2];
+        expect_error(ErrorCode::argument, text(wrong.back(), " occurs twice in its row"),
+                     [&] { rank.forward_routed(x, wrong, routed.weights); });
+      } else {
+        expect_error(ErrorCode::peer, "", [&] { rank.forward_routed(x, wrong, routed.weights); });
+      }
+      EXPECT_EQ(rank.forward_routed(x, routed.ids, routed.weights), want);
+    }
+  }
+}
+
 struct Chunked : RunnerDefaults {
   using Scaling = runner::scaling::Factor;
   using Chunking = runner::chunking::Lockstep;

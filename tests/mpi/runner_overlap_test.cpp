@@ -59,6 +59,8 @@ TYPED_TEST(Overlap, N7_InPlaceKeepsTheBits) {
       EXPECT_EQ(this->forward(with, x, in_place, late), want) << "in place " << in_place;
       EXPECT_EQ(this->forward(without, x, in_place, early), want) << "in place " << in_place;
     }
+    EXPECT_EQ(with.forward_routed(x, late), want) << "with its own routing, as a caller gives it";
+    EXPECT_EQ(without.forward_routed(x, early), want);
     EXPECT_EQ(late.shared_after_dispatch(), runner::detail::kInHalves<typename One::R::Layer>) << "beside the exchange where it has halves";
   }
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../expect_error.hpp"
@@ -82,8 +83,24 @@ class Rank {
     std::vector<float> out(x.size());
     auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
     runner.forward(make_rows(x.data(), rows, kHidden), make_rows(out.data(), rows, kHidden), {}, {}, probe);
-    if (runner.reductions().result_partial) tp->all_reduce(out.data(), static_cast<std::int64_t>(out.size()), out.data(), {});
-    return out;
+    return summed(std::move(out));
+  }
+  /// The same with the routing of the last forward, whole, as a caller gives it. Without sequence parallelism.
+  template <class Probe = NoProbe>
+  std::vector<float> forward_routed(std::vector<float> const& x, Probe&& probe = {}) {
+    auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+    auto const* const ids = runner.topk_ids().data_handle();
+    auto const* const weights = runner.topk_weights().data_handle();
+    return forward_routed(x, {ids, ids + rows * kTopK}, {weights, weights + rows * kTopK}, probe);
+  }
+  template <class Probe = NoProbe>
+  std::vector<float> forward_routed(std::vector<float> const& x, std::vector<std::int32_t> const& ids, std::vector<float> const& weights,
+                                    Probe&& probe = {}) {
+    std::vector<float> out(x.size());
+    auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
+    runner.forward_routed(make_rows(x.data(), rows, kHidden), make_rows(ids.data(), rows, kTopK), make_rows(weights.data(), rows, kTopK),
+                          make_rows(out.data(), rows, kHidden), {}, {}, probe);
+    return summed(std::move(out));
   }
 
   MoeParallel moe;
@@ -96,6 +113,11 @@ class Rank {
   R runner;
 
  private:
+  /// The caller's sum where the runner leaves it.
+  std::vector<float> summed(std::vector<float> out) const {
+    if (runner.reductions().result_partial) tp->all_reduce(out.data(), static_cast<std::int64_t>(out.size()), out.data(), {});
+    return out;
+  }
   typename Backend::Comm& comm() {
     if constexpr (std::is_same_v<typename Backend::Comm, comm::Mpi>) {
       return *layer_group;
