@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from typing import Any, Sequence
 
 import tvm_ffi
 
-from ._errors import ArgumentError
+from ._errors import ArgumentError, UnsupportedError
 from ._ffi import library
 
 #: DLPack's code and bits of the element types that numpy knows only through ml_dtypes and cannot export.
@@ -30,8 +31,8 @@ def _extension_of(dtype: Any) -> tuple[int, int] | None:
     return _EXTENSION_DTYPES.get(dtype.name)
 
 
-def framework(array: Any) -> str:
-    """ "torch", "numpy", "jax", "cupy", or "dlpack" for any other object with `__dlpack__`."""
+def framework(array: Any, name: str = "array") -> str:
+    """ "torch", "numpy", "jax", "cupy", or "dlpack" for any other object with `__dlpack__`. name: of the argument, for errors."""
     root = type(array).__module__.partition(".")[0]
     if root in ("torch", "numpy", "cupy"):
         return root
@@ -42,12 +43,53 @@ def framework(array: Any) -> str:
         return "torch"
     if hasattr(array, "__dlpack__"):
         return "dlpack"
-    raise ArgumentError(f"E_ARG: expected an array (torch, numpy, JAX, CuPy or any with __dlpack__), got {type(array).__name__}")
+    raise ArgumentError(
+        f"E_ARG: {name}: is of type {type(array).__name__}, expected an array (torch, numpy, JAX, CuPy or any with __dlpack__)"
+    )
 
 
-def export(array: Any) -> Any:
+def check(name: str, array: Any, *dimensions: int) -> None:
+    """ArgumentError, which names the argument, for what is no array, for a numpy array of objects or complex numbers, and for another
+    number of dimensions than these. UnsupportedError for what JAX traces, which has no values."""
+    kind = framework(array, name)
+    if kind == "jax" and isinstance(array, sys.modules["jax"].core.Tracer):
+        raise UnsupportedError(f"E_UNSUPPORTED: {name}: is traced by JAX (jit, vmap, grad), and the library needs its values: call outside")
+    if kind == "numpy" and array.dtype.kind in "cOSUMm":
+        raise ArgumentError(f"E_ARG: {name}: dtype is {array.dtype}, expected real numbers")
+    count = getattr(array, "ndim", None)
+    count = len(array.shape) if count is None else count
+    if count not in dimensions:
+        raise ArgumentError(f"E_ARG: {name}: {count} dimensions {tuple(array.shape)}, expected {' or '.join(map(str, dimensions))}")
+
+
+def _is_read_only(array: Any) -> bool:
+    """What an object says by DLPack 1.0; False where it exports only older capsules."""
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return False
+    name = b"dltensor_versioned"
+    if not ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), name):
+        return False
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    # DLManagedTensorVersioned: two numbers of 32 bits, two pointers, then the flags, whose first bit says read-only.
+    return bool(ctypes.c_uint64.from_address(pointer(capsule, name) + 8 + 2 * ctypes.sizeof(ctypes.c_void_p)).value & 1)
+
+
+def export_output(array: Any, name: str = "output") -> Any:
+    """The same of an array that the library writes to: ArgumentError for one that must not be written."""
+    kind = framework(array, name)
+    if kind == "jax":
+        raise ArgumentError(f"E_ARG: {name}: is an array of JAX, which never change; leave it out and take the array that the call returns")
+    if (kind == "numpy" and not array.flags.writeable) or (kind == "dlpack" and _is_read_only(array)):
+        raise ArgumentError(f"E_ARG: {name}: is read-only, expected an array that can be written to")
+    return export(array, name)
+
+
+def export(array: Any, name: str = "array") -> Any:
     """The array as an argument of the extension. Inputs of the library are never written, so read-only ones are accepted."""
-    kind = framework(array)
+    kind = framework(array, name)
     if kind == "torch":
         return array.detach() if array.requires_grad else array
     if kind == "numpy":
@@ -55,7 +97,7 @@ def export(array: Any) -> Any:
         if extension is not None:
             import numpy
 
-            return library.reinterpret(export(array.view(numpy.uint16 if extension[1] == 16 else numpy.uint8)), *extension)
+            return library.reinterpret(export(array.view(numpy.uint16 if extension[1] == 16 else numpy.uint8), name), *extension)
         if not array.flags.writeable:
             return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
         return array

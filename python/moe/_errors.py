@@ -6,6 +6,7 @@ library's own: what was wrong, the value, and what was expected."""
 from __future__ import annotations
 
 import builtins
+import operator
 
 import tvm_ffi
 
@@ -86,6 +87,34 @@ class InternalError(Error):
 
 ALL = (ConfigError, ArgumentError, UnsupportedError, CapacityError, StateError, TimeoutError, PeerError, MismatchError, CudaError,
        OutOfMemoryError, InternalError)  # fmt: skip
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value as an int of at most 64 bits. ArgumentError, which names the argument, for anything else."""
+    try:
+        whole = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentError(f"E_ARG: {name}: is {value!r} of type {type(value).__name__}, expected a whole number") from None
+    if not -(2**63) <= whole < 2**63:
+        raise ArgumentError(f"E_ARG: {name}: {whole} is out of range [-2^63, 2^63)")
+    return whole
+
+
+def number(name: str, value: object) -> float:
+    """The same of a real number, as a float."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ArgumentError(f"E_ARG: {name}: is {value!r} of type {type(value).__name__}, expected a number") from None
+
+
+def milliseconds(timeout: object) -> int:
+    """Of a deadline in seconds."""
+    seconds = number("timeout", timeout)
+    if not 0 <= seconds <= 1e6:
+        raise ArgumentError(f"E_ARG: timeout: {seconds} is out of range [0, 1e6] seconds")
+    return int(seconds * 1000)
+
 
 # The extension raises the kind "moe.MOE_<code>".
 for _class in ALL:

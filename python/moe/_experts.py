@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 from . import _arrays
-from ._errors import ArgumentError
 from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
 
 #: Longer inputs run in pieces of this many rows.
@@ -185,10 +184,13 @@ def experts(
                 _forward_routed(known.runner._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
     arrays = [a for a in (w13, w2, w13_bias, w2_bias, w13_scale, w2_scale) if a is not None]
-    for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):
-        if not hasattr(array, "dtype") or len(getattr(array, "shape", ())) != 2:
-            _arrays.framework(array)  # an ArgumentError for what is no array
-            raise ArgumentError(f"E_ARG: {name}: {len(array.shape)} dimensions {tuple(array.shape)}, expected 2")
+    for name, array in (("hidden", hidden), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+        _arrays.check(name, array, 2)
+    for name, array in (("w13", w13), ("w2", w2)):
+        _arrays.check(name, array, 3)
+    for name, array in (("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale), ("w2_scale", w2_scale)):
+        if array is not None:
+            _arrays.framework(array, name)
     topk = topk_ids.shape[1]
     key = (id(w13), topk, hidden.dtype, *call)
     entry = _cache.get(key)

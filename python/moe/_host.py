@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _arrays
-from ._errors import ArgumentError
+from ._errors import ArgumentError, whole_number
 from ._ffi import library
 
+#: Of `plan`; the library's bound of every size.
+MOST_PHYSICAL = 1 << 24
 _DTYPES = {(1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16"}
 
 
@@ -73,8 +75,8 @@ def route(
     Returns:
         Routing(topk_ids int32 [M, k], topk_weights float32 [M, k]), of the framework of logits.
     """
-    if len(logits.shape) != 2:
-        raise ArgumentError(f"E_ARG: logits: {len(logits.shape)} dimensions {tuple(logits.shape)}, expected 2")
+    _arrays.check("logits", logits, 2)
+    topk = whole_number("topk", topk)
     settings: dict[str, Any] = {
         "num_experts": int(logits.shape[1]) - num_zero_experts, "topk": topk, "scoring": scoring, "order": order, "selection": selection,
         "renorm": renorm, "renorm_eps": renorm_eps, "renorm_p": renorm_p, "routed_scaling_factor": routed_scaling_factor,
@@ -83,10 +85,11 @@ def route(
     }  # fmt: skip
     for name, array in (("correction_bias", correction_bias), ("per_expert_scale", per_expert_scale), ("hash_table", hash_table)):
         if array is not None:
-            settings[name] = _arrays.export(array)
-    ids = _arrays.empty(logits, (logits.shape[0], topk), "int32")
-    weights = _arrays.empty(logits, (logits.shape[0], topk), "float32")
-    tokens = None if token_ids is None else _arrays.export(token_ids)
+            settings[name] = _arrays.export(array, name)
+    width = min(max(topk, 0), int(logits.shape[1]))  # a topk out of range is an error below
+    ids = _arrays.empty(logits, (logits.shape[0], width), "int32")
+    weights = _arrays.empty(logits, (logits.shape[0], width), "float32")
+    tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
     library.route(settings, _arrays.export(logits), tokens, _arrays.export(ids), _arrays.export(weights), _arrays.stream(logits))
     return Routing(_arrays.finish(ids, logits), _arrays.finish(weights, logits))
 
@@ -96,14 +99,17 @@ def quantize(matrix: Any, quantization: str) -> Quantized:
 
     Args:
         matrix: [rows, cols] or [n, rows, cols], float32, bfloat16 or float16, in host memory.
-        quantization: a scheme that `Runner` takes.
+        quantization: a scheme that `Runner` takes. "none": the matrix itself, without scales.
 
     Returns:
         Quantized(codes, scales), of the framework of matrix, with the same n in front. fp8 codes are float8_e4m3fn with torch and uint8
         with numpy.
     """
-    if len(matrix.shape) not in (2, 3):
-        raise ArgumentError(f"E_ARG: matrix: {len(matrix.shape)} dimensions {tuple(matrix.shape)}, expected 2 or 3")
+    _arrays.check("matrix", matrix, 2, 3)
+    if not isinstance(quantization, str):
+        raise ArgumentError(f"E_ARG: quantization: is of type {type(quantization).__name__}, expected the name of a scheme")
+    if quantization == "none":
+        return Quantized(matrix, None)
     layout = [int(value) for value in library.quantized_layout(quantization, int(matrix.shape[-2]), int(matrix.shape[-1]))]
     code_cols, scale_rows, scale_cols = layout[:3]
     front = tuple(int(n) for n in matrix.shape[:-1])
@@ -131,8 +137,10 @@ def plan(load: Any, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, n
     Returns:
         Plan(physical_to_logical, logical_to_physical, replica_count), of the framework of load.
     """
-    if len(load.shape) != 2:
-        raise ArgumentError(f"E_ARG: load: {len(load.shape)} dimensions {tuple(load.shape)}, expected 2")
+    _arrays.check("load", load, 2)
+    num_physical = whole_number("num_physical", num_physical)
+    if not 1 <= num_physical <= MOST_PHYSICAL:
+        raise ArgumentError(f"E_ARG: num_physical: {num_physical} is out of range [1, {MOST_PHYSICAL}]")
     layers, num_experts = (int(n) for n in load.shape)
     settings = {"num_physical": num_physical, "num_ranks": num_ranks, "num_nodes": num_nodes, "num_groups": num_groups}
     replicas = max(num_physical - num_experts + 1, 1)

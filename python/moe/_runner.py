@@ -10,7 +10,7 @@ from typing import Any, Mapping
 import tvm_ffi
 
 from . import _arrays, _ffi
-from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError
+from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError, milliseconds, number, whole_number
 from ._ffi import library as _library
 
 try:
@@ -31,6 +31,8 @@ by_key: weakref.WeakValueDictionary[int, Runner] = weakref.WeakValueDictionary()
 _next_key = 0
 _lock = threading.Lock()
 
+#: Fields of a router whose values are names; the others are numbers or arrays.
+ROUTER_NAMES = ("scoring", "order", "selection", "renorm", "group_score", "zero_expert", "degenerate")
 UNGATED = ("silu_no_mul", "gelu_no_mul", "gelu_tanh_no_mul", "relu2_no_mul", "relu_no_mul")
 
 
@@ -59,23 +61,26 @@ class Group:
     def nccl(cls, id: bytes, rank: int, size: int, timeout: float = 0.0) -> Group:
         """Collective over `size` ranks that hold the same id, each with its own current GPU. timeout: seconds of every wait for other
         ranks, 0: 100 s."""
-        return cls._adopt(_library.group_nccl(bytes(id), rank, size, int(timeout * 1000)))
+        if not isinstance(id, (bytes, bytearray, memoryview)):
+            raise ArgumentError(f"E_ARG: id: is of type {type(id).__name__}, expected the 128 bytes of moe.Group.nccl_id()")
+        rank, size = whole_number("rank", rank), whole_number("size", size)
+        return cls._adopt(_library.group_nccl(bytes(id), rank, size, milliseconds(timeout)))
 
     @classmethod
     def mpi(cls, communicator: Any = None, timeout: float = 0.0) -> Group:
         """Collective over a communicator of mpi4py, or any object with its py2f(), for arrays on the host. None: MPI_COMM_WORLD; mpi4py
         then initialises MPI; without mpi4py the program must have done so. timeout: as for `nccl`."""
-        milliseconds = int(timeout * 1000)
+        deadline = milliseconds(timeout)
         if communicator is None:
             with contextlib.suppress(ImportError):
                 from mpi4py import MPI
 
                 communicator = MPI.COMM_WORLD
         if communicator is None:
-            return cls._adopt(_library.group_mpi_world(milliseconds))
+            return cls._adopt(_library.group_mpi_world(deadline))
         if not hasattr(communicator, "py2f"):
             raise ArgumentError(f"E_ARG: communicator: is of type {type(communicator).__name__}, expected one of mpi4py, with py2f()")
-        return cls._adopt(_library.group_mpi(communicator.py2f(), milliseconds))
+        return cls._adopt(_library.group_mpi(communicator.py2f(), deadline))
 
     @property
     def rank(self) -> int:
@@ -173,8 +178,13 @@ class Runner:
     ) -> None:
         self._handle = 0
         for name, array in (("w13", w13), ("w2", w2)):
-            if len(array.shape) != 3:
-                raise ArgumentError(f"E_ARG: {name}: {len(array.shape)} dimensions {tuple(array.shape)}, expected 3")
+            _arrays.check(name, array, 3)
+        if not isinstance(activation, str):
+            raise ArgumentError(f"E_ARG: activation: is of type {type(activation).__name__}, expected a name")
+        if group is not None and not isinstance(group, Group):
+            raise ArgumentError(f"E_ARG: group: is of type {type(group).__name__}, expected a moe.Group")
+        if router is not None and not isinstance(router, Mapping):
+            raise ArgumentError(f"E_ARG: router: is of type {type(router).__name__}, expected a dict of the fields of moe.route")
         if quantization is None:
             if w13_scale is not None or w2_scale is not None:
                 raise ConfigError("E_CONFIG: quantization: None with scales given, expected the name of the scheme")
@@ -185,18 +195,18 @@ class Runner:
         settings = {
             "hidden": int(w2.shape[1]),
             "intermediate": int(w13.shape[1]) // (1 if activation in UNGATED else 2),
-            "num_experts": int(num_experts if num_experts is not None else w13.shape[0] * self._group.size),
-            "topk": int(topk),
-            "max_tokens_per_rank": int(max_tokens),
+            "num_experts": int(w13.shape[0] * self._group.size) if num_experts is None else whole_number("num_experts", num_experts),
+            "topk": whole_number("topk", topk),
+            "max_tokens_per_rank": whole_number("max_tokens", max_tokens),
             "activation": activation,
-            "activation_alpha": float(alpha),
-            "activation_beta": float(beta),
-            "activation_limit": 0.0 if limit is None else float(limit),
-            "activation_situ_gate": float(situ_gate),
-            "activation_situ_up": float(situ_up),
+            "activation_alpha": number("alpha", alpha),
+            "activation_beta": number("beta", beta),
+            "activation_limit": 0.0 if limit is None else number("limit", limit),
+            "activation_situ_gate": number("situ_gate", situ_gate),
+            "activation_situ_up": number("situ_up", situ_up),
             "weight_on_input": int(weight_on_input),
             "quantization": quantization,
-            "num_threads": int(num_threads),
+            "num_threads": whole_number("num_threads", num_threads),
             "log": int(log),
         }
         settings.update({key: value for key, value in (("dtype", dtype), ("backend", backend), ("experts", experts)) if value is not None})
@@ -206,11 +216,12 @@ class Runner:
             settings["workspace_of"] = workspace_of._handle
         router_arrays = {}
         if router is not None:
+            check_router(router)
             router_arrays = {key: value for key, value in router.items() if hasattr(value, "__dlpack__")}
-            router = {key: _arrays.export(value) if key in router_arrays else value for key, value in router.items()}
+            router = {key: _arrays.export(value, f"router.{key}") if key in router_arrays else value for key, value in router.items()}
         with _device_of(w13):
             self._handle = _library.runner_create(
-                settings, {name: _arrays.export(array) for name, array in arrays.items()}, router, self._group._handle
+                settings, {name: _arrays.export(array, name) for name, array in arrays.items()}, router, self._group._handle
             )
         info = _library.runner_info(self._handle)
         self._info = {str(key): value for key, value in info.items()}
@@ -279,10 +290,15 @@ class Runner:
             with _device_of(hidden):
                 self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
             return output
+        for name, array in (("hidden", hidden), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+            _arrays.check(name, array, 2)
         written = _arrays.empty(hidden, hidden.shape) if output is None else output
-        ids = _arrays.export(_arrays.cast(topk_ids, "int32") if _arrays.dtype_name(topk_ids) in _arrays.NARROW_IDS else topk_ids)
-        weights = _arrays.export(_arrays.cast(topk_weights, "float32"))
-        self._in_pieces(_arrays.export(hidden), ids, weights, _arrays.export(written), _arrays.stream(hidden))
+        into = _arrays.export(written) if output is None else _arrays.export_output(output)
+        if _arrays.dtype_name(topk_ids) in _arrays.NARROW_IDS:
+            topk_ids = _arrays.cast(topk_ids, "int32")
+        ids = _arrays.export(topk_ids, "topk_ids")
+        weights = _arrays.export(_arrays.cast(topk_weights, "float32"), "topk_weights")
+        self._in_pieces(_arrays.export(hidden, "hidden"), ids, weights, into, _arrays.stream(hidden))
         return self._finish(written, hidden) if output is None else output
 
     def forward(self, hidden: Any, router_logits: Any, output: Any = None, token_ids: Any = None) -> Any:
@@ -301,10 +317,13 @@ class Runner:
             for name, array in (("hidden", hidden), ("router_logits", router_logits)):
                 if isinstance(array, _Tensor) and array.requires_grad:
                     raise no_gradient(name)
+        for name, array in (("hidden", hidden), ("router_logits", router_logits)):
+            _arrays.check(name, array, 2)
         written = _arrays.empty(hidden, hidden.shape) if output is None else output
-        tokens = None if token_ids is None else _arrays.export(token_ids)
+        into = _arrays.export(written) if output is None else _arrays.export_output(output)
+        tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
         with _device_of(hidden):
-            _ffi.forward(self._handle, _arrays.export(hidden), _arrays.export(router_logits), _arrays.export(written), tokens,
+            _ffi.forward(self._handle, _arrays.export(hidden, "hidden"), _arrays.export(router_logits, "router_logits"), into, tokens,
                          _arrays.stream(hidden))  # fmt: skip
         return self._finish(written, hidden) if output is None else output
 
@@ -364,6 +383,15 @@ class Runner:
         if not self._handle:
             return "moe.Runner(closed)"
         return "moe.Runner({backend}, {experts}, {quantization}, {dtype}, num_local_experts={num_local_experts})".format(**self._info)
+
+
+def check_router(router: Mapping[str, Any]) -> None:
+    """ArgumentError for a field whose value has a wrong type. The library refuses unknown fields."""
+    for key, value in router.items():
+        if key in ROUTER_NAMES and not isinstance(value, str):
+            raise ArgumentError(f"E_ARG: router.{key}: is of type {type(value).__name__}, expected a name")
+        if key not in ROUTER_NAMES and not hasattr(value, "__dlpack__"):
+            number(f"router.{key}", value)
 
 
 def no_gradient(name: str) -> UnsupportedError:

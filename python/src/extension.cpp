@@ -13,6 +13,7 @@
 #include <deque>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -99,9 +100,14 @@ void* stream_of(DLTensor const* tensor, std::int64_t stream) {
   return stream == -1 ? TVMFFIEnvGetStream(tensor->device.device_type, tensor->device.device_id) : reinterpret_cast<void*>(stream);
 }
 
-/// Handles travel through Python as integers. The library judges them: a stale one is an error, no crash.
+/// Handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error, no
+/// crash.
 template <class Handle>
 Handle handle(std::int64_t number) {
+  if (number == 0) {
+    bool const group = std::is_same_v<Handle, moe_group_t>;
+    throw ffi::Error("moe.MOE_E_STATE", std::string("E_STATE: ") + (group ? "group" : "runner") + ": it was closed", "");
+  }
   return reinterpret_cast<Handle>(number);
 }
 
@@ -220,7 +226,7 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   members.read("log", config.log);
   std::int64_t workspace_of = 0;
   members.read("workspace_of", workspace_of);
-  config.workspace_of = handle<moe_runner_t>(workspace_of);
+  if (workspace_of != 0) config.workspace_of = handle<moe_runner_t>(workspace_of);
   members.finish();
 
   moe_weights weights = MOE_WEIGHTS_INIT;

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+# tests/python/test_bad_arguments.py: every bad argument is an exception of the package that names the argument; what must not be written
+# is not written.
+import ctypes
+
+import moe
+import numpy as np
+import pytest
+
+HIDDEN = np.ones((4, 64), np.float32)
+IDS = np.tile(np.array([0, 1], np.int32), (4, 1))
+WEIGHTS = np.ones((4, 2), np.float32)
+W13 = np.full((8, 256, 64), 0.01, np.float32)
+W2 = np.full((8, 64, 128), 0.01, np.float32)
+
+
+def experts(**changed):
+    arguments = {"hidden": HIDDEN, "topk_ids": IDS, "topk_weights": WEIGHTS, "w13": W13, "w2": W2, **changed}
+    return moe.experts(**arguments)
+
+
+def runner(**changed):
+    arguments = {"w13": W13, "w2": W2, "topk": 2, "max_tokens": 4, **changed}
+    return moe.Runner(**arguments)
+
+
+def frozen():
+    array = np.zeros((4, 64), np.float32)
+    array.flags.writeable = False
+    return array
+
+
+class ReadOnly:
+    """An array of no known framework that says by DLPack 1.0 that it must not be written."""
+
+    def __init__(self, array):
+        array.flags.writeable = False
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("name", ["hidden", "topk_ids", "topk_weights", "w13", "w2"])
+@pytest.mark.parametrize("value", [None, [[1.0]], "x", 3])
+def test_no_array(name, value):
+    with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: is of type {type(value).__name__}, expected an array"):
+        experts(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["w13_bias", "w2_bias", "w13_scale", "w2_scale"])
+def test_no_optional_array(name):
+    with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: is of type list"):
+        experts(**{name: [1]})
+
+
+@pytest.mark.parametrize("dtype", [complex, object, "U3", "datetime64[s]"])
+@pytest.mark.parametrize("name", ["hidden", "topk_ids", "topk_weights"])
+def test_no_numbers(name, dtype):
+    with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: dtype is .*, expected real numbers"):
+        experts(**{name: np.zeros((4, 2)).astype(dtype)})
+
+
+CASES = [
+    (lambda: experts(alpha="x"), moe.ArgumentError, "alpha: is 'x' of type str, expected a number"),
+    (lambda: experts(activation=3), moe.ArgumentError, "activation: is of type int, expected a name"),
+    (lambda: experts(hidden=np.ones(64, np.float32)), moe.ArgumentError, r"hidden: 1 dimensions \(64,\), expected 2"),
+    (lambda: runner(topk=None), moe.ArgumentError, "topk: is None of type NoneType, expected a whole number"),
+    (lambda: runner(topk=2.5), moe.ArgumentError, "topk: is 2.5 of type float, expected a whole number"),
+    (lambda: runner(max_tokens=2**70), moe.ArgumentError, "max_tokens: 1180591620717411303424 is out of range"),
+    (lambda: runner(group="g"), moe.ArgumentError, "group: is of type str, expected a moe.Group"),
+    (lambda: runner(router=[1]), moe.ArgumentError, "router: is of type list, expected a dict"),
+    (lambda: runner(router={"scoring": 3}), moe.ArgumentError, "router.scoring: is of type int, expected a name"),
+    (lambda: runner(router={"renorm_eps": "x"}), moe.ArgumentError, "router.renorm_eps: is 'x' of type str, expected a number"),
+    (lambda: runner().forward_routed(None, IDS, WEIGHTS), moe.ArgumentError, "hidden: is of type NoneType"),
+    (lambda: moe.route([[1.0]], 1), moe.ArgumentError, "logits: is of type list"),
+    (lambda: moe.route(np.zeros((2, 4), np.float32), "2"), moe.ArgumentError, "topk: is '2' of type str"),
+    (lambda: moe.route(np.zeros((2, 4), np.float32), -1), moe.ConfigError, r"top_k: -1 is out of range \[1, 4\]"),
+    (lambda: moe.quantize([[1.0]], "none"), moe.ArgumentError, "matrix: is of type list"),
+    (lambda: moe.quantize(W2, None), moe.ArgumentError, "quantization: is of type NoneType"),
+    (lambda: moe.plan([[1]], 2), moe.ArgumentError, "load: is of type list"),
+    (lambda: moe.plan(np.ones((1, 4), np.float32), -3), moe.ArgumentError, r"num_physical: -3 is out of range \[1, 16777216\]"),
+    (lambda: moe.plan(np.ones((1, 4), np.float32), 2**40), moe.ArgumentError, "num_physical: 1099511627776 is out of range"),
+    (lambda: moe.Group.nccl("abc", 0, 1), moe.ArgumentError, "id: is of type str, expected the 128 bytes"),
+    (lambda: moe.Group.nccl(bytes(128), "0", 1), moe.ArgumentError, "rank: is '0' of type str"),
+    (lambda: moe.Group.nccl(bytes(128), 0, 1, timeout=float("nan")), moe.ArgumentError, r"timeout: nan is out of range \[0, 1e6\]"),
+]
+
+
+@pytest.mark.parametrize("call, error, text", CASES, ids=[text for _, _, text in CASES])
+def test_each_is_named(call, error, text):
+    with pytest.raises(error, match=f"^{error.code}: {text}"):
+        call()
+
+
+def test_what_is_closed_says_so():
+    closed = runner()
+    closed.close()
+    for call in (lambda: closed.forward_routed(HIDDEN, IDS, WEIGHTS), closed.check, closed.wait, closed.weights_changed):
+        with pytest.raises(moe.StateError, match="^E_STATE: runner: it was closed"):
+            call()
+    group = moe.Group()
+    group.close()
+    for call in (lambda: group.rank, lambda: runner(group=group)):
+        with pytest.raises(moe.StateError, match="^E_STATE: group: it was closed"):
+            call()
+
+
+def test_outputs_that_must_not_be_written(tmp_path):
+    zeros = np.zeros((4, 64), np.float32)
+    zeros.tofile(tmp_path / "rows")
+    mapped = np.memmap(tmp_path / "rows", np.float32, "r", shape=(4, 64))
+    text = bytes(zeros.nbytes)
+    over_bytes = np.frombuffer(text, np.float32).reshape(4, 64)
+    layer = runner(router={"num_experts": 8, "topk": 2})
+    for output in (frozen(), mapped, over_bytes, np.broadcast_to(np.float32(0), (4, 64)), ReadOnly(np.zeros((4, 64), np.float32))):
+        for call in (
+            lambda: experts(output=output),
+            lambda: layer.forward_routed(HIDDEN, IDS, WEIGHTS, output=output),
+            lambda: layer.forward(HIDDEN, np.zeros((4, 8), np.float32), output=output),
+        ):
+            with pytest.raises(moe.ArgumentError, match="^E_ARG: output: is read-only, expected an array that can be written to"):
+                call()
+    assert text == bytes(zeros.nbytes) and not mapped.any()
+    assert np.array_equal(experts(hidden=np.frombuffer(HIDDEN.tobytes(), np.float32).reshape(4, 64)), experts()), "inputs may be read-only"
+
+
+def test_jax_arrays_are_not_written_and_not_traced():
+    jax = pytest.importorskip("jax")
+    hidden = jax.numpy.asarray(HIDDEN)
+    with pytest.raises(moe.ArgumentError, match="^E_ARG: output: is an array of JAX, which never change"):
+        experts(hidden=hidden, output=jax.numpy.zeros((4, 64)))
+    with pytest.raises(moe.UnsupportedError, match="^E_UNSUPPORTED: hidden: is traced by JAX"):
+        jax.jit(lambda x: experts(hidden=x))(hidden)
+
+
+def test_none_is_no_quantization():
+    codes, scales = moe.quantize(W2, "none")
+    assert codes is W2 and scales is None
+
+
+def test_the_flag_is_where_dlpack_says():
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
+    assert moe._arrays._is_read_only(frozen()) and not moe._arrays._is_read_only(np.zeros(4))
