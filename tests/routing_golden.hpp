@@ -81,6 +81,8 @@ BlockRouting describe(io::SafetensorsFile const& file) {
   }
   if (file.metadata().at("correction_bias") == "selection_only") {
     b.bias = file.read<float>(named(file, {"e_score_correction_bias", "expert_bias", "balancing_biases", "gate.bias", "router_bias"}));
+    // ERNIE-4.5-VL: the first row is that of the text tokens, the second that of the image tokens.
+    if (find(file, "tokens") != nullptr) b.bias.resize(static_cast<std::size_t>(c.num_experts));
     check_bias_length(static_cast<std::int64_t>(b.bias.size()), c.num_experts, c.num_zero_experts);
     c.correction_bias = b.bias.data();
   }
@@ -98,6 +100,13 @@ BlockRouting describe(io::SafetensorsFile const& file) {
     c.selection = Selection::hash_table;
     c.hash_table = b.table.data();
     c.vocabulary = file.at(name).shape[0];
+    b.tokens = file.read<std::int64_t>("input_ids");
+  }
+  if (find(file, "expert_of_id") != nullptr) {
+    for (std::int64_t e = 0; e < c.num_experts; ++e) b.table.push_back(e);
+    c.selection = Selection::hash_table;
+    c.hash_table = b.table.data();
+    c.vocabulary = c.num_experts;
     b.tokens = file.read<std::int64_t>("input_ids");
   }
   if (family == "joint_shared_sigmoid") {

@@ -53,6 +53,10 @@ QWEN_SHARED = SOFTMAX | {"norm_topk_prob": "true", "shared_experts": "1", "share
 TWO_SHARED = {"shared_experts": "2", "shared_expert_intermediate_size": "32"}
 FUSED = {"layout": "fused [E,2I,H] gate rows first; down [E,H,I]"}
 UNGATED = {"glu": "none: fc2(act(fc1(x)))", "expert_bias": "true"}
+DEEPSEEK_V3 = GROUPED_SIGMOID | TWO_SHARED | {"norm_topk_prob": "true"}
+GRANITE = {"routing_family": "topk_softmax", "scoring_func": "softmax", "selection": "topk_of_logits", "norm_topk_prob": "true",
+           "layout": "input_linear [E,2I,H] gate rows first; output_linear [E,H,I]", "shared_experts": "1",
+           "shared_expert_intermediate_size": "24"}
 CLAMPED = {"glu": "silu(min(gate,limit))*clamp(up,-limit,limit)", "swiglu_limit": "1.5"}
 
 
@@ -60,40 +64,49 @@ class Family:
     """One model type. `dense_first`: how the configuration of the checkpoint makes its first layer dense; None where it cannot."""
 
     def __init__(self, package, model, config, fields, metadata, dense_first="mlp_layer_types", block="mlp", prefix="model.layers",
-                 whole=None, gate_up=1.0, not_computed=False, seed=0, wrap=None, unwritten=False):
+                 whole=None, gate_up=1.0, not_computed=False, seed=0, wrap=None, narrow=None, experts=EXPERTS, topk=TOPK,
+                 described=True):
         self.package, self.model, self.config_class, self.fields, self.metadata = package, model, config, fields, metadata
         self.dense_first, self.block, self.prefix, self.whole, self.gate_up = dense_first, block, prefix, whole, gate_up
         self.not_computed = not_computed
         self.wrap = wrap  # name of a class below that makes the block one of hidden states alone, with a router
-        self.unwritten = unwritten  # --check leaves it out until its files have been written
+        self.narrow = narrow  # fields of the checkpoint alone: its experts are narrower than those of the block file
+        self.experts, self.topk = experts, topk
+        self.described = described  # family_fields.json has an entry that is made here
         self.seed = seed  # the first of the block file's ten seeds that is tried: 4 bits must leave enough of the output
 
     def module(self, kind):
         return importlib.import_module(f"transformers.models.{self.package}.{kind}_{self.package}")
 
-    def config(self, sparse):
+    def config(self, sparse, narrow=False):
         """A configuration whose layer i is an MoE layer where sparse[i] is."""
-        fields = copy.deepcopy(self.fields)
+        fields = copy.deepcopy(self.fields | (self.narrow or {} if narrow else {}))
         fields["num_hidden_layers"] = len(sparse)
         if self.dense_first == "mlp_layer_types":
             fields["mlp_layer_types"] = ["sparse" if s else "dense" for s in sparse]
         elif self.dense_first == "mlp_only_layers":
             fields["mlp_only_layers"] = [i for i, s in enumerate(sparse) if not s]
+        elif self.dense_first == "first_k_dense_replace":
+            fields["first_k_dense_replace"] = sparse.index(1)
         elif self.dense_first == "pyramid_num_routed":
             fields["pyramid_num_routed"] = [(EXPERTS if s == 1 else s) if s else -1 for s in sparse]
         if "layer_types" in fields:
             fields["layer_types"] = fields["layer_types"] * len(sparse)
         return getattr(self.module("configuration"), self.config_class)(**fields)
 
-    def build(self, sparse):
+    def build(self, sparse, narrow=False):
         """The model whose save_pretrained() writes the checkpoint, and its text part's configuration."""
-        config = self.config(sparse)
+        config = self.config(sparse, narrow)
         if self.whole is not None:
             config = getattr(self.module("configuration"), self.whole["config"])(text_config=config.to_dict(), **self.whole["fields"])
         model = getattr(self.module("modeling"), self.model)(config).eval()
         return model, config.get_text_config() if self.whole is not None else config
 
 
+FEW = {"experts": 4, "topk": 2}
+NARROW = BASE | {"intermediate_size": 16, "num_experts_per_tok": 2}  # the width of an expert
+OF_DEEPSEEK = {"narrow": {"moe_intermediate_size": 8}, "described": False}
+OF_GRANITE = FEW | {"dense_first": None, "block": None, "wrap": "BesideASharedOne", "narrow": {"intermediate_size": 8}, "described": False}
 PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
            "image_size": 28, "patch_size": 14, "head_dim": 8}
 FAMILIES = {
@@ -191,29 +204,96 @@ FAMILIES = {
         DEEPSEEK_V2, prefix="layers"),
     # New ones at the end: the place decides the seed.
     "ernie4_5_vl_moe_text": Family(
-        "ernie4_5_vl_moe", "Ernie4_5_VLMoeTextModel", "Ernie4_5_VLMoeTextConfig",
+        "ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VLMoeTextConfig",
         {k: v for k, v in BASE.items() if k not in ("num_experts_per_tok", "head_dim")} | {
-            "moe_intermediate_size": [16, 12], "moe_k": TOPK, "moe_num_experts": EXPERTS, "moe_num_shared_experts": 2,
+            "moe_intermediate_size": [16, 12], "moe_k": 2, "moe_num_experts": 4, "moe_num_shared_experts": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 4]}},
-        SOFTMAX | FUSED | TWO_SHARED | {"routing_family": "biased_softmax", "correction_bias": "selection_only", "norm_topk_prob": "true",
-                                        "renorm_min": "1e-12", "tokens": "text"},
-        prefix="layers", wrap="OfTextTokens", unwritten=True),
+        SOFTMAX | TWO_SHARED | {"routing_family": "biased_softmax", "correction_bias": "selection_only", "norm_topk_prob": "true",
+                                "renorm_min": "1e-12", "tokens": "text"},
+        whole={"config": "Ernie4_5_VLMoeConfig", "fields": {"vision_config": {
+            "hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "patch_size": 2}}},
+        wrap="OfTextTokens", narrow={"moe_intermediate_size": [8, 4]}, **FEW),
     "nllb-moe": Family(
         "nllb_moe", "NllbMoeForConditionalGeneration", "NllbMoeConfig",
         {"vocab_size": 32, "d_model": HIDDEN, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2,
-         "decoder_attention_heads": 2, "decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 0, "num_experts": EXPERTS,
+         "decoder_attention_heads": 2, "decoder_layers": 1, "encoder_sparse_step": 1, "decoder_sparse_step": 0, "num_experts": 4,
          "router_bias": True, "max_position_embeddings": 64},
-        SOFTMAX | UNGATED | {"top_k": "2", "norm_topk_prob": "true", "activation": "relu", "router_bias": "true",
-                             "output_scaling_factor": "0.8"},
-        dense_first=None, block="ffn", prefix="model.encoder.layers", wrap="OfTwoExperts", unwritten=True),
+        SOFTMAX | UNGATED | {"norm_topk_prob": "true", "activation": "relu", "router_bias": "true", "output_scaling_factor": "0.8"},
+        dense_first=None, block="ffn", prefix="model.encoder.layers", wrap="OfTwoExperts", narrow={"encoder_ffn_dim": 8}, **FEW),
     "vitpose_backbone": Family(
         "vitpose_backbone", "VitPoseBackbone", "VitPoseBackboneConfig",
-        {"hidden_size": HIDDEN, "mlp_ratio": 2, "num_experts": EXPERTS, "part_features": 12, "num_attention_heads": 2,
+        {"hidden_size": HIDDEN, "mlp_ratio": 2, "num_experts": 4, "part_features": 12, "num_attention_heads": 2,
          "image_size": [16, 16], "patch_size": [8, 8]},
-        SOFTMAX | UNGATED | {"top_k": "1", "norm_topk_prob": "true", "activation": "gelu", "intermediate_size": "64",
+        SOFTMAX | UNGATED | {"norm_topk_prob": "true", "activation": "gelu", "intermediate_size": "64",
                              "selection": "table lookup by token id", "expert_of_id": "true", "own_rows": "12",
                              "layout": "fc1, fc2 of all experts; own_rows of w2 per expert"},
-        dense_first=None, prefix="encoder.layer", wrap="OfADataSet", unwritten=True),
+        dense_first=None, prefix="encoder.layer", wrap="OfADataSet", narrow={"mlp_ratio": 1}, experts=4, topk=1),
+    "axk2": Family(
+        "axk2", "AXK2ForCausalLM", "AXK2Config",
+        BASE | MLA | GROUPS | SHARED | INDEXED | {"q_lora_rank": 8, "gated_norm_rank": 4, "n_routed_experts": EXPERTS,
+                                                  "routed_scaling_factor": 1.4},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.4", "masked_group_fill": "0"}, **OF_DEEPSEEK),
+    "deepseek_v32": Family(
+        "deepseek_v32", "DeepseekV32ForCausalLM", "DeepseekV32Config",
+        BASE | MLA | GROUPS | SHARED | INDEXED | {"q_lora_rank": 8, "n_routed_experts": EXPERTS, "routed_scaling_factor": 1.6},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.6"}, **OF_DEEPSEEK),
+    "dots1": Family(
+        "dots1", "Dots1ForCausalLM", "Dots1Config",
+        BASE | GROUPS | SHARED | {"n_routed_experts": EXPERTS, "norm_topk_prob": True, "routed_scaling_factor": 1.2},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.2"}, dense_first="first_k_dense_replace", **OF_DEEPSEEK),
+    "exaone_moe": Family(
+        "exaone_moe", "ExaoneMoeForCausalLM", "ExaoneMoeConfig",
+        BASE | GROUPS | {"num_experts": EXPERTS, "num_shared_experts": 2, "routed_scaling_factor": 1.8},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.8"}, **OF_DEEPSEEK),
+    "glm4_moe": Family(
+        "glm4_moe", "Glm4MoeForCausalLM", "Glm4MoeConfig",
+        BASE | SHARED | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 0.6},
+        SIGMOID | TWO_SHARED | {"norm_topk_prob": "true", "routed_scaling_factor": "0.6"}, dense_first="first_k_dense_replace", **OF_DEEPSEEK),
+    "glm4v_moe_text": Family(
+        "glm4v_moe", "Glm4vMoeForConditionalGeneration", "Glm4vMoeTextConfig",
+        BASE | GROUPS | SHARED | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 1.5, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.5"}, dense_first="first_k_dense_replace", prefix="model.language_model.layers",
+        whole={"config": "Glm4vMoeConfig", "fields": {"vision_config": {
+            "hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": HIDDEN, "image_size": 28}}},
+        **OF_DEEPSEEK),
+    "glm_moe_dsa": Family(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", "GlmMoeDsaConfig",
+        BASE | MLA | GROUPS | SHARED | INDEXED | {"q_lora_rank": 8, "n_routed_experts": EXPERTS, "routed_scaling_factor": 1.3},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.3"}, **OF_DEEPSEEK),
+    "kimi_linear": Family(
+        "kimi_linear", "KimiLinearForCausalLM", "KimiLinearConfig",
+        BASE | MLA | GROUPS | SHARED | {"num_local_experts": EXPERTS, "routed_scaling_factor": 1.7, "layer_types": ["full_attention"]},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.7"}, **OF_DEEPSEEK),
+    "solar_open": Family(
+        "solar_open", "SolarOpenForCausalLM", "SolarOpenConfig",
+        {k: v for k, v in BASE.items() if k != "intermediate_size"} | GROUPS | SHARED | {"n_routed_experts": EXPERTS,
+                                                                                         "routed_scaling_factor": 1.1},
+        DEEPSEEK_V3 | {"routed_scaling_factor": "1.1"}, dense_first=None, **OF_DEEPSEEK),
+    "flex_olmo": Family(
+        "flex_olmo", "FlexOlmoForCausalLM", "FlexOlmoConfig", NARROW | {"num_experts": 4}, SOFTMAX, dense_first=None,
+        narrow={"intermediate_size": 8}, described=False, **FEW),
+    "granitemoe_swa": Family(
+        "granitemoe_swa", "GraniteMoeSWAForCausalLM", "GraniteMoeSWAConfig",
+        NARROW | {"num_local_experts": 4, "shared_intermediate_size": 24, "layer_types": ["full_attention"]}, GRANITE | FUSED,
+        **OF_GRANITE),
+    "granitemoehybrid": Family(
+        "granitemoehybrid", "GraniteMoeHybridForCausalLM", "GraniteMoeHybridConfig",
+        NARROW | {"num_local_experts": 4, "shared_intermediate_size": 24, "layer_types": ["full_attention"], "mamba_n_heads": 8,
+                  "mamba_d_state": 8}, GRANITE, **OF_GRANITE),
+    "granitemoeshared": Family(
+        "granitemoeshared", "GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig",
+        NARROW | {"num_local_experts": 4, "shared_intermediate_size": 24}, GRANITE, **OF_GRANITE),
+    "mellum": Family(
+        "mellum", "MellumForCausalLM", "MellumConfig", BASE | {"num_experts": 4, "num_experts_per_tok": 2},
+        SOFTMAX | {"norm_topk_prob": "true"}, narrow={"moe_intermediate_size": 8}, described=False, **FEW),
+    "minimax": Family(
+        "minimax", "MiniMaxForCausalLM", "MiniMaxConfig", NARROW | {"num_local_experts": 4, "layer_types": ["full_attention"]},
+        SOFTMAX | {"norm_topk_prob": "true"}, dense_first=None, narrow={"intermediate_size": 8}, described=False, **FEW),
+    "qwen3_omni_moe_text": Family(
+        "qwen3_omni_moe", "Qwen3OmniMoeThinkerTextModel", "Qwen3OmniMoeTextConfig",
+        BASE | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}, SOFTMAX, dense_first="mlp_only_layers",
+        prefix="layers", narrow={"moe_intermediate_size": 8}, described=False, **FEW),
 }
 
 
@@ -274,8 +354,7 @@ class OfADataSet(torch.nn.Module):
 
     class Router(torch.nn.Module):
         def forward(self, rows):
-            ids = torch.arange(rows.shape[0])[:, None] % EXPERTS
-            return torch.zeros(rows.shape[0], EXPERTS), torch.ones(rows.shape[0], 1), ids
+            return torch.zeros(rows.shape[0], 4), torch.ones(rows.shape[0], 1), torch.arange(rows.shape[0])[:, None] % 4
 
     def __init__(self, block):
         super().__init__()
@@ -285,6 +364,26 @@ class OfADataSet(torch.nn.Module):
         rows = hidden.reshape(-1, hidden.shape[-1])
         ids = self.router(rows)[2]
         return self.block(rows[:, None], ids[:, 0]).reshape(hidden.shape)
+
+
+class BesideASharedOne(torch.nn.Module):
+    """The block of a Granite layer and the shared network that gets the same input."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.block, self.shared_mlp = layer.block_sparse_moe, layer.shared_mlp
+
+    @property
+    def router(self):
+        return self.block.router
+
+    def forward(self, hidden):
+        return self.block(hidden) + self.shared_mlp(hidden)
+
+
+def stem(name):
+    """A model type as the names of files and of tests have it."""
+    return name.replace("-", "_")
 
 
 def layers_of(family, model):
@@ -300,8 +399,8 @@ def layers_of(family, model):
 
 
 def block_of(family, layer):
-    block = Gemma(layer) if family.block is None else getattr(layer, family.block)
-    return globals()[family.wrap](block) if family.wrap else block
+    block = layer if family.block is None else getattr(layer, family.block)
+    return globals()[family.wrap or "Gemma"](block) if family.wrap or family.block is None else block
 
 
 def randomise(family, module, seed):
@@ -359,9 +458,9 @@ def saved(model):
 def moe_tensors(family, tensors, layer):
     """The MoE block's tensors of one layer."""
     at = f"{family.prefix}.{layer}."
-    part = rf"(mlp|moe|gate|experts|shared_experts|router|{family.block})\."
+    part = rf"(mlp|moe|block_sparse_moe|shared_mlp|gate|experts|shared_experts|router|{family.block})\."
     found = {name: tensor.contiguous() for name, tensor in tensors.items() if name.startswith(at) and re.match(part, name[len(at):])}
-    if family.block is None:  # the dense network beside the experts
+    if family.block is None and not family.wrap:  # the dense network beside the experts
         found = {name: tensor for name, tensor in found.items() if not name.startswith(at + "mlp.")}
     assert found, at
     return found
@@ -379,12 +478,13 @@ def ids_are_clear(block, hidden, ids):
 
 def write_block(name, family, number):
     """The tensors and the metadata of the family's block file."""
+    tokens = 15 if family.narrow else TOKENS
     for seed in range(1400 + 10 * number + family.seed, 1410 + 10 * number):
         model, config = family.build([1])
         layer = layers_of(family, model)[0]
         block = block_of(family, layer)
         randomise(family, block, seed)
-        hidden = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(seed + 500000))
+        hidden = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed + 500000))
         results = run(block, hidden)
         if ids_are_clear(block, hidden, results["topk_ids"]):
             break
@@ -395,8 +495,9 @@ def write_block(name, family, number):
     tensors, _ = saved(model)
     text = {k: v for k, v in config.to_dict().items() if k not in ("transformers_version", "dtype", "_name_or_path")}
     metadata = {
-        "case": f"{name}_e{EXPERTS}k{TOPK}_s{seed}", "model_type": name, "block_class": type(block).__name__, "num_experts": str(EXPERTS),
-        "top_k": str(TOPK), "hidden_size": str(HIDDEN), "intermediate_size": "16", "num_tokens": str(TOKENS), "activation": "silu",
+        "case": f"{stem(name)}_e{family.experts}k{family.topk}_s{seed}", "model_type": name,
+        "block_class": type(getattr(block, "block", block)).__name__, "num_experts": str(family.experts),
+        "top_k": str(family.topk), "hidden_size": str(HIDDEN), "intermediate_size": "16", "num_tokens": str(tokens), "activation": "silu",
         "glu": "act(gate)*up", "scoring_func": "softmax", "norm_topk_prob": "false", "renorm_eps": "0", "n_group": "1", "topk_group": "1",
         "group_score": "none", "masked_group_fill": "none", "routed_scaling_factor": "1.0", "output_scaling_factor": "1.0",
         "weight_applied_on": "expert_output", "correction_bias": "none", "shared_experts": "0", "shared_expert_intermediate_size": "0",
@@ -414,7 +515,7 @@ def write_checkpoint(name, family, number):
     sparse = [0, 1, 1] if family.dense_first else [1, 1]
     if family.dense_first == "pyramid_num_routed":
         sparse = [0, 4, 1]  # layers with different numbers of experts
-    model, _ = family.build(sparse)
+    model, _ = family.build(sparse, narrow=True)
     layers = layers_of(family, model)
     at = [i for i, s in enumerate(sparse) if s]
     for i in at:
@@ -425,11 +526,13 @@ def write_checkpoint(name, family, number):
     kept, results = {}, {}
     for i in at:
         kept |= moe_tensors(family, tensors, i)
-        hidden = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(502400 + 10 * number + i))
+        hidden = torch.randn(9 if family.narrow else TOKENS, HIDDEN, generator=torch.Generator().manual_seed(502400 + 10 * number + i))
         out = run(block_of(family, layers[i]), hidden)
         results |= {f"layers.{i}.moe_in": hidden, f"layers.{i}.moe_out_f32": out["expected"],
                     f"layers.{i}.router_logits_f32": out["router_logits"], f"layers.{i}.topk_ids_f32": out["topk_ids"],
                     f"layers.{i}.topk_weights_f32": out["topk_weights"]}
+        if "expert_of_id" in family.metadata:
+            results["input_ids"] = out["topk_ids"][:, 0].to(torch.int64)
     return config, kept, results
 
 
@@ -462,14 +565,15 @@ def changed(value, field):
         return sorted({value + 1, 2 * value} - {value})
     if isinstance(value, float):
         return [0.5 * value + 0.25 * (value < 0.1), 1.6 * value + 0.5 * (value < 0.1)]
-    return {"hidden_act": ["gelu", "relu"], "hidden_activation": ["gelu", "silu"], "topk_method": ["greedy"],
-            "scoring_func": ["softplus"]}.get(field, [])
+    return {"hidden_act": ["gelu", "relu"], "hidden_activation": ["gelu", "silu"], "activation_function": ["gelu", "silu"],
+            "topk_method": ["greedy"], "scoring_func": ["softplus"], "router_dtype": ["bfloat16"]}.get(field, [])
 
 
 def field_entry(name, family, number):
     """The family's configuration, and the values of its fields that change what the block computes."""
     config = family.config([1])
-    plain = {k: v for k, v in sorted(config.to_dict().items()) if not OUTSIDE.search(k) or k in ("mlp_layer_types", "moe_token_dropout")}
+    inside = ("mlp_layer_types", "moe_token_dropout", "router_dtype")
+    plain = {k: v for k, v in sorted(config.to_dict().items()) if not OUTSIDE.search(k) or k in inside}
     of_layers = family.dense_first == "pyramid_num_routed"
     if not of_layers:
         plain.pop("per_layer_config", None)  # of the attention
@@ -542,13 +646,11 @@ def main():
         if options.families and name not in options.families:
             continue
         folder = ROOT / "not_computed" if family.not_computed else ROOT
-        if options.check and family.unwritten and not (folder / "checkpoints" / f"{name}_tiny").exists():
-            print(f"{name}: left out, it has no files yet; write_families.py {name} writes them")
-            continue
         case, tensors, metadata = write_block(name, family, number)
         config, kept, results = write_checkpoint(name, family, number)
-        entries[name] = field_entry(name, family, number)
-        block, checkpoint = folder / "moe_blocks" / f"{case}.safetensors", folder / "checkpoints" / f"{name}_tiny"
+        if family.described:
+            entries[name] = field_entry(name, family, number)
+        block, checkpoint = folder / "moe_blocks" / f"{case}.safetensors", folder / "checkpoints" / f"{stem(name)}_tiny"
         if options.check:
             problems += same(tensors, loaded(block), block.name) + same(kept, loaded(checkpoint / "model.safetensors"), checkpoint.name)
             problems += same(results, loaded(checkpoint / "moe_io.safetensors"), f"{checkpoint.name}/moe_io")
@@ -562,7 +664,8 @@ def main():
         save_file(kept, checkpoint / "model.safetensors", {"format": "pt"})
         save_file(results, checkpoint / "moe_io.safetensors", versions)
         (checkpoint / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        print(f"{name}: {block.stat().st_size} bytes, {len(entries[name]['changes'])} values that change the output")
+        changes = f", {len(entries[name]['changes'])} values that change the output" if family.described else ""
+        print(f"{name}: {block.stat().st_size} bytes{changes}")
     fields = write_fields(entries)
     if not options.check:
         (ROOT / "family_fields.json").write_text(fields)

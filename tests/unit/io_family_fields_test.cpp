@@ -55,8 +55,6 @@ TEST(FamilyFields, EveryFamilyIsThereAndIsDescribed) {
   for (std::string_view type : known_model_types()) {
     // Other libraries' families, which transformers has no code for.
     if (type == "grok-1" || type == "kimi_k2") continue;
-    // io_own_blocks_test.cpp has the fields of these.
-    if (type == "ernie4_5_vl_moe_text" || type == "nllb-moe" || type == "vitpose_backbone") continue;
     EXPECT_TRUE(with_data.contains(std::string(type))) << type;
   }
 }

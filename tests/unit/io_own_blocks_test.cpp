@@ -23,7 +23,6 @@
 #include "expect_error.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
-#include "moe/io/block_metadata.hpp"
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/models/load_runner_host.hpp"
@@ -466,69 +465,6 @@ TEST(VitPose, WhatIsMissingIsNamed) {
   t.linear("encoder.layer.0.mlp.fc2", kH - 4, 2 * kH);
   t.write(directory.path(), vitpose());
   expect_error(ErrorCode::argument, "[7, 24]", [&] { (void)load_checkpoint_layer<float>(directory.path(), 0); });
-}
-
-/// The metadata that tests/data/write_families.py gives a block file of these families says what their configurations say.
-TEST(BlockFiles, SayTheSame) {
-  Metadata const every{{"num_experts", "5"},
-                       {"hidden_size", "12"},
-                       {"glu", "act(gate)*up"},
-                       {"activation", "silu"},
-                       {"routing_family", "softmax_topk"},
-                       {"scoring_func", "softmax"},
-                       {"selection", "topk_of_scores"},
-                       {"norm_topk_prob", "true"},
-                       {"renorm_eps", "0"},
-                       {"n_group", "1"},
-                       {"topk_group", "1"},
-                       {"group_score", "none"},
-                       {"masked_group_fill", "none"},
-                       {"routed_scaling_factor", "1.0"},
-                       {"output_scaling_factor", "1.0"},
-                       {"weight_applied_on", "expert_output"},
-                       {"correction_bias", "none"},
-                       {"shared_experts", "0"},
-                       {"shared_expert_intermediate_size", "0"},
-                       {"shared_expert_gate", "none"},
-                       {"expert_bias", "false"},
-                       {"router_bias", "false"},
-                       {"num_zero_experts", "0"},
-                       {"swiglu_alpha", "none"},
-                       {"swiglu_limit", "none"},
-                       {"layout", "per_expert"},
-                       {"tensor_prefix", "layers.0."}};
-  auto const expect = [&](json const& config, std::int64_t layer, Metadata const& own) {
-    Metadata metadata = every;
-    for (auto const& [key, value] : own) metadata[key] = value;
-    metadata["model_type"] = config["model_type"].get<std::string>();
-    auto block = to_json(from_block_metadata(metadata, "b")), model = to_json(from_config(HfConfig::from_text(config.dump(), "c"), layer));
-    block.erase("layout");
-    model.erase("layout");
-    EXPECT_EQ(block, model);
-  };
-  expect(ernie(), 1,
-         {{"intermediate_size", "6"},
-          {"top_k", "2"},
-          {"routing_family", "biased_softmax"},
-          {"correction_bias", "selection_only"},
-          {"renorm_min", "1e-12"},
-          {"tokens", "text"},
-          {"shared_experts", "2"},
-          {"shared_expert_intermediate_size", "12"},
-          {"layout", "fused [E,2I,H] gate rows first; down [E,H,I]"}});
-  Metadata const ungated{{"glu", "none: fc2(act(fc1(x)))"}, {"expert_bias", "true"}};
-  Metadata encoder = ungated, named = ungated;
-  encoder.insert(
-      {{"intermediate_size", "7"}, {"top_k", "2"}, {"activation", "relu"}, {"router_bias", "true"}, {"output_scaling_factor", "0.8"}});
-  expect(nllb(), 1, encoder);
-  named.insert({{"intermediate_size", "24"},
-                {"top_k", "1"},
-                {"activation", "gelu"},
-                {"selection", "table lookup by token id"},
-                {"expert_of_id", "true"},
-                {"own_rows", "5"},
-                {"layout", "fc1, fc2 of all experts; own_rows of w2 per expert"}});
-  expect(vitpose(), 0, named);
 }
 
 }  // namespace
