@@ -248,7 +248,8 @@ FAMILIES = {
     "glm4_moe": Family(
         "glm4_moe", "Glm4MoeForCausalLM", "Glm4MoeConfig",
         BASE | SHARED | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 0.6},
-        SIGMOID | TWO_SHARED | {"norm_topk_prob": "true", "routed_scaling_factor": "0.6"}, dense_first="first_k_dense_replace", **OF_DEEPSEEK),
+        SIGMOID | TWO_SHARED | {"norm_topk_prob": "true", "routed_scaling_factor": "0.6"},
+        dense_first="first_k_dense_replace", **OF_DEEPSEEK),
     "glm4v_moe_text": Family(
         "glm4v_moe", "Glm4vMoeForConditionalGeneration", "Glm4vMoeTextConfig",
         BASE | GROUPS | SHARED | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 1.5, "rope_parameters": {
