@@ -77,16 +77,6 @@ def _is_read_only(array: Any) -> bool:
     return bool(ctypes.c_uint64.from_address(pointer(capsule, name) + 8 + 2 * ctypes.sizeof(ctypes.c_void_p)).value & 1)
 
 
-def export_output(array: Any, name: str = "output") -> Any:
-    """The same of an array that the library writes to: ArgumentError for one that must not be written."""
-    kind = framework(array, name)
-    if kind == "jax":
-        raise ArgumentError(f"E_ARG: {name}: is an array of JAX, which never change; leave it out and take the array that the call returns")
-    if (kind == "numpy" and not array.flags.writeable) or (kind == "dlpack" and _is_read_only(array)):
-        raise ArgumentError(f"E_ARG: {name}: is read-only, expected an array that can be written to")
-    return export(array, name)
-
-
 def export(array: Any, name: str = "array") -> Any:
     """The array as an argument of the extension. Inputs of the library are never written, so read-only ones are accepted."""
     kind = framework(array, name)
@@ -106,6 +96,16 @@ def export(array: Any, name: str = "array") -> Any:
     if kind == "jax" or kind == "dlpack":
         return tvm_ffi.from_dlpack(array)
     return array
+
+
+def export_output(array: Any, name: str = "output") -> Any:
+    """As `export`, of an array that the library writes to: ArgumentError for one that must not be written."""
+    kind = framework(array, name)
+    if kind == "jax":
+        raise ArgumentError(f"E_ARG: {name}: is an array of JAX, which never change; leave it out and take the array that the call returns")
+    if (kind == "numpy" and not array.flags.writeable) or (kind == "dlpack" and _is_read_only(array)):
+        raise ArgumentError(f"E_ARG: {name}: is read-only, expected an array that can be written to")
+    return export(array, name)
 
 
 def stream(array: Any) -> int:

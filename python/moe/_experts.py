@@ -184,20 +184,17 @@ def experts(
                 _forward_routed(known.runner._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
     arrays = [a for a in (w13, w2, w13_bias, w2_bias, w13_scale, w2_scale) if a is not None]
-    for name, array in (("hidden", hidden), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+    for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):  # the runner checks the rest of the call
         _arrays.check(name, array, 2)
-    for name, array in (("w13", w13), ("w2", w2)):
-        _arrays.check(name, array, 3)
-    for name, array in (("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale), ("w2_scale", w2_scale)):
-        if array is not None:
-            _arrays.framework(array, name)
     topk = topk_ids.shape[1]
     key = (id(w13), topk, hidden.dtype, *call)
     entry = _cache.get(key)
     if entry is None:
-        settings = {"w13": _ARRAY, "w2": _ARRAY}
-        for name, array in (("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale), ("w2_scale", w2_scale)):
-            if array is not None:
+        settings = {}
+        for name, array in (("w13", w13), ("w2", w2), ("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale),
+                            ("w2_scale", w2_scale)):  # fmt: skip
+            if array is not None or name in ("w13", "w2"):
+                _arrays.framework(array, name)  # an ArgumentError for what is no array
                 settings[name] = _ARRAY
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
                         quantization=quantization, dtype=_arrays.dtype_name(hidden), weight_on_input=weight_on_input)  # fmt: skip

@@ -273,7 +273,7 @@ class Runner:
         Returns:
             output, [M, H], of hidden's framework, dtype and device. On a GPU it is ready when the current stream has run.
         """
-        if isinstance(hidden, _Tensor):
+        if isinstance(hidden, _Tensor) and isinstance(topk_ids, _Tensor) and isinstance(topk_weights, _Tensor):
             if _is_compiling():
                 return torch.ops.moe.forward_routed(hidden, topk_ids, topk_weights, self.key)
             if (hidden.requires_grad or topk_weights.requires_grad) and torch.is_grad_enabled():

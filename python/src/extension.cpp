@@ -258,9 +258,7 @@ void forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTens
 void refuse_overlap(DLTensor* output, DLTensor* hidden, DLTensor* ids, DLTensor* weights) {
   for (auto const& [what, read] : {std::pair<char const*, DLTensor*>{"hidden", hidden}, {"topk_ids", ids}, {"topk_weights", weights}}) {
     if (moe::c::overlap(moe::c::bytes_of(*output), moe::c::bytes_of(*read))) {
-      throw ffi::Error("moe.MOE_E_ARG",
-                       std::string("E_ARG: output: its memory overlaps that of ") + what + ", expected memory that the call does not read",
-                       "");
+      throw ffi::Error("moe.MOE_E_ARG", "E_ARG: " + moe::c::overlap_text(what), "");
     }
   }
 }

@@ -83,14 +83,13 @@ class RunnerCases : public testing::Test {
     p.layer.load.load_counter = counted.data();
     return p;
   }
-  /// Output of the first `rows` rows; the rest of `y` stays NaN.
-  template <class R>
-  std::vector<float> run(R& runner, std::int64_t rows) {
+  /// Output of the first `rows` rows; the rest of `y` stays NaN. call(hidden, output) enqueues them.
+  template <class R, class Call>
+  std::vector<float> output_of(R& runner, std::int64_t rows, Call const& call) {
     Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
     Memory<Cuda>::fill(counted.data(), 0, counted.bytes());
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    runner.forward(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden),
-                   make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(y.data(), rows, kHidden), {}, stream);
+    call(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden), make_rows(y.data(), rows, kHidden));
     runner.wait(stream);
     stream.synchronize();
     runner.check();
@@ -98,20 +97,17 @@ class RunnerCases : public testing::Test {
     out.resize(static_cast<std::size_t>(rows * kHidden));
     return out;
   }
-  /// The same with routing that the caller did.
+  template <class R>
+  std::vector<float> run(R& runner, std::int64_t rows) {
+    return output_of(runner, rows, [&](auto hidden, auto output) {
+      runner.forward(hidden, make_rows(static_cast<float const*>(logits.data()), rows, kExperts), output, {}, stream);
+    });
+  }
   template <class R>
   std::vector<float> run_routed(R& runner, std::int64_t rows, DeviceBuffer<std::int64_t> const& ids, DeviceBuffer<float> const& weights) {
-    Memory<Cuda>::fill(y.data(), 0xff, y.bytes());
-    Memory<Cuda>::fill(counted.data(), 0, counted.bytes());
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    runner.forward_routed(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden), make_rows(ids.data(), rows, kTopK),
-                          make_rows(weights.data(), rows, kTopK), make_rows(y.data(), rows, kHidden), {}, stream);
-    runner.wait(stream);
-    stream.synchronize();
-    runner.check();
-    std::vector<float> out = floats(y);
-    out.resize(static_cast<std::size_t>(rows * kHidden));
-    return out;
+    return output_of(runner, rows, [&](auto hidden, auto output) {
+      runner.forward_routed(hidden, make_rows(ids.data(), rows, kTopK), make_rows(weights.data(), rows, kTopK), output, {}, stream);
+    });
   }
   std::vector<std::int32_t> counts() {
     std::vector<std::int32_t> out(kExperts);

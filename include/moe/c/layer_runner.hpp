@@ -289,10 +289,7 @@ class LayerRunner final : public Runner {
   void refuse_overlap(Call const& call, moe_forward_options const& options) const {
     ByteRows const output = bytes_of(*call.output);
     auto const refuse_if = [&](char const* what, ByteRows const& read) {
-      if (overlap(output, read)) {
-        throw Error(ErrorCode::argument,
-                    text("output: its memory overlaps that of ", what, ", expected memory that the call does not read"));
-      }
+      if (overlap(output, read)) throw Error(ErrorCode::argument, overlap_text(what));
     };
     for (auto const& [what, t] :
          {Named{"hidden", call.hidden}, Named{"router_logits", call.logits}, Named{"topk_ids", call.topk_ids},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "moe/moe.h"
 
@@ -44,6 +45,11 @@ inline bool overlap(ByteRows const& a, ByteRows const& b) {
     }
   }
   return false;
+}
+
+/// The error's text for an output over the array of that name.
+inline std::string overlap_text(char const* what) {
+  return std::string("output: its memory overlaps that of ") + what + ", expected memory that the call does not read";
 }
 
 }  // namespace moe::c
