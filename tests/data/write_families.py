@@ -30,6 +30,7 @@ except ImportError as error:
     sys.exit(77)
 
 ROOT = pathlib.Path(__file__).resolve().parent
+VERSION = "5.23.0"
 TOKENS = 23
 HIDDEN, EXPERTS, TOPK = 32, 8, 3
 
@@ -86,8 +87,8 @@ class Family:
             fields["mlp_layer_types"] = ["sparse" if s else "dense" for s in sparse]
         elif self.dense_first == "mlp_only_layers":
             fields["mlp_only_layers"] = [i for i, s in enumerate(sparse) if not s]
-        elif self.dense_first == "first_k_dense_replace":
-            fields["first_k_dense_replace"] = sparse.index(1)
+        elif self.dense_first in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"):
+            fields[self.dense_first] = sparse.index(1)
         elif self.dense_first == "pyramid_num_routed":
             fields["pyramid_num_routed"] = [(EXPERTS if s == 1 else s) if s else -1 for s in sparse]
         if "layer_types" in fields:
@@ -400,7 +401,7 @@ def layers_of(family, model):
 
 
 def block_of(family, layer):
-    block = layer if family.block is None else getattr(layer, family.block)
+    block = layer if family.block is None else layer.get_submodule(family.block)
     return globals()[family.wrap or "Gemma"](block) if family.wrap or family.block is None else block
 
 
@@ -637,8 +638,8 @@ def main():
     options.add_argument("--check", action="store_true")
     options.add_argument("families", nargs="*")
     options = options.parse_args()
-    if transformers.__version__ != "5.23.0":
-        print(f"skipped: transformers {transformers.__version__}, the files are of 5.23.0")
+    if transformers.__version__ != VERSION:
+        print(f"skipped: transformers {transformers.__version__}, the files are of {VERSION}")
         return 77
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -676,4 +677,5 @@ def main():
     return 1 if problems else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
