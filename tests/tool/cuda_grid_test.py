@@ -18,6 +18,7 @@ GATHER, LOCAL = ("naive", "allgather_reduce_scatter"), ("no_expert_parallel",)
 FLOAT32, BF16 = 1e-5, 2e-2
 REFERENCE = ["--experts", "cuda_reference"]
 INSIDE = "monolithic_cuda_reference"
+AT_A_TIME = 4  # a run mostly starts processes, CUDA and NCCL
 
 
 def grids():
@@ -168,28 +169,27 @@ def main():
         runs.equals_host(files[0], 1, [], FLOAT32)
         if runs.over:
             return 77
-        in_parallel([(runs.equals_host, file, 1, [], FLOAT32) for file in files[1:]], 4)
+        jobs = [(runs.equals_host, file, 1, [], FLOAT32) for file in files[1:]]
         turn = itertools.cycle(chosen)
-        for ranks, options in grids():
-            runs.equals_host(next(turn), ranks, options, FLOAT32)
-        for (ranks, options), file in itertools.product(inside(), [f for f in chosen if not f.name.startswith("longcat")]):
-            runs.equals_host(file, ranks, options, FLOAT32)
+        jobs += [(runs.equals_host, next(turn), ranks, options, FLOAT32) for ranks, options in grids()]
+        jobs += [(runs.equals_host, file, ranks, options, FLOAT32) for (ranks, options), file in
+                 itertools.product(inside(), [f for f in chosen if not f.name.startswith("longcat")])]
         padded = []
         for family in PADDED:
             raw = next(f for f in files if f.name.startswith(family + "_"))
             padded.append(bf16_rows(padded_block(raw, folder / f"padded_{family}.safetensors", 128, 128), folder, family))
         turn = itertools.cycle(padded)
-        for ranks, options in windows():
-            runs.equals_host(next(turn), ranks, options, BF16)
+        jobs += [(runs.equals_host, next(turn), ranks, options, BF16) for ranks, options in windows()]
         # Each row's sums are its own in cuda_reference.
         for ranks, backend in itertools.product((2, 4), ("all_to_all_v", "low_latency", "high_throughput")):
-            runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE],
-                           [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True),
-                            (["--shared-overlap", "off"], False)])
-            runs.same_bits(padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4],
-                           [([], False), (["--dual-batch", "on"], True)])
+            jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE],
+                         [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True),
+                          (["--shared-overlap", "off"], False)]))
+            jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4],
+                         [([], False), (["--dual-batch", "on"], True)]))
         for backend, bound in (("all_to_all_v", FLOAT32), ("low_latency", BF16), ("allgather_reduce_scatter", FLOAT32)):
-            runs.equals_host(padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound)
+            jobs.append((runs.equals_host, padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound))
+        in_parallel(jobs, AT_A_TIME)
         check_log(runs, padded[0])
     print(f"{runs.ran} runs, {runs.failed} failures")
     return int(runs.failed > 0) if runs.ran else 77

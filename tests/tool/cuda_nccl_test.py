@@ -7,7 +7,7 @@ import pathlib
 import sys
 import tempfile
 
-from tool import DATA, bf16_rows, moe, no_gpus, padded_block, read, same_output, same_routing, rows, values
+from tool import DATA, bf16_rows, in_parallel, moe, no_gpus, padded_block, read, same_output, same_routing, rows, values
 
 FILES = ("qwen3_moe", "deepseek_v3_e16k4", "mixtral_e8k2", "olmoe")
 COMMUNICATORS = ("all_to_all_v", "allgather_reduce_scatter", "naive")
@@ -45,40 +45,56 @@ def refusals(folder, file, ranks):
             yield f"{backend}, hidden 64: {run}"
 
 
+class Cases:
+    def __init__(self, folder):
+        self.folder = folder
+        self.ran = self.failed = self.most_ranks = 0
+        self.too_many = {}  # ranks that the GPUs do not suffice for -> the tool's words
+        self.over = False   # nothing runs here
+
+    def run(self, number, ranks):
+        """Case `number` on so many ranks."""
+        backend, experts, bound = CASES[number]
+        folder = self.folder / f"{number}_{ranks}"
+        folder.mkdir()
+        file = block(FILES[number % len(FILES)])
+        file = padded_block(file, folder / "block.safetensors", 128, 128) if backend in STANDARD + BATCHED else file
+        file = bf16_rows(file, folder) if bound == BF16 else file
+        options = ["--placement", "round_robin", "--deal", "random", "--seed", number] if experts == "cuda_reference" else []
+        wrong = self.too_many.get(ranks) or check(folder, file, ranks, backend, experts, bound, options)
+        reason, self.over = no_gpus(wrong or "", ranks)
+        if reason:
+            print(f"skipped, {ranks} ranks: {reason}")
+            if "each rank needs its own" in reason:
+                self.too_many[ranks] = reason
+            return
+        self.ran += 1
+        self.most_ranks = max(self.most_ranks, ranks)
+        self.failed += bool(wrong)
+        if wrong:
+            print(f"FAILED: {FILES[number % len(FILES)]}, {ranks} ranks, {backend}, {experts}: {wrong}")
+
+
+def block(name):
+    return next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
+
+
 def main():
-    failures = ran = 0
-    most_ranks = 0
-    too_many = {}  # ranks that the GPUs do not suffice for -> the tool's words
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        for i, (backend, experts, bound) in enumerate(CASES):
-            name = FILES[i % len(FILES)]
-            raw = next(f for f in sorted((DATA / "moe_blocks").iterdir()) if f.name.startswith(name))
-            file = padded_block(raw, folder / "block.safetensors", 128, 128) if backend in STANDARD + BATCHED else raw
-            file = bf16_rows(file, folder) if bound == BF16 else file
-            for ranks in (1, 2, 4):
-                options = ["--placement", "round_robin", "--deal", "random", "--seed", i] if experts == "cuda_reference" else []
-                wrong = too_many.get(ranks) or check(folder, file, ranks, backend, experts, bound, options)
-                reason, always = no_gpus(wrong or "", ranks)
-                if reason:
-                    print(f"skipped, {ranks} ranks: {reason}")
-                    if always:
-                        return 77
-                    if "each rank needs its own" in reason:
-                        too_many[ranks] = reason
-                    continue
-                ran += 1
-                most_ranks = max(most_ranks, ranks)
-                failures += bool(wrong)
-                if wrong:
-                    print(f"FAILED: {raw.name}, {ranks} ranks, {backend}, {experts}: {wrong}")
-        if ran == 0:
+        cases = Cases(folder)
+        cases.run(0, 1)
+        if cases.over:
             return 77
-        for wrong in refusals(folder, raw, most_ranks):
-            failures += 1
+        # A run mostly starts processes, CUDA and NCCL, so several run at a time.
+        in_parallel([(cases.run, number, ranks) for number in range(len(CASES)) for ranks in (1, 2, 4) if (number, ranks) != (0, 1)], 4)
+        if cases.ran == 0:
+            return 77
+        for wrong in refusals(folder, block(FILES[0]), cases.most_ranks):
+            cases.failed += 1
             print(f"FAILED: {wrong}")
-    print(f"{ran} cases, {failures} failures")
-    return int(failures > 0)
+    print(f"{cases.ran} cases, {cases.failed} failures")
+    return int(cases.failed > 0)
 
 
 if __name__ == "__main__":
