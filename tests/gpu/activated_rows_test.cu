@@ -9,7 +9,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
-#include "moe/experts/activated_row.hpp"
+#include "moe/experts/common/activated_row.hpp"
 #include "moe/quantization/rows/quantize_row.cuh"
 #include "moe/quantization/schemes.hpp"
 

@@ -98,7 +98,7 @@ TEST_F(HopperBlocks, Q17_Mxfp4WeightsEqualOracle) {
     ++fit;
     auto const got = f.run<Mxfp4, Local, experts::HopperW4A16>(pad_intermediate);
     EXPECT_LT(relative_error(got, f.run<Mxfp4, Local, experts::CudaReference>(pad_intermediate)), 5e-3);
-    if (experts::detail::is_w4_activation(d.activation.kind)) {
+    if (hopper::is_w4_activation(d.activation.kind)) {
       EXPECT_LT(relative_error(got, f.expected), 0.3) << "what four bits leave of weights";
     }
   });

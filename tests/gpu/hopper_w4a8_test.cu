@@ -13,6 +13,7 @@
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/check.hpp"
 #include "moe/experts/cuda_reference.cuh"
+#include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w4a8.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"

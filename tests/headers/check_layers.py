@@ -34,12 +34,13 @@ def exchange_room(parts: list[str]) -> tuple[int, str]:
 
 
 def expert_room(parts: list[str]) -> tuple[int, str]:
-    """Level and kernel of a header below experts/. 0: common, hopper/common; 1: one kernel's folder; 2: policies and engines over them."""
-    if parts[0] == "common":
+    """Level and room of a header below experts/. 0: common, hopper/common; 1: one kernel's folder; 2: what policies share: weights.hpp and
+    the engines over the kernels; 3: one policy, X.hpp, X.cuh and the folder X."""
+    if parts[0] == "common" or parts[:2] == ["hopper", "common"]:
         return 0, ""
-    if parts[0] != "hopper" or len(parts) == 2:
-        return 2, "experts"
-    return (0, "") if parts[1] == "common" else (1, parts[1])
+    if parts[0] == "hopper":
+        return (1, parts[1]) if len(parts) > 2 else (2, "")
+    return (2, "") if parts == ["weights.hpp"] else (3, parts[0].split(".")[0])
 
 
 def border(source: str, target: str) -> str:
@@ -51,8 +52,10 @@ def border(source: str, target: str) -> str:
     if layer == "experts":
         (level, room), (other_level, other_room) = expert_room(rest), expert_room(other)
         if other_level > level:
-            return "a kernel's folder includes what is above it" if level == 1 else "what all kernels share includes one of them"
-        return "a kernel's folder includes another's" if level == other_level == 1 and room != other_room else ""
+            return ("what all kernels share includes one of them", "a kernel's folder includes what is above it",
+                    "what policies share includes one of them")[level]
+        if level == other_level and room != other_room:
+            return "a kernel's folder includes another's" if level == 1 else "a policy includes another's header"
     if layer == "backends":
         (level, room), (other_level, other_room) = exchange_room(rest), exchange_room(other)
         if level == 1 and other[0] == "collective":

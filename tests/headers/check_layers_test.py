@@ -47,6 +47,18 @@ class Borders(unittest.TestCase):
         self.allowed("experts/hopper_contiguous.hpp", "experts/hopper/contiguous_layer.hpp")
         self.allowed("experts/hopper/policy.hpp", "experts/common/check_weights.hpp")
 
+    def test_experts_policies(self):
+        self.refused("experts/hopper_w4a8.hpp", "experts/hopper_w4a16.hpp")
+        self.refused("experts/cublas_grouped.cuh", "experts/cuda_reference.hpp")
+        self.refused("experts/monolithic.cuh", "experts/cublas_grouped/products.hpp")
+        self.refused("experts/hopper/policy.hpp", "experts/hopper_masked.hpp")
+        self.refused("experts/weights.hpp", "experts/reference.hpp")
+        self.allowed("experts/hopper_w4a8.cuh", "experts/hopper_w4a8.hpp")
+        self.allowed("experts/cublas_grouped.cuh", "experts/cublas_grouped/products.hpp")
+        self.allowed("experts/hopper_w4a8.hpp", "experts/hopper/w4/activation.hpp")
+        self.allowed("experts/reference.hpp", "experts/weights.hpp")
+        self.allowed("experts/onednn.hpp", "experts/common/host_rows.hpp")
+
 
 class LongFunctions(unittest.TestCase):
     def lengths(self, text):

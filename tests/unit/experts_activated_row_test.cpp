@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/experts_activated_row_test.cpp: activation fused with quantisation gives the two steps' codes and scales, bit for bit.
-#include "moe/experts/activated_row.hpp"
+#include "moe/experts/common/activated_row.hpp"
 
 #include <gtest/gtest.h>
 

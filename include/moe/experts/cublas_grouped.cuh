@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "moe/experts/cublas_grouped.hpp"
-#include "moe/experts/cublas_products.hpp"
+#include "moe/experts/cublas_grouped/products.hpp"
 
 namespace moe::fix {
 [[gnu::used]] inline void include_moe_experts_cublas_grouped_cuh_or_link_a_model_library() {}

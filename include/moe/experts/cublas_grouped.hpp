@@ -13,7 +13,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/core/stream_capture.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/experts/any_composition.hpp"
+#include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"

@@ -7,7 +7,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/experts/any_composition.hpp"
+#include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"

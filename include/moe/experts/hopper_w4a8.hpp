@@ -12,8 +12,10 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/w4/activation.hpp"
 #include "moe/experts/hopper/w4a8_layer.hpp"
-#include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/weights.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/support_level.hpp"
 
@@ -46,13 +48,13 @@ struct HopperW4A8 {
   template <class A>
   static constexpr bool supports_activation() {
     if constexpr (facts::fixes_kind<A>()) {
-      return detail::is_w4_activation(A::kKind);
+      return hopper::is_w4_activation(A::kKind);
     } else {
       return std::same_as<A, activation::Any>;  // checked when the layer is constructed
     }
   }
   /// Of a layer whose activation is known only at run time.
-  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return detail::is_w4_activation(kind) && !weight_on_input; }
+  static constexpr bool takes(activation::Kind kind, bool weight_on_input) { return hopper::is_w4_activation(kind) && !weight_on_input; }
   template <class Q>
   static constexpr bool supports_quantization() {
     return detail::kIsMxfp4Fp8<Q>;
@@ -106,11 +108,10 @@ struct HopperW4A8 {
       if (shape.weight_on_input()) {
         throw Error(ErrorCode::unsupported, "hopper_w4a8: the router weight on the input is not supported, use cuda_reference");
       }
-      hopper::W4Activation act{};
-      if constexpr (facts::fixes_kind<typename Config::Activation>()) {
-        act = detail::w4_activation(activation.kKind, activation.constants);
-      } else {
-        act = detail::w4_activation(activation.kind, activation.constants);
+      activation::Kind const kind = hopper::kind_of(activation);
+      if (!hopper::is_w4_activation(kind)) {
+        throw Error(ErrorCode::unsupported,
+                    text("hopper_w4a8: the activation ", activation::name(kind), " is not built in, use cuda_reference"));
       }
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), true);
       hopper::LocalShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
@@ -122,7 +123,8 @@ struct HopperW4A8 {
       w.w2_scales = weights.w2.scales.data_handle();
       w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
       w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
-      return {sizes, w, act, arena.template take<char>(hopper::W4A8Layer::packed_bytes(sizes))};
+      return {sizes, w, hopper::w4_activation(kind, activation.constants),
+              arena.template take<char>(hopper::W4A8Layer::packed_bytes(sizes))};
     }
 
     hopper::W4A8Layer layer_;

@@ -8,9 +8,9 @@
 #include "moe/core/buffer.hpp"
 #include "moe/core/host_pool.hpp"
 #include "moe/core/layer_config.hpp"
-#include "moe/experts/activated_row.hpp"
-#include "moe/experts/any_composition.hpp"
-#include "moe/experts/host_rows.hpp"
+#include "moe/experts/common/activated_row.hpp"
+#include "moe/experts/common/any_composition.hpp"
+#include "moe/experts/common/host_rows.hpp"
 #include "moe/experts/weights.hpp"
 
 namespace moe::experts {

@@ -19,6 +19,7 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/common/check_weights.hpp"
 #include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/quantization/format/granularity.hpp"
@@ -264,11 +265,7 @@ struct HopperPolicy {
     static hopper::LayerOptions options(Shape<Config> const& shape, Quant const& quant, typename Config::Activation const& activation,
                                         Params const& params) {
       hopper::LayerOptions o{};
-      if constexpr (std::same_as<typename Config::Activation, activation::Any>) {
-        o.activation = activation.kind;
-      } else {
-        o.activation = Config::Activation::kKind;
-      }
+      o.activation = hopper::kind_of(activation);
       o.constants = activation.constants;
       o.weight_on_input = shape.weight_on_input();
       o.workers = params.workers;

@@ -17,30 +17,13 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/common/check_weights.hpp"
 #include "moe/experts/hopper/calls.hpp"
+#include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
+#include "moe/experts/hopper/w4/activation.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 #include "moe/quantization/support_level.hpp"
 
 namespace moe::experts::detail {
-
-/// The kinds that W4Activation's formula covers.
-constexpr bool is_w4_activation(activation::Kind k) {
-  using activation::Kind;
-  return k == Kind::silu || k == Kind::swigluoai || k == Kind::swigluoai_halves || k == Kind::silu_clamped;
-}
-/// For the kinds of is_w4_activation(). E_UNSUPPORTED for another, which only HopperW4A8 can pass.
-inline hopper::W4Activation w4_activation(activation::Kind kind, activation::Constants const& c) {
-  using activation::Kind;
-  switch (kind) {
-    case Kind::silu: return {};
-    case Kind::swigluoai:
-    case Kind::swigluoai_halves: return {c.alpha, c.beta, c.limit};
-    case Kind::silu_clamped: return {1.0F, 0.0F, c.limit};
-    default:
-      throw Error(ErrorCode::unsupported,
-                  text("hopper_w4a8: the activation ", activation::name(kind), " is not built in, use cuda_reference"));
-  }
-}
 
 /// Experts on hopper::W4A16Layer. `Storages` has kName, and for each quantisation Of<Quant>: kSupported and, where that is true, kScheme
 /// and group(cols), the elements of a row of `cols` that share a scale.
@@ -148,12 +131,7 @@ struct WidenedWeights {
     }
     static hopper::W4A16Layer make_layer(Shape<Config> const& shape, Weights const& weights, typename Config::Activation const& activation,
                                          hopper::LocalShape const& sizes, Arena<space::cuda>& arena) {
-      activation::Kind kind{};
-      if constexpr (facts::fixes_kind<typename Config::Activation>()) {
-        kind = activation.kKind;
-      } else {
-        kind = activation.kind;
-      }
+      activation::Kind const kind = hopper::kind_of(activation);
       bool const gated = activation::gated(kind);
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
       hopper::W4Weights w{};
@@ -166,8 +144,8 @@ struct WidenedWeights {
       w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
       w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
       char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme, gated));
-      if (is_w4_activation(kind) && !shape.weight_on_input()) {
-        hopper::W4Activation const act = w4_activation(kind, activation.constants);
+      if (hopper::is_w4_activation(kind) && !shape.weight_on_input()) {
+        hopper::W4Activation const act = hopper::w4_activation(kind, activation.constants);
         return {sizes, Storage::kScheme, w, act, packed, hopper::w4_launcher<Storage::kScheme>()};
       }
       hopper::W4AnyActivation const any{kind, activation.constants, shape.weight_on_input()};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/rows/rows.hpp: the activation half of a scheme: a row of hidden values ↔ codes and scales, one scale group after the other.
-// A row is anything with elements x[i]: an array, or values that are computed as they are read (experts/activated_row.hpp).
+// A row is anything with elements x[i]: an array, or values that are computed as they are read (experts/common/activated_row.hpp).
 #pragma once
 
 #include <cstdint>

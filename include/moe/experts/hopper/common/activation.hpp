@@ -9,9 +9,20 @@
 #include <type_traits>
 
 #include "moe/activation/activation.hpp"
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/types.hpp"
 
 namespace moe::hopper {
+
+/// The kind of an activation of the library: fixed by its type, or chosen at run time.
+template <class Activation>
+constexpr activation::Kind kind_of(Activation const& activation) {
+  if constexpr (facts::fixes_kind<Activation>()) {
+    return Activation::kKind;
+  } else {
+    return activation.kind;
+  }
+}
 
 /// The part of an activation that is applied to the gate value.
 enum class GateShape : std::uint8_t {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/host_rows.hpp: how the host experts read quantised weights and rows: as float32 rows, without a copy if they are float32 already.
+// experts/common/host_rows.hpp: how the host experts read quantised weights and rows: as float32 rows, without a copy if they are float32
+// already.
 #pragma once
 
 #include <cstdint>

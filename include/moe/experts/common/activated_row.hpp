@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/activated_row.hpp: the activation between the two matrix products, fused with the quantisation of the second product's input.
+// experts/common/activated_row.hpp: the activation between the two matrix products, fused with the quantisation of the second product's
+// input.
 #pragma once
 
 #include <cstdint>

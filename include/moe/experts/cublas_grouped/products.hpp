@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/cublas_products.hpp: one product per expert through cuBLAS: rows [n, cols] times a weight matrix [rows, cols], transposed. Plain
-// host C++; needs cuBLAS's header and library.
+// experts/cublas_grouped/products.hpp: one product per expert through cuBLAS: rows [n, cols] times a weight matrix [rows, cols],
+// transposed. Plain host C++; needs cuBLAS's header and library.
 #pragma once
 
 #include <cublas_v2.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/any_composition.hpp: the facts of experts that take every format, element type, activation, scheme and shape of the library.
+// experts/common/any_composition.hpp: the facts of experts that take every format, element type, activation, scheme and shape of the
+// library.
 #pragma once
 
 #include <type_traits>
