@@ -241,9 +241,7 @@ inline void ContiguousLayer::State::check(Request const& r, Plan const& plan) co
 
 inline void ContiguousLayer::State::complete(Request const& r, Plan& plan) const {
   plan.space = plan_workspace(r.rows_of(shape), scheme, r.call.max_tokens, 8);
-  if (plan.space.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text("hopper experts: ", plan.space.slots, " slots, at most 2^31 - 1"));
-  }
+  detail::check_slots("hopper experts", plan.space.slots);
   Tuning& t = plan.tuning;
   bool const clusters = plan.blocks || (!scaled() && t.tile_rows == most_rows(scheme));
   t.cluster = clusters ? std::min({t.cluster, launcher.max_cluster, workers}) : 1;

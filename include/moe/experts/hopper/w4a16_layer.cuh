@@ -10,6 +10,7 @@
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/w4/arguments.cuh"
 #include "moe/experts/hopper/w4/layout.cuh"
 #include "moe/experts/hopper/w4/pack.cuh"
 #include "moe/experts/hopper/w4a16_layer.hpp"
@@ -73,9 +74,6 @@ struct W4A16Layer::State {
   w4::Constants make_constants() const;
   /// Enqueues the layer.
   void enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const;
-  /// E_ARG for a call that the kernels cannot read.
-  void check(Request const& request, W4Tuning const& tuning) const;
-  AlignArgs align_args(Request const& request, W4Workspace const& space, W4Tuning const& tuning) const;
   w4::AnyParams layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
@@ -131,9 +129,7 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline void W4A16Layer::open(LocalShape const& shape, W4Scheme scheme, W4Weights const& weights, void* packed,
                                            W4Launcher launcher) {
   check_w4(shape, scheme, weights);
-  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
-    throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
-  }
+  w4::check_packed(packed);
   state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
   state_->scheme = scheme;
@@ -143,11 +139,9 @@ inline void W4A16Layer::State::pack(cudaStream_t stream) const {
   state_->constants = state_->make_constants();
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);
-  int bad[2] = {0, 0};
-  check_cuda(cudaMemcpy(bad, state_->bad, sizeof(bad), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  if (bad[0] != 0 || bad[1] != 0) {
+  if (char const* const matrix = w4::flagged_matrix(state_->bad)) {
     throw Error(ErrorCode::unsupported,
-                text(policy_name(scheme), ": ", bad[0] != 0 ? "w13" : "w2", " in ", name(scheme), " has ",
+                text(policy_name(scheme), ": ", matrix, " in ", name(scheme), " has ",
                      scheme == W4Scheme::int4_zero ? "a zero point that is not an integer of 0 to 15"
                      : has_zero_points(scheme)     ? "a scale that is not finite or a zero point that is not an integer of 0 to 15"
                                                    : "a scale that is not finite",
@@ -182,60 +176,24 @@ inline w4::Constants W4A16Layer::State::make_constants() const {
   return c;
 }
 
-inline void W4A16Layer::State::check(Request const& r, W4Tuning const& tuning) const {
-  detail::check_request(r);
-  long long const x_stride = r.call.x_stride != 0 ? r.call.x_stride : shape.hidden;
-  if (x_stride < shape.hidden || x_stride % 8 != 0) {
-    throw Error(ErrorCode::argument, text("x_stride ", x_stride, " is not a multiple of 8 of at least ", shape.hidden));
-  }
-  if (tuning.tile_rows < 8 || tuning.tile_rows > most_rows(scheme) || tuning.tile_rows % 8 != 0) {
-    throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", most_rows(scheme), "]"));
-  }
-}
-
-inline AlignArgs W4A16Layer::State::align_args(Request const& r, W4Workspace const& w, W4Tuning const& tuning) const {
-  w4::Constants const& c = constants;
-  AlignArgs a = detail::align_args(r, shape, w, tuning.tile_rows);
-  a.plan.row_step = 1;  // the kernels have too few numbers of columns to round to one of them
-  a.plan.cluster = 1;
-  a.plan.workers = workers;
-  a.plan.max_splits = 1;  // the layer kernel chooses the parts of K itself
-  a.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
-                  {(c.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (c.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
-                  std::max(1, tuning.raster),
-                  gated ? kGateFeatures : kOutputFeatures};
-  return a;
-}
-
-inline w4::AnyParams W4A16Layer::State::layer_params(Request const& r, W4Workspace const& w, W4Tuning const& tuning,
-                                                     AlignArgs const& a) const {
+inline w4::AnyParams W4A16Layer::State::layer_params(Request const& r, W4Workspace const& space, W4Tuning const& tuning,
+                                                     AlignArgs const& align) const {
   w4::AnyParams p{};
+  bool const splits = tuning.tile_rows <= medium_rows(scheme) && is_column_count(tuning.tile_rows);
+  w4::set_params(p, r, shape, constants, space, align, splits ? tuning.max_splits : 1);
   p.any = any;
   p.weight_on_input = weight_on_input && !r.batched();
-  p.layer = constants;
-  p.align = a;
-  p.max_splits = tuning.tile_rows <= medium_rows(scheme) && is_column_count(tuning.tile_rows) ? tuning.max_splits : 1;
-  p.standard = !r.batched();
-  p.x = r.call.x;
-  p.x_stride = r.call.x_stride != 0 ? r.call.x_stride : shape.hidden;
-  p.gather = r.batched() ? r.call.gather : nullptr;
-  p.inter = detail::at<char>(r.workspace, w.inter);
-  p.rows_out = a.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, w.slot_rows)) : r.call.out;
-  p.out = r.call.out;
-  p.partials = detail::at<float>(r.workspace, w.partials);
   return p;
 }
 
 inline void W4A16Layer::State::enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const {
   LayerCall const& call = request.call;
-  check(request, tuning);
+  w4::check_call(request, shape, tuning, 8, most_rows(scheme));
   if (call.max_tokens == 0) return;
   W4Workspace const space = plan_w4_workspace(request.rows_of(shape), call.max_tokens);
-  if (space.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text(policy_name(scheme), ": ", space.slots, " slots, at most 2^31 - 1"));
-  }
+  detail::check_slots(policy_name(scheme), space.slots);
 
-  AlignArgs const align = align_args(request, space, tuning);
+  AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, gated ? kGateFeatures : kOutputFeatures);
   detail::launch_align(align, 0, stream);
   w4::AnyParams const params = layer_params(request, space, tuning, align);
   launcher(params, workers, stream);

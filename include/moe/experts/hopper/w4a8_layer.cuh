@@ -5,13 +5,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
 #include "moe/core/error.hpp"
 #include "moe/experts/hopper/common/align_launch.cuh"
 #include "moe/experts/hopper/common/enqueue.cuh"
 #include "moe/experts/hopper/w4/a8/kernel.cuh"
 #include "moe/experts/hopper/w4/a8/pack.cuh"
+#include "moe/experts/hopper/w4/arguments.cuh"
 #include "moe/experts/hopper/w4a8_layer.hpp"
 
 namespace moe::fix {
@@ -33,7 +32,13 @@ struct W4A8Layer::State {
   int intermediate() const { return w4a8::padded(shape.intermediate); }
   void place(char* memory, W4Activation const& activation);
   void pack(cudaStream_t stream) const;
+  /// Elements between the scales of two rows of x.
+  long long scale_stride(LayerCall const& call) const { return call.x_scale_stride != 0 ? call.x_scale_stride : hidden() / w4a8::kDepth; }
+  /// Enqueues the layer.
   void enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const;
+  /// E_ARG for a call that the kernels cannot read.
+  void check(Request const& request, W4Tuning const& tuning) const;
+  w4a8::Params layer_params(Request const& request, W4Workspace const& space, W4Tuning const& tuning, AlignArgs const& align) const;
 };
 
 inline void W4A8Layer::State::place(char* memory, W4Activation const& activation) {
@@ -82,20 +87,16 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
 [[gnu::used]] inline W4A8Layer::W4A8Layer(LocalShape shape, W4Weights const& weights, W4Activation const& activation, void* packed)
     : state_(std::make_unique<State>()) {
   w4a8::check(shape, weights);
-  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
-    throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
-  }
+  w4::check_packed(packed);
   state_->workers = detail::hopper_multiprocessors();
   state_->shape = shape;
   state_->weights = weights;
   state_->place(static_cast<char*>(packed), activation);
   check_cuda(cudaMemset(packed, 0, kHeadBytes), "cudaMemset");
   state_->pack(nullptr);
-  int bad[2] = {0, 0};
-  check_cuda(cudaMemcpy(bad, state_->bad, sizeof(bad), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  if (bad[0] != 0 || bad[1] != 0) {
-    throw Error(ErrorCode::unsupported, text("hopper_w4a8: ", bad[0] != 0 ? "w13" : "w2", " has a scale byte over ", w4a8::kMostExponent,
-                                             ", under which a weight is not finite"));
+  if (char const* const matrix = w4::flagged_matrix(state_->bad)) {
+    throw Error(ErrorCode::unsupported,
+                text("hopper_w4a8: ", matrix, " has a scale byte over ", w4a8::kMostExponent, ", under which a weight is not finite"));
   }
 }
 [[gnu::used]] inline W4A8Layer::~W4A8Layer() = default;
@@ -108,57 +109,38 @@ inline void W4A8Layer::State::pack(cudaStream_t stream) const {
   return w4a8::plan_workspace(state_->shape, max_tokens).bytes;
 }
 
+inline void W4A8Layer::State::check(Request const& r, W4Tuning const& tuning) const {
+  w4::check_call(r, shape, tuning, 16, w4a8::kMostRows);
+  int const groups = hidden() / w4a8::kDepth;
+  if (r.call.max_tokens > 0 && (r.call.x_scales == nullptr || scale_stride(r.call) < groups)) {
+    throw Error(ErrorCode::argument, text("x_scales ", r.call.x_scales, " with row stride ", scale_stride(r.call),
+                                          ", expected scales of rows of ", groups, " groups"));
+  }
+}
+
+inline w4a8::Params W4A8Layer::State::layer_params(Request const& r, W4Workspace const& space, W4Tuning const& tuning,
+                                                   AlignArgs const& align) const {
+  w4a8::Params p{};
+  w4::set_params(p, r, shape, constants, space, align, tuning.tile_rows <= 16 ? tuning.max_splits : 1);
+  p.x_scales = r.call.x_scales;
+  p.x_scale_stride = scale_stride(r.call);
+  p.inter_scales = detail::at<float>(r.workspace, space.inter + space.slots * intermediate());
+  p.scale_blocks = w4a8::scale_blocks(intermediate());
+  return p;
+}
+
 inline void W4A8Layer::State::enqueue(Request const& request, W4Tuning const& tuning, cudaStream_t stream) const {
   LayerCall const& call = request.call;
-  detail::check_request(request);
-  long long const x_stride = call.x_stride != 0 ? call.x_stride : shape.hidden;
-  if (x_stride < shape.hidden || x_stride % 16 != 0) {
-    throw Error(ErrorCode::argument, text("x_stride ", x_stride, " is not a multiple of 16 of at least ", shape.hidden));
-  }
-  int const blocks = hidden() / w4a8::kDepth;
-  long long const scale_stride = call.x_scale_stride != 0 ? call.x_scale_stride : blocks;
-  if (call.max_tokens > 0 && (call.x_scales == nullptr || scale_stride < blocks)) {
-    throw Error(ErrorCode::argument,
-                text("x_scales ", call.x_scales, " with row stride ", scale_stride, ", expected scales of rows of ", blocks, " groups"));
-  }
-  if (tuning.tile_rows < 8 || tuning.tile_rows > w4a8::kMostRows || tuning.tile_rows % 8 != 0) {
-    throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", w4a8::kMostRows, "]"));
-  }
+  check(request, tuning);
   if (call.max_tokens == 0) return;
   W4Workspace const space = w4a8::plan_workspace(shape, call.max_tokens);
-  if (space.slots >= std::int64_t{1} << 31) {
-    throw Error(ErrorCode::capacity, text("hopper_w4a8: ", space.slots, " slots, at most 2^31 - 1"));
-  }
+  detail::check_slots("hopper_w4a8", space.slots);
 
-  w4::Constants const& c = constants;
-  AlignArgs align = detail::align_args(request, shape, space, tuning.tile_rows);
-  align.plan.row_step = 1;
-  align.plan.cluster = 1;
-  align.plan.workers = workers;
-  align.plan.max_splits = 1;  // the layer kernel chooses the parts of K itself
-  align.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
-                      {(c.steps[0] + w4::kCoarse - 1) / w4::kCoarse, (c.steps[1] + w4::kCoarse - 1) / w4::kCoarse},
-                      std::max(1, tuning.raster),
-                      kGateFeatures};
+  AlignArgs const align = w4::align_args(request, shape, constants, space, tuning, workers, kGateFeatures);
   detail::launch_align(align, 0, stream);
-
-  w4a8::Params p{};
-  p.layer = constants;
-  p.align = align;
-  p.max_splits = tuning.tile_rows <= 16 ? tuning.max_splits : 1;
-  p.standard = true;
-  p.x = call.x;
-  p.x_stride = x_stride;
-  p.x_scales = call.x_scales;
-  p.x_scale_stride = scale_stride;
-  p.inter = detail::at<char>(request.workspace, space.inter);
-  p.scale_blocks = w4a8::scale_blocks(intermediate());
-  p.inter_scales = detail::at<float>(request.workspace, space.inter + space.slots * intermediate());
-  p.rows_out = align.topk > 1 ? static_cast<void*>(detail::at<char>(request.workspace, space.slot_rows)) : call.out;
-  p.out = call.out;
-  p.partials = detail::at<float>(request.workspace, space.partials);
-  w4a8::launch_layer(p, workers, stream);
-  if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, p.rows_out, call.out, workers, stream);
+  w4a8::Params const params = layer_params(request, space, tuning, align);
+  w4a8::launch_layer(params, workers, stream);
+  if (align.topk > 1) detail::launch_reduce<__nv_bfloat16>(align, params.rows_out, call.out, workers, stream);
 }
 
 [[gnu::used]] inline void W4A8Layer::forward(LayerCall const& call, W4Tuning const& tuning, void* workspace, CUstream_st* stream) const {

@@ -53,6 +53,11 @@ inline void check_routing(LayerCall const& call) {
   }
 }
 
+/// E_CAPACITY for more slots than the kernels count. The message begins with `who`.
+inline void check_slots(char const* who, std::int64_t slots) {
+  if (slots >= std::int64_t{1} << 31) throw Error(ErrorCode::capacity, text(who, ": ", slots, " slots, at most 2^31 - 1"));
+}
+
 /// Multiprocessors of the current device; E_UNSUPPORTED unless it is a Hopper.
 inline int hopper_multiprocessors() {
   int device = 0;

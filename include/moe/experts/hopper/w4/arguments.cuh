@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// experts/hopper/w4/arguments.cuh: from the arguments of the layers of packed weights to the parameters of their kernels, as far as it is
+// the same for all of them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "moe/core/error.hpp"
+#include "moe/experts/hopper/common/align_launch.cuh"
+#include "moe/experts/hopper/common/enqueue.cuh"
+#include "moe/experts/hopper/w4/layout.cuh"
+#include "moe/experts/hopper/w4/problem.hpp"
+
+namespace moe::hopper::w4 {
+
+/// E_ARG unless memory for packed weights is there and aligned.
+inline void check_packed(void const* packed) {
+  if (packed == nullptr || reinterpret_cast<std::uintptr_t>(packed) % 16 != 0) {
+    throw Error(ErrorCode::argument, text("address ", packed, " of the packed weights is null or not a multiple of 16 bytes"));
+  }
+}
+
+/// The matrix that packing flagged in `bad` (device memory: of w13, of w2), or null. Waits for the packing.
+inline char const* flagged_matrix(int const* bad) {
+  int flags[2] = {0, 0};
+  check_cuda(cudaMemcpy(flags, bad, sizeof(flags), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return flags[0] != 0 ? "w13" : flags[1] != 0 ? "w2" : nullptr;
+}
+
+inline long long x_stride(LayerCall const& call, LocalShape const& shape) { return call.x_stride != 0 ? call.x_stride : shape.hidden; }
+
+/// E_ARG for a call that no kernel can read. Rows of x are whole vectors of `unit` elements; tiles have at most `most_rows`.
+inline void check_call(Request const& r, LocalShape const& shape, W4Tuning const& tuning, int unit, int most_rows) {
+  detail::check_request(r);
+  if (long long const stride = x_stride(r.call, shape); stride < shape.hidden || stride % unit != 0) {
+    throw Error(ErrorCode::argument, text("x_stride ", stride, " is not a multiple of ", unit, " of at least ", shape.hidden));
+  }
+  if (tuning.tile_rows < 8 || tuning.tile_rows > most_rows || tuning.tile_rows % 8 != 0) {
+    throw Error(ErrorCode::argument, text("tile_rows ", tuning.tile_rows, " is not a multiple of 8 in [8, ", most_rows, "]"));
+  }
+}
+
+/// The slots and the work list. `gate_features`: features of a weight tile of w13.
+inline AlignArgs align_args(Request const& r, LocalShape const& shape, Constants const& c, W4Workspace const& space, W4Tuning const& tuning,
+                            int workers, int gate_features) {
+  AlignArgs a = detail::align_args(r, shape, space, tuning.tile_rows);
+  a.plan.row_step = 1;  // the kernels have too few numbers of columns to round to one of them
+  a.plan.cluster = 1;
+  a.plan.workers = workers;
+  a.plan.max_splits = 1;  // the layer kernel chooses the parts of K itself
+  a.plan.space = {{(c.bricks[0] + kTileBricks - 1) / kTileBricks, (c.bricks[1] + kTileBricks - 1) / kTileBricks},
+                  {(c.steps[0] + kCoarse - 1) / kCoarse, (c.steps[1] + kCoarse - 1) / kCoarse},
+                  std::max(1, tuning.raster),
+                  gate_features};
+  return a;
+}
+
+/// Fills `p` with what every kernel takes. `splits`: most parts of K.
+inline void set_params(Params& p, Request const& r, LocalShape const& shape, Constants const& c, W4Workspace const& space,
+                       AlignArgs const& align, int splits) {
+  p.layer = c;
+  p.align = align;
+  p.max_splits = splits;
+  p.standard = !r.batched();
+  p.x = r.call.x;
+  p.x_stride = x_stride(r.call, shape);
+  p.gather = r.batched() ? r.call.gather : nullptr;
+  p.inter = detail::at<char>(r.workspace, space.inter);
+  p.rows_out = align.topk > 1 ? static_cast<void*>(detail::at<char>(r.workspace, space.slot_rows)) : r.call.out;
+  p.out = r.call.out;
+  p.partials = detail::at<float>(r.workspace, space.partials);
+}
+
+}  // namespace moe::hopper::w4
