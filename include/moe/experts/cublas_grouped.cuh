@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/cublas_grouped.hpp"
 #include "moe/experts/cublas_grouped/products.hpp"
 
@@ -236,9 +237,7 @@ void CublasGrouped::Kernel<Config, Quant, Format>::allocate(Arena<space::cuda>& 
 
 template <class Config, class Quant, ActivationFormat Format>
 void CublasGrouped::Kernel<Config, Quant, Format>::check(std::int64_t rows, std::int64_t out_rows, cudaStream_t stream) const {
-  if (rows > max_rows_ || out_rows < rows) {
-    throw Error(ErrorCode::argument, text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-  }
+  detail::check_rows(rows, out_rows, max_rows_);
   if (!fixed_ && StreamCapture<space::cuda>::is_active(stream)) {
     throw Error(ErrorCode::state,
                 "cublas_grouped: a call reads the rows per expert back and cannot be captured; set Params::fixed_groups, or use "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/cuda_reference.hpp"
 
 namespace moe::fix {
@@ -208,7 +209,7 @@ template <class Config, class Quant, ActivationFormat Format>
 void CudaReference::Kernel<Config, Quant, Format>::apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y,
                                                          cudaStream_t stream) const {
   std::int64_t const rows = tokens.rows.extent(0);
-  check_rows(rows, y.extent(0));
+  detail::check_rows(rows, y.extent(0), max_rows_);
   detail::SlotTable const table{tokens.topk_ids.data_handle(),
                                 tokens.topk_ids.stride(0),
                                 tokens.topk_weights.data_handle(),
@@ -226,7 +227,7 @@ template <class Config, class Quant, ActivationFormat Format>
 void CudaReference::Kernel<Config, Quant, Format>::apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y,
                                                          cudaStream_t stream) const {
   std::int64_t const capacity = tokens.capacity();
-  check_rows(capacity, y.extent(1));
+  detail::check_rows(capacity, y.extent(1), max_rows_);
   std::int64_t const slots = num_local_ * capacity;
   std::int32_t const* const gather = tokens.gather.extent(0) > 0 ? tokens.gather.data_handle() : nullptr;
   detail::SlotTable const table{nullptr, 0, nullptr, 0, tokens.expert_num_tokens.data_handle(), nullptr, slots, capacity, gather};

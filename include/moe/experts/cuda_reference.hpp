@@ -76,13 +76,6 @@ struct CudaReference : AnyComposition {
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, cudaStream_t stream) const;
 
    private:
-    void check_rows(std::int64_t rows, std::int64_t out_rows) const {
-      if (rows > max_rows_ || out_rows < rows) {
-        throw Error(ErrorCode::argument,
-                    text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-      }
-    }
-
     std::int64_t hidden_;
     std::int64_t intermediate_;
     std::int64_t topk_;

@@ -13,11 +13,11 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/facts.hpp"
 #include "moe/experts/hopper/w4/activation.hpp"
 #include "moe/experts/hopper/w4a8_layer.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
-#include "moe/quantization/support_level.hpp"
 
 namespace moe::experts {
 
@@ -32,19 +32,11 @@ inline constexpr bool kIsMxfp4Fp8<quantization::Mxfp4Fp8<Rule>> = true;
 
 /// mxfp4 weights and rows of e4m3 codes with a scale per 128, biases, SwiGLU and its clamped forms. Weights become e4m3 in registers,
 /// exactly; GEMM1 quantises the intermediate to e4m3 with a scale per 128.
-struct HopperW4A8 {
+struct HopperW4A8 : detail::PackedFacts<HopperW4A8> {
   static constexpr char const* kName = "hopper_w4a8";
-  using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {};
 
   static constexpr bool reads(ActivationFormat f) { return f == ActivationFormat::standard; }
-  static constexpr TopKReduction reduction(ActivationFormat) { return TopKReduction::experts; }
-  /// The stored weights are codes; `Weight` is their type before quantisation.
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return std::same_as<Act, bf16>;
-  }
   template <class A>
   static constexpr bool supports_activation() {
     if constexpr (facts::fixes_kind<A>()) {
@@ -59,17 +51,9 @@ struct HopperW4A8 {
   static constexpr bool supports_quantization() {
     return detail::kIsMxfp4Fp8<Q>;
   }
-  template <class Quant>
-  static constexpr quantization::Support support_on(int sm) {
-    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::converted : quantization::Support::none;
-  }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {
     return moe::detail::fits(Config::hidden, 64) && moe::detail::fits(Config::intermediate, 32);
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return kSharedMemoryLimit;
   }
 
   template <class Config, class Quant, ActivationFormat Format>
@@ -116,14 +100,7 @@ struct HopperW4A8 {
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), true);
       hopper::LocalShape const sizes{static_cast<int>(weights.w13.codes.extent(0)), static_cast<int>(shape.hidden()),
                                      static_cast<int>(shape.intermediate()), shape.topk()};
-      hopper::W4Weights w{};
-      w.w13 = weights.w13.codes.data_handle();
-      w.w2 = weights.w2.codes.data_handle();
-      w.w13_scales = weights.w13.scales.data_handle();
-      w.w2_scales = weights.w2.scales.data_handle();
-      w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
-      w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
-      return {sizes, w, hopper::w4_activation(kind, activation.constants),
+      return {sizes, detail::stored_weights(weights), hopper::w4_activation(kind, activation.constants),
               arena.template take<char>(hopper::W4A8Layer::packed_bytes(sizes))};
     }
 

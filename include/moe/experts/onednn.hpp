@@ -19,6 +19,7 @@
 #include "moe/core/host_pool.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/common/any_composition.hpp"
+#include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/common/host_rows.hpp"
 #include "moe/experts/weights.hpp"
 
@@ -150,7 +151,7 @@ class OneDnn::Kernel {
   /// 0. y [R, H] float32.
   void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, HostStream) const {
     std::int64_t const rows = tokens.rows.extent(0);
-    check_rows(rows, y.extent(0));
+    detail::check_rows(rows, y.extent(0), max_rows_);
     sort_slots(tokens.topk_ids, tokens.topk_weights);
     std::int64_t const slots = slots_.offset[num_local_];
     bool const on_input = shape_.weight_on_input();
@@ -182,7 +183,7 @@ class OneDnn::Kernel {
 
   /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32; other rows are left as they are.
   void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, HostStream) const {
-    check_rows(tokens.rows.extent(1), y.extent(1));
+    detail::check_rows(tokens.rows.extent(1), y.extent(1), max_rows_);
     slots_.offset[0] = 0;
     for (std::int64_t e = 0; e < num_local_; ++e) {
       slots_.offset[e + 1] = slots_.offset[e] + tokens.expert_num_tokens(e);
@@ -207,12 +208,6 @@ class OneDnn::Kernel {
   static constexpr std::int64_t kSerialWork = std::int64_t{1} << 17;  ///< elements of w2 times slots: some 50 us of one core
   static constexpr std::int64_t kSlotGrain = 8;                       ///< rows that a thread widens or quantises at a time
   static constexpr std::int64_t kPanel = 64;  ///< rows per product: the result panel stays in cache with the widened weights
-
-  void check_rows(std::int64_t rows, std::int64_t out_rows) const {
-    if (rows > max_rows_ || out_rows < rows) {
-      throw Error(ErrorCode::argument, text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-    }
-  }
 
   /// f(i, worker) over i in [0, n), on one thread if the call is so small that waking others would take longer.
   template <class F>

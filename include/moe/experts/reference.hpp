@@ -10,6 +10,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/common/activated_row.hpp"
 #include "moe/experts/common/any_composition.hpp"
+#include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/common/host_rows.hpp"
 #include "moe/experts/weights.hpp"
 
@@ -42,7 +43,7 @@ struct Reference : AnyComposition {
 
     /// y[r] = Σ_j w_j FFN_{id_j}(x_r) over the slots with a local expert; rows without one become 0. y [R, H] float32.
     void apply(StandardTokensOf<Config, Quant> const& tokens, Rows<float> y, HostStream) const {
-      check_rows(tokens.rows.extent(0), y.extent(0));
+      detail::check_rows(tokens.rows.extent(0), y.extent(0), max_rows_);
       std::int64_t const rows = tokens.rows.extent(0);
       std::int64_t const k = tokens.topk_ids.extent(1);
       HostPool::instance().for_each(rows, 1, threads(rows * k), [&](std::int64_t r, int worker) {
@@ -69,7 +70,7 @@ struct Reference : AnyComposition {
 
     /// y[e][i] = FFN_e(x_i) for the valid rows of each block, unweighted. y [L, C, H] float32; other rows are left as they are.
     void apply(BatchedTokensOf<Config, Quant> const& tokens, Blocks<float> y, HostStream) const {
-      check_rows(tokens.rows.extent(1), y.extent(1));
+      detail::check_rows(tokens.rows.extent(1), y.extent(1), max_rows_);
       for (std::int64_t e = 0; e < tokens.rows.extent(0); ++e) {
         std::int64_t const count = tokens.expert_num_tokens(e);
         HostPool::instance().for_each(count, 1, threads(count), [&](std::int64_t i, int worker) {
@@ -108,12 +109,6 @@ struct Reference : AnyComposition {
               base + 3 * h + 3 * i,
               codes_ + t * Quant::payload_cols(i),
               scales_ + t * Quant::scale_cols(i)};
-    }
-    void check_rows(std::int64_t rows, std::int64_t out_rows) const {
-      if (rows > max_rows_ || out_rows < rows) {
-        throw Error(ErrorCode::argument,
-                    text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-      }
     }
     static Accumulate dot(float const* a, float const* b, std::int64_t n) {
       Accumulate sum = 0;

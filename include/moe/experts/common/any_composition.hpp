@@ -6,15 +6,12 @@
 #include <type_traits>
 
 #include "moe/core/types.hpp"
+#include "moe/experts/common/reduction.hpp"
 
 namespace moe::experts {
 
-struct AnyComposition {
+struct AnyComposition : ReducesByFormat {
   static constexpr bool reads(ActivationFormat) { return true; }
-  /// The experts weight and sum standard rows; batched rows are weighted and summed by the backend.
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
   template <class T>
   static constexpr bool is_element = std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
   template <class Act, class Weight>

@@ -9,6 +9,7 @@
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
+#include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/hopper/common/problem.hpp"
 
 namespace moe::experts::detail {
@@ -33,7 +34,7 @@ class HopperCalls {
   template <class Tokens, class Output>
   bool standard_call(Tokens const& tokens, Rows<Output> y, hopper::LayerCall& call) const {
     std::int64_t const rows = tokens.rows.extent(0);
-    check(rows, y.extent(0));
+    check_rows(rows, y.extent(0), max_rows_);
     if (rows == 0) return false;
     expect("rows of topk_ids", tokens.topk_ids.extent(0), rows);
     expect("columns of topk_ids", tokens.topk_ids.extent(1), topk_);
@@ -57,7 +58,7 @@ class HopperCalls {
   int checked_capacity(Tokens const& tokens, Blocks<Output> y) const {
     std::int64_t const capacity = tokens.capacity();
     bool const gathers = tokens.gather.extent(0) > 0;
-    check(capacity, y.extent(1));
+    check_rows(capacity, y.extent(1), max_rows_);
     if (capacity == 0) return 0;
     expect(gathers ? "blocks of gathered rows" : "blocks of x", gathers ? tokens.gather.extent(0) : tokens.rows.extent(0), num_local_);
     expect("columns of x", tokens.rows.extent(2), hidden_);
@@ -79,11 +80,6 @@ class HopperCalls {
  private:
   void expect(char const* what, std::int64_t value, std::int64_t wanted) const {
     if (value != wanted) throw Error(ErrorCode::argument, text(who_, ": ", what, ": ", value, ", expected ", wanted));
-  }
-  void check(std::int64_t rows, std::int64_t out_rows) const {
-    if (rows > max_rows_ || out_rows < rows) {
-      throw Error(ErrorCode::argument, text("experts: ", rows, " rows, capacity ", max_rows_, ", room for ", out_rows, " rows of output"));
-    }
   }
 
   char const* who_;

@@ -21,6 +21,7 @@
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/common/activation.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "moe/experts/hopper/facts.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/fp8_block128.hpp"
@@ -71,9 +72,7 @@ struct HopperRows<true> {
 
 /// The facts and the kernel object that both policies share. Tiles: a struct like hopper::DefaultTiles.
 template <ActivationFormat Reads, class Tiles>
-struct HopperPolicy {
-  using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
+struct HopperPolicy : HopperFacts<HopperPolicy<Reads, Tiles>, quantization::Support::native> {
   static constexpr bool kBatchInvariant = true;  ///< if the layer's configuration asks for it
   struct Params {
     /// Expected rows per expert, a hint for the tile; 0: 16 (batched), or as if every slot of the given rows had an expert here.
@@ -84,9 +83,6 @@ struct HopperPolicy {
   };
 
   static constexpr bool reads(ActivationFormat f) { return f == Reads; }
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
   template <class Act, class Weight>
   static constexpr bool supports_element() {
     return std::same_as<Act, Weight> && (std::same_as<Act, bf16> || std::same_as<Act, f16>);
@@ -98,10 +94,6 @@ struct HopperPolicy {
   template <class Q>
   static constexpr bool supports_quantization() {
     return hopper_scheme<Q, bf16>() >= 0;
-  }
-  template <class Quant>
-  static constexpr quantization::Support support_on(int sm) {
-    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::native : quantization::Support::none;
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {

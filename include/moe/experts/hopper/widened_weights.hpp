@@ -18,20 +18,18 @@
 #include "moe/experts/common/check_weights.hpp"
 #include "moe/experts/hopper/calls.hpp"
 #include "moe/experts/hopper/common/activation.hpp"
+#include "moe/experts/hopper/facts.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
 #include "moe/experts/hopper/w4/activation.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
-#include "moe/quantization/support_level.hpp"
 
 namespace moe::experts::detail {
 
 /// Experts on hopper::W4A16Layer. `Storages` has kName, and for each quantisation Of<Quant>: kSupported and, where that is true, kScheme
 /// and group(cols), the elements of a row of `cols` that share a scale.
 template <class Storages>
-struct WidenedWeights {
+struct WidenedWeights : PackedFacts<WidenedWeights<Storages>> {
   static constexpr char const* kName = Storages::kName;
-  using Space = space::cuda;
-  static constexpr int kSharedMemoryLimit = hopper::kSharedMemoryLimit;
   struct Params {
     int expected_rows = 16;  ///< batched: expected rows per expert; a hint for the tile
     /// Shared with layers whose calls never overlap this one's; unset: memory of the layer's own. The kernels keep it alive.
@@ -39,14 +37,6 @@ struct WidenedWeights {
   };
 
   static constexpr bool reads(ActivationFormat) { return true; }
-  static constexpr TopKReduction reduction(ActivationFormat f) {
-    return f == ActivationFormat::standard ? TopKReduction::experts : TopKReduction::backend;
-  }
-  /// The stored weights are codes; `Weight` is their type before quantisation.
-  template <class Act, class Weight>
-  static constexpr bool supports_element() {
-    return std::same_as<Act, bf16>;
-  }
   template <class A>
   static constexpr bool supports_activation() {
     return facts::fixes_kind<A>() || std::same_as<A, activation::Any>;
@@ -54,10 +44,6 @@ struct WidenedWeights {
   template <class Q>
   static constexpr bool supports_quantization() {
     return Storages::template Of<Q>::kSupported;
-  }
-  template <class Quant>
-  static constexpr quantization::Support support_on(int sm) {
-    return sm == 90 && supports_quantization<Quant>() ? quantization::Support::converted : quantization::Support::none;
   }
   template <class Config, class Quant>
   static constexpr bool fits_shape() {
@@ -67,10 +53,6 @@ struct WidenedWeights {
     } else {
       return true;  // another rule says it
     }
-  }
-  template <class Config, class Quant>
-  static constexpr int shared_memory_bytes() {
-    return kSharedMemoryLimit;
   }
 
   template <class Config, class Quant, ActivationFormat Format>
@@ -134,15 +116,9 @@ struct WidenedWeights {
       activation::Kind const kind = hopper::kind_of(activation);
       bool const gated = activation::gated(kind);
       check_weights<Quant>(weights, shape.hidden(), shape.intermediate(), gated);
-      hopper::W4Weights w{};
-      w.w13 = reinterpret_cast<std::uint8_t const*>(weights.w13.codes.data_handle());
-      w.w2 = reinterpret_cast<std::uint8_t const*>(weights.w2.codes.data_handle());
-      w.w13_scales = weights.w13.scales.data_handle();
-      w.w2_scales = weights.w2.scales.data_handle();
+      hopper::W4Weights w = stored_weights(weights);
       w.w13_group = Storage::group(sizes.hidden);
       w.w2_group = Storage::group(sizes.intermediate);
-      w.b13 = weights.w13.has_bias() ? weights.w13.bias.data_handle() : nullptr;
-      w.b2 = weights.w2.has_bias() ? weights.w2.bias.data_handle() : nullptr;
       char* const packed = arena.template take<char>(hopper::W4A16Layer::packed_bytes(sizes, Storage::kScheme, gated));
       if (hopper::is_w4_activation(kind) && !shape.weight_on_input()) {
         hopper::W4Activation const act = hopper::w4_activation(kind, activation.constants);
