@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 
 #include "moe/backends/collective/host/gather_exchange.hpp"
 #include "moe/core/contract/concepts.hpp"
@@ -23,12 +21,7 @@ struct AllGatherReduceScatter {
   using Space = typename Comm::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  struct Params {
-    Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
-    /// The rank of the placement whose experts this rank has, where the placement's ranks are not the communicator's: the output is then
-    /// a part, and the caller sums over the other ranks.
-    std::optional<int> expert_rank{};
-  };
+  using Params = detail::GatherParams;
 
   template <class Quant>
   static constexpr bool carries() {

@@ -3,7 +3,7 @@
 // exchange over device windows is in window/device/high_throughput.cuh, that of the host in window/host/high_throughput.hpp.
 #pragma once
 
-#include "moe/backends/common/carries.hpp"
+#include "moe/backends/common/window_policy.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
@@ -28,30 +28,15 @@ struct HighThroughputParams;
 /// Standard format over a window of peer memory, fixed capacity, rows by source rank and then by token. No host synchronisation: the device
 /// exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
-struct HighThroughput {
+struct HighThroughput : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "high_throughput";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
-  using Window = WindowT;
-  using Space = typename Window::Space;
-  using Comm = typename Window::Comm;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = detail::HighThroughputParams<Window>;
+  using Params = detail::HighThroughputParams<WindowT>;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::HighThroughputExchange<Window, Config, Quant, Partial>;
+  using Exchange = detail::HighThroughputExchange<WindowT, Config, Quant, Partial>;
 };
 
 }  // namespace moe::backends

@@ -4,7 +4,7 @@
 // window/host/low_latency.hpp.
 #pragma once
 
-#include "moe/backends/common/carries.hpp"
+#include "moe/backends/common/window_policy.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
@@ -30,61 +30,31 @@ struct LowLatencyRankMajorParams {
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host
 /// synchronisation: the device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
-struct LowLatency {
+struct LowLatency : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "low_latency";
   static constexpr BackendFacts kFacts{
       .name = kName, .sequence_parallel = true, .batched = true, .asynchronous = true, .translates_ids = true};
-  using Window = WindowT;
-  using Space = typename Window::Space;
-  using Comm = typename Window::Comm;
   static constexpr ActivationFormat kFormat = ActivationFormat::batched;
   static constexpr TopKReduction kReduction = TopKReduction::backend;
-  using Params = detail::LowLatencyParams<Window>;
+  using Params = detail::LowLatencyParams<WindowT>;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
+  using Exchange = detail::LowLatencyExchange<WindowT, Config, Quant, Partial, kFormat>;
 };
 
 /// The same exchange in the rank-major layout of docs/semantics/exchange.md §12: a row for each (token, rank) at [source rank][token], with
 /// ids and weights, for experts that apply weights and sum. Missing rows have no expert. The host packs each source's rows; each source's
 /// part begins at a multiple of the most rows that any rank brings.
 template <SymmetricMemory WindowT>
-struct LowLatencyRankMajor {
+struct LowLatencyRankMajor : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "low_latency_rank_major";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
-  using Window = WindowT;
-  using Space = typename Window::Space;
-  using Comm = typename Window::Comm;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = typename detail::LowLatencyRankMajorParams<Window>::type;
+  using Params = typename detail::LowLatencyRankMajorParams<WindowT>::type;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::LowLatencyExchange<Window, Config, Quant, Partial, kFormat>;
+  using Exchange = detail::LowLatencyExchange<WindowT, Config, Quant, Partial, kFormat>;
 };
 
 }  // namespace moe::backends

@@ -3,7 +3,7 @@
 // policy only; the exchanges are in window/host/one_sided.hpp and window/device/one_sided.cuh.
 #pragma once
 
-#include "moe/backends/common/carries.hpp"
+#include "moe/backends/common/window_policy.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
@@ -26,30 +26,15 @@ struct OneSidedParams;
 /// Outputs are added in the order in which a token's choices first name their ranks. Rows move without waiting for any count, and without
 /// host synchronisation: the device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
-struct OneSided {
+struct OneSided : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "one_sided";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .translates_ids = true};
-  using Window = WindowT;
-  using Comm = typename Window::Comm;
-  using Space = typename Window::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = detail::OneSidedParams<Window>;
+  using Params = detail::OneSidedParams<WindowT>;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::OneSidedExchange<Window, Config, Quant, Partial>;
+  using Exchange = detail::OneSidedExchange<WindowT, Config, Quant, Partial>;
 };
 
 }  // namespace moe::backends

@@ -7,7 +7,7 @@
 // choice's row on every rank of the source's group; a token is summed as soon as all its rows have arrived.
 #pragma once
 
-#include "moe/backends/common/carries.hpp"
+#include "moe/backends/common/window_policy.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
@@ -29,30 +29,15 @@ struct PplxParams;
 /// Batched format over a window of peer memory; finalize applies the top-k weights. E_UNSUPPORTED unless the number of ranks divides the
 /// number of experts. Sending and receiving are separate calls. The device exchange can be captured in a CUDA graph.
 template <SymmetricMemory WindowT>
-struct Pplx {
+struct Pplx : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "pplx";
   static constexpr BackendFacts kFacts{.name = kName, .batched = true, .asynchronous = true, .translates_ids = true, .sender_split = true};
-  using Window = WindowT;
-  using Comm = typename Window::Comm;
-  using Space = typename Window::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::batched;
   static constexpr TopKReduction kReduction = TopKReduction::backend;
-  using Params = detail::PplxParams<Window>;
+  using Params = detail::PplxParams<WindowT>;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::PplxExchange<Window, Config, Quant, Partial>;
+  using Exchange = detail::PplxExchange<WindowT, Config, Quant, Partial>;
 };
 
 }  // namespace moe::backends

@@ -3,7 +3,7 @@
 // are in window/host/two_sided.hpp and window/device/two_sided.cuh.
 #pragma once
 
-#include "moe/backends/common/carries.hpp"
+#include "moe/backends/common/window_policy.hpp"
 #include "moe/core/contract/concepts.hpp"
 #include "moe/parallel/backend_facts.hpp"
 
@@ -26,30 +26,15 @@ struct TwoSidedParams;
 /// rank, then by token. The experts apply the weights, outputs are added in rank order. The device exchange can be captured in a CUDA
 /// graph.
 template <SymmetricMemory WindowT>
-struct TwoSided {
+struct TwoSided : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "two_sided";
   static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};
-  using Window = WindowT;
-  using Comm = typename Window::Comm;
-  using Space = typename Window::Space;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
-  using Params = detail::TwoSidedParams<Window>;
+  using Params = detail::TwoSidedParams<WindowT>;
 
-  template <class Quant>
-  static constexpr bool carries() {
-    return Space::kKind == SpaceKind::host || detail::device_exchange_carries<Quant>();
-  }
-  template <class Act>
-  static constexpr bool carries_element() {
-    return detail::window_exchange_carries_element<Space, Act>;
-  }
-  template <class Output>
-  static constexpr bool returns_element() {
-    return detail::window_exchange_returns_element<Space, Output>;
-  }
   template <class Config, class Quant, class Partial>
-  using Exchange = detail::TwoSidedExchange<Window, Config, Quant, Partial>;
+  using Exchange = detail::TwoSidedExchange<WindowT, Config, Quant, Partial>;
 };
 
 }  // namespace moe::backends

@@ -20,9 +20,6 @@ constexpr bool device_exchange_carries() {
     return false;
   }
 }
-/// The element types that a window exchange accepts: any on the host, bf16 on the device, which also quantises from bf16.
-template <class Space, class Act>
-inline constexpr bool window_exchange_carries_element = Space::kKind == SpaceKind::host || std::is_same_v<Act, bf16>;
 /// The element types of expert outputs that a window exchange brings back: any on the host, bf16 and float on the device, which rounds
 /// float to bf16 before it travels.
 template <class Space, class Output>

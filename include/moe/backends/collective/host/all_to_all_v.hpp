@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "moe/backends/common/exchange_rounds.hpp"
+#include "moe/backends/common/open_half.hpp"
 #include "moe/backends/common/wire_row.hpp"
 #include "moe/core/contract/concepts.hpp"
 
@@ -91,7 +92,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     rounds_.opened();
   }
   Tokens prepare_receive(HostStream) {
-    expect(Half::dispatch, "prepare_receive: called without prepare_send");
+    half_.expect(Half::dispatch, "prepare_receive: called without prepare_send");
     finish_rows();
     return wire_.tokens(received_, total_);
   }
@@ -102,7 +103,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   /// Collective. out[M, H] = Σ over the ranks that had a token, float32 in rank order, one rounding; zeros for a token with no destination.
   /// E_STATE without prepare(); E_ARG if `out` has another shape; E_PEER.
   void finalize(Rows<Act, Config::hidden> out, HostStream) {
-    expect(Half::none, "finalize: called between the halves of another call");
+    half_.expect(Half::none, "finalize: called between the halves of another call");
     rounds_.close([&] { moe::detail::check_output(out, own_rows_, hidden_); });
     move_rows(output_bytes(), reinterpret_cast<std::byte*>(partial_), reinterpret_cast<std::byte*>(returned_), in_rows_, in_first_,
               out_rows_, out_first_);
@@ -110,13 +111,13 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   }
   /// finalize() in halves, as those of prepare().
   void finalize_send(HostStream) {
-    expect(Half::none, "finalize_send: called between the halves of another call");
+    half_.expect(Half::none, "finalize_send: called between the halves of another call");
     rounds_.close([] {});
     start_rows(Half::combine, output_bytes(), reinterpret_cast<std::byte*>(partial_), reinterpret_cast<std::byte*>(returned_), in_rows_,
                in_first_, out_rows_, out_first_);
   }
   void finalize_receive(Rows<Act, Config::hidden> out, HostStream) {
-    expect(Half::combine, "finalize_receive: called without finalize_send");
+    half_.expect(Half::combine, "finalize_receive: called without finalize_send");
     moe::detail::check_output(out, own_rows_, hidden_);
     finish_rows();
     sum_tokens(out);
@@ -125,7 +126,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   /// Collective. Call it instead of prepare() or finalize(), or of one half: this rank gives up the round, its peers get E_PEER; once its
   /// outputs are under way the peers have all they need, and only its own results are lost. Never throws.
   void abandon(HostStream) {
-    Half const half = half_;
+    Half const half = half_.which();
     try {
       if (half != Half::none) finish_rows();
     } catch (Error const&) {  // the communicator reports its failure again on the next call
@@ -140,14 +141,10 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     std::int32_t row;
   };
 
-  /// The call whose rows are under way.
-  enum class Half : std::uint8_t { none, dispatch, combine };
+  using Half = moe::detail::Half;
 
-  void expect(Half half, char const* message) const {
-    if (half_ != half) throw Error(ErrorCode::state, message);
-  }
   void begin_dispatch(RoutedTokens<Act, Config::hidden> const& in) {
-    expect(Half::none, "prepare: called between the halves of another call");
+    half_.expect(Half::none, "prepare: called between the halves of another call");
     rounds_.open(in.hidden.extent(0), [&] {
       std::fill_n(rounds_.extra(), rounds_.size(), 0);
       moe::detail::check_routed_tokens(in, hidden_, static_cast<int>(topk_), max_tokens_);
@@ -290,10 +287,10 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
     } else {
       move_rows(row_bytes, from, to, from_rows, from_first, to_rows, to_first);
     }
-    half_ = half;
+    half_.set(half);
   }
   void finish_rows() {
-    half_ = Half::none;
+    half_.set(Half::none);
     if constexpr (TransferOf<Comm>::kStarts) rounds_.comm().finish(transfer_);
   }
 
@@ -343,7 +340,7 @@ class AllToAllVExchange<Comm, Config, Quant, Partial, space::host> {
   std::optional<Error> refused_;
   ExchangeRounds<Comm> rounds_;
   typename TransferOf<Comm>::type transfer_{rounds_.comm()};
-  Half half_ = Half::none;
+  moe::detail::OpenHalf half_;  // of the call whose rows are under way
 };
 
 }  // namespace detail

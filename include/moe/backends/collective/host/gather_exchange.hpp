@@ -19,6 +19,18 @@ MOE_INCLUDED(GatherExchangeOnDevice, "the exchange of naive and allgather_reduce
              "moe/backends/collective/device/gather_exchange.cuh");
 }  // namespace moe::rules
 
+namespace moe::backends::detail {
+
+/// Params of the policies whose exchange is GatherExchange.
+struct GatherParams {
+  Sizes sizes = Sizes::automatic;  ///< device only; the same on all ranks
+  /// The rank of the placement whose experts this rank has, where the placement's ranks are not the communicator's: the output is then a
+  /// part, and the caller sums over the other ranks.
+  std::optional<int> expert_rank{};
+};
+
+}  // namespace moe::backends::detail
+
 namespace moe::detail {
 
 /// Where each rank's rows lie among the rows of all, in units of a row's bytes or elements. Host arrays of size entries.

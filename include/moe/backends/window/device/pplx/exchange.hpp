@@ -3,6 +3,7 @@
 // launch.cuh launches its kernels. docs/semantics/exchange.md §9.
 #pragma once
 
+#include "moe/backends/common/open_half.hpp"
 #include "moe/backends/pplx.hpp"
 #include "moe/backends/window/device/common/peer_exchange.hpp"
 
@@ -153,11 +154,11 @@ class PplxExchange<Window, Config, Quant, Partial>
   void prepare_send(RoutedTokens<Act, Config::hidden> const& in, cudaStream_t stream) {
     begin(in, stream);
     calls_.dispatch(tokens_, parity_, stream, true, false);
-    half_ = Half::dispatch;
+    half_.set(Half::dispatch);
   }
   Tokens prepare_receive(cudaStream_t stream) {
-    expect(Half::dispatch, "prepare_receive: called without prepare_send");
-    half_ = Half::none;
+    half_.expect(Half::dispatch, "prepare_receive: called without prepare_send");
+    half_.set(Half::none);
     calls_.dispatch(tokens_, parity_, stream, false, true);
     return received();
   }
@@ -177,18 +178,18 @@ class PplxExchange<Window, Config, Quant, Partial>
   void finalize_send(cudaStream_t stream) {
     begin_finalize(stream);
     calls_.combine(tokens_, nullptr, 0, parity_, stream, true, false);
-    half_ = Half::combine;
+    half_.set(Half::combine);
   }
   void finalize_receive(Rows<Act, Config::hidden> out, cudaStream_t stream) {
-    expect(Half::combine, "finalize_receive: called without finalize_send");
+    half_.expect(Half::combine, "finalize_receive: called without finalize_send");
     expect_device_output(out, tokens_.tokens, shape_.hidden);
     calls_.combine(tokens_, out.data_handle(), out.stride(0), parity_, stream, false, true);
-    half_ = Half::none;
+    half_.set(Half::none);
     order_.set_idle();
   }
 
  private:
-  enum class Half : std::uint8_t { none, dispatch, combine };
+  using Half = moe::detail::Half;
 
   using Base::calls_;
   using Base::order_;
@@ -221,13 +222,13 @@ class PplxExchange<Window, Config, Quant, Partial>
     }
   }
   void give_up(std::uint32_t code, cudaStream_t stream) {
-    if (half_ == Half::dispatch) {
+    if (half_.which() == Half::dispatch) {
       calls_.dispatch(tokens_, parity_, stream, false, true);
     }
-    if (half_ != Half::combine) {  // otherwise its outputs were already sent, and the peers have all they need
+    if (half_.which() != Half::combine) {  // otherwise its outputs were already sent, and the peers have all they need
       combine_nothing(parity_, code, stream);
     }
-    half_ = Half::none;
+    half_.set(Half::none);
   }
   static ExpertPlacement even(ExpertPlacement const& placement) {
     if (!placement.is_even()) {
@@ -239,14 +240,9 @@ class PplxExchange<Window, Config, Quant, Partial>
   }
   void begin_finalize(cudaStream_t stream) {
     order_.expect_dispatched("finalize");
-    expect(Half::none, "finalize: called between the halves of another call");
+    half_.expect(Half::none, "finalize: called between the halves of another call");
     if constexpr (std::is_same_v<Partial, float>) {
       calls_.round(partial_, parity_, stream);
-    }
-  }
-  void expect(Half half, char const* message) const {
-    if (half_ != half) {
-      throw Error(ErrorCode::state, message);
     }
   }
   Tokens received() const {
@@ -270,7 +266,7 @@ class PplxExchange<Window, Config, Quant, Partial>
     return shape;
   }
 
-  Half half_ = Half::none;
+  moe::detail::OpenHalf half_;
 };
 
 }  // namespace moe::backends::detail
