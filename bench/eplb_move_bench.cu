@@ -176,7 +176,7 @@ class Bench {
     layers_.front().check();
     if (times == nullptr) return;
     times->wall.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
-    times->device.push_back(begin_.until(end_));
+    times->device.push_back(1000.0 * static_cast<double>(end_.since(begin_)));
   }
   std::vector<float> output() const {
     std::vector<bf16> host(static_cast<std::size_t>(output_.size()));
@@ -211,29 +211,11 @@ class Bench {
                 100 * (medians[3] / medians[1] - 1));
   }
 
-  /// A point of a stream with its time.
-  class Event {
-   public:
-    Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
-    Event(Event const&) = delete;
-    Event& operator=(Event const&) = delete;
-    ~Event() { cudaEventDestroy(event_); }
-    void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-    double until(Event const& later) const {
-      float ms = 0;
-      check_cuda(cudaEventElapsedTime(&ms, event_, later.event_), "cudaEventElapsedTime");
-      return 1000.0 * static_cast<double>(ms);
-    }
-
-   private:
-    cudaEvent_t event_ = nullptr;
-  };
-
   comm::Mpi& host_;
   Options o_;
   comm::Nccl tokens_, weights_;
   CudaStream stream_, worker_;
-  Event begin_, end_;
+  CudaEvent begin_, end_;
   ExpertMaps maps_;
   eplb::MapTables<space::cuda> tables_;
   Store store_;

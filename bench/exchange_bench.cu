@@ -9,6 +9,7 @@
 // graph of ten pairs, replayed back to back, slowest rank. High throughput: calls back to back in a stream, slowest rank.
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 
@@ -190,18 +191,18 @@ class Bench {
         }
       }
     };
-    std::vector<cudaEvent_t> begin(static_cast<std::size_t>(R)), end(static_cast<std::size_t>(R));
+    std::deque<moe::CudaEvent> begin, end;
     for (int r = 0; r < R; ++r) {
       group_.use(r);
-      check_cuda(cudaEventCreate(&begin[static_cast<std::size_t>(r)]), "cudaEventCreate");
-      check_cuda(cudaEventCreate(&end[static_cast<std::size_t>(r)]), "cudaEventCreate");
+      begin.emplace_back();
+      end.emplace_back();
     }
     std::vector<double> repeats;
     for (int k = 0; k < 4; ++k) {
       once();  // ranks start together, so the timed part does not include another rank's first launch
       for (int r = 0; r < R; ++r) {
         group_.use(r);
-        check_cuda(cudaEventRecord(begin[static_cast<std::size_t>(r)], group_.stream(r)), "cudaEventRecord");
+        begin[static_cast<std::size_t>(r)].record(group_.stream(r));
       }
       for (int i = 0; i < replays; ++i) {
         once();
@@ -209,12 +210,11 @@ class Bench {
       double slowest = 0;
       for (int r = 0; r < R; ++r) {
         group_.use(r);
-        check_cuda(cudaEventRecord(end[static_cast<std::size_t>(r)], group_.stream(r)), "cudaEventRecord");
+        end[static_cast<std::size_t>(r)].record(group_.stream(r));
       }
       group_.synchronize_and_check();
       for (int r = 0; r < R; ++r) {
-        float ms = 0;
-        check_cuda(cudaEventElapsedTime(&ms, begin[static_cast<std::size_t>(r)], end[static_cast<std::size_t>(r)]), "cudaEventElapsedTime");
+        float const ms = end[static_cast<std::size_t>(r)].since(begin[static_cast<std::size_t>(r)]);
         slowest = std::max(slowest, 1e3 * ms / (static_cast<double>(calls) * replays));
       }
       if (k > 0) {
@@ -223,8 +223,6 @@ class Bench {
     }
     for (int r = 0; r < R; ++r) {
       group_.use(r);
-      cudaEventDestroy(begin[static_cast<std::size_t>(r)]);
-      cudaEventDestroy(end[static_cast<std::size_t>(r)]);
       if (graph) {
         cudaGraphExecDestroy(graphs[static_cast<std::size_t>(r)]);
       }

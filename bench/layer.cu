@@ -116,7 +116,7 @@ template <class Candidate>
 double error_of(Candidate const& candidate, Rotation const& r, TypedMemory<typename Candidate::Output>& out) {
   out.fill_bytes(0xFF);
   candidate.apply(r, 0, out.data(), nullptr);
-  moe::hopper::check_cuda(cudaDeviceSynchronize(), "check");
+  moe::check_cuda(cudaDeviceSynchronize(), "check");
   if constexpr (std::is_same_v<typename Candidate::Output, float>) {
     TypedMemory<std::uint16_t> rounded(out.size());
     round_to_bf16<<<1024, 256>>>(out.data(), rounded.data(), static_cast<std::int64_t>(out.size()));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/core/cuda_space.hpp"
 #include "tests/gpu/hopper_reference.cuh"
 
 namespace moe_bench {
@@ -93,10 +94,8 @@ class Replay {
   /// Captures `rounds` times enqueue(stream), which makes `calls` calls.
   template <class Enqueue>
   Replay(int rounds, int calls, Enqueue const& enqueue) : calls_(rounds * calls) {
-    using moe::hopper::check_cuda;
+    using moe::check_cuda;
     check_cuda(cudaStreamCreate(&stream_), "cudaStreamCreate");
-    check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
-    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
     cudaGraph_t graph = nullptr;
     check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
     for (int r = 0; r < rounds; ++r) enqueue(stream_);
@@ -108,20 +107,14 @@ class Replay {
   Replay& operator=(Replay const&) = delete;
   ~Replay() {
     cudaGraphExecDestroy(exec_);
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
     cudaStreamDestroy(stream_);
   }
   /// Microseconds per call of one replay.
   double us() {
-    using moe::hopper::check_cuda;
-    float ms = 0;
-    check_cuda(cudaEventRecord(begin_, stream_), "event");
-    check_cuda(cudaGraphLaunch(exec_, stream_), "launch");
-    check_cuda(cudaEventRecord(end_, stream_), "event");
-    check_cuda(cudaStreamSynchronize(stream_), "replay");
-    check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "event");
-    return 1000.0 * static_cast<double>(ms) / calls_;
+    begin_.record(stream_);
+    moe::check_cuda(cudaGraphLaunch(exec_, stream_), "launch");
+    end_.record(stream_);
+    return 1000.0 * static_cast<double>(end_.since(begin_)) / calls_;
   }
   int calls() const { return calls_; }
   /// Replays for at least this many milliseconds.
@@ -132,8 +125,7 @@ class Replay {
  private:
   int calls_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  moe::CudaEvent begin_, end_;
   cudaGraphExec_t exec_ = nullptr;
 };
 
@@ -141,7 +133,7 @@ class Replay {
 template <class Enqueue>
 int rounds_of(int calls, Enqueue const& enqueue) {
   enqueue(cudaStream_t{});  // modules load here
-  moe::hopper::check_cuda(cudaDeviceSynchronize(), "first round");
+  moe::check_cuda(cudaDeviceSynchronize(), "first round");
   double const us = Replay(1, calls, enqueue).us() * calls;
   return std::max(1, std::min(200, static_cast<int>(1500.0 / std::max(us, 10.0)) + 1));
 }

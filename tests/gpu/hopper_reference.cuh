@@ -286,7 +286,7 @@ struct Problem {
     }
     fill_positive<<<256, 256>>>(weights.data(), weights.size(), seed + 6, 0.05F, 1.0F);
     if (tokens > 0) ids.upload(make_ids(s, tokens, pattern, seed + 7));
-    moe::hopper::check_cuda(cudaDeviceSynchronize(), "random inputs");
+    moe::check_cuda(cudaDeviceSynchronize(), "random inputs");
   }
   moe::hopper::LayerWeights layer_weights() const {
     return {w13.data(),      w2.data(),      w13_scales.data(),    w2_scales.data(),
@@ -320,7 +320,7 @@ struct Problem {
     TypedMemory<float> scales(std::size_t(tokens) * (group == 0 ? 1 : (shape.hidden + 127) / 128));
     quantize_x<<<256, 256>>>(scheme, reinterpret_cast<__nv_bfloat16*>(x.data()), tokens, shape.hidden, group, features.options.static_scale,
                              codes.data(), scales.data());
-    moe::hopper::check_cuda(cudaDeviceSynchronize(), "quantize_x");
+    moe::check_cuda(cudaDeviceSynchronize(), "quantize_x");
     x = std::move(codes);
     if (features.options.static_scale <= 0.0F) x_scales = std::move(scales);
   }
@@ -349,18 +349,18 @@ inline Difference compare(Problem const& p, void const* out, std::vector<int> co
       p.w13.data(), p.w2.data(),  p.w13_scales.data(), p.w2_scales.data(), p.ids.data(),      p.weights.data(), device_tokens.data(),
       count,        inter.data(), reference.data()};
   int const row_bytes = p.shape.hidden * 4;  // of shared memory
-  moe::hopper::check_cuda(cudaFuncSetAttribute(reference_gemm1, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes), "reference");
+  moe::check_cuda(cudaFuncSetAttribute(reference_gemm1, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes), "reference");
   reference_gemm1<<<count * p.shape.topk, 512, row_bytes>>>(a);
-  moe::hopper::check_cuda(cudaGetLastError(), "reference");
+  moe::check_cuda(cudaGetLastError(), "reference");
   reference_gemm2<<<dim3(count, 1), 1024>>>(a);
-  moe::hopper::check_cuda(cudaDeviceSynchronize(), "reference");
+  moe::check_cuda(cudaDeviceSynchronize(), "reference");
   std::vector<float> const expected = reference.download();
   std::vector<std::uint16_t> row(p.shape.hidden);
   double error = 0, norm = 0;
   for (int i = 0; i < count; ++i) {
-    moe::hopper::check_cuda(cudaMemcpy(row.data(), static_cast<char const*>(out) + std::size_t(tokens[i]) * p.shape.hidden * 2,
-                                       p.shape.hidden * 2, cudaMemcpyDeviceToHost),
-                            "cudaMemcpy");
+    moe::check_cuda(cudaMemcpy(row.data(), static_cast<char const*>(out) + std::size_t(tokens[i]) * p.shape.hidden * 2, p.shape.hidden * 2,
+                               cudaMemcpyDeviceToHost),
+                    "cudaMemcpy");
     for (int h = 0; h < p.shape.hidden; ++h) {
       float value = 0;
       if (p.scheme == Scheme::f16) {

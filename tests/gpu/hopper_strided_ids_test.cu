@@ -36,7 +36,7 @@ void expect_equal(Scheme scheme, int topk, int tokens, Pattern pattern) {
   call.topk_weights = weights.data();
   call.weight_stride = topk + 5;
   layer.forward(call, workspace.data(), nullptr);
-  moe::hopper::check_cuda(cudaDeviceSynchronize(), "layer");
+  moe::check_cuda(cudaDeviceSynchronize(), "layer");
   EXPECT_EQ(packed.download(), strided.download()) << tokens << " tokens, top " << topk;
   call.id_stride = -1;
   EXPECT_THROW(layer.forward(call, workspace.data(), nullptr), moe::Error);

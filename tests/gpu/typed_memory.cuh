@@ -24,7 +24,7 @@ class TypedMemory {
  public:
   TypedMemory() = default;
   explicit TypedMemory(std::size_t count) : count_(count) {
-    moe::hopper::check_cuda(cudaMalloc(&data_, std::max<std::size_t>(count, 64) * sizeof(T)), "cudaMalloc");
+    moe::check_cuda(cudaMalloc(&data_, std::max<std::size_t>(count, 64) * sizeof(T)), "cudaMalloc");
   }
   ~TypedMemory() { cudaFree(data_); }
   TypedMemory(TypedMemory&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr; }
@@ -36,13 +36,13 @@ class TypedMemory {
   T* data() const { return data_; }
   std::size_t size() const { return count_; }
   std::size_t bytes() const { return count_ * sizeof(T); }
-  void fill_bytes(int value) const { moe::hopper::check_cuda(cudaMemset(data_, value, bytes()), "cudaMemset"); }
+  void fill_bytes(int value) const { moe::check_cuda(cudaMemset(data_, value, bytes()), "cudaMemset"); }
   void upload(std::vector<T> const& host) const {
-    moe::hopper::check_cuda(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    moe::check_cuda(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   std::vector<T> download() const {
     std::vector<T> host(count_);
-    moe::hopper::check_cuda(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    moe::check_cuda(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return host;
   }
 

@@ -294,9 +294,9 @@ class Nccl {
   }
   /// cudaStreamSynchronize with the deadline.
   void synchronize(StreamType stream) {
-    detail::Event const event;
-    check_cuda(cudaEventRecord(event.data, stream), "cudaEventRecord");
-    wait(event.data, "synchronize");
+    CudaMark const end;
+    end.record(stream);
+    wait(end, "synchronize");
   }
   /// Gathers `n` bytes of host memory of every rank into host memory out[0, n · size). Blocks; for construction, not for rounds.
   void all_gather_host(void const* in, std::int64_t n, void* out) {

@@ -63,14 +63,6 @@ struct DeviceBytes {
   void* data;
 };
 
-struct Event {
-  Event() { check_cuda(cudaEventCreateWithFlags(&data, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
-  Event(Event const&) = delete;
-  Event& operator=(Event const&) = delete;
-  ~Event() { cudaEventDestroy(data); }
-  cudaEvent_t data = nullptr;
-};
-
 using HostName = std::array<char, 64>;
 inline HostName host_name() {
   HostName name{};

@@ -97,14 +97,26 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
+/// An owned event without a time: a point of a stream.
+class CudaMark {
+ public:
+  CudaMark() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  CudaMark(CudaMark const&) = delete;
+  CudaMark& operator=(CudaMark const&) = delete;
+  ~CudaMark() { cudaEventDestroy(event_); }
+  operator cudaEvent_t() const { return event_; }
+  void record(cudaStream_t stream) const { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  /// Makes later work of `stream` wait for the recorded point.
+  void make_wait(cudaStream_t stream) const { check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 template <>
 class Fence<space::cuda> {
  public:
-  Fence() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
-  Fence(Fence const&) = delete;
-  Fence& operator=(Fence const&) = delete;
-  ~Fence() { cudaEventDestroy(event_); }
-  void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+  void record(cudaStream_t stream) { event_.record(stream); }
   bool done() const {
     cudaError_t const status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) {
@@ -116,7 +128,7 @@ class Fence<space::cuda> {
   }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  CudaMark event_;
 };
 
 /// In pinned memory. Unified addressing: the same pointer on the device.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "moe/core/buffer.hpp"
@@ -18,9 +19,6 @@ class SharedWorkspace {
   SharedWorkspace() = default;
   SharedWorkspace(SharedWorkspace const&) = delete;
   SharedWorkspace& operator=(SharedWorkspace const&) = delete;
-  ~SharedWorkspace() {
-    if (finished_ != nullptr) cudaEventDestroy(finished_);
-  }
 
   /// At least `bytes` of memory of the current device with any contents, aligned to 1024 bytes, until this object is destroyed. The memory
   /// that others have, if it is large enough; else new memory for this one and for those after it.
@@ -63,7 +61,7 @@ class SharedWorkspace {
     Use(Use const&) = delete;
     Use& operator=(Use const&) = delete;
     ~Use() {
-      if (ordered_) cudaEventRecord(of_->finished_, stream_);
+      if (ordered_) cudaEventRecord(*of_->finished_, stream_);
     }
 
    private:
@@ -86,10 +84,10 @@ class SharedWorkspace {
     cudaError_t const known = cudaStreamGetId(stream, &id);
     cudaThreadExchangeStreamCaptureMode(&mode);
     check_cuda(known, "cudaStreamGetId");
-    if (finished_ == nullptr) {
-      check_cuda(cudaEventCreateWithFlags(&finished_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    if (!finished_) {
+      finished_.emplace();
     } else if (id != last_) {
-      check_cuda(cudaStreamWaitEvent(stream, finished_, 0), "cudaStreamWaitEvent");
+      finished_->make_wait(stream);
     }
     last_ = id;
     ordered = true;
@@ -99,8 +97,8 @@ class SharedWorkspace {
   std::vector<Buffer<char, space::cuda>> blocks_;
   std::int64_t bytes_ = 0;
   int layers_ = 0;
-  cudaEvent_t finished_ = nullptr;  // of the last call
-  unsigned long long last_ = 0;     // its stream's id
+  std::optional<CudaMark> finished_;  // of the last call
+  unsigned long long last_ = 0;       // its stream's id
 };
 
 }  // namespace moe::hopper

@@ -5,7 +5,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -16,46 +15,11 @@
 #include "moe/backends/collective/device/rounds.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/stream_capture.hpp"
+#include "moe/runner/device/priority_stream.hpp"
 #include "moe/runner/host_words.hpp"
 #include "moe/runner/parallel.hpp"
 
 namespace moe::runner {
-
-namespace device {
-
-/// An event without times.
-class MarkEvent {
- public:
-  MarkEvent() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
-  MarkEvent(MarkEvent const&) = delete;
-  MarkEvent& operator=(MarkEvent const&) = delete;
-  ~MarkEvent() { cudaEventDestroy(event_); }
-  operator cudaEvent_t() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-/// A stream whose priority is `levels` above the least, which is that of streams by default. Streams of one priority share hardware queues,
-/// in which a kernel can end up behind those of another stream that wait for a peer.
-class PriorityStream {
- public:
-  explicit PriorityStream(int levels) {
-    int least = 0, greatest = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, std::max(greatest, least - levels)),
-               "cudaStreamCreateWithPriority");
-  }
-  PriorityStream(PriorityStream const&) = delete;
-  PriorityStream& operator=(PriorityStream const&) = delete;
-  ~PriorityStream() { cudaStreamDestroy(stream_); }
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-}  // namespace device
 
 /// Over comm::Self: this rank's word. Over comm::Nccl the words travel through device memory on a stream of their own; a rank whose word
 /// does not come within the deadline is named.
@@ -118,7 +82,7 @@ class HostWords<Comm, space::cuda> {
   // At the default priority this rank's word could queue behind a forward's kernels that wait for a peer. It would not be sent, and the
   // others would name this rank.
   device::PriorityStream stream_{2}, look_{2};
-  device::MarkEvent done_;
+  CudaMark done_;
 };
 
 namespace parallel {
@@ -222,7 +186,7 @@ class Group<CommT, space::cuda> : public GroupPlace<CommT> {
   bool rows_agree_;
   std::vector<std::int64_t> words_;  // [TP]
   std::optional<HostWords<CommT>> gatherer_;
-  device::MarkEvent done_;
+  CudaMark done_;
 };
 
 }  // namespace parallel

@@ -19,36 +19,21 @@ class SideStream;
 template <>
 class SideStream<space::cuda> {
  public:
-  SideStream() {
-    check_cuda(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    if (cudaError_t const status = cudaEventCreateWithFlags(&joined_, cudaEventDisableTiming); status != cudaSuccess) {
-      cudaEventDestroy(forked_);
-      check_cuda(status, "cudaEventCreateWithFlags");
-    }
-  }
-  SideStream(SideStream const&) = delete;
-  SideStream& operator=(SideStream const&) = delete;
-  ~SideStream() {
-    cudaEventDestroy(forked_);
-    cudaEventDestroy(joined_);
-  }
-
   /// The side stream, ordered after all work of `main` so far. If `main` is being captured, the side stream is too, until join().
   cudaStream_t fork(cudaStream_t main) {
-    check_cuda(cudaEventRecord(forked_, main), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(side_, forked_, 0), "cudaStreamWaitEvent");
+    forked_.record(main);
+    forked_.make_wait(side_);
     return side_;
   }
   /// Orders later work of `main` after all work of the side stream.
   void join(cudaStream_t main) {
-    check_cuda(cudaEventRecord(joined_, side_), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(main, joined_, 0), "cudaStreamWaitEvent");
+    joined_.record(side_);
+    joined_.make_wait(main);
   }
 
  private:
   CudaStream side_;
-  cudaEvent_t forked_ = nullptr;
-  cudaEvent_t joined_ = nullptr;
+  CudaMark forked_, joined_;
 };
 
 /// Work on up to `most_rows` rows runs on a side stream, from begin() to end(); on more rows, on the caller's.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "moe/core/cuda_space.hpp"
+#include "moe/runner/device/priority_stream.hpp"
 #include "moe/runner/dual_batch.hpp"
 
 namespace moe::runner {
@@ -15,47 +16,27 @@ template <>
 class TwoQueues<space::cuda> {
  public:
   /// steps: of the schedule.
-  explicit TwoQueues(std::size_t steps) : events_(steps + 2) {
-    int least = 0;
-    int greatest = 0;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-    try {
-      check_cuda(cudaStreamCreateWithPriority(&communication_, cudaStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
-      for (cudaEvent_t& event : events_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    } catch (...) {
-      release();
-      throw;
-    }
-  }
-  TwoQueues(TwoQueues const&) = delete;
-  TwoQueues& operator=(TwoQueues const&) = delete;
-  ~TwoQueues() { release(); }
+  explicit TwoQueues(std::size_t steps) : events_(steps + 2) {}
 
   void fork(cudaStream_t main) {
     main_ = main;
     order(events_[events_.size() - 2], main_, communication_);
   }
   cudaStream_t of(Queue queue) const { return queue == Queue::compute ? main_ : communication_; }
-  void record(std::size_t step, Queue queue) { check_cuda(cudaEventRecord(events_[step], of(queue)), "cudaEventRecord"); }
-  void wait(std::size_t step, Queue queue) { check_cuda(cudaStreamWaitEvent(of(queue), events_[step], 0), "cudaStreamWaitEvent"); }
+  void record(std::size_t step, Queue queue) { events_[step].record(of(queue)); }
+  void wait(std::size_t step, Queue queue) { events_[step].make_wait(of(queue)); }
   void join() { order(events_.back(), communication_, main_); }
 
  private:
   /// Work of `later` from now on runs after the work of `earlier` so far.
-  static void order(cudaEvent_t event, cudaStream_t earlier, cudaStream_t later) {
-    check_cuda(cudaEventRecord(event, earlier), "cudaEventRecord");
-    check_cuda(cudaStreamWaitEvent(later, event, 0), "cudaStreamWaitEvent");
-  }
-  void release() {
-    for (cudaEvent_t event : events_) {
-      if (event != nullptr) cudaEventDestroy(event);
-    }
-    if (communication_ != nullptr) cudaStreamDestroy(communication_);
+  static void order(CudaMark const& event, cudaStream_t earlier, cudaStream_t later) {
+    event.record(earlier);
+    event.make_wait(later);
   }
 
   cudaStream_t main_ = nullptr;
-  cudaStream_t communication_ = nullptr;
-  std::vector<cudaEvent_t> events_;  // of each step, of fork(), of join()
+  device::PriorityStream communication_{device::PriorityStream::kAllLevels};
+  std::vector<CudaMark> events_;  // of each step, of fork(), of join()
 };
 
 }  // namespace moe::runner

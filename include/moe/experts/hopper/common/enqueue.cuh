@@ -8,16 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "moe/core/error.hpp"
+#include "moe/core/cuda_space.hpp"
 
-namespace moe::hopper {
-
-/// Throws E_CUDA with the call's name unless `status` is success.
-inline void check_cuda(cudaError_t status, char const* what) {
-  if (status != cudaSuccess) throw Error(ErrorCode::cuda, text(what, ": ", cudaGetErrorString(status)));
-}
-
-namespace detail {
+namespace moe::hopper::detail {
 
 /// The set of devices on which an action was done; each piece of code with such an action has a static object. Devices from 64 on are never
 /// recorded.
@@ -62,6 +55,4 @@ inline void launch(void (*kernel)(Params...), int grid, int block, int smem, int
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "cudaLaunchKernelEx");
 }
 
-}  // namespace detail
-
-}  // namespace moe::hopper
+}  // namespace moe::hopper::detail
