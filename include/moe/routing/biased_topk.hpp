@@ -53,18 +53,12 @@ class BiasedTopK : public RowRouter<detail::BiasedTopKConfig<S, R>> {
  private:
   static detail::BiasedTopKConfig<S, R> config_of(Params const& p) {
     detail::require(p.correction_bias != nullptr, ErrorCode::argument, "correction_bias: null, expected ", p.num_experts, " values");
-    detail::BiasedTopKConfig<S, R> c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
+    auto c = detail::common_config<detail::BiasedTopKConfig<S, R>>(p);
     c.correction_bias = p.correction_bias;
     c.renorm = R == Renormalize::yes ? p.renorm : Renorm::none;
     c.renorm_eps = p.renorm_eps;
-    c.routed_scaling_factor = p.routed_scaling_factor;
     c.logit_softcap = p.logit_softcap;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
     c.num_joint_shared = p.num_joint_shared;
-    c.degenerate = p.degenerate;
     return c;
   }
 };

@@ -58,17 +58,11 @@ class GroupedTopK : public RowRouter<detail::GroupedTopKConfig<S, G, R>> {
   static detail::GroupedTopKConfig<S, G, R> config_of(Params const& p) {
     detail::require(p.num_expert_group != 0 && p.topk_group != 0, ErrorCode::config, "num_expert_group: ", p.num_expert_group,
                     " and topk_group: ", p.topk_group, " must be set for grouped top-k");
-    detail::GroupedTopKConfig<S, G, R> c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
+    auto c = detail::common_config<detail::GroupedTopKConfig<S, G, R>>(p);
     c.num_expert_group = p.num_expert_group;
     c.topk_group = p.topk_group;
     c.correction_bias = p.correction_bias;
     c.renorm_eps = p.renorm_eps;
-    c.routed_scaling_factor = p.routed_scaling_factor;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
-    c.degenerate = p.degenerate;
     return c;
   }
 };

@@ -8,16 +8,11 @@ namespace moe::routing {
 
 namespace detail {
 template <Scoring S, Renormalize R>
-struct HashTopKConfig : RouterConfig {
+struct HashTopKConfig : PlainConfig {
   static constexpr Scoring scoring = S;
   static constexpr Order order = Order::score_then_topk;
   static constexpr Selection selection = Selection::hash_table;
   static constexpr Renorm renorm = R == Renormalize::yes ? Renorm::sum : Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 constexpr char const* hash_topk_name(Scoring s, Renormalize r) {
   bool const renormalize = r == Renormalize::yes;
@@ -53,16 +48,10 @@ class HashTopK : public RowRouter<detail::HashTopKConfig<S, R>> {
 
  private:
   static detail::HashTopKConfig<S, R> config_of(Params const& p) {
-    detail::HashTopKConfig<S, R> c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
+    auto c = detail::common_config<detail::HashTopKConfig<S, R>>(p);
     c.hash_table = p.hash_table;
     c.vocabulary = p.vocabulary;
     c.renorm_eps = p.renorm_eps;
-    c.routed_scaling_factor = p.routed_scaling_factor;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
-    c.degenerate = p.degenerate;
     return c;
   }
 };

@@ -7,18 +7,11 @@
 namespace moe::routing {
 
 namespace detail {
-struct Llama4Config : RouterConfig {
+struct Llama4Config : PlainTopKConfig {
   static constexpr int topk = 1;
   static constexpr Scoring scoring = Scoring::sigmoid;
   static constexpr Order order = Order::topk_then_score;
-  static constexpr Selection selection = Selection::topk;
   static constexpr Renorm renorm = Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr float logit_softcap = 0.0F;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 }  // namespace detail
 

@@ -8,17 +8,10 @@ namespace moe::routing {
 
 namespace detail {
 template <Renormalize R>
-struct SigmoidTopKConfig : RouterConfig {
+struct SigmoidTopKConfig : PlainTopKConfig {
   static constexpr Scoring scoring = Scoring::sigmoid;
   static constexpr Order order = Order::score_then_topk;
-  static constexpr Selection selection = Selection::topk;
   static constexpr Renorm renorm = R == Renormalize::yes ? Renorm::sum : Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr float logit_softcap = 0.0F;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 }  // namespace detail
 
@@ -41,14 +34,8 @@ class SigmoidTopK : public RowRouter<detail::SigmoidTopKConfig<R>> {
 
  private:
   static detail::SigmoidTopKConfig<R> config_of(Params const& p) {
-    detail::SigmoidTopKConfig<R> c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
+    auto c = detail::common_config<detail::SigmoidTopKConfig<R>>(p);
     c.renorm_eps = p.renorm_eps;
-    c.routed_scaling_factor = p.routed_scaling_factor;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
-    c.degenerate = p.degenerate;
     return c;
   }
 };

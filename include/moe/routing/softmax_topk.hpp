@@ -8,17 +8,10 @@ namespace moe::routing {
 
 namespace detail {
 template <Renormalize R>
-struct SoftmaxTopKConfig : RouterConfig {
+struct SoftmaxTopKConfig : PlainTopKConfig {
   static constexpr Scoring scoring = Scoring::softmax;
   static constexpr Order order = Order::score_then_topk;
-  static constexpr Selection selection = Selection::topk;
   static constexpr Renorm renorm = R == Renormalize::yes ? Renorm::sum : Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr float logit_softcap = 0.0F;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 }  // namespace detail
 
@@ -41,13 +34,7 @@ class SoftmaxTopK : public RowRouter<detail::SoftmaxTopKConfig<R>> {
 
  private:
   static detail::SoftmaxTopKConfig<R> config_of(Params const& p) {
-    detail::SoftmaxTopKConfig<R> c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
-    c.routed_scaling_factor = p.routed_scaling_factor;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
-    c.degenerate = p.degenerate;
+    auto c = detail::common_config<detail::SoftmaxTopKConfig<R>>(p);
     c.per_expert_scale = p.per_expert_scale;
     return c;
   }

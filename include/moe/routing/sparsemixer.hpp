@@ -7,16 +7,11 @@
 namespace moe::routing {
 
 namespace detail {
-struct SparseMixerConfig : RouterConfig {
+struct SparseMixerConfig : PlainConfig {
   static constexpr Scoring scoring = Scoring::softmax;
   static constexpr Order order = Order::score_then_topk;
   static constexpr Selection selection = Selection::sparsemixer;
   static constexpr Renorm renorm = Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 }  // namespace detail
 

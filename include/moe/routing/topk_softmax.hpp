@@ -7,17 +7,10 @@
 namespace moe::routing {
 
 namespace detail {
-struct TopKSoftmaxConfig : RouterConfig {
+struct TopKSoftmaxConfig : PlainTopKConfig {
   static constexpr Scoring scoring = Scoring::softmax;
   static constexpr Order order = Order::topk_then_score;
-  static constexpr Selection selection = Selection::topk;
   static constexpr Renorm renorm = Renorm::none;
-  static constexpr int num_expert_group = 0;
-  static constexpr int topk_group = 0;
-  static constexpr float logit_softcap = 0.0F;
-  static constexpr int num_zero_experts = 0;
-  static constexpr int num_joint_shared = 0;
-  static constexpr float const* correction_bias = nullptr;
 };
 }  // namespace detail
 
@@ -34,19 +27,7 @@ class TopKSoftmax : public RowRouter<detail::TopKSoftmaxConfig> {
     DegeneratePolicy degenerate = DegeneratePolicy::uniform_first_k;
   };
   /// Throws E_CONFIG.
-  explicit TopKSoftmax(Params const& p) : RowRouter(config_of(p)) {}
-
- private:
-  static detail::TopKSoftmaxConfig config_of(Params const& p) {
-    detail::TopKSoftmaxConfig c;
-    c.num_experts = p.num_experts;
-    c.topk = p.topk;
-    c.routed_scaling_factor = p.routed_scaling_factor;
-    c.num_fused_shared = p.num_fused_shared;
-    c.fused_shared_weight = p.fused_shared_weight;
-    c.degenerate = p.degenerate;
-    return c;
-  }
+  explicit TopKSoftmax(Params const& p) : RowRouter(detail::common_config<detail::TopKSoftmaxConfig>(p)) {}
 };
 
 }  // namespace moe::routing

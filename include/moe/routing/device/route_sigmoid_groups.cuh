@@ -68,15 +68,7 @@ inline constexpr float kUsualLogit = 87.0F;
 __device__ inline float usual_sigmoid(float z) {
   float const shifted = fma_rn(z, -1.44269504F, 12582912.0F);
   float const n = sub_rn(shifted, 12582912.0F);
-  float r = fma_rn(n, -0.693145751953125F, -z);
-  r = fma_rn(n, -1.42860677e-6F, r);
-  float p = fma_rn(r, 1.98412698e-4F, 1.38888889e-3F);
-  p = fma_rn(p, r, 8.33333333e-3F);
-  p = fma_rn(p, r, 4.16666667e-2F);
-  p = fma_rn(p, r, 1.66666667e-1F);
-  p = fma_rn(p, r, 0.5F);
-  p = fma_rn(p, r, 1.0F);
-  p = fma_rn(p, r, 1.0F);
+  float const p = exp_of_rest(-z, n);
   float const e = __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
   float const y = add_rn(1.0F, e);
   float const near = ptx::approximate_reciprocal(y);

@@ -86,4 +86,35 @@ struct RouterConfig {
   MOE_HD constexpr int num_slots() const { return topk + num_fused_shared; }
 };
 
+namespace detail {
+
+/// The fixed choices of routers without groups, a selection bias, zero experts and joint shared experts.
+struct PlainConfig : RouterConfig {
+  static constexpr int num_expert_group = 0;
+  static constexpr int topk_group = 0;
+  static constexpr int num_zero_experts = 0;
+  static constexpr int num_joint_shared = 0;
+  static constexpr float const* correction_bias = nullptr;
+};
+/// Of those that choose the k largest, without a cap on the logits.
+struct PlainTopKConfig : PlainConfig {
+  static constexpr Selection selection = Selection::topk;
+  static constexpr float logit_softcap = 0.0F;
+};
+
+/// The configuration with what all routers of scored experts take from their Params; the rest is as in Config.
+template <class Config, class Params>
+Config common_config(Params const& p) {
+  Config c;
+  c.num_experts = p.num_experts;
+  c.topk = p.topk;
+  c.routed_scaling_factor = p.routed_scaling_factor;
+  c.num_fused_shared = p.num_fused_shared;
+  c.fused_shared_weight = p.fused_shared_weight;
+  c.degenerate = p.degenerate;
+  return c;
+}
+
+}  // namespace detail
+
 }  // namespace moe::routing

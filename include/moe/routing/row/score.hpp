@@ -47,12 +47,8 @@ MOE_HD inline float bits_float(std::int32_t bits) {
 }
 MOE_HD inline float max_of(float a, float b) { return a > b ? a : b; }  // NaN in a gives b
 
-/// e^x to about one unit in the last place. x = n ln2 + r, |r| <= ln2 / 2; the Taylor series to r^7 leaves 5e-9; NaN gives e^-104 = 0.
-MOE_HD inline float exp_rn(float x) {
-  x = max_of(x, -104.0F);
-  x = x < 89.0F ? x : 89.0F;
-  float const shifted = fma_rn(x, 1.44269504F, 12582912.0F);  // 1.5 * 2^23: rounds x / ln2 to an integer in the low bits
-  float const n = sub_rn(shifted, 12582912.0F);
+/// e^r for r = x - n ln2, |r| <= ln2 / 2: the Taylor series to r^7 leaves 5e-9.
+MOE_HD inline float exp_of_rest(float x, float n) {
   float r = fma_rn(n, -0.693145751953125F, x);  // ln2 in two parts, the first exact in products with n
   r = fma_rn(n, -1.42860677e-6F, r);
   float p = fma_rn(r, 1.98412698e-4F, 1.38888889e-3F);  // 1/7!, 1/6!, ...
@@ -61,7 +57,15 @@ MOE_HD inline float exp_rn(float x) {
   p = fma_rn(p, r, 1.66666667e-1F);
   p = fma_rn(p, r, 0.5F);
   p = fma_rn(p, r, 1.0F);
-  p = fma_rn(p, r, 1.0F);
+  return fma_rn(p, r, 1.0F);
+}
+/// e^x to about one unit in the last place, as 2^n e^(x - n ln2); NaN gives e^-104 = 0.
+MOE_HD inline float exp_rn(float x) {
+  x = max_of(x, -104.0F);
+  x = x < 89.0F ? x : 89.0F;
+  float const shifted = fma_rn(x, 1.44269504F, 12582912.0F);  // 1.5 * 2^23: rounds x / ln2 to an integer in the low bits
+  float const n = sub_rn(shifted, 12582912.0F);
+  float const p = exp_of_rest(x, n);
   std::int32_t const e = float_bits(shifted) - 0x4B400000;
   std::int32_t const half = e >> 1;  // in two steps: 2^e alone may be subnormal or infinite
   return mul_rn(mul_rn(p, bits_float((half + 127) << 23)), bits_float((e - half + 127) << 23));
