@@ -30,6 +30,7 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
@@ -370,19 +371,17 @@ class Bench {
   /// Microseconds of one call: the slowest rank; median and spread over the repeats.
   template <class Finish>
   std::pair<double, double> time(std::function<void()> const& call, bool graph, Finish&& finish) {
-    cudaGraph_t g = nullptr;
-    cudaGraphExec_t executable = nullptr;
+    CudaGraph captured;
     if (graph) {
       call();
       finish();
-      check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-      for (int i = 0; i < kCalls; ++i) call();
-      check_cuda(cudaStreamEndCapture(stream_, &g), "cudaStreamEndCapture");
-      check_cuda(cudaGraphInstantiate(&executable, g, 0), "cudaGraphInstantiate");
+      captured = CudaGraph(stream_, [&] {
+        for (int i = 0; i < kCalls; ++i) call();
+      });
     }
     auto const once = [&] {
       if (graph) {
-        check_cuda(cudaGraphLaunch(executable, stream_), "cudaGraphLaunch");
+        captured.launch(stream_);
       } else {
         for (int i = 0; i < kCalls; ++i) call();
       }
@@ -403,10 +402,6 @@ class Bench {
         us.push_back(slowest);
       }
     }
-    if (graph) {
-      cudaGraphExecDestroy(executable);
-      cudaGraphDestroy(g);
-    }
     return median_and_spread(us);
   }
 
@@ -420,40 +415,27 @@ class Bench {
   bool good_ = true;
 };
 
+bool set_option(Options& options, std::string const& key, std::string const& value) {
+  if (key == "--shapes") {
+    options.shapes = value;
+  } else if (key == "--schemes") {
+    options.schemes = value;
+  } else if (key == "--tokens") {
+    options.tokens = value;
+  } else if (key == "--backends") {
+    options.backends = value;
+  } else if (key == "--routing" && (value == "given" || value == "softmax")) {
+    options.routing = value;
+  } else if (key == "--like-ranks") {
+    options.like_ranks = std::atoi(value.c_str());
+  } else if (key == "--json") {
+    options.json = value;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  Options options;
-  int result = 0;
-  for (int i = 1; i < argc && result == 0; i += 2) {
-    std::string const key = argv[i];
-    std::string const value = i + 1 < argc ? argv[i + 1] : "";
-    if (key == "--shapes") {
-      options.shapes = value;
-    } else if (key == "--schemes") {
-      options.schemes = value;
-    } else if (key == "--tokens") {
-      options.tokens = value;
-    } else if (key == "--backends") {
-      options.backends = value;
-    } else if (key == "--routing" && (value == "given" || value == "softmax")) {
-      options.routing = value;
-    } else if (key == "--like-ranks") {
-      options.like_ranks = std::atoi(value.c_str());
-    } else if (key == "--json") {
-      options.json = value;
-    } else {
-      std::fprintf(stderr, "ep_layer_bench: %s %s is no option\n", key.c_str(), value.c_str());
-      result = 2;
-    }
-  }
-  try {
-    if (result == 0) result = moe_bench::run_on_ranks<Bench>(options);
-  } catch (std::exception const& e) {
-    std::printf("error: %s\n", e.what());
-    MPI_Abort(MPI_COMM_WORLD, 1);
-  }
-  MPI_Finalize();
-  return result;
-}
+int main(int argc, char** argv) { return moe_bench::ranks_main<Bench, Options>(argc, argv, "ep_layer_bench", set_option); }

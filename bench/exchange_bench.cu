@@ -13,7 +13,9 @@
 #include <functional>
 #include <map>
 
+#include "bench/bench_report.hpp"
 #include "bench/exchange_peers.cuh"
+#include "moe/core/cuda_graph.hpp"
 #include "tests/multigpu/exchange_harness.cuh"
 #include "tests/multigpu/nccl_ranks.cuh"
 
@@ -167,24 +169,19 @@ class Bench {
   /// Microseconds per call of `enqueue(rank, i)`, i counting calls, on the slowest rank: median over repeats; `spread` gets max - min.
   double time(int calls, int replays, bool graph, std::function<void(int, int)> const& enqueue, double* spread = nullptr) {
     int const R = group_.size();
-    std::vector<cudaGraphExec_t> graphs(static_cast<std::size_t>(R));
+    std::vector<moe::CudaGraph> graphs;
     for (int r = 0; graph && r < R; ++r) {
       group_.use(r);
-      cudaGraph_t g;
-      check_cuda(cudaStreamBeginCapture(group_.stream(r), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-      for (int i = 0; i < calls; ++i) {
-        enqueue(r, i);
-      }
-      check_cuda(cudaStreamEndCapture(group_.stream(r), &g), "cudaStreamEndCapture");
-      check_cuda(cudaGraphInstantiate(&graphs[static_cast<std::size_t>(r)], g, 0), "cudaGraphInstantiate");
-      cudaGraphDestroy(g);
+      graphs.emplace_back(group_.stream(r), [&] {
+        for (int i = 0; i < calls; ++i) enqueue(r, i);
+      });
     }
     auto once = [&] {
       for (int i = 0; i < (graph ? 1 : calls); ++i) {
         for (int r = 0; r < R; ++r) {
           group_.use(r);
           if (graph) {
-            check_cuda(cudaGraphLaunch(graphs[static_cast<std::size_t>(r)], group_.stream(r)), "cudaGraphLaunch");
+            graphs[static_cast<std::size_t>(r)].launch(group_.stream(r));
           } else {
             enqueue(r, i);
           }
@@ -221,17 +218,9 @@ class Bench {
         repeats.push_back(slowest);
       }
     }
-    for (int r = 0; r < R; ++r) {
-      group_.use(r);
-      if (graph) {
-        cudaGraphExecDestroy(graphs[static_cast<std::size_t>(r)]);
-      }
-    }
-    std::sort(repeats.begin(), repeats.end());
-    if (spread != nullptr) {
-      *spread = repeats.back() - repeats.front();
-    }
-    return repeats[repeats.size() / 2];
+    auto const [median, width] = moe_bench::median_and_spread(repeats);
+    if (spread != nullptr) *spread = width;
+    return median;
   }
 
   template <Move kMove>

@@ -16,6 +16,7 @@
 #include "moe/backends/window/device/low_latency/fixed.cuh"
 #include "moe/core/buffer.hpp"
 #include "moe/core/config_defaults.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper/token/launch.cuh"
 #include "moe/models/deepseek.hpp"
 #include "moe/models/gpt_oss.hpp"
@@ -36,28 +37,21 @@ constexpr int kLaunches = 64, kInputs = 8, kRounds = 15;
 class Graph {
  public:
   template <class Launch>
-  Graph(CudaStream& stream, Launch const& launch) : stream_(stream) {
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < kLaunches; ++i) launch(i);
-    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiate(&executable_, graph, 0), "cudaGraphInstantiate");
-    cudaGraphDestroy(graph);
-  }
-  Graph(Graph const&) = delete;
-  Graph& operator=(Graph const&) = delete;
-  ~Graph() { cudaGraphExecDestroy(executable_); }
+  Graph(CudaStream& stream, Launch const& launch)
+      : stream_(stream), graph_(stream, [&] {
+          for (int i = 0; i < kLaunches; ++i) launch(i);
+        }) {}
   /// Microseconds of a call, of 20 replays.
   double time() {
     start_.record(stream_);
-    for (int i = 0; i < 20; ++i) check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch");
+    for (int i = 0; i < 20; ++i) graph_.launch(stream_);
     stop_.record(stream_);
     return static_cast<double>(stop_.since(start_)) * 1e3 / (20 * kLaunches);
   }
 
  private:
   CudaStream& stream_;
-  cudaGraphExec_t executable_ = nullptr;
+  CudaGraph graph_;
   CudaEvent start_, stop_;
 };
 

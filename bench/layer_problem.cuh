@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "moe/core/cuda_graph.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "tests/gpu/hopper_reference.cuh"
 
@@ -94,25 +95,15 @@ class Replay {
   /// Captures `rounds` times enqueue(stream), which makes `calls` calls.
   template <class Enqueue>
   Replay(int rounds, int calls, Enqueue const& enqueue) : calls_(rounds * calls) {
-    using moe::check_cuda;
-    check_cuda(cudaStreamCreate(&stream_), "cudaStreamCreate");
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int r = 0; r < rounds; ++r) enqueue(stream_);
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "capture");
-    check_cuda(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
-    cudaGraphDestroy(graph);
-  }
-  Replay(Replay const&) = delete;
-  Replay& operator=(Replay const&) = delete;
-  ~Replay() {
-    cudaGraphExecDestroy(exec_);
-    cudaStreamDestroy(stream_);
+    moe::check_cuda(cudaDeviceSynchronize(), "inputs");  // the stream does not wait for the default stream
+    graph_ = moe::CudaGraph(stream_, [&] {
+      for (int r = 0; r < rounds; ++r) enqueue(static_cast<cudaStream_t>(stream_));
+    });
   }
   /// Microseconds per call of one replay.
   double us() {
     begin_.record(stream_);
-    moe::check_cuda(cudaGraphLaunch(exec_, stream_), "launch");
+    graph_.launch(stream_);
     end_.record(stream_);
     return 1000.0 * static_cast<double>(end_.since(begin_)) / calls_;
   }
@@ -124,9 +115,9 @@ class Replay {
 
  private:
   int calls_;
-  cudaStream_t stream_ = nullptr;
+  moe::CudaStream stream_;
+  moe::CudaGraph graph_;
   moe::CudaEvent begin_, end_;
-  cudaGraphExec_t exec_ = nullptr;
 };
 
 /// Rounds that make a replay last 1.5 ms.

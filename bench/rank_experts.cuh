@@ -6,6 +6,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -43,6 +45,30 @@ int run_on_ranks(Options const& options) {
   Bench bench(host, options);
   bench.run();
   return bench.write() && bench.good() ? 0 : 1;
+}
+
+/// main() of such a program, with options "--key value": set(options, key, value) is false for one that the program does not have.
+template <class Bench, class Options, class Set>
+int ranks_main(int argc, char** argv, char const* program, Set const& set) {
+  MPI_Init(&argc, &argv);
+  Options options;
+  int result = 0;
+  for (int i = 1; i < argc && result == 0; i += 2) {
+    std::string const key = argv[i];
+    std::string const value = i + 1 < argc ? argv[i + 1] : "";
+    if (!set(options, key, value)) {
+      std::fprintf(stderr, "%s: %s %s is no option\n", program, key.c_str(), value.c_str());
+      result = 2;
+    }
+  }
+  try {
+    if (result == 0) result = run_on_ranks<Bench>(options);
+  } catch (std::exception const& e) {
+    std::printf("error: %s\n", e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return result;
 }
 
 /// The weights of `local` experts on the device: bf16, or fp8 codes with a positive scale for every block. Values of w13 have the deviation

@@ -14,6 +14,7 @@
 
 #include "bench/checked.hpp"
 #include "moe/core/buffer.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/grouped_topk.hpp"
 #include "moe/routing/softmax_topk.hpp"
@@ -60,23 +61,18 @@ bool agrees(Router const& router, std::vector<float> const& logits, std::int64_t
 /// Microseconds of one of kLaunches launches, from replays of their graph.
 template <class Launch>
 void time_graph(benchmark::State& state, CudaStream& stream, Launch const& launch) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < kLaunches; ++i) launch(i);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-  for (int i = 0; i < 3; ++i) check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+  CudaGraph const graph(stream, [&] {
+    for (int i = 0; i < kLaunches; ++i) launch(i);
+  });
+  for (int i = 0; i < 3; ++i) graph.launch(stream);
   CudaEvent start;
   CudaEvent stop;
   for (auto _ : state) {
     start.record(stream);
-    check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+    graph.launch(stream);
     stop.record(stream);
     state.SetIterationTime(static_cast<double>(stop.since(start)) * 1e-3 / kLaunches);
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
 }
 
 __global__ void empty_kernel() {}

@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "bench/bench_report.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/runner/device/dense_shared.cuh"
 #include "moe/runner/device/row_kernels.cuh"
 
@@ -37,25 +39,19 @@ double graph_time(int bodies, std::function<void(int, cudaStream_t)> const& body
   CudaStream stream;
   for (int i = 0; i < bodies; ++i) body(i, stream);
   stream.synchronize();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < bodies; ++i) body(i, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(stream, [&] {
+    for (int i = 0; i < bodies; ++i) body(i, stream);
+  });
   std::vector<double> times;
   CudaEvent begin, end;
   for (int i = 0; i < 25; ++i) {
     begin.record(stream);
-    check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+    graph.launch(stream);
     end.record(stream);
     float const ms = end.since(begin);
     if (i >= 5) times.push_back(1000.0 * ms / bodies);
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return moe_bench::median_and_spread(times).first;
 }
 
 /// The largest difference of n values over their root mean square.

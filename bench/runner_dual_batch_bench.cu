@@ -23,6 +23,7 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
@@ -179,28 +180,22 @@ class Bench {
   /// Microseconds of one of ten blocks in a graph: the slowest rank, the median.
   template <class Call, class Check>
   double time(Call const& call, Check const& check) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < kChain; ++i) call();
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    CudaGraph const graph(stream_, [&] {
+      for (int i = 0; i < kChain; ++i) call();
+    });
     std::vector<double> us;
     for (int repeat = -2; repeat < kRepeats; ++repeat) {
       host_.barrier({});
-      check_cuda(cudaGraphLaunch(exec, stream_), "cudaGraphLaunch");  // ranks start together
+      graph.launch(stream_);  // ranks start together
       begin_.record(stream_);
-      check_cuda(cudaGraphLaunch(exec, stream_), "cudaGraphLaunch");
+      graph.launch(stream_);
       end_.record(stream_);
       stream_.synchronize();
       check();
       double const slowest = worst_of(1e3 * static_cast<double>(end_.since(begin_)) / kChain);
       if (repeat >= 0) us.push_back(slowest);
     }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    std::sort(us.begin(), us.end());
-    return us[us.size() / 2];
+    return moe_bench::median_and_spread(us).first;
   }
 
   comm::Mpi& host_;
@@ -215,38 +210,25 @@ class Bench {
   bool good_ = true;
 };
 
+bool set_option(Options& options, std::string const& key, std::string const& value) {
+  if (key == "--experts") {
+    options.experts = std::atoi(value.c_str());
+  } else if (key == "--tokens") {
+    options.tokens = value;
+  } else if (key == "--backends") {
+    options.backends = value;
+  } else if (key == "--workers") {
+    options.workers = value;
+  } else if (key == "--blocks") {
+    options.blocks = std::atoi(value.c_str());
+  } else if (key == "--json") {
+    options.json = value;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  Options options;
-  int result = 0;
-  for (int i = 1; i < argc && result == 0; i += 2) {
-    std::string const key = argv[i];
-    std::string const value = i + 1 < argc ? argv[i + 1] : "";
-    if (key == "--experts") {
-      options.experts = std::atoi(value.c_str());
-    } else if (key == "--tokens") {
-      options.tokens = value;
-    } else if (key == "--backends") {
-      options.backends = value;
-    } else if (key == "--workers") {
-      options.workers = value;
-    } else if (key == "--blocks") {
-      options.blocks = std::atoi(value.c_str());
-    } else if (key == "--json") {
-      options.json = value;
-    } else {
-      std::fprintf(stderr, "runner_dual_batch_bench: %s %s is no option\n", key.c_str(), value.c_str());
-      result = 2;
-    }
-  }
-  try {
-    if (result == 0) result = moe_bench::run_on_ranks<Bench>(options);
-  } catch (std::exception const& e) {
-    std::printf("error: %s\n", e.what());
-    MPI_Abort(MPI_COMM_WORLD, 1);
-  }
-  MPI_Finalize();
-  return result;
-}
+int main(int argc, char** argv) { return moe_bench::ranks_main<Bench, Options>(argc, argv, "runner_dual_batch_bench", set_option); }

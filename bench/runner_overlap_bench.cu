@@ -16,6 +16,7 @@
 #include <memory>
 #include <vector>
 
+#include "bench/bench_report.hpp"
 #include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
@@ -25,6 +26,7 @@
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/modular_kernel.hpp"
@@ -87,26 +89,20 @@ double graph_time(std::function<void(int, cudaStream_t)> const& body) {
   CudaStream stream;
   body(0, stream);
   stream.synchronize();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < kBlocks; ++i) body(i, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(stream, [&] {
+    for (int i = 0; i < kBlocks; ++i) body(i, stream);
+  });
   std::vector<double> times;
   CudaEvent begin, end;
   for (int i = 0; i < 25; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
     begin.record(stream);
-    check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+    graph.launch(stream);
     end.record(stream);
     double const slowest = moe_bench::worst_of(1000.0 * static_cast<double>(end.since(begin)) / kBlocks);
     if (i >= 5) times.push_back(slowest);
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return moe_bench::median_and_spread(times).first;
 }
 
 /// One number of tokens a rank, all variants. False if they differ in bits.

@@ -11,6 +11,7 @@
 #include "moe/backends/collective/device/all_to_all_v.cuh"
 #include "moe/backends/collective/device/gather_exchange.cuh"
 #include "moe/core/buffer.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/exchange_batch.hpp"
 #include "tests/factor_experts.cuh"
@@ -132,5 +133,21 @@ class DeviceHarness {
   moe::Buffer<std::int32_t, moe::space::cuda> physical_;
   int num_local_ = 0;
 };
+
+/// Rounds of fixed sizes, captured once and replayed with other rows.
+template <class Harness>
+void expect_graph_replays(Harness& h, int rank) {
+  auto const in = h.upload(random_batch<float>(rank, 0, 8, 32, 3, 7));
+  h.enqueue(in);  // NCCL must connect and modules must load outside the capture
+  h.exchange().wait(h.stream());
+  moe::CudaGraph const graph(h.stream(), [&] { h.enqueue(in); });
+  for (int round = 1; round <= 20; ++round) {
+    auto const b = random_batch<float>(rank, round, 8, 32, 3, 7);
+    h.upload(b);
+    graph.launch(h.stream());
+    h.exchange().wait(h.stream());
+    h.compare(b, h.download(8), moe::text("replay ", round));
+  }
+}
 
 }  // namespace moe_test

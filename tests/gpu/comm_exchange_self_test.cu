@@ -79,24 +79,7 @@ TYPED_TEST(SelfExchange, T4_T12_T21_Refusals) {
 
 TYPED_TEST(SelfExchange, T9_GraphReplays) {
   DeviceHarness<TypeParam> h(this->comm, {.sizes = Sizes::fixed});
-  auto const in = h.upload(random_batch<float>(0, 0, 8, 32, 3, 7));
-  h.enqueue(in);
-  h.exchange().wait(h.stream());
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  moe::check_cuda(cudaStreamBeginCapture(h.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  h.enqueue(in);
-  moe::check_cuda(cudaStreamEndCapture(h.stream(), &graph), "cudaStreamEndCapture");
-  moe::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  for (int round = 1; round <= 20; ++round) {
-    auto const b = random_batch<float>(0, round, 8, 32, 3, 7);
-    h.upload(b);
-    moe::check_cuda(cudaGraphLaunch(executable, h.stream()), "cudaGraphLaunch");
-    h.exchange().wait(h.stream());
-    h.compare(b, h.download(8), moe::text("replay ", round));
-  }
-  moe::check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  moe::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  expect_graph_replays(h, 0);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/reference.hpp"
 #include "moe/modular_kernel.hpp"
@@ -173,15 +174,10 @@ TEST(CudaLayer, GraphReplaysWithNewInputs) {
   captured.fill(16, 1);
   captured.launch(16, stream);  // modules must be loaded outside the capture
   stream.synchronize();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  captured.launch(16, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(stream, [&] { captured.launch(16, stream); });
   for (unsigned seed : {11U, 12U, 13U}) {
     captured.fill(16, seed);
-    check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    graph.launch(stream);
     stream.synchronize();
     std::vector<float> y(kMaxTokens * kHidden);
     captured.output().copy_to_host(y.data());
@@ -190,8 +186,6 @@ TEST(CudaLayer, GraphReplaysWithNewInputs) {
       ASSERT_EQ(y[i], want[i]) << "seed " << seed << " at " << i;
     }
   }
-  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 // Rows without a finite logit are counted on the device as on the host, and their experts are the same.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
@@ -118,8 +119,7 @@ class DualBlock {
   /// Whole and in halves: the same bits, called and from a graph that is replayed with other rows.
   void expect_same_bits(std::int64_t rows) {
     SCOPED_TRACE(text(Backend::kName, ", ", rows, " rows"));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t replay = nullptr;
+    CudaGraph graph;
     for (int seed = 1; seed <= 3; ++seed) {
       bring(seed);
       launch(rows, false);
@@ -128,17 +128,10 @@ class DualBlock {
       launch(rows, true);
       EXPECT_EQ(result(rows), want) << "called";
       bring(seed);
-      if (replay == nullptr) {
-        check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-        launch(rows, true);
-        check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-        check_cuda(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-      }
-      check_cuda(cudaGraphLaunch(replay, stream_), "cudaGraphLaunch");
+      if (!graph) graph = CudaGraph(stream_, [&] { launch(rows, true); });
+      graph.launch(stream_);
       EXPECT_EQ(result(rows), want) << "replayed";
     }
-    cudaGraphExecDestroy(replay);
-    cudaGraphDestroy(graph);
   }
 
  private:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "moe/activation/activation.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/eplb/runtime_balancer.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
@@ -248,14 +249,8 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
   model.forward();  // modules load outside the capture
   model.result();
   model.balancer().step({.is_dummy = true}, stream);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  if (graphs) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    model.forward();
-    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  }
+  CudaGraph graph;
+  if (graphs) graph = CudaGraph(stream, [&] { model.forward(); });
   int finished = 0, committed = 0, before = 0;  // before: those that were committed when a move finished last
   for (int step = 0; step < 2000 && finished < 3; ++step) {
     int const input = step % 32;
@@ -264,7 +259,7 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
     std::vector<float> const want = plain.result();
     model.bring(input);
     if (graphs) {
-      check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+      graph.launch(stream);
     } else {
       model.forward();
     }
@@ -288,10 +283,6 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
   EXPECT_EQ(finished, 3) << what;
   EXPECT_GT(committed, 0) << what;
   EXPECT_GT(model.balancer().stats().slots_changed, 0) << what;
-  if (graphs) {
-    check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-    check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
 }
 
 }  // namespace moe_test

@@ -11,6 +11,7 @@
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/eplb/map_tables.hpp"
 #include "moe/eplb/rearrange.hpp"
 #include "moe/experts/cuda_reference.cuh"
@@ -108,12 +109,7 @@ TEST(EplbLayer, B15_CapturedLayerUsesTheNewMap) {
   stream.synchronize();
   Table<std::int32_t> load(1, kSlots);
   tables.take_load(load);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  io.forward(layer, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(stream, [&] { io.forward(layer, stream); });
 
   eplb::WeightMover<comm::Self<Space>> mover(self, {eplb::expert_tensors(store)}, kSlots);
   eplb::SelfGroup group;
@@ -124,7 +120,7 @@ TEST(EplbLayer, B15_CapturedLayerUsesTheNewMap) {
     io.forward(direct, stream);
     stream.synchronize();
     std::vector<float> const want = io.result();
-    check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
+    graph.launch(stream);
     stream.synchronize();
     EXPECT_EQ(io.result(), want) << "round " << round;
 
@@ -155,8 +151,6 @@ TEST(EplbLayer, B15_CapturedLayerUsesTheNewMap) {
         stream);
   }
   EXPECT_GT(mover.stats().slots_changed, 0);
-  check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "moe/activation/activation.hpp"
 #include "moe/comm/self.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
@@ -207,26 +208,19 @@ class CompositionUnderTest {
 /// A captured forward of `rows` rows, replayed after new inputs, gives the bits of `direct`, the same composition called without a graph.
 template <class Composition>
 void expect_replays(Composition& captured, Composition& direct, std::int64_t rows) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  moe::CudaStream stream;
   captured.fill(1);
-  captured.launch(rows, stream);  // outside the capture first: modules load here
-  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  captured.launch(rows, stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the stream does not wait for the default stream
+  captured.launch(rows, stream);                                      // outside the capture first: modules load here
+  stream.synchronize();
+  moe::CudaGraph const graph(stream, [&] { captured.launch(rows, stream); });
   for (unsigned seed : {5U, 6U, 7U}) {
     captured.fill(seed);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    graph.launch(stream);
+    stream.synchronize();
     EXPECT_TRUE(captured.output() == direct.forward(rows, seed)) << "seed " << seed;
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 }  // namespace moe_test

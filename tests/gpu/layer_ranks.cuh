@@ -24,6 +24,7 @@
 #include "moe/backends/window/device/two_sided/exchange.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/comm/simulated_peers.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/weights.hpp"
 #include "moe/modular_kernel.hpp"
@@ -120,10 +121,7 @@ class LayerRank {
     p.backend = shared_gpu(p.backend);
     layer_ = std::make_unique<Layer>(comm, store_.view(), p);
   }
-  ~LayerRank() {
-    stream_.synchronize();
-    if (replay_ != nullptr) cudaGraphExecDestroy(replay_);
-  }
+  ~LayerRank() { stream_.synchronize(); }
 
   /// Rows of a seed, with logits, and routing of which rows at or past `valid` have no expert. The output is NaN.
   void bring(unsigned seed, std::int64_t valid) {
@@ -165,14 +163,9 @@ class LayerRank {
   }
   /// forward_routed() of all rows as a graph.
   void capture() {
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    forward_routed(kMost);
-    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiate(&replay_, graph, 0), "cudaGraphInstantiate");
-    cudaGraphDestroy(graph);
+    replay_ = CudaGraph(stream_, [this] { forward_routed(kMost); });
   }
-  void replay() { check_cuda(cudaGraphLaunch(replay_, stream_), "cudaGraphLaunch"); }
+  void replay() { replay_.launch(stream_); }
   /// [rows, H], after the stream and the exchange's check.
   std::vector<float> result(std::int64_t rows) {
     layer_->wait(stream_);
@@ -203,7 +196,7 @@ class LayerRank {
   RankStore store_;
   std::unique_ptr<Layer> layer_;
   CudaStream stream_;
-  cudaGraphExec_t replay_ = nullptr;
+  CudaGraph replay_;
   Buffer<bf16, Cuda> hidden_{kMost * kHidden}, output_{kMost * kHidden};
   Buffer<float, Cuda> logits_{kMost * num_experts_}, weights_{kMost * slots_};
   Buffer<std::int32_t, Cuda> ids_{kMost * slots_};

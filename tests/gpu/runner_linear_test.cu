@@ -9,6 +9,7 @@
 
 #include "device_values.cuh"
 #include "expect_error.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/runner/device/dense_shared.cuh"
 #include "moe/runner/device/linear.cuh"
 
@@ -172,23 +173,16 @@ TEST(RunnerLinear, CapturedInAGraph) {
     linear.apply(x.rows(32, 256), make_rows(y.data(), 32, 1024), stream);
     router.apply(x.rows(32, 256), make_rows(logits.data(), 32, 64), stream);
   };
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  run();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(stream, run);
   Values<bf16> const other(32 * 256, 1.0F, gen);
   x.device.copy_from_host(other.host.data());
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check_cuda(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+  graph.launch(stream);
   EXPECT_LE(excess<bf16>(floats(y), product(other, 32, 256, w, 1024, 256)), 1.0);
   EXPECT_LE(excess<float>(floats(logits), product(other, 32, 256, gate, 64, 256)), 1.0);
   auto const replayed = floats(y);
   run();
   EXPECT_EQ(floats(y), replayed);
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
 }
 
 struct SharedCase {

@@ -9,6 +9,7 @@
 #include "device_values.cuh"
 #include "expect_error.hpp"
 #include "moe/comm/self.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/device/side_stream.hpp"
@@ -273,19 +274,12 @@ TEST(RunnerSideStream, ForksAndJoinsAlsoInAGraph) {
   set_input(1.0F);
   enqueue();
   EXPECT_EQ(floats(d), std::vector<float>(static_cast<std::size_t>(n), 3.0F));
-  check_cuda(cudaStreamBeginCapture(main, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  enqueue();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check_cuda(cudaStreamEndCapture(main, &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(main, enqueue);
   for (int i = 2; i < 6; ++i) {
     set_input(static_cast<float>(i));
-    check_cuda(cudaGraphLaunch(exec, main), "cudaGraphLaunch");
+    graph.launch(main);
     EXPECT_EQ(floats(d), std::vector<float>(static_cast<std::size_t>(n), 3.0F * static_cast<float>(i)));
   }
-  cudaGraphExecDestroy(exec);
-  cudaGraphDestroy(graph);
 }
 
 TEST(RunnerCapturedSizes, ReplaysTheSmallestSizeThatFits) {

@@ -178,24 +178,7 @@ TYPED_TEST(Exchange, T9_GraphReplays) {
   auto& r = ranks();
   typename TestFixture::Harness h(r.device, {.sizes = Sizes::fixed});
   EXPECT_TRUE(h.exchange().capturable());
-  auto const in = h.upload(random_batch<float>(r.rank(), 0, 8, 32, 3, 7));
-  h.enqueue(in);  // NCCL must connect and modules must load outside the capture
-  h.exchange().wait(h.stream());
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  moe::check_cuda(cudaStreamBeginCapture(h.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  h.enqueue(in);
-  moe::check_cuda(cudaStreamEndCapture(h.stream(), &graph), "cudaStreamEndCapture");
-  moe::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-  for (int round = 1; round <= 20; ++round) {
-    auto const b = random_batch<float>(r.rank(), round, 8, 32, 3, 7);
-    h.upload(b);
-    moe::check_cuda(cudaGraphLaunch(executable, h.stream()), "cudaGraphLaunch");
-    h.exchange().wait(h.stream());
-    h.compare(b, h.download(8), moe::text("replay ", round));
-  }
-  moe::check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
-  moe::check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  expect_graph_replays(h, r.rank());
   h.check(random_batch<float>(r.rank(), 30, 3, 32, 3, 7), "after the replays");
 
   typename TestFixture::Harness exact(r.device, {});
@@ -203,6 +186,7 @@ TYPED_TEST(Exchange, T9_GraphReplays) {
   auto const given = exact.upload(random_batch<float>(r.rank(), 0, 8, 32, 3, 7));
   moe::check_cuda(cudaStreamBeginCapture(exact.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   expect_error(ErrorCode::state, [&] { exact.exchange().prepare(given, exact.stream()); });
+  cudaGraph_t graph = nullptr;
   moe::check_cuda(cudaStreamEndCapture(exact.stream(), &graph), "cudaStreamEndCapture");
   cudaGraphDestroy(graph);
 }

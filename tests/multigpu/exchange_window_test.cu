@@ -8,6 +8,7 @@
 
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
 #include "tests/multigpu/window_harness.cuh"
@@ -178,19 +179,14 @@ TYPED_TEST(WindowPolicy, T1_T2_RoundTripUnquantised) {
 TYPED_TEST(WindowPolicy, T9_CapturedPairsReplay) {
   Subject<TypeParam, moe::quantization::Fp8Group<>> subject;
   subject.bring(1);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t pairs = nullptr;
-  check_cuda(cudaStreamBeginCapture(subject.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  subject.round();
-  subject.round();
-  check_cuda(cudaStreamEndCapture(subject.stream(), &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&pairs, graph, 0), "cudaGraphInstantiate");
+  moe::CudaGraph const pairs(subject.stream(), [&] {
+    subject.round();
+    subject.round();
+  });
   for (int i = 0; i < 50; ++i) {
-    check_cuda(cudaGraphLaunch(pairs, subject.stream()), "cudaGraphLaunch");
+    pairs.launch(subject.stream());
   }
   EXPECT_EQ(subject.wrong(), "");
-  cudaGraphExecDestroy(pairs);
-  cudaGraphDestroy(graph);
 }
 
 /// All ranks take part in a round except `refusing`, which calls refuse() instead. All others are told once, and the next rounds succeed.

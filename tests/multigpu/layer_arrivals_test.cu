@@ -12,6 +12,7 @@
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
 #include "moe/comm/nccl_symmetric.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/modular_kernel.hpp"
 #include "moe/quantization/none.hpp"
@@ -214,21 +215,16 @@ TEST(LayerArrivals, FollowsAGraph) {
   s.bring_all(1, Pattern::uniform, 300);
   s.forward_fused();
   ASSERT_EQ(s.fused_error(), "");
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  check_cuda(cudaStreamBeginCapture(s.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  for (int i = 0; i < 3; ++i) s.forward_fused();
-  check_cuda(cudaStreamEndCapture(s.stream(), &graph), "cudaStreamEndCapture");
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  CudaGraph const graph(s.stream(), [&] {
+    for (int i = 0; i < 3; ++i) s.forward_fused();
+  });
   for (unsigned seed = 2; seed < 8; ++seed) {
     s.bring_all(seed, seed % 2 == 0 ? Pattern::gaps : Pattern::uniform, 300);
     s.forward_plain();
-    check_cuda(cudaGraphLaunch(executable, s.stream()), "cudaGraphLaunch");
+    graph.launch(s.stream());
     ASSERT_EQ(s.difference(), "") << "seed " << seed;
     ASSERT_EQ(s.fused_error(), "");
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
 }
 
 /// One expert takes all rows; the capacity of its rank holds them exactly, and then not.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/cuda_graph.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/layer/capture.hpp"
 #include "moe/parallel/construction.hpp"
@@ -45,7 +46,6 @@ class CapturedSizes<space::cuda> {
   }
   CapturedSizes(CapturedSizes const&) = delete;
   CapturedSizes& operator=(CapturedSizes const&) = delete;
-  ~CapturedSizes() { clear(); }
 
   /// Collective over `comm`. Runs forward(rows, stream) once and then captures it, for each size from the largest to the smallest, so that
   /// every rank makes the same collective calls in the same order. Waits for the device. E_STATE naming `obstacle` unless that is empty,
@@ -57,16 +57,16 @@ class CapturedSizes<space::cuda> {
     std::string all;
     for (std::int64_t const rows : sorted) all += text(' ', rows);
     moe::detail::agree_on_fingerprint(comm, Fingerprint().add("the captured sizes", all));
-    clear();
+    graphs_.clear();
     try {
       for (std::int64_t const rows : sorted) {
         set_num_rows(rows, stream_);
         forward(rows, static_cast<cudaStream_t>(stream_));  // kernels are loaded, collectives are connected
         stream_.synchronize();
-        graphs_.push_back({rows, captured(forward, rows)});
+        graphs_.push_back({rows, CudaGraph(stream_, [&] { forward(rows, static_cast<cudaStream_t>(stream_)); })});
       }
     } catch (...) {
-      clear();
+      graphs_.clear();
       throw;
     }
     std::reverse(graphs_.begin(), graphs_.end());
@@ -78,7 +78,7 @@ class CapturedSizes<space::cuda> {
     std::int64_t const size = padded(rows);
     set_num_rows(rows, stream);
     auto const at = std::find_if(graphs_.begin(), graphs_.end(), [&](Graph const& g) { return g.rows == size; });
-    check_cuda(cudaGraphLaunch(at->graph, stream), "cudaGraphLaunch");
+    at->graph.launch(stream);
     return size;
   }
   /// The size that replay(rows) takes. E_STATE, E_CAPACITY, E_ARG.
@@ -102,7 +102,7 @@ class CapturedSizes<space::cuda> {
  private:
   struct Graph {
     std::int64_t rows;
-    cudaGraphExec_t graph;
+    CudaGraph graph;
   };
 
   /// The sizes without repetition, the largest first.
@@ -118,35 +118,9 @@ class CapturedSizes<space::cuda> {
     return sorted;
   }
 
-  template <class Forward>
-  cudaGraphExec_t captured(Forward& forward, std::int64_t rows) {
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    cudaGraph_t graph = nullptr;
-    try {
-      forward(rows, static_cast<cudaStream_t>(stream_));
-    } catch (...) {
-      cudaStreamEndCapture(stream_, &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      cudaGetLastError();  // what the capture left must not look like a failed launch later
-      throw;
-    }
-    if (cudaError_t const status = cudaStreamEndCapture(stream_, &graph); status != cudaSuccess) {
-      cudaGetLastError();
-      throw Error(ErrorCode::state, text("capture: the forward did what a graph cannot hold: ", cudaGetErrorString(status)));
-    }
-    cudaGraphExec_t exec = nullptr;
-    cudaError_t const status = cudaGraphInstantiate(&exec, graph, 0);
-    cudaGraphDestroy(graph);
-    check_cuda(status, "cudaGraphInstantiate");
-    return exec;
-  }
   void set_num_rows(std::int64_t rows, cudaStream_t stream) {
     auto const count = static_cast<std::int32_t>(rows);
     Memory<space::cuda>::copy_from_host_async(num_rows_.data(), &count, sizeof count, stream);
-  }
-  void clear() {
-    for (Graph const& g : graphs_) cudaGraphExecDestroy(g.graph);
-    graphs_.clear();
   }
 
   CudaStream stream_;
