@@ -125,21 +125,39 @@ struct W4Weights {
 /// Of the intermediate width: half a brick of e2m1 can be padding, of codes with one scale per row any part.
 constexpr int intermediate_unit(W4Scheme s) { return is_e2m1(s) ? kBrickDepth / 2 : scales_rows(s) ? 1 : kBrickDepth; }
 
-/// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
-inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
-  char const* const policy = policy_name(scheme);
+namespace w4 {
+
+/// E_CONFIG unless the sizes are multiples of these units and in range. Messages begin with `policy`.
+inline void check_sizes(char const* policy, LocalShape const& s, W4Scheme scheme, int hidden_unit, int intermediate_unit) {
   auto const multiple = [&](char const* what, int value, int unit) {
     if (value < unit || value % unit != 0) {
       throw Error(ErrorCode::config, text(policy, ": ", what, " ", value, " must be a multiple of ", unit, " in ", name(scheme),
                                           ". Pad it, or use the experts cuda_reference"));
     }
   };
-  multiple("hidden", s.hidden, kBrickDepth);
-  multiple("intermediate", s.intermediate, intermediate_unit(scheme));
+  multiple("hidden", s.hidden, hidden_unit);
+  multiple("intermediate", s.intermediate, intermediate_unit);
   if (s.num_experts < 1 || s.num_experts > 1024) {
     throw Error(ErrorCode::config, text(policy, ": ", s.num_experts, " local experts are out of range [1, 1024]"));
   }
   if (s.topk < 1) throw Error(ErrorCode::config, text(policy, ": topk ", s.topk, " must be at least 1"));
+}
+/// E_ARG for null or misaligned weights.
+inline void check_stored(char const* policy, W4Weights const& w) {
+  for (auto const& [what, pointer] :
+       {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
+    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
+      throw Error(ErrorCode::argument, text(policy, ": address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
+    }
+  }
+}
+
+}  // namespace w4
+
+/// E_CONFIG unless the kernels can run these sizes and groups; E_ARG for null or misaligned weights.
+inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
+  char const* const policy = policy_name(scheme);
+  w4::check_sizes(policy, s, scheme, kBrickDepth, intermediate_unit(scheme));
   auto const group = [&](char const* what, int size, int cols) {
     int const fixed = scale_group(scheme);
     if (fixed != 0 ? size != fixed : size < kBrickDepth || size % kBrickDepth != 0 || cols % size != 0) {
@@ -152,12 +170,7 @@ inline void check_w4(LocalShape const& s, W4Scheme scheme, W4Weights const& w) {
     group("w13", w.w13_group, s.hidden);
     group("w2", w.w2_group, s.intermediate);
   }
-  for (auto const& [what, pointer] :
-       {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
-    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      throw Error(ErrorCode::argument, text(policy, ": address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
-    }
-  }
+  w4::check_stored(policy, w);
 }
 
 /// Byte offsets in the workspace of at most `max_tokens` tokens. Tiles are counted for the smallest tile, so any tile size fits.

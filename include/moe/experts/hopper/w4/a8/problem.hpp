@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "moe/experts/hopper/w4/problem.hpp"
 
@@ -28,24 +27,8 @@ MOE_HD constexpr std::int64_t packed_bytes(std::int64_t rows, std::int64_t cols)
 
 /// E_CONFIG unless the kernels can run these sizes; E_ARG for null or misaligned weights.
 inline void check(LocalShape const& s, W4Weights const& w) {
-  auto const multiple = [](char const* what, int value, int unit) {
-    if (value < unit || value % unit != 0) {
-      throw Error(ErrorCode::config,
-                  text("hopper_w4a8: ", what, " ", value, " must be a multiple of ", unit, ". Pad it, or use the experts cuda_reference"));
-    }
-  };
-  multiple("hidden", s.hidden, kBrickRows);
-  multiple("intermediate", s.intermediate, 32);
-  if (s.num_experts < 1 || s.num_experts > 1024) {
-    throw Error(ErrorCode::config, text("hopper_w4a8: ", s.num_experts, " local experts are out of range [1, 1024]"));
-  }
-  if (s.topk < 1) throw Error(ErrorCode::config, text("hopper_w4a8: topk ", s.topk, " must be at least 1"));
-  for (auto const& [what, pointer] :
-       {std::pair<char const*, void const*>{"w13", w.w13}, {"w2", w.w2}, {"w13_scales", w.w13_scales}, {"w2_scales", w.w2_scales}}) {
-    if (pointer == nullptr || reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0) {
-      throw Error(ErrorCode::argument, text("hopper_w4a8: address ", pointer, " of ", what, " is null or not a multiple of 16 bytes"));
-    }
-  }
+  w4::check_sizes("hopper_w4a8", s, W4Scheme::mxfp4, kBrickRows, 32);
+  w4::check_stored("hopper_w4a8", w);
 }
 
 /// The workspace of W4A16Layer for rows of whole groups: its 16-bit intermediate has room for the e4m3 codes and their scales.
