@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "device_values.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/core/contract/check.hpp"
@@ -20,12 +21,15 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/softmax_topk.hpp"
+#include "relative_error.hpp"
 
 namespace {
 
 using namespace moe;
 using Cuda = space::cuda;
 using moe_test::expect_error;
+using moe_test::relative_error;
+using moe_test::upload;
 using quantization::None;
 
 template <class T>
@@ -46,12 +50,6 @@ struct Sizes {
 };
 enum class Load { random, one_expert, some_missing, all_missing };
 
-template <class T>
-Buffer<T, Cuda> upload(std::vector<T> const& host) {
-  Buffer<T, Cuda> buffer(static_cast<std::int64_t>(host.size()));
-  if (!host.empty()) buffer.copy_from_host(host.data());
-  return buffer;
-}
 template <class T>
 Buffer<T, Cuda> normals(std::int64_t count, float sigma, std::mt19937& gen) {
   std::normal_distribution<float> normal(0.0F, sigma);
@@ -105,18 +103,6 @@ std::vector<std::int32_t> make_ids(Sizes const& s, int tokens, Load load, std::m
     }
   }
   return ids;
-}
-
-template <class T, class U>
-double relative_error(std::vector<T> const& got, std::vector<U> const& want) {
-  double error = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    double const w = static_cast<double>(to_float(want[i]));
-    error += std::pow(static_cast<double>(to_float(got[i])) - w, 2);
-    norm += w * w;
-  }
-  return norm == 0 ? std::sqrt(error) : std::sqrt(error / norm);
 }
 
 struct Case {

@@ -123,6 +123,28 @@ std::vector<Case> cases() {
   return list;
 }
 
+/// Rounds of a run of 4 ranks whose numbers pass the ends of 31 and of 32 bits. `counts`: those of one parity.
+template <class Run>
+void expect_rounds_wrap(Run& run, std::size_t counts) {
+  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
+    for (int r = 0; r < 4; ++r) {
+      auto const& at = run.calls(r).layout();
+      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
+      moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
+      for (int p = 0; p < 2; ++p) {
+        std::vector<std::uint64_t> const tagged(counts, static_cast<std::uint64_t>(start) << 32);
+        moe::check_cuda(cudaMemcpy(run.calls(r).template own<char>(at.counts[p]), tagged.data(), tagged.size() * 8, cudaMemcpyHostToDevice),
+                        "copy");
+      }
+    }
+    for (unsigned i = 0; i < 6; ++i) {
+      run.bring(i);
+      run.round(static_cast<int>(i & 1U));
+      run.expect_good(static_cast<int>(i & 1U));
+    }
+  }
+}
+
 TEST(LowLatency, T1_T2_T3_T5_T6_T19_PayloadPlacesAndOutputs) {
   for (Case const& c : cases()) {
     SCOPED_TRACE(describe(c));
@@ -279,22 +301,7 @@ TEST(LowLatency, T17_HalvesApart) {
 TEST(LowLatency, T22_RoundsWrap) {
   Case const c{4, 8, 512, 4, 16, true, false, Routing::uniform};
   LowLatencyRun run(c);
-  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
-    for (int r = 0; r < 4; ++r) {
-      auto const& at = run.calls(r).layout();
-      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
-      moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
-      for (int p = 0; p < 2; ++p) {
-        std::vector<std::uint64_t> const counts(4U * static_cast<unsigned>(at.count_stride), static_cast<std::uint64_t>(start) << 32);
-        moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.counts[p]), counts.data(), counts.size() * 8, cudaMemcpyHostToDevice), "copy");
-      }
-    }
-    for (unsigned i = 0; i < 6; ++i) {
-      run.bring(i);
-      run.round(static_cast<int>(i & 1U));
-      run.expect_good(static_cast<int>(i & 1U));
-    }
-  }
+  expect_rounds_wrap(run, 4U * static_cast<unsigned>(run.calls(0).layout().count_stride));
 }
 
 TEST(LowLatency, T10_AbsentRankIsNamed) {
@@ -496,22 +503,7 @@ TEST(HighThroughput, T22_RoundsWrap) {
   for (int r = 0; r < 4; ++r) {
     run.calls(r).set_blocks(2);  // more tokens than warps: tickets carry the round too
   }
-  for (std::uint32_t start : {0x7ffffffdU, 0xfffffffdU}) {
-    for (int r = 0; r < 4; ++r) {
-      auto const& at = run.calls(r).layout();
-      std::vector<std::uint32_t> const words((at.counts[0] - at.sent) / 4, start);  // rounds and flags lie before the counts
-      moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.sent), words.data(), words.size() * 4, cudaMemcpyHostToDevice), "copy");
-      for (int p = 0; p < 2; ++p) {
-        std::vector<std::uint64_t> const counts(4U * (16 + 4), static_cast<std::uint64_t>(start) << 32);
-        moe::check_cuda(cudaMemcpy(run.calls(r).own<char>(at.counts[p]), counts.data(), counts.size() * 8, cudaMemcpyHostToDevice), "copy");
-      }
-    }
-    for (unsigned i = 0; i < 6; ++i) {
-      run.bring(i);
-      run.round(static_cast<int>(i & 1U));
-      run.expect_good(static_cast<int>(i & 1U));
-    }
-  }
+  expect_rounds_wrap(run, 4U * (16 + 4));
 }
 
 TEST(HighThroughput, T23_SameBitsEveryTime) {

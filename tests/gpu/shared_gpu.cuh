@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "moe/core/cuda_graph.hpp"
 #include "moe/core/error.hpp"
 #include "tests/multigpu/exchange_ranks.cuh"
 
@@ -21,43 +22,28 @@ namespace moe_test {
   return true;
 }();
 
-/// Delays a stream by up to 40 us, another time for every rank, salt and `delays`. 0: not at all.
-inline void random_delay(unsigned delays, int rank, unsigned salt, cudaStream_t stream) {
-  if (delays == 0) return;
-  delay<<<1, 1, 0, stream>>>((delays * 7919U + static_cast<unsigned>(rank) * 104729U + salt * 31U) % 40000U);
-}
-
 /// For each rank a CUDA graph of the work that enqueue(rank) puts into the rank's stream.
 class RankGraphs {
  public:
   template <class Enqueue>
   RankGraphs(RankGroup& group, Enqueue&& enqueue) : group_(&group) {
     for (int r = 0; r < group.size(); ++r) {
-      moe::check_cuda(cudaStreamBeginCapture(group.stream(r), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-      enqueue(r);
-      cudaGraph_t graph;
-      moe::check_cuda(cudaStreamEndCapture(group.stream(r), &graph), "cudaStreamEndCapture");
-      graphs_.emplace_back();
-      moe::check_cuda(cudaGraphInstantiate(&graphs_.back(), graph, 0), "cudaGraphInstantiate");
-      cudaGraphDestroy(graph);
+      graphs_.emplace_back(group.stream(r), [&] { enqueue(r); });
     }
   }
   RankGraphs(RankGraphs const&) = delete;
   RankGraphs& operator=(RankGraphs const&) = delete;
-  ~RankGraphs() {
-    group_->synchronize();
-    for (auto graph : graphs_) cudaGraphExecDestroy(graph);
-  }
+  ~RankGraphs() { group_->synchronize(); }
   /// Once on every rank.
   void launch() {
     for (int r = 0; r < group_->size(); ++r) {
-      moe::check_cuda(cudaGraphLaunch(graphs_[static_cast<std::size_t>(r)], group_->stream(r)), "cudaGraphLaunch");
+      graphs_[static_cast<std::size_t>(r)].launch(group_->stream(r));
     }
   }
 
  private:
   RankGroup* group_;
-  std::vector<cudaGraphExec_t> graphs_;
+  std::vector<moe::CudaGraph> graphs_;
 };
 
 /// After the last rank was missing: the others name it, one of them because its wait timed out.

@@ -279,6 +279,11 @@ static __global__ void delay(std::uint64_t ns) {
   while (moe::ptx::now_ns() - start < ns) {
   }
 }
+/// Delays a stream by up to 40 us, another time for every rank, salt and `delays`. 0: not at all.
+inline void random_delay(unsigned delays, int rank, unsigned salt, cudaStream_t stream) {
+  if (delays == 0) return;
+  delay<<<1, 1, 0, stream>>>((delays * 7919U + static_cast<unsigned>(rank) * 104729U + salt * 31U) % 40000U);
+}
 
 /// The device side of one rank's call.
 struct RankBuffers {

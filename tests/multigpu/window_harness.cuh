@@ -160,11 +160,7 @@ class PeerRun {
   void combine(int r, int parity) { Peer::combine(calls(r), buffer(r).in, as_bf16(buffer(r).out), parity, group_->stream(r)); }
   void round(int parity, unsigned delays = 0) {
     for (int r = 0; r < case_.ranks; ++r) {
-      auto pause = [&](unsigned salt) {
-        if (delays != 0) {
-          delay<<<1, 1, 0, group_->stream(r)>>>((delays * 7919U + static_cast<unsigned>(r) * 104729U + salt * 31U) % 40000U);
-        }
-      };
+      auto const pause = [&](unsigned salt) { random_delay(delays, r, salt, group_->stream(r)); };
       pause(1);
       dispatch(r, parity);
       pause(2);
