@@ -9,7 +9,7 @@ import re
 import sys
 
 LEVEL = {"core": 0, "routing": 1, "quantization": 1, "activation": 1, "comm": 1, "parallel": 1, "backends": 2, "experts": 2, "layer": 3,
-         "eplb": 5, "runner": 5, "io": 5, "models": 6}
+         "archetypes": 3, "eplb": 5, "runner": 5, "io": 5, "models": 6}
 TOP = {"moe.h": 0, "modular_kernel.hpp": 4, "modular_kernel.cuh": 4}
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 120

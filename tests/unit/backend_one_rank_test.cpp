@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/unit/backend_one_rank_test.cpp: the exchanges between ranks also run over the communicator of one, in a release build too.
+// tests/unit/backend_one_rank_test.cpp: the exchanges between ranks also run over the communicator of one, in a release build too, and over
+// the archetypes of communicators and windows.
 #ifndef NDEBUG
 #define NDEBUG  // ids out of range become kNoExpert
 #endif
@@ -7,9 +8,14 @@
 
 #include <vector>
 
+#include "moe/archetypes.hpp"
+#include "moe/archetypes/window.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
 #include "moe/backends/naive.hpp"
+#include "moe/backends/window/host/high_throughput.hpp"
+#include "moe/backends/window/host/one_sided.hpp"
+#include "moe/backends/window/host/two_sided.hpp"
 #include "moe/comm/self.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/quantization/none.hpp"
@@ -21,15 +27,34 @@ struct Config : moe::LayerDefaults {
   using Activation = AnyActivation;
 };
 using Comm = moe::comm::Self<>;
+using moe::archetypes::ArchetypeCommunicator;
+using moe::archetypes::StatedWindow;
+
+/// Counts its transfers.
+struct CountingCommunicator : moe::archetypes::StatedCommunicator {
+  void start_all_to_all_v(Transfer& transfer, void const* in, std::int64_t const* in_counts, std::int64_t const* in_offsets, void* out,
+                          std::int64_t const* out_counts, std::int64_t const* out_offsets) {
+    ++started;
+    StatedCommunicator::start_all_to_all_v(transfer, in, in_counts, in_offsets, out, out_counts, out_offsets);
+  }
+  void finish(Transfer&) { ++finished; }
+  void reserve_reduction(std::int64_t n) { reserved = n; }
+  void set_phase(char const*) { ++phases; }
+  std::int64_t reserved = 0;
+  int started = 0, finished = 0, phases = 0;
+};
 
 template <class Backend>
 class OneRank : public testing::Test {};
-using Backends = testing::Types<moe::backends::Naive<Comm>, moe::backends::AllGatherReduceScatter<Comm>, moe::backends::AllToAllV<Comm>>;
+using Backends = testing::Types<moe::backends::Naive<Comm>, moe::backends::AllGatherReduceScatter<Comm>, moe::backends::AllToAllV<Comm>,
+                                moe::backends::Naive<ArchetypeCommunicator>, moe::backends::AllGatherReduceScatter<ArchetypeCommunicator>,
+                                moe::backends::AllToAllV<ArchetypeCommunicator>, moe::backends::OneSided<StatedWindow>,
+                                moe::backends::TwoSided<StatedWindow>, moe::backends::HighThroughput<StatedWindow>>;
 TYPED_TEST_SUITE(OneRank, Backends);
 
 TYPED_TEST(OneRank, T1_G3_BadIdsCountAsNoneInRelease) {
   static_assert(moe::PrepareAndFinalize<TypeParam>);
-  Comm comm;
+  typename TypeParam::Comm comm;
   moe::Arena<moe::space::host> arena;
   typename TypeParam::template Exchange<Config, moe::quantization::None, float> exchange(comm, moe::Shape<Config>({2, 2, 8, 2}), 4,
                                                                                          moe::ExpertPlacement(8, 1), {}, {}, arena);
@@ -53,7 +78,7 @@ TYPED_TEST(OneRank, T1_G3_BadIdsCountAsNoneInRelease) {
 }
 
 TYPED_TEST(OneRank, ZeroCapacity) {
-  Comm comm;
+  typename TypeParam::Comm comm;
   moe::Arena<moe::space::host> arena;
   typename TypeParam::template Exchange<Config, moe::quantization::None, float> exchange(comm, moe::Shape<Config>({2, 2, 8, 2}), 0,
                                                                                          moe::ExpertPlacement(8, 1), {}, {}, arena);
@@ -63,6 +88,42 @@ TYPED_TEST(OneRank, ZeroCapacity) {
                     none(static_cast<float const*>(nullptr), 2)},
                    {});
   exchange.finalize(moe::make_rows(static_cast<float*>(nullptr), 0, 2), {});
+}
+
+// An exchange uses what its communicator has beyond its concept.
+TEST(StatedCommunicator, ItsOptionalMembersAreUsed) {
+  CountingCommunicator comm;
+  moe::Arena<moe::space::host> arena;
+  moe::Shape<Config> const shape({2, 2, 8, 2});
+  moe::ExpertPlacement const placement(8, 1);
+  using AllToAllV = moe::backends::AllToAllV<CountingCommunicator>::Exchange<Config, moe::quantization::None, float>;
+  AllToAllV exchange(comm, shape, 4, placement, {}, {}, arena);
+  EXPECT_GT(comm.phases, 0);
+  std::vector<float> const x{1, 2}, weights{1, 1};
+  std::vector<std::int32_t> const ids{7, 0};
+  exchange.prepare_send({moe::make_rows(x.data(), 1, 2), moe::make_rows(ids.data(), 1, 2), moe::make_rows(weights.data(), 1, 2)}, {});
+  EXPECT_EQ(comm.started, 1);
+  EXPECT_EQ(comm.finished, 0);
+  exchange.prepare_receive({});
+  EXPECT_EQ(comm.finished, 1);
+  exchange.abandon({});
+
+  EXPECT_EQ(comm.reserved, 0);
+  using Gather = moe::backends::AllGatherReduceScatter<CountingCommunicator>::Exchange<Config, moe::quantization::None, float>;
+  Gather const gather(comm, shape, 4, placement, {}, {}, arena);
+  EXPECT_EQ(comm.reserved, 4 * 2);
+}
+
+// What is left to the window's type: where it lies, how long it waits.
+TEST(StatedWindow, ModelsTheContract) {
+  static_assert(moe::SymmetricMemory<StatedWindow> && moe::SymmetricMemory<moe::archetypes::ArchetypeWindow>);
+  static_assert(moe::facts::has_window<moe::backends::OneSided<StatedWindow>>());
+  StatedWindow::Comm comm;
+  StatedWindow const window(comm, 8, {});
+  EXPECT_EQ(window.bytes(), static_cast<std::int64_t>(moe::comm::kWindowControlBytes) + 8);
+  moe::archetypes::ArchetypeWindow const plain(8);
+  *static_cast<char*>(plain.peer(0, 7)) = 3;
+  EXPECT_EQ(*static_cast<char const*>(plain.peer(0, 7)), 3);
 }
 
 }  // namespace

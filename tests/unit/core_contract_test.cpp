@@ -23,7 +23,12 @@
 #include "moe/backends/pplx.hpp"
 #include "moe/backends/two_sided.hpp"
 #include "moe/core/contract/communicator.hpp"
+#include "moe/experts/cuda_reference.hpp"
+#include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/reference.hpp"
+#include "moe/experts/weights.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
+#include "moe/quantization/none.hpp"
 
 namespace {
 
@@ -138,6 +143,7 @@ struct LoudParams {
 };
 struct LoudLayer : Tiny {
   static constexpr bool has_selection_bias = true, fixed_kernels = true;
+  static constexpr int num_zero_experts = 2;
 };
 struct OwnOutput {
   int expert_output() { return 1; }
@@ -202,6 +208,8 @@ TEST(Contract, OptionalMembersOfParamsHaveDefaults) {
   EXPECT_EQ(facts::expert_rank(LoudParams{}, 5), 5);
   EXPECT_EQ(facts::expert_rank(LoudParams{.expert_rank = 2}, 5), 2);
   EXPECT_FALSE(moe::kHasSelectionBias<Tiny> || moe::kFixedKernels<Tiny>);
+  EXPECT_EQ(moe::kNumZeroExperts<Tiny>, 0);
+  EXPECT_EQ(moe::kNumZeroExperts<LoudLayer>, 2);
   EXPECT_TRUE(moe::kHasSelectionBias<LoudLayer> && moe::kFixedKernels<LoudLayer>);
 }
 
@@ -210,7 +218,8 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   using Quant = ArchetypeQuantization<>;
   using Computed = std::vector<float>;  // has operator[] and is no array
   EXPECT_FALSE(facts::has_shape_multiple<Quant>() || facts::has_static_scale<Quant>() || facts::has_global_scale<Quant>());
-  EXPECT_FALSE(facts::bounds_amax<Quant>());
+  EXPECT_FALSE(facts::bounds_amax<Quant>() || facts::has_weight_unit<Quant>());
+  EXPECT_TRUE(facts::bounds_amax<StatedQuantization>() && facts::has_weight_unit<StatedQuantization>());
   EXPECT_TRUE(facts::bounds_amax<moe::quantization::Fp8PerToken<>>());
   EXPECT_FALSE((facts::quantizes_computed_rows<Quant, Computed>()));
   EXPECT_TRUE((facts::quantizes_computed_rows<StatedQuantization, Computed>()));
@@ -226,6 +235,7 @@ TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   EXPECT_FALSE((facts::gathers_on_the_host<Silent, moe::HostStream>()));
   EXPECT_TRUE((facts::gathers_on_the_host<moe::comm::Self<>, moe::HostStream>()));
   EXPECT_TRUE(facts::allows_threads<Silent>());
+  EXPECT_FALSE(facts::starts_transfers<Silent>() || facts::has_groups<Silent>());
   LoudPart loud;
   facts::set_phase(loud, "dispatch");
   facts::reserve_reduction(loud, 9);
@@ -319,11 +329,111 @@ TEST(Contract, StatedGroupsAreOverOnceTheyAreEnded) {
   facts::begin_abort(comm);
   EXPECT_TRUE(facts::failed(comm));
   EXPECT_TRUE(facts::gathers_host_memory<StatedCommunicator>() && facts::counts_waits<StatedCommunicator>());
+  EXPECT_TRUE(facts::starts_transfers<StatedCommunicator>() && facts::has_groups<StatedCommunicator>());
   EXPECT_EQ(facts::allows_threads<StatedCommunicator>(), facts::allows_threads<Silent>());
   int const sent = 5;
   int received = 0;
   comm.all_gather_host(&sent, sizeof sent, &received);
   EXPECT_EQ(received, sent);
+}
+
+// The archetypes with one member changed: the layer uses what they say.
+template <class X>
+struct Arriving : X {
+  using X::X;
+  static constexpr bool kArrives = true;
+  struct Mapped {
+    std::int64_t bytes() const { return 640; }
+  };
+  Mapped window() const { return {}; }
+};
+template <class K>
+struct Beside : K {
+  using K::K;
+  template <class Tokens>
+  void apply(Tokens const& tokens, moe::Rows<float> y, moe::HostStream stream) const {
+    K::apply(tokens, y, stream);
+  }
+  template <class Tokens, class Arrivals>
+  void apply(Tokens const& tokens, moe::Rows<float> y, Arrivals const& arrivals, moe::HostStream stream) const {
+    ++started;
+    K::apply(tokens, y, arrivals, stream);
+  }
+  inline static int started = 0;
+};
+
+TEST(Contract, ALayerUsesArrivalsAndTheWindow) {
+  using Layer =
+      moe::ModularKernel<Tiny, StatedRouter, StatedQuantization, WithExchange<Arriving, StatedBackend>, WithKernel<Beside, StatedExperts>>;
+  EXPECT_EQ(output_of<Layer>({.num_experts = 4, .topk = 2}), output_of<Compose<>>({}));
+  EXPECT_EQ(Layer::Kernel::started, 1);
+  moe::comm::Self<> self;
+  Layer layer(self, {}, {.max_tokens_per_rank = 8, .placement = moe::ExpertPlacement(4, 1), .router = {.num_experts = 4, .topk = 2}});
+  EXPECT_EQ(layer.memory().window, 640U);
+}
+
+// One token of twos: gate and up are 2, and the second product keeps what the activation made of them.
+template <class ActivationT>
+struct ActivatedConfig : Tiny {
+  using Activation = ActivationT;
+  static constexpr float activation_limit = 0.5F;
+  static constexpr auto activation_kind = moe::activation::Kind::silu_clamped;
+};
+template <class Quant = moe::quantization::None, class ActivationT>
+float activated(ActivationT const& activation) {
+  using Config = ActivatedConfig<ActivationT>;
+  using Layer = moe::ModularKernel<Config, ArchetypeRouter<>, Quant, ArchetypeBackend<>, moe::experts::Reference<>>;
+  moe::experts::WeightStore<Config, Quant> weights(4, 64, 32, true);
+  std::vector<float> const w13(64 * 64, 1.0F / 64), w2(64 * 32, 1.0F / 32), x(64, 2.0F), z(4);
+  for (int expert = 0; expert < 4; ++expert) weights.set_expert(expert, w13.data(), w2.data());
+  moe::comm::Self<> self;
+  Layer layer(self, weights.view(),
+              {.max_tokens_per_rank = 1, .placement = moe::ExpertPlacement(4, 1), .router = {}, .activation = activation});
+  std::vector<float> y(64);
+  layer.forward(moe::make_rows<64>(x.data(), 1, 64), moe::make_rows(z.data(), 1, 4), moe::make_rows<64>(y.data(), 1, 64));
+  return y[0];
+}
+
+TEST(Contract, ActivationsAreUsedWithTheirKindAndConstants) {
+  static_assert(moe::Activation<ArchetypeActivation> && moe::Activation<StatedActivation> && moe::Activation<ChosenActivation>);
+  EXPECT_TRUE(moe::facts::fixes_kind<StatedActivation>() && !moe::facts::chooses_kind<StatedActivation>());
+  EXPECT_TRUE(moe::facts::chooses_kind<ChosenActivation>() && !moe::facts::fixes_kind<ChosenActivation>());
+  EXPECT_TRUE(moe::facts::has_constants<StatedActivation>() && moe::facts::has_constants<ChosenActivation>());
+  EXPECT_FLOAT_EQ(activated(ArchetypeActivation{}), 4.0F);
+  EXPECT_FLOAT_EQ(activated(StatedActivation{}), activated(moe::activation::Silu{}));
+  EXPECT_FLOAT_EQ(activated(ChosenActivation{}), activated(moe::activation::Silu{}));
+  EXPECT_FLOAT_EQ(activated(ChosenActivation{.kind = moe::activation::Kind::gelu}), activated(moe::activation::Gelu{}));
+  // What a configuration states is set, and what the formula cannot take is refused.
+  EXPECT_EQ(moe::default_activation<ActivatedConfig<StatedActivation>>().constants.limit, 0.5F);
+  auto const chosen = moe::default_activation<ActivatedConfig<ChosenActivation>>();
+  EXPECT_EQ(chosen.kind, moe::activation::Kind::silu_clamped);
+  EXPECT_EQ(chosen.constants.limit, 0.5F);
+  EXPECT_THROW(activated(StatedActivation{.constants = {.limit = -1.0F}}), moe::Error);
+  EXPECT_THROW(activated(ChosenActivation{.constants = {.limit = -1.0F}}), moe::Error);
+}
+
+// A scheme of its required members alone: experts of the host go through its functions, kernels written for formats refuse it.
+TEST(Contract, ASchemeNeedNotStateItsFormat) {
+  namespace facts = moe::facts;
+  using Quant = ArchetypeQuantization<>;
+  EXPECT_TRUE(facts::quantizes_activations<Quant>());
+  EXPECT_EQ(facts::act_granularity<Quant>(), moe::quantization::ScaleGranularity::group);
+  EXPECT_EQ(facts::weight_granularity<Quant>(), moe::quantization::ScaleGranularity::group);
+  EXPECT_FALSE(facts::states_format<Quant>());
+  EXPECT_FALSE(facts::quantizes_activations<StatedQuantization>());
+  EXPECT_EQ(facts::act_granularity<StatedQuantization>(), moe::quantization::ScaleGranularity::none);
+  EXPECT_EQ(facts::weight_granularity<StatedQuantization>(), moe::quantization::ScaleGranularity::none);
+  EXPECT_TRUE(facts::states_format<StatedQuantization>() && facts::states_format<moe::quantization::Fp8PerToken<>>());
+
+  EXPECT_FLOAT_EQ(activated<Quant>(ArchetypeActivation{}), 4.0F);
+  EXPECT_FLOAT_EQ(activated<StatedQuantization>(ArchetypeActivation{}), 4.0F);
+  EXPECT_TRUE(moe::backends::OneSided<Window<moe::space::host>>::carries<Quant>());
+  EXPECT_FALSE(moe::backends::OneSided<Window<moe::space::cuda>>::carries<Quant>());
+  EXPECT_TRUE(moe::backends::OneSided<Window<moe::space::cuda>>::carries<StatedQuantization>());
+  EXPECT_FALSE(moe::experts::CudaReference::supports_quantization<Quant>());
+  EXPECT_FALSE(moe::experts::HopperContiguous::supports_quantization<Quant>());
+  EXPECT_TRUE(moe::experts::CudaReference::supports_quantization<StatedQuantization>());
+  EXPECT_TRUE(moe::experts::HopperContiguous::supports_quantization<StatedQuantization>());
 }
 
 TEST(Contract, RunTimeReasonNamesTheMember) {

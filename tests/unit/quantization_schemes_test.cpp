@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "moe/core/contract/concepts.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/schemes.hpp"
 
 namespace {
@@ -109,6 +110,7 @@ bool is_finite_scale(Scale s) {
 }
 
 TYPED_TEST(QuantizationSchemes, ModelsTheConcept) {
+  static_assert(moe::facts::states_format<TypeParam>());
   static_assert(moe::Quantization<TypeParam>);
   static_assert(TypeParam::supports(256, 512));
   EXPECT_EQ(shape_violation<TypeParam>(256, 512), "");

@@ -203,7 +203,7 @@ class LayerRunner final : public Runner {
     p.num_experts = r.shape.num_experts;
     p.topk = r.shape.topk;
     if (r.external_router) return;
-    if constexpr (requires { p.correction_bias = nullptr; }) p.correction_bias = r.router.correction_bias;
+    if constexpr (facts::takes_correction_bias<RouterParams>()) p.correction_bias = r.router.correction_bias;
     if constexpr (requires { p.per_expert_scale = nullptr; }) p.per_expert_scale = r.router.per_expert_scale;
     if constexpr (requires { p.routed_scaling_factor = 1.0F; }) p.routed_scaling_factor = r.router.routed_scaling_factor;
     if constexpr (requires { p.renorm_eps = 1.0F; }) p.renorm_eps = r.router.renorm_eps;
@@ -211,7 +211,7 @@ class LayerRunner final : public Runner {
     if constexpr (requires { p.num_expert_group = 1; }) p.num_expert_group = r.router.num_expert_group;
     if constexpr (requires { p.topk_group = 1; }) p.topk_group = r.router.topk_group;
     if constexpr (requires { p.degenerate = r.router.degenerate; }) p.degenerate = r.router.degenerate;
-    if constexpr (requires { p.hash_table = nullptr; }) {
+    if constexpr (facts::takes_tables<RouterParams>()) {
       p.hash_table = r.router.hash_table;
       p.vocabulary = r.router.vocabulary;
     }

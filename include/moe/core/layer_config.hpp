@@ -55,6 +55,13 @@ template <class Config>
   requires requires { Config::fixed_kernels; }
 inline constexpr bool kFixedKernels<Config> = Config::fixed_kernels;
 
+/// The experts without weights that a configuration states, for a router whose sizes it fixes. Default: 0.
+template <class Config>
+inline constexpr int kNumZeroExperts = 0;
+template <class Config>
+  requires requires { Config::num_zero_experts; }
+inline constexpr int kNumZeroExperts<Config> = Config::num_zero_experts;
+
 template <class C>
 concept ConfigHasHidden = requires {
   { C::hidden } -> std::convertible_to<int>;

@@ -15,6 +15,7 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"
 
@@ -48,7 +49,7 @@ struct CublasGrouped : AnyComposition {
   }
   template <class Q>
   static constexpr bool supports_quantization() {
-    return !Q::kQuantizesActivations && Q::kWeightGranularity == quantization::ScaleGranularity::none;
+    return !facts::quantizes_activations<Q>() && facts::weight_granularity<Q>() == quantization::ScaleGranularity::none;
   }
 
   template <class Quant>

@@ -195,7 +195,7 @@ void launch_reference(Quant const& quant, Activation const& activation, Weights 
   check_launch("widen_rows");
   first_product<<<reference_blocks(table.slots * width), kThreads, 0, stream>>>(activation, table, x, w13, b13, hidden, width, on_input, h);
   check_launch("first_product");
-  if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
+  if constexpr (facts::act_granularity<Quant>() != quantization::ScaleGranularity::none) {
     requantize_rows<<<reference_blocks(table.slots), kThreads, 0, stream>>>(quant, table, width, h, codes, scales);
     check_launch("requantize_rows");
   }

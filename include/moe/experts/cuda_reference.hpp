@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// experts/cuda_reference.hpp: the experts exactly as defined, on any GPU from sm_80: any quantisation by dequantising, any activation, both
-// formats, float32 sums in j order. The reference for tests on the device, and the fallback for shapes without a tuned kernel.
+// experts/cuda_reference.hpp: the experts exactly as defined, on any GPU from sm_80: any quantisation that states its format, by
+// dequantising, any activation, both formats, float32 sums in j order. The reference for tests on the device, and the fallback for shapes
+// without a tuned kernel.
 #pragma once
 
 #include "moe/core/buffer.hpp"
@@ -9,6 +10,7 @@
 #include "moe/core/tokens.hpp"
 #include "moe/experts/common/any_composition.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"
 
@@ -25,9 +27,14 @@ struct CudaReference : AnyComposition {
   static constexpr bool kBatchInvariant = true;
   struct Params {};
 
+  /// The device reads rows by their format.
+  template <class Quant>
+  static constexpr bool supports_quantization() {
+    return facts::states_format<Quant>();
+  }
   template <class Quant>
   static constexpr quantization::Support support_on(int sm) {
-    return sm >= 80 ? quantization::Support::emulated : quantization::Support::none;
+    return sm >= 80 && supports_quantization<Quant>() ? quantization::Support::emulated : quantization::Support::none;
   }
 
   template <class Config, class Quant, ActivationFormat Format>

@@ -22,6 +22,7 @@
 #include "moe/experts/common/check_rows.hpp"
 #include "moe/experts/common/host_rows.hpp"
 #include "moe/experts/weights.hpp"
+#include "moe/quantization/format/facts.hpp"
 
 namespace moe::experts {
 
@@ -296,7 +297,7 @@ class OneDnn::Kernel {
       }
     });
     check_status(status);
-    if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
+    if constexpr (facts::act_granularity<Quant>() != quantization::ScaleGranularity::none) {
       each(slots_.offset[num_local_], kSlotGrain, [&](std::int64_t s, int worker) {
         std::int64_t const t = worker;
         detail::requantize_row<Quant, Act>(quant_, h_ + s * width, width, codes_ + t * Quant::payload_cols(width),

@@ -20,6 +20,7 @@
 #include "moe/io/one_line.hpp"
 #include "moe/io/packed_experts.hpp"
 #include "moe/io/tensor_store.hpp"
+#include "moe/quantization/format/facts.hpp"
 
 namespace moe::io {
 
@@ -42,7 +43,7 @@ class ExpertLoader {
  public:
   using Packed = PackedMatrixReader<Quant, Weight>;
   using Arrays = ExpertArrays<typename Packed::Code, typename Packed::Scale>;
-  static constexpr bool kUnquantised = Quant::kWeightGranularity == quantization::ScaleGranularity::none;
+  static constexpr bool kUnquantised = facts::weight_granularity<Quant>() == quantization::ScaleGranularity::none;
 
   /// `reader` is that of the layer `d` describes. E_CONFIG for a stored form that does not become Quant's.
   ExpertLoader(TensorStore const& store, LayerDescription const& d, ExpertReader const& reader, Quant const& quant)

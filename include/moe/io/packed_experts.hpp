@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "moe/core/contract/facts.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/types.hpp"
 #include "moe/io/checkpoint_quantization.hpp"
@@ -20,6 +21,7 @@
 #include "moe/io/packed_linear.hpp"
 #include "moe/io/scaled_matrix.hpp"
 #include "moe/io/tensor_store.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/packed_int.hpp"
 #include "moe/quantization/int4_group128.hpp"
@@ -163,16 +165,17 @@ class PackedMatrixReader {
  private:
   static constexpr StoredForm form() {
     using quantization::ScaleGranularity;
-    if (Quant::kWeightGranularity == ScaleGranularity::none) return StoredForm::floats;
-    if (Quant::kWeightDType == DType::e4m3 && std::is_same_v<Scale, float> && Quant::kWeightGranularity != ScaleGranularity::per_tensor) {
-      return StoredForm::fp8;
-    }
-    if (Quant::kWeightPack == 2 && std::is_same_v<Scale, std::uint8_t> && Quant::kWeightGroupCols == 32) return StoredForm::mxfp4;
-    if (
-        std::is_same_v<Code, std::uint8_t> && requires { typename Quant::WeightUnit; } && !std::is_same_v<Scale, std::uint8_t> &&
-        requires { quantization::to_internal<Quant>; } && Quant::kWeightGroupRows == 1 && Quant::kWeightDType != DType::e4m3 &&
-        !Quant::kQuantizesActivations) {
-      return StoredForm::integers;
+    if constexpr (facts::states_format<Quant>()) {
+      if (Quant::kWeightGranularity == ScaleGranularity::none) return StoredForm::floats;
+      if (Quant::kWeightDType == DType::e4m3 && std::is_same_v<Scale, float> && Quant::kWeightGranularity != ScaleGranularity::per_tensor) {
+        return StoredForm::fp8;
+      }
+      if (Quant::kWeightPack == 2 && std::is_same_v<Scale, std::uint8_t> && Quant::kWeightGroupCols == 32) return StoredForm::mxfp4;
+      if (std::is_same_v<Code, std::uint8_t> && facts::has_weight_unit<Quant>() && !std::is_same_v<Scale, std::uint8_t> && requires {
+            quantization::to_internal<Quant>;
+          } && Quant::kWeightGroupRows == 1 && Quant::kWeightDType != DType::e4m3 && !Quant::kQuantizesActivations) {
+        return StoredForm::integers;
+      }
     }
     return StoredForm::nvfp4;  // no reader here
   }

@@ -11,6 +11,7 @@
 
 #include "moe/core/config_defaults.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/params.hpp"
 #include "moe/core/error.hpp"
 #include "moe/io/layer_description.hpp"
 #include "moe/io/one_line.hpp"
@@ -152,9 +153,9 @@ typename Router::Params matched_router(routing::RouterConfig const& file, std::s
     if constexpr (requires { p.num_joint_shared; } && !requires { Config::num_joint_shared; }) p.num_joint_shared = file.num_joint_shared;
     if constexpr (requires { p.renorm; } && !requires { Config::renorm; }) p.renorm = file.renorm;
     if constexpr (requires { p.renorm_eps; } && !requires { Config::renorm_eps; }) p.renorm_eps = file.renorm_eps;
-    if constexpr (requires { p.correction_bias; }) p.correction_bias = file.correction_bias;
+    if constexpr (facts::takes_correction_bias<Params>()) p.correction_bias = file.correction_bias;
     if constexpr (requires { p.per_expert_scale; }) p.per_expert_scale = file.per_expert_scale;
-    if constexpr (requires { p.hash_table; }) p.hash_table = file.hash_table;
+    if constexpr (facts::takes_tables<Params>()) p.hash_table = file.hash_table;
     if constexpr (requires { p.vocabulary; }) p.vocabulary = file.vocabulary;
     if constexpr (requires { p.router_jitter_noise; } && !requires { Config::router_jitter_noise; })
       p.router_jitter_noise = file.sparsemixer_eps;

@@ -11,19 +11,13 @@ namespace moe::routing {
 
 namespace detail {
 
-template <class Sizes>
-constexpr int zero_experts_of() {
-  if constexpr (requires { Sizes::num_zero_experts; }) return Sizes::num_zero_experts;
-  return 0;
-}
-
 /// The choices of Base at the sizes of Sizes, with no fused or joint shared experts: their columns would be further sizes.
 template <class Base, class Sizes>
 struct FixedSizesConfig : Base {
   static_assert(Sizes::num_experts > 0 && Sizes::topk > 0, "moe: a router of fixed sizes needs num_experts and topk in its configuration");
   static constexpr int num_experts = Sizes::num_experts;
   static constexpr int topk = Sizes::topk;
-  static constexpr int num_zero_experts = zero_experts_of<Sizes>();
+  static constexpr int num_zero_experts = kNumZeroExperts<Sizes>;
   static constexpr int num_fused_shared = 0;
   static constexpr int num_joint_shared = 0;
   MOE_HD static constexpr int num_logits() { return num_experts + num_zero_experts; }

@@ -10,10 +10,11 @@
 #include "moe/activation/activation.hpp"
 #include "moe/backends/common/exchange_common.hpp"
 #include "moe/core/contract/facts.hpp"
+#include "moe/core/contract/monolithic.hpp"
 #include "moe/core/error.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/tokens.hpp"
-#include "moe/parallel/backend_facts.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/runner/primitives.hpp"
@@ -38,15 +39,16 @@ enum class Gate : std::uint8_t {
 /// for their peers and need the multiprocessors.
 template <class Backend>
 constexpr bool may_overlap() {
-  return Backend::kFacts.transport != Transport::all_to_all || facts::is_asynchronous<Backend>();
+  return !facts::follows_routing<Backend>() || facts::is_asynchronous<Backend>();
 }
 
 /// Whether the weights of a policy have a scheme whose scales belong to parts of a matrix or of a row. With one scale for a whole tensor,
 /// the scale in the scheme's parameters is that of the routed experts; the shared experts have another.
 template <class Policy>
-concept InAScheme = requires { typename Policy::Quant; } && Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::none &&
-                    Policy::Quant::kWeightGranularity != quantization::ScaleGranularity::per_tensor &&
-                    Policy::Quant::kActGranularity != quantization::ScaleGranularity::per_tensor;
+concept InAScheme =
+    requires { typename Policy::Quant; } && facts::weight_granularity<typename Policy::Quant>() != quantization::ScaleGranularity::none &&
+    facts::weight_granularity<typename Policy::Quant>() != quantization::ScaleGranularity::per_tensor &&
+    facts::act_granularity<typename Policy::Quant>() != quantization::ScaleGranularity::per_tensor;
 
 /// The layer that the shared experts make.
 template <class ActT, class WeightT>
@@ -128,7 +130,7 @@ struct Separate {
           return;
         }
       }
-      if constexpr (Quant::kQuantizesActivations) {
+      if constexpr (facts::quantizes_activations<Quant>()) {
         auto const payload = make_rows(payload_, m, Quant::payload_cols(hidden_));
         auto const scales = make_rows(scales_, m, Quant::scale_cols(hidden_));
         RowKernels<Space>::quantize(params_.quantization, hidden, payload, scales, stream);

@@ -6,13 +6,16 @@
 
 #include "moe/core/space.hpp"
 #include "moe/core/types.hpp"
+#include "moe/quantization/format/facts.hpp"
 
 namespace moe::backends::detail {
 
 /// The row formats of the device exchanges: bf16 without scales, or e4m3 with a float scale for each 128 values.
 template <class Quant>
 constexpr bool device_exchange_carries() {
-  if constexpr (!Quant::kQuantizesActivations) {
+  if constexpr (!facts::states_format<Quant>()) {
+    return false;
+  } else if constexpr (!Quant::kQuantizesActivations) {
     return true;
   } else if constexpr (Quant::kPayloadDType == DType::e4m3) {
     return Quant::kActGroup == 128 && std::is_same_v<typename Quant::Scale, float>;

@@ -33,6 +33,21 @@ void reserve_reduction([[maybe_unused]] Comm& comm, [[maybe_unused]] std::int64_
   if constexpr (requires { comm.reserve_reduction(n); }) comm.reserve_reduction(n);
 }
 
+/// Comm::Transfer, with start_all_to_all_v(transfer, …) and finish(transfer): an all_to_all_v() beside which other calls run; the arguments
+/// are those of all_to_all_v() without the stream. Default: sending the rows of a host exchange waits for them.
+template <class Comm>
+constexpr bool starts_transfers() {
+  return requires { typename Comm::Transfer; };
+}
+
+/// Comm::Group, of a communicator of the device: sends and receives that run as one operation, Group(comm), send(data, bytes, rank,
+/// stream), receive(data, bytes, rank, stream), end(). With it come connect(), wait(event, what, missing) and all_gather_host(), as in
+/// comm::Nccl. Default: the communicator has one rank.
+template <class Comm>
+constexpr bool has_groups() {
+  return requires { typename Comm::Group; };
+}
+
 /// Comm::allows_threads(): whether threads may use communicators at the same time. Default: they may.
 template <class Comm>
 bool allows_threads() {

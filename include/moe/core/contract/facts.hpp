@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/contract/facts.hpp: optional facts of a policy, each with its default. Layers, exchanges and rules read these functions instead
-// of the members. Those of a policy's Params are in core/contract/params.hpp, of communicators in core/contract/communicator.hpp.
+// of the members. Those of an exchange are in core/contract/exchange.hpp, included here, of a policy's Params in core/contract/params.hpp,
+// of communicators in core/contract/communicator.hpp, of experts that route inside in core/contract/monolithic.hpp.
 #pragma once
 
-#include <concepts>
-#include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <vector>
+
+#include "moe/core/contract/exchange.hpp"
 
 namespace moe::facts {
 
@@ -86,6 +85,12 @@ constexpr bool has_global_scale() {
 template <class Quant>
 constexpr bool bounds_amax() {
   return requires(Quant const& quant) { quant.act.amax_upper_bound; };
+}
+/// Quantization::WeightUnit: the unit that codes one weight (quantization/format/units.hpp). Default: packed checkpoints of integers are
+/// not read into its codes.
+template <class Quant>
+constexpr bool has_weight_unit() {
+  return requires { typename Quant::WeightUnit; };
 }
 /// Quantization::quantize_row() also takes a Row that computes its elements, so experts quantise what they have just computed. Default: it
 /// takes arrays.
@@ -198,17 +203,6 @@ constexpr bool takes([[maybe_unused]] Kind kind, [[maybe_unused]] bool weight_on
   }
 }
 
-/// Exchange::kTakesRowCount: prepare() takes RoutedTokens::num_rows, a count in device memory. Default: it does not; a call that gives a
-/// count gets E_UNSUPPORTED.
-template <class Exchange>
-constexpr bool takes_row_count() {
-  if constexpr (requires { Exchange::kTakesRowCount; }) {
-    return Exchange::kTakesRowCount;
-  } else {
-    return false;
-  }
-}
-
 /// Kernel::kSkipsForeignIds: apply() looks at ids of [0, local experts) only, so one rank's ids need no change. Default: it does not.
 template <class Kernel>
 constexpr bool skips_foreign_ids() {
@@ -230,16 +224,6 @@ template <class Kernel, class Quant>
 struct RowsRead<Kernel, Quant> {
   using type = typename Kernel::RowsAsTheyAre;
 };
-
-/// Exchange::expert_output(output): where the experts write; it may be the layer's output itself. Default: expert_output().
-template <class Exchange, class Output>
-auto expert_output(Exchange& exchange, [[maybe_unused]] Output output) {
-  if constexpr (requires { exchange.expert_output(output); }) {
-    return exchange.expert_output(output);
-  } else {
-    return exchange.expert_output();
-  }
-}
 
 /// Kernel::weights_changed(stream): the bytes of the weights were replaced in place; a kernel with its own copy of the weights rebuilds the
 /// copy in stream order. Default: the kernel reads the weights where they lie.
@@ -280,97 +264,6 @@ constexpr bool is_asynchronous() {
   } else {
     return false;
   }
-}
-
-/// Exchange::prepare_send(rows, stream) and prepare_receive(stream): prepare() in two calls, of which the first waits for no rows, so that
-/// other work fits between them. Default: prepare() is one call.
-template <class Exchange, class Routed, class StreamT>
-constexpr bool splits_dispatch() {
-  return requires(Exchange& x, Routed const& routed, StreamT stream) {
-    x.prepare_send(routed, stream);
-    x.prepare_receive(stream);
-  };
-}
-/// Exchange::finalize_send(stream) and finalize_receive(output, stream): the same of finalize(). abandon() ends a round between any two
-/// calls.
-template <class Exchange, class Output, class StreamT>
-constexpr bool splits_combine() {
-  return requires(Exchange& x, Output output, StreamT stream) {
-    x.finalize_send(stream);
-    x.finalize_receive(output, stream);
-  };
-}
-
-/// Exchange::kArrives: Exchange::arrivals() has device-side counts of the rows that the last prepare() brings, for experts that run beside
-/// its transfer. Default: rows have come before the experts start.
-template <class Exchange>
-constexpr bool arrives() {
-  if constexpr (requires { Exchange::kArrives; }) {
-    return Exchange::kArrives;
-  } else {
-    return false;
-  }
-}
-
-/// Exchange::window().bytes(): this rank's part of the window that it maps. Default: it has none.
-template <class Exchange>
-std::size_t window_bytes([[maybe_unused]] Exchange const& exchange) {
-  if constexpr (requires { exchange.window().bytes(); }) {
-    return static_cast<std::size_t>(exchange.window().bytes());
-  } else {
-    return 0;
-  }
-}
-
-/// Exchange::waited_ns(), or that of its window(): [ranks] nanoseconds that this rank has waited for each rank. A communicator may have it
-/// too. Default: none are counted.
-template <class Part>
-constexpr bool counts_waits() {
-  return requires(Part& part) { part.waited_ns(); } || requires(Part& part) { part.window().waited_ns(); };
-}
-template <class Part>
-std::vector<std::uint64_t> waited_ns([[maybe_unused]] Part& part) {
-  if constexpr (requires { part.waited_ns(); }) {
-    return part.waited_ns();
-  } else if constexpr (requires { part.window().waited_ns(); }) {
-    return part.window().waited_ns();
-  } else {
-    return {};
-  }
-}
-
-/// Exchange::wait(stream): waits for the stream, within the deadline even if a peer has died, and throws any error. Default: nothing; the
-/// exchange's work ends without it, so that a layer can synchronise the stream.
-template <class Exchange, class StreamT>
-constexpr bool waits() {
-  return requires(Exchange& exchange, StreamT stream) { exchange.wait(stream); };
-}
-template <class Exchange, class StreamT>
-void wait([[maybe_unused]] Exchange& exchange, [[maybe_unused]] StreamT stream) {
-  if constexpr (waits<Exchange, StreamT>()) exchange.wait(stream);
-}
-
-/// Exchange::check(): throws the error of a round that the stream has finished, if any. Default: nothing; every call throws its own errors.
-template <class Exchange>
-void check([[maybe_unused]] Exchange& exchange) {
-  if constexpr (requires { exchange.check(); }) exchange.check();
-}
-
-/// Exchange::over(): whether a deadline or an error has ended its group. Default: false; its kernels have a deadline of their own, and no
-/// round leaves work behind that waits.
-template <class Exchange>
-bool is_over([[maybe_unused]] Exchange& exchange) {
-  if constexpr (requires { exchange.over(); }) {
-    return exchange.over();
-  } else {
-    return false;
-  }
-}
-/// Exchange::end(): ends its group, because another group of this rank has failed and what is enqueued here may wait for the same rank for
-/// ever. Calls nothing of CUDA and does not throw. Default: nothing; what it has enqueued ends by itself.
-template <class Exchange>
-void end([[maybe_unused]] Exchange& exchange) {
-  if constexpr (requires { exchange.end(); }) exchange.end();
 }
 
 }  // namespace moe::facts

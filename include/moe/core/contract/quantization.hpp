@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/quantization.hpp: what a Quantization must have: how weights, activations and the dispatch payload are stored. Policies
-// with kernels of their own read further facts of a scheme (quantization/rows/rows.hpp, quantization/format/granularity.hpp).
+// core/contract/quantization.hpp: what a Quantization must have: how weights, activations and the dispatch payload are stored. Kernels
+// that are written for formats read further facts of a scheme, with defaults, from quantization/format/facts.hpp.
 #pragma once
 
 #include <concepts>

@@ -8,14 +8,15 @@
 
 #include "moe/core/contract/facts.hpp"
 #include "moe/core/tokens.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 
 namespace moe::experts::detail {
 
 /// True if the matrix is stored as plain float32, so that a row can be read in place.
 template <class Quant, class Weight>
-inline constexpr bool kPlainFloat =
-    std::is_same_v<typename Quant::template WeightCode<Weight>, float> && Quant::kWeightGranularity == quantization::ScaleGranularity::none;
+inline constexpr bool kPlainFloat = std::is_same_v<typename Quant::template WeightCode<Weight>, float> &&
+                                    facts::weight_granularity<Quant>() == quantization::ScaleGranularity::none;
 
 /// Rows [first, first + count) of expert e as float32 [count, cols]: a pointer into the weights, or dequantised into `scratch`.
 template <class Weight, class Quant, class Matrix>
@@ -34,13 +35,13 @@ float const* weight_rows(Quant const& quant, Matrix const& m, std::int64_t e, st
 /// Whether the scheme quantises activations from any row; a user's scheme may support only arrays.
 template <class Quant, class Row>
 inline constexpr bool kQuantizesComputedRows =
-    Quant::kActGranularity != quantization::ScaleGranularity::none && facts::quantizes_computed_rows<Quant, Row>();
+    facts::act_granularity<Quant>() != quantization::ScaleGranularity::none && facts::quantizes_computed_rows<Quant, Row>();
 
 /// For an activation scheme that also rounds the second GEMM's input (a2): quantises and dequantises one row in place.
 template <class Quant, class Act>
 void requantize_row(Quant const& quant, float* row, std::int64_t n, typename Quant::template Payload<float>* codes,
                     typename Quant::Scale* scales) {
-  if constexpr (Quant::kActGranularity != quantization::ScaleGranularity::none) {
+  if constexpr (facts::act_granularity<Quant>() != quantization::ScaleGranularity::none) {
     quant.template quantize_row<float>(row, n, codes, scales);
     quant.template dequantize_row<float>(codes, scales, n, row);
   }

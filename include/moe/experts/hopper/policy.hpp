@@ -23,6 +23,7 @@
 #include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/facts.hpp"
 #include "moe/experts/hopper/shared_workspace.hpp"
+#include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
@@ -36,9 +37,11 @@ namespace detail {
 template <class Quant, class Act>
 constexpr int hopper_scheme() {
   using quantization::ScaleGranularity;
-  constexpr ScaleGranularity rows = Quant::kActGranularity;
-  constexpr ScaleGranularity tiles = Quant::kWeightGranularity;
-  if constexpr (!Quant::kQuantizesActivations) {
+  constexpr ScaleGranularity rows = facts::act_granularity<Quant>();
+  constexpr ScaleGranularity tiles = facts::weight_granularity<Quant>();
+  if constexpr (!facts::states_format<Quant>()) {
+    return -1;
+  } else if constexpr (!Quant::kQuantizesActivations) {
     if (tiles != ScaleGranularity::none) return -1;
     return static_cast<int>(std::same_as<Act, f16> ? hopper::Scheme::f16 : hopper::Scheme::bf16);
   } else if constexpr (Quant::kPayloadDType == DType::i8 && Quant::kWeightDType == DType::i8) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "moe/backends/collective/device/rounds.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/cuda_space.hpp"
 #include "moe/core/stream_capture.hpp"
 #include "moe/runner/device/priority_stream.hpp"
@@ -26,7 +27,7 @@ namespace moe::runner {
 template <class Comm>
 class HostWords<Comm, space::cuda> {
  public:
-  static constexpr bool kAlone = !requires { typename Comm::Group; };
+  static constexpr bool kAlone = !facts::has_groups<Comm>();
 
   explicit HostWords(Comm& comm) : comm_(comm), device_(comm.size()), host_(comm.size()), seen_(comm.size()) {}
   void check(bool waits, cudaStream_t stream) const {

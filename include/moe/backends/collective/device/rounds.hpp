@@ -103,7 +103,7 @@ struct GroupOf {
   using type = NoPeersGroup;
 };
 template <class Comm>
-  requires requires { typename Comm::Group; }
+  requires(facts::has_groups<Comm>())
 struct GroupOf<Comm> {
   using type = typename Comm::Group;
 };

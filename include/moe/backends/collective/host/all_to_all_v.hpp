@@ -12,6 +12,7 @@
 #include "moe/backends/common/exchange_rounds.hpp"
 #include "moe/backends/common/open_half.hpp"
 #include "moe/backends/common/wire_row.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/contract/concepts.hpp"
 
 namespace moe::rules {
@@ -41,7 +42,7 @@ struct TransferOf {
   };
 };
 template <class Comm>
-  requires requires { typename Comm::Transfer; }
+  requires(facts::starts_transfers<Comm>())
 struct TransferOf<Comm> {
   static constexpr bool kStarts = true;
   using type = typename Comm::Transfer;
