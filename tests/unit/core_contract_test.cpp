@@ -29,6 +29,7 @@
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/support.hpp"
 
 namespace {
 
@@ -434,6 +435,33 @@ TEST(Contract, ASchemeNeedNotStateItsFormat) {
   EXPECT_FALSE(moe::experts::HopperContiguous::supports_quantization<Quant>());
   EXPECT_TRUE(moe::experts::CudaReference::supports_quantization<StatedQuantization>());
   EXPECT_TRUE(moe::experts::HopperContiguous::supports_quantization<StatedQuantization>());
+}
+
+struct OnDevice : ExpertsFacts {
+  static constexpr bool kOnDevice = true;
+};
+struct TakesNoScheme : OnDevice {
+  static constexpr bool kQuantization = false;
+};
+struct NativeExperts : ArchetypeExperts<OnDevice> {
+  template <class Quant>
+  static constexpr moe::quantization::Support support_on(int sm) {
+    return sm == 90 ? moe::quantization::Support::native : moe::quantization::Support::none;
+  }
+};
+TEST(Contract, SupportOfASchemeHasADefault) {
+  namespace facts = moe::facts;
+  using moe::quantization::Support;
+  using Quant = moe::quantization::Fp8PerToken<>;
+  EXPECT_EQ((facts::support_on<ArchetypeExperts<>, Quant>(90)), Support::none);
+  EXPECT_EQ((facts::support_on<ArchetypeExperts<OnDevice>, Quant>(90)), Support::emulated);
+  EXPECT_EQ((facts::support_on<ArchetypeExperts<TakesNoScheme>, Quant>(90)), Support::none);
+  EXPECT_EQ((facts::support_on<StatedExperts, Quant>(90)), (facts::support_on<ArchetypeExperts<>, Quant>(90)));
+  EXPECT_EQ((facts::support_on<NativeExperts, Quant>(90)), Support::native);
+  EXPECT_EQ((facts::support_on<NativeExperts, Quant>(80)), Support::none);
+  EXPECT_NO_THROW((moe::quantization::check_support<Quant, ArchetypeExperts<OnDevice>>(90, false)));
+  EXPECT_THROW((moe::quantization::check_support<Quant, ArchetypeExperts<OnDevice>>(90, true)), moe::Error);
+  EXPECT_NO_THROW((moe::quantization::check_support<Quant, NativeExperts>(90, true)));
 }
 
 TEST(Contract, RunTimeReasonNamesTheMember) {

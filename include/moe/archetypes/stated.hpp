@@ -16,6 +16,7 @@
 #include "moe/core/types.hpp"
 #include "moe/parallel/backend_facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
+#include "moe/quantization/support_level.hpp"
 #include "moe/routing/row/router_config.hpp"
 
 namespace moe::archetypes {
@@ -164,6 +165,11 @@ struct StatedExperts : ArchetypeExperts<> {
     std::shared_ptr<void> workspace{};
   };
   static constexpr bool takes(activation::Kind, bool /*weight_on_input*/) { return true; }
+  /// Experts of the CUDA space say how they compute a scheme on a GPU.
+  template <class Quant>
+  static constexpr quantization::Support support_on(int /*sm*/) {
+    return quantization::Support::none;
+  }
   template <class Config, class Quant, ActivationFormat Format>
   using Kernel = StatedKernel<Params, Config, Quant, Format>;
 };

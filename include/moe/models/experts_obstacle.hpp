@@ -54,7 +54,7 @@ constexpr int intermediate_unit() {
 template <class Experts, class Quant, class Act>
 std::string experts_obstacle(ExpertsNeeds const& n) {
   auto const because = [](auto const&... words) { return text(Experts::kName, ": ", words...); };
-  if (Experts::template support_on<Quant>(n.architecture) == quantization::Support::none) {
+  if (facts::support_on<Experts, Quant>(n.architecture) == quantization::Support::none) {
     return because("not for ", Quant::kName, " on a device of architecture ", n.architecture);
   }
   if constexpr (ExpertsHaveFitsShape<Experts, RuntimeLayer<Act, Act>, Quant>) {

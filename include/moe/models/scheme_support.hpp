@@ -29,7 +29,7 @@ SchemeSupport best_support(int architecture) {
   hana::for_each(cuda_experts, [&](auto type) {
     using Experts = typename decltype(type)::type;
     if constexpr (Experts::template supports_quantization<Quant>()) {
-      if (quantization::Support const s = Experts::template support_on<Quant>(architecture); s > best.support) {
+      if (quantization::Support const s = facts::support_on<Experts, Quant>(architecture); s > best.support) {
         best.support = s;
         best.experts = Experts::kName;
       }

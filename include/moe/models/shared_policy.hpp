@@ -32,7 +32,7 @@ template <class Experts, class Quant, class Weight>
 constexpr bool computes_shared() {
   return Experts::reads(ActivationFormat::standard) && Experts::template supports_element<Weight, Weight>() &&
          Experts::template supports_quantization<Quant>() && Experts::template supports_activation<activation::Any>() &&
-         Experts::template support_on<Quant>(90) >= quantization::Support::converted;
+         facts::support_on<Experts, Quant>(90) >= quantization::Support::converted;
 }
 
 template <class Quant, class Experts, class Weight>

@@ -15,13 +15,13 @@ template <class Quant, class Experts>
 std::string describe(int sm) {
   QuantConfig const c = config_of<Quant>();
   return text(QuantConfig::label(c.a1), " activations, ", QuantConfig::label(c.w1), " weights, ",
-              name(Experts::template support_on<Quant>(sm)), " on sm_", sm, " with ", Experts::kName);
+              name(facts::support_on<Experts, Quant>(sm)), " on sm_", sm, " with ", Experts::kName);
 }
 
 /// E_UNSUPPORTED if the experts cannot compute the scheme on that GPU, or, with `strict`, if they emulate it.
 template <class Quant, class Experts>
 void check_support(int sm, bool strict) {
-  Support const s = Experts::template support_on<Quant>(sm);
+  Support const s = facts::support_on<Experts, Quant>(sm);
   if (s == Support::none || (strict && s == Support::emulated)) {
     throw Error(ErrorCode::unsupported, text(describe<Quant, Experts>(sm), strict ? "; native execution was required" : ""));
   }

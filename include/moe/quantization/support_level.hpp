@@ -5,10 +5,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "moe/core/space.hpp"
+
 namespace moe::quantization {
 
-/// How a GPU computes the products of a scheme, worst first. Experts of the CUDA space state it:
-/// `template <class Quant> static constexpr Support support_on(int sm)`, for compute capability sm (80, 89, 90, 100, ...).
+/// How a GPU computes the products of a scheme, worst first. Experts of the CUDA space state it (facts::support_on()).
 enum class Support : std::uint8_t {
   none,       ///< refused on that GPU
   emulated,   ///< dequantised to float32 before the products: the rounding of the scheme, more work, no tensor cores
@@ -20,3 +21,21 @@ constexpr std::string_view name(Support s) {
 }
 
 }  // namespace moe::quantization
+
+namespace moe::facts {
+
+/// Experts::support_on<Quant>(sm): how they compute a scheme on a GPU of compute capability sm (80, 89, 90, 100, ...). Default: emulated by
+/// experts of the CUDA space that take the scheme, on every GPU; else none.
+template <class Experts, class Quant>
+constexpr quantization::Support support_on([[maybe_unused]] int sm) {
+  using quantization::Support;
+  if constexpr (requires { Experts::template support_on<Quant>(sm); }) {
+    return Experts::template support_on<Quant>(sm);
+  } else if constexpr (Experts::Space::kKind == SpaceKind::cuda) {
+    return Experts::template supports_quantization<Quant>() ? Support::emulated : Support::none;
+  } else {
+    return Support::none;
+  }
+}
+
+}  // namespace moe::facts
