@@ -25,11 +25,14 @@
 #include "moe/core/contract/communicator.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/experts/hopper_contiguous.hpp"
+#include "moe/experts/monolithic.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/quantization/fp8_per_token.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/support.hpp"
+#include "moe/routing/fixed_sizes.hpp"
+#include "moe/routing/softmax_topk.hpp"
 
 namespace {
 
@@ -132,6 +135,9 @@ struct LoudPart {
   std::int64_t reserved = 0;
   int aborted = 0;
 };
+struct LoudRouter {
+  using Config = LoudConfig;  // without the base class
+};
 struct LoudWindow {
   LoudPart window() { return {}; }
 };
@@ -187,6 +193,8 @@ TEST(Contract, ARouterThatStatesNoFactHasTheDefaultOfEach) {
   EXPECT_EQ(facts::num_zero_experts(Silent{}), 0);
   EXPECT_EQ(facts::zero_expert_kind(Silent{}, 'n'), 'n');
   EXPECT_EQ(facts::num_joint_shared(Silent{}), 0);
+  EXPECT_FALSE(facts::chooses_by_row<Silent>() || facts::chooses_by_row<StatedRouter>() || facts::chooses_by_row<LoudRouter>());
+  EXPECT_TRUE(facts::chooses_by_row<StatedRowRouter>());
   EXPECT_TRUE(facts::resolves<LoudPart>());
   EXPECT_EQ(facts::routed_scaling_factor(LoudPart{}), 2.0F);
   EXPECT_EQ(facts::num_zero_experts(LoudPart{}), 3);
@@ -435,6 +443,18 @@ TEST(Contract, ASchemeNeedNotStateItsFormat) {
   EXPECT_FALSE(moe::experts::HopperContiguous::supports_quantization<Quant>());
   EXPECT_TRUE(moe::experts::CudaReference::supports_quantization<StatedQuantization>());
   EXPECT_TRUE(moe::experts::HopperContiguous::supports_quantization<StatedQuantization>());
+}
+
+// Experts route inside, and sizes are compiled in, for routers that choose by row.
+TEST(Contract, RoutersByRowAreTaken) {
+  using Inside = moe::experts::Monolithic<moe::experts::Reference<>>;
+  using ByRow = moe::Composition<Tiny, StatedRowRouter, moe::quantization::None, moe::backends::NoExpertParallel<>, Inside>;
+  using Own = moe::Composition<Tiny, StatedRouter, moe::quantization::None, moe::backends::NoExpertParallel<>, Inside>;
+  EXPECT_TRUE(ByRow::kLegal);
+  EXPECT_STREQ(Own::reason(), moe::rules::MonolithicRouter::kSentence);
+  EXPECT_FALSE(moe::routing::TakesFixedSizes<StatedRowRouter>) << "its choices have no type of their own";
+  EXPECT_FALSE(moe::routing::TakesFixedSizes<StatedRouter>);
+  EXPECT_TRUE((moe::routing::TakesFixedSizes<moe::routing::SoftmaxTopK<moe::routing::Renormalize::yes>>));
 }
 
 struct OnDevice : ExpertsFacts {

@@ -18,6 +18,7 @@
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/support_level.hpp"
 #include "moe/routing/row/router_config.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::archetypes {
 
@@ -47,6 +48,14 @@ struct StatedRouter : ArchetypeRouter<> {
 
  private:
   routing::RouterConfig config_;
+};
+
+/// A router that chooses row by row as its Config says: the base class has select() for either space.
+class StatedRowRouter : public routing::RowRouter<routing::RouterConfig> {
+ public:
+  static constexpr char const* kName = "stated_row_router";
+  using Params = Config;
+  explicit StatedRowRouter(Params const& p) : RowRouter(p) {}
 };
 
 struct StatedQuantization : ArchetypeQuantization<> {

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
-#include <type_traits>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/facts.hpp"
@@ -66,11 +65,7 @@ struct Monolithic : Inner {
   /// The library's routers that choose row by row.
   template <class Router>
   static constexpr bool supports_router() {
-    if constexpr (requires { typename Router::Config; }) {
-      return std::is_base_of_v<routing::RowRouter<typename Router::Config>, Router>;
-    } else {
-      return false;
-    }
+    return facts::chooses_by_row<Router>();
   }
 
   template <class Config, class Quant, ActivationFormat Format>

@@ -13,6 +13,7 @@
 #include "moe/layer/layer.hpp"
 #include "moe/parallel/construction.hpp"
 #include "moe/parallel/layer_fingerprint.hpp"
+#include "moe/routing/row/row_router.hpp"
 
 namespace moe::detail {
 
@@ -109,6 +110,14 @@ template <class C>
 void Layer<C>::take_memory() {
   ids_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
   weights_ = arena_.template take<float>(max_tokens_ * num_slots_);
+  if constexpr (Space::kKind == SpaceKind::cuda && facts::selects<RouterType>() && !facts::chooses_by_row<RouterType>()) {
+    if (maps() || shared_.first >= 0) {
+      throw Error(
+          ErrorCode::unsupported,
+          text(maps() ? "mapping" : "fused shared experts", ": the launch that routes maps the ids in the CUDA space, and the router ",
+               RouterType::kName, " has a launch of its own. Fix: derive it from routing::RowRouter<Config>"));
+    }
+  }
   if (Space::kKind == SpaceKind::host || maps() || shared_.first >= 0)
     dispatched_ = arena_.template take<std::int32_t>(max_tokens_ * num_slots_);
   if (Space::kKind == SpaceKind::cuda && maps()) zero_weights_ = arena_.template take<float>(max_tokens_);

@@ -35,15 +35,12 @@ template <class R>
 concept RouterSelectsOnHost = requires(R const& r, routing::RouteArgs<float> const& args) { r.select(args); };
 MOE_MEMBER(RouterSelectsOnHost, "the router", "template <class L> void select(routing::RouteArgs<L> const&) const",
            "routes a batch on the host");
-/// Routes a batch on the device. With load balancing the layer calls routing::route_fused() instead, hence the base class
-/// RowRouter<Config>.
+/// Routes a batch on the device. With a mapping the layer calls routing::route_fused() instead, where facts::chooses_by_row() says so.
 template <class R>
-concept RouterSelectsOnDevice = requires(R const& r, routing::RouteArgs<float> const& args, Stream<space::cuda> stream) {
-  typename R::Config;
-  r.select(args, stream);
-};
+concept RouterSelectsOnDevice =
+    requires(R const& r, routing::RouteArgs<float> const& args, Stream<space::cuda> stream) { r.select(args, stream); };
 MOE_MEMBER(RouterSelectsOnDevice, "the router", "template <class L> void select(routing::RouteArgs<L> const&, cudaStream_t) const",
-           "routes a batch on the device; with the type Config and the base routing::RowRouter<Config>");
+           "routes a batch on the device; routing::RowRouter<Config> has it");
 
 namespace detail {
 

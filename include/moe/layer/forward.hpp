@@ -114,7 +114,7 @@ void Layer<C>::route(Rows<L const> logits, ForwardOptions const& options, Stream
     choose_replicas();
   } else if (fix::include_moe_routing_device_route_cuh_or_link_a_model_library(); dispatched_ == nullptr) {
     router_.select(args, stream);
-  } else {
+  } else if constexpr (facts::chooses_by_row<RouterType>()) {  // of other routers dispatched_ is null
     routing::FusedRouting<L> fused{.args = args, .logical_ids = ids_, .logical_stride = num_slots_};
     fused.args.topk_ids = make_rows(dispatched_, rows_, num_slots_);
     if (maps()) {

@@ -48,11 +48,10 @@ FixedSizesConfig<Base, Sizes> fixed_sizes(Base const& config) {
 
 /// Whether Router selects by RowRouter's own functions, and its configuration is a type of its own, not RouterConfig.
 template <class Router>
-concept TakesFixedSizes =
-    std::derived_from<Router, RowRouter<typename Router::Config>> && !std::same_as<typename Router::Config, RouterConfig> &&
-    requires(void (RowRouter<typename Router::Config>::*select)(RouteArgs<float> const&, Stream<space::cuda>) const) {
-      select = &Router::template select<float>;
-    };
+concept TakesFixedSizes = facts::chooses_by_row<Router>() && !std::same_as<typename Router::Config, RouterConfig> &&
+                          requires(void (RowRouter<typename Router::Config>::*select)(RouteArgs<float> const&, Stream<space::cuda>) const) {
+                            select = &Router::template select<float>;
+                          };
 
 /// Router at the sizes of a configuration that states num_experts and topk (and num_zero_experts, else 0): the same ids and weights, bit
 /// for bit, from a kernel that knows them. Params are Router's; other sizes in them are E_CONFIG.

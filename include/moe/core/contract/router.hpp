@@ -2,8 +2,8 @@
 // core/contract/router.hpp: what a Router must have: logits → (ids, weights).
 //
 // Besides the members below a router has, for host layers,      template <class L> void select(RouteArgs<L> const&) const;
-// and for layers on the device the type Config, the base class routing::RowRouter<Config>, and
-//                                                              template <class L> void select(RouteArgs<L> const&, cudaStream_t) const;
+// and for layers on the device                                 template <class L> void select(RouteArgs<L> const&, cudaStream_t) const;
+// which routers with the base class routing::RowRouter<Config> have (facts::chooses_by_row() in routing/row/row_router.hpp).
 // routing/row/route_args.hpp describes what select() reads and writes; layer/contract.hpp checks it.
 #pragma once
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstdint>
 
 #include "moe/core/host_pool.hpp"
@@ -70,3 +71,19 @@ class RowRouter {
 };
 
 }  // namespace moe::routing
+
+namespace moe::facts {
+
+/// Router::Config, with the public base class routing::RowRouter<Config>: it chooses row by row as Config says. The CUDA space then maps
+/// and counts in the launch that routes, experts may route inside, and routing::Fixed compiles it for a configuration's sizes. Default: it
+/// chooses in a way of its own; layers of the CUDA space refuse a mapping, and fused shared experts on several ranks (E_UNSUPPORTED).
+template <class Router>
+constexpr bool chooses_by_row() {
+  if constexpr (requires { typename Router::Config; }) {
+    return std::derived_from<Router, routing::RowRouter<typename Router::Config>>;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace moe::facts
