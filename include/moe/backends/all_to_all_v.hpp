@@ -13,12 +13,13 @@ namespace moe::backends {
 
 /// Standard format over any communicator and transport. Ranks exchange row counts first, so that each sends only the rows that the other
 /// needs. On the device the host need not read the counts (Params::sizes).
-template <Communicator CommT>
+template <class CommT>
 struct AllToAllV {
   static constexpr char const* kName = "all_to_all_v";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};
   using Comm = CommT;
-  using Space = typename Comm::Space;
+  using Needs = NeedsCommunicator<Comm>;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   struct Params {

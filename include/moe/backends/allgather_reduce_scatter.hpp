@@ -13,12 +13,13 @@ namespace moe::backends {
 /// Standard format over any communicator; ranks may bring different numbers of rows. Memory: R T_max rows in, R T_max rows out. On the
 /// device the reduce-scatter exchanges rows in the experts' output type and sums them in float32 in rank order: as many bytes as NCCL's,
 /// half of them if the experts write bf16, and reproducible to the bit.
-template <Communicator CommT>
+template <class CommT>
 struct AllGatherReduceScatter {
   static constexpr char const* kName = "allgather_reduce_scatter";
   static constexpr BackendFacts kFacts = kDefaultBackend;
   using Comm = CommT;
-  using Space = typename Comm::Space;
+  using Needs = NeedsCommunicator<Comm>;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   using Params = detail::GatherParams;

@@ -27,7 +27,7 @@ struct HighThroughputParams;
 
 /// Standard format over a window of peer memory, fixed capacity, rows by source rank and then by token. No host synchronisation: the device
 /// exchange can be captured in a CUDA graph.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct HighThroughput : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "high_throughput";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};

@@ -29,7 +29,7 @@ struct LowLatencyRankMajorParams {
 
 /// Batched format over a window of peer memory: a row for each (token, expert), packed by source rank, then by token. No host
 /// synchronisation: the device exchange can be captured in a CUDA graph.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct LowLatency : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "low_latency";
   static constexpr BackendFacts kFacts{
@@ -45,7 +45,7 @@ struct LowLatency : detail::WindowPolicy<WindowT> {
 /// The same exchange in the rank-major layout of docs/semantics/exchange.md §12: a row for each (token, rank) at [source rank][token], with
 /// ids and weights, for experts that apply weights and sum. Missing rows have no expert. The host packs each source's rows; each source's
 /// part begins at a multiple of the most rows that any rank brings.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct LowLatencyRankMajor : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "low_latency_rank_major";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .asynchronous = true, .translates_ids = true};

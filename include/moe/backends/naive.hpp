@@ -12,12 +12,13 @@ namespace moe::backends {
 
 /// Standard format over any communicator. Memory: R T_max rows in, R T_max rows out, on every rank. On the device NCCL chooses the order of
 /// the sum over ranks.
-template <Communicator CommT>
+template <class CommT>
 struct Naive {
   static constexpr char const* kName = "naive";
   static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true, .transport = Transport::gather};
   using Comm = CommT;
-  using Space = typename Comm::Space;
+  using Needs = NeedsCommunicator<Comm>;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
   static constexpr ActivationFormat kFormat = ActivationFormat::standard;
   static constexpr TopKReduction kReduction = TopKReduction::experts;
   static constexpr bool kBatchInvariant = Space::kKind == SpaceKind::host;

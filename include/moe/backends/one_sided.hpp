@@ -25,7 +25,7 @@ struct OneSidedParams;
 /// Standard format over a window of peer memory. Every source has its own part of every rank's workspace; unused rows have no expert.
 /// Outputs are added in the order in which a token's choices first name their ranks. Rows move without waiting for any count, and without
 /// host synchronisation: the device exchange can be captured in a CUDA graph.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct OneSided : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "one_sided";
   static constexpr BackendFacts kFacts{.name = kName, .sequence_parallel = true, .translates_ids = true};

@@ -28,7 +28,7 @@ struct PplxParams;
 
 /// Batched format over a window of peer memory; finalize applies the top-k weights. E_UNSUPPORTED unless the number of ranks divides the
 /// number of experts. Sending and receiving are separate calls. The device exchange can be captured in a CUDA graph.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct Pplx : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "pplx";
   static constexpr BackendFacts kFacts{.name = kName, .batched = true, .asynchronous = true, .translates_ids = true, .sender_split = true};

@@ -25,7 +25,7 @@ struct TwoSidedParams;
 /// Standard format over a window of fixed size: ranks exchange counts, then move rows through queues, and outputs back. Rows by source
 /// rank, then by token. The experts apply the weights, outputs are added in rank order. The device exchange can be captured in a CUDA
 /// graph.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct TwoSided : detail::WindowPolicy<WindowT> {
   static constexpr char const* kName = "two_sided";
   static constexpr BackendFacts kFacts{.name = kName, .translates_ids = true};

@@ -86,10 +86,13 @@ class DeviceWindow {
  public:
   using Space = space::cuda;
   using Comm = DeviceComm;
+  struct Params {};
+  DeviceWindow(Comm&, std::int64_t user_bytes, Params const&);
   int rank() const;
   int size() const;
   void* peer(int rank, std::int64_t offset) const;
   std::int64_t bytes() const;
+  comm::WindowView const& view() const;
 };
 inline constexpr auto cuda_backends = cuda_backends_over_comm<DeviceComm>;
 inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;

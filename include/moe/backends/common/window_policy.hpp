@@ -10,11 +10,12 @@
 namespace moe::backends::detail {
 
 /// A base of policies.
-template <SymmetricMemory WindowT>
+template <class WindowT>
 struct WindowPolicy {
   using Window = WindowT;
-  using Space = typename Window::Space;
-  using Comm = typename Window::Comm;
+  using Needs = NeedsWindow<Window>;
+  using Space = typename moe::detail::SpaceOf<Window>::type;
+  using Comm = typename moe::detail::CommOf<Window>::type;
 
   template <class Quant>
   static constexpr bool carries() {

@@ -5,9 +5,12 @@
 #include <concepts>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 
 #include "moe/core/buffer.hpp"
+#include "moe/core/contract/communicator.hpp"
 #include "moe/core/contract/policy.hpp"
+#include "moe/core/contract/window.hpp"
 #include "moe/core/layer_config.hpp"
 #include "moe/core/rule.hpp"
 #include "moe/core/tokens.hpp"
@@ -17,17 +20,15 @@ namespace moe {
 
 class ExpertPlacement;  // parallel/placement.hpp
 
-template <class C>
-concept CommunicatorHasRanks = requires(C& c) {
-  { c.rank() } -> std::convertible_to<int>;
-  { c.size() } -> std::convertible_to<int>;
-};
-
 // ---- The policy.
 
 template <class B>
-concept BackendHasComm = requires { typename B::Comm; } && CommunicatorHasRanks<typename B::Comm>;
+concept BackendHasComm = requires { typename B::Comm; };
 MOE_MEMBER(BackendHasComm, "the backend", "using Comm", "the communicator that a layer is built over, with rank() and size()");
+template <class B>
+concept BackendCommHasRank = CommunicatorHasRank<typename B::Comm>;
+template <class B>
+concept BackendCommHasSize = CommunicatorHasSize<typename B::Comm>;
 
 template <class B>
 concept BackendHasFormat = requires {
@@ -53,18 +54,36 @@ concept BackendHasExchange = requires { typename B::template Exchange<Config, Qu
 MOE_MEMBER(BackendHasExchange, "the backend", "template <class Config, class Quant, class Partial> class Exchange",
            "moves tokens to the experts and results back");
 
+/// Optional, of a backend whose exchange uses more of its communicator or window: what that must have, as one of these lists.
+template <class Comm>
+using NeedsCommunicator = detail::CommunicatorContract<Comm>;
+template <class Window>
+using NeedsWindow =
+    decltype(std::tuple_cat(std::declval<detail::WindowContract<Window>>(), std::declval<detail::ExchangeWindowContract<Window>>()));
+
 namespace detail {
+/// Backend::Needs. Default: nothing beyond Comm, rank() and size().
+template <class B>
+struct BackendNeeds {
+  using type = std::tuple<>;
+};
+template <class B>
+  requires requires { typename B::Needs; }
+struct BackendNeeds<B> {
+  using type = typename B::Needs;
+};
 template <class B>
 using BackendContract =
     std::tuple<Verdict<rules::PolicyHasName, Named<B>, B>, Verdict<rules::PolicyHasSpace, HasSpace<B>, B>,
                Verdict<rules::PolicyHasParams, HasParams<B>, B>, Verdict<rules::BackendHasComm, BackendHasComm<B>, B>,
+               Verdict<rules::CommunicatorHasRank, BackendCommHasRank<B>, B>, Verdict<rules::CommunicatorHasSize, BackendCommHasSize<B>, B>,
                Verdict<rules::BackendHasFormat, BackendHasFormat<B>, B>, Verdict<rules::BackendHasReduction, BackendHasReduction<B>, B>>;
 template <class B, class Quant>
 using BackendContractFor = std::tuple<Verdict<rules::BackendHasCarries, BackendHasCarries<B, Quant>, B>>;
 }  // namespace detail
 
 template <class B>
-concept PrepareAndFinalize = detail::kAllHold<detail::BackendContract<B>>;
+concept PrepareAndFinalize = detail::kAllHold<typename detail::BackendNeeds<B>::type> && detail::kAllHold<detail::BackendContract<B>>;
 
 // ---- Its exchange: prepare() → the experts write expert_output() → finalize(), in this order, once per forward.
 

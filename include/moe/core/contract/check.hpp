@@ -161,6 +161,10 @@ inline constexpr bool kInOrder =
 template <class C, class R, class Q, class B, class E>
 using OrderVerdict = Verdict<rules::PoliciesInOrder, kInOrder<C, R, Q, B, E>, C, R, Q, B, E>;
 
+template <class Config>
+struct ActivationOf {
+  using type = ActivationContract<typename Config::Activation>;
+};
 /// The members that depend on what the policies are composed with.
 template <class Config, class Quant, class Backend, class Experts>
 struct MembersFor {
@@ -191,10 +195,10 @@ struct Composition {
   using Experts = ExpertsT;
   using FirstBroken = typename detail::FirstBrokenOf<
       std::type_identity<std::tuple<detail::OrderVerdict<Config, Router, Quant, Backend, Experts>>>,
-      std::type_identity<detail::ConfigContract<Config>>, std::type_identity<detail::RouterContract<Router>>,
-      std::type_identity<detail::QuantizationContract<Quant>>, std::type_identity<detail::BackendContract<Backend>>,
-      std::type_identity<detail::ExpertsContract<Experts>>, detail::MembersFor<Config, Quant, Backend, Experts>,
-      detail::Verdicts<Config, Router, Quant, Backend, Experts>>::type;
+      std::type_identity<detail::ConfigContract<Config>>, detail::ActivationOf<Config>, std::type_identity<detail::RouterContract<Router>>,
+      std::type_identity<detail::QuantizationContract<Quant>>, detail::BackendNeeds<Backend>,
+      std::type_identity<detail::BackendContract<Backend>>, std::type_identity<detail::ExpertsContract<Experts>>,
+      detail::MembersFor<Config, Quant, Backend, Experts>, detail::Verdicts<Config, Router, Quant, Backend, Experts>>::type;
   static constexpr bool kLegal = std::is_same_v<FirstBroken, detail::NoBrokenRule>;
   /// The broken rule's static assertion when instantiated; an empty struct if none is broken.
   using Error = typename FirstBroken::template Error<true>;

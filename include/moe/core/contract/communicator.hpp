@@ -1,8 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/contract/communicator.hpp: optional members of a communicator, each with its default. Required ones are in concepts.hpp.
+// core/contract/communicator.hpp: what a Communicator must have, and its optional members, each with its default.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
+#include <tuple>
+
+#include "moe/core/contract/policy.hpp"
+#include "moe/core/rule.hpp"
+#include "moe/core/space.hpp"
+
+namespace moe {
+
+template <class C>
+concept CommunicatorHasRank = requires(C& c) {
+  { c.rank() } -> std::convertible_to<int>;
+};
+MOE_MEMBER(CommunicatorHasRank, "the communicator", "int rank()", "this rank");
+template <class C>
+concept CommunicatorHasSize = requires(C& c) {
+  { c.size() } -> std::convertible_to<int>;
+};
+MOE_MEMBER(CommunicatorHasSize, "the communicator", "int size()", "number of ranks");
+
+// ---- Collective calls. `n`, counts and offsets are bytes, of sums floats; counts and offsets are arrays of size() in host memory.
+
+template <class C>
+concept CommunicatorGathers =
+    requires(C& c, void const* in, std::int64_t n, void* out, Stream<typename C::Space> stream) { c.all_gather(in, n, out, stream); };
+MOE_MEMBER(CommunicatorGathers, "the communicator", "all_gather(void const* in, int64_t n, void* out, Stream<Space>)",
+           "n bytes of every rank, in rank order, to all ranks");
+
+template <class C>
+concept CommunicatorGathersCounts = requires(C& c, void const* in, std::int64_t n, void* out, std::int64_t const* counts,
+                                             Stream<typename C::Space> stream) { c.all_gather_v(in, n, out, counts, counts, stream); };
+MOE_MEMBER(CommunicatorGathersCounts, "the communicator",
+           "all_gather_v(void const* in, int64_t n, void* out, int64_t const* counts, int64_t const* offsets, Stream<Space>)",
+           "counts[r] bytes of rank r to offset offsets[r] of all ranks");
+
+template <class C>
+concept CommunicatorExchanges = requires(C& c, void const* in, void* out, std::int64_t const* counts, Stream<typename C::Space> stream) {
+  c.all_to_all_v(in, counts, counts, out, counts, counts, stream);
+};
+MOE_MEMBER(CommunicatorExchanges, "the communicator",
+           "all_to_all_v(void const* in, int64_t const* in_counts, int64_t const* in_offsets, void* out, int64_t const* out_counts, "
+           "int64_t const* out_offsets, Stream<Space>)",
+           "other bytes to every rank");
+
+template <class C>
+concept CommunicatorBroadcasts =
+    requires(C& c, void* data, std::int64_t n, int root, Stream<typename C::Space> stream) { c.broadcast(data, n, root, stream); };
+MOE_MEMBER(CommunicatorBroadcasts, "the communicator", "broadcast(void* data, int64_t n, int root, Stream<Space>)",
+           "n bytes of rank root to all ranks");
+
+template <class C>
+concept CommunicatorWaits = requires(C& c, Stream<typename C::Space> stream) { c.barrier(stream); };
+MOE_MEMBER(CommunicatorWaits, "the communicator", "barrier(Stream<Space>)", "no rank goes on before all have come");
+
+template <class C>
+concept CommunicatorSums =
+    requires(C& c, float const* in, std::int64_t n, float* out, Stream<typename C::Space> stream) { c.all_reduce(in, n, out, stream); };
+MOE_MEMBER(CommunicatorSums, "the communicator", "all_reduce(float const* in, int64_t n, float* out, Stream<Space>)",
+           "the sum over the ranks of n floats, to all ranks");
+
+/// Rank r gets the elements [offsets[r], offsets[r] + counts[r]) of the sum.
+template <class C>
+concept CommunicatorScattersSums = requires(C& c, float const* in, std::int64_t const* counts, float* out,
+                                            Stream<typename C::Space> stream) { c.reduce_scatter_v(in, counts, counts, out, stream); };
+MOE_MEMBER(CommunicatorScattersSums, "the communicator",
+           "reduce_scatter_v(float const* in, int64_t const* counts, int64_t const* offsets, float* out, Stream<Space>)",
+           "the sum over the ranks, each rank's part of it to that rank");
+
+namespace detail {
+template <class C>
+using CommunicatorContract = std::tuple<
+    Verdict<rules::PolicyHasName, Named<C>, C>, Verdict<rules::PolicyHasSpace, HasSpace<C>, C>,
+    Verdict<rules::CommunicatorHasRank, CommunicatorHasRank<C>, C>, Verdict<rules::CommunicatorHasSize, CommunicatorHasSize<C>, C>,
+    Verdict<rules::CommunicatorGathers, CommunicatorGathers<C>, C>,
+    Verdict<rules::CommunicatorGathersCounts, CommunicatorGathersCounts<C>, C>,
+    Verdict<rules::CommunicatorExchanges, CommunicatorExchanges<C>, C>,
+    Verdict<rules::CommunicatorBroadcasts, CommunicatorBroadcasts<C>, C>, Verdict<rules::CommunicatorWaits, CommunicatorWaits<C>, C>,
+    Verdict<rules::CommunicatorSums, CommunicatorSums<C>, C>, Verdict<rules::CommunicatorScattersSums, CommunicatorScattersSums<C>, C>>;
+}  // namespace detail
+
+/// Collectives between the ranks of a group, in one space.
+template <class C>
+concept Communicator = detail::kAllHold<detail::CommunicatorContract<C>>;
+
+}  // namespace moe
 
 namespace moe::facts {
 

@@ -21,13 +21,13 @@ MOE_INCLUDED(AllToAllVOnDevice, "the exchange of all_to_all_v in the CUDA space"
 
 namespace moe::backends {
 
-template <Communicator CommT>
+template <class CommT>
 struct AllToAllV;
 
 namespace detail {
 
 /// The exchange over one communicator. Specialised per memory space.
-template <class Comm, class Config, class Quant, class Partial, class Space = typename Comm::Space>
+template <class Comm, class Config, class Quant, class Partial, class Space = typename moe::detail::SpaceOf<Comm>::type>
 class AllToAllVExchange : public moe::detail::NotIncluded<rules::AllToAllVOnDevice> {};
 
 using moe::detail::ExchangeRounds;
