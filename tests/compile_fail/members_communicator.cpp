@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/compile_fail/members_communicator.cpp: communicators that lack one member each, under backends of the library and of the user.
+// tests/compile_fail/members_communicator.cpp: communicators that lack one member each, under backends and in groups.
 // errors: each
 // expect: the policy lacks the member 'static constexpr char const* kName'
 // expect: the policy lacks the member 'using Space'
@@ -14,12 +14,15 @@
 // expect: the communicator lacks the member 'reduce_scatter_v(
 // expect: the communicator lacks the member 'int rank()'
 // expect: the communicator lacks the member 'int size()'
+// expect: the policy lacks the member 'using Space'
+// expect: the communicator lacks the member 'barrier(
 #include "../archetypes.hpp"
 //
 #include "../without_member.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
 #include "moe/backends/naive.hpp"
+#include "moe/eplb/group.hpp"
 
 using namespace moe_test;
 MOE_WITHOUT(NoName, ArchetypeCommunicator, kName);
@@ -33,6 +36,8 @@ MOE_WITHOUT(NoBroadcast, ArchetypeCommunicator, broadcast);
 MOE_WITHOUT(NoBarrier, ArchetypeCommunicator, barrier);
 MOE_WITHOUT(NoSum, ArchetypeCommunicator, all_reduce);
 MOE_WITHOUT(NoScatter, ArchetypeCommunicator, reduce_scatter_v);
+struct GroupNoSpace : NoSpace {};
+MOE_WITHOUT(GroupNoBarrier, ArchetypeCommunicator, barrier);
 
 /// A backend of the user, which needs rank() and size() alone.
 template <class CommT>
@@ -63,3 +68,5 @@ static_assert(sizeof(Checked<NoSum, moe::backends::Naive<NoSum>>) > 0);
 static_assert(sizeof(Checked<NoScatter, moe::backends::AllGatherReduceScatter<NoScatter>>) > 0);
 static_assert(sizeof(Checked<NoRank, OwnBackend<NoRank>>) > 0);
 static_assert(sizeof(Checked<NoSize, OwnBackend<NoSize>>) > 0);
+static_assert(sizeof(moe::eplb::CommGroup<GroupNoSpace>) > 0);
+static_assert(sizeof(moe::eplb::CommGroup<GroupNoBarrier>) > 0);

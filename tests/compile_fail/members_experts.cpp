@@ -14,6 +14,7 @@
 // expect: the experts kernel lacks the member 'using Output'
 // expect: the experts kernel lacks the member 'Kernel(Shape<Config> const&, WeightsOf<Config, Quant> const&, int64_t max_rows,
 // expect: the experts kernel lacks the member 'apply(
+// expect: the kernel of experts that route inside lacks the member 'template <class Router> void route_with(Router const&)'
 #include "../archetypes.hpp"
 #include "../without_member.hpp"
 
@@ -41,6 +42,11 @@ class NotBuilt : public Kernel {
 };
 template <class K>
 MOE_WITHOUT(NoApply, K, apply);
+template <class K>
+MOE_WITHOUT(NoRouteWith, K, route_with);
+struct RoutesInside : ExpertsFacts {
+  static constexpr bool kRoutesInside = true;
+};
 
 template <class E>
 using ComposeExperts = Compose<ArchetypeRouter<>, ArchetypeQuantization<>, ArchetypeBackend<>, E>;
@@ -57,3 +63,4 @@ static_assert(sizeof(ComposeExperts<NoKernel>) > 0);
 static_assert(sizeof(ComposeExperts<WithKernel<NoOutput>>) > 0);
 static_assert(sizeof(ComposeExperts<WithKernel<NotBuilt>>) > 0);
 static_assert(sizeof(ComposeExperts<WithKernel<NoApply>>) > 0);
+static_assert(sizeof(ComposeExperts<WithKernel<NoRouteWith, ArchetypeExperts<RoutesInside>>>) > 0);

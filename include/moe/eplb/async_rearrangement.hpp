@@ -40,10 +40,12 @@ struct AsyncStep {
 ///     after each forward, on every rank   →  step(group, commit)
 ///
 /// The mover's communicator belongs to the worker until pending() is false again; `group` is the engine's own.
-template <Communicator Comm>
+template <class Comm>
 class AsyncRearrangement {
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+
  public:
-  using StreamType = Stream<typename Comm::Space>;
+  using StreamType = Stream<typename moe::detail::SpaceOf<Comm>::type>;
   struct Params {
     /// true: a thread plans and moves. false: step() does both, collectively, one layer per step, so that a step takes longer.
     bool background = true;

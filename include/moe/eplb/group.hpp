@@ -75,10 +75,12 @@ void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, st
 
 /// All ranks of a Communicator, which is borrowed and must not be in use by another thread. Values are host memory for any space of the
 /// communicator. Throws what the communicator throws; in the device space E_TIMEOUT after timeout_ms.
-template <Communicator Comm>
+template <class Comm>
 class CommGroup {
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+
  public:
-  using Space = typename Comm::Space;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
 
   explicit CommGroup(Comm& comm, Stream<Space> stream = {}, std::int64_t timeout_ms = comm::kDefaultTimeoutMs)
       : comm_(comm), stream_(stream), timeout_ms_(timeout_ms) {

@@ -56,10 +56,12 @@ struct RuntimeStep {
 /// Comm moves weights: a communicator used for nothing else, whose space is the layers'. Group: the ranks' agreement, over another one.
 /// A layer's weights and map change together, between two steps, in the same step on all ranks or on none, and the layers attached to it
 /// are told (weights_changed). Until then the old ones serve, so every output is right. Immovable: layers hold the addresses of its tables.
-template <Communicator Comm, BalancingGroup Group>
+template <class Comm, BalancingGroup Group>
 class RuntimeBalancer {
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+
  public:
-  using Space = typename Comm::Space;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
   using StreamType = Stream<Space>;
   struct Params {
     ExpertMaps maps;             ///< in use at the start

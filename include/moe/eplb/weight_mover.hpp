@@ -63,10 +63,12 @@ PeerBuffers peer_buffers(Window const& window) {
 ///
 /// With Params::peers the spare buffers of all ranks lie in a window, and a rank stores the experts that others need into their buffers
 /// itself. The communicator then carries two barriers a layer: all buffers are free, all experts have arrived.
-template <Communicator Comm>
+template <class Comm>
 class WeightMover {
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+
  public:
-  using Space = typename Comm::Space;
+  using Space = typename moe::detail::SpaceOf<Comm>::type;
   using StreamType = Stream<Space>;
   struct Params {
     std::vector<int> node_of_rank{};  ///< [R]: if given, experts are sent from the receiver's node if it holds them

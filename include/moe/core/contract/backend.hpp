@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstdint>
 #include <tuple>
-#include <utility>
 
 #include "moe/core/buffer.hpp"
 #include "moe/core/contract/communicator.hpp"
@@ -54,15 +53,9 @@ concept BackendHasExchange = requires { typename B::template Exchange<Config, Qu
 MOE_MEMBER(BackendHasExchange, "the backend", "template <class Config, class Quant, class Partial> class Exchange",
            "moves tokens to the experts and results back");
 
-/// Optional, of a backend whose exchange uses more of its communicator or window: what that must have, as one of these lists.
-template <class Comm>
-using NeedsCommunicator = detail::CommunicatorContract<Comm>;
-template <class Window>
-using NeedsWindow =
-    decltype(std::tuple_cat(std::declval<detail::WindowContract<Window>>(), std::declval<detail::ExchangeWindowContract<Window>>()));
-
 namespace detail {
-/// Backend::Needs. Default: nothing beyond Comm, rank() and size().
+/// Backend::Needs: what its exchange uses of its communicator or window, NeedsCommunicator or NeedsWindow. Default: rank() and size() of
+/// Comm.
 template <class B>
 struct BackendNeeds {
   using type = std::tuple<>;

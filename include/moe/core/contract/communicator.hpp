@@ -83,6 +83,10 @@ using CommunicatorContract = std::tuple<
     Verdict<rules::CommunicatorSums, CommunicatorSums<C>, C>, Verdict<rules::CommunicatorScattersSums, CommunicatorScattersSums<C>, C>>;
 }  // namespace detail
 
+/// The members of a Communicator, one rule each.
+template <class C>
+using NeedsCommunicator = detail::CommunicatorContract<C>;
+
 /// Collectives between the ranks of a group, in one space.
 template <class C>
 concept Communicator = detail::kAllHold<detail::CommunicatorContract<C>>;

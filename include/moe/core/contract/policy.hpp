@@ -32,6 +32,16 @@ namespace detail {
 template <class Space, class OnHost, class OnDevice>
 using NotIncludedIn = NotIncluded<std::conditional_t<std::same_as<Space, space::host>, OnHost, OnDevice>>;
 
+/// T::Space; the host where the contract, which is judged later or beside it, is not met.
+template <class T>
+struct SpaceOf {
+  using type = space::host;
+};
+template <HasSpace T>
+struct SpaceOf<T> {
+  using type = typename T::Space;
+};
+
 /// Whether a class is defined, not only declared.
 template <class T>
 concept IsDefined = requires { sizeof(T); };

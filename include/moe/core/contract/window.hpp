@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
-#include <type_traits>
+#include <utility>
 
 #include "moe/core/contract/policy.hpp"
 #include "moe/core/rule.hpp"
@@ -81,15 +81,7 @@ using ExchangeWindowContract =
                Verdict<rules::WindowIsOfHost, kOnDevice<W> || WindowIsOfHost<W>, W>,
                Verdict<rules::WindowIsOfDevice, !kOnDevice<W> || WindowIsOfDevice<W>, W>>;
 
-/// T::Space and T::Comm; host and T where the contract, which is judged later, is not met.
-template <class T>
-struct SpaceOf {
-  using type = space::host;
-};
-template <HasSpace T>
-struct SpaceOf<T> {
-  using type = typename T::Space;
-};
+/// W::Comm; W where the contract, which is judged later, is not met.
 template <class W>
 struct CommOf {
   using type = W;
@@ -100,8 +92,12 @@ struct CommOf<W> {
 };
 }  // namespace detail
 
+/// The members of a window of the library's exchanges, one rule each.
+template <class W>
+using NeedsWindow = decltype(std::tuple_cat(std::declval<detail::WindowContract<W>>(), std::declval<detail::ExchangeWindowContract<W>>()));
+
 /// A window of the library's exchanges.
 template <class W>
-concept ExchangeWindow = SymmetricMemory<W> && detail::kAllHold<detail::ExchangeWindowContract<W>>;
+concept ExchangeWindow = detail::kAllHold<NeedsWindow<W>>;
 
 }  // namespace moe
