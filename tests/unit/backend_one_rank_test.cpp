@@ -116,7 +116,9 @@ TEST(StatedCommunicator, ItsOptionalMembersAreUsed) {
 
 // What is left to the window's type: where it lies, how long it waits.
 TEST(StatedWindow, ModelsTheContract) {
-  static_assert(moe::SymmetricMemory<StatedWindow> && moe::SymmetricMemory<moe::archetypes::ArchetypeWindow>);
+  static_assert(moe::ExchangeWindow<StatedWindow> && moe::SymmetricMemory<moe::archetypes::ArchetypeWindow>);
+  static_assert(!moe::ExchangeWindow<moe::archetypes::ArchetypeWindow>);
+  static_assert(moe::Communicator<ArchetypeCommunicator> && moe::Communicator<CountingCommunicator>);
   static_assert(moe::facts::has_window<moe::backends::OneSided<StatedWindow>>());
   StatedWindow::Comm comm;
   StatedWindow const window(comm, 8, {});

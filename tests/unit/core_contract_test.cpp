@@ -306,6 +306,7 @@ TEST(Contract, StatedDefaultsChangeNothing) {
   using Params = StatedBackend::Params;
   EXPECT_EQ(output_of<Stated>({.num_experts = 4, .topk = 2}), output_of<Compose<>>({}));
   EXPECT_EQ(facts::selects<StatedRouter>(), facts::selects<Silent>());
+  static_assert(std::is_same_v<moe::detail::BackendNeeds<StatedBackend>::type, moe::detail::BackendNeeds<Silent>::type>);
   EXPECT_EQ(facts::rows_stay<StatedBackend>(), facts::rows_stay<Silent>());
   EXPECT_EQ((facts::carries_element<StatedBackend, float>()), (facts::carries_element<Silent, float>()));
   EXPECT_EQ((facts::returns_element<StatedBackend, float>()), (facts::returns_element<Silent, float>()));

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "moe/archetypes/required.hpp"
@@ -125,6 +126,7 @@ class StatedExchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partia
 
 struct StatedBackend : ArchetypeBackend<> {
   static constexpr BackendFacts kFacts{.name = kName, .transport = Transport::local};
+  using Needs = std::tuple<>;  ///< NeedsCommunicator<Comm> or NeedsWindow<Window>, if its exchange uses them
   static constexpr bool kRowsStay = false;
   static constexpr bool kBatchInvariant = true;
   struct Params {
