@@ -40,10 +40,30 @@ constexpr int kExperts = 16;
 constexpr int kTopK = 4;
 constexpr std::int64_t kMaxTokens = 64;
 
-template <class T, class Quant, class Space, class Experts>
+/// Chooses as Router, in a launch of its own: it has neither Config nor the base class RowRouter<Config>.
+class OwnLaunch {
+ public:
+  static constexpr char const* kName = "own_launch";
+  static constexpr bool kWeightOnInput = false;
+  using Params = Router::Params;
+  explicit OwnLaunch(Params const& p) : inner_(p) {}
+  int num_experts() const { return inner_.num_experts(); }
+  int topk() const { return inner_.topk(); }
+  int num_logits() const { return inner_.num_logits(); }
+  int num_slots() const { return inner_.num_slots(); }
+  template <class L>
+  void select(routing::RouteArgs<L> const& a, Stream<space::cuda> stream) const {
+    inner_.select(a, stream);
+  }
+
+ private:
+  Router inner_;
+};
+
+template <class T, class Quant, class Space, class Experts, class RouterT = Router>
 class Problem {
  public:
-  using Layer = ModularKernel<Config<T>, Router, Quant, backends::NoExpertParallel<Space>, Experts>;
+  using Layer = ModularKernel<Config<T>, RouterT, Quant, backends::NoExpertParallel<Space>, Experts>;
 
   Problem() : store_(kExperts, kHidden, kIntermediate, true), layer_(comm_, filled(), params()) {}
 
@@ -98,6 +118,12 @@ class Problem {
     y.resize(static_cast<std::size_t>(rows * kHidden));
     return y;
   }
+  static typename Layer::Params params() {
+    return {.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
+            .max_tokens_per_rank = kMaxTokens,
+            .placement = ExpertPlacement(kExperts, 1),
+            .router = typename Router::Params{kExperts, kTopK}};
+  }
   Layer& layer() { return layer_; }
   Buffer<T, Space>& output() { return output_; }
   Buffer<float, Space>& logits() { return logits_; }
@@ -118,12 +144,6 @@ class Problem {
       store_.set_expert(e, w13.data(), w2.data());
     }
     return store_.view();
-  }
-  static typename Layer::Params params() {
-    return {.shape = {kHidden, kIntermediate, kExperts, kTopK, false},
-            .max_tokens_per_rank = kMaxTokens,
-            .placement = ExpertPlacement(kExperts, 1),
-            .router = typename Router::Params{kExperts, kTopK}};
   }
   comm::Self<Space> comm_;
   experts::WeightStore<Config<T>, Quant, Space> store_;
@@ -166,6 +186,34 @@ TEST(CudaLayer, Bf16EqualsHost) { host_equals_device<bf16, quantization::None>(2
 TEST(CudaLayer, Fp8BlockEqualsHost) {
   host_equals_device<float, quantization::Fp8Block<>>(2e-2);
 }  // a requantised value may change by one code
+
+TEST(CudaLayer, ARouterWithALaunchOfItsOwn) {
+  Problem<float, quantization::None, space::cuda, experts::CudaReference> by_row;
+  Problem<float, quantization::None, space::cuda, experts::CudaReference, OwnLaunch> own;
+  EXPECT_EQ(own.forward(7, 107), by_row.forward(7, 107));
+
+  std::vector<std::int32_t> physical(kExperts), ones(kExperts, 1);
+  for (int e = 0; e < kExperts; ++e) physical[static_cast<std::size_t>(e)] = e;
+  Buffer<std::int32_t, space::cuda> table(kExperts), counts(kExperts);
+  table.copy_from_host(physical.data());
+  counts.copy_from_host(ones.data());
+  using Layer = decltype(own)::Layer;
+  experts::WeightStore<Config<float>, quantization::None, space::cuda> store(kExperts, kHidden, kIntermediate, true);
+  comm::Self<space::cuda> comm;
+  Layer::Params params = decltype(own)::params();
+  params.mapping = {.num_experts = kExperts,
+                    .num_physical = kExperts,
+                    .max_replicas = 1,
+                    .logical_to_physical = table.data(),
+                    .replica_count = counts.data()};
+  try {
+    Layer const mapped(comm, store.view(), params);
+    ADD_FAILURE() << "the layer took the mapping";
+  } catch (Error const& e) {
+    EXPECT_EQ(e.code(), ErrorCode::unsupported) << e.what();
+    EXPECT_NE(std::string(e.what()).find("own_launch has a launch of its own"), std::string::npos) << e.what();
+  }
+}
 
 TEST(CudaLayer, GraphReplaysWithNewInputs) {
   Problem<float, quantization::None, space::cuda, experts::CudaReference> captured;
