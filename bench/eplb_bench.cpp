@@ -58,7 +58,7 @@ void rebalance(benchmark::State& state) {
 /// Whether the flows and every rank's plan turn one layer's old map into the new one.
 bool reaches(std::span<moe::eplb::Flow const> flows, std::span<std::int32_t const> from, std::span<std::int32_t const> to, int ranks) {
   std::vector<std::int32_t> slots(from.begin(), from.end());
-  std::vector<std::int32_t> buffer(from.size(), -1);  // the spare slots of all ranks
+  std::vector<std::int32_t> buffer(from.size(), -1);  // the spare expert slots of all ranks
   for (int rank = 0; rank < ranks; ++rank) {
     auto const plan = moe::eplb::plan_rank(flows, from, to, ranks, rank);
     for (auto const& copy : plan.local_copies) buffer[std::size_t(copy.destination_slot)] = from[std::size_t(copy.source_slot)];
@@ -69,7 +69,7 @@ bool reaches(std::span<moe::eplb::Flow const> flows, std::span<std::int32_t cons
   return std::equal(slots.begin(), slots.end(), to.begin(), to.end());
 }
 
-// The engine's planning at a rearrangement: new maps that keep slots, and every layer's flows in rounds.
+// The engine's planning at a rearrangement: new maps that keep expert slots, and every layer's flows in transfer rounds.
 void propose_and_plan_transfers(benchmark::State& state) {
   Table<double> const load = load_of(state);
   Topology const topology = topology_of(state);

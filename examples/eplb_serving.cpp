@@ -29,7 +29,7 @@ std::vector<float> normal(int seed, int count, float scale) {
 int serve() {
   Mpi tokens(MPI_COMM_WORLD), weights(MPI_COMM_WORLD), engine(MPI_COMM_WORLD);
   moe::eplb::CommGroup<Mpi> group(engine);
-  auto const maps = moe::eplb::ExpertMaps::initial(1, 32, 2 * tokens.size());  // one layer; two spare slots a rank
+  auto const maps = moe::eplb::ExpertMaps::initial(1, 32, 2 * tokens.size());  // one layer; two spare expert slots a rank
   moe::experts::WeightStore<Config, moe::quantization::None> store(maps.num_physical() / tokens.size(), 64, 128, true);
   for (int s = 0, n = static_cast<int>(store.num_local()); s < n; ++s) {
     int const e = maps.physical_to_logical()(0, tokens.rank() * n + s);

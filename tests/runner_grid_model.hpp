@@ -167,7 +167,7 @@ struct Grid {
   int tp, dp, pcp;
   bool ep;
 };
-/// A rank's place.
+/// A rank's coordinates.
 inline MoeParallel place_of(Grid const& g, int rank, BackendFacts const& facts) {
   return flatten({.tp_size = g.tp,
                   .tp_rank = rank % g.tp,

@@ -48,7 +48,7 @@ int main(void) {
   int copies = 0;
   for (int s = 0; s < SLOTS; ++s) {
     copies += slots[0][s] == 3;
-    printf("slot %d on rank %d: expert %d\n", s, s / (SLOTS / RANKS), slots[0][s]);
+    printf("physical expert %d on rank %d: expert %d\n", s, s / (SLOTS / RANKS), slots[0][s]);
   }
   return copies > 1 ? 0 : 1; /* the hot expert has replicas */
 }

@@ -2,7 +2,7 @@
 // examples/guide/my_quantization.cpp: a quantisation of one's own: int8 with a scale for each 64 elements of activations and of weights.
 #include "examples/guide/demo_layer.hpp"
 
-// QuantizedRows<unit, group>: activations, one scale a group of a row.  TileWeights<unit, rows, columns>: weights, one scale a tile.
+// QuantizedRows<codec, group>: activations, one scale a group of a row.  TileWeights<codec, rows, columns>: weights, one scale a block.
 // ShapeMultiple<n>: hidden and intermediate must be multiples of n.
 struct Int8Group64 : moe::quantization::QuantizedRows<moe::quantization::Int8Unit, 64>,
                      moe::quantization::TileWeights<moe::quantization::Int8Unit, 1, 64>,

@@ -154,7 +154,7 @@ int set_threads() {
   return omp_get_max_threads();
 }
 
-/// first_row [G + 1]: equal shares, or shares cut at random places, some of them empty.
+/// first_row [G + 1]: equal shares, or shares cut at random rows, some of them empty.
 std::vector<std::int64_t> deal_rows(std::int64_t rows, int groups, JobOptions const& o) {
   std::mt19937_64 random(o.seed);
   auto const cut = [&](int g) {
@@ -507,7 +507,8 @@ void add_common(CLI::App& command, JobOptions& o) {
   command.add_option("--device", o.device, "host or cuda")->check(one_of({"host", "cuda"}))->capture_default_str();
   command.add_option("--placement", o.placement, "linear, round_robin, or a file of maps, as serve-sim --save-placement writes it")
       ->capture_default_str();
-  command.add_option("--replicas", o.replicas, "Redundant experts X: experts + X slots over the ranks")->check(whole_number(0, 1 << 16));
+  command.add_option("--replicas", o.replicas, "Redundant experts X: experts + X physical experts over the ranks")
+      ->check(whole_number(0, 1 << 16));
   command.add_option("--log", o.log, "Log on standard error what was chosen and why: info or debug")->check(one_of({"info", "debug"}));
   command.add_flag("--nvtx", o.nvtx, "Make a range of NVTX of each stage, for a profiler (in programs with CUDA)");
   auto const size = whole_number(1);

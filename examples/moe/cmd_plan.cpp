@@ -169,7 +169,7 @@ std::string bar(double value, double full, int width) {
   return std::string(static_cast<std::size_t>(filled), '#') + std::string(static_cast<std::size_t>(width - filled), '.');
 }
 
-/// A rank's experts in slot order; replicated ones as id/copies.
+/// A rank's experts in order of physical id; replicated ones as id/copies.
 std::string experts_of(Plan const& plan, int layer, int rank) {
   int const slots = plan.after.num_physical() / plan.topology.num_ranks;
   auto const held = plan.after.physical_to_logical().row(layer).subspan(static_cast<std::size_t>(rank) * static_cast<std::size_t>(slots),
@@ -187,11 +187,11 @@ void print_layer(Plan const& plan, int layer) {
   auto const before = row(plan.loads_before, layer);
   auto const after = row(plan.loads_after, layer);
   double const full = std::max(*ranges::max_element(before), *ranges::max_element(after));
-  fmt::print("\nlayer {}: balancedness {:.3f} -> {:.3f}, {} of {} slots change, {} expert transfers in {} rounds\n", layer,
+  fmt::print("\nlayer {}: balancedness {:.3f} -> {:.3f}, {} of {} expert slots change, {} expert transfers in {} transfer rounds\n", layer,
              layer_balance(plan.loads_before, layer), layer_balance(plan.loads_after, layer),
              plan.moved_slots[static_cast<std::size_t>(layer)], plan.after.num_physical(), plan.messages[static_cast<std::size_t>(layer)],
              plan.rounds[static_cast<std::size_t>(layer)]);
-  fmt::print("  rank  {:<{}}  {:<{}}  experts (id/copies), in slot order\n", "load before", kWidth + 9, "load after", kWidth + 9);
+  fmt::print("  rank  {:<{}}  {:<{}}  experts (id/copies), in order of physical id\n", "load before", kWidth + 9, "load after", kWidth + 9);
   int const ranks_per_node = plan.topology.num_ranks / plan.topology.num_nodes;
   for (int rank = 0; rank < plan.topology.num_ranks; ++rank) {
     if (plan.topology.num_nodes > 1 && rank % ranks_per_node == 0) fmt::print("  node {}\n", rank / ranks_per_node);
@@ -202,8 +202,8 @@ void print_layer(Plan const& plan, int layer) {
 }
 
 void print(Plan const& plan, int only_layer) {
-  fmt::print("{} layers, {} experts + {} replicas = {} slots on {} ranks ({} a rank); {} policy, {} groups, {} nodes\n", plan.load.rows(),
-             plan.load.cols(), plan.after.num_redundant(), plan.after.num_physical(), plan.topology.num_ranks,
+  fmt::print("{} layers, {} experts + {} replicas = {} expert slots on {} ranks ({} a rank); {} policy, {} groups, {} nodes\n",
+             plan.load.rows(), plan.load.cols(), plan.after.num_redundant(), plan.after.num_physical(), plan.topology.num_ranks,
              plan.after.num_physical() / plan.topology.num_ranks, name(plan.policy), plan.topology.num_groups, plan.topology.num_nodes);
   if (std::string const note = ignored(plan); !note.empty()) fmt::print("note: {}\n", note);
   double const before = moe::eplb::balancedness(plan.loads_before);
@@ -221,10 +221,12 @@ void print(Plan const& plan, int only_layer) {
 void add_plan(CLI::App& app) {
   auto* plan = app.add_subcommand("plan", "Plan where experts and their replicas go, from measured loads");
   auto options = std::make_shared<PlanOptions>();
-  plan->add_option("--load", options->load,
-                   "JSON file of loads, [layers][experts]: the rows alone, an object with \"weight\" or \"load\", or saved window sums")
+  plan->add_option(
+          "--load", options->load,
+          "JSON file of loads, [layers][experts]: the rows alone, an object with \"weight\" or \"load\", or saved load window sums")
       ->required();
-  plan->add_option("--replicas", options->replicas, "Redundant slots X: experts + X slots in all")->check(whole_number(0, 1 << 16));
+  plan->add_option("--replicas", options->replicas, "Redundant experts X: experts + X physical experts in all")
+      ->check(whole_number(0, 1 << 16));
   plan->add_option("--groups", options->groups, "Groups of the router; they stay on one node if they divide")
       ->check(whole_number(1, 1 << 20));
   plan->add_option("--nodes", options->nodes, "Nodes that the ranks lie on")->check(whole_number(1, 1 << 20));
@@ -232,7 +234,7 @@ void add_plan(CLI::App& app) {
   plan->add_option("--model", options->model, "Which model of a file with several");
   plan->add_option("--layer", options->layer, "Print this layer only")->check(whole_number(0));
   plan->add_flag("--keep-slots", options->keep_slots,
-                 "An expert that stays on its rank keeps its slot: fewer weights move; a layer that would not gain keeps its map");
+                 "An expert that stays on its rank keeps its physical id: fewer weights move; a layer that would not gain keeps its map");
   plan->add_flag("--spread", options->spread,
                  "Put copies of one expert on different ranks where an exchange allows it; a layer that would not gain keeps its map");
   plan->add_flag("--json", options->json, "Print one JSON object instead of the picture");

@@ -122,7 +122,8 @@ void add_serve_sim(CLI::App& app) {
   command->add_option("--topk", o->topk, "Experts of a token, of zipf")->check(at_least_1)->capture_default_str();
   command->add_option("--ranks", o->ranks, "Simulated ranks (default: 8); under mpirun its ranks run")->check(whole_number(1, 1 << 16));
   command->add_option("--tokens", o->tokens, "Tokens of a rank in a step")->check(whole_number(1, 1 << 20))->capture_default_str();
-  command->add_option("--replicas", o->replicas, "Redundant slots X: experts + X slots in all")->check(whole_number(0, 1 << 16));
+  command->add_option("--replicas", o->replicas, "Redundant experts X: experts + X physical experts in all")
+      ->check(whole_number(0, 1 << 16));
   command
       ->add_option(
           "--eplb", o->eplb,

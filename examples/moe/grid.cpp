@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/moe/grid.cpp: the place of a rank in the grid, and the MPI communicators of its groups.
+// examples/moe/grid.cpp: the coordinates of a rank in the grid, and the MPI communicators of its groups.
 #include "examples/moe/grid.hpp"
 
 #include <mpi.h>

@@ -8,8 +8,8 @@
 
 namespace moe_tool {
 
-/// This rank's place. E_CONFIG, with the rule's sentence, for a grid that does not have the program's ranks, and for a grid or a dual batch
-/// that the backend cannot serve.
+/// This rank's coordinates. E_CONFIG, with the rule's sentence, for a grid that does not have the program's ranks, and for a grid or a dual
+/// batch that the backend cannot serve.
 moe::MoeParallel place_in_grid(JobOptions const& options, moe::comm::Mpi const& world);
 
 /// The communicators of a rank's groups, and the job's pointers to them.

@@ -71,9 +71,9 @@ struct Job {
   moe::comm::Mpi* comm = nullptr;
   moe::io::TensorStore const* store = nullptr;  ///< weights
   moe::io::LayerDescription description;
-  moe::MoeParallel moe;                    ///< this rank's place in the grid
+  moe::MoeParallel moe;                    ///< this rank's coordinates in the grid
   moe::comm::Mpi* tp_group = nullptr;      ///< the TP group
-  moe::comm::Mpi* tokens_group = nullptr;  ///< the ranks of other TP groups at this one's place: they hold other tokens
+  moe::comm::Mpi* tokens_group = nullptr;  ///< the ranks of other TP groups with this one's index: they hold other tokens
   std::optional<moe::ExpertPlacement> placement;
   std::optional<moe::eplb::ExpertMaps> maps;  ///< of one layer, where an expert may have replicas
   std::vector<std::int64_t> first_row;        ///< [G + 1] rows of the input per TP group, contiguous

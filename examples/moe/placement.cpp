@@ -22,7 +22,7 @@ void check_slots(int num_experts, int replicas, int ranks) {
   if (over == 0) return;
   int const below = replicas - over;
   throw Error(ErrorCode::config,
-              text("every rank must have the same number of slots: ", num_experts, " experts + ", replicas, " replicas on ", ranks,
+              text("every rank must have the same number of expert slots: ", num_experts, " experts + ", replicas, " replicas on ", ranks,
                    " ranks; nearest valid --replicas: ", below >= 0 ? text(below, " or ") : "", below + ranks));
 }
 

@@ -30,7 +30,7 @@ using Quantizations = decltype(detail::pack_of(moe::registry::quantizations));
 using Backends = decltype(detail::pack_of(moe::registry::all_backends));
 using ExpertsKinds = decltype(detail::pack_of(moe::registry::all_experts));
 
-/// The place of a name in a list's kNames; their number if it has no such name.
+/// The index of a name in a list's kNames; their number if it has no such name.
 template <class List>
 std::size_t place_of(std::string_view name) {
   return static_cast<std::size_t>(std::find(List::kNames.begin(), List::kNames.end(), name) - List::kNames.begin());

@@ -130,7 +130,7 @@ def plan(load: Any, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, n
 
     Args:
         load: [L, E], the tokens of each expert in each layer: float32, float64, int32 or int64.
-        num_physical: P, slots over all ranks: a multiple of num_ranks, at least E.
+        num_physical: P, physical experts over all ranks: a multiple of num_ranks, at least E.
         num_ranks, num_nodes: ranks of the group, and the nodes that hold them.
         num_groups: expert groups of the router.
 

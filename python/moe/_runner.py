@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python/moe/_runner.py: Group and Runner, the handles of the library.
+# python/moe/_runner.py: Group and Runner, the C handles of the library.
 from __future__ import annotations
 
 import contextlib

@@ -100,7 +100,7 @@ void* stream_of(DLTensor const* tensor, std::int64_t stream) {
   return stream == -1 ? TVMFFIEnvGetStream(tensor->device.device_type, tensor->device.device_id) : reinterpret_cast<void*>(stream);
 }
 
-/// Handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error, no
+/// C handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error, no
 /// crash.
 template <class Handle>
 Handle handle(std::int64_t number) {

@@ -455,7 +455,7 @@ TEST(BadInput, WorkspaceOf) {
   EXPECT_EQ(moe_runner_forward(y.runner, &y.hidden, &y.logits, &y.output, nullptr, nullptr), MOE_OK) << moe_last_error();
   Arguments z;
   z.config.workspace_of = reinterpret_cast<moe_runner_t>(std::uintptr_t{77});
-  expect_refused(z.create(), MOE_E_ARG, {"77", "no handle of a runner"});
+  expect_refused(z.create(), MOE_E_ARG, {"77", "not a handle of a runner"});
   z.config.workspace_of = x.runner;
   ASSERT_EQ(moe_runner_destroy(std::exchange(x.runner, nullptr)), MOE_OK);
   expect_refused(z.create(), MOE_E_STATE, {std::to_string(reinterpret_cast<std::uintptr_t>(z.config.workspace_of)), "was destroyed"});

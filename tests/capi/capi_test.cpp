@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/capi/capi_test.cpp: moe.h over libmoe in the host space: results beside the definition, handles, threads.
+// tests/capi/capi_test.cpp: moe.h over libmoe in the host space: results beside the definition, C handles, threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -324,13 +324,13 @@ TEST(Capi, HandlesAfterTheirEnd) {
   EXPECT_EQ(moe_runner_get_info(runner, &info), MOE_E_STATE);
   EXPECT_EQ(moe_runner_destroy(runner), MOE_E_STATE);
 
-  // A new runner in the same place of the table has another handle.
+  // A new runner in the same entry of the table has another C handle.
   ASSERT_OK(moe_group_create_self(&group));
   ASSERT_OK(moe_runner_create(&config, &weights, group, &other));
   EXPECT_NE(other, runner);
   EXPECT_EQ(moe_runner_check(runner), MOE_E_STATE);
   EXPECT_OK(moe_runner_check(other));
-  // No handles at all: NULL, an address, a group.
+  // Not C handles: NULL, an address, a group.
   EXPECT_EQ(moe_runner_check(nullptr), MOE_E_ARG);
   EXPECT_EQ(moe_runner_check(reinterpret_cast<moe_runner_t>(&info)), MOE_E_ARG);
   EXPECT_EQ(moe_runner_check(reinterpret_cast<moe_runner_t>(group)), MOE_E_ARG);

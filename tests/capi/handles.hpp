@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/capi/handles.hpp: the handles of one test of moe.h, and the check of a call's status.
+// tests/capi/handles.hpp: the C handles of one test of moe.h, and the check of a call's status.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -203,7 +203,7 @@ FAMILIES = {
         "unlimited_ocr", "UnlimitedOcrTextModel", "UnlimitedOcrTextConfig",
         BASE | GROUPS | SHARED | {"n_routed_experts": EXPERTS, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.6},
         DEEPSEEK_V2, prefix="layers"),
-    # New ones at the end: the place decides the seed.
+    # New ones at the end: the position decides the seed.
     "ernie4_5_vl_moe_text": Family(
         "ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VLMoeTextConfig",
         {k: v for k, v in BASE.items() if k not in ("num_experts_per_tok", "head_dim")} | {

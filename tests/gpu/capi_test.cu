@@ -19,7 +19,7 @@ namespace {
 
 using namespace moe_test;
 
-/// Waits for the device before the handles are destroyed.
+/// Waits for the device before the C handles are destroyed.
 struct GpuHandles : Handles {
   ~GpuHandles() { cudaDeviceSynchronize(); }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/eplb_device_serving.hpp: layers on the device that serve while their experts move, in any composition: every step's output
-// against the same step without load balancing, and every slot's bytes against its expert's. Host C++ only.
+// against the same step without load balancing, and every expert slot's bytes against its expert's. Host C++ only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -130,7 +130,7 @@ class DeviceServing {
     }
     return all;
   }
-  /// "" if every slot holds the bytes of its expert.
+  /// "" if every expert slot holds the bytes of its expert.
   std::string wrong_slot() {
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     auto const want = eplb::expert_tensors(encoded());
@@ -145,7 +145,7 @@ class DeviceServing {
           Memory<space::cuda>::copy_to_host_async(a.data(), held[t].data + s * held[t].stride, a.size(), stream_);
           Memory<space::cuda>::copy_to_host_async(b.data(), want[t].data + (l * kExperts + e) * want[t].stride, b.size(), stream_);
           check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-          if (a != b) return text("layer ", l, ", slot ", s, ", expert ", e, ", ", held[t].name);
+          if (a != b) return text("layer ", l, ", expert slot ", s, ", expert ", e, ", ", held[t].name);
         }
       }
     }

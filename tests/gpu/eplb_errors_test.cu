@@ -30,7 +30,7 @@ using eplb::MoveMode;
 constexpr int kLayers = 3, kExperts = 5, kSlots = 7;
 constexpr std::int64_t kBytes = 32;
 
-/// The weights of every slot of every layer: kBytes times the number of layer and expert.
+/// The weights of every expert slot of every layer: kBytes times the number of layer and expert.
 class SlotWeights {
  public:
   SlotWeights(int layers, int slots) : slots_(slots) {
@@ -45,7 +45,7 @@ class SlotWeights {
       ++l;
     }
   }
-  /// Whether every slot holds its expert.
+  /// Whether every expert slot holds its expert.
   bool follow(ExpertMaps const& maps, int first) const {
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int l = 0; Buffer<std::byte, Cuda> const& array : arrays_) {
@@ -79,7 +79,7 @@ void set_load(Balancer& balancer, int layer, std::vector<std::int32_t> const& co
   Memory<Cuda>::copy_from_host(balancer.load(layer).load_counter, counts.data(), counts.size() * sizeof(std::int32_t));
 }
 
-/// One rank whose experts move between its slots.
+/// One rank whose experts move between its expert slots.
 struct OneRankModel {
   explicit OneRankModel(MoveMode mode)
       : maps(ExpertMaps::initial(kLayers, kExperts, kSlots - kExperts)),
@@ -158,7 +158,7 @@ TEST(EplbErrorsOnTheDevice, LoadThatIsNoNumber) {
   std::vector<std::int32_t> counts(kSlots, 1);
   counts[4] = -3;
   set_load(m.balancer, 1, counts);
-  expect_error(ErrorCode::argument, "load of slot 4 in layer 1 must be at least 0, is -3", [&] {
+  expect_error(ErrorCode::argument, "load of physical expert 4 in layer 1 must be at least 0, is -3", [&] {
     m.balancer.step();
     m.balancer.step();
   });
@@ -208,8 +208,8 @@ TEST(EplbErrorsOnTheDevice, ArraysThatCannotMove) {
     eplb::RuntimeBalancer<comm::Self<Cuda>, eplb::SelfGroup>(self, group, {{tensor}},
                                                              {.maps = ExpertMaps::initial(1, 2, 0), .mode = MoveMode::pause});
   };
-  expect_error(ErrorCode::argument, "layer 0, w2: null, 2 slots of 8 bytes", [&] { make({"w2", nullptr, 2, 8, 8}); });
-  expect_error(ErrorCode::argument, "layer 0, w2: 1 slots of 8 bytes, 8 apart; 2 slots are needed",
+  expect_error(ErrorCode::argument, "layer 0, w2: null, 2 expert slots of 8 bytes", [&] { make({"w2", nullptr, 2, 8, 8}); });
+  expect_error(ErrorCode::argument, "layer 0, w2: 1 expert slots of 8 bytes, 8 apart; 2 expert slots are needed",
                [&] { make({"w2", reinterpret_cast<std::byte*>(data.data()), 1, 8, 8}); });
 }
 
@@ -272,7 +272,7 @@ TEST(EplbErrorsOnTheDevice, WindowsThatDoNotFit) {
   differs.other_call = 1;
   differs.other_byte = 0xff;
   differs.other_bytes = 8;
-  expect_error(ErrorCode::mismatch, "rank 1 has other layers, arrays or slots than rank 0, or only one of them a window",
+  expect_error(ErrorCode::mismatch, "rank 1 has other layers, arrays or expert slots than rank 0, or only one of them a window",
                [&] { construct(differs, {{part.data(), of_peer.data()}, 768}); });
 }
 

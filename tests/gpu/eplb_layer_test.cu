@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/eplb_layer_test.cu: a captured layer continues with new expert maps and moved weights: the same addresses (case B15 of
-// docs/semantics/eplb.md), the same outputs, load counted with the map in use. One rank: experts move between its slots.
+// docs/semantics/eplb.md), the same outputs, load counted with the map in use. One rank: experts move between its expert slots.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -136,7 +136,7 @@ TEST(EplbLayer, B15_CapturedLayerUsesTheNewMap) {
     }
     EXPECT_EQ(load.flat(), expected) << "round " << round;
 
-    // Another map: every expert once, the other slots drawn at random; then all slots shuffled.
+    // Another map: every expert once, the other expert slots drawn at random; then all of them shuffled.
     std::vector<std::int32_t> next_row = plain;
     while (next_row.size() < kSlots) next_row.push_back(static_cast<std::int32_t>(random() % kExperts));
     std::shuffle(next_row.begin(), next_row.end(), random);

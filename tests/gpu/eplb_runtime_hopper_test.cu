@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/eplb_runtime_hopper_test.cu: experts move between the slots of one GPU while layers serve, with every experts policy: those
-// with packed weights pack them again, graphs continue, counts are read a step later.
+// tests/gpu/eplb_runtime_hopper_test.cu: experts move between the expert slots of one GPU while layers serve, with every experts policy:
+// those with packed weights pack them again, graphs continue, counts are read a step later.
 #include <gtest/gtest.h>
 
 #include "moe/backends/collective/device/no_expert_parallel.cuh"

@@ -310,7 +310,7 @@ TYPED_TEST(DevicePolicy, T1_T20_Placements) {
   rounds({.placement = moe::ExpertPlacement::from_physical_to_logical(replicas, 12, 4)}, "replicas");
 }
 
-// Ranks that put experts in different places must not exchange rows.
+// Ranks that place experts differently must not exchange rows.
 TYPED_TEST(DevicePolicy, T12_PlacementsThatDifferAreAMismatch) {
   using moe::ExpertPlacement;
   auto shape = [](ExpertPlacement const& p) {

@@ -22,7 +22,7 @@ using moe::eplb::ExpertMaps;
 using moe::eplb::Table;
 using Ids = std::vector<std::int32_t>;
 
-/// Maps in which every expert has a slot, equal on all ranks.
+/// Maps in which every expert has an expert slot, equal on all ranks.
 inline ExpertMaps random_maps(int layers, int num_logical, int num_physical, unsigned seed) {
   std::mt19937 random(seed);
   Table<std::int32_t> map(layers, num_physical);
@@ -74,7 +74,7 @@ class PatternWeights {
         for (int i = 0; i < a.stride; ++i) {
           unsigned char const got = a.bytes[static_cast<std::size_t>(s * a.stride + i)];
           if (got != (i < a.size ? byte(layer, e, t, i) : kUntouched)) {
-            return moe::text("layer ", layer, ", rank ", rank, ", slot ", s, ", expert ", e, ", array ", t, ", byte ", i);
+            return moe::text("layer ", layer, ", rank ", rank, ", expert slot ", s, ", expert ", e, ", array ", t, ", byte ", i);
           }
         }
       }

@@ -163,7 +163,7 @@ class Model {
     tables_->publish(layer, next);
   }
   ExpertMaps const& maps() const { return balancer.maps(0); }
-  /// Every slot of every layer holds its expert's bytes.
+  /// Every expert slot of every layer holds its expert's bytes.
   void expect_weights_of_maps(std::string const& when) {
     Store fresh(kSlots, 16, 8, true);
     for (int l = 0; l < kLayers; ++l) {

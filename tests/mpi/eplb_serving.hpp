@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/mpi/eplb_serving.hpp: runners that serve while their experts move, one composition at a time: every step's output against the same
-// step without load balancing, and every slot's bytes against its expert's.
+// step without load balancing, and every expert slot's bytes against its expert's.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -111,7 +111,7 @@ class Serving {
   }
   RuntimeStep step(moe::eplb::StepInput const& input = {}) { return balancer_->step(input); }
 
-  /// "" if every slot holds the bytes of its expert.
+  /// "" if every expert slot holds the bytes of its expert.
   std::string wrong_slot(ExpertMaps const& maps) {
     auto const from = moe::eplb::expert_tensors(encoded_experts<Quant>(kServingExperts));
     for (int l = 0; l < kServingLayers; ++l) {
@@ -121,7 +121,7 @@ class Serving {
         for (std::size_t t = 0; t < held.size(); ++t) {
           if (std::memcmp(held[t].data + s * held[t].stride, from[t].data + logical_source(l, e) * from[t].stride,
                           static_cast<std::size_t>(held[t].bytes)) != 0) {
-            return moe::text("layer ", l, ", slot ", s, ", expert ", e, ", ", held[t].name);
+            return moe::text("layer ", l, ", expert slot ", s, ", expert ", e, ", ", held[t].name);
           }
         }
       }

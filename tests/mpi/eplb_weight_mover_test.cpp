@@ -174,7 +174,7 @@ TEST(WeightMover, WindowsThatDoNotFit) {
   params.peers.parts[0] = nullptr;
   refused(ErrorCode::argument, "peers: a part is null", params);
   if (n > 1) {
-    expect_error(ErrorCode::mismatch, text("weight mover: rank ", n - 1, " has other layers, arrays or slots than rank 0"),
+    expect_error(ErrorCode::mismatch, text("weight mover: rank ", n - 1, " has other layers, arrays or expert slots than rank 0"),
                  [&] { construct(last ? WeightMover<Mpi>::Params{} : peers.params()); });
   }
   construct(peers.params());
@@ -251,7 +251,7 @@ TEST(WeightMover, WrongCallsAndTheCallAfter) {
   auto const after = next.physical_to_logical().row(0);
   expect_error(ErrorCode::state, "no layer is in the spare buffer", [&] { mover.commit(); });
   expect_error(ErrorCode::argument, "layer 1 is out of range [0, 1)", [&] { mover.fetch(1, before, after); });
-  expect_error(ErrorCode::argument, text("the map has ", 2 * n - 1, " slots, ", n, " ranks have 2 each"),
+  expect_error(ErrorCode::argument, text("the map has ", 2 * n - 1, " expert slots, ", n, " ranks have 2 each"),
                [&] { mover.fetch(0, before.subspan(1), after.subspan(1)); });
   mover.fetch(0, before, after);
   EXPECT_EQ(mover.fetched_layer(), 0);
@@ -272,7 +272,7 @@ TEST(WeightMover, RanksThatDisagree) {
   if (n == 1) GTEST_SKIP() << "one rank cannot disagree";
   ExpertMaps const maps = ExpertMaps::initial(2, 2 * n, 0);
   PatternWeights good(2, 2, 64), wide(2, 2, 72);
-  expect_error(ErrorCode::mismatch, text("weight mover: rank ", n - 1, " has other layers, arrays or slots than rank 0"),
+  expect_error(ErrorCode::mismatch, text("weight mover: rank ", n - 1, " has other layers, arrays or expert slots than rank 0"),
                [&] { WeightMover<Mpi>(ranks.weights, (ranks.is_last() ? wide : good).tensors(), 2); });
   auto tensors = good.tensors();
   if (ranks.is_last()) tensors[1][2].data = nullptr;

@@ -139,7 +139,7 @@ TYPED_TEST(Refusals, Q16_StaticScalesThatDiffer) {
   build(quantization::Fp8PerTensorStatic({.scale = 0.5F}));
 }
 
-// Which replica a token goes to depends on its place in the batch, and so do the sums of a rank that adds outputs.
+// Which replica a token goes to depends on its position in the batch, and so do the sums of a rank that adds outputs.
 TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
   using Layer = ModularKernel<Invariant, routing::AnyRouter, None, TypeParam, experts::Reference<float>>;
   std::vector<std::int32_t> slots;

@@ -130,7 +130,7 @@ TYPED_TEST(WindowExchange, T6_T16_QuantisedRowsArriveUnchanged) {
       for (std::int64_t t = 0; t < b.rows; ++t) {
         std::array<int, 2> const e{local(b.ids[static_cast<std::size_t>(t) * 2]), local(b.ids[static_cast<std::size_t>(t) * 2 + 1])};
         if (e[0] < 0 && e[1] < 0) continue;
-        while (row < tokens.rows.extent(0) && tokens.topk_ids(row, 0) < 0 && tokens.topk_ids(row, 1) < 0) ++row;  // empty places
+        while (row < tokens.rows.extent(0) && tokens.topk_ids(row, 0) < 0 && tokens.topk_ids(row, 1) < 0) ++row;  // empty rows
         ASSERT_LT(row, tokens.rows.extent(0));
         expect_row(moe::row_ptr(tokens.rows, row), moe::row_ptr(tokens.scales, row), b, t);
         for (std::size_t j = 0; j < 2; ++j) {
@@ -178,7 +178,7 @@ TYPED_TEST(WindowExchange, T15_IdsOfOtherRanksHitNoOwnedExpert) {
     } else {
       for (std::int64_t row = 0; row < tokens.rows.extent(0); ++row) {
         Ids const ids{tokens.topk_ids(row, 0), tokens.topk_ids(row, 1)};
-        if (ids != Ids{moe::kNoExpert, moe::kNoExpert}) got.push_back(ids);  // else an empty place
+        if (ids != Ids{moe::kNoExpert, moe::kNoExpert}) got.push_back(ids);  // else an empty row
       }
       std::sort(expected.begin(), expected.end());
       std::sort(got.begin(), got.end());

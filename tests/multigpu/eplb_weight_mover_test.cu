@@ -78,7 +78,7 @@ class Weights {
         int const e = maps.physical_to_logical()(a / 2, rank * kSlots + s);
         for (std::int64_t i = 0; i < words(a); ++i) {
           if (host[static_cast<std::size_t>(s * words(a) + i)] != word(a, e, i)) {
-            return text("rank ", rank, ", layer ", a / 2, ", array ", a % 2, ", slot ", s, ", expert ", e, ", word ", i);
+            return text("rank ", rank, ", layer ", a / 2, ", array ", a % 2, ", expert slot ", s, ", expert ", e, ", word ", i);
           }
         }
       }

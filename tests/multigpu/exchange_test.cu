@@ -120,21 +120,21 @@ void low_latency_round_trip() {
     auto const mine = make_tokens(me, tokens, kHidden, kTopK, experts, R, seed % 2 == 0 ? Routing::uniform : Routing::with_gaps, seed);
     auto b = make_buffers(mine, kHidden, 8, 0);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    std::optional<moe::detail::Handle> ticket;
+    std::optional<moe::detail::Handle> handle;
     auto const t = [&] {
       if (seed % 3 != 2) {
         return exchange.prepare(routed(b), stream);
       }
-      ticket = exchange.send(routed(b), stream);
+      handle = exchange.send(routed(b), stream);
       EXPECT_THROW(exchange.send(routed(b), stream), moe::Error);
       delay<<<1, 1, 0, stream>>>(100000);
-      return exchange.receive(*ticket, stream);
+      return exchange.receive(*handle, stream);
     }();
-    auto y = ticket ? exchange.expert_output(*ticket) : exchange.expert_output();
+    auto y = handle ? exchange.expert_output(*handle) : exchange.expert_output();
     identity_blocks<<<8, 128, 0, stream>>>(t.rows.data_handle(), t.scales.data_handle(), t.expert_num_tokens.data_handle(),
                                            static_cast<int>(t.rows.extent(1)), y.data_handle());
     auto const out = moe::make_rows(as_bf16(b.out), tokens, kHidden);
-    ticket ? exchange.combine(*ticket, out, stream) : exchange.finalize(out, stream);
+    handle ? exchange.combine(*handle, out, stream) : exchange.finalize(out, stream);
     stream.synchronize();
     exchange.check();
     EXPECT_EQ(

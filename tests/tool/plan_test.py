@@ -41,7 +41,7 @@ def check_picture():
     path = DATA / "readme_example.json"
     run = plan(*reference_arguments(path, json.loads(path.read_text())))
     assert run.returncode == 0, run.stderr
-    assert "12 experts + 4 replicas = 16 slots on 8 ranks" in run.stdout
+    assert "12 experts + 4 replicas = 16 expert slots on 8 ranks" in run.stdout
     assert "layer 0: balancedness 0.480 -> 0.828" in run.stdout
     rows = [line for line in run.stdout.splitlines() if line.startswith("     0  #")]
     assert len(rows) == 2 and rows[0].endswith("121.5  5/2 6"), rows

@@ -169,7 +169,7 @@ TEST(TwoSidedLayout, RecordsAndQueues) {
   EXPECT_EQ(TwoSidedLayout(s, {}).queues, 1);
 }
 
-// Ranks that disagree compare count words, which must lie in the same place on all of them.
+// Ranks that disagree compare count words, which must lie at the same offset on all of them.
 TEST(TwoSidedLayout, T12_CountsLieInFrontOfWhatDependsOnSizes) {
   PeerShape s = shape();
   s.name = "two_sided";

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/comm_abortable_test.cpp: comm::Nccl's calls and aborts over a library that is a few lines of host code, so that the thread
-// sanitizer sees them: a handle is never freed under a call, each is freed once, and a call that only the abort ends holds nothing up.
+// sanitizer sees them: a communicator is never freed under a call, each is freed once, and a call that only the abort ends holds nothing
+// up.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -43,7 +44,7 @@ Comm* make(int& freed) {
   return comm.release();
 }
 
-TEST(Abortable, CallsEndAndHandlesAreFreedAfterThem) {
+TEST(Abortable, CallsEndAndCommunicatorsAreFreedAfterThem) {
   for (int i = 0; i < 200; ++i) {
     std::array<int, 2> freed{};
     {
@@ -56,7 +57,7 @@ TEST(Abortable, CallsEndAndHandlesAreFreedAfterThem) {
           Comms::Call const call(comms);
           if (!call.live()) return;
           call[0]->call();
-          Comms::Call const nested(comms);  // another thread may have aborted meanwhile: the outer call still has its handles
+          Comms::Call const nested(comms);  // another thread may have aborted meanwhile: the outer call still has its communicators
           call[1]->call();
           ++made;
         }

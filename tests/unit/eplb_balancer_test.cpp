@@ -130,7 +130,7 @@ TEST(LoadWindow, B21_WrapsAround) {
   EXPECT_EQ(one.sums(), step(7, 8));
   EXPECT_EQ(one.position(), 0);
   expect_error(ErrorCode::config, "eplb window must be greater than 0, is 0", [] { LoadWindow(0, 1, 1); });
-  expect_error(ErrorCode::argument, "load is [2, 2], the window's steps are [1, 2]", [&] { one.record(Table<std::int64_t>(2, 2)); });
+  expect_error(ErrorCode::argument, "load is [2, 2], the load window's steps are [1, 2]", [&] { one.record(Table<std::int64_t>(2, 2)); });
 }
 
 RC_GTEST_PROP(LoadWindow, B21_SumsAreThoseOfTheLastSteps, ()) {
@@ -148,13 +148,13 @@ RC_GTEST_PROP(LoadWindow, B21_SumsAreThoseOfTheLastSteps, ()) {
 
 TEST(LoadWindow, B23_CountsNear2To31) {
   std::int32_t const most = std::numeric_limits<std::int32_t>::max();
-  ExpertMaps const maps = ExpertMaps::initial(1, 2, 2);  // each expert on two slots
+  ExpertMaps const maps = ExpertMaps::initial(1, 2, 2);  // two replicas of each expert
   Table<std::int32_t> pass(1, 4, most);
   LoadWindow window(3, 1, 2);
   for (int i = 0; i < 3; ++i) window.record(moe::eplb::to_logical(pass, maps));
   EXPECT_EQ(window.sums()(0, 0), std::int64_t{6} * most);
   pass(0, 1) = -1;
-  expect_error(ErrorCode::argument, "load of slot 1 in layer 0 must be at least 0", [&] { moe::eplb::to_logical(pass, maps); });
+  expect_error(ErrorCode::argument, "load of physical expert 1 in layer 0 must be at least 0", [&] { moe::eplb::to_logical(pass, maps); });
   expect_error(ErrorCode::argument, "load is [2, 4], the maps are of [1, 4]",
                [&] { moe::eplb::to_logical(Table<std::int32_t>(2, 4), maps); });
 }
@@ -259,7 +259,7 @@ TEST(Balancer, ReportsTokensPerOwnerRankEverySoManySteps) {
   for (auto& rank : ranks) rank.add_model("main", ExpertMaps::initial(2, 2, 0), 2);
   expect_none(on_ranks(2, [&](int r, ThreadGroup& group) {
     Balancer& mine = ranks[static_cast<std::size_t>(r)];
-    mine.load_pass(0)(0, 0) = 15;  // slot 0 lives on rank 0
+    mine.load_pass(0)(0, 0) = 15;  // physical expert 0 is on rank 0
     mine.load_pass(0)(0, 1) = 5;
     mine.load_pass(0)(1, 0) = 5;
     mine.load_pass(0)(1, 1) = 15;

@@ -272,7 +272,7 @@ int survive(Death death, MoveMode mode, int process, Channels& channels, int pro
 
 class EplbKilledLayers : public testing::TestWithParam<Death> {};
 TEST_P(EplbKilledLayers, SurvivorsNameTheRankAndServeOn) {
-  constexpr int kProcesses = 3;  // two survivors have 8 slots for 6 experts
+  constexpr int kProcesses = 3;  // two survivors have 8 expert slots for 6 experts
   for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
     auto const results = run_processes(
         kProcesses, 1, 6, [&](int process, Channels& channels) { return survive(GetParam(), mode, process, channels, kProcesses); });

@@ -197,9 +197,9 @@ TEST(Rebalance, Errors) {
   rebalance(Table<double>(Loads{{1, 8e307}}), good, moe::eplb::Arithmetic::float64);
   expect_error(ErrorCode::argument, "(float64, 2 experts)",
                [&] { rebalance(Table<double>(Loads{{1, 1e308}}), good, moe::eplb::Arithmetic::float64); });
-  expect_error(ErrorCode::argument, "P = 5 slots do not divide over the 2 ranks",
+  expect_error(ErrorCode::argument, "P = 5 expert slots do not divide over the 2 ranks",
                [&] { plan({1, 1}, {.num_physical = 5, .num_ranks = 2}); });
-  expect_error(ErrorCode::argument, "P = 2 slots are fewer than the 3 logical experts",
+  expect_error(ErrorCode::argument, "P = 2 expert slots are fewer than the 3 logical experts",
                [&] { plan({1, 1, 1}, {.num_physical = 2, .num_ranks = 2}); });
   expect_error(ErrorCode::argument, "num_ranks must be at least 1", [&] { plan({1}, {.num_physical = 2, .num_ranks = 0}); });
   expect_error(ErrorCode::argument, "num_nodes must be at least 1",
@@ -219,7 +219,7 @@ TEST(Maps, InitialMap) {
   EXPECT_EQ(row(maps.replica_count()), (Ids{3, 3, 2, 2}));
   EXPECT_EQ(replicas(maps, 0, 0), (Ids{0, 4, 8, -1, -1, -1, -1}));
   expect_error(ErrorCode::config, "num_redundant_experts must be at least 0, is -1", [] { ExpertMaps::initial(1, 4, -1); });
-  expect_error(ErrorCode::capacity, "gives more than 2^31 - 1 slots", [] { ExpertMaps::initial(1, 4, 0x7fffffff); });
+  expect_error(ErrorCode::capacity, "gives more than 2^31 - 1 expert slots", [] { ExpertMaps::initial(1, 4, 0x7fffffff); });
   expect_error(ErrorCode::capacity, "exceeds 2^31 - 1 entries a layer", [] { ExpertMaps::initial(1, 4096, 1 << 20); });
 }
 
@@ -227,10 +227,10 @@ TEST(Maps, B19_InvalidMaps) {
   auto const make = [](Ids const& map, int logical) {
     return ExpertMaps(Table<std::int32_t>(std::vector<Ids>{{0, 1, 2, 0}, map}), logical);
   };
-  expect_error(ErrorCode::argument, "expert 3 in layer 1, slot 2 is out of range [0, 3)", [&] { make({0, 1, 3, 0}, 3); });
-  expect_error(ErrorCode::argument, "expert -1 in layer 1, slot 0 is out of range", [&] { make({-1, 1, 2, 0}, 3); });
-  expect_error(ErrorCode::argument, "expert 2 has no slot in layer 1", [&] { make({0, 1, 1, 0}, 3); });
-  expect_error(ErrorCode::argument, "4 slots for 5 experts", [&] { make({0, 1, 2, 0}, 5); });
+  expect_error(ErrorCode::argument, "expert 3 in layer 1, physical id 2 is out of range [0, 3)", [&] { make({0, 1, 3, 0}, 3); });
+  expect_error(ErrorCode::argument, "expert -1 in layer 1, physical id 0 is out of range", [&] { make({-1, 1, 2, 0}, 3); });
+  expect_error(ErrorCode::argument, "expert 2 has no expert slot in layer 1", [&] { make({0, 1, 1, 0}, 3); });
+  expect_error(ErrorCode::argument, "4 expert slots for 5 experts", [&] { make({0, 1, 2, 0}, 5); });
 
   ExpertMaps const maps = make({0, 1, 2, 1}, 3);
   auto l2p = maps.logical_to_physical();
@@ -239,10 +239,11 @@ TEST(Maps, B19_InvalidMaps) {
   counts(1, 1) = 1;
   expect_error(ErrorCode::argument, "replica_count of expert 1 in layer 1 is 1", [&] { moe::eplb::check_views(maps, l2p, counts); });
   l2p(1, 3) = 3;
-  l2p(1, 2) = 1;  // expert 1 lists slots 3 and 1 in another order: still valid
+  l2p(1, 2) = 1;  // expert 1 lists physical ids 3 and 1 in another order: still valid
   EXPECT_NO_THROW(moe::eplb::check_views(maps, l2p, maps.replica_count()));
   l2p(1, 4) = 7;
-  expect_error(ErrorCode::argument, "does not list exactly its slots", [&] { moe::eplb::check_views(maps, l2p, maps.replica_count()); });
+  expect_error(ErrorCode::argument, "does not list exactly its physical ids",
+               [&] { moe::eplb::check_views(maps, l2p, maps.replica_count()); });
 
   Table<std::int32_t> const two(std::vector<std::vector<std::int32_t>>{{0, 1}});
   expect_error(ErrorCode::argument, "replica is [0, 0], physical_to_logical [1, 2]", [&] { ExpertMaps(two, Table<std::int32_t>{}, 2); });
@@ -278,7 +279,7 @@ RC_GTEST_PROP(Propose, B12_PreserveSlotsMovesOnlyInsideRanks, ()) {
     std::sort(a.begin(), a.end());
     std::sort(b.begin(), b.end());
     RC_ASSERT(a == b);
-    // The number of slots that stay is the size of the multisets' intersection.
+    // The number of expert slots that stay is the size of the multisets' intersection.
     int shared = 0, stay = 0;
     for (int e = 0; e < 8; ++e) {
       auto const count = [&](Ids const& v) { return std::count(v.begin() + r * per_rank, v.begin() + (r + 1) * per_rank, e); };
@@ -292,7 +293,7 @@ RC_GTEST_PROP(Propose, B12_PreserveSlotsMovesOnlyInsideRanks, ()) {
 }
 
 TEST(Propose, SpreadsReplicasOverRanks) {
-  // Expert 0 takes five of eight slots on four ranks: one rank must hold it twice, no rank three times.
+  // Expert 0 takes five of eight expert slots on four ranks: one rank must hold it twice, no rank three times.
   ExpertMaps const current = ExpertMaps::initial(1, 4, 4);
   Table<double> const load(Loads{{300, 10, 10, 10}});
   auto const proposal = moe::eplb::propose(current, load, {.num_ranks = 4},
@@ -305,7 +306,7 @@ TEST(Propose, SpreadsReplicasOverRanks) {
   // Two copies of expert 0 fit on two ranks.
   LayerSlots slots{{0, 0, 1, 2}, {0, 1, 0, 0}};
   moe::eplb::spread_replicas(slots, std::vector<double>{10, 4, 6}, std::vector<std::int32_t>{2, 1, 1}, 2, 1);
-  EXPECT_EQ(slots, (LayerSlots{{1, 0, 0, 2}, {0, 1, 0, 0}})) << "both exchanges leave 11 and 9: the lower slot";
+  EXPECT_EQ(slots, (LayerSlots{{1, 0, 0, 2}, {0, 1, 0, 0}})) << "both exchanges leave 11 and 9: the lower physical id";
 }
 
 TEST(Propose, KeepsWhatNeedNotChange) {
@@ -343,7 +344,7 @@ TEST_F(EplbFiles, B20_MapsSavedOnOneRunLoadInTheNext) {
   EXPECT_EQ(moe::eplb::load_maps(path_, key, 4, 60, 64), maps);
   expect_error(ErrorCode::argument, "maps are of [4, 64], the model needs [5, 64]", [&] { moe::eplb::load_maps(path_, key, 5, 60, 64); });
   expect_error(ErrorCode::argument, "the model needs [4, 72]", [&] { moe::eplb::load_maps(path_, key, 4, 60, 72); });
-  expect_error(ErrorCode::argument, "expert 60 has no slot in layer 0", [&] { moe::eplb::load_maps(path_, key, 4, 61, 64); });
+  expect_error(ErrorCode::argument, "expert 60 has no expert slot in layer 0", [&] { moe::eplb::load_maps(path_, key, 4, 61, 64); });
   expect_error(ErrorCode::argument, "no maps of model \"draft\"", [&] { moe::eplb::load_maps(path_, "draft", 4, 60, 64); });
   expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::load_maps(path_ / "absent", key, 4, 60, 64); });
   expect_error(ErrorCode::argument, "cannot read", [&] { moe::eplb::read_load(path_.parent_path()); });

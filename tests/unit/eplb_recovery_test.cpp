@@ -37,8 +37,8 @@ TEST(Recovery, B18_ReplicasTakeOver) {
   EXPECT_EQ(row(fine.maps.physical_to_logical()), (Ids{0, 1, -1, -1, 2, 3}));
   EXPECT_EQ(row(fine.maps.replica_count()), (Ids{1, 1, 1, 1}));
 
-  // Experts 2 and 3 die with rank 1. Expert 0 has most copies (3), then 0 and 1 have two: 0 again. The slots come from rank 0 first, then
-  // from rank 2.
+  // Experts 2 and 3 die with rank 1. Expert 0 has most copies (3), then 0 and 1 have two: 0 again. The expert slots come from rank 0 first,
+  // then from rank 2.
   auto const remapped = moe::eplb::recover(maps_of({0, 1, 0, 2, 3, 2, 0, 1, 4}, 5), std::vector<int>{1}, 3);
   EXPECT_EQ(remapped.reloads, (std::vector<Reload>{{0, 2, 0}, {0, 3, 6}}));
   EXPECT_EQ(row(remapped.maps.physical_to_logical()), (Ids{2, 1, 0, -1, -1, -1, 3, 1, 4}));
@@ -62,20 +62,20 @@ TEST(Recovery, B18_MapsOfTheSurvivorsGroup) {
   auto const held = moe::eplb::gather_held(group, 0, mine, 0, 3);
   EXPECT_EQ(row(held), (Ids{0, 1, 0, 1, 1, 4}));
   auto const recovery = moe::eplb::recover_held(held, 5, 2);
-  // Expert 2 takes a slot of expert 1, which has three; then 0 and 1 have two, and only rank 0 has expert 0.
+  // Expert 2 takes an expert slot of expert 1, which has three; then 0 and 1 have two, and only rank 0 has expert 0.
   EXPECT_EQ(recovery.maps, maps_of({3, 2, 0, 1, 1, 4}, 5));
   EXPECT_EQ(recovery.reloads, (std::vector<Reload>{{0, 2, 1}, {0, 3, 0}}));
   std::vector<Ids> loaded;
   EXPECT_EQ(moe::eplb::reload_experts(recovery, 0, 3, [&](int l, int e, int s) { loaded.push_back({l, e, s}); }), 2);
   EXPECT_EQ(loaded, (std::vector<Ids>{{0, 2, 1}, {0, 3, 0}}));
   EXPECT_EQ(moe::eplb::reload_experts(recovery, 1, 3, [](int, int, int) { FAIL(); }), 0);
-  expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts have no slot in layer 0 on 2 ranks",
+  expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts have no expert slot in layer 0 on 2 ranks",
                [&] { moe::eplb::recover_held(held, 7, 2); });
   expect_error(ErrorCode::argument, "do not divide", [&] { moe::eplb::recover_held(held, 5, 4); });
 }
 
 TEST(Recovery, B18_InsufficientRedundancy) {
-  expect_error(ErrorCode::peer, "insufficient redundancy: 2 experts have no slot in layer 0 after losing 1 of 2 ranks",
+  expect_error(ErrorCode::peer, "insufficient redundancy: 2 experts have no expert slot in layer 0 after losing 1 of 2 ranks",
                [] { moe::eplb::recover(maps_of({0, 1, 2, 3}, 4), std::vector<int>{1}, 2); });
   expect_error(ErrorCode::peer, "insufficient redundancy: 1 experts",
                [] { moe::eplb::recover(maps_of({0, 0, 1, 2}, 3), std::vector<int>{1}, 2); });
@@ -111,7 +111,7 @@ RC_GTEST_PROP(Recovery, B18_EveryExpertLivesOrTheErrorIsRight, ()) {
       RC_ASSERT((after[s] == -1) == is_dead);
       bool const reloaded = std::any_of(recovery.reloads.begin(), recovery.reloads.end(),
                                         [&](Reload const& r) { return r.slot == static_cast<std::int32_t>(s) && r.expert == after[s]; });
-      RC_ASSERT(is_dead || after[s] == slots[s] || reloaded);  // only reloaded slots change
+      RC_ASSERT(is_dead || after[s] == slots[s] || reloaded);  // only reloaded expert slots change
     }
   } catch (moe::Error const& error) {
     RC_ASSERT(error.code() == ErrorCode::peer);
@@ -122,13 +122,13 @@ RC_GTEST_PROP(Recovery, B18_EveryExpertLivesOrTheErrorIsRight, ()) {
 TEST(Elastic, B16_Sizes) {
   EXPECT_EQ(moe::eplb::elastic_sizes(8, 3, 8), (ElasticSizes{8, 24, 16}));
   EXPECT_EQ(moe::eplb::elastic_sizes(8, 3, 3), (ElasticSizes{3, 9, 1}));
-  expect_error(ErrorCode::config, "not enough slots: 1 ranks of 4 slots for 8 experts: need >= 2 ranks",
+  expect_error(ErrorCode::config, "not enough expert slots: 1 ranks of 4 expert slots for 8 experts: need >= 2 ranks",
                [] { moe::eplb::elastic_sizes(8, 4, 1); });
   expect_error(ErrorCode::config, "need >= 3 ranks", [] { moe::eplb::elastic_sizes(9, 4, 2); });
   expect_error(ErrorCode::config, "scaling needs", [] { moe::eplb::elastic_sizes(8, 4, 0); });
 }
 
-// Moves every layer's weights as the plan says and checks every slot of every rank that stays or joins.
+// Moves every layer's weights as the plan says and checks every expert slot of every rank that stays or joins.
 void scale(int ranks, std::vector<int> const& leaving, int joining, int slots_per_rank, int experts) {
   std::mt19937 random(7);
   Table<double> load(2, experts);
@@ -176,7 +176,7 @@ TEST(Elastic, B16_ScaleUpAndDown) {
   scale(4, {1}, 0, 4, 12);
   scale(4, {0, 2}, 3, 4, 12);
   ExpertMaps const two = ExpertMaps::initial(1, 8, 0);
-  expect_error(ErrorCode::config, "not enough slots",
+  expect_error(ErrorCode::config, "not enough expert slots",
                [&] { moe::eplb::plan_elastic(two, 2, std::vector<int>{1}, 0, Table<double>(1, 8, 1.0)); });
   expect_error(ErrorCode::argument, "leaving rank 2 is out of range",
                [&] { moe::eplb::plan_elastic(two, 2, std::vector<int>{2}, 1, Table<double>(1, 8, 1.0)); });

@@ -47,7 +47,7 @@ struct AroundALayer {
 constexpr int kLayers = 3, kExperts = 5, kSlots = 7;
 using OneRank = moe::eplb::RuntimeBalancer<Self<>, SelfGroup>;
 
-/// One rank whose experts move between its slots.
+/// One rank whose experts move between its expert slots.
 struct OneRankModel {
   explicit OneRankModel(MoveMode mode, BalancerOptions const& options = {.window = 2, .step_interval = 2})
       : weights(kLayers, kSlots, 64),
@@ -101,7 +101,8 @@ TEST(RuntimeBalancer, WeightsMapsAndLayersChangeTogether) {
     EXPECT_EQ(finished, 4) << name(mode);
     EXPECT_GT(changed[0] + changed[1] + changed[2], 0) << name(mode);
     if (mode == MoveMode::pause) {
-      EXPECT_EQ(m.balancer.maps().replica_count()(2, 3), kSlots - kExperts + 1) << "the hot expert of the last window has all spare slots";
+      EXPECT_EQ(m.balancer.maps().replica_count()(2, 3), kSlots - kExperts + 1)
+          << "the hot expert of the last window has all spare expert slots";
     }
   }
 }
@@ -241,9 +242,9 @@ TEST(EplbErrors, Sizes) {
 
 TEST(EplbErrors, InvalidMapNamesLayerAndSlot) {
   auto const map = [](std::vector<std::vector<std::int32_t>> const& rows) { ExpertMaps(Table<std::int32_t>(rows), 3); };
-  expect_error(ErrorCode::argument, "slot 2", [&] { map({{0, 1, 2, 0}, {0, 1, 3, 2}}); });
+  expect_error(ErrorCode::argument, "physical id 2", [&] { map({{0, 1, 2, 0}, {0, 1, 3, 2}}); });
   expect_error(ErrorCode::argument, "layer 1", [&] { map({{0, 1, 2, 0}, {0, 1, 3, 2}}); });
-  expect_error(ErrorCode::argument, "expert 2 has no slot in layer 0", [&] { map({{0, 1, 0, 1}}); });
+  expect_error(ErrorCode::argument, "expert 2 has no expert slot in layer 0", [&] { map({{0, 1, 0, 1}}); });
 }
 
 TEST(EplbErrors, LoadThatIsNoNumber) {
@@ -255,7 +256,7 @@ TEST(EplbErrors, LoadThatIsNoNumber) {
   OneRankModel m(MoveMode::pause);
   m.attach();
   m.balancer.load(1).load_counter[4] = -3;
-  expect_error(ErrorCode::argument, "load of slot 4 in layer 1 must be at least 0, is -3", [&] { m.balancer.step(); });
+  expect_error(ErrorCode::argument, "load of physical expert 4 in layer 1 must be at least 0, is -3", [&] { m.balancer.step(); });
 }
 
 TEST(EplbErrors, RanksThatDiffer) {
@@ -301,8 +302,8 @@ TEST(EplbErrors, ArraysThatCannotMove) {
   auto const make = [&](moe::eplb::ExpertTensor const& tensor) {
     OneRank(self, group, {{tensor}}, {.maps = ExpertMaps::initial(1, 2, 0)});
   };
-  expect_error(ErrorCode::argument, "layer 0, w2: null, 2 slots of 8 bytes", [&] { make({"w2", nullptr, 2, 8, 8}); });
-  expect_error(ErrorCode::argument, "layer 0, w2: 1 slots of 8 bytes, 8 apart; 2 slots are needed",
+  expect_error(ErrorCode::argument, "layer 0, w2: null, 2 expert slots of 8 bytes", [&] { make({"w2", nullptr, 2, 8, 8}); });
+  expect_error(ErrorCode::argument, "layer 0, w2: 1 expert slots of 8 bytes, 8 apart; 2 expert slots are needed",
                [&] { make({"w2", reinterpret_cast<std::byte*>(data.data()), 1, 8, 8}); });
 }
 
@@ -335,9 +336,10 @@ TEST(EplbErrors, StaticMapFile) {
   EXPECT_EQ(moe::eplb::load_maps(path, "main", kLayers, kExperts, kSlots), maps);
   expect_error(ErrorCode::argument, "the model needs [4, 7]", [&] { moe::eplb::load_maps(path, "main", 4, kExperts, kSlots); });
   expect_error(ErrorCode::argument, "the model needs [3, 8]", [&] { moe::eplb::load_maps(path, "main", kLayers, kExperts, 8); });
-  expect_error(ErrorCode::argument, "expert 5 has no slot in layer 0", [&] { moe::eplb::load_maps(path, "main", kLayers, 6, kSlots); });
+  expect_error(ErrorCode::argument, "expert 5 has no expert slot in layer 0",
+               [&] { moe::eplb::load_maps(path, "main", kLayers, 6, kSlots); });
   std::ofstream(path) << R"({"models":{"main":{"physical_to_logical":[[0,1,9]]}}})";
-  expect_error(ErrorCode::argument, "slot 2", [&] { moe::eplb::load_maps(path, "main", 1, 2, 3); });
+  expect_error(ErrorCode::argument, "physical id 2", [&] { moe::eplb::load_maps(path, "main", 1, 2, 3); });
 }
 
 }  // namespace

@@ -80,10 +80,10 @@ TEST(TransferPlan, B8_IdentityMovesNothing) {
 }
 
 TEST(TransferPlan, BadArguments) {
-  expect_error(ErrorCode::argument, "maps of 4 and 6 slots", [] { plan_flows(Map{0, 1, 2, 3}, Map{0, 1, 2, 3, 0, 1}, 4, 2); });
+  expect_error(ErrorCode::argument, "maps of 4 and 6 expert slots", [] { plan_flows(Map{0, 1, 2, 3}, Map{0, 1, 2, 3, 0, 1}, 4, 2); });
   expect_error(ErrorCode::argument, "on 3 ranks", [] { plan_flows(Map{0, 1, 2, 3}, Map{0, 1, 2, 3}, 4, 3); });
-  expect_error(ErrorCode::argument, "expert 4 in slot 1 is out of range [0, 4)", [] { plan_flows(Map{0, 1}, Map{0, 4}, 4, 2); });
-  expect_error(ErrorCode::argument, "expert 2 for slot 1 is on no rank", [] { plan_flows(Map{0, 1}, Map{0, 2}, 4, 2); });
+  expect_error(ErrorCode::argument, "expert 4 at physical id 1 is out of range [0, 4)", [] { plan_flows(Map{0, 1}, Map{0, 4}, 4, 2); });
+  expect_error(ErrorCode::argument, "expert 2 for physical id 1 is on no rank", [] { plan_flows(Map{0, 1}, Map{0, 2}, 4, 2); });
   expect_error(ErrorCode::argument, "rank 2 is out of range", [] { plan_rank(Map{0, 1}, Map{1, 0}, 2, 2, 2); });
 }
 
@@ -125,10 +125,10 @@ RC_GTEST_PROP(TransferPlan, B7_EverySlotHoldsItsExpertAfterTheMove, ()) {
   Maps const m = random_maps();
   int const layer = *rc::gen::inRange(0, 61);
   int const slots_per_rank = static_cast<int>(m.before.size()) / m.num_ranks;
-  std::vector<Weights> weights;  // of all ranks, by physical slot
+  std::vector<Weights> weights;  // of all ranks, by physical id
   weights.reserve(m.before.size());
   for (std::int32_t e : m.before) weights.push_back(weights_of(layer, e));
-  // The spare memory: one buffer of L slots per rank, addressed by local slot.
+  // The spare memory: one buffer of L expert slots per rank, addressed by local id.
   std::vector<std::vector<Weights>> buffer(static_cast<std::size_t>(m.num_ranks),
                                            std::vector<Weights>(static_cast<std::size_t>(slots_per_rank)));
   auto const spare = [&](int slot) -> Weights& {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/io_models_test.cpp: the models' constants, field by field, against the fields of their released config.json, or of a public
-// copy where noted; each with the public place where its values were read.
+// copy where noted; each with the public source where its values were read.
 #include "moe/models/catalog.hpp"
 
 #include <gtest/gtest.h>

@@ -127,9 +127,10 @@ TEST(Placement, CustomPhysicalToLogical) {
   EXPECT_EQ(placement.logical(5), 2);
   EXPECT_EQ(owned(placement, 2), (Ids{4, 5}));
   expect_error(ErrorCode::config, "P must be divisible by ep_size", [&] { ExpertPlacement::from_physical_to_logical(p2l, 4, 4); });
-  expect_error(ErrorCode::argument, "logical expert 3 in slot 0 is out of range [0, 3)",
+  expect_error(ErrorCode::argument, "logical expert 3 at physical id 0 is out of range [0, 3)",
                [&] { ExpertPlacement::from_physical_to_logical(p2l, 3, 3); });
-  expect_error(ErrorCode::argument, "logical expert 4 has no slot", [&] { ExpertPlacement::from_physical_to_logical(p2l, 5, 3); });
+  expect_error(ErrorCode::argument, "logical expert 4 has no physical expert",
+               [&] { ExpertPlacement::from_physical_to_logical(p2l, 5, 3); });
 }
 
 TEST(Placement, ReportFoldsRuns) {

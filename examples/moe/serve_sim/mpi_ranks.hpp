@@ -10,7 +10,7 @@
 
 namespace moe_tool::serve_sim {
 
-/// Collective. E_CONFIG if the slots do not divide over the ranks; E_UNSUPPORTED for background moves if MPI has no thread support.
+/// Collective. E_CONFIG if the expert slots do not divide over the ranks; E_UNSUPPORTED for background moves if MPI has no thread support.
 std::unique_ptr<Ranks> make_mpi_ranks(moe::comm::Mpi& world, Options const& options, Routing const& routing);
 
 }  // namespace moe_tool::serve_sim

@@ -13,7 +13,7 @@ namespace moe_tool::serve_sim {
 
 class SimulatedRanks : public Ranks {
  public:
-  /// E_CONFIG if the slots do not divide over the ranks.
+  /// E_CONFIG if the expert slots do not divide over the ranks.
   SimulatedRanks(Options const& options, Routing const& routing);
   int size() const override { return ranks_; }
   Step step(std::int64_t number) override;

@@ -48,7 +48,7 @@ inline HandleTable<Runner>& runners() {
   return *table;
 }
 inline std::uint64_t number(void const* handle) { return reinterpret_cast<std::uintptr_t>(handle); }
-// NOLINTBEGIN(performance-no-int-to-ptr): a handle is a number that C sees as a pointer; nothing is read through it.
+// NOLINTBEGIN(performance-no-int-to-ptr): a C handle is a number that C sees as a pointer; nothing is read through it.
 inline moe_group_t handle_of(std::shared_ptr<Group> group) { return reinterpret_cast<moe_group_t>(groups().insert(std::move(group))); }
 inline moe_runner_t handle_of(std::shared_ptr<Runner> runner) {
   return reinterpret_cast<moe_runner_t>(runners().insert(std::move(runner)));
@@ -63,7 +63,7 @@ inline std::int64_t deadline(std::int64_t timeout_ms) {
   throw Error(ErrorCode::unsupported, text(what, ": this library was built without ", library));
 }
 
-/// Stores a new group's handle, or NULL if make() throws.
+/// Stores a new group's C handle, or NULL if make() throws.
 template <class Make>
 moe_status create_group(moe_group_t* group, Make const& make) {
   return guard([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// c/handles.hpp: the handles of moe.h are numbers that a table checks, so that one used after it was destroyed is an error and no crash.
+// c/handles.hpp: the C handles of moe.h are numbers that a table checks, so that use after destruction is an error, not a crash.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@
 
 namespace moe::c {
 
-/// Objects by handle. A handle holds its kind (8 bits), how many objects its entry of the table had before (24 bits) and that entry's index
+/// Objects by C handle. A C handle holds its kind (8 bits), how many objects its entry of the table had before (24 bits) and that entry's
+/// index
 /// + 1 (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
 template <class Object>
 class HandleTable {
@@ -32,17 +33,17 @@ class HandleTable {
     entries_[index].object = std::move(object);
     return handle(index, entries_[index].generation);
   }
-  /// E_ARG for what is no handle of this table, E_STATE for one whose object was destroyed.
+  /// E_ARG for a number that is not a C handle of this table, E_STATE for one whose object was destroyed.
   std::shared_ptr<Object> find(std::uint64_t given) const {
     std::shared_lock const lock(mutex_);
     return entries_[index_of(given)].object;
   }
-  /// Takes the object out: the handle is dead from here on.
+  /// Takes the object out: the C handle is invalid from here on.
   std::shared_ptr<Object> remove(std::uint64_t given) {
     std::unique_lock const lock(mutex_);
     std::uint32_t const index = index_of(given);
     Entry& at = entries_[index];
-    if (++at.generation <= kLastGeneration) free_.push_back(index);  // else its handles have been used up
+    if (++at.generation <= kLastGeneration) free_.push_back(index);  // else its C handles are used up
     return std::exchange(at.object, nullptr);
   }
 
@@ -60,7 +61,7 @@ class HandleTable {
     std::uint64_t const index = (given & 0xffffffffU) - 1;
     auto const generation = static_cast<std::uint32_t>(given >> 32U) & kLastGeneration;
     if (given >> 56U != kind_ || index >= entries_.size() || generation > entries_[index].generation) {
-      throw Error(ErrorCode::argument, given == 0 ? text(name_, ": is NULL") : text(name_, ": ", given, " is no handle of a ", name_));
+      throw Error(ErrorCode::argument, given == 0 ? text(name_, ": is NULL") : text(name_, ": ", given, " is not a handle of a ", name_));
     }
     if (generation != entries_[index].generation || entries_[index].object == nullptr) {
       throw Error(ErrorCode::state, text(name_, ": ", given, " was destroyed"));

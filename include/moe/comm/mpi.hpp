@@ -117,7 +117,7 @@ class Mpi {
     }
     gather(in, n, out, counts_.data(), offsets_.data());
   }
-  /// Gathers counts[r] bytes of each rank r into out + offsets[r]; `n` = counts[rank]. `in` may be this rank's place in `out`.
+  /// Gathers counts[r] bytes of each rank r into out + offsets[r]; `n` = counts[rank]. `in` may be this rank's part of `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, HostStream) {
     begin("all_gather_v");
     gather(in, n, out, counts, offsets);
@@ -228,10 +228,10 @@ class Mpi {
   void reduce(float const* in, std::int64_t const* counts, std::int64_t const* offsets, float* out) {
     std::int64_t const n = counts[rank_];
     reserve_reduction(n);
-    auto slot = [&](int r) { return work_.data() + n * (r < rank_ ? r : r - 1); };
+    auto part = [&](int r) { return work_.data() + n * (r < rank_ ? r : r - 1); };
     for (int i = 1; i < size_; ++i) {
       int const from = (rank_ + size_ - i) % size_;
-      receive(from, slot(from), n * kFloat);
+      receive(from, part(from), n * kFloat);
     }
     for (int i = 1; i < size_; ++i) {
       int const to = (rank_ + i) % size_;
@@ -244,7 +244,7 @@ class Mpi {
       std::int64_t const width = std::min(n - begin, static_cast<std::int64_t>(sum.size()));
       sum.fill(0.0F);
       for (int r = 0; r < size_; ++r) {
-        float const* term = (r == rank_ ? own : slot(r)) + begin;
+        float const* term = (r == rank_ ? own : part(r)) + begin;
         for (std::int64_t i = 0; i < width; ++i) {
           sum[static_cast<std::size_t>(i)] += term[i];
         }

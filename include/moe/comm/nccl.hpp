@@ -157,7 +157,7 @@ class Nccl {
     Call const call(*this);
     check(ncclAllGather(in, out, bytes(n), ncclInt8, call[kComm], stream), "ncclAllGather");
   }
-  /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's place in `out`.
+  /// Gathers counts[r] bytes of rank r into out + offsets[r]; `n` is this rank's count. `in` may be this rank's part of `out`.
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets, StreamType stream) {
     if (one_node_) {  // every pair has its own link: send directly instead of in a ring
       void* const own = static_cast<std::byte*>(out) + offsets[rank_];

@@ -22,7 +22,7 @@ __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
 /// GPU. It relies on how NVLink works: the stores of a finished kernel are in the L2 of the GPU that owns the memory, and peers read
 /// through that L2. Saves the fence (0.1 to 0.4 us per combine, docs/log/exchange.md); off by default.
 __device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { ptx::store_relaxed_system(flag, round); }
-/// Words and units of 16 bytes in memory that peers read or write.
+/// Words and 16-byte vectors in memory that peers read or write.
 template <class T>
 __device__ inline T load_peer(T const* p) {
   return ptx::load_past_l1(p);

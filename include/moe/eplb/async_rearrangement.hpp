@@ -239,7 +239,7 @@ class AsyncRearrangement {
       consumed_ = false;
     }
   }
-  /// One unit of work: the plan first, then a layer into the spare buffer.
+  /// One piece of work: the plan first, then a layer into the spare buffer.
   void advance() {
     if (stage_ != Stage::working) return;  // only this thread leaves that stage
     try {

@@ -39,7 +39,7 @@ inline double balancedness(Table<double> const& rank_load) {
 inline std::vector<double> rank_loads(std::span<std::int32_t const> expert_of_slot, std::span<std::int32_t const> replica_count,
                                       std::span<double const> load, int num_ranks) {
   if (num_ranks < 1 || expert_of_slot.size() % static_cast<std::size_t>(num_ranks) != 0) {
-    throw Error(ErrorCode::argument, text("P = ", expert_of_slot.size(), " slots do not divide over ", num_ranks, " ranks"));
+    throw Error(ErrorCode::argument, text("P = ", expert_of_slot.size(), " expert slots do not divide over ", num_ranks, " ranks"));
   }
   if (load.size() != replica_count.size()) {
     throw Error(ErrorCode::argument, text("load has ", load.size(), " experts, the map ", replica_count.size()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/balancer.hpp: the bookkeeping of load balancing, step by step: counters, windows of several models, when to rearrange.
+// eplb/balancer.hpp: the bookkeeping of load balancing, step by step: counters, load windows of several models, when to rearrange.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct StepOutcome {
   std::vector<LoadReport> reports;
 };
 
-/// Counters and windows of one rank. Several models (main and draft) have their own maps and windows and share the step counter.
+/// Counters and load windows of one rank. Several models (main and draft) have their own maps and load windows and share the step counter.
 class Balancer {
  public:
   /// E_CONFIG on an option below 1.
@@ -84,7 +84,7 @@ class Balancer {
   /// [layers, P]: counts of the current step; the routers add to it.
   Table<std::int32_t>& load_pass(int model) { return at(model).pass; }
 
-  /// Ends the counting of one step of one model: the counts enter its window and are cleared. step() does so for steps that are not
+  /// Ends the counting of one step of one model: the counts enter its load window and are cleared. step() does so for steps that are not
   /// dummies; for an engine that gets the counts of several steps at once. E_ARG on a count below 0.
   void record(int model) {
     Model& m = at(model);
@@ -102,7 +102,7 @@ class Balancer {
     if (!m.maps.same_shape(maps)) throw Error(ErrorCode::argument, text("new maps of \"", m.name, "\" have another shape"));
     m.maps.set_layer(layer, maps);
   }
-  /// New maps of another topology (a dead rank, scaling): the window is cleared. E_CONFIG on P % num_ranks != 0, with nothing changed.
+  /// New maps of another topology (a dead rank, scaling): the load window is cleared. E_CONFIG on P % num_ranks != 0, with nothing changed.
   void replace(int model, ExpertMaps maps, int num_ranks) {
     Model& m = at(model);
     check_ranks(maps, num_ranks);
@@ -136,7 +136,7 @@ class Balancer {
     return out;
   }
 
-  /// [layers, E]: window sums of the whole group. Collective. E_MISMATCH if step counters or maps differ between ranks.
+  /// [layers, E]: load window sums of the whole group. Collective. E_MISMATCH if step counters or maps differ between ranks.
   template <BalancingGroup Group>
   Table<double> global_load(int model, Group& group) {
     check_agreement(group);
@@ -192,7 +192,7 @@ class Balancer {
     check_agreement(group);
     std::vector<LoadReport> out;
     for (Model const& m : models_) {
-      // Tokens per owner rank: this rank counted its own tokens on all slots, so the sum over the group is the whole step.
+      // Tokens per owner rank: this rank counted its own tokens on all expert slots, so the sum over the group is the whole step.
       LoadReport entry{m.name, 1.0, {}, Table<std::int64_t>(m.maps.num_layers(), m.num_ranks)};
       int const slots_per_rank = m.maps.num_physical() / m.num_ranks;
       for (int layer = 0; layer < m.pass.rows(); ++layer) {

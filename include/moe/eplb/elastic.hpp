@@ -17,7 +17,7 @@
 
 namespace moe::eplb {
 
-/// Quantities after scaling; slots per rank L stay. Captured graphs are invalid if num_redundant changes (the shape of
+/// Quantities after scaling; expert slots per rank L stay. Captured graphs are invalid if num_redundant changes (the shape of
 /// logical_to_physical depends on it).
 struct ElasticSizes {
   int num_ranks;      ///< R'
@@ -26,16 +26,16 @@ struct ElasticSizes {
   bool operator==(ElasticSizes const&) const = default;
 };
 
-/// E_CONFIG on sizes below 1, or "not enough slots" naming the fewest ranks that hold all experts.
+/// E_CONFIG on sizes below 1, or "not enough expert slots" naming the fewest ranks that hold all experts.
 inline ElasticSizes elastic_sizes(int num_logical, int slots_per_rank, int new_num_ranks) {
   if (num_logical < 1 || slots_per_rank < 1 || new_num_ranks < 1) {
     throw Error(ErrorCode::config,
-                text("scaling needs experts, slots and ranks, has ", num_logical, ", ", slots_per_rank, " and ", new_num_ranks));
+                text("scaling needs experts, expert slots and ranks, has ", num_logical, ", ", slots_per_rank, " and ", new_num_ranks));
   }
   std::int64_t const physical = std::int64_t{slots_per_rank} * new_num_ranks;
   if (physical < num_logical) {
-    throw Error(ErrorCode::config, text("not enough slots: ", new_num_ranks, " ranks of ", slots_per_rank, " slots for ", num_logical,
-                                        " experts: need >= ", (num_logical + slots_per_rank - 1) / slots_per_rank, " ranks"));
+    throw Error(ErrorCode::config, text("not enough expert slots: ", new_num_ranks, " ranks of ", slots_per_rank, " expert slots for ",
+                                        num_logical, " experts: need >= ", (num_logical + slots_per_rank - 1) / slots_per_rank, " ranks"));
   }
   return {new_num_ranks, static_cast<int>(physical), static_cast<int>(physical) - num_logical};
 }
@@ -62,7 +62,8 @@ struct ElasticPlan {
 inline ElasticPlan plan_elastic(ExpertMaps const& current, int num_ranks, std::span<int const> leaving, int num_joining,
                                 Table<double> const& load, Topology topology = {}) {
   if (num_ranks < 1 || current.num_physical() % num_ranks != 0 || num_joining < 0) {
-    throw Error(ErrorCode::argument, text("P = ", current.num_physical(), " slots on ", num_ranks, " ranks, ", num_joining, " joining"));
+    throw Error(ErrorCode::argument,
+                text("P = ", current.num_physical(), " expert slots on ", num_ranks, " ranks, ", num_joining, " joining"));
   }
   if (load.rows() != current.num_layers() || load.cols() != current.num_logical()) {
     throw Error(ErrorCode::argument, text("load is [", load.rows(), ", ", load.cols(), "], the maps are of [", current.num_layers(), ", ",

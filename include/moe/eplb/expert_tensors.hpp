@@ -14,7 +14,7 @@
 
 namespace moe::eplb {
 
-/// One array [L, …] of a rank: local slot s lies at data + s · stride, `bytes` long. Borrowed; in the memory space of the mover.
+/// One array [L, …] of a rank: local expert s lies at data + s · stride, `bytes` long. Borrowed; in the memory space of the mover.
 struct ExpertTensor {
   std::string name;
   std::byte* data = nullptr;

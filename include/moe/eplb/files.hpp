@@ -86,7 +86,7 @@ nlohmann::json to_json(Table<T> const& table) {
 
 }  // namespace detail
 
-/// Writes window sums by logical expert, one [layers, E] table per key (a model, or a stage_key). E_ARG if the file cannot be written.
+/// Writes load window sums by logical expert, one [layers, E] table per key (a model, or a stage_key). E_ARG if the file cannot be written.
 inline void save_load(std::filesystem::path const& path, std::map<std::string, Table<std::int64_t>> const& loads) {
   nlohmann::json file{{"format", "moe-eplb-load"}, {"version", 1}, {"models", nlohmann::json::object()}};
   for (auto const& [key, load] : loads) file["models"][key] = {{"load", detail::to_json(load)}};
@@ -130,8 +130,8 @@ inline void save_maps(std::filesystem::path const& path, std::map<std::string, E
   detail::write_json(path, file);
 }
 
-/// Reads the maps of one model and checks them against what the model needs. E_ARG: no such model, wrong number of layers, slots or
-/// experts, or an invalid map (names the first bad layer and slot).
+/// Reads the maps of one model and checks them against what the model needs. E_ARG: no such model, wrong number of layers, expert slots or
+/// experts, or an invalid map (names the first bad layer and physical id).
 inline ExpertMaps load_maps(std::filesystem::path const& path, std::string const& key, int num_layers, int num_logical, int num_physical) {
   nlohmann::json const file = detail::read_json(path);
   std::string const what = text(path.string(), ", ", key);

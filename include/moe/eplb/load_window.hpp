@@ -25,7 +25,7 @@ inline Table<std::int64_t> to_logical(Table<std::int32_t> const& load, ExpertMap
     for (int slot = 0; slot < load.cols(); ++slot) {
       std::int32_t const tokens = load(layer, slot);
       if (tokens < 0) {
-        throw Error(ErrorCode::argument, text("load of slot ", slot, " in layer ", layer, " must be at least 0, is ", tokens));
+        throw Error(ErrorCode::argument, text("load of physical expert ", slot, " in layer ", layer, " must be at least 0, is ", tokens));
       }
       std::int32_t const e = maps.physical_to_logical()(layer, slot);
       if (e != kEmptySlot) out(layer, e) += tokens;
@@ -47,8 +47,8 @@ class LoadWindow {
   /// Replaces the oldest step. tokens [layers, E]. E_ARG on another shape.
   void record(Table<std::int64_t> const& tokens) {
     if (tokens.rows() != sums_.rows() || tokens.cols() != sums_.cols()) {
-      throw Error(ErrorCode::argument, text("load is [", tokens.rows(), ", ", tokens.cols(), "], the window's steps are [", sums_.rows(),
-                                            ", ", sums_.cols(), "]"));
+      throw Error(ErrorCode::argument, text("load is [", tokens.rows(), ", ", tokens.cols(), "], the load window's steps are [",
+                                            sums_.rows(), ", ", sums_.cols(), "]"));
     }
     auto& oldest = steps_[static_cast<std::size_t>(position_)].flat();
     for (std::size_t i = 0; i < oldest.size(); ++i) {
@@ -66,7 +66,7 @@ class LoadWindow {
   int size() const { return static_cast<int>(steps_.size()); }
   /// Index of the next step to write.
   int position() const { return position_; }
-  /// [layers, E]: sums over the window, of this rank's tokens.
+  /// [layers, E]: sums over the load window, of this rank's tokens.
   Table<std::int64_t> const& sums() const { return sums_; }
 
  private:

@@ -14,7 +14,7 @@
 
 namespace moe::eplb {
 
-/// The three tables of all layers and one counter per slot, in the memory of `Space`. All memory is taken at construction.
+/// The three tables of all layers and one counter per expert slot, in the memory of `Space`. All memory is taken at construction.
 template <class Space = space::host>
 class MapTables {
  public:

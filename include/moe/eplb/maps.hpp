@@ -52,7 +52,7 @@ class Table {
 /// Slot without an expert: on a dead rank, or on a rank that is joining or leaving.
 inline constexpr std::int32_t kEmptySlot = -1;
 
-/// Whether a mapping may have slots without an expert.
+/// Whether a mapping may have expert slots without an expert.
 enum class EmptySlots : bool { forbidden, allowed };
 
 /// The mapping of all layers. Host memory; devices hold copies of the same shapes, which never change while P stays, so that
@@ -61,8 +61,8 @@ class ExpertMaps {
  public:
   ExpertMaps() = default;
 
-  /// physical_to_logical [layers, P]. Replicas of an expert are numbered by ascending slot. E_ARG, naming the first bad (layer,
-  /// slot): an id outside [0, num_logical), an empty slot where forbidden, or an expert without a slot.
+  /// physical_to_logical [layers, P]. Replicas of an expert are numbered by ascending physical id. E_ARG, naming the first bad (layer,
+  /// physical id): an id outside [0, num_logical), an empty expert slot where forbidden, or an expert without one.
   ExpertMaps(Table<std::int32_t> physical_to_logical, int num_logical, EmptySlots empty = EmptySlots::forbidden)
       : num_logical_(num_logical), physical_to_logical_(std::move(physical_to_logical)) {
     shape();
@@ -75,7 +75,7 @@ class ExpertMaps {
     }
   }
 
-  /// With a given replica index of every slot [layers, P]. E_ARG as above, on another shape, or if the indices of an expert are not
+  /// With a given replica index of every expert slot [layers, P]. E_ARG as above, on another shape, or if the indices of an expert are not
   /// 0, 1, … each once.
   ExpertMaps(Table<std::int32_t> physical_to_logical, Table<std::int32_t> const& replica, int num_logical,
              EmptySlots empty = EmptySlots::forbidden)
@@ -91,8 +91,8 @@ class ExpertMaps {
         if (e == kEmptySlot) continue;
         std::int32_t const index = replica(layer, slot);
         if (index < 0 || index >= max_replicas() || replicas_of(layer, e)[static_cast<std::size_t>(index)] != -1) {
-          throw Error(ErrorCode::argument,
-                      text("replica index ", index, " of expert ", e, " in layer ", layer, ", slot ", slot, " is out of range or taken"));
+          throw Error(ErrorCode::argument, text("replica index ", index, " of expert ", e, " in layer ", layer, ", physical id ", slot,
+                                                " is out of range or taken"));
         }
         set_replica(layer, slot, e, index);
         ++replica_count_(layer, e);
@@ -107,14 +107,14 @@ class ExpertMaps {
     }
   }
 
-  /// The map at start: slot p holds expert p for p < E, and (p - E) mod E beyond. E_CONFIG on num_redundant < 0 or sizes below 1.
+  /// The map at start: physical expert p is expert p for p < E, and (p - E) mod E beyond. E_CONFIG on num_redundant < 0 or sizes below 1.
   static ExpertMaps initial(int num_layers, int num_logical, int num_redundant) {
     if (num_layers < 1 || num_logical < 1) {
       throw Error(ErrorCode::config, text("a map needs layers and experts, has ", num_layers, " and ", num_logical));
     }
     if (num_redundant < 0) throw Error(ErrorCode::config, text("num_redundant_experts must be at least 0, is ", num_redundant));
     if (num_redundant > std::numeric_limits<std::int32_t>::max() - num_logical) {
-      throw Error(ErrorCode::capacity, text("num_redundant_experts = ", num_redundant, " gives more than 2^31 - 1 slots"));
+      throw Error(ErrorCode::capacity, text("num_redundant_experts = ", num_redundant, " gives more than 2^31 - 1 expert slots"));
     }
     Table<std::int32_t> map(num_layers, num_logical + num_redundant);
     for (int layer = 0; layer < num_layers; ++layer) {
@@ -132,16 +132,16 @@ class ExpertMaps {
 
   /// [layers, P].
   Table<std::int32_t> const& physical_to_logical() const { return physical_to_logical_; }
-  /// [layers, E · (X + 1)]: the slots of each expert, then -1.
+  /// [layers, E · (X + 1)]: the physical ids of each expert, then -1.
   Table<std::int32_t> const& logical_to_physical() const { return logical_to_physical_; }
   /// [layers, E].
   Table<std::int32_t> const& replica_count() const { return replica_count_; }
 
-  /// [X + 1]: the slots of one expert, -1 padded.
+  /// [X + 1]: the physical ids of one expert, -1 padded.
   std::span<std::int32_t const> replicas_of(int layer, int expert) const {
     return logical_to_physical_.row(layer).subspan(replica_offset(expert), static_cast<std::size_t>(max_replicas()));
   }
-  /// [layers, P]: which replica of its expert each slot is; -1 in empty slots.
+  /// [layers, P]: which replica of its expert each physical expert is; -1 in empty expert slots.
   Table<std::int32_t> replica_index() const {
     Table<std::int32_t> index(num_layers(), num_physical(), -1);
     for (int layer = 0; layer < num_layers(); ++layer) {
@@ -196,7 +196,7 @@ class ExpertMaps {
   void shape() {
     if (num_logical_ < 1) throw Error(ErrorCode::argument, text("num_logical must be at least 1, is ", num_logical_));
     if (num_redundant() < 0) {
-      throw Error(ErrorCode::argument, text("physical_to_logical has ", num_physical(), " slots for ", num_logical_, " experts"));
+      throw Error(ErrorCode::argument, text("physical_to_logical has ", num_physical(), " expert slots for ", num_logical_, " experts"));
     }
     if (std::int64_t{num_logical_} * max_replicas() > std::numeric_limits<std::int32_t>::max()) {
       throw Error(ErrorCode::capacity, text("logical_to_physical of ", num_logical_, " experts with up to ", max_replicas(),
@@ -209,7 +209,7 @@ class ExpertMaps {
     std::int32_t const e = physical_to_logical_(layer, slot);
     bool const is_empty = e == kEmptySlot && empty == EmptySlots::allowed;
     if (!is_empty && (e < 0 || e >= num_logical_)) {
-      throw Error(ErrorCode::argument, text("physical_to_logical: expert ", e, " in layer ", layer, ", slot ", slot,
+      throw Error(ErrorCode::argument, text("physical_to_logical: expert ", e, " in layer ", layer, ", physical id ", slot,
                                             " is out of range [0, ", num_logical_, ")"));
     }
     return e;
@@ -218,7 +218,8 @@ class ExpertMaps {
     auto const counts = replica_count_.row(layer);
     auto const missing = std::find(counts.begin(), counts.end(), 0);
     if (missing != counts.end()) {
-      throw Error(ErrorCode::argument, text("physical_to_logical: expert ", missing - counts.begin(), " has no slot in layer ", layer));
+      throw Error(ErrorCode::argument,
+                  text("physical_to_logical: expert ", missing - counts.begin(), " has no expert slot in layer ", layer));
     }
   }
   void set_replica(int layer, int slot, int expert, int index) { logical_to_physical_(layer, expert * max_replicas() + index) = slot; }
@@ -251,7 +252,7 @@ inline void check_views(ExpertMaps const& maps, Table<std::int32_t> const& logic
       bool const padded = std::all_of(given.begin() + count, given.end(), [](std::int32_t s) { return s == -1; });
       if (slots != expected || !padded) {
         throw Error(ErrorCode::argument,
-                    text("logical_to_physical of expert ", e, " in layer ", layer, " does not list exactly its slots"));
+                    text("logical_to_physical of expert ", e, " in layer ", layer, " does not list exactly its physical ids"));
       }
     }
   }

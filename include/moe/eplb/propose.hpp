@@ -17,15 +17,15 @@
 
 namespace moe::eplb {
 
-/// One layer as it is edited: which expert each slot holds, and which replica of it. Both [P].
+/// One layer as it is edited: which logical expert each physical expert is, and which replica of it. Both [P].
 struct LayerSlots {
   std::vector<std::int32_t> expert;
   std::vector<std::int32_t> replica;
   bool operator==(LayerSlots const&) const = default;
 };
 
-/// Reorders the slots inside each rank so that an expert held before and after keeps its slot; the others fill the free slots in
-/// order. Balance does not change, fewer weights move. Replica indices travel with their expert. old_expert [P], -1 allowed.
+/// Reorders the expert slots inside each rank so that an expert held before and after keeps its physical id; the others take the free ones
+/// in order. Balance does not change, fewer weights move. Replica indices travel with their expert. old_expert [P], -1 allowed.
 inline LayerSlots preserve_slots(std::span<std::int32_t const> old_expert, LayerSlots const& next, int num_ranks) {
   std::size_t const slots_per_rank = next.expert.size() / static_cast<std::size_t>(num_ranks);
   LayerSlots out{std::vector<std::int32_t>(next.expert.size(), kEmptySlot), std::vector<std::int32_t>(next.expert.size(), -1)};
@@ -53,9 +53,9 @@ inline LayerSlots preserve_slots(std::span<std::int32_t const> old_expert, Layer
   return out;
 }
 
-/// Moves second replicas of one expert off a rank where the balance allows no better use of them: each is exchanged with a slot of
-/// another rank of the same node, chosen so that the larger of the two rank loads becomes least (equals: lowest slot). A rank then
-/// holds an expert twice only if no exchange removes it. load [E]; count [E] replicas; num_nodes divides num_ranks.
+/// Moves second replicas of one expert off a rank where the balance allows no better use of them: each is exchanged with a physical expert
+/// of another rank of the same node, chosen so that the larger of the two rank loads becomes least (equals: lowest physical id). A rank
+/// then holds an expert twice only if no exchange removes it. load [E]; count [E] replicas; num_nodes divides num_ranks.
 inline void spread_replicas(LayerSlots& layer, std::span<double const> load, std::span<std::int32_t const> count, int num_ranks,
                             int num_nodes) {
   auto const num_slots = static_cast<int>(layer.expert.size());
@@ -112,10 +112,10 @@ struct Proposal {
   std::vector<std::int32_t> changed_layers;  ///< ascending
   double balancedness_before = 1.0;          ///< predicted for this load under the maps in use
   double balancedness_after = 1.0;
-  std::int64_t moved_slots = 0;  ///< slots whose expert changes
+  std::int64_t moved_slots = 0;  ///< expert slots whose expert changes
 };
 
-/// A pure function: equal on every rank. load [layers, E], tokens of a whole window over the whole group. Layers without load keep
+/// A pure function: equal on every rank. load [layers, E], tokens of a whole load window over the whole group. Layers without load keep
 /// their map. E_ARG as rebalance(), or if load and maps disagree in shape.
 inline Proposal propose(ExpertMaps const& current, Table<double> const& load, Topology topology, ProposeOptions const& options = {}) {
   if (load.rows() != current.num_layers() || load.cols() != current.num_logical()) {

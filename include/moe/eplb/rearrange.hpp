@@ -24,7 +24,7 @@ struct RearrangeReport {
 
 namespace detail {
 
-/// E_ARG unless `next` can follow `current` and the mover has their layers and slots.
+/// E_ARG unless `next` can follow `current` and the mover has their layers and expert slots.
 template <class Mover>
 void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMaps const& next) {
   if (!current.same_shape(next)) {
@@ -34,8 +34,8 @@ void check_rearrangement(Mover const& mover, ExpertMaps const& current, ExpertMa
   if (mover.num_layers() != current.num_layers() ||
       std::int64_t{mover.num_ranks()} * mover.slots_per_rank() != std::int64_t{current.num_physical()}) {
     throw Error(ErrorCode::argument,
-                text("maps of ", current.num_layers(), " layers and ", current.num_physical(), " slots; weights of ", mover.num_layers(),
-                     " layers, ", mover.num_ranks(), " ranks and ", mover.slots_per_rank(), " slots a rank"));
+                text("maps of ", current.num_layers(), " layers and ", current.num_physical(), " expert slots; weights of ",
+                     mover.num_layers(), " layers, ", mover.num_ranks(), " ranks and ", mover.slots_per_rank(), " expert slots a rank"));
   }
 }
 

@@ -19,9 +19,9 @@
 
 namespace moe::eplb {
 
-/// The slots, groups, nodes and ranks that the experts are placed on.
+/// The physical experts, groups, nodes and ranks that the experts are placed on.
 struct Topology {
-  int num_physical = 0;  ///< P, slots over all ranks; P % num_ranks = 0
+  int num_physical = 0;  ///< P, physical experts over all ranks; P % num_ranks = 0
   int num_groups = 1;    ///< G, groups of the router; 1 if they do not divide the experts
   int num_nodes = 1;     ///< taken as 1 if they do not divide the ranks
   int num_ranks = 1;     ///< R
@@ -121,7 +121,7 @@ Replication replicate(std::span<Real const> weight, int num_replicas) {
 
 namespace detail {
 
-/// One layer: slots' experts and replica indices.
+/// One layer: the logical expert and the replica index of each physical expert.
 struct LayerMap {
   std::span<std::int32_t> physical_to_logical;  // [P]
   std::span<std::int32_t> replica;              // [P]
@@ -153,7 +153,7 @@ void place_layer(std::span<double const> load, Topology const& topology, LayerMa
     auto const mine = std::span<std::int32_t const>(logical_of)
                           .subspan(static_cast<std::size_t>(node) * static_cast<std::size_t>(logical_per_node),
                                    static_cast<std::size_t>(logical_per_node));
-    // 2: the node's spare slots go to its hottest experts.
+    // 2: the node's spare expert slots go to its hottest experts.
     auto const node_weight = transformed(mine, [&](std::int32_t e) { return at(weight, e); });
     Replication const copies = replicate(std::span<Real const>(node_weight), slots_per_node);
     // 3: copies to the node's ranks.
@@ -181,10 +181,12 @@ inline std::pair<Topology, Policy> effective_topology(Topology topology, int num
   at_least_one("num_nodes", topology.num_nodes);
   at_least_one("num_groups", topology.num_groups);
   if (topology.num_physical < num_logical) {
-    throw Error(ErrorCode::argument, text("P = ", topology.num_physical, " slots are fewer than the ", num_logical, " logical experts"));
+    throw Error(ErrorCode::argument,
+                text("P = ", topology.num_physical, " expert slots are fewer than the ", num_logical, " logical experts"));
   }
   if (topology.num_physical % topology.num_ranks != 0) {
-    throw Error(ErrorCode::argument, text("P = ", topology.num_physical, " slots do not divide over the ", topology.num_ranks, " ranks"));
+    throw Error(ErrorCode::argument,
+                text("P = ", topology.num_physical, " expert slots do not divide over the ", topology.num_ranks, " ranks"));
   }
   if (topology.num_ranks % topology.num_nodes != 0) topology.num_nodes = 1;
   if (num_logical % topology.num_groups != 0) topology.num_groups = 1;
@@ -193,7 +195,7 @@ inline std::pair<Topology, Policy> effective_topology(Topology topology, int num
   return {topology, Policy::global};
 }
 
-/// load [layers, E] (tokens) → maps of P slots. A pure function of its arguments: equal on every rank and platform. Layers are
+/// load [layers, E] (tokens) → maps of P physical experts. A pure function of its arguments: equal on every rank and platform. Layers are
 /// independent. E_ARG: as effective_topology, or a load that is negative, not finite or above the largest value of `arithmetic` / E, so
 /// that no sum overflows (names layer and expert).
 /// Source: the published hierarchical load balancing for expert parallelism (stable sort, lower index first among equals).

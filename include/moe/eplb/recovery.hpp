@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/recovery.hpp: new maps when ranks die: every expert gets a live slot again, at the cost of a replica of another.
+// eplb/recovery.hpp: new maps when ranks die: every expert gets an expert slot on a live rank again, at the cost of a replica of another.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace moe::eplb {
 
-/// An expert that no live rank holds: the owner of the slot must load it from the checkpoint.
+/// An expert that no live rank holds: the owner of the expert slot must load it from the checkpoint.
 struct Reload {
   std::int32_t layer;
   std::int32_t expert;
@@ -26,7 +26,7 @@ struct Reload {
   bool operator==(Reload const&) const = default;
 };
 
-/// Maps of the survivors: slots of dead ranks are empty. Load windows are cleared, and transports mask the dead ranks.
+/// Maps of the survivors: expert slots of dead ranks are empty. Load windows are cleared, and transports mask the dead ranks.
 struct Recovery {
   ExpertMaps maps;
   std::vector<Reload> reloads;  ///< by layer, then expert; empty if every expert had a replica on a live rank
@@ -43,14 +43,15 @@ namespace detail {
 
 inline void check_dead_ranks(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
   if (num_ranks < 1 || maps.num_physical() % num_ranks != 0) {
-    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " slots do not divide over ", num_ranks, " ranks"));
+    throw Error(ErrorCode::argument, text("P = ", maps.num_physical(), " expert slots do not divide over ", num_ranks, " ranks"));
   }
   for (int rank : dead_ranks) {
     if (rank < 0 || rank >= num_ranks) throw Error(ErrorCode::argument, text("dead rank ", rank, " is out of range [0, ", num_ranks, ")"));
   }
 }
 
-/// Gives each expert of one layer that has no slot one of another expert. slots: of num_ranks ranks, kEmptySlot on dead ones. E_PEER.
+/// Gives each expert of one layer that has no expert slot one of another expert. slots: of num_ranks ranks, kEmptySlot on dead ones.
+/// E_PEER.
 inline void assign_missing(int layer, std::span<std::int32_t> slots, int num_logical, int num_ranks, std::vector<Reload>& reloads,
                            std::string const& after) {
   auto const slots_per_rank = static_cast<std::ptrdiff_t>(slots.size()) / num_ranks;
@@ -64,7 +65,7 @@ inline void assign_missing(int layer, std::span<std::int32_t> slots, int num_log
     auto const donor = std::max_element(live.begin(), live.end());
     if (*donor < 2) {
       auto const without = std::count(live.begin(), live.end(), 0);
-      throw Error(ErrorCode::peer, text("insufficient redundancy: ", without, " experts have no slot in layer ", layer, after));
+      throw Error(ErrorCode::peer, text("insufficient redundancy: ", without, " experts have no expert slot in layer ", layer, after));
     }
     auto const spare = static_cast<std::int32_t>(donor - live.begin());
     for (int asked = 0; asked < num_ranks; ++asked) {
@@ -84,9 +85,10 @@ inline void assign_missing(int layer, std::span<std::int32_t> slots, int num_log
 
 }  // namespace detail
 
-/// Remaps around the dead ranks. Each missing expert, in ascending order, takes a slot of the expert that then has the most live
-/// replicas (equals: lowest id) and more than one; the slots come from the live ranks in turn. A pure function, equal on every survivor.
-/// E_ARG on a rank outside [0, R) or P % R != 0. E_PEER "insufficient redundancy" if no slot can be spared; nothing is changed then.
+/// Remaps around the dead ranks. Each missing expert, in ascending order, takes an expert slot of the expert that then has the most live
+/// replicas (equals: lowest id) and more than one; the expert slots come from the live ranks in turn. A pure function, equal on every
+/// survivor. E_ARG on a rank outside [0, R) or P % R != 0. E_PEER "insufficient redundancy" if no expert slot can be spared; nothing is
+/// changed then.
 inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks, int num_ranks) {
   detail::check_dead_ranks(maps, dead_ranks, num_ranks);
   std::set<int> const dead(dead_ranks.begin(), dead_ranks.end());
@@ -104,11 +106,11 @@ inline Recovery recover(ExpertMaps const& maps, std::span<int const> dead_ranks,
   return {ExpertMaps(std::move(next), maps.num_logical(), EmptySlots::allowed), std::move(reloads)};
 }
 
-/// The same in the numbering of the survivors' new group. held [layers, R' L]: the expert in each of their slots (gather_held). The maps
-/// have no empty slot: what new layers and a new RuntimeBalancer take. X shrinks with P.
+/// The same in the numbering of the survivors' new group. held [layers, R' L]: the expert in each of their expert slots (gather_held). The
+/// maps have no empty expert slots: what new layers and a new RuntimeBalancer take. X shrinks with P.
 inline Recovery recover_held(Table<std::int32_t> held, int num_logical, int num_ranks) {
   if (num_ranks < 1 || held.cols() % num_ranks != 0) {
-    throw Error(ErrorCode::argument, text("P = ", held.cols(), " slots do not divide over ", num_ranks, " ranks"));
+    throw Error(ErrorCode::argument, text("P = ", held.cols(), " expert slots do not divide over ", num_ranks, " ranks"));
   }
   std::vector<Reload> reloads;
   for (int layer = 0; layer < held.rows(); ++layer) {
@@ -117,9 +119,9 @@ inline Recovery recover_held(Table<std::int32_t> held, int num_logical, int num_
   return {ExpertMaps(std::move(held), num_logical), std::move(reloads)};
 }
 
-/// Collective over the survivors' new group: the expert in every slot that they hold, [layers, R' L]. `mine`: the maps in use on this rank,
-/// of which its own slots in the old group are read: a rank that died inside an agreement may leave survivors one layer apart, and each
-/// then holds what its own map says.
+/// Collective over the survivors' new group: the expert in every expert slot that they hold, [layers, R' L]. `mine`: the maps in use on
+/// this rank, of which its own expert slots in the old group are read: a rank that died inside an agreement may leave survivors one layer
+/// apart, and each then holds what its own map says.
 template <BalancingGroup Group>
 Table<std::int32_t> gather_held(Group& group, int new_rank, ExpertMaps const& mine, int old_rank, int old_num_ranks) {
   detail::check_dead_ranks(mine, std::span<int const>(&old_rank, 1), old_num_ranks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// eplb/runtime_balancer.hpp: load balancing of layers that serve: counts, window, plan, weights and maps of one model, step by step.
+// eplb/runtime_balancer.hpp: load balancing of layers that serve: counts, load window, plan, weights and maps of one model, step by step.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ class RuntimeBalancer {
     ExpertMaps maps;             ///< in use at the start
     std::string model = "main";  ///< of the reports
     BalancerOptions options{};
-    Topology topology{};  ///< groups and nodes; slots and ranks are those of the maps and of Comm
+    Topology topology{};  ///< groups and nodes; the numbers of physical experts and ranks are those of the maps and of Comm
     ProposeOptions propose{};
     MoveMode mode = MoveMode::background;
     routing::ReplicaPolicy policy = routing::ReplicaPolicy::token;
@@ -161,7 +161,7 @@ class RuntimeBalancer {
 
   ExpertMaps const& maps() const { return balancer_.maps(0); }
   LoadWindow const& window() const { return balancer_.window(0); }
-  /// [layers, E]: window sums of the whole group. Collective.
+  /// [layers, E]: load window sums of the whole group. Collective.
   Table<double> global_load() { return balancer_.global_load(0, group_); }
   /// A rearrangement is under way.
   bool pending() const { return async_.pending(); }
@@ -252,7 +252,7 @@ class RuntimeBalancer {
       throw;
     }
   }
-  /// The layer's weights are in place. Counts that were taken under its old map enter the window first.
+  /// The layer's weights are in place. Counts that were taken under its old map enter the load window first.
   void commit(int layer, ExpertMaps const& next, StreamType stream) {
     while (loads_.take(balancer_.load_pass(0), 0)) balancer_.record(0);
     balancer_.commit_layer(0, layer, next);

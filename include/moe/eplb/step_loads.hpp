@@ -26,16 +26,16 @@ class StepLoads {
 
   /// The tables are borrowed. timeout_ms: how long take() waits for a step (0: for ever).
   explicit StepLoads(MapTables<Space>& tables, std::int64_t timeout_ms = comm::kDefaultTimeoutMs)
-      : tables_(tables), timeout_ms_(timeout_ms), slots_{Slot(tables.load_size()), Slot(tables.load_size())} {}
+      : tables_(tables), timeout_ms_(timeout_ms), buffers_{Counts(tables.load_size()), Counts(tables.load_size())} {}
 
   /// After the forwards of a step were enqueued on `stream`: copies their counts to the host and clears the counters, in stream order.
   /// A dummy step's counts are dropped. Enqueues only. E_STATE if two steps wait to be taken.
   void end_step(bool is_dummy, StreamType stream) {
-    if (waiting_ == kSlots) throw Error(ErrorCode::state, "two steps' counts wait to be taken");
-    Slot& slot = slots_[static_cast<std::size_t>((first_ + waiting_) % kSlots)];
-    tables_.take_load_async(slot.counts.data(), stream);
-    slot.done.record(stream);
-    slot.is_dummy = is_dummy;
+    if (waiting_ == kBuffers) throw Error(ErrorCode::state, "two steps' counts wait to be taken");
+    Counts& buffer = buffers_[static_cast<std::size_t>((first_ + waiting_) % kBuffers)];
+    tables_.take_load_async(buffer.counts.data(), stream);
+    buffer.done.record(stream);
+    buffer.is_dummy = is_dummy;
     ++waiting_;
   }
 
@@ -43,12 +43,12 @@ class StepLoads {
   /// unchanged). Waits for that step on the host. E_TIMEOUT.
   bool take(Table<std::int32_t>& load, int keep = kLag) {
     while (waiting_ > keep) {
-      Slot& slot = slots_[static_cast<std::size_t>(first_)];
-      detail::wait_for(slot.done, timeout_ms_, "the load counts of a step");
-      first_ = (first_ + 1) % kSlots;
+      Counts& buffer = buffers_[static_cast<std::size_t>(first_)];
+      detail::wait_for(buffer.done, timeout_ms_, "the load counts of a step");
+      first_ = (first_ + 1) % kBuffers;
       --waiting_;
-      if (slot.is_dummy) continue;
-      std::int32_t const* const counts = slot.counts.data();
+      if (buffer.is_dummy) continue;
+      std::int32_t const* const counts = buffer.counts.data();
       std::copy(counts, counts + load.flat().size(), load.flat().begin());
       return true;
     }
@@ -56,9 +56,9 @@ class StepLoads {
   }
 
  private:
-  static constexpr int kSlots = 2;
-  struct Slot {
-    explicit Slot(std::size_t counts_) : counts(counts_) {}
+  static constexpr int kBuffers = 2;
+  struct Counts {
+    explicit Counts(std::size_t counts_) : counts(counts_) {}
     HostArray<std::int32_t, Space> counts;  // [layers, P]
     Fence<Space> done;
     bool is_dummy = false;
@@ -66,7 +66,7 @@ class StepLoads {
 
   MapTables<Space>& tables_;
   std::int64_t timeout_ms_;
-  std::array<Slot, kSlots> slots_;
+  std::array<Counts, kBuffers> buffers_;
   int first_ = 0;    // the oldest step that waits
   int waiting_ = 0;  // steps
 };

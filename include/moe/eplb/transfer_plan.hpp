@@ -18,13 +18,13 @@ namespace moe::eplb {
 struct Flow {
   std::int32_t expert;
   std::int32_t source_rank;
-  std::int32_t source_slot;  ///< first old slot of the expert on the source rank
+  std::int32_t source_slot;  ///< first old physical id of the expert on the source rank
   std::int32_t destination_rank;
-  std::int32_t destination_slot;  ///< first new slot on the destination rank that needs it
+  std::int32_t destination_slot;  ///< first new physical id on the destination rank that needs it
   bool operator==(Flow const&) const = default;
 };
 
-/// Weights copied inside a rank: from an old slot's weights into a new slot's buffer, or from one buffer slot to another.
+/// Weights copied inside a rank: from an old expert slot's weights into a new expert slot's buffer, or from one buffer slot to another.
 struct SlotCopy {
   std::int32_t expert;
   std::int32_t source_slot;
@@ -32,7 +32,7 @@ struct SlotCopy {
   bool operator==(SlotCopy const&) const = default;
 };
 
-/// The work of one rank for one layer. This order needs one spare buffer of L slots and never overwrites data that is still read:
+/// The work of one rank for one layer. This order needs one spare buffer of L expert slots and never overwrites data that is still read:
 /// local_copies (weights → buffer), sends (from weights) and receives (→ buffer), wait for this rank's transfers, duplicates (buffer →
 /// buffer), then commits (buffer[slot] → weights[slot]). With pulls over peer memory, a barrier before the sends and one before the
 /// commits.
@@ -41,7 +41,7 @@ struct RankPlan {
   std::vector<Flow> sends;
   std::vector<Flow> receives;
   std::vector<SlotCopy> duplicates;
-  std::vector<std::int32_t> commits;  ///< new slots whose content changes, ascending: also the buffer slots in use
+  std::vector<std::int32_t> commits;  ///< new expert slots whose content changes, ascending: also the buffer slots in use
   bool empty() const { return local_copies.empty() && sends.empty() && receives.empty() && duplicates.empty() && commits.empty(); }
   bool operator==(RankPlan const&) const = default;
 };
@@ -60,7 +60,7 @@ inline std::size_t sender_of(std::size_t receiver, std::size_t num_receivers, st
   return receiver < each * num_senders ? receiver / each : receiver - each * num_senders;
 }
 
-/// Per expert: ranks in order of first occurrence, with the slot of that occurrence.
+/// Per expert: ranks in order of first occurrence, with the physical id of that occurrence.
 struct Holder {
   std::int32_t rank;
   std::int32_t slot;
@@ -77,7 +77,7 @@ inline Holders holders_of(std::span<std::int32_t const> expert_of_slot, int num_
     std::int32_t const e = expert_of_slot[s];
     if (e == kEmptySlot) continue;
     if (e < 0 || e >= num_logical) {
-      throw Error(ErrorCode::argument, text("expert ", e, " in slot ", s, " is out of range [0, ", num_logical, ")"));
+      throw Error(ErrorCode::argument, text("expert ", e, " at physical id ", s, " is out of range [0, ", num_logical, ")"));
     }
     std::int32_t const rank = static_cast<std::int32_t>(s) / slots_per_rank;
     auto& ranks = out[static_cast<std::size_t>(e)];
@@ -95,13 +95,13 @@ inline void match(std::int32_t expert, std::vector<Holder> const& senders, std::
 
 }  // namespace detail
 
-/// The flows of one layer, by expert, then by receiver. old_map, new_map [P]: the expert of every slot, -1 where a rank is joining
-/// (receives only) or leaving (sends only). A pure function, so that both ends know every flow without negotiation.
-/// E_ARG: maps of different length, P % R != 0, an id out of range, a new expert that no rank holds (names expert and slot).
+/// The flows of one layer, by expert, then by receiver. old_map, new_map [P]: the logical expert of every physical id, -1 where a rank is
+/// joining (receives only) or leaving (sends only). A pure function, so that both ends know every flow without negotiation. E_ARG: maps of
+/// different length, P % R != 0, an id out of range, a new expert that no rank holds (names expert and physical id).
 inline std::vector<Flow> plan_flows(std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, int num_logical,
                                     int num_ranks, TransferOptions const& options = {}) {
   if (old_map.size() != new_map.size() || num_ranks < 1 || old_map.size() % static_cast<std::size_t>(num_ranks) != 0) {
-    throw Error(ErrorCode::argument, text("maps of ", old_map.size(), " and ", new_map.size(), " slots on ", num_ranks, " ranks"));
+    throw Error(ErrorCode::argument, text("maps of ", old_map.size(), " and ", new_map.size(), " expert slots on ", num_ranks, " ranks"));
   }
   if (!options.node_of_rank.empty() && options.node_of_rank.size() != static_cast<std::size_t>(num_ranks)) {
     throw Error(ErrorCode::argument, text("node_of_rank has ", options.node_of_rank.size(), " entries for ", num_ranks, " ranks"));
@@ -118,7 +118,7 @@ inline std::vector<Flow> plan_flows(std::span<std::int32_t const> old_map, std::
     }
     if (receivers.empty()) continue;
     if (senders.empty()) {
-      throw Error(ErrorCode::argument, text("expert ", e, " for slot ", receivers.front().slot, " is on no rank in the old map"));
+      throw Error(ErrorCode::argument, text("expert ", e, " for physical id ", receivers.front().slot, " is on no rank in the old map"));
     }
     if (options.node_of_rank.empty()) {
       detail::match(e, senders, receivers, flows);
@@ -177,15 +177,15 @@ inline RankPlan plan_rank(std::span<std::int32_t const> old_map, std::span<std::
   return plan_rank(plan_flows(old_map, new_map, num_logical, num_ranks, options), old_map, new_map, num_ranks, rank);
 }
 
-/// All messages from one rank to another, coalesced. Rounds hold such pairs.
+/// All messages from one rank to another, coalesced. Transfer rounds hold such pairs.
 struct Message {
   std::int32_t source_rank;
   std::int32_t destination_rank;
   std::vector<Flow> flows;
 };
 
-/// The flows in rounds in which every rank sends to at most one peer and receives from at most one, so that what is in flight is
-/// bounded. The number of rounds is the least possible: the largest number of peers that a rank sends to or receives from
+/// The flows in transfer rounds, in which every rank sends to at most one peer and receives from at most one, so that what is in flight is
+/// bounded. Their number is the least possible: the largest number of peers that a rank sends to or receives from
 /// (bipartite edge colouring, König).
 inline std::vector<std::vector<Message>> schedule_rounds(std::span<Flow const> flows, int num_ranks) {
   auto const ranks = static_cast<std::size_t>(num_ranks);

@@ -26,12 +26,12 @@
 
 namespace moe::eplb {
 
-/// Counts of the moves of this rank, summed over layers. Units: bytes and slots.
+/// Counts of the moves of this rank, summed over layers. Units: bytes and expert slots.
 struct MoveStats {
   std::int64_t bytes_sent = 0;
   std::int64_t bytes_received = 0;
   std::int64_t bytes_copied = 0;   ///< inside the rank, before commit
-  std::int64_t slots_changed = 0;  ///< slots committed
+  std::int64_t slots_changed = 0;  ///< expert slots committed
   bool operator==(MoveStats const&) const = default;
 };
 
@@ -58,8 +58,8 @@ PeerBuffers peer_buffers(Window const& window) {
 /// rank's commit and the last one's, so ranks agree before they commit (rearrange(), AsyncRearrangement).
 ///
 /// Besides the weights, a rank allocates memory for at most one layer of its own experts. Every call but discard() and the accessors
-/// is collective. Messages in flight are bounded: in each round a rank sends to one peer and receives from one, one array of one expert
-/// at a time. After a communicator error the layer is unchanged; the communicator decides whether further calls are possible.
+/// is collective. Messages in flight are bounded: in each transfer round a rank sends to one peer and receives from one, one array of one
+/// expert at a time. After a communicator error the layer is unchanged; the communicator decides whether further calls are possible.
 ///
 /// With Params::peers the spare buffers of all ranks lie in a window, and a rank stores the experts that others need into their buffers
 /// itself. The communicator then carries two barriers a layer: all buffers are free, all experts have arrived.
@@ -84,9 +84,9 @@ class WeightMover {
     return slot * slots_per_rank;
   }
 
-  /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank slots. Collective: E_MISMATCH if ranks differ in their
-  /// arrays, or if only some have a window; E_ARG on an array that is null or too short, or a window of other ranks; E_CAPACITY if the
-  /// buffer cannot be allocated or the window is too small.
+  /// layers[l]: the arrays of layer l, borrowed, each of at least slots_per_rank expert slots. Collective: E_MISMATCH if ranks differ in
+  /// their arrays, or if only some have a window; E_ARG on an array that is null or too short, or a window of other ranks; E_CAPACITY if
+  /// the buffer cannot be allocated or the window is too small.
   WeightMover(Comm& comm, std::vector<LayerTensors> layers, int slots_per_rank, Params params = {})
       : comm_(comm), params_(std::move(params)), layers_(std::move(layers)), slots_per_rank_(slots_per_rank) {
     std::exception_ptr refused;
@@ -103,7 +103,7 @@ class WeightMover {
     for (std::size_t r = 1; r < words.size(); ++r) {
       if (words[r] != words[0]) {
         throw Error(ErrorCode::mismatch,
-                    text("weight mover: rank ", r, " has other layers, arrays or slots than rank 0, or only one of them a window"));
+                    text("weight mover: rank ", r, " has other layers, arrays or expert slots than rank 0, or only one of them a window"));
       }
     }
   }
@@ -115,21 +115,21 @@ class WeightMover {
   int num_layers() const { return static_cast<int>(layers_.size()); }
   int slots_per_rank() const { return slots_per_rank_; }
   Comm& comm() { return comm_; }
-  /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes per slot.
+  /// Bytes of the spare buffer: the largest layer's experts of one rank, each array padded to 256 bytes per expert slot.
   std::int64_t buffer_bytes() const { return slot_bytes_ * slots_per_rank_; }
   MoveStats const& stats() const { return stats_; }
   /// The layer that lies in the buffer, or -1.
   int fetched_layer() const { return fetched_ ? fetched_->layer : -1; }
 
   /// Steps 1 to 4 of a layer: local copies, sends and receives, duplicates, all into the buffer. old_map, new_map [R · L]: expert of
-  /// every slot, kEmptySlot where a rank joins or leaves; equal on all ranks. Device space: enqueued on `stream`, see wait().
+  /// every expert slot, kEmptySlot where a rank joins or leaves; equal on all ranks. Device space: enqueued on `stream`, see wait().
   /// E_STATE if a fetched layer was neither committed nor discarded; E_ARG as plan_flows(); TransportError naming layer, expert, peer.
   void fetch(int layer, std::span<std::int32_t const> old_map, std::span<std::int32_t const> new_map, StreamType stream = {}) {
     if (fetched_) throw Error(ErrorCode::state, text("layer ", fetched_->layer, " is in the spare buffer: commit or discard it first"));
     check_layer(layer);
     if (old_map.size() != static_cast<std::size_t>(slots_per_rank_) * static_cast<std::size_t>(num_ranks())) {
       throw Error(ErrorCode::argument,
-                  text("the map has ", old_map.size(), " slots, ", num_ranks(), " ranks have ", slots_per_rank_, " each"));
+                  text("the map has ", old_map.size(), " expert slots, ", num_ranks(), " ranks have ", slots_per_rank_, " each"));
     }
     auto const largest = std::max(max_of(old_map), max_of(new_map));
     auto const flows = plan_flows(old_map, new_map, largest + 1, num_ranks(), {params_.node_of_rank});
@@ -152,7 +152,8 @@ class WeightMover {
     detail::wait_for(comm_, fence_, params_.timeout_ms, fetched_ ? text("weights of layer ", fetched_->layer) : "commit");
   }
 
-  /// Step 5: buffer → weights for every slot that changes. Local, in stream order, after every rank has fetched. E_STATE if nothing is.
+  /// Step 5: buffer → weights for every expert slot that changes. Local, in stream order, after every rank has fetched. E_STATE if nothing
+  /// is.
   void commit(StreamType stream = {}) {
     if (!fetched_) throw Error(ErrorCode::state, "no layer is in the spare buffer");
     for (std::int32_t slot : fetched_->commits) {
@@ -171,8 +172,8 @@ class WeightMover {
   /// Local, from any thread: ends what the communicator has under way (comm::Nccl); its group must be rebuilt. Calls nothing of CUDA.
   void end() noexcept { facts::begin_abort(comm_); }
 
-  /// Steps 1 to 4 on the layer with the largest experts, slot 0 of each rank to every other rank: reserves the memory of the transport
-  /// and warms up its connections. Weights and maps do not change.
+  /// Steps 1 to 4 on the layer with the largest experts, expert slot 0 of each rank to every other rank: reserves the memory of the
+  /// transport and warms up its connections. Weights and maps do not change.
   void profile(StreamType stream = {}) {
     if (fetched_) throw Error(ErrorCode::state, text("layer ", fetched_->layer, " is in the spare buffer: commit or discard it first"));
     if (layers_.empty() || slots_per_rank_ == 0) return;
@@ -229,8 +230,9 @@ class WeightMover {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       for (ExpertTensor const& t : layers_[l]) {
         if (t.data == nullptr || t.slots < slots_per_rank_ || t.bytes < 1 || (t.slots > 1 && t.stride < t.bytes)) {
-          throw Error(ErrorCode::argument, text("layer ", l, ", ", t.name, ": ", t.data == nullptr ? "null, " : "", t.slots, " slots of ",
-                                                t.bytes, " bytes, ", t.stride, " apart; ", slots_per_rank_, " slots are needed"));
+          throw Error(ErrorCode::argument,
+                      text("layer ", l, ", ", t.name, ": ", t.data == nullptr ? "null, " : "", t.slots, " expert slots of ", t.bytes,
+                           " bytes, ", t.stride, " apart; ", slots_per_rank_, " expert slots are needed"));
         }
       }
     }
@@ -292,7 +294,7 @@ class WeightMover {
   }
 
   /// Every expert of `flows` straight into its receiver's buffer. A receiver may still copy out of its buffer, or have filled it with local
-  /// copies of this layer, in other slots: hence the first barrier, which all ranks reach after their last commit.
+  /// copies of this layer, in other expert slots: hence the first barrier, which all ranks reach after their last commit.
   void store_into_peers(int layer, std::vector<Flow> const& flows, StreamType stream) {
     meet(layer, stream);
     for (Flow const& f : flows) {
@@ -320,8 +322,8 @@ class WeightMover {
     }
   }
 
-  /// One round: this rank's message to one peer and from one peer. The collective takes one array of one expert at a time, straight from
-  /// the weights into the peer's buffer; ranks without a message join with zero bytes.
+  /// One transfer round: this rank's message to one peer and from one peer. The collective takes one array of one expert at a time,
+  /// straight from the weights into the peer's buffer; ranks without a message join with zero bytes.
   void move_round(int layer, std::vector<Message> const& round, StreamType stream) {
     Message const* out = nullptr;
     Message const* in = nullptr;

@@ -241,7 +241,7 @@ void Layer<C>::check_mapping(ExpertPlacement const& placement, typename Backend:
   if (kBatchInvariant<Config> && mapping_.num_physical > mapping_.num_experts && sums_by_rank(backend)) {
     throw Error(ErrorCode::config,
                 text("batch_invariant: ", mapping_.num_physical, " physical experts for ", mapping_.num_experts,
-                     ": which replica a token goes to, and so which of its outputs one rank adds, depends on its place in "
+                     ": which replica a token goes to, and so which of its outputs one rank adds, depends on its position in "
                      "the batch. Have one replica of each, or a backend that returns every choice's output"));
   }
 }

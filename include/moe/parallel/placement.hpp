@@ -53,8 +53,9 @@ class ExpertPlacement {
     deal(num_experts, ep_size);
   }
 
-  /// A placement with redundancy or from a file: physical_to_logical[p] is the logical expert in slot p, and rank r owns the
-  /// slots [r P/R, (r+1) P/R). E_CONFIG if P % R != 0; E_ARG if an id lies outside [0, num_logical) or a logical expert has no slot.
+  /// A placement with redundancy or from a file: physical_to_logical[p] is the logical expert of physical expert p, and rank r owns the
+  /// physical experts [r P/R, (r+1) P/R). E_CONFIG if P % R != 0; E_ARG if an id lies outside [0, num_logical) or a logical expert is
+  /// missing.
   static ExpertPlacement from_physical_to_logical(std::span<std::int32_t const> physical_to_logical, int num_logical, int ep_size) {
     int const num_physical = static_cast<int>(physical_to_logical.size());
     check_sizes(num_physical, ep_size, false);
@@ -66,13 +67,13 @@ class ExpertPlacement {
       std::int32_t const e = physical_to_logical[static_cast<std::size_t>(p)];
       if (e < 0 || e >= num_logical) {
         throw Error(ErrorCode::argument,
-                    text("physical_to_logical: logical expert ", e, " in slot ", p, " is out of range [0, ", num_logical, ")"));
+                    text("physical_to_logical: logical expert ", e, " at physical id ", p, " is out of range [0, ", num_logical, ")"));
       }
       ++copies[static_cast<std::size_t>(e)];
     }
     auto const missing = std::find(copies.begin(), copies.end(), 0);
     if (missing != copies.end()) {
-      throw Error(ErrorCode::argument, text("physical_to_logical: logical expert ", missing - copies.begin(), " has no slot"));
+      throw Error(ErrorCode::argument, text("physical_to_logical: logical expert ", missing - copies.begin(), " has no physical expert"));
     }
     ExpertPlacement placement(num_physical, ep_size);
     placement.num_logical_ = num_logical;
@@ -112,7 +113,7 @@ class ExpertPlacement {
   int owner(int p) const { return owner_[static_cast<std::size_t>(p)]; }
   /// Index of physical expert p in its owner's weights.
   int local(int p) const { return local_[static_cast<std::size_t>(p)]; }
-  /// Logical expert whose weights slot p holds.
+  /// Logical expert of physical expert p.
   int logical(int p) const { return physical_to_logical_[static_cast<std::size_t>(p)]; }
   /// Physical experts that the rank owns (0 possible with allow_empty_ranks).
   int num_local(int rank) const { return num_local_[checked_rank(rank)]; }
@@ -167,7 +168,7 @@ class ExpertPlacement {
   bool is_identity_order() const { return std::is_sorted(by_place_.begin(), by_place_.end()); }
 
   /// [P]: ids for a transport that computes rank = id / L with one L for all ranks: owner · L_max + local. If P % R != 0 the
-  /// transport must accept empty slots (accepts_empty_slots), else E_UNSUPPORTED.
+  /// transport must accept empty expert slots (accepts_empty_slots), else E_UNSUPPORTED.
   std::vector<std::int32_t> even_slot_ids(bool accepts_empty_slots) const {
     if (!is_even() && !accepts_empty_slots) {
       throw Error(ErrorCode::unsupported, text("this transport needs E % R = 0: E = ", num_physical(), ", R = ", ep_size()));

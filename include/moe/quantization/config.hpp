@@ -17,7 +17,7 @@
 
 namespace moe::quantization {
 
-/// The range of one scale, with the tile if that is a group (1 × cols) or a block (rows × cols).
+/// The range of one scale, with its extents if that is a group (1 × cols) or a block (rows × cols).
 struct GroupShape {
   ScaleGranularity kind = ScaleGranularity::none;
   int rows = 0;
@@ -55,7 +55,7 @@ struct QuantConfig {
   bool per_act_token() const { return a1.group_shape.kind == ScaleGranularity::per_token; }
   bool per_out_ch() const { return w1.group_shape.kind == ScaleGranularity::per_channel; }
   int weight_bits() const { return w1.dtype ? bits(*w1.dtype) : 16; }
-  /// True for the one pair of tiles with a fast path in transports: 128 × 128 weights and 1 × 128 activations.
+  /// True for the one pair of scale groups with a fast path in transports: 128 × 128 weights and 1 × 128 activations.
   bool is_transport_block() const { return w1.group_shape == block_of(128, 128) && a1.group_shape == group_of(128); }
 
   /// Shape of the activation scales of `rows` rows; [0, 0] if none is computed per row or tensor.

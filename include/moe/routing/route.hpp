@@ -60,7 +60,8 @@ inline constexpr int kSmallCount = 254;
 
 /// Chooses the launch shape. Blocks of one cluster exchange counts at a fraction of the cost of device memory, so a batch that fits gets
 /// one cluster, with few warps per block. A larger batch gets at most one block per multiprocessor, so that all blocks are resident, in the
-/// largest clusters that neither make a block route more tiles nor need wider counts. `permute`: whether blocks must wait for each other.
+/// largest clusters that neither make a block route more iterations nor need wider counts. `permute`: whether blocks must wait for each
+/// other.
 constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_logits, RoutingCapacity const& device, bool permute) {
   int const most = max_routing_warps(detail::lane_values(num_logits));
   if (!permute) return {static_cast<int>(std::min<std::int64_t>((num_rows + 7) / 8, 16LL * device.blocks[0])), 8, 1, GridBarrier::none};
@@ -72,18 +73,18 @@ constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_log
     }
   }
   RoutingTuning best;
-  std::int64_t best_tiles = 0;
+  std::int64_t best_iterations = 0;
   int const warps = num_rows > 16LL * device.blocks[0] ? most : num_rows > 8LL * device.blocks[0] ? 16 : 8;
   std::int64_t const needed = (num_rows + warps - 1) / warps;
   for (int i : {3, 2, 0}) {  // pairs gain nothing
     int const size = 1 << i;
     if (device.blocks[i] == 0) continue;
     std::int64_t const blocks = std::min<std::int64_t>((needed + size - 1) / size * size, device.blocks[i]);
-    std::int64_t const tiles = (needed + blocks - 1) / blocks;
-    bool const wide = tiles * warps * size > detail::kSmallCount && tiles * warps <= detail::kSmallCount;
-    if (wide || (best.blocks != 0 && tiles >= best_tiles)) continue;
+    std::int64_t const iterations = (needed + blocks - 1) / blocks;
+    bool const wide = iterations * warps * size > detail::kSmallCount && iterations * warps <= detail::kSmallCount;
+    if (wide || (best.blocks != 0 && iterations >= best_iterations)) continue;
     best = {static_cast<int>(blocks), warps, size, GridBarrier::cooperative};
-    best_tiles = tiles;
+    best_iterations = iterations;
   }
   return best;
 }

@@ -205,7 +205,7 @@ void Runner<LayerT, PartsT>::run_chunks(Rows<Act const> hidden, Routing const& r
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-/// One pass through the layer. first: the first row's place in the batch, or -1.
+/// One pass through the layer. first: the first row's position in the batch, or -1.
 template <class LayerT, class PartsT>
 template <class Routing, class Probe>
 void Runner<LayerT, PartsT>::pass(Rows<Act const> hidden, Routing const& routing, std::int64_t first, Rows<Act> output,

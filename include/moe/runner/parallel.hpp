@@ -33,7 +33,7 @@ inline Slice slice_of(std::int64_t m, MoeParallel const& p, int rank) {
 }
 inline Slice slice_of(std::int64_t m, MoeParallel const& p) { return slice_of(m, p, p.tp_rank); }
 
-/// A rank's place in its TP group, checked, and its calls of the group.
+/// A rank's index in its TP group, checked, and its calls of the group.
 template <class CommT>
 class GroupPlace {
  public:

@@ -77,7 +77,7 @@ constexpr ReductionPlan plan_reductions(ReductionFacts const& f) {
   return plan;
 }
 
-/// The facts of a rank's place in the grid.
+/// The facts of a rank's coordinates in the grid.
 constexpr ReductionFacts reduction_facts(MoeParallel const& p) {
   return {.tp_size = p.tp_size, .moe_tp_size = p.moe_tp_size, .ep_size = p.ep_size, .sp_size = p.sp_size, .transport = p.backend.transport};
 }
@@ -85,7 +85,7 @@ constexpr ReductionFacts reduction_facts(MoeParallel const& p) {
 /// The ranks that the layer's communicator connects.
 enum class LayerGroup : std::uint8_t {
   self,    ///< this rank alone
-  tokens,  ///< the DP or PCP group: ranks of different tokens, at the same place in the TP group
+  tokens,  ///< the DP or PCP group: ranks of different tokens, with the same index in the TP group
   ep,      ///< all ranks among which the experts are divided
 };
 constexpr std::string_view name(LayerGroup group) {

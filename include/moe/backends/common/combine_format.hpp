@@ -29,15 +29,15 @@ namespace moe::detail {
 using backends::CombineFormat;
 
 inline constexpr int kCombineGroup = 128;
-inline constexpr int kLogFmtSlot = 256;       ///< bytes between groups of a row
-inline constexpr int kLogFmtCodes = 511;      ///< codes of magnitudes; 0 is zero
-inline constexpr float kLogFmtRange = 32.0F;  ///< binary orders of magnitude below the largest that are kept
+inline constexpr int kLogFmtGroupBytes = 256;  ///< bytes between groups of a row
+inline constexpr int kLogFmtCodes = 511;       ///< codes of magnitudes; 0 is zero
+inline constexpr float kLogFmtRange = 32.0F;   ///< binary orders of magnitude below the largest that are kept
 using CombineUnit = quantization::Fp8Unit<quantization::ScaleFloor::amax_1e4>;
 
 /// Bytes of a row's codes, and words of its headers (a float scale, or bf16 amax below bf16 amin): one header per 128 values.
 MOE_HD constexpr std::int64_t combine_groups(std::int64_t hidden) { return (hidden + kCombineGroup - 1) / kCombineGroup; }
 MOE_HD constexpr std::int64_t combine_row_bytes(CombineFormat f, std::int64_t hidden) {
-  return f == CombineFormat::fp8 ? hidden : f == CombineFormat::logfmt ? combine_groups(hidden) * kLogFmtSlot : 2 * hidden;
+  return f == CombineFormat::fp8 ? hidden : f == CombineFormat::logfmt ? combine_groups(hidden) * kLogFmtGroupBytes : 2 * hidden;
 }
 
 MOE_HD inline float bits_to_float(std::uint32_t bits) {
@@ -76,7 +76,7 @@ class LogFmt {
   bool used_;
 };
 
-// Layout of a LogFMT group in its slot. Coded: the low 8 bits of the codes of 16 values at 16 u, their ninth bits and signs (2 bits a
+// Layout of a LogFMT group in its 256 bytes. Coded: the low 8 bits of the codes of 16 values at 16 u, their ninth bits and signs (2 bits a
 // value) at 128 + 4 u. As bf16: the first 8 of 16 values at 16 u, the others at 128 + 16 u. In both cases a reader needs the first 16
 // bytes, so it may load them before it knows the format.
 
@@ -110,19 +110,19 @@ void encode_row(CombineFormat format, T const* x, std::int64_t hidden, std::byte
     }
     headers[g] = amax | (amin << 16);
     LogFmt const code(headers[g]);
-    std::byte* const slot = codes + g * kLogFmtSlot;
+    std::byte* const group = codes + g * kLogFmtGroupBytes;
     for (int i = 0; i < kCombineGroup; ++i) {
       int const u = i / 16;
       if (code.used()) {
         std::uint32_t const c = code.encode(bits_to_float((bits[i] & 0x7fffU) << 16));
-        slot[i] = static_cast<std::byte>(c & 0xffU);
+        group[i] = static_cast<std::byte>(c & 0xffU);
         std::uint32_t word = 0;
-        std::memcpy(&word, slot + 128 + 4 * u, sizeof word);
+        std::memcpy(&word, group + 128 + 4 * u, sizeof word);
         int const shift = 2 * (i % 16);
         word = (word & ~(3U << shift)) | (((c >> 8) | (static_cast<std::uint32_t>(bits[i] >> 15) << 1)) << shift);
-        std::memcpy(slot + 128 + 4 * u, &word, sizeof word);
+        std::memcpy(group + 128 + 4 * u, &word, sizeof word);
       } else {
-        std::memcpy(slot + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), &bits[i], sizeof bits[i]);
+        std::memcpy(group + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), &bits[i], sizeof bits[i]);
       }
     }
   }
@@ -140,18 +140,18 @@ inline void decode_row(CombineFormat format, std::byte const* codes, std::uint32
       continue;
     }
     LogFmt const code(headers[g]);
-    std::byte const* const slot = codes + g * kLogFmtSlot;
+    std::byte const* const group = codes + g * kLogFmtGroupBytes;
     for (std::int64_t i = 0; i < n; ++i) {
       std::int64_t const u = i / 16;
       if (code.used()) {
         std::uint32_t word = 0;
-        std::memcpy(&word, slot + 128 + 4 * u, sizeof word);
+        std::memcpy(&word, group + 128 + 4 * u, sizeof word);
         std::uint32_t const top = word >> (2 * (i % 16));
-        float const m = code.decode(static_cast<std::uint32_t>(slot[i]) | ((top & 1U) << 8));
+        float const m = code.decode(static_cast<std::uint32_t>(group[i]) | ((top & 1U) << 8));
         out[begin + i] = (top & 2U) != 0 ? -m : m;
       } else {
         std::uint16_t bits = 0;
-        std::memcpy(&bits, slot + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), sizeof bits);
+        std::memcpy(&bits, group + (i % 16 < 8 ? 0 : 128) + 16 * u + 2 * (i % 8), sizeof bits);
         out[begin + i] = bits_to_float(static_cast<std::uint32_t>(bits) << 16);
       }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // backends/common/handle_table.hpp: which dispatches of an exchange are in progress, and which calls a handle to one of them allows.
 //
-// A buffer set numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two records alternate, so a handle is live until two
-// more dispatches of its buffer set have begun. The dispatch counter lies outside the table, because exchanges of several layers may share
-// a window: in the window (host) or in comm::WindowUse (device).
+// A buffer set numbers its dispatches 1, 2, …: the generation, equal on all ranks. Its two dispatch records alternate, so a handle is live
+// until two more dispatches of its buffer set have begun. The dispatch counter lies outside the table, because exchanges of several layers
+// may share a window: in the window (host) or in comm::WindowUse (device).
 #pragma once
 
 #include <array>
@@ -33,14 +33,14 @@ enum class DispatchState : std::uint8_t {
   combining,       ///< the receive half of its combine
 };
 
-/// The state of one dispatch. The records of an exchange derive from it.
+/// The state of one dispatch. The dispatch records of an exchange derive from it.
 struct DispatchRecord {
   DispatchState state = DispatchState::idle;
   std::uint32_t generation = 0;
   std::uint64_t number = 0;  ///< number of the dispatch among those of all buffer sets of this exchange
 };
 
-/// The records of one exchange, `Record` derived from DispatchRecord. Not thread-safe.
+/// The dispatch records of one exchange, `Record` derived from DispatchRecord. Not thread-safe.
 template <class Record>
 class HandleTable {
  public:
@@ -62,7 +62,7 @@ class HandleTable {
     }
   }
 
-  /// The record that a handle's dispatch has or had. E_ARG if the buffer set does not exist.
+  /// The dispatch record that a handle has or had. E_ARG if the buffer set does not exist.
   Record& record(Handle handle) {
     expect_slot(handle.slot);
     return at(handle.slot).records[handle.generation & 1U];
@@ -73,7 +73,7 @@ class HandleTable {
     expect_slot(slot);
     return {slot, *at(slot).dispatches + 1};
   }
-  /// Begins next(slot) in the record of the dispatch before the last. The caller then increments the counter: at once if it is local
+  /// Begins next(slot) in the dispatch record of the one before the last. The caller then increments the counter: at once if it is local
   /// to this rank (device), after all ranks have read the same headers if it lies in the window (host).
   Handle open(int slot, DispatchState state) {
     Handle const handle = next(slot);

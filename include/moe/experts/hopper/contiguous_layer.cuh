@@ -319,7 +319,7 @@ inline LayerParams ContiguousLayer::State::layer_params(Request const& r, Plan c
 inline int ContiguousLayer::State::quantizers(AlignArgs const& a) const {
   if (a.x == nullptr) return 0;
   long long const groups = static_cast<long long>(a.max_tokens) * (shape.hidden / 128);
-  // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more clusters would need a second round.
+  // Graphics processing clusters of 16 or 18 multiprocessors hold two clusters of 8 each: more clusters would need a second wave.
   int const most = std::max(1, workers / kAlignCluster - 1);
   return static_cast<int>(std::min<long long>((groups + 1023) / 1024, most));
 }

@@ -14,7 +14,7 @@ enum class ScaleGranularity : std::uint8_t {
   per_token,    ///< a row of activations
   per_channel,  ///< a row of a weight matrix (an output channel)
   group,        ///< consecutive elements of a row
-  block,        ///< a tile of rows and columns
+  block,        ///< a block of rows and columns
 };
 constexpr std::string_view name(ScaleGranularity g) {
   switch (g) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// quantization/format/tiles.hpp: the weight half of a scheme: one expert's [rows, cols] matrix ↔ codes and scales, tile by tile.
+// quantization/format/tiles.hpp: the weight half of a scheme: an expert's [rows, cols] matrix ↔ codes and scales, by scale group.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace moe::quantization {
 
 namespace detail {
 
-/// Quantises w [rows, cols] in tiles of tile_rows × tile_cols.
+/// Quantises w [rows, cols] in scale groups of tile_rows × tile_cols.
 template <class Unit>
 void quantize_tiles(Unit const& unit, float const* w, std::int64_t rows, std::int64_t cols, std::int64_t tile_rows, std::int64_t tile_cols,
                     typename Unit::Code* codes, typename Unit::Scale* scales) {
@@ -71,9 +71,9 @@ struct UnquantizedWeights {
   }
 };
 
-/// One scale for a tile of GroupRows × GroupCols (0: all of that dimension): per tensor <0,0>, per channel <1,0>, group <1,g>,
-/// block <b,b>. Tiles at the edge are partial. Scales: row-major [⌈rows / GroupRows⌉, ⌈cols / GroupCols⌉]; codes: row-major, every row
-/// begins at a new byte.
+/// One scale for a scale group of GroupRows × GroupCols (0: all of that dimension): per tensor <0,0>, per channel <1,0>, group <1,g>,
+/// block <b,b>. Scale groups at the edge are partial. Scales: row-major [⌈rows / GroupRows⌉, ⌈cols / GroupCols⌉]; codes: row-major, every
+/// row begins at a new byte.
 template <class Unit_, int GroupRows, int GroupCols>
 struct TileWeights {
   using WeightUnit = Unit_;
@@ -88,12 +88,12 @@ struct TileWeights {
   template <class Act>
   using WeightCode = typename WeightUnit::Code;
   using WeightScale = typename WeightUnit::Scale;
-  static_assert(GroupRows != 0 || GroupCols == 0, "a tile of all rows covers all columns");
+  static_assert(GroupRows != 0 || GroupCols == 0, "a scale group of all rows covers all columns");
 
   MOE_HD static constexpr std::int64_t tile_rows(std::int64_t rows) { return GroupRows == 0 ? rows : GroupRows; }
   MOE_HD static constexpr std::int64_t tile_cols(std::int64_t cols) { return GroupCols == 0 ? cols : GroupCols; }
   MOE_HD static constexpr std::int64_t weight_code_cols(std::int64_t cols) { return (cols + kWeightPack - 1) / kWeightPack; }
-  /// Scales of a row of tiles.
+  /// Scales of a row of scale groups.
   MOE_HD static constexpr std::int64_t weight_scale_cols(std::int64_t cols) {
     return GroupCols == 0 ? 1 : (cols + GroupCols - 1) / (GroupCols == 0 ? 1 : GroupCols);
   }

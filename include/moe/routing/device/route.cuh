@@ -116,10 +116,10 @@ void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const*
   RoutingTuning const tuning = chosen != nullptr ? *chosen
                                                  : choose_routing_tuning(call.num_rows, cfg.num_experts + cfg.num_zero_experts,
                                                                          routing_capacity<V, Config, L>(device), permute);
-  std::int64_t const most_tiles = (std::int64_t{call.num_rows} + tuning.warps - 1) / tuning.warps;
-  std::int64_t const tokens = (most_tiles + tuning.blocks - 1) / tuning.blocks * tuning.warps;  // of a block
-  int const tiles = (call.valid_rows + tuning.warps - 1) / tuning.warps;
-  call.block_tiles = (tiles + tuning.blocks - 1) / tuning.blocks;
+  std::int64_t const most_iterations = (std::int64_t{call.num_rows} + tuning.warps - 1) / tuning.warps;
+  std::int64_t const tokens = (most_iterations + tuning.blocks - 1) / tuning.blocks * tuning.warps;  // of a block
+  int const iterations = (call.valid_rows + tuning.warps - 1) / tuning.warps;
+  call.block_iterations = (iterations + tuning.blocks - 1) / tuning.blocks;
   call.grid.cluster = tuning.cluster;
   call.grid.large = (tuning.barrier == GridBarrier::cooperative ? tokens * tuning.cluster : tokens) > kSmallCount || call.num_rows > 65535;
   if (tuning.barrier != GridBarrier::cooperative) call.grid.workspace = nullptr;

@@ -16,7 +16,7 @@ template <class L>
 struct RoutingCall {
   L const* logits;
   std::int64_t logits_stride;
-  std::int32_t num_rows, valid_rows, block_tiles;
+  std::int32_t num_rows, valid_rows, block_iterations;
   std::int32_t const* valid_rows_word;
   std::int64_t const* token_ids;
   std::int32_t* ids;
@@ -112,13 +112,14 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   int const lane = thread % kWarp;
   int valid = c.valid_rows;
   if (c.valid_rows_word != nullptr) valid = min(max(*c.valid_rows_word, 0), c.num_rows);
-  // Whole tiles per block, so that only the last block with work has idle warps.
-  int block_tiles = c.block_tiles;
+  // A block routes its tokens in iterations, a token per warp. Whole iterations per block, so that only the last block with work has idle
+  // warps.
+  int block_iterations = c.block_iterations;
   if (c.valid_rows_word != nullptr) {
-    int const tiles = (valid + warps - 1) / warps;
-    block_tiles = (tiles + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    int const iterations = (valid + warps - 1) / warps;
+    block_iterations = (iterations + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
-  std::int64_t const begin = std::int64_t{block_tiles} * blockIdx.x * warps;
+  std::int64_t const begin = std::int64_t{block_iterations} * blockIdx.x * warps;
   float z[SigmoidGroups::kValues];
   load_ahead<Config>(c, begin + warp, lane, z);
 
@@ -141,28 +142,28 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   std::int32_t physical = kNoExpert;
   unsigned rank = 0;
 #pragma unroll 1
-  for (int tile = 0; tile < block_tiles; ++tile) {
-    std::int64_t const t = begin + std::int64_t{tile} * warps + warp;
+  for (int iteration = 0; iteration < block_iterations; ++iteration) {
+    std::int64_t const t = begin + std::int64_t{iteration} * warps + warp;
     physical = t < valid ? route_token<V>(cfg, c, t, lane, scratch, z) : kNoExpert;
-    if (tile + 1 < block_tiles) load_ahead<Config>(c, t + warps, lane, z);
+    if (iteration + 1 < block_iterations) load_ahead<Config>(c, t + warps, lane, z);
     if (!count) continue;
-    if (tile == 0) __syncthreads();  // clear()
+    if (iteration == 0) __syncthreads();  // clear()
     counter.add(physical, warp);
     __syncthreads();
-    bool const last = tile + 1 == block_tiles;
+    bool const last = iteration + 1 == block_iterations;
     if (permute && physical >= 0) {
       rank = counter.rank(physical, warp);
-      // Kept where the row number will be stored; the last tile keeps it in a register.
+      // Kept where the row number will be stored; the last iteration keeps it in a register.
       if (!last) p.inverse[t * slots + lane] = static_cast<std::int32_t>(rank);
     }
-    if (!last) counter.next_tile();
+    if (!last) counter.next_iteration();
   }
 #pragma unroll 1
   for (std::int64_t t = valid + std::int64_t{blockIdx.x} * warps + warp; t < c.num_rows; t += std::int64_t{gridDim.x} * warps) {
     pad_token(cfg, c, t, lane);
   }
   if (!permute) {
-    if (block_tiles == 0) return;
+    if (block_iterations == 0) return;
 #pragma unroll 1
     for (int i = thread; record && i < c.num_physical; i += threads) {
       unsigned const n = counter.in_block(i);
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
     return;
   }
 
-  if (block_tiles == 0) __syncthreads();  // clear()
+  if (block_iterations == 0) __syncthreads();  // clear()
 
   // Counts in local order, then their offsets. Every block computes them; one block writes them to memory.
   auto const local_of = [&](int e) { return p.expert_map == nullptr ? e : p.expert_map[e]; };
@@ -195,16 +196,16 @@ __global__ void __launch_bounds__(kWarp* max_routing_warps(V), 1)
   });
 
 #pragma unroll 1
-  for (int tile = 0; tile < block_tiles; ++tile) {
-    std::int64_t const t = begin + std::int64_t{tile} * warps + warp;
+  for (int iteration = 0; iteration < block_iterations; ++iteration) {
+    std::int64_t const t = begin + std::int64_t{iteration} * warps + warp;
     if (t >= valid) continue;
     std::int64_t const slot = t * slots + lane;
     if (lane < cfg.topk) {
       unsigned own = rank;
-      if (block_tiles > 1) {
+      if (block_iterations > 1) {
         std::int32_t const id = c.ids[t * c.ids_stride + lane];
         physical = id < c.num_physical ? id : kNoExpert;
-        if (tile + 1 < block_tiles) own = static_cast<unsigned>(p.inverse[slot]);
+        if (iteration + 1 < block_iterations) own = static_cast<unsigned>(p.inverse[slot]);
       }
       int const local = physical >= 0 ? local_of(physical) : -1;
       std::int32_t const at = local >= 0 ? offsets[local] + static_cast<std::int32_t>(counter.before(physical) + own) : -1;

@@ -118,7 +118,7 @@ struct WordSum {
 
 // Loops over experts run once or a few times. Unrolled, they would first compute their trip count by a division.
 
-/// Counts slots: first of a block's tiles (one token per warp), then of the whole launch.
+/// Counts slots: first of a block's iterations (a token per warp), then of the whole launch.
 class SlotCounter {
  public:
   __device__ SlotCounter(RoutingGrid const& grid, unsigned* shared, RoutingShared const& at, int num_physical)
@@ -146,12 +146,12 @@ class SlotCounter {
   __device__ void add(int physical, int warp) {
     if (physical >= 0) atomicOr(&masks_[physical], 1U << warp);
   }
-  /// Slots of the expert in this block before warp `warp` of this tile. Needs __syncthreads() after add().
+  /// Slots of the expert in this block before warp `warp` of this iteration. Needs __syncthreads() after add().
   __device__ unsigned rank(int physical, int warp) const {
     return before_[physical] + static_cast<unsigned>(__popc(masks_[physical] & ((1U << warp) - 1)));
   }
-  /// Ends a tile that is not the last.
-  __device__ void next_tile() {
+  /// Ends an iteration that is not the last.
+  __device__ void next_iteration() {
     __syncthreads();
 #pragma unroll 1
     for (int i = thread(); i < bins_; i += threads()) {

@@ -8,7 +8,7 @@
 
 namespace moe::detail {
 
-/// One warp per token: writes its record, with physical ids, at its place among those of all ranks.
+/// One warp per token: writes its record, with physical ids, at its position among those of all ranks.
 template <class Config, class Quant>
 __global__ void __launch_bounds__(kRoundThreads)
     pack_rows(RoundView const v, Quant const quant, WireRow<Config, Quant> const wire, typename Config::Act const* x, std::int64_t x_stride,

@@ -33,7 +33,7 @@ struct GatherParams {
 
 namespace moe::detail {
 
-/// Where each rank's rows lie among the rows of all, in units of a row's bytes or elements. Host arrays of size entries.
+/// Where each rank's rows lie among the rows of all, counted in a row's bytes or elements. Host arrays of size entries.
 struct RankSlices {
   std::int64_t const* counts;
   std::int64_t const* offsets;

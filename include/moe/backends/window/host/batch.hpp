@@ -82,7 +82,7 @@ class BatchMessage {
   std::int64_t bytes_;
 };
 
-/// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per slot, used alternately.
+/// One dispatch on this rank: what it sent, and the batches that it received for its experts. Two per buffer set, used alternately.
 template <class Config, class Quant, class Partial>
 class BatchRecord : public DispatchRecord {
  public:
@@ -125,7 +125,7 @@ class BatchRecord : public DispatchRecord {
       }
     }
   }
-  /// Sets where the outputs lie, if not in the record's own memory.
+  /// Sets where the outputs lie, if not in the dispatch record's own memory.
   void set_output(Partial* output) { output_ = output; }
   Tokens tokens() const {
     return {make_blocks(static_cast<Payload const*>(payload_), num_local_, capacity_, Quant::payload_cols(hidden_)),

@@ -56,7 +56,7 @@ class WindowRounds {
   std::uint32_t send(WindowCall call, std::int64_t rows, Check&& check) {
     window_->expect_sound(phase(call), wait_phase(call), round());
     if (own(kPending) != 0) {
-      throw Error(ErrorCode::state, text(phase(call), ": the last send of this slot has not been received"));
+      throw Error(ErrorCode::state, text(phase(call), ": the last send of this buffer set has not been received"));
     }
     std::optional<Error> const refused = error_of(check);
     send_header(call, refused ? kRefused + static_cast<std::uint32_t>(refused->code()) : static_cast<std::uint32_t>(rows));

@@ -100,7 +100,7 @@ __device__ void load_rows(Params const& p, Memory const& memory, int gather_warp
     int const lane = thread_index() & 31;  // read here, so that it takes no registers in quantize_rows
     int const first_row = 4 * gather_warp + (lane >> 3);
     int const chunk = lane & 7;
-    // Rows of this lane are an odd multiple of 4 apart, so they alternate between two places in the swizzle.
+    // Rows of this lane are an odd multiple of 4 apart, so they alternate between two positions in the swizzle.
     std::uint32_t const even = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ (first_row & 7)) << 4));
     std::uint32_t const odd = static_cast<std::uint32_t>(first_row * 128 + ((chunk ^ ((first_row + 4) & 7)) << 4));
     bool const first = unit.phase == 0;

@@ -222,7 +222,7 @@ __device__ inline void run_token(Params const& p) {
   int stage = 0;
   std::uint32_t parity = 1;
   TokenTask queue[kTokenDepth]{};
-  for (int number = warp - kTokenDepth * warps;;) {  // the first rounds only start loads, one per buffer
+  for (int number = warp - kTokenDepth * warps;;) {  // the first passes only start loads, one per buffer
     if (stale) share = token_share(p, slots);
     stale = false;
     int const coming = number + kTokenDepth * warps;

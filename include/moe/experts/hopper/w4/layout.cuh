@@ -100,7 +100,7 @@ struct Memory {
 };
 
 /// Parts of K for `tiles` tiles of `steps` steps of the plan, tried by the 32 lanes of one warp; all lanes return the choice. Converting
-/// codes limits a CTA, so a step takes as long on an idle device as on a busy one. Hence the number of whole rounds of units decides; a
+/// codes limits a CTA, so a step takes as long on an idle device as on a busy one. Hence the number of whole waves of units decides; a
 /// part costs `kPartSteps` more for its sum.
 __device__ inline int choose_parts(int tiles, int steps, int workers, int max_splits, int max_units) {
   constexpr float kPartSteps = 1.5F;

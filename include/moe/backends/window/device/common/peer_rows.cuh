@@ -19,7 +19,7 @@ inline constexpr int kPeerThreads = 512;
 inline constexpr int kQuadThreads = 128;
 inline constexpr int kQuads = kPeerThreads / kQuadThreads;
 
-/// Values of a row that each of `parts` warps takes: whole units of 512, so that their scales are whole 16-byte units.
+/// Values of a row that each of `parts` warps takes: multiples of 512, so that their scales are whole 16-byte vectors.
 MOE_HD constexpr int part_values(int hidden, int parts) { return (hidden + 512 * parts - 1) / (512 * parts) * 512; }
 /// Bytes that `values` values and their scales take in shared memory.
 MOE_HD constexpr int staged_bytes(bool fp8, int values) {
@@ -104,7 +104,7 @@ class WarpStage {
       phase_ ^= 1;
     }
   }
-  /// This lane stores the values, and their scales in whole 16-byte units, to its destination; null: none. Does not wait for completion.
+  /// This lane stores the values, and their scales in whole 16-byte vectors, to its destination; null: none. Does not wait for completion.
   __device__ void store(char* values_to, char* scales_to) const {
     if (values_to != nullptr && values_ > 0) {
       ptx::bulk_store(values_to, row_, kFp8 ? values_ : 2 * values_);

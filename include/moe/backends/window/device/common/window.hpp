@@ -84,7 +84,7 @@ void expect_dense(char const* what, View const& rows) {
     throw Error(ErrorCode::argument, text(what, ": row stride ", rows.stride(0), ", expected ", rows.extent(1)));
   }
 }
-/// E_ARG unless kernels and the copy engine can move the rows in units of 16 bytes.
+/// E_ARG unless kernels and the copy engine can move the rows in vectors of 16 bytes.
 template <class View>
 void expect_units(char const* what, View const& rows) {
   moe::detail::check_alignment(what, rows.data_handle(), rows.extent(0),

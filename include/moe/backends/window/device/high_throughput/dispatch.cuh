@@ -81,7 +81,7 @@ __device__ inline void stage_row(HighThroughputDispatch const& a, int t, unsigne
   }
 }
 
-/// One warp: stores the staged row to all its ranks, piece by piece, and its scales if they are whole 16-byte units. Does not wait.
+/// One warp: stores the staged row to all its ranks, piece by piece, and its scales if they are whole 16-byte vectors. Does not wait.
 template <bool kFp8>
 __device__ inline void store_row(HighThroughputDispatch const& a, HighThroughputTargets const& to, unsigned char const* row) {
   comm::WindowView const& w = a.window;

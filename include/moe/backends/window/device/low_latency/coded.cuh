@@ -43,10 +43,10 @@ __device__ inline void code_sixteen(uint4 const (&v)[2], char* row, std::uint32_
     if (u % 8 == 0) {
       headers[u / 8] = header;
     }
-    char* const slot = row + (u / 8) * kLogFmtSlot;
+    char* const group = row + (u / 8) * kLogFmtGroupBytes;
     if (!code.used()) {
-      *reinterpret_cast<uint4*>(slot + 16 * (u % 8)) = v[0];
-      *reinterpret_cast<uint4*>(slot + 128 + 16 * (u % 8)) = v[1];
+      *reinterpret_cast<uint4*>(group + 16 * (u % 8)) = v[0];
+      *reinterpret_cast<uint4*>(group + 128 + 16 * (u % 8)) = v[1];
       return;
     }
     std::uint32_t low[4] = {};
@@ -58,8 +58,8 @@ __device__ inline void code_sixteen(uint4 const (&v)[2], char* row, std::uint32_
       low[i / 4] |= (c & 0xffU) << (8 * (i % 4));
       high |= ((c >> 8) | ((bits >> 15) << 1)) << (2 * i);
     }
-    *reinterpret_cast<uint4*>(slot + 16 * (u % 8)) = make_uint4(low[0], low[1], low[2], low[3]);
-    *reinterpret_cast<std::uint32_t*>(slot + 128 + 4 * (u % 8)) = high;
+    *reinterpret_cast<uint4*>(group + 16 * (u % 8)) = make_uint4(low[0], low[1], low[2], low[3]);
+    *reinterpret_cast<std::uint32_t*>(group + 128 + 4 * (u % 8)) = high;
   }
 }
 
@@ -76,12 +76,12 @@ __device__ inline void accumulate_coded(float (&acc)[16], char const* row, std::
       acc[i] = fmaf(weight, quantization::decode_e4m3(static_cast<std::uint8_t>(words[i / 4] >> (8 * (i % 4)))) * scale, acc[i]);
     }
   } else {
-    char const* const slot = row + (u / 8) * kLogFmtSlot;
-    uint4 const front = comm::detail::load_peer(reinterpret_cast<uint4 const*>(slot) + u % 8);
+    char const* const group = row + (u / 8) * kLogFmtGroupBytes;
+    uint4 const front = comm::detail::load_peer(reinterpret_cast<uint4 const*>(group) + u % 8);
     std::uint32_t const words[4] = {front.x, front.y, front.z, front.w};
     LogFmt const code(header);
     if (code.used()) {
-      std::uint32_t const high = comm::detail::load_peer(reinterpret_cast<std::uint32_t const*>(slot + 128) + u % 8);
+      std::uint32_t const high = comm::detail::load_peer(reinterpret_cast<std::uint32_t const*>(group + 128) + u % 8);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         std::uint32_t const top = high >> (2 * i);
@@ -89,7 +89,7 @@ __device__ inline void accumulate_coded(float (&acc)[16], char const* row, std::
         acc[i] = fmaf(weight, (top & 2U) != 0 ? -m : m, acc[i]);
       }
     } else {
-      uint4 const back = comm::detail::load_peer(reinterpret_cast<uint4 const*>(slot + 128) + u % 8);
+      uint4 const back = comm::detail::load_peer(reinterpret_cast<uint4 const*>(group + 128) + u % 8);
       float part[2][8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -204,14 +204,14 @@ __global__ void __launch_bounds__(256) low_latency_reduce(LowLatencyReduce const
     if (present[row] != round) {
       continue;  // the token has no choice on this rank
     }
-    std::int32_t const* const slot = own<std::int32_t>(w, a.at.choices[a.parity]) + static_cast<std::size_t>(row) * 2 * K;
-    float const* const weight = reinterpret_cast<float const*>(slot + K);
+    std::int32_t const* const record = own<std::int32_t>(w, a.at.choices[a.parity]) + static_cast<std::size_t>(row) * 2 * K;
+    float const* const weight = reinterpret_cast<float const*>(record + K);
     char* const to = own<char>(w, a.at.outputs[a.parity]) + static_cast<std::size_t>(row) * a.at.output_bytes;
     for (int u0 = static_cast<int>(threadIdx.x) - lane; u0 < units; u0 += static_cast<int>(blockDim.x)) {
       int const u = u0 + lane;
       float acc[2][8] = {};
       for (int j = 0; j < K && u < units; ++j) {
-        if (int const s = slot[j]; s >= 0) {
+        if (int const s = record[j]; s >= 0) {
           T const* const y = static_cast<T const*>(a.y) + static_cast<std::size_t>(s) * a.hidden;
           float const by = a.weight_on_input ? 1.0F : weight[j];
           if constexpr (sizeof(T) == 2) {

@@ -313,7 +313,7 @@ __device__ inline void store_scales(unsigned char const* row, int from, int valu
   }
 }
 
-/// The first warp, per-rank layout: one record per (token, rank): the row positions of its choices there, then their weights.
+/// The first warp, per-rank layout: one choice record per (token, rank): the row positions of its choices there, then their weights.
 template <class Args>
 __device__ inline void write_records(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own, LowLatencyTables const& shared,
                                      int t_words) {
@@ -348,8 +348,8 @@ __device__ inline void write_records(Args const& a, LowLatencyCall const& call, 
 }
 
 /// The first warp, while the rows are in flight: the source of every row, this rank's row positions for combine, and in the per-rank layout
-/// the records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block with
-/// its first piece writes its words.
+/// the choice records for the local reduction, for which it waits for the counts of lower ranks. If several blocks share a token, the block
+/// with its first piece writes its words.
 template <bool kPerRank, class Args>
 __device__ inline void write_small_words(Args const& a, LowLatencyCall const& call, LowLatencyShare const& own,
                                          LowLatencyTables const& shared, LowLatencyFlags& flags) {

@@ -305,7 +305,7 @@ class LowLatencyExchange<Window, Config, Quant, Partial, Format>
     handles_.expect_slot(slot);
     comm::throw_if_over(*window_->view().failure);
     if (handles_.sent(slot)) {
-      throw Error(ErrorCode::state, "prepare: the last send of this slot has not been received");
+      throw Error(ErrorCode::state, "prepare: the last send of this buffer set has not been received");
     }
     try {
       moe::detail::check_routed_tokens(in, shape_.hidden, shape_.topk, shape_.max_tokens);

@@ -70,8 +70,8 @@ struct LowLatencyLayout {
   std::size_t sources[2] = {};         ///< i32 [L][C]: source rank * T + token; in the per-rank layout the row to gather
   std::size_t gather[2] = {};          ///< masks only: own i32 [L][C] rows to gather, counted over all batches
   std::size_t bases[2] = {};           ///< masks only: i32 [L][R] rows of lower sources in every batch, as this rank counted them
-  std::size_t choices[2] = {};         ///< per rank only: [R*T] records: i32 [k] position in [L*C] or -1, then float [k] weights
-  std::size_t present[2] = {};         ///< per rank only: u32 [R*T] round in which the record was written
+  std::size_t choices[2] = {};         ///< per rank only: [R*T] choice records: i32 [k] position in [L*C] or -1, then float [k] weights
+  std::size_t present[2] = {};         ///< per rank only: u32 [R*T] round in which the choice record was written
   std::size_t round_of[2] = {};        ///< own: u32 last dispatch round of each parity
   std::size_t outputs[2] = {};         ///< expert outputs [L][C], or locally reduced rows [R*T]: bf16 [H], or coded in output_bytes
   std::size_t headers[2] = {};         ///< coded outputs only: u32 [groups()] per row

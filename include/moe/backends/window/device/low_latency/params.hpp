@@ -13,7 +13,7 @@ inline constexpr int kLowLatencyThreads = 512;
 inline constexpr int kPlanners = 64;  ///< threads that compute row positions and write the small words; the others move rows
 inline constexpr int kMovers = kLowLatencyThreads - kPlanners;
 
-/// Splits a batch of tokens into pieces of whole units, so that few tokens still occupy all blocks.
+/// Splits a batch of tokens into pieces of whole multiples of `unit` values, so that few tokens still occupy all blocks.
 struct LowLatencyPieces {
   int tokens = 0;
   int per_token = 1;
@@ -30,7 +30,7 @@ struct LowLatencyPieces {
     per_token = (units + each - 1) / each;
   }
 };
-inline constexpr int kDispatchUnit = 512;  ///< in values: the scales of a piece are whole 16-byte units
+inline constexpr int kDispatchUnit = 512;  ///< in values: the scales of a piece are whole 16-byte vectors
 inline constexpr int kCombineUnit = 256;
 
 /// Parameters that are the same in every call. The constructor of LowLatencyCalls makes them from a shape that it has checked.

@@ -26,7 +26,7 @@ __device__ inline ExpertChoice expert_choice(PplxMove const& a, int t, int lane)
   return {e, __ffs(__match_any_sync(0xffffffffU, e)) - 1};
 }
 
-/// Copies `n` 16-byte units of this rank's memory by one warp.
+/// Copies `n` 16-byte vectors of this rank's memory by one warp.
 __device__ inline void copy_units(uint4* to, uint4 const* from, int n, int lane) {
   constexpr int kBatch = 7;
 #pragma unroll 1
