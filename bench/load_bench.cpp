@@ -188,7 +188,7 @@ Options parse(int argc, char** argv) {
     }
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), *known->second);
     if (error != std::errc() || end != value.data() + value.size() || *known->second < 1)
-      throw Error(ErrorCode::argument, text(name, ": ", value, " is no number from 1"));
+      throw Error(ErrorCode::argument, text(name, ": ", value, " is not a number from 1"));
   }
   return o;
 }

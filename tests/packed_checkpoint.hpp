@@ -35,7 +35,7 @@ struct CheckpointWriter {
     for (std::int64_t d : shape) n *= d;
     return static_cast<std::size_t>(n);
   }
-  /// Random codes; those that are no numbers in e4m3 are left out.
+  /// Random codes; those that are not numbers in e4m3 are left out.
   void codes(std::string const& name, FileDType type, std::vector<std::int64_t> const& shape) {
     kept.emplace_back(count(shape) * static_cast<std::size_t>(moe::io::bits(type)) / 8);
     for (std::uint8_t& v : kept.back()) {

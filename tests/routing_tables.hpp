@@ -112,7 +112,7 @@ TEST(Routing, R4_ADisabledExpertBesideAnInfiniteBiasLosesItsGroup) {
   EXPECT_EQ(route(c, {1.0F, 1.0F, -1.0F, -2.0F}).ids, (std::vector<std::int32_t>{2, 3}));
 }
 
-TEST(Routing, R5_NaNLogitIsAsIfAbsent) {
+TEST(Routing, R5_NaNLogitCountsAsAbsent) {
   for (Scoring s : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrtsoftplus}) {
     Row const with = route(plain(5, 3, s), {2.0F, kNaN, 1.0F, 0.0F, -1.0F});
     Row const without = route(plain(4, 3, s), kTable);

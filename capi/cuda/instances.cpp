@@ -25,7 +25,7 @@ std::string wrong_device(moe::c::Request const& r) {
   return major == 9 && minor == 0 ? "" : moe::text("cuda:", r.device.id, " is sm_", major, minor, ", needs sm_90");
 }
 std::string wrong_size(char const* what, std::int64_t value, int unit) {
-  return value % unit == 0 ? "" : moe::text(what, " ", value, " is no multiple of ", unit);
+  return value % unit == 0 ? "" : moe::text(what, " ", value, " is not a multiple of ", unit);
 }
 /// The first reason that is not empty.
 std::string first(std::initializer_list<std::string> reasons) {

@@ -104,13 +104,13 @@ std::string ignored(Plan const& plan) {
   auto const add = [&](auto const&... words) { out += (out.empty() ? "" : "; ") + text(words...); };
   bool const groups = plan.load.cols() % asked.num_groups == 0;
   if (!groups) {
-    add("--groups ", asked.num_groups, " is ignored: the number of experts, ", plan.load.cols(), ", is no multiple of it");
+    add("--groups ", asked.num_groups, " is ignored: the number of experts, ", plan.load.cols(), ", is not a multiple of it");
   }
   if (asked.num_ranks % asked.num_nodes != 0) {
-    add("--nodes ", asked.num_nodes, " is ignored: --ranks ", asked.num_ranks, " is no multiple of it; the plan is for 1 node");
+    add("--nodes ", asked.num_nodes, " is ignored: --ranks ", asked.num_ranks, " is not a multiple of it; the plan is for 1 node");
   } else if (plan.topology.num_nodes != asked.num_nodes) {
     add("--nodes ", asked.num_nodes, " is ignored: ", groups ? text("--groups ", asked.num_groups) : "1 group",
-        " is no multiple of it; the plan is for 1 node, policy ", name(plan.policy));
+        " is not a multiple of it; the plan is for 1 node, policy ", name(plan.policy));
   }
   return out;
 }

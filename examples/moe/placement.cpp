@@ -38,7 +38,7 @@ ExpertMaps read_maps(std::filesystem::path const& path, std::int64_t layer, int 
   auto const model = file["models"].begin();
   if (!model->is_object() || !model->contains("physical_to_logical")) refuse("model \"", model.key(), "\" has no physical_to_logical");
   nlohmann::json const& rows = (*model)["physical_to_logical"];
-  if (!rows.is_array() || rows.empty() || !rows[0].is_array()) refuse("physical_to_logical is no array of rows, one a layer");
+  if (!rows.is_array() || rows.empty() || !rows[0].is_array()) refuse("physical_to_logical is not an array of rows, one a layer");
   auto const layers = static_cast<std::int64_t>(rows.size());
   std::int64_t const row = layers == 1 ? 0 : layer;
   if (row < 0 || row >= layers) refuse("maps of ", layers, " layers, and no layer ", layer);

@@ -194,7 +194,7 @@ def experts(
         for name, array in (("w13", w13), ("w2", w2), ("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale),
                             ("w2_scale", w2_scale)):  # fmt: skip
             if array is not None or name in ("w13", "w2"):
-                _arrays.framework(array, name)  # an ArgumentError for what is no array
+                _arrays.framework(array, name)  # an ArgumentError for an argument that is not an array
                 settings[name] = _ARRAY
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
                         quantization=quantization, dtype=_arrays.dtype_name(hidden), weight_on_input=weight_on_input)  # fmt: skip

@@ -156,7 +156,7 @@ int main(int argc, char** argv) {
   moe_group_t none = nullptr;
   for (std::int32_t const handle : {static_cast<std::int32_t>(MPI_Comm_c2f(MPI_COMM_NULL)), 123456789, -7}) {
     expect(moe_group_create_mpi(handle, 0, &none) == MOE_E_ARG && none == nullptr, "no communicator", "group");
-    std::string const said = "fortran_communicator: " + std::to_string(handle) + " is no communicator";
+    std::string const said = "fortran_communicator: " + std::to_string(handle) + " is not a communicator";
     expect(std::string(moe_last_error()).find(said) != std::string::npos, "its text", "group");
   }
   MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

@@ -198,7 +198,7 @@ TEST(Overlap, OfScalesAndTheArraysOfAHashTable) {
 }
 
 // Columns of one matrix beside each other, and rows of another width between the rows of hidden.
-TEST(Overlap, ColumnsBesideEachOtherAreNone) {
+TEST(Overlap, AdjacentColumnsDoNotOverlap) {
   Arguments x;
   x.config.router = nullptr;
   ASSERT_EQ(x.create(), MOE_OK) << moe_last_error();

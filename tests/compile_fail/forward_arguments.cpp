@@ -3,14 +3,14 @@
 // errors: each
 // expect: forward(): hidden_states has another element type than the layer's Act. Fix: convert the rows
 // expect: forward(): hidden_states must have two dimensions, [M, hidden]
-// expect: forward(): hidden_states is no view of rows of the layer's hidden width
+// expect: forward(): hidden_states is not a view of rows of the layer's hidden width
 // expect: forward(): router_logits must be float, bf16 or f16
 // expect: forward(): router_logits must have two dimensions, [M, num_logits]
-// expect: forward(): router_logits is no view of rows
+// expect: forward(): router_logits is not a view of rows
 // expect: forward(): output has another element type than the layer's Act
 // expect: forward(): output is a view of const elements, and forward() writes it
 // expect: forward(): output must have two dimensions, [M, hidden]
-// expect: forward(): output is no view of rows of the layer's hidden width
+// expect: forward(): output is not a view of rows of the layer's hidden width
 #include "../archetypes.hpp"
 
 using namespace moe_test;

@@ -3,9 +3,9 @@
 // of a layer whose router chooses nothing.
 // errors: each
 // expect: forward_routed(): topk_ids must be int32 or int64. Fix: convert the ids to one of them
-// expect: forward_routed(): topk_ids is no view of rows
+// expect: forward_routed(): topk_ids is not a view of rows
 // expect: forward_routed(): topk_weights must be float
-// expect: forward_routed(): topk_weights is no view of rows
+// expect: forward_routed(): topk_weights is not a view of rows
 // expect: forward(): output is a view of const elements
 // expect: forward(): the layer's router chooses no experts. Fix: call forward_routed() with topk_ids and topk_weights
 #include "../archetypes.hpp"

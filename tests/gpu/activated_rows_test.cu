@@ -79,7 +79,7 @@ void compare(Kind kind, bool interleaved, std::int64_t width) {
   }
 }
 
-TYPED_TEST(ActivatedRowsDevice, AreTheTwoSteps) {
+TYPED_TEST(ActivatedRowsDevice, EqualActivationThenQuantisation) {
   compare<TypeParam, moe::bf16>(Kind::silu, false, 512);
   compare<TypeParam, moe::bf16>(Kind::swigluoai, true, 512);
   compare<TypeParam, moe::bf16>(Kind::relu2_no_mul, false, 320);

@@ -166,7 +166,7 @@ void many_cases() {
   for (bool fixed : {false, true}) {
     EXPECT_LT(standard_error<T>({.sizes = {8, 80, 40, 3}, .tokens = 37, .fixed = fixed}, ++seed), kTolerance<T>) << "odd sizes";
     EXPECT_LT(standard_error<T>({.sizes = {6, 50, 22, 2}, .tokens = 19, .fixed = fixed}, ++seed), kTolerance<T>)
-        << "no multiple of 16 bytes";
+        << "not a multiple of 16 bytes";
     for (Load load : {Load::one_expert, Load::some_missing, Load::all_missing}) {
       EXPECT_LT(standard_error<T>({.load = load, .biases = true, .fixed = fixed}, ++seed), kTolerance<T>) << static_cast<int>(load);
     }

@@ -152,7 +152,7 @@ TEST(EplbErrorsOnTheDevice, NoLayerIsAttached) {
 }
 
 // The count of a step is read with the next one.
-TEST(EplbErrorsOnTheDevice, LoadThatIsNoNumber) {
+TEST(EplbErrorsOnTheDevice, LoadThatIsNotANumber) {
   OneRankModel m(MoveMode::pause);
   m.attach();
   std::vector<std::int32_t> counts(kSlots, 1);

@@ -189,9 +189,9 @@ TEST(LowLatencyPolicy, T18_CodesAreThoseOfTheHost) {
   }
 }
 
-// ---- T8, T17, T21: handles, halves, slots.
+// ---- T8, T17, T21: handles, halves, buffer sets.
 
-TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndSlots) {
+TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndBufferSets) {
   for (int slots : {1, 2}) {
     Ranks<Low> run(Sizes{}, {.num_slots = slots, .window = {kTimeout}});
     run.bring(5, Routing::uniform, 8);
@@ -221,7 +221,7 @@ TEST(LowLatencyPolicy, T8_T17_T21_HandlesHalvesAndSlots) {
         expect_error(ErrorCode::state, [&] { x.combine(a, run.out(r), s); });
         x.combine(b, run.out(r), s);
       }
-      run.expect_good(false, moe::text(slots, " slots"));
+      run.expect_good(false, moe::text(slots, " buffer sets"));
     }
     auto& x = run.at(0);
     expect_error(ErrorCode::state, [&] { x.finalize(run.out(0), run.stream(0)); });
@@ -609,7 +609,7 @@ TEST(LowLatencyPolicy, TheWindowHasTheBytesOfTheFormula) {
   auto const size = memory_size();
   expect_window(Ranks<Low>(memory_sizes(), {.window = {kTimeout}}), low_latency_window(size), "plain");
   expect_window(Ranks<Low>(memory_sizes(), {.masks = true, .window = {kTimeout}}), low_latency_window(size, 1, true), "masks");
-  expect_window(Ranks<Low>(memory_sizes(), {.num_slots = 2, .window = {kTimeout}}), low_latency_window(size, 2), "two slots");
+  expect_window(Ranks<Low>(memory_sizes(), {.num_slots = 2, .window = {kTimeout}}), low_latency_window(size, 2), "two buffer sets");
   expect_window(Ranks<Low>(memory_sizes(), {.deduplicate = true, .window = {kTimeout}}), low_latency_deduplicated_window(size), "dedup");
   expect_window(Ranks<RankMajor>(memory_sizes(), {.window = {kTimeout}}), low_latency_deduplicated_window(size), "rank major");
 }

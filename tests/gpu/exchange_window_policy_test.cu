@@ -198,7 +198,7 @@ TYPED_TEST(DevicePolicy, T12_T21_AbandonedRoundsLeaveTheGroupSound) {
 }
 
 // Ranks without rows at the rank that gives up are complete and do not wait for it.
-TYPED_TEST(DevicePolicy, T12_WhoLacksNothingIsToldLater) {
+TYPED_TEST(DevicePolicy, T12_ARankThatWaitsForNoRowsSeesTheAbandonLater) {
   Ranks<TypeParam, Fp8> run(Sizes{}, params<TypeParam>());
   run.bring(5, Routing::uniform, kMaxTokens);
   for (int r = 0; r < 3; ++r) run.name_one_expert(r, 4 * r);  // nothing for rank 3

@@ -93,7 +93,7 @@ TEST_P(Hopper, TilesFilledToEveryWidth) {
 }
 
 // Eight steps of K and several units per thread block: racecheck must see the ring wrap.
-TEST_P(Hopper, RingsThatComeRound) {
+TEST_P(Hopper, RingsOfBuffersWrap) {
   constexpr LocalShape kDeep{8, 1024, 256, 2};
   for (int rows : {8, 64, most_rows(GetParam()), kBlockRows}) {
     for (int cluster : {1, 2}) {

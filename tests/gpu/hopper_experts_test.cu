@@ -93,7 +93,7 @@ TYPED_TEST(HopperExperts, X8_WeightOnTheInput) {
   for (int k : {1, 2}) this->compare({.experts = 8, .topk = k, .bias = true, .weight_on_input = true}, {3, 90});
 }
 
-TYPED_TEST(HopperExperts, X13_WidthsThatAreNoMultipleOfATile) {
+TYPED_TEST(HopperExperts, X13_WidthsThatAreNotMultiplesOfATile) {
   int const inter = std::is_same_v<typename TypeParam::Quant, Fp8Block<>> ? 128 : 80;
   this->compare({.hidden = 80, .intermediate = inter, .experts = 8, .topk = 2, .bias = true}, {1, 40});
 }
@@ -107,7 +107,7 @@ TYPED_TEST(HopperExperts, X19_ReplaysAfterNewInputs) {
   EXPECT_LE(captured.launches(64), TestFixture::Quant::kQuantizesActivations ? 5U : 4U);
 }
 
-TYPED_TEST(HopperExperts, X6_X19_X21_ReplayFollowsTheRowCountOnTheDeviceAndPaddingSaysNothing) {
+TYPED_TEST(HopperExperts, X6_X19_X21_ReplayFollowsTheRowCountOnTheDeviceAndPaddingIsIgnored) {
   using Hopper = typename TestFixture::template Case<experts::HopperContiguous>;
   Hopper captured({}, 300, this->quant());
   Hopper direct({}, 300, this->quant());

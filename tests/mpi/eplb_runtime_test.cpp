@@ -43,7 +43,7 @@ Model::Balancer::Params params(ServingRanks& ranks, MoveMode mode) {
 }
 
 // The last rank cannot send or receive: no rank commits that layer, all report it in the same step, and the old map serves on.
-TEST(RuntimeBalancer, MoveThatFailsOnOneRankIsCommittedByNone) {
+TEST(RuntimeBalancer, MoveThatFailsOnOneRankIsNotCommittedOnAny) {
   for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
     ServingRanks ranks(MPI_COMM_WORLD, 1000);
     bool const fails = ranks.rank() == ranks.size() - 1;

@@ -169,7 +169,7 @@ TYPED_TEST(Refusals, BatchInvarianceWithReplicas) {
   }
 }
 
-TYPED_TEST(Refusals, LogitsThatAreNoRows) {
+TYPED_TEST(Refusals, LogitsThatAreNotRows) {
   using Layer = RegistryLayer<None, TypeParam, experts::OneDnn>;
   int const num_experts = 4 * this->mpi.size();
   auto const store = zeros<RegistryConfig, None>(4, kHidden, kIntermediate, true);

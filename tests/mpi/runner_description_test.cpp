@@ -66,7 +66,7 @@ int count_with(std::vector<std::string> const& lines, std::string const& words) 
   return static_cast<int>(std::count_if(lines.begin(), lines.end(), [&](auto const& l) { return l.find(words) != std::string::npos; }));
 }
 
-TYPED_TEST(Description, SaysWhatThereIsAndNoMore) {
+TYPED_TEST(Description, DescribesThePartsThatExist) {
   using Layer = typename TestFixture::Layer;
   using Plain = Runner<Layer>;
   Plain plain(this->mpi, this->store.view(), this->template params<Plain>());

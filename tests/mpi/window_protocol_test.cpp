@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/window_protocol_test.cpp: halves, slots, handles, refusals, deadlines and the memory itself. A mistake of one rank is an error
-// on all ranks within the deadline, and a newly built group works.
+// tests/mpi/window_protocol_test.cpp: halves, buffer sets, handles, refusals, deadlines and the memory itself. A mistake of one rank is an
+// error on all ranks within the deadline, and a newly built group works.
 // moe-ranks: 1 2 3 4 8
 #undef NDEBUG  // ids out of range are an error in this file, for every build type
 #include <chrono>
@@ -175,7 +175,7 @@ TYPED_TEST(WindowProtocol, T24_DestroyWithAnOutstandingHandle) {
   }
 }
 
-// ---- Halves and slots.
+// ---- Halves and buffer sets.
 
 template <class Case>
 struct Halves : WindowProtocol<Case> {};
@@ -208,7 +208,7 @@ TYPED_TEST(Halves, T17_WorkBetweenSendAndReceive) {
   }
 }
 
-TYPED_TEST(Halves, T8_TwoBatchesOnOneSlot) {
+TYPED_TEST(Halves, T8_TwoBatchesOnOneBufferSet) {
   int const experts = this->experts();
   WindowHarness<TypeParam> h(this->comm, {.hidden = 16, .num_experts = experts, .k = 2});
   auto& x = h.exchange();
@@ -248,7 +248,7 @@ auto with_two_slots(int experts) {
   return typename WindowHarness<Case>::Setup{.hidden = 16, .num_experts = experts, .k = 2, .params = params};
 }
 
-TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
+TYPED_TEST(Halves, T8_T17_T21_TwoBufferSets) {
   int const experts = this->experts();
   WindowHarness<TypeParam> h(this->comm, with_two_slots<TypeParam>(experts));
   auto& x = h.exchange();
@@ -262,11 +262,11 @@ TYPED_TEST(Halves, T8_T17_T21_TwoSlots) {
     auto const t_second = x.receive(swap ? d0 : d1);
     h.run_experts(t_first, x.expert_output(swap ? d1 : d0));
     h.run_experts(t_second, x.expert_output(swap ? d0 : d1));
-    h.compare(finish(h, d0, b0), b0, "slot 0");
+    h.compare(finish(h, d0, b0), b0, "buffer set 0");
     auto wrong = d1;
     wrong.slot = 0;
     expect_error(ErrorCode::state, [&] { x.send_outputs(wrong); });
-    h.compare(finish(h, d1, b1), b1, "slot 1");
+    h.compare(finish(h, d1, b1), b1, "buffer set 1");
   }
   expect_error(ErrorCode::argument, [&] { x.send({}, 2); });
 }
@@ -311,12 +311,12 @@ TYPED_TEST(Halves, T12_T21_AbandonWithHandles) {
     if (this->errs()) receive(e1);
     h.compare(finish(h, e1, b1), b1, "received late");
 
-    auto const s0 = x.send(b0.tokens(), slot);  // the oldest handle, in either slot
+    auto const s0 = x.send(b0.tokens(), slot);  // the oldest handle, in either buffer set
     auto const s1 = x.send(b1.tokens(), 1 - slot);
     receive(s1);
     this->errs() ? x.abandon({}) : receive(s0);
-    expect_given_up(s0, b0, "the other slot");
-    h.compare(finish(h, s1, b1), b1, "its own slot");
+    expect_given_up(s0, b0, "the other buffer set");
+    h.compare(finish(h, s1, b1), b1, "its own buffer set");
 
     auto const o = x.send(b0.tokens(), slot);  // instead of receive_outputs(): the peers have received everything they need
     receive(o);

@@ -114,7 +114,7 @@ TEST(Nccl, BootstrapOverAFile) {
   }
 }
 
-TEST(Nccl, NobodyElseComes) {
+TEST(Nccl, PeersThatNeverJoinAreATimeout) {
   expect_error(ErrorCode::timeout, "800 ms", [&] { Nccl(0, 2, Nccl::unique_id(), {.timeout_ms = 800}); });
   expect_error(ErrorCode::timeout, [&] { Nccl::over_file("/tmp/moe_nccl_no_such_id", 1, 2, {.timeout_ms = 200}); });
   Device<int> still_works(4);

@@ -585,7 +585,7 @@ TEST(KilledRunnerRank, StagesOfAForwardThatIsReduced) {
   expect_survivors({{"tp_all_to_all_v", Phase::route}, {"tp_all_to_all_v", Phase::experts}});
   expect_survivors({{"tp_all_to_all_v", Phase::combine}, {"tp_all_to_all_v", Phase::reduction}});
 }
-TEST(KilledRunnerRank, GroupsThatAskEachForwardOrNever) {
+TEST(KilledRunnerRank, GroupsThatAgreeInEachForwardOrNever) {
   expect_survivors({{"tp_all_to_all_v_exact", Phase::dispatch},
                     {"tp_local", Phase::route},
                     {"tp_local", Phase::reduction},

@@ -62,13 +62,13 @@ def check_what_is_ignored():
     """Groups and nodes that do not divide are left out of account, and the plan says so."""
     common = ["--load", DATA / "readme_example.json", "--replicas", 4, "--ranks", 8]  # 12 experts
     for groups, nodes, note in (
-        (3, 2, "--nodes 2 is ignored: --groups 3 is no multiple of it; the plan is for 1 node, policy global"),
-        (1, 2, "--nodes 2 is ignored: --groups 1 is no multiple of it; the plan is for 1 node, policy global"),
-        (4, 3, "--nodes 3 is ignored: --ranks 8 is no multiple of it; the plan is for 1 node"),
-        (5, 1, "--groups 5 is ignored: the number of experts, 12, is no multiple of it"),
+        (3, 2, "--nodes 2 is ignored: --groups 3 is not a multiple of it; the plan is for 1 node, policy global"),
+        (1, 2, "--nodes 2 is ignored: --groups 1 is not a multiple of it; the plan is for 1 node, policy global"),
+        (4, 3, "--nodes 3 is ignored: --ranks 8 is not a multiple of it; the plan is for 1 node"),
+        (5, 1, "--groups 5 is ignored: the number of experts, 12, is not a multiple of it"),
         (5, 2,
-         "--groups 5 is ignored: the number of experts, 12, is no multiple of it; --nodes 2 is ignored: 1 group is no multiple of it; "
-               "the plan is for 1 node, policy global"),
+         "--groups 5 is ignored: the number of experts, 12, is not a multiple of it; --nodes 2 is ignored: 1 group is not a multiple of "
+         "it; the plan is for 1 node, policy global"),
         (4, 2, None), (4, 1, None), (1, 1, None),
     ):
         text = plan(*common, "--groups", groups, "--nodes", nodes)

@@ -145,7 +145,7 @@ TEST(ExchangeShapes, BlocksShareTokensAndWarpsShareWork) {
   EXPECT_EQ(high_throughput_planners(260, 1), 1);
 }
 
-TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirSentences) {
+TEST(ExchangeShapes, RefusalsAndFailuresHaveTheirMessages) {
   auto sentence = [](moe::comm::FailureRecord const& f, ErrorCode code) {
     std::string const message = expect_error(code, [&] { moe::comm::throw_if_failed(f); });
     return message.substr(0, message.find(" ("));

@@ -70,7 +70,7 @@ TEST(HandleTable, GenerationsWrap) {
   EXPECT_TRUE(same(t.oldest(), b));
 }
 
-TEST(HandleTable, RefusesWrongSlotsStatesAndHandlesNeverGiven) {
+TEST(HandleTable, RefusesWrongBufferSetsStatesAndHandlesNeverGiven) {
   Table t(2);
   for (int slot : {-1, 2}) {
     expect_error(ErrorCode::argument, "out of range [0, 2)", [&] { t.open(slot, DispatchState::sent); });
@@ -87,7 +87,7 @@ TEST(HandleTable, RefusesWrongSlotsStatesAndHandlesNeverGiven) {
   EXPECT_FALSE(t.sent(0));
 }
 
-TEST(HandleTable, TheOldestIsByDispatchNotBySlot) {
+TEST(HandleTable, TheOldestIsByDispatchNotByBufferSet) {
   Table t(2);
   EXPECT_FALSE(t.oldest());
   Handle const a = t.open_counted(1, DispatchState::received);

@@ -17,7 +17,7 @@ struct Config : moe::LayerDefaults {
   using Activation = AnyActivation;
 };
 
-TEST(BackendIds, G3_OutOfRangeIsNoExpertInRelease) {
+TEST(BackendIds, G3_OutOfRangeCountsAsNoExpertInRelease) {
   moe::comm::Self<> comm;
   moe::Arena<moe::space::host> arena;
   using Exchange = moe::backends::NoExpertParallel<>::Exchange<Config, moe::quantization::None, float>;

@@ -43,7 +43,7 @@ TEST(ExchangeMemory, P18_TooLargeBetweenGpus) {
   EXPECT_GT(bytes(size), 1'000'000'000);
 }
 
-TEST(ExchangeMemory, NothingFitsOrEverythingDoes) {
+TEST(ExchangeMemory, NoBytesFitNoTokensAndAllBytesFitAll) {
   auto const bytes = [](ExchangeSize const& s) { return high_throughput_memory(s).total(); };
   EXPECT_EQ(largest_max_tokens(kSize, 0, bytes), 0);
   EXPECT_EQ(largest_max_tokens(kSize, bytes(kSize), bytes), kSize.max_tokens);

@@ -225,7 +225,7 @@ TEST(Contract, OptionalMembersOfParamsHaveDefaults) {
 TEST(Contract, SchemesActivationsAndCommunicatorsHaveDefaults) {
   namespace facts = moe::facts;
   using Quant = ArchetypeQuantization<>;
-  using Computed = std::vector<float>;  // has operator[] and is no array
+  using Computed = std::vector<float>;  // has operator[] and is not an array
   EXPECT_FALSE(facts::has_shape_multiple<Quant>() || facts::has_static_scale<Quant>() || facts::has_global_scale<Quant>());
   EXPECT_FALSE(facts::bounds_amax<Quant>() || facts::has_weight_unit<Quant>());
   EXPECT_TRUE(facts::bounds_amax<StatedQuantization>() && facts::has_weight_unit<StatedQuantization>());

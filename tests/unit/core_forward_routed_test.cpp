@@ -166,7 +166,7 @@ TEST(ForwardRouted, ForwardRefusesTheSameNumbersOfValidRows) {
   }
 }
 
-TEST(ForwardRouted, ALayerRefusesConstantsThatAreNoNumbers) {
+TEST(ForwardRouted, ALayerRefusesConstantsThatAreNotNumbers) {
   Store const store;
   comm::Self<> self;
   auto wrong = params<Routed>();

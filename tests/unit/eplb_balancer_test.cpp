@@ -298,7 +298,7 @@ TEST(Balancer, B22_TwoModelsOneStepCounter) {
   expect_error(ErrorCode::argument, "model 2 is out of range [0, 2)", [&] { balancer.maps(2); });
 }
 
-TEST(Balancer, LoadsStayInTheWindowWhenTheMapChanges) {
+TEST(Balancer, LoadsStayInTheLoadWindowWhenTheMapChanges) {
   Balancer balancer({.window = 2, .step_interval = 100});
   int const main = balancer.add_model("main", ExpertMaps::initial(1, 2, 0), 2);
   SelfGroup self;

@@ -255,7 +255,7 @@ TEST(Maps, B19_InvalidMaps) {
   EXPECT_NO_THROW(moe::eplb::check_same_maps(std::vector<std::uint64_t>{maps.hash(), make({0, 1, 2, 1}, 3).hash()}));
 }
 
-TEST(Propose, B12_PreserveSlots) {
+TEST(Propose, B12_PreserveExpertSlots) {
   LayerSlots const kept = moe::eplb::preserve_slots(Ids{4, 7, 2}, {{7, 9, 4}, {1, 0, 2}}, 1);
   EXPECT_EQ(kept, (LayerSlots{{4, 7, 9}, {2, 1, 0}}));
 }

@@ -240,14 +240,14 @@ TEST(EplbErrors, Sizes) {
   });
 }
 
-TEST(EplbErrors, InvalidMapNamesLayerAndSlot) {
+TEST(EplbErrors, InvalidMapNamesLayerAndPhysicalId) {
   auto const map = [](std::vector<std::vector<std::int32_t>> const& rows) { ExpertMaps(Table<std::int32_t>(rows), 3); };
   expect_error(ErrorCode::argument, "physical id 2", [&] { map({{0, 1, 2, 0}, {0, 1, 3, 2}}); });
   expect_error(ErrorCode::argument, "layer 1", [&] { map({{0, 1, 2, 0}, {0, 1, 3, 2}}); });
   expect_error(ErrorCode::argument, "expert 2 has no expert slot in layer 0", [&] { map({{0, 1, 0, 1}}); });
 }
 
-TEST(EplbErrors, LoadThatIsNoNumber) {
+TEST(EplbErrors, LoadThatIsNotANumber) {
   for (double bad : {std::numeric_limits<double>::quiet_NaN(), -1.0, std::numeric_limits<double>::infinity()}) {
     Table<double> load(1, 4, 2.0);
     load(0, 3) = bad;

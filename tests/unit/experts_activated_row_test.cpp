@@ -23,7 +23,7 @@ using Schemes = testing::Types<None, Fp8PerTensorStatic, Fp8PerToken<>, Fp8Group
                                Int8Group<>, Mxfp8<>, Mxfp4<>, Nvfp4, W4A8Fp8>;
 TYPED_TEST_SUITE(ActivatedRows, Schemes);
 
-TYPED_TEST(ActivatedRows, AreTheTwoSteps) {
+TYPED_TEST(ActivatedRows, EqualActivationThenQuantisation) {
   using Payload = typename TypeParam::template Payload<float>;
   for (auto const& [kind, interleaved] :
        {std::pair{Kind::silu, false}, std::pair{Kind::swigluoai, true}, std::pair{Kind::relu2_no_mul, false}, std::pair{Kind::situ, false},

@@ -220,7 +220,7 @@ TEST(LayerWeights, ExpertsComeInTheOrderAskedFor) {
 }
 
 /// With replicas, every slot gets its expert's weights.
-TEST(LayerWeights, M7_ReplicasAreLoadedIntoEverySlot) {
+TEST(LayerWeights, M7_ReplicasAreLoadedIntoEveryExpertSlot) {
   std::vector<std::int32_t> const map{3, 1, 0, 0, 0, 2};
   auto const placement = moe::ExpertPlacement::from_physical_to_logical(map, kE, 3);
   for (int rank = 0; rank < 3; ++rank) {

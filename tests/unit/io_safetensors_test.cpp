@@ -299,7 +299,7 @@ TEST(SafetensorsWriter, AnErrorLeavesNoFileAndKeepsTheOldOne) {
   expect_error(ErrorCode::argument, "cannot create", [&] { SafetensorsWriter().write(dir / "no/such/out"); });
 }
 
-TEST(SafetensorsWriter, RefusesToReplaceWhatIsNoRegularFile) {
+TEST(SafetensorsWriter, RefusesToReplaceAnythingButARegularFile) {
   namespace fs = std::filesystem;
   TemporaryDirectory const dir;
   fs::create_directory(dir / "folder");

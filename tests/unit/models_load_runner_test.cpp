@@ -504,7 +504,7 @@ TEST(PackedExperts, AFileThatIsCutOffOrVanishesWhileItIsRead) {
                [&] { loader.read(kE - 1, {c13.data(), c2.data(), s13.data(), s2.data()}); });
 }
 
-TEST(PackedExperts, ACodeThatIsNoNumberIsRefused) {
+TEST(PackedExperts, ACodeThatIsNotANumberIsRefused) {
   TemporaryDirectory const directory;
   moe_test::write_checkpoint(directory.path(), kFp8, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     fp8_blocks(w, base, n, k);

@@ -231,7 +231,7 @@ void rejected(std::string_view part, Change&& change) {
   expect_error(ErrorCode::config, part, [&] { moe::validate(config); });
 }
 
-TEST(ParallelValidation, P7_TheGoodOnePasses) {
+TEST(ParallelValidation, P7_AValidConfigurationPasses) {
   auto const resolved = moe::validate(good());
   EXPECT_EQ(resolved.num_physical, 264);
   EXPECT_EQ(resolved.moe.ep_size, 8);

@@ -412,7 +412,7 @@ TEST(RoutingErrors, Capacity) {
 }
 
 // R6 for capacity routing: a row whose experts are all disabled by logits or bias is degenerate; a row that only finds no capacity is not.
-TEST(RoutingErrors, R6_CapacityCountsRowsThatNothingCanServe) {
+TEST(RoutingErrors, R6_CapacityCountsRowsWithoutAnEnabledExpert) {
   std::vector<float> const bias(2, -kInfinity);
   std::vector<float> const logits{1, 0, 1, 0, -kInfinity, -kInfinity};
   auto const rows_degenerate = [&](bool biased) {

@@ -80,7 +80,7 @@ TEST(ExpertMapping, R15_ReplicasOfAnExpertThatIsAlwaysFirst) {
   EXPECT_EQ(run(), std::pair(500, 500));
 }
 
-TEST(ExpertMapping, R16_IdsOutOfRangeAreNoExpert) {
+TEST(ExpertMapping, R16_IdsOutOfRangeCountAsNoExpert) {
   Example x;
   Ids load(6, 0);
   EXPECT_EQ(x.map({-1, 4, 100, 1}, 2, -1, {.load_counter = load.data()}), (Ids{-1, -1, -1, 1}));
@@ -177,7 +177,7 @@ TEST(CaptureHook, RecorderKeepsRowsAndFilesReplayThem) {
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 3);
   expect_error(ErrorCode::argument, "is truncated", [&] { RoutingRecorder::read(path); });
   std::ofstream(path) << "something else that is long enough";
-  expect_error(ErrorCode::argument, "is no routing record", [&] { RoutingRecorder::read(path); });
+  expect_error(ErrorCode::argument, "is not a routing record", [&] { RoutingRecorder::read(path); });
   std::filesystem::remove(path);
   expect_error(ErrorCode::argument, "cannot be read", [&] { RoutingRecorder::read(path); });
   expect_error(ErrorCode::argument, "layer: 2 is out of range [0, 2)",

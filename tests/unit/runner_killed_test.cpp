@@ -105,7 +105,7 @@ int run_rank(std::string const& form, int phase, std::string const& folder) {
 
 class KilledRunnerRank : public testing::TestWithParam<std::pair<char const*, Phase>> {};
 
-TEST_P(KilledRunnerRank, IsNamedToTheOthers) {
+TEST_P(KilledRunnerRank, SurvivorsNameIt) {
   if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [form, phase] = GetParam();
   moe_test::expect_survivors_fine(program, kRanks, form, std::to_string(static_cast<int>(phase)), kRunSeconds);

@@ -45,7 +45,7 @@ TEST(Schedule, AHalfIsUnderWayWhileTheOtherComputes) {
   }
 }
 
-TEST(Schedule, IncompleteOnes) {
+TEST(Schedule, IncompleteSchedules) {
   for (std::size_t i = 0; i < kHostDualBatch.size(); ++i) {
     auto twice = kHostDualBatch;  // a step twice instead of another
     twice[i] = twice[(i + 1) % twice.size()];

@@ -209,7 +209,7 @@ moe_status moe_group_create_mpi([[maybe_unused]] int32_t fortran_communicator, [
     moe::c::check_mpi_runs();
     MPI_Comm comm = MPI_Comm_f2c(fortran_communicator);
     if (comm == MPI_COMM_NULL || comm == MPI_Comm{}) {  // the second is Open MPI's answer to a number that it never gave
-      throw moe::Error(moe::ErrorCode::argument, moe::text("fortran_communicator: ", fortran_communicator, " is no communicator"));
+      throw moe::Error(moe::ErrorCode::argument, moe::text("fortran_communicator: ", fortran_communicator, " is not a communicator"));
     }
     return moe::c::group_over_mpi(comm, timeout_ms);
 #else

@@ -18,7 +18,7 @@ __device__ inline void publish(std::uint32_t* flag, std::uint32_t round) {
   ptx::store_relaxed_system(flag, round);
 }
 /// publish() without the fence, for data that earlier kernels of this stream wrote to this rank's own memory. The PTX memory model does not
-/// guarantee this: a relaxed store is no release pattern, so a peer's acquire does not synchronise with it, despite stream order on this
+/// guarantee this: a relaxed store is not a release pattern, so a peer's acquire does not synchronise with it, despite stream order on this
 /// GPU. It relies on how NVLink works: the stores of a finished kernel are in the L2 of the GPU that owns the memory, and peers read
 /// through that L2. Saves the fence (0.1 to 0.4 us per combine, docs/log/exchange.md); off by default.
 __device__ inline void announce(std::uint32_t* flag, std::uint32_t round) { ptx::store_relaxed_system(flag, round); }

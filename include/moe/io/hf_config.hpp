@@ -140,7 +140,7 @@ class HfConfig {
     }
     return element.get<std::int64_t>();
   }
-  /// Element `index` of a list, or null if the field is absent. E_CONFIG if it is no list or too short.
+  /// Element `index` of a list, or null if the field is absent. E_CONFIG if it is not a list or too short.
   nlohmann::json const& at(std::string_view field, std::int64_t index) const {
     nlohmann::json const* v = value(field);
     if (v == nullptr) missing({field});

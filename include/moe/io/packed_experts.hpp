@@ -105,7 +105,7 @@ inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mas
     std::memcpy(&word, bytes + i, 8);
     found |= look(word);
   }
-  last = kOnes * static_cast<std::uint8_t>(~value & mask);  // bytes that are no such value
+  last = kOnes * static_cast<std::uint8_t>(~value & mask);  // bytes that are not such values
   if (i < n) std::memcpy(&last, bytes + i, static_cast<std::size_t>(n - i));
   return (found | look(last)) != 0;
 }

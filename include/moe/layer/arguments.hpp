@@ -26,7 +26,7 @@ MOE_RULE(HiddenRankFits,
          "moe: forward(): hidden_states must have two dimensions, [M, hidden]. "
          "Fix: pass moe::make_rows<hidden>(pointer, M, hidden) (docs/errors.md#forward-arguments)");
 MOE_RULE(HiddenIsRows,
-         "moe: forward(): hidden_states is no view of rows of the layer's hidden width. "
+         "moe: forward(): hidden_states is not a view of rows of the layer's hidden width. "
          "Fix: pass moe::make_rows<hidden>(pointer, M, hidden) (docs/errors.md#forward-arguments)");
 MOE_RULE(LogitsElementFits,
          "moe: forward(): router_logits must be float, bf16 or f16. "
@@ -35,7 +35,7 @@ MOE_RULE(LogitsRankFits,
          "moe: forward(): router_logits must have two dimensions, [M, num_logits]. "
          "Fix: pass moe::make_rows(pointer, M, num_logits) (docs/errors.md#forward-arguments)");
 MOE_RULE(LogitsAreRows,
-         "moe: forward(): router_logits is no view of rows. "
+         "moe: forward(): router_logits is not a view of rows. "
          "Fix: pass moe::make_rows(pointer, M, num_logits) (docs/errors.md#forward-arguments)");
 MOE_RULE(OutputIsWritable,
          "moe: forward(): output is a view of const elements, and forward() writes it. "
@@ -47,7 +47,7 @@ MOE_RULE(OutputRankFits,
          "moe: forward(): output must have two dimensions, [M, hidden]. "
          "Fix: pass moe::make_rows<hidden>(pointer, M, hidden) (docs/errors.md#forward-arguments)");
 MOE_RULE(OutputIsRows,
-         "moe: forward(): output is no view of rows of the layer's hidden width. "
+         "moe: forward(): output is not a view of rows of the layer's hidden width. "
          "Fix: pass moe::make_rows<hidden>(pointer, M, hidden) (docs/errors.md#forward-arguments)");
 MOE_RULE(RouterSelects,
          "moe: forward(): the layer's router chooses no experts. "
@@ -56,29 +56,30 @@ MOE_RULE(IdsElementFits,
          "moe: forward_routed(): topk_ids must be int32 or int64. "
          "Fix: convert the ids to one of them (docs/errors.md#forward-arguments)");
 MOE_RULE(IdsAreRows,
-         "moe: forward_routed(): topk_ids is no view of rows. "
+         "moe: forward_routed(): topk_ids is not a view of rows. "
          "Fix: pass moe::make_rows(pointer, M, topk) (docs/errors.md#forward-arguments)");
 MOE_RULE(WeightsElementFits,
          "moe: forward_routed(): topk_weights must be float. "
          "Fix: convert the weights (docs/errors.md#forward-arguments)");
 MOE_RULE(WeightsAreRows,
-         "moe: forward_routed(): topk_weights is no view of rows. "
+         "moe: forward_routed(): topk_weights is not a view of rows. "
          "Fix: pass moe::make_rows(pointer, M, topk) (docs/errors.md#forward-arguments)");
 MOE_RULE(PlacementIsGiven,
          "moe: .placement is missing in the layer's parameters. "
          "Fix: .placement = moe::ExpertPlacement(num_experts, ranks) (docs/errors.md#placement)");
 MOE_RULE(
     ConstructedFromComm,
-    "moe: the constructor of a layer or runner takes (comm, weights, params), and the first argument is no communicator of its backend. "
+    "moe: the constructor of a layer or runner takes (comm, weights, params), and the first argument is not a communicator of its backend. "
     "Fix: pass a variable of Backend::Comm, then weights.view() (docs/errors.md#constructor-arguments)");
-MOE_RULE(ConstructedFromWeights,
-         "moe: the constructor of a layer or runner takes (comm, weights, params), and the second argument is no weight view of its types. "
-         "Fix: pass view() of a WeightStore<Config, Quantization, Space> (docs/errors.md#constructor-arguments)");
+MOE_RULE(
+    ConstructedFromWeights,
+    "moe: the constructor of a layer or runner takes (comm, weights, params), and the second argument is not a weight view of its types. "
+    "Fix: pass view() of a WeightStore<Config, Quantization, Space> (docs/errors.md#constructor-arguments)");
 }  // namespace rules
 
 namespace detail {
 
-/// Element (void if it is no view) and rank (0) of an argument.
+/// Element (void if it is not a view) and rank (0) of an argument.
 template <class View>
 struct ViewOf {
   using Element = void;

@@ -26,7 +26,7 @@ std::string fusing_obstacle(io::HostLayerWeights<T> const& w) {
            x.situ_up == y.situ_up;
   };
   if (w.shared.count == 0) return "there are no shared experts";
-  if (d.shared.gate == io::SharedGate::sigmoid) return "a sigmoid gate is no routing weight";
+  if (d.shared.gate == io::SharedGate::sigmoid) return "a sigmoid gate is not a routing weight";
   if (d.shared.combination == io::Combination::average) return "the output is an average of routed and shared output";
   if (!same(d.activation, d.shared.activation)) return "their activation is not that of the routed experts";
   if (d.latent > 0) return text("the routed experts have the latent width ", d.latent);

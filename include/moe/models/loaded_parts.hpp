@@ -60,7 +60,7 @@ struct SharedElement<Shared> {
 template <class Shared>
   requires requires { typename Shared::Weight; }
 struct SharedElement<Shared> {
-  using type = typename Shared::Weight;  // the codes of a scheme are no element
+  using type = typename Shared::Weight;  // the codes of a scheme are not an element type
 };
 
 }  // namespace detail

@@ -82,7 +82,7 @@ class RoutingRecorder {
     in.seekg(0);
     std::array<char, sizeof kMagic - 1> magic{};
     in.read(magic.data(), magic.size());
-    if (!in || std::memcmp(magic.data(), kMagic, magic.size()) != 0) refuse("is no routing record");
+    if (!in || std::memcmp(magic.data(), kMagic, magic.size()) != 0) refuse("is not a routing record");
     left -= static_cast<std::int64_t>(magic.size()) + 8;
     std::int64_t const layers = left < 0 ? -1 : get(in);
     if (layers < 0 || layers > left / 16) refuse("has an impossible number of layers");

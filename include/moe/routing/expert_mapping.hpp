@@ -96,7 +96,7 @@ MOE_HD inline int owner_of(ExpertMapping const& m, int physical) {
   return m.physical_to_rank != nullptr ? m.physical_to_rank[physical] : physical / (m.num_physical / m.ep_size);
 }
 
-/// Physical expert of slot (t, j) that chose logical expert `id`; -1 if `id` is no expert. t: row in the call, 64 bits.
+/// Physical expert of slot (t, j) that chose logical expert `id`; -1 if `id` is not an expert. t: row in the call, 64 bits.
 MOE_HD inline std::int32_t map_expert(ExpertMapping const& m, std::int32_t id, std::int64_t t, int j, int k) {
   if (id < 0 || id >= m.num_experts) return kNoExpert;
   int const n = m.replica_count[id];

@@ -220,7 +220,7 @@ def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
     if first.device.type not in ("cpu", "cuda"):
         raise Unsupported(f"{prefix} is on {first.device}")
     if first.shape[1] % 256 != 0 and has_gate:
-        raise Unsupported(f"the intermediate size {first.shape[1] // 2} is no multiple of 128")
+        raise Unsupported(f"the intermediate size {first.shape[1] // 2} is not a multiple of 128")
     found = activation_of(module, first.device)
     arrays = {"w13": first.detach(), "w2": second.detach(), "w13_scale": scale.detach(), "w2_scale": second_scale.detach()}
     arrays = {name: array.contiguous() for name, array in arrays.items()}

@@ -23,9 +23,9 @@ class W4A16Layer {
  public:
   /// Run one forward of an object at a time: the object has counters, which every forward leaves at their initial values. Packs the weights
   /// into `packed` (device memory of packed_bytes(), 16-byte aligned, valid for the layer's lifetime) and waits for that. Later only the
-  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a zero point that is no integer of
-  /// 0 … 15, or for a scale of int4_32, int4_32_zero, nvfp4 or int8 that is not finite; E_CONFIG if a size or group does not fit; E_ARG for
-  /// null or misaligned memory.
+  /// biases are read, and by weights_changed() all weights. E_UNSUPPORTED without a Hopper device, for a zero point that is not an integer
+  /// of 0 … 15, or for a scale of int4_32, int4_32_zero, nvfp4 or int8 that is not finite; E_CONFIG if a size or group does not fit; E_ARG
+  /// for null or misaligned memory.
   W4A16Layer(LocalShape shape, W4Scheme scheme, W4Weights const& weights, W4Activation const& activation, void* packed,
              W4Launcher launcher);
   /// The same with any activation, gated or not. `launcher`: w4_any_launcher<scheme>(). E_CONFIG for an activation without its limit.

@@ -91,7 +91,7 @@ inline void validate_groups(RouterConfig const& c) {
           ": zero experts belong to no group");
 }
 
-/// Each would give weights that are no numbers, or change their sign or order.
+/// Each would give weights that are not numbers, or change their sign or order.
 inline void validate_numbers(RouterConfig const& c) {
   auto const e_config = ErrorCode::config;
   auto const finite = [&](char const* what, float x) { require(std::isfinite(x), e_config, what, ": ", x, " is not a finite number"); };

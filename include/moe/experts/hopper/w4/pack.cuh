@@ -24,7 +24,7 @@ struct W4PackArgs {
   bool gate_up;   ///< gated w13: pair gate and up rows
   int* largest;   ///< [E] between the two kernels: see find_largest_scale
   float* factor;  ///< [E] out: the factor of the sums; of scales_rows() [E, packed_rows]
-  int* bad;       ///< out: set if a zero point is no integer of 0 … 15, or a scale of int4_32, nvfp4 or int8 is not finite
+  int* bad;       ///< out: set if a zero point is not an integer of 0 … 15, or a scale of int4_32, nvfp4 or int8 is not finite
   std::uint8_t* packed;
 };
 
