@@ -5,7 +5,7 @@
 //
 // A result that differs from experts::CudaReference is printed, not timed, and makes the exit code 1.
 // The floor is the larger of the useful operations over the sustained bf16 rate and the least bytes (packed weights of the experts hit,
-// once, plus input and output) over the stream rate; both rates are those of docs/results.md.
+// once, plus input and output) over the stream rate; both rates are those of docs/log/hopper.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -27,7 +27,7 @@ struct OneGpu {
   static constexpr BackendOrder kPrefill{"no_expert_parallel", "high_throughput", "all_to_all_v", "low_latency"};
 };
 /// A model that needs several. Decode: low_latency with hopper_masked, prefill: high_throughput with hopper_contiguous, as the benchmark
-/// takes them up to 256 tokens a rank and beyond (docs/results.md, "Whole layers": 248 us for 128 tokens a rank of "Flash" on four H200,
+/// takes them up to 256 tokens a rank and beyond (docs/log/layers.md: 248 us for 128 tokens a rank of "Flash" on four H200,
 /// all_to_all_v 306; 3368 for 8192, all_to_all_v 3640). The two were not compared with each other at one number of tokens.
 template <class Quant>
 struct SeveralGpus {
@@ -38,7 +38,7 @@ struct SeveralGpus {
 
 /// The choice for Model. Not specialised, as for a model of the user's own: no quantisation, several GPUs. "By the shape of" names a
 /// measured model whose sizes are close, where the model itself was not measured. Sizes are of the routed experts of all layers, times of
-/// docs/results.md.
+/// docs/log/hopper.md.
 template <class Model>
 struct PresetChoice : SeveralGpus<quantization::None> {};
 
