@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/fixed_sizes_bench.cu: kernels with sizes that are known at compile time beside the same with run-time sizes, on one GPU, taking
 // turns: routing, low_latency's dispatch and combine (one rank, so without waits for peers), the one-token kernel. Both write the same
-// bits, or nothing is timed. A time is that of a call in a graph of 64, in microseconds: the median of the rounds, and the spread from the
+// bits, or nothing is timed. A time is that of a call in a graph of 64, in microseconds: the median of the repeats, and the spread from the
 // least to the most. docs/log/routing.md and exchange.md have results of the first two; hopper.md says why the products are not here.
 //
 //   fixed_sizes_bench [routing] [exchange] [token]        default: all

@@ -27,7 +27,7 @@ ROUNDS, CALLS = 30, 300
 
 
 def host_time(call):
-    """The least of three medians of ten rounds."""
+    """The least of three medians of ten repeats."""
     times = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

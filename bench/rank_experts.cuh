@@ -57,7 +57,7 @@ int ranks_main(int argc, char** argv, char const* program, Set const& set) {
     std::string const key = argv[i];
     std::string const value = i + 1 < argc ? argv[i + 1] : "";
     if (!set(options, key, value)) {
-      std::fprintf(stderr, "%s: %s %s is no option\n", program, key.c_str(), value.c_str());
+      std::fprintf(stderr, "%s: %s %s is not an option\n", program, key.c_str(), value.c_str());
       result = 2;
     }
   }

@@ -32,8 +32,8 @@ fails where the page differs. [choose.md](choose.md) says which composition to t
 
 The tables show what the rules allow for a layer of run-time dimensions, in the element types that the backend carries and the experts
 compute with. Every router goes with every composition, with two conditions: `llama4` weighs the input, which a batched backend
-(`low_latency`, `pplx`) does for one expert a token only; and experts that route inside (`monolithic_*`) take no `external` one. Which of
-these compositions one build of the tool contains, `moe list compositions` says: `yes`, `not in this program:` with what builds it, or
+(`low_latency`, `pplx`) does for one expert a token only; and experts that route inside (`monolithic_*`) take no `external` one. `moe list
+compositions` says which of these compositions one build of the tool contains: `yes`, `not in this program:` with what builds it, or
 `no:` with the rule.
 
 Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::Mxfp4Fp8`,

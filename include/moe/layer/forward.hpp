@@ -42,7 +42,7 @@ void Layer<C>::execute(Hidden hidden, Routing const& routing, Output output, For
   }
   HalfBatch<C> batch = half(exchange_, kernel_, hidden, output, 0, rows_, options);
 
-  if constexpr (facts::arrives<Exchange>()) {  // one phase: what a probe enqueues between the two would part them
+  if constexpr (facts::arrives<Exchange>()) {  // one phase: a probe's work would come between the two
     probe.begin(Phase::experts);
     try {
       batch.dispatch_experts(stream);

@@ -93,7 +93,7 @@ class PeerExchange {
   static_assert(window_exchange_returns_element<Space, Partial>);
 
   /// Throws the error that the kernels have reported since the last call; call after synchronising the stream. A refusal or an abandoned
-  /// round is thrown once, on all ranks but the one that refused, and the group goes on.
+  /// round is thrown once, on all ranks but the one that refused, and the group stays usable.
   void check() const { check_window(*window_); }
   /// Call it instead of prepare() or finalize(), or of their second halves: this rank gives up the round, and the next call works. Peers
   /// get E_PEER from check(): of TwoSided and Pplx, after prepare(), those that miss rows in this round, the others in the next.

@@ -39,7 +39,7 @@ inline void expect_peer_device(PeerShape const& s) {
 __device__ inline std::uint32_t next_round(comm::WindowView const& w, std::size_t rounds) {
   return comm::detail::own<std::uint32_t>(w, rounds)[blockIdx.x] + 1;
 }
-/// Ends the round for this block; also advances the words of blocks that this launch lacks. By one thread.
+/// Ends the round for this block; also advances the words of blocks that this launch does not have. By one thread.
 __device__ inline void end_round(comm::WindowView const& w, std::size_t rounds, std::uint32_t round) {
 #pragma unroll 1
   for (unsigned b = blockIdx.x; b < kMaxExchangeBlocks; b += gridDim.x) {

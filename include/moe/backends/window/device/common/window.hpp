@@ -116,7 +116,7 @@ moe::detail::ExchangeTokens exchange_tokens(RoutedTokens<bf16, Hidden> const& in
   return tokens;
 }
 
-/// Throws the error that the kernels reported. Clears a failure that all ranks have seen: the group goes on. The stream must be idle.
+/// Throws the error that the kernels reported. Clears a failure that all ranks have seen: the group stays usable. The stream must be idle.
 template <class Window>
 void check_window(Window const& window) {
   comm::FailureRecord& f = *window.view().failure;

@@ -148,7 +148,7 @@ __device__ inline void dispatch_rows(Args const& a) {
     receive_rows(a, call);
   }
 
-  // A failed wait also leaves the round words consistent. Words of blocks that this launch lacks advance too.
+  // A failed wait also leaves the round words consistent. Words of blocks that this launch does not have advance too.
   __syncthreads();
   if (tid == 0) {
 #pragma unroll 1
