@@ -78,7 +78,7 @@ class SharedWorkspace {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (stream != nullptr && stream != cudaStreamLegacy) check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
     if (status != cudaStreamCaptureStatusNone) return;
-    unsigned long long id = 0;  // of this stream alone, while a handle can be that of a stream which was destroyed
+    unsigned long long id = 0;  // of this stream alone; a cudaStream_t may be reused after its stream was destroyed
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // while another stream is captured, too
     check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     cudaError_t const known = cudaStreamGetId(stream, &id);

@@ -26,7 +26,7 @@ inline void check_blas(cublasStatus_t status, char const* call) {
   if (status != CUBLAS_STATUS_SUCCESS) throw Error(ErrorCode::cuda, text(call, " failed: ", cublasLtGetStatusString(status)));
 }
 
-/// The handle of the current device: one for the process, which threads share. It holds no workspace.
+/// The cuBLASLt handle of the current device: one for the process, which threads share. It holds no workspace.
 inline cublasLtHandle_t blas_lt_handle() {
   static std::mutex mutex;
   static std::vector<cublasLtHandle_t> handles;  // by device; never destroyed: layers may outlive static objects
