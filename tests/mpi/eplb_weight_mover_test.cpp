@@ -47,7 +47,7 @@ struct Window {
   moe::comm::MpiShared window;
 };
 
-RC_GTEST_PROP(WeightMover, B7_RandomMapsEverySlotHoldsItsExpert, ()) {
+RC_GTEST_PROP(WeightMover, B7_RandomMapsEveryExpertSlotHoldsItsExpert, ()) {
   ASSERT_TRUE(kSameCases);
   static Ranks ranks;
   static Window const peers(ranks);

@@ -260,7 +260,7 @@ TEST(Propose, B12_PreserveExpertSlots) {
   EXPECT_EQ(kept, (LayerSlots{{4, 7, 9}, {2, 1, 0}}));
 }
 
-RC_GTEST_PROP(Propose, B12_PreserveSlotsMovesOnlyInsideRanks, ()) {
+RC_GTEST_PROP(Propose, B12_PreservedExpertSlotsMoveOnlyInsideRanks, ()) {
   int const ranks = *rc::gen::inRange(1, 5);
   int const per_rank = *rc::gen::inRange(1, 7);
   auto const slots = static_cast<std::size_t>(ranks) * static_cast<std::size_t>(per_rank);

@@ -89,7 +89,7 @@ TEST(Recovery, DeadDpRankTakesItsEpRanks) {
   EXPECT_EQ(moe::eplb::ep_ranks_of_dp_rank(1, 2, 2), (std::vector<int>{4, 5, 6, 7}));
 }
 
-RC_GTEST_PROP(Recovery, B18_EveryExpertLivesOrTheErrorIsRight, ()) {
+RC_GTEST_PROP(Recovery, B18_EveryExpertHasALiveReplicaOrTheErrorIsRight, ()) {
   int const ranks = *rc::gen::inRange(2, 8);
   int const per_rank = *rc::gen::inRange(1, 6);
   int const experts = *rc::gen::inRange(1, ranks * per_rank + 1);

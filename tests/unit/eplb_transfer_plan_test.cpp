@@ -121,7 +121,7 @@ Weights weights_of(int layer, int expert) {
   return out;
 }
 
-RC_GTEST_PROP(TransferPlan, B7_EverySlotHoldsItsExpertAfterTheMove, ()) {
+RC_GTEST_PROP(TransferPlan, B7_EveryExpertSlotHoldsItsExpertAfterTheMove, ()) {
   Maps const m = random_maps();
   int const layer = *rc::gen::inRange(0, 61);
   int const slots_per_rank = static_cast<int>(m.before.size()) / m.num_ranks;
@@ -195,7 +195,7 @@ RC_GTEST_PROP(TransferPlan, B24_SendsOfAllRanksAreTheReceivesOfAllRanks, ()) {
   RC_ASSERT(sent == received);
 }
 
-RC_GTEST_PROP(TransferPlan, RoundsHaveOnePeerEachWayAndAreAsFewAsPossible, ()) {
+RC_GTEST_PROP(TransferPlan, TransferRoundsHaveOnePeerEachWayAndAreAsFewAsPossible, ()) {
   Maps const m = random_maps();
   auto const flows = plan_flows(m.before, m.after, m.num_logical, m.num_ranks);
   auto const rounds = moe::eplb::schedule_rounds(flows, m.num_ranks);
