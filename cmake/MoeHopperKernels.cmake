@@ -14,6 +14,7 @@
 # A program that links <name> includes experts/hopper_{contiguous,masked,w4a16,w8a16,w4a8}.hpp or
 # experts/hopper/{contiguous,w4a16,w4a8}_layer.hpp and no .cuh.
 function(moe_add_hopper_kernels name)
+  moe_expect_cuda_language("moe_add_hopper_kernels(${name})")
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
   set(sources ${folder}/hopper_contiguous.cu)
   file(CONFIGURE OUTPUT ${folder}/hopper_contiguous.cu CONTENT "#include <moe/experts/hopper/contiguous_layer.cuh>\n" @ONLY)

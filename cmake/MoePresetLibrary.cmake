@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake/MoePresetLibrary.cmake: moe_add_model_library(<name> MODEL <model> …): the layers and blocks of a model as a library.
 #
-# For each of BACKENDS (host, cuda: no_expert_parallel, all_to_all_v, low_latency, high_throughput; default no_expert_parallel) and of
-# QUANTIZATIONS (names of the registry; default: how the model is released) one composition, its block (moe::Runner) and a translation
-# unit. <name>.hpp declares them extern and names the blocks
+# For each of BACKENDS (default no_expert_parallel) and of QUANTIZATIONS (default: how the model is released) one composition, its block
+# (moe::Runner) and a translation unit. <name>.hpp declares them extern and names the blocks
 #
 #   <name>::<backend>::<quantization>::prefill and ::decode     the composition of that backend, the same for both phases
 #   <name>::prefill, <name>::decode                             what models/preset_choice.hpp prefers of them
 #
-# of the PHASES that are asked for (both). <name>::decode is a moe::Runner; its layer is <name>::decode::Layer. SPACE is host or cuda
-# (default host). In the CUDA space the routing kernel and low_latency's dispatch and combine are compiled for the model's sizes, in the
-# library; all other kernels have run-time dimensions and are compiled once for all libraries of a project. All for sm_90a.
+# of the PHASES that are asked for (default both). <name>::decode is a moe::Runner; its layer is <name>::decode::Layer. SPACE is host or
+# cuda (default host). In the CUDA space the routing kernel and low_latency's dispatch and combine are compiled for the model's sizes, in
+# the library; all other kernels have run-time dimensions and are compiled once for all libraries of a project. All for sm_90a.
 
 set(MOE_PRESET_BACKENDS no_expert_parallel all_to_all_v low_latency high_throughput)
+set(MOE_PRESET_PHASES prefill decode)
+set(MOE_PRESET_SPACES host cuda)
+# Names of the registry.
+set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group32
+    mxfp4_w4a16 nvfp4_w4a16)
+# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
+set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
 
 # How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
 # asserts it.
@@ -63,19 +69,24 @@ function(_moe_preset_quantization type header kernels name)
   set(type_fp8_block128 Fp8Block<>)
   set(type_fp8_per_token Fp8PerToken<>)
   set(type_fp8_per_tensor Fp8PerTensor<>)
+  set(type_int8_per_token Int8PerToken)
+  set(type_int8_per_channel Int8PerChannel)
   set(type_int4_group128 Int4Group128)
+  set(type_int4_group32 "WNa16<4, 32>")
   set(type_mxfp4_w4a16 Mxfp4W4A16<>)
+  set(type_nvfp4_w4a16 Nvfp4W4A16)
   set(kernels_none "bf16 FastSilu" "bf16 AnyActivation")
   set(kernels_fp8_block128 "fp8_block FastSilu" "fp8_block AnyActivation")
   set(kernels_fp8_per_token "fp8_row FastSilu" "fp8_row AnyActivation")
   set(kernels_fp8_per_tensor ${kernels_fp8_per_token})
+  set(kernels_int8_per_token "int8_row FastSilu" "int8_row AnyActivation")
+  set(kernels_int8_per_channel "w4a16 int8")
   set(kernels_int4_group128 "w4a16 int4")
+  set(kernels_int4_group32 "w4a16 int4_32")
   set(kernels_mxfp4_w4a16 "w4a16 mxfp4")
-  if(NOT DEFINED type_${name})
-    message(FATAL_ERROR "moe_add_model_library: QUANTIZATIONS ${name} is not known, known: none fp8_block128 fp8_per_token fp8_per_tensor "
-                        "int4_group128 mxfp4_w4a16")
-  endif()
+  set(kernels_nvfp4_w4a16 "w4a16 nvfp4")
   string(REGEX REPLACE "_w4a16$" "" file ${name})
+  string(REPLACE "int4_group32" "int4_group128" file ${file})  # one header for all groups
   set(${type} "moe::quantization::${type_${name}}" PARENT_SCOPE)
   set(${header} moe/quantization/${file}.hpp PARENT_SCOPE)
   set(${kernels} ${kernels_${name}} PARENT_SCOPE)
@@ -203,8 +214,8 @@ function(_moe_preset_exchange text model quantization type backend)
 endfunction()
 
 # _moe_preset_fixed(text model quantizations): the kernels of low_latency at the model's sizes, for rows as the quantisations send them.
-# CMake must know which of them send the same rows, since a kernel is instantiated once: it goes by their names, and the C++ compiler
-# checks it.
+# CMake must know which of them send the same rows, since a kernel is instantiated once: fp8_block128 sends fp8, all others that such an
+# exchange carries send bf16. The C++ compiler checks it.
 function(_moe_preset_fixed text model quantizations)
   set(config "moe::models::PresetConfig<${model}, moe::space::cuda>")
   _moe_preset_backend(backend headers kernels cuda low_latency)
@@ -212,13 +223,13 @@ function(_moe_preset_fixed text model quantizations)
   set(checks)
   foreach(quantization IN LISTS quantizations)
     set(fp8 false)
-    if(quantization MATCHES "^fp8_")
+    if(quantization STREQUAL "fp8_block128")
       set(fp8 true)
     endif()
     _moe_preset_quantization(type header kernels ${quantization})
     set(rows "moe::models::PresetLayer<${model}, ${type}, ${backend}>::RowQuant")
     string(APPEND checks "static_assert(${rows}::kQuantizesActivations == ${fp8},
-              \"moe: cmake/MoePresetLibrary.cmake: by its name ${quantization} was taken for fp8 rows (${fp8}), wrongly\");\n")
+              \"moe: cmake/MoePresetLibrary.cmake: ${quantization} was taken for fp8 rows (${fp8}), wrongly\");\n")
     list(APPEND instantiations "template moe::detail::LowLatencyFixed const& moe::detail::low_latency_fixed<${config}, ${fp8}>()|")
   endforeach()
   list(REMOVE_DUPLICATES instantiations)
@@ -227,26 +238,66 @@ function(_moe_preset_fixed text model quantizations)
   set(${text} "${checks}${instantiations}\n" PARENT_SCOPE)
 endfunction()
 
+# _moe_preset_catalog(result): the models of models/catalog.hpp, with their namespace.
+function(_moe_preset_catalog result)
+  get_target_property(folders moe::moe INTERFACE_INCLUDE_DIRECTORIES)
+  set(text)
+  foreach(folder IN LISTS folders)
+    string(REGEX REPLACE "^[$]<BUILD_INTERFACE:(.*)>$" "\\1" folder "${folder}")
+    if(EXISTS ${folder}/moe/models/catalog.hpp)
+      file(READ ${folder}/moe/models/catalog.hpp text)
+    endif()
+  endforeach()
+  if(NOT text MATCHES "tuple_t<([^>]+)>")
+    message(FATAL_ERROR "cmake/MoePresetLibrary.cmake: no moe/models/catalog.hpp with a list tuple_t<…> in ${folders}")
+  endif()
+  string(REGEX MATCHALL "[A-Za-z0-9_]+" models "${CMAKE_MATCH_1}")
+  list(TRANSFORM models PREPEND "moe::models::")
+  set(${result} ${models} PARENT_SCOPE)
+endfunction()
+
+# _moe_preset_known(what keyword known values...): an error for a value that is not in the list that is called `known`.
+function(_moe_preset_known what keyword known)
+  foreach(value IN LISTS ARGN)
+    if(NOT value IN_LIST ${known})
+      list(JOIN ${known} " " all)
+      message(FATAL_ERROR "${what}: ${keyword} ${value} is not known, known: ${all}")
+    endif()
+  endforeach()
+endfunction()
+
 function(moe_add_preset_library name model space quantizations backends phases user_headers)
   set(what "moe_add_model_library(${name} MODEL ${model})")
   if(NOT space)
     set(space host)
   endif()
-  if(NOT space MATCHES "^(host|cuda)$")
-    message(FATAL_ERROR "${what}: SPACE ${space} is not known, known: host cuda")
-  endif()
-  if(space STREQUAL "cuda" AND NOT (TARGET moe::cublas AND TARGET MoeToolkit::cublas))
-    message(FATAL_ERROR "${what}: SPACE cuda needs the component cublas of moe (gates and shared experts)")
-  endif()
-  # An installed package has targets whose dependencies only a component finds.
-  if(space STREQUAL "host" AND NOT TARGET MoeOneDnn::dnnl)
-    message(FATAL_ERROR "${what}: SPACE host needs the component onednn of moe")
-  endif()
   if(NOT backends)
     set(backends no_expert_parallel)
   endif()
   if(NOT phases)
-    set(phases prefill decode)
+    set(phases ${MOE_PRESET_PHASES})
+  endif()
+  list(REMOVE_DUPLICATES backends)
+  list(REMOVE_DUPLICATES phases)
+  # A model of the project is a struct of its own headers.
+  _moe_preset_catalog(catalog)
+  if(NOT model IN_LIST catalog AND (NOT user_headers OR model MATCHES "^moe::models::"))
+    list(JOIN catalog " " all)
+    message(FATAL_ERROR "${what}: MODEL ${model} is not known, known: ${all}; a struct of your own needs HEADERS that declare it")
+  endif()
+  _moe_preset_known("${what}" SPACE MOE_PRESET_SPACES ${space})
+  _moe_preset_known("${what}" PHASES MOE_PRESET_PHASES ${phases})
+  _moe_preset_known("${what}" BACKENDS MOE_PRESET_BACKENDS ${backends})
+  _moe_preset_known("${what}" QUANTIZATIONS MOE_PRESET_QUANTIZATIONS ${quantizations})
+  if(space STREQUAL "cuda")
+    moe_expect_cuda_language("${what}: SPACE cuda")
+    if(NOT (TARGET moe::cublas AND TARGET MoeToolkit::cublas))
+      message(FATAL_ERROR "${what}: SPACE cuda needs the component cublas of moe (gates and shared experts)")
+    endif()
+  endif()
+  # An installed package has targets whose dependencies only a component finds.
+  if(space STREQUAL "host" AND NOT TARGET MoeOneDnn::dnnl)
+    message(FATAL_ERROR "${what}: SPACE host needs the component onednn of moe")
   endif()
   string(REGEX REPLACE "^.*::" "" short "${model}")
   set(preset_default OFF)
@@ -259,21 +310,23 @@ function(moe_add_preset_library name model space quantizations backends phases u
       endif()
     endforeach()
   endif()
-  foreach(phase IN LISTS phases)
-    if(NOT phase MATCHES "^(prefill|decode)$")
-      message(FATAL_ERROR "${what}: PHASES ${phase} is not known, known: prefill decode")
-    endif()
-  endforeach()
+  list(REMOVE_DUPLICATES quantizations)
   foreach(backend IN LISTS backends)
-    if(NOT backend IN_LIST MOE_PRESET_BACKENDS)
-      message(FATAL_ERROR "${what}: BACKENDS ${backend} is not known, known: ${MOE_PRESET_BACKENDS}")
-    endif()
     if(space STREQUAL "cuda" AND NOT backend STREQUAL "no_expert_parallel" AND NOT TARGET MoeToolkit::nccl)
       message(FATAL_ERROR "${what}: ${backend} needs NCCL, which this toolkit lacks")
     endif()
     if(space STREQUAL "host" AND NOT backend STREQUAL "no_expert_parallel" AND NOT TARGET MPI::MPI_CXX)
       message(FATAL_ERROR "${what}: ${backend} needs the component mpi of moe")
     endif()
+    foreach(quantization IN LISTS quantizations)
+      if(space STREQUAL "cuda" AND backend MATCHES "^(low_latency|high_throughput)$" AND quantization IN_LIST MOE_PRESET_NOT_OVER_WINDOWS)
+        set(carried ${MOE_PRESET_QUANTIZATIONS})
+        list(REMOVE_ITEM carried ${MOE_PRESET_NOT_OVER_WINDOWS})
+        list(JOIN carried " " carried)
+        message(FATAL_ERROR "${what}: BACKENDS ${backend} cannot carry QUANTIZATIONS ${quantization} in SPACE cuda, it carries: "
+                            "${carried}. Others need a library of their own with no_expert_parallel or all_to_all_v")
+      endif()
+    endforeach()
   endforeach()
 
   set(headers moe/models/catalog.hpp moe/models/preset_${space}.hpp ${user_headers})

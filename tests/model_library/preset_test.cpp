@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <moe_test_preset.hpp>
+#include <moe_test_preset_int8.hpp>
 #include <type_traits>
 #include <vector>
 
@@ -70,5 +71,6 @@ void expect_block_by_hand() {
 
 TEST(PresetLibrary, BlockEqualsTheDefinition) { expect_block_by_hand<Block>(); }
 TEST(PresetLibrary, BlockOfAnotherQuantisation) { expect_block_by_hand<Fp8>(); }
+TEST(PresetLibrary, BlockOfInt8Rows) { expect_block_by_hand<moe_test_preset_int8::decode>(); }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 #include "moe/models/preset.hpp"
 #include "moe/models/shared_policy.hpp"
 #include "moe/routing/fixed_sizes.hpp"
@@ -42,9 +43,10 @@ struct PresetSpace<space::cuda> {
   template <class Model>
   using Router = routing::FixedWherePossible<typename Model::Router, Model>;
   template <class Quant, class Backend>
-  using Experts = std::conditional_t<
-      experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
-      std::conditional_t<Backend::kFormat == ActivationFormat::batched, experts::HopperMasked, experts::HopperContiguous>>;
+  using Experts = std::conditional_t<experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
+                                     std::conditional_t<experts::HopperW8A16::supports_quantization<Quant>(), experts::HopperW8A16,
+                                                        std::conditional_t<Backend::kFormat == ActivationFormat::batched,
+                                                                           experts::HopperMasked, experts::HopperContiguous>>>;
   /// Dense, or in the model's scheme if the caller of load_runner() asks for it (shared_in_scheme) and checkpoint and kernels allow it.
   template <class Weight, class Quant, class Backend>
   using Shared = typename DeviceSharedFor<Quant, Experts<Quant, Backend>>::template Policy<Weight>;
