@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every link has a target, no line
-has more than 140 columns and no paragraph more than six lines, sources that pages name exist (changelog and logs aside), sections of
-docs/semantics that comments name exist, and docs/errors.md has exactly the codes of core/error.hpp and the rules of the code, each with a
-program of tests/compile_fail that breaks it. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format
-keeps the lines of C++. --write copies the files into the blocks that name them."""
+"""Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every fenced block is run by a
+test or marked as an excerpt, every link has a target, no line has more than 140 columns and no paragraph more than six lines, sources that
+pages name exist (changelog and logs aside), sections of docs/semantics that comments name exist, and docs/errors.md has exactly the codes
+of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. Lines and comments of Python, CMake
+and the scripts have the bounds of documents; clang-format keeps the lines of C++. --write copies the files into the blocks that name
+them."""
 import argparse
 import pathlib
 import re
@@ -64,6 +65,24 @@ def code_form(text: str) -> list[str]:
     return problems
 
 
+def unrun_blocks(page: str, text: str) -> list[str]:
+    """The fenced blocks that no test runs. Run are blocks that name their file (<!-- path -->), README's program, CMake
+    (tests/install/docs_blocks.py), the Python of docs/python.md (tests/python/test_docs.py). <!-- excerpt: of what --> marks the rest."""
+    problems, lines, fenced, programs = [], text.splitlines(), False, 0
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("```"):
+            continue
+        fenced = not fenced
+        if not fenced:
+            continue
+        before = lines[number - 2] if number > 1 else ""
+        programs += page == "README.md" and line == "```cpp"
+        run = line == "```cmake" or (page, line) == ("python.md", "```python") or (line == "```cpp" and programs == 1)
+        if not run and not re.fullmatch(r"<!-- (\S+|excerpt: .+) -->", before):
+            problems.append(f"line {number}: no test runs this block: name its file, <!-- path -->, or mark it <!-- excerpt: of what -->")
+    return problems
+
+
 def is_code(path: pathlib.Path) -> bool:
     """Whether code_form() judges this file."""
     return path.suffix in (".py", ".cmake") or path.name == "CMakeLists.txt" or (path.parent.name == "scripts" and not path.suffix)
@@ -78,6 +97,12 @@ def check_form() -> list[str]:
     if seen != [True, False, True, False, False, True, False]:
         problems.append(f"check_docs.py: form() judges its examples wrongly: {seen}")
     comment = "# word\n" * 7
+    seen = [bool(unrun_blocks(page, text)) for page, text in (
+        ("c.md", "```c\nint x;\n```"), ("c.md", "<!-- examples/a.c -->\n```c\n```"), ("c.md", "<!-- excerpt: a call -->\n```c\n```"),
+        ("c.md", "```cmake\n```"), ("python.md", "```python\n```"), ("c.md", "```python\n```"), ("README.md", "```cpp\n```"),
+        ("README.md", "```cpp\n```\n```cpp\n```"), ("README.md", "```\n```"))]
+    if seen != [True, False, False, False, False, True, False, True, True]:
+        problems.append(f"check_docs.py: unrun_blocks() judges its examples wrongly: {seen}")
     seen = [bool(code_form(text)) for text in ("x" * 141, "x" * 140, comment, comment[7:], "  # word\n" * 7, "#   word\n" * 7,
                                                comment[7:] + "#\n" + comment[7:], "# https://" + "x" * 140)]
     if seen != [True, False, True, False, True, False, False, False]:
@@ -135,6 +160,9 @@ def main() -> int:
                 problems.append(f"{document.relative_to(root)}: no such file: {target}")
             elif slug and slug not in anchors(file):
                 problems.append(f"{document.relative_to(root)}: no such heading: {target}")
+
+    for document in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        problems += [f"{document.relative_to(root)}: {problem}" for problem in unrun_blocks(document.name, document.read_text())]
 
     folders = [root / name for name in ("include", "tests", "examples", "bench", "scripts", "cmake")]
     sources = [f"/{path.relative_to(root)}" for folder in folders for path in folder.rglob("*") if path.is_file()]

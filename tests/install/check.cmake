@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; request an unknown component.
-# Any failure fails the test.
+# tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; the CMake blocks of the
+# documents; request an unknown component. Any failure fails the test.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -11,6 +11,7 @@ set(options -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${WORK
 foreach(language CXX CUDA)
   list(APPEND options -DCMAKE_${language}_COMPILER_LAUNCHER=${LAUNCHER})
 endforeach()
+set(docs_blocks ${PYTHON} ${CMAKE_CURRENT_LIST_DIR}/docs_blocks.py --root ${CMAKE_CURRENT_LIST_DIR}/../..)
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 
@@ -30,6 +31,14 @@ if(ONLY STREQUAL "host")
   if(TOOL)
     run(${WORK}/prefix/bin/moe list compositions)
   endif()
+
+  # What the documents show.
+  set(libmoe)
+  if(LIBMOE)
+    set(libmoe --libmoe)
+  endif()
+  run(${docs_blocks} --prefix ${WORK}/prefix --work ${WORK}/docs --cmake ${CMAKE_COMMAND} --cxx ${COMPILER}
+      --option=-DMOE_CUDA_ROOT=${CUDA_ROOT} ${libmoe})
 
   # From C: CMake and pkg-config, without a header of CUDA on the path; from C++.
   if(LIBMOE)
@@ -62,8 +71,13 @@ if(ONLY STREQUAL "host")
   endif()
 endif()
 if(ONLY STREQUAL "cuda")
-  run(${CMAKE_COMMAND} -S ${CUDA_CONSUMER} -B ${WORK}/cuda ${options} -DCMAKE_CUDA_COMPILER=${NVCC} -DCMAKE_CUDA_HOST_COMPILER=${COMPILER}
-      -DNCCL_PROGRAM=${NCCL_PROGRAM})
+  file(COPY ${CUDA_CONSUMER}/ DESTINATION ${WORK}/cuda_source)
+  if(NCCL_PROGRAM)
+    run(${docs_blocks} --cuda-block ${WORK}/cuda_source/docs_block.cmake)
+    configure_file(${NCCL_PROGRAM} ${WORK}/cuda_source/program.cu COPYONLY)
+  endif()
+  run(${CMAKE_COMMAND} -S ${WORK}/cuda_source -B ${WORK}/cuda ${options} -DCMAKE_CUDA_COMPILER=${NVCC}
+      -DCMAKE_CUDA_HOST_COMPILER=${COMPILER})
   run(${CMAKE_COMMAND} --build ${WORK}/cuda)
   foreach(level 0 2 3)
     run(${PYTHON} ${CHECK_SYMBOLS} --nm ${NM} ${WORK}/cuda/CMakeFiles/cuda_model_O${level}.dir/model.cpp.o)

@@ -19,7 +19,7 @@ ELSEWHERE = {
     "cmake --preset": "CI: the build, install.consumer",
     "cmake --build --preset": "CI: the build",
     "g++ -std=c++20 -fsyntax-only": "the build compiles the same files",
-    "cc experts.c": "example.c.experts compiles the program, install.consumer links one through pkg-config",
+    "cc experts.c": "install.consumer (docs_blocks.py)",
     "pip install ./python": "python.wheel",
     "build/host/tests/fuzz/<name>_fuzz": "fuzz.*",
     "mpirun -n 4 build/gpu/examples/example_expert_parallel_cuda": "example.expert_parallel_cuda.np4, with GPUs",
