@@ -26,6 +26,7 @@ from ._experts import clear_cache, experts
 from ._ffi import library as _library
 from ._host import Plan, Quantized, Routing, plan, quantize, route
 from ._runner import Group, Runner, torch as _torch_module
+from ._types import Array, Communicator, RunnerInfo
 
 if _torch_module is not None:
     from . import _torch as _torch_operators
@@ -39,7 +40,7 @@ def has(feature: str) -> bool:
 
 
 __all__ = [
-    "ArgumentError", "CapacityError", "ConfigError", "CudaError", "Error", "Group", "InternalError", "MismatchError", "OutOfMemoryError",
-    "PeerError", "Plan", "Quantized", "Routing", "Runner", "StateError", "TimeoutError", "UnsupportedError", "clear_cache", "experts",
-    "has", "plan", "quantize", "route",
+    "ArgumentError", "Array", "CapacityError", "Communicator", "ConfigError", "CudaError", "Error", "Group", "InternalError",
+    "MismatchError", "OutOfMemoryError", "PeerError", "Plan", "Quantized", "Routing", "Runner", "RunnerInfo", "StateError", "TimeoutError",
+    "UnsupportedError", "clear_cache", "experts", "has", "plan", "quantize", "route",
 ]  # fmt: skip

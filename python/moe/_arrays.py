@@ -16,6 +16,7 @@ from ._ffi import library
 
 #: DLPack's code and bits of the element types that numpy knows only through ml_dtypes and cannot export.
 _EXTENSION_DTYPES = {"bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e8m0fnu": (14, 8)}
+#: Stands for the stream that torch has made current for the array's device; the extension's calls say which it was.
 CURRENT_STREAM = -1
 #: dtypes of expert ids that an int32 holds. The library takes int32 and int64, and refuses what is left.
 NARROW_IDS = ("int8", "uint8", "int16", "uint16")
@@ -108,16 +109,17 @@ def export_output(array: Any, name: str = "output") -> Any:
     return export(array, name)
 
 
-def stream(array: Any) -> int:
-    """The stream on which a call with this array runs: the one that is current in its framework."""
-    kind = framework(array)
+def stream(kind: str) -> tuple[int, Any]:
+    """The stream on which a call with an array of that framework runs, the one that is current there, and what keeps it alive."""
     if kind == "cupy":
         import cupy
 
-        return cupy.cuda.get_current_stream().ptr
+        current = cupy.cuda.get_current_stream()
+        return int(current.ptr), current
     if kind == "torch":
-        return CURRENT_STREAM
-    return 0  # JAX has no current stream: its arrays are waited for before, and the answer after
+        return CURRENT_STREAM, None
+    # JAX has no current stream: its arrays are waited for before, and the answer after. Others are ready on the default one, by DLPack.
+    return 0, None
 
 
 def dtype_name(array: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _arrays
 from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
+from ._types import Array, ArrayT
 
 #: Longer inputs run in pieces of this many rows.
 MAX_ROWS = 8192
@@ -112,11 +113,11 @@ def clear_cache() -> None:
 
 
 def experts(
-    hidden: Any,
-    topk_ids: Any,
-    topk_weights: Any,
-    w13: Any,
-    w2: Any,
+    hidden: ArrayT,
+    topk_ids: Array,
+    topk_weights: Array,
+    w13: Array,
+    w2: Array,
     activation: str = "silu",
     *,
     alpha: float = 1.702,
@@ -124,14 +125,14 @@ def experts(
     limit: float | None = None,
     situ_gate: float = 4.0,
     situ_up: float = 25.0,
-    w13_bias: Any = None,
-    w2_bias: Any = None,
-    w13_scale: Any = None,
-    w2_scale: Any = None,
+    w13_bias: Array | None = None,
+    w2_bias: Array | None = None,
+    w13_scale: Array | None = None,
+    w2_scale: Array | None = None,
     quantization: str | None = None,
     weight_on_input: bool = False,
-    output: Any = None,
-) -> Any:
+    output: ArrayT | None = None,
+) -> ArrayT:
     """The experts of one MoE layer on one device: sum over j of topk_weights[:, j] * FFN_{topk_ids[:, j]}(hidden).
 
     Args:
@@ -174,14 +175,16 @@ def experts(
             if (
                 len(shape) == 2 and shape[0] <= known.rows and len(chosen) == 2 and chosen[1] == known.topk
                 and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32
-                and not ((hidden.requires_grad or topk_weights.requires_grad) and _grad_enabled())
-                and known.w13 == (w13.data_ptr(), w13._version) and known.w2 == (w2.data_ptr(), w2._version)
+                and not ((hidden.requires_grad or topk_weights.requires_grad) and _grad_enabled())  # type: ignore[attr-defined]
+                and known.w13 == (w13.data_ptr(), w13._version)  # type: ignore[attr-defined]
+                and known.w2 == (w2.data_ptr(), w2._version)  # type: ignore[attr-defined]
                 and (known.device is None or known.device == _current_device())
                 and (not known.others or known.same_others(w13_bias, w2_bias, w13_scale, w2_scale))
             ):  # fmt: skip
                 if output is None:
                     output = _empty_like(hidden)
-                _forward_routed(known.runner._handle, hidden, topk_ids, topk_weights, output, -1)
+                runner = known.runner
+                runner._last_stream = _forward_routed(runner._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
     arrays = [a for a in (w13, w2, w13_bias, w2_bias, w13_scale, w2_scale) if a is not None]
     for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):  # the runner checks the rest of the call
@@ -191,10 +194,10 @@ def experts(
     entry = _cache.get(key)
     if entry is None:
         settings = {}
-        for name, array in (("w13", w13), ("w2", w2), ("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale),
+        for name, given in (("w13", w13), ("w2", w2), ("w13_bias", w13_bias), ("w2_bias", w2_bias), ("w13_scale", w13_scale),
                             ("w2_scale", w2_scale)):  # fmt: skip
-            if array is not None or name in ("w13", "w2"):
-                _arrays.framework(array, name)  # an ArgumentError for an argument that is not an array
+            if given is not None or name in ("w13", "w2"):
+                _arrays.framework(given, name)  # an ArgumentError for an argument that is not an array
                 settings[name] = _ARRAY
         settings.update(topk=int(topk), activation=activation, alpha=alpha, beta=beta, limit=limit, situ_gate=situ_gate, situ_up=situ_up,
                         quantization=quantization, dtype=_arrays.dtype_name(hidden), weight_on_input=weight_on_input)  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from . import _arrays
 from ._errors import ArgumentError, whole_number
 from ._ffi import library
+from ._types import Array
 
 #: Of `plan`; the library's bound of every size.
 MOST_PHYSICAL = 1 << 24
@@ -14,7 +15,8 @@ _DTYPES = {(1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bf
 
 
 class Routing(NamedTuple):
-    """topk_ids: int32 [M, k]. topk_weights: float32 [M, k]."""
+    """topk_ids: int32 [M, k]. topk_weights: float32 [M, k]. Arrays of the input's framework, as in the other answers below: which one it
+    is, a tuple with names cannot say."""
 
     topk_ids: Any
     topk_weights: Any
@@ -36,7 +38,7 @@ class Plan(NamedTuple):
 
 
 def route(
-    logits: Any,
+    logits: Array,
     topk: int,
     *,
     scoring: str = "softmax",
@@ -54,10 +56,10 @@ def route(
     num_zero_experts: int = 0,
     zero_expert: str = "identity",
     degenerate: str = "uniform_first_k",
-    correction_bias: Any = None,
-    per_expert_scale: Any = None,
-    hash_table: Any = None,
-    token_ids: Any = None,
+    correction_bias: Array | None = None,
+    per_expert_scale: Array | None = None,
+    hash_table: Array | None = None,
+    token_ids: Array | None = None,
 ) -> Routing:
     """Chooses the experts of each token (docs/semantics/routing.md).
 
@@ -90,11 +92,12 @@ def route(
     ids = _arrays.empty(logits, (logits.shape[0], width), "int32")
     weights = _arrays.empty(logits, (logits.shape[0], width), "float32")
     tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
-    library.route(settings, _arrays.export(logits), tokens, _arrays.export(ids), _arrays.export(weights), _arrays.stream(logits))
+    stream, _ = _arrays.stream(_arrays.framework(logits))
+    library.route(settings, _arrays.export(logits), tokens, _arrays.export(ids), _arrays.export(weights), stream)
     return Routing(_arrays.finish(ids, logits), _arrays.finish(weights, logits))
 
 
-def quantize(matrix: Any, quantization: str) -> Quantized:
+def quantize(matrix: Array, quantization: str) -> Quantized:
     """Quantises weights, on the host.
 
     Args:
@@ -125,7 +128,7 @@ def quantize(matrix: Any, quantization: str) -> Quantized:
     return Quantized(_arrays.finish(codes, matrix), None if scales is None else _arrays.finish(scales, matrix))
 
 
-def plan(load: Any, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, num_groups: int = 1) -> Plan:
+def plan(load: Array, num_physical: int, num_ranks: int = 1, num_nodes: int = 1, num_groups: int = 1) -> Plan:
     """Places experts by their load (docs/semantics/eplb.md), on the host.
 
     Args:

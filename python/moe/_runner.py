@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Mapping
+from typing import Any, Mapping, cast
 
 import tvm_ffi
 
 from . import _arrays, _ffi
 from ._errors import ArgumentError, ConfigError, StateError, UnsupportedError, milliseconds, number, whole_number
 from ._ffi import library as _library
+from ._types import Array, ArrayT, Communicator, RunnerInfo
 
 try:
     import torch
@@ -67,7 +68,7 @@ class Group:
         return cls._adopt(_library.group_nccl(bytes(id), rank, size, milliseconds(timeout)))
 
     @classmethod
-    def mpi(cls, communicator: Any = None, timeout: float = 0.0) -> Group:
+    def mpi(cls, communicator: Communicator | None = None, timeout: float = 0.0) -> Group:
         """Collective over a communicator of mpi4py, or any object with its py2f(), for arrays on the host. None: MPI_COMM_WORLD; mpi4py
         then initialises MPI; without mpi4py the program must have done so. timeout: as for `nccl`."""
         deadline = milliseconds(timeout)
@@ -148,8 +149,8 @@ class Runner:
 
     def __init__(
         self,
-        w13: Any,
-        w2: Any,
+        w13: Array,
+        w2: Array,
         *,
         topk: int,
         max_tokens: int,
@@ -159,14 +160,14 @@ class Runner:
         limit: float | None = None,
         situ_gate: float = 4.0,
         situ_up: float = 25.0,
-        w13_bias: Any = None,
-        w2_bias: Any = None,
-        w13_scale: Any = None,
-        w2_scale: Any = None,
+        w13_bias: Array | None = None,
+        w2_bias: Array | None = None,
+        w13_scale: Array | None = None,
+        w2_scale: Array | None = None,
         quantization: str | None = None,
         dtype: str | None = None,
         num_experts: int | None = None,
-        router: Mapping[str, Any] | None = None,
+        router: Mapping[str, str | float | Array] | None = None,
         backend: str | None = None,
         experts: str | None = None,
         group: Group | None = None,
@@ -224,16 +225,18 @@ class Runner:
                 settings, {name: _arrays.export(array, name) for name, array in arrays.items()}, router, self._group._handle
             )
         info = _library.runner_info(self._handle)
-        self._info = {str(key): value for key, value in info.items()}
+        self._info = {str(key): str(value) if isinstance(value, str) else value for key, value in info.items()}
         self._max_tokens = int(max_tokens)
         self._cuda = self._info["device_type"] == 2
         self._guard = torch is not None and self._cuda and torch.cuda.device_count() > 1  # another GPU may be the current one
         self._device = self._info["device_id"]
         self._alone = self._group.size == 1
-        self._last_stream = 0
+        self._framework = _arrays.framework(w13)
+        self._last_stream = 0  # of the last call, and what keeps it alive
+        self._stream_owner: Any = None
         if self._info["weights_packed"]:  # biases are read where they lie
             arrays = {name: array for name, array in arrays.items() if name.endswith("_bias")}
-        self._kept = (arrays if keep_weights else None, router_arrays)
+        self._kept: tuple[Any, Any] | None = (arrays if keep_weights else None, router_arrays)
         global _next_key
         with _lock:
             _next_key += 1
@@ -253,14 +256,14 @@ class Runner:
         return bool(self._info["weights_packed"])
 
     @property
-    def info(self) -> dict[str, Any]:
+    def info(self) -> RunnerInfo:
         """device_type, device_id, rank, size, num_local_experts, weights_packed, bytes, window_bytes, dtype, quantization, backend,
         experts."""
-        return dict(self._info)
+        return cast(RunnerInfo, dict(self._info))
 
     # -- calls
 
-    def forward_routed(self, hidden: Any, topk_ids: Any, topk_weights: Any, output: Any = None) -> Any:
+    def forward_routed(self, hidden: ArrayT, topk_ids: Array, topk_weights: Array, output: ArrayT | None = None) -> ArrayT:
         """The layer with routing that the caller did.
 
         Args:
@@ -285,7 +288,7 @@ class Runner:
             if output is None:
                 output = torch.empty_like(hidden)
             if hidden.shape[0] <= self._max_tokens and (not self._guard or _current_device() == self._device):
-                _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
+                self._last_stream = _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
             with _device_of(hidden):
                 self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
@@ -298,10 +301,11 @@ class Runner:
             topk_ids = _arrays.cast(topk_ids, "int32")
         ids = _arrays.export(topk_ids, "topk_ids")
         weights = _arrays.export(_arrays.cast(topk_weights, "float32"), "topk_weights")
-        self._in_pieces(_arrays.export(hidden, "hidden"), ids, weights, into, _arrays.stream(hidden))
+        stream, self._stream_owner = _arrays.stream(_arrays.framework(hidden))
+        self._in_pieces(_arrays.export(hidden, "hidden"), ids, weights, into, stream)
         return self._finish(written, hidden) if output is None else output
 
-    def forward(self, hidden: Any, router_logits: Any, output: Any = None, token_ids: Any = None) -> Any:
+    def forward(self, hidden: ArrayT, router_logits: Array, output: ArrayT | None = None, token_ids: Array | None = None) -> ArrayT:
         """The layer with the runner's own router.
 
         Args:
@@ -322,9 +326,10 @@ class Runner:
         written = _arrays.empty(hidden, hidden.shape) if output is None else output
         into = _arrays.export(written) if output is None else _arrays.export_output(output)
         tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
+        stream, self._stream_owner = _arrays.stream(_arrays.framework(hidden))
+        logits = _arrays.export(router_logits, "router_logits")
         with _device_of(hidden):
-            _ffi.forward(self._handle, _arrays.export(hidden, "hidden"), _arrays.export(router_logits, "router_logits"), into, tokens,
-                         _arrays.stream(hidden))  # fmt: skip
+            self._last_stream = _ffi.forward(self._handle, _arrays.export(hidden, "hidden"), logits, into, tokens, stream)
         return self._finish(written, hidden) if output is None else output
 
     __call__ = forward_routed
@@ -333,12 +338,13 @@ class Runner:
         """Rows do not depend on each other: in a group of one rank a long input runs in pieces."""
         rows = hidden.shape[0]
         if rows <= self._max_tokens or not self._alone:
-            _forward_routed(self._handle, hidden, ids, weights, output, stream)
+            self._last_stream = _forward_routed(self._handle, hidden, ids, weights, output, stream)
             return
         _library.refuse_overlap(output, hidden, ids, weights)
         for first in range(0, rows, self._max_tokens):
             count = min(self._max_tokens, rows - first)
-            _forward_routed(self._handle, *(_rows(array, first, count) for array in (hidden, ids, weights, output)), stream)
+            pieces = [_rows(array, first, count) for array in (hidden, ids, weights, output)]
+            self._last_stream = _forward_routed(self._handle, *pieces, stream)
 
     def _finish(self, output: Any, like: Any) -> Any:
         if self._cuda and _arrays.framework(like) == "jax":
@@ -346,28 +352,43 @@ class Runner:
         return _arrays.finish(output, like)
 
     def weights_changed(self) -> None:
-        """The weights were overwritten in place: a runner that has packed them packs them again, on the current stream."""
-        stream = torch.cuda.current_stream().cuda_stream if torch is not None and self._cuda else 0
+        """The weights were overwritten in place: a runner that has packed them packs them again, on the stream that is current in their
+        framework."""
+        stream, owner = _arrays.stream(self._framework) if self._cuda else (0, None)
+        if stream == _arrays.CURRENT_STREAM:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
         _library.runner_weights_changed(self._handle, stream)
+        self._last_stream, self._stream_owner = stream, owner
 
     def check(self) -> None:
         """Raises errors of calls that the device has finished. Does not wait."""
         _library.runner_check(self._handle)
 
     def wait(self, stream: int | None = None) -> None:
-        """Waits for a CUDA stream (None: torch's current one, else the default stream), within the deadline, and raises its errors."""
-        if stream is None:
-            stream = torch.cuda.current_stream(self._info["device_id"]).cuda_stream if torch is not None and self._cuda else 0
-        _library.runner_wait(self._handle, stream)
+        """Waits for a CUDA stream, within the deadline, and raises its errors. None: for the one of the last call, of whatever framework,
+        and for torch's current one, on which CUDA graphs of calls are replayed."""
+        if stream is not None:
+            _library.runner_wait(self._handle, stream)
+            return
+        _library.runner_wait(self._handle, self._last_stream)
+        if self._cuda and torch is not None and torch.cuda.is_initialized():
+            current = torch.cuda.current_stream(self._device).cuda_stream
+            if current != self._last_stream:
+                _library.runner_wait(self._handle, current)
 
     def close(self) -> None:
-        """Frees the runner. Python does so when nothing refers to it any more."""
-        handle, self._handle = getattr(self, "_handle", 0), 0
-        if handle:
-            if self._cuda and torch is not None and torch.cuda.is_initialized():
-                torch.cuda.synchronize(self._info["device_id"])  # its memory must not be in use
-            _library.runner_destroy(handle)
-            self._kept = None
+        """Waits for the device's work with the runner and frees it. Python does so when nothing refers to it any more."""
+        handle = getattr(self, "_handle", 0)
+        if not handle:
+            return
+        if getattr(self, "_cuda", False):  # its memory must not be in use
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.synchronize(self._device)  # all streams: graphs replay on any
+            else:
+                _library.stream_wait(self._device, self._last_stream, 0)
+        self._handle = 0
+        _library.runner_destroy(handle)
+        self._kept = self._stream_owner = None
 
     def __enter__(self) -> Runner:
         return self

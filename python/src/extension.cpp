@@ -249,9 +249,13 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   return reinterpret_cast<std::int64_t>(runner);
 }
 
-/// Shape, dtype and device are judged by the library.
-void forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTensor* weights, DLTensor* output, std::int64_t stream) {
-  require(moe_runner_forward_routed(handle<moe_runner_t>(runner), hidden, ids, weights, output, nullptr, stream_of(hidden, stream)));
+/// Shape, dtype and device are judged by the library. Returns the stream of the call, which wait() and close() need: with -1 only this
+/// function knows it without a detour over Python.
+std::int64_t forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTensor* weights, DLTensor* output,
+                            std::int64_t stream) {
+  void* const on = stream_of(hidden, stream);
+  require(moe_runner_forward_routed(handle<moe_runner_t>(runner), hidden, ids, weights, output, nullptr, on));
+  return reinterpret_cast<std::int64_t>(on);
 }
 
 /// For an input that runs in pieces: the library sees one piece at a time, and the output of one may be the input of the next.
@@ -263,10 +267,14 @@ void refuse_overlap(DLTensor* output, DLTensor* hidden, DLTensor* ids, DLTensor*
   }
 }
 
-void forward(std::int64_t runner, DLTensor* hidden, DLTensor* logits, DLTensor* output, ffi::AnyView token_ids, std::int64_t stream) {
+/// Returns the stream, too.
+std::int64_t forward(std::int64_t runner, DLTensor* hidden, DLTensor* logits, DLTensor* output, ffi::AnyView token_ids,
+                     std::int64_t stream) {
   moe_forward_options options = MOE_FORWARD_OPTIONS_INIT;
   options.token_ids = array(token_ids);
-  require(moe_runner_forward(handle<moe_runner_t>(runner), hidden, logits, output, &options, stream_of(hidden, stream)));
+  void* const on = stream_of(hidden, stream);
+  require(moe_runner_forward(handle<moe_runner_t>(runner), hidden, logits, output, &options, on));
+  return reinterpret_cast<std::int64_t>(on);
 }
 
 /// As forward_routed, of which the first `num_valid_rows` rows count (-1: all), or num_rows[0] where that is given.
