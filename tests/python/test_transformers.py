@@ -326,15 +326,57 @@ def test_torch_compile_with_gradients_falls_back(trained, device):
         getattr(module, name).requires_grad_(name == trained)
     parameter, gradients = getattr(module, trained), []
     torch._dynamo.reset()
-    for run in (module, torch.compile(module, backend="eager")):
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for run in (module, compiled, compiled):
         parameter.grad = None
-        run(hidden, ids, weights).square().sum().backward()
+        if run is module or len(gradients) == 1:
+            adapter._layer._warned.clear()
+            with pytest.warns(adapter.FallbackWarning, match="Experts runs on transformers' own implementation: gradients are on"):
+                output = run(hidden, ids, weights)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", adapter.FallbackWarning)  # once
+                output = run(hidden, ids, weights)
+        output.square().sum().backward()
         gradients.append(parameter.grad)
     model.set_experts_implementation("grouped_mm")
     parameter.grad = None
     module(hidden, ids, weights).square().sum().backward()
     for gradient in gradients:
         assert gradient is not None and torch.allclose(gradient, parameter.grad, atol=1e-6)
+
+
+def test_torch_compile_of_a_module_that_the_library_cannot_take():
+    module = Strange(torch.tanh)
+    hidden, ids, weights = torch.randn(5, 16), torch.randint(0, 4, (5, 1)), torch.rand(5, 1)
+
+    def run(hidden, ids, weights):
+        return adapter.experts_forward(module, hidden, ids, weights)
+
+    with torch.no_grad():
+        with pytest.warns(adapter.FallbackWarning):
+            adapter._layer._warned.clear()
+            expected = run(hidden, ids, weights)
+        adapter._layer._warned.clear()  # as in a process that has loaded a module which ran before
+        torch._dynamo.reset()
+        with pytest.warns(adapter.FallbackWarning, match="Strange runs on transformers' own implementation: its activation is none"):
+            got = torch.compile(run, backend="eager", fullgraph=True)(hidden, ids, weights)
+    assert torch.equal(got, expected)
+
+
+def test_another_number_of_experts_per_token(device):
+    """A call with fewer experts per token than the one before, as with router settings that change between two."""
+    model = families.build("qwen3_moe").to(device)
+    module, (hidden, ids, weights) = calls_of(model)[0]
+    assert ids.shape[1] > 1
+    with torch.no_grad():
+        for topk in (ids.shape[1], 1, ids.shape[1], 1):
+            given = hidden, ids[:, :topk].contiguous(), weights[:, :topk].contiguous()
+            got = adapter.experts_forward(module, *given)
+            assert adapter.why_not(module) is None
+            assert distance(got, integration.grouped_mm_experts_forward(module, *given)) < 1e-5
+    runners = module._moe_layer.runners
+    assert sorted(runners) == [1, ids.shape[1]] and all(len(made) == 1 for made in runners.values())
 
 
 def test_torch_compile_of_a_model_that_has_not_run(device):
@@ -409,7 +451,7 @@ def test_fp8_forms_that_the_library_does_not_have(settings):
     module = cls(Fp8Config(), **{"block_size": (128, 128), **settings})
     module.is_transposed, module.is_concatenated, module.has_post_expert_norm = False, True, False
     with pytest.raises(adapter._layer.Unsupported):
-        adapter._layer.read_fp8_experts(module, 2)
+        adapter._layer.read_fp8_experts(module)
 
 
 # ---- gpt-oss in mxfp4

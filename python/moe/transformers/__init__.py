@@ -31,11 +31,11 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
     if layer.reason is not None:
         return fallback(module, hidden, ids, weights)
     if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
-        _layer._warn(module, "gradients are on, and the library has none: call the model under torch.no_grad()")
+        _layer._warn(module, _layer.GRADIENTS)
         return fallback(module, hidden, ids, weights)
     if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
         ids = torch.where(ids >= module.num_experts, -1, ids)
-    runner = layer.runner(hidden.shape[0])
+    runner = layer.runner(hidden.shape[0], ids.shape[-1])
     if hidden.dtype is not layer.dtype:
         return runner.forward_routed(hidden.to(layer.dtype), ids, weights).to(hidden.dtype)
     return runner.forward_routed(hidden, ids, weights)
@@ -59,13 +59,16 @@ def _forward_of(module: torch.nn.Module) -> Any:
 
 
 def _compiled(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, fallback: Any) -> torch.Tensor:
-    """While torch.compile traces: the operator, or the fallback's own code. A module that has not run before runs outside the graph."""
+    """While torch.compile traces: the operator, or the fallback's own code with the same warning as without torch.compile. A module that
+    has not run before runs outside the graph."""
     layer = getattr(module, "_moe_layer", None)
     if layer is None:
         return _outside(module, hidden, ids, weights)
     if layer.reason is not None:
+        _layer.warn_while_tracing(type(module).__qualname__, layer.reason)
         return fallback(module, hidden, ids, weights)
     if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+        _layer.warn_while_tracing(type(module).__qualname__, _layer.GRADIENTS)
         return fallback(module, hidden, ids, weights)
     return torch.ops.moe.transformers_experts(hidden, ids, weights, layer.key)
 

@@ -22,6 +22,10 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: 
 modules: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
 
 
+#: Why a call that needs gradients falls back.
+GRADIENTS = "gradients are on, and the library has none: call the model under torch.no_grad()"
+
+
 class FallbackWarning(UserWarning):
     """A module runs on transformers' own implementation; the text says why."""
 
@@ -42,8 +46,9 @@ class Unsupported(Exception):
 
 
 class Layer:
-    """Runners of one experts module, made at its first call. One that is too small is followed by a larger one and stays, since a
-    captured CUDA graph may use it. A copy of the module has none: `key` and `reason`, which torch.compile reads, stay with the module."""
+    """Runners of one experts module, by the experts per token of a call, made at the first one. One that is too small is followed by a
+    larger one and stays, since a captured CUDA graph may use it. A copy of the module has none: `key` and `reason`, which torch.compile
+    reads, stay with the module."""
 
     def __init__(self, module: torch.nn.Module, weights: Weights | None, reason: str | None, scope: Any = None,
                  sharded: bool = True) -> None:  # fmt: skip
@@ -53,7 +58,7 @@ class Layer:
         self.sharded = sharded
         self.scope = scope  # of the model: its layers run one after the other, and share a workspace
         self.reason = reason
-        self.runners: list[Runner] = []
+        self.runners: dict[int, list[Runner]] = {}
         self.dtype = None if weights is None else weights.settings["torch_dtype"]
         self.state = _state(module, self.source)
         self.held = [getattr(module, name).detach() for name in self.source]  # no other tensor can have their addresses
@@ -64,20 +69,21 @@ class Layer:
     def __reduce__(self) -> tuple:
         return (_nothing, ())
 
-    def runner(self, rows: int) -> Runner:
-        last = self.runners[-1] if self.runners else None
+    def runner(self, rows: int, topk: int) -> Runner:
+        runners = self.runners.get(topk)
+        last = runners[-1] if runners else None
         if last is not None and (rows <= last.max_tokens or last.max_tokens >= MAX_ROWS or last.weights_packed or _capturing(last)):
             return last
         assert self.weights is not None
         settings = {key: value for key, value in self.weights.settings.items() if key != "torch_dtype"}
         capacity = MAX_ROWS if self.weights.packs else min(max(_LEAST_ROWS, 1 << max(rows - 1, 0).bit_length()), MAX_ROWS)
-        runner = sharing_runner(**self.weights.arrays, scope=self.scope, max_tokens=capacity, keep_weights=True, **settings)
+        runner = sharing_runner(**self.weights.arrays, scope=self.scope, topk=topk, max_tokens=capacity, keep_weights=True, **settings)
         if runner.weights_packed and not self.weights.packs:  # learnt now: it will not be made twice
             self.weights.packs = True
             if capacity < MAX_ROWS:
                 runner.close()
-                return self.runner(rows)
-        self.runners.append(runner)
+                return self.runner(rows, topk)
+        self.runners.setdefault(topk, []).append(runner)
         return runner
 
     def changed(self, module: torch.nn.Module) -> bool:
@@ -104,14 +110,15 @@ def _state(module: torch.nn.Module, names: tuple[str, ...]) -> list[tuple[int, i
 
 
 def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
-    """The module's layer, made if there is none or its weights have changed since. read: module, topk -> Weights, or raises Unsupported."""
+    """The module's layer with a runner for calls of `topk` experts per token, made if there is none or its weights have changed since.
+    read: module -> Weights, or raises Unsupported."""
     layer = module.__dict__.get("_moe_layer")
-    if layer is not None and not layer.changed(module):
-        return layer
     try:
-        weights = read(module, topk)
-        layer = Layer(module, weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
-        layer.runner(1)
+        if layer is None or layer.changed(module):
+            layer = Layer(module, read(module), None, id(getattr(module, "config", module)), _may_be_sharded(module))
+        elif layer.reason is not None or topk in layer.runners:
+            return layer
+        layer.runner(1, topk)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(module, None, str(error))
         _warn(module, layer.reason)
@@ -130,11 +137,22 @@ def _may_be_sharded(module: torch.nn.Module) -> bool:
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn(module: torch.nn.Module, reason: str | None) -> None:
-    key = (type(module).__qualname__, str(reason))
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(f'moe.transformers: {key[0]} runs on transformers\' own implementation: {reason}', FallbackWarning, stacklevel=4)
+def _warn(module: torch.nn.Module, reason: str | None, stacklevel: int = 4) -> None:
+    _warn_of(type(module).__qualname__, str(reason), stacklevel + 1)
+
+
+def _warn_of(name: str, reason: str, stacklevel: int = 2) -> None:
+    if (name, reason) not in _warned:
+        _warned.add((name, reason))
+        text = f"moe.transformers: {name} runs on transformers' own implementation: {reason}"
+        warnings.warn(text, FallbackWarning, stacklevel=stacklevel)
+
+
+@torch.compiler.assume_constant_result
+def warn_while_tracing(name: str, reason: str) -> int:
+    """Runs while torch.compile traces, and leaves nothing in the graph."""
+    _warn_of(name, reason)
+    return 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -166,7 +184,7 @@ def halves(rows: torch.Tensor, dim: int) -> torch.Tensor:
     return split.movedim(dim + 1, dim).reshape(shape).contiguous()
 
 
-def read_experts(module: torch.nn.Module, topk: int) -> Weights:
+def read_experts(module: torch.nn.Module) -> Weights:
     """The weights of a module that `use_experts_implementation` decorates."""
     if getattr(module, "has_post_expert_norm", False):
         raise Unsupported("it normalises each expert's output before the weighted sum (has_post_expert_norm)")
@@ -198,11 +216,11 @@ def read_experts(module: torch.nn.Module, topk: int) -> Weights:
         arrays["w2_bias"] = module.down_proj_bias.detach().to(torch.float32).contiguous()
     for name in ("w13", "w2"):
         arrays[name] = arrays[name].contiguous()
-    settings = {"topk": topk, "dtype": dtype, "torch_dtype": first.dtype, **activation_settings(found)}
+    settings = {"dtype": dtype, "torch_dtype": first.dtype, **activation_settings(found)}
     return Weights(arrays, settings, source, packs)
 
 
-def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
+def read_fp8_experts(module: torch.nn.Module) -> Weights:
     """The weights of `FP8Experts`: blocks of 128 x 128 with float32 scales, activations quantised by groups of 128."""
     if module.activation_scheme != "dynamic":
         raise Unsupported(f'activation_scheme is "{module.activation_scheme}", expected "dynamic"')
@@ -225,6 +243,6 @@ def read_fp8_experts(module: torch.nn.Module, topk: int) -> Weights:
     arrays = {"w13": first.detach(), "w2": second.detach(), "w13_scale": scale.detach(), "w2_scale": second_scale.detach()}
     arrays = {name: array.contiguous() for name, array in arrays.items()}
     dtype = torch.get_default_dtype() if module.__dict__.get("_moe_dtype") is None else module.__dict__["_moe_dtype"]
-    settings = {"topk": topk, "dtype": dtype_name(dtype), "torch_dtype": dtype, "quantization": "fp8_block128",
+    settings = {"dtype": dtype_name(dtype), "torch_dtype": dtype, "quantization": "fp8_block128",
                 **activation_settings(found)}  # fmt: skip
     return Weights(arrays, settings, source, False)

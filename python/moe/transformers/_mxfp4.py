@@ -68,7 +68,7 @@ def _interleaved(rows: torch.Tensor) -> torch.Tensor:
     return rows.reshape(experts, 2, count // 2, width).transpose(1, 2).reshape(experts, count, width)
 
 
-def read(module: Mxfp4Experts, topk: int) -> _layer.Weights:
+def read(module: Mxfp4Experts) -> _layer.Weights:
     found = _layer.activation_of(module, module.down_proj.device)
     source = ("gate_up_proj", "down_proj", "gate_up_proj_scales", "down_proj_scales", "gate_up_proj_bias", "down_proj_bias")
     arrays = {
@@ -77,7 +77,7 @@ def read(module: Mxfp4Experts, topk: int) -> _layer.Weights:
         "w2_bias": module.down_proj_bias.detach().float().contiguous(),
     }  # fmt: skip
     dtype = module.__dict__.get("_moe_dtype", torch.bfloat16)
-    settings = {"topk": topk, "dtype": _layer.dtype_name(dtype), "torch_dtype": dtype, "quantization": "mxfp4_w4a16",
+    settings = {"dtype": _layer.dtype_name(dtype), "torch_dtype": dtype, "quantization": "mxfp4_w4a16",
                 **_layer.activation_settings(found)}  # fmt: skip
     return _layer.Weights(arrays, settings, source, True)
 
