@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // examples/load_block.cpp: an MoE block of a checkpoint directory in one call: example_load_block [checkpoint] [layer]
-#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <moe/io/progress_line.hpp>
 #include <moe/models/load_runner_host.hpp>
 #include <moe/moe.hpp>
-#include <string_view>
 
 using Block = moe::models::AnyBlock<moe::quantization::None, moe::backends::NoExpertParallel<>>;
 
 int main(int argc, char** argv) try {
-  std::string_view const word = argc > 2 ? argv[2] : "1";
-  std::int64_t layer = 0;
-  auto const [end, error] = std::from_chars(word.data(), word.data() + word.size(), layer);
-  if (error != std::errc{} || end != word.data() + word.size()) {
-    std::printf("layer: \"%s\", expected a whole number\n", argv[2]);
-    return 2;
-  }
+  char const* const word = argc > 2 ? argv[2] : "1";
+  char* end = nullptr;
+  std::int64_t const layer = std::strtoll(word, &end, 10);
+  if (end == word || *end != '\0') return std::printf("layer: \"%s\", expected a whole number\n", word), 2;
   char const* const checkpoint = argc > 1 ? argv[1] : "tests/data/checkpoints/qwen3_moe_tiny";
   moe::comm::Self<> self;
   auto block = moe::load_runner<Block>(checkpoint, layer, self, {.max_tokens_per_rank = 16, .progress = moe::io::ProgressLine()});

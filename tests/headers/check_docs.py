@@ -3,9 +3,9 @@
 """Checks the documents: README's example is examples/readme.cpp, blocks that name a file are that file, every fenced block is run by a
 test or marked as an excerpt, every link has a target, no line has more than 140 columns and no paragraph more than six lines, sources that
 pages name exist (changelog and logs aside), sections of docs/semantics that comments name exist, and docs/errors.md has exactly the codes
-of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. Lines and comments of Python, CMake
-and the scripts have the bounds of documents; clang-format keeps the lines of C++. --write copies the files into the blocks that name
-them."""
+of core/error.hpp and the rules of the code, each with a program of tests/compile_fail that breaks it. The examples that load
+a block have at most 25 lines. Lines and comments of Python, CMake and the scripts have the bounds of documents; clang-format keeps the
+lines of C++. --write copies the files into the blocks that name them."""
 import argparse
 import pathlib
 import re
@@ -131,6 +131,12 @@ def main() -> int:
         for _, name, block, _ in re.findall(named, document.read_text(), re.S):
             if not (root / name).is_file() or block != (root / name).read_text():
                 problems.append(f"{document.relative_to(root)}: the block of {name} differs from that file")
+
+    # A block of a checkpoint takes a program of 25 lines, in either space.
+    for name in ("examples/load_block.cpp", "examples/model_library/qwen3_block_cuda.cpp"):
+        count = sum(not re.match(r"\s*(//|$)", line) for line in (root / name).read_text().splitlines())
+        if count > 25:
+            problems.append(f"{name}: {count} lines that are neither blank nor a comment, at most 25")
 
     errors = (root / "docs" / "errors.md").read_text()
     codes = re.findall(r"^\s+\w+,\s+///< (E_\w+)", (root / "include/moe/core/error.hpp").read_text(), re.M)
