@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changelog begins with this version. The Debian package has the headers and the CMake package, states this version and depends on the
 packages of what its programs and libraries link; where the build has libmoe, programs in C and C++ find it in the unpacked package, through
-CMake and pkg-config, and run. The Conan recipe and the vcpkg port are well formed, and state the version too. Exit code 77 where cpack's
-Debian tools are missing. The test install.conan runs the recipe; no test runs the port."""
+CMake and pkg-config, and run. The Conan recipe and the vcpkg port are well formed, state the version too, and set options that
+CMakeLists.txt has. Exit code 77 where cpack's Debian tools are missing. The test install.conan runs the recipe; no test runs the port."""
 import argparse
 import ast
 import json
@@ -72,11 +72,19 @@ def main() -> int:
     classes = [node for node in ast.parse(recipe.read_text()).body if isinstance(node, ast.ClassDef)]
     methods = {node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)}
     problems += [f"conanfile.py has no {name}()" for name in ("export_sources", "build", "package", "package_info") if name not in methods]
+    options_of_cmake = set(re.findall(r"^(?:option|set)\((MOE_\w+)", (options.source / "CMakeLists.txt").read_text(), re.M))
+    for file in (recipe, options.source / "packaging/vcpkg/moe/portfile.cmake"):
+        named = set(re.findall(r"\bMOE_\w+", file.read_text()))
+        problems += [f"{file.name}: CMakeLists.txt has no option {name}" for name in sorted(named - options_of_cmake)]
+        if "MOE_INSTALL" not in named:
+            problems.append(f"{file.name} does not set MOE_INSTALL")
     port = json.loads((options.source / "packaging/vcpkg/moe/vcpkg.json").read_text())
     if port["version"] != version:
         problems.append(f"vcpkg.json states {port['version']}, CMakeLists.txt {version}")
 
     if shutil.which("dpkg-deb") is None:
+        for problem in problems:
+            print(f"FAILED: {problem}")
         print("dpkg-deb is not installed: no Debian package was made")
         return 1 if problems else 77
     shutil.rmtree(options.work, ignore_errors=True)
