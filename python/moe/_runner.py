@@ -366,7 +366,7 @@ class Runner:
 
     def wait(self, stream: int | None = None) -> None:
         """Waits for a CUDA stream, within the deadline, and raises its errors. None: for the one of the last call, of whatever framework,
-        and for torch's current one, on which CUDA graphs of calls are replayed."""
+        which must still exist, and for torch's current one, on which CUDA graphs of calls are replayed."""
         if stream is not None:
             _library.runner_wait(self._handle, stream)
             return
