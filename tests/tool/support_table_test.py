@@ -21,8 +21,9 @@ KINDS = {
 
 COMMUNICATORS = """\
 Communicators and windows are types of `moe::comm`, in `moe/comm/`: `Self<>` in `self.hpp`, `Mpi` in `mpi.hpp`, `MpiShared` in
-`mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp`. A window's layer is constructed with the communicator
-under it: `Mpi` for `MpiShared`, `Nccl` for `NcclSymmetric`. `space::host` and `space::cuda` are types of `moe`.
+`mpi_shared.hpp`, `Nccl` in `nccl.hpp`, `NcclSymmetric` in `nccl_symmetric.hpp` (with its kernel in `nccl_symmetric.cuh`, which at least one
+translation unit includes). A window's layer is constructed with the communicator under it: `Mpi` for `MpiShared`, `Nccl` for
+`NcclSymmetric`. `space::host` and `space::cuda` are types of `moe`.
 """.split("\n")
 
 HEAD = """# What the library supports
@@ -70,7 +71,8 @@ def policies(rows):
             name = name.replace(prefix, "") if kind == "router" else name.removeprefix(prefix)
             name = name.replace("<moe::comm::", "<").replace("<moe::", "<") if kind == "backend" else name
             line = [f"`{row['name']}`", f"`{name}`",
-                    " and ".join(f"`{name.removeprefix(folder)}`" for name in row["include"].split(" and "))]
+                    " and ".join(f"`{name.removeprefix(folder)}`" for name in row["include"].split(" and ")
+                                 if not name.startswith("moe/comm/"))]
             lines.append(line + [SPACES[row["space"]], f"`{row['links']}`"] if spaces else line)
         out += table(["name", "C++ type", "include"] + (["space", "links"] if spaces else []), lines)
         if kind == "router":

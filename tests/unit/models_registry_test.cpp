@@ -93,12 +93,14 @@ TEST(Registry, PolicyTable) {
     }
     EXPECT_EQ(row.type.find("moe::registry::"), std::string::npos) << row.type;
     EXPECT_EQ(row.include.ends_with(".cuh"), row.space == "cuda") << row.include;
+    EXPECT_EQ(row.include.find("moe/comm/") == 0, row.type.find("moe::comm::") != std::string::npos) << row.type << ": " << row.include;
     if (row.name == "low_latency_rank_major" && row.space == "cuda") {
       EXPECT_EQ(row.type, "moe::backends::LowLatencyRankMajor<moe::comm::NcclSymmetric>");
-      EXPECT_EQ(row.include, "moe/backends/window/device/low_latency.cuh");
+      EXPECT_EQ(row.include, "moe/comm/nccl_symmetric.cuh and moe/backends/window/device/low_latency.cuh");
     }
     if (row.name == "naive" && row.space == "cuda") {
       EXPECT_EQ(row.type, "moe::backends::Naive<moe::comm::Nccl>");
+      EXPECT_EQ(row.include, "moe/comm/nccl.hpp and moe/backends/collective/device/naive.cuh");
     }
     if (row.name == "monolithic_reference") {
       EXPECT_EQ(row.type, "moe::experts::Monolithic<moe::experts::Reference<float>>");

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// comm/nccl_symmetric.cuh: the one kernel that needs NCCL's device header: it reads the peer addresses out of a window. Include it in one
-// translation unit that nvcc compiles; all other kernels take raw peer pointers.
+// comm/nccl_symmetric.cuh: NcclSymmetric with the one kernel that needs NCCL's device header: it reads the peer addresses out of a window.
+// At least one translation unit of a program includes it; all other kernels take raw peer pointers.
 #pragma once
 
 #include "moe/comm/nccl_device_api.hpp"
+#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/core/cuda_space.hpp"
 
 namespace moe::comm::detail {

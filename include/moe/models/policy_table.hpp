@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// models/policy_table.hpp: maps the names of the registry's policies to what a program writes: the C++ type, the header that a translation
+// models/policy_table.hpp: maps the names of the registry's policies to what a program writes: the C++ type, the headers that a translation
 // unit which instantiates a layer includes, and the CMake target to link.
 #pragma once
 
@@ -57,14 +57,31 @@ constexpr bool on_device() {
   return Policy::Space::kKind == SpaceKind::cuda;
 }
 
-/// "moe/…": the one header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles.
+/// "moe/… and ": the header of the communicator or window over which a backend of this type is; "" if it has one rank.
+inline std::string include_of_transport(std::string_view type) {
+  constexpr std::array<std::array<std::string_view, 2>, 4> kHeaders{{{"<moe::comm::Mpi>", "mpi.hpp"},
+                                                                     {"<moe::comm::MpiShared>", "mpi_shared.hpp"},
+                                                                     {"<moe::comm::Nccl>", "nccl.hpp"},
+                                                                     {"<moe::comm::NcclSymmetric>", "nccl_symmetric.cuh"}}};
+  for (auto const& [over, file] : kHeaders) {
+    if (type.ends_with(over)) {
+      return text("moe/comm/", file, " and ");
+    }
+  }
+  return {};
+}
+
+/// "moe/…": the header that a file needs to instantiate a layer with the policy; a .cuh for files that nvcc compiles. Of a backend over a
+/// communicator or window "moe/comm/… and moe/…", both headers.
 template <class Backend>
 std::string include_of_backend() {
   std::string_view const file = file_of(Backend::kName);
+  std::string const over = include_of_transport(type_name<Backend>());
   if constexpr (facts::has_window<Backend>()) {
-    return on_device<Backend>() ? text("moe/backends/window/device/", file, ".cuh") : text("moe/backends/window/host/", file, ".hpp");
+    return on_device<Backend>() ? text(over, "moe/backends/window/device/", file, ".cuh")
+                                : text(over, "moe/backends/window/host/", file, ".hpp");
   } else {
-    return on_device<Backend>() ? text("moe/backends/collective/device/", file, ".cuh") : text("moe/backends/", file, ".hpp");
+    return on_device<Backend>() ? text(over, "moe/backends/collective/device/", file, ".cuh") : text(over, "moe/backends/", file, ".hpp");
   }
 }
 /// The same; of experts around others "moe/… and moe/…", both headers.

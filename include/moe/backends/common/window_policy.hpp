@@ -13,7 +13,7 @@ namespace moe::backends::detail {
 template <class WindowT>
 struct WindowPolicy {
   using Window = WindowT;
-  using Needs = NeedsWindow<Window>;
+  using Needs = NeedsWindow<Window>;  ///< of the window, beside what every window has
   using Space = typename moe::detail::SpaceOf<Window>::type;
   using Comm = typename moe::detail::CommOf<Window>::type;
 
