@@ -21,6 +21,7 @@ namespace {
 using namespace moe::hopper;
 using namespace moe_bench;
 using namespace moe_test;
+using moe::check_cuda;
 
 int failures = 0;
 

@@ -24,6 +24,7 @@ namespace {
 
 using namespace moe::hopper;
 using namespace moe_test;
+using moe::check_cuda;
 
 std::map<std::string, LocalShape> const kShapes{{"gpt-oss-20b", {32, 2880, 2880, 4}},
                                                 {"gpt-oss-120b", {128, 2880, 2880, 4}},

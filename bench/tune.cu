@@ -27,6 +27,7 @@ namespace {
 
 using namespace moe::hopper;
 using namespace moe_test;
+using moe::check_cuda;
 
 constexpr LocalShape kShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}};  // qwen3-30b-a3b, deepseek-v3-ep8rank
 constexpr LocalShape kTokenShapes[] = {{128, 2048, 768, 8}, {32, 7168, 2048, 1}, {128, 4096, 1536, 8}, {128, 2880, 2880, 4}};

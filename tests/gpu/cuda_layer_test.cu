@@ -199,6 +199,8 @@ TEST(CudaLayer, ARouterWithALaunchOfItsOwn) {
   counts.copy_from_host(ones.data());
   using Layer = decltype(own)::Layer;
   experts::WeightStore<Config<float>, quantization::None, space::cuda> store(kExperts, kHidden, kIntermediate, true);
+  std::vector<float> const w13(2 * kIntermediate * kHidden), w2(kHidden * kIntermediate);
+  for (int e = 0; e < kExperts; ++e) store.set_expert(e, w13.data(), w2.data());
   comm::Self<space::cuda> comm;
   Layer::Params params = decltype(own)::params();
   params.mapping = {.num_experts = kExperts,
