@@ -4,12 +4,13 @@
 //   mpirun -n <GPUs> ep_layer_bench [--shapes flash,pro] [--like-ranks 8] [--schemes fp8,bf16] [--tokens 8,16,...]
 //                                   [--backends window,fused,all_to_all_v] [--routing given|softmax] [--json FILE]
 //
-// One process per GPU. window: LowLatency + HopperMasked up to 256 tokens per rank, HighThroughput + HopperContiguous above; all_to_all_v:
-// AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with overlap_dispatch, bf16, above 256 tokens. CUDA graphs of ten
-// layers where the exchange can be captured (AllToAllV up to its fixed sizes), else calls one after the other; slowest rank, median. Each
-// composition is first compared with the layer's definition in float32; a wrong result makes the exit code 1. --routing given: ids and
-// weights are in the layer before it runs, as with engines that do the routing; softmax: the layer routes from logits. --like-ranks 8: as
-// many experts per rank as on eight ranks, so that a rank computes the same amount.
+// One process per GPU. low_latency: LowLatency + HopperMasked; high_throughput: HighThroughput + HopperContiguous; window: the first up to
+// 256 tokens per rank, the second above; all_to_all_v: AllToAllV + HopperContiguous; fused: HighThroughput + HopperContiguous with
+// overlap_dispatch, bf16, above 256 tokens. CUDA graphs of ten layers where the exchange can be captured (AllToAllV up to its
+// fixed sizes), else calls one after the other; slowest rank, median. Each composition is first compared with the layer's definition in
+// float32; a wrong result makes the exit code 1. --routing given: ids and weights are in the layer before it runs, as with engines that do
+// the routing; softmax: the layer routes from logits. --like-ranks 8: as many experts per rank as on eight ranks, so that a rank computes
+// the same amount.
 #include <mpi.h>
 
 #include <algorithm>
@@ -52,7 +53,8 @@ using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
 constexpr int kCalls = 10;
 constexpr int kRepeats = 5;
-constexpr int kSamples = 8;  // tokens of each rank that are compared
+constexpr int kSamples = 8;             // tokens of each rank that are compared
+constexpr int kMostDecodeTokens = 256;  // up to here --backends window takes LowLatency
 
 struct Config : LayerDefaults {
   using Act = bf16;
@@ -232,14 +234,15 @@ class Bench {
         measure_one(std::type_identity<Local>{}, std::type_identity<experts::HopperContiguous>{}, "local", Local::Params{});
         continue;
       }
-      if (wanted("window") && tokens <= 256) {
+      if (wanted("low_latency") || (wanted("window") && tokens <= kMostDecodeTokens)) {
         measure_one(std::type_identity<LowLatency>{}, std::type_identity<experts::HopperMasked>{}, "low_latency", LowLatency::Params{});
-      } else if (wanted("window")) {
+      }
+      if (wanted("high_throughput") || (wanted("window") && tokens > kMostDecodeTokens)) {
         measure_one(std::type_identity<HighThroughput>{}, std::type_identity<experts::HopperContiguous>{}, "high_throughput",
                     HighThroughput::Params{});
       }
       if constexpr (std::is_same_v<Quant, None>) {  // the exchange counts unquantised rows only
-        if (wanted("fused") && tokens > 256) {
+        if (wanted("fused") && tokens > kMostDecodeTokens) {
           try {
             measure<Quant, HighThroughput, experts::HopperContiguous, Fused>(
                 weights, s, batch, want, tokens, HighThroughput::Params{},

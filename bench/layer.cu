@@ -7,6 +7,8 @@
 // routing_bench.
 //
 //   layer --benchmark_filter='hopper_contiguous/bf16/qwen3-30b.*/tokens:64/'
+//   layer --benchmark_filter='/preset:'      every model of the catalogue in its preset's scheme, but for the 4-bit ones
+//   (hopper_w4a16_bench)
 #include <benchmark/benchmark.h>
 
 #include <cstdio>
@@ -20,6 +22,8 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
+#include "moe/models/catalog.hpp"
+#include "moe/models/preset_choice.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/none.hpp"
 
@@ -163,18 +167,45 @@ void layer(benchmark::State& state, LocalShape shape, Scheme scheme, int tokens)
 }
 
 template <class Candidate>
+void add_shape(std::string const& name, LocalShape const& shape, Scheme scheme, std::vector<int> const& token_counts, int iterations) {
+  for (int tokens : token_counts) {
+    std::string const label =
+        std::string(Candidate::kName) + "/" + moe::hopper::name(scheme) + "/" + name + "/tokens:" + std::to_string(tokens);
+    benchmark::RegisterBenchmark(label.c_str(), layer<Candidate>, shape, scheme, tokens)
+        ->UseManualTime()
+        ->Iterations(iterations)
+        ->Unit(benchmark::kMicrosecond);
+  }
+}
+
+template <class Candidate>
 void add(Scheme scheme, std::vector<int> const& token_counts, int iterations) {
   for (auto const& [name, shape] : kShapes) {
     if (moe::hopper::is_fp8(scheme) && (shape.hidden % 128 != 0 || shape.intermediate % 128 != 0)) continue;
-    for (int tokens : token_counts) {
-      std::string const label =
-          std::string(Candidate::kName) + "/" + moe::hopper::name(scheme) + "/" + name + "/tokens:" + std::to_string(tokens);
-      benchmark::RegisterBenchmark(label.c_str(), layer<Candidate>, shape, scheme, tokens)
-          ->UseManualTime()
-          ->Iterations(iterations)
-          ->Unit(benchmark::kMicrosecond);
-    }
+    add_shape<Candidate>(name, shape, scheme, token_counts, iterations);
   }
+}
+
+/// The models of the catalogue; of one that does not fit a GPU twice, the experts of one rank of two or more, and as many slots of a token.
+void add_presets(std::vector<int> const& token_counts, int iterations) {
+  constexpr double kMostBytes = 34e9;
+  boost::hana::for_each(moe::models::catalog, [&](auto type) {
+    using Model = typename decltype(type)::type;
+    using Quant = typename moe::models::PresetChoice<Model>::Quantization;
+    Scheme const scheme = std::is_same_v<Quant, moe::quantization::None> ? Scheme::bf16 : Scheme::fp8_block;
+    if (scheme == Scheme::fp8_block && !std::is_same_v<Quant, moe::quantization::Fp8Block<>>) return;
+    LocalShape shape{Model::num_experts, Model::hidden, Model::intermediate, Model::topk};
+    std::string name = std::string("preset:") + Model::kName;
+    int ranks = 1;
+    while (3.0 * shape.num_experts * shape.hidden * shape.intermediate * moe::hopper::element_bytes(scheme) > kMostBytes &&
+           shape.num_experts % 2 == 0 && shape.topk % 2 == 0) {
+      shape.num_experts /= 2;
+      shape.topk /= 2;
+      ranks *= 2;
+    }
+    if (ranks > 1) name += "-ep" + std::to_string(ranks) + "rank";
+    add_shape<Hopper>(name, shape, scheme, token_counts, iterations);
+  });
 }
 
 }  // namespace
@@ -190,6 +221,7 @@ int main(int argc, char** argv) {
   add<Hopper>(Scheme::bf16, all, 25);
   add<Hopper>(Scheme::fp8_block, all, 25);
   add<Hopper>(Scheme::int8_row, all, 25);
+  add_presets({64, 16384}, 25);
   add<Reference<moe::quantization::None>>(Scheme::bf16, few, 3);
   add<Reference<moe::quantization::Fp8Block<>>>(Scheme::fp8_block, few, 3);
   return moe_bench::run_benchmarks();
