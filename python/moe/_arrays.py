@@ -50,7 +50,7 @@ def framework(array: Any, name: str = "array") -> str:
 
 
 def check(name: str, array: Any, *dimensions: int) -> None:
-    """ArgumentError, which names the argument, if it is not an array, is a numpy array of objects or complex numbers, or has another
+    """ArgumentError, which names the argument, if `array` is not an array, is a numpy array of objects or complex numbers, or has another
     number of dimensions than these. UnsupportedError for what JAX traces, which has no values."""
     kind = framework(array, name)
     if kind == "jax" and isinstance(array, sys.modules["jax"].core.Tracer):

@@ -15,8 +15,8 @@ _DTYPES = {(1, 8): "uint8", (2, 32): "float32", (2, 16): "float16", (4, 16): "bf
 
 
 class Routing(NamedTuple):
-    """topk_ids: int32 [M, k]. topk_weights: float32 [M, k]. Arrays of the input's framework, as in the other answers below: which one it
-    is, a tuple with names cannot say."""
+    """topk_ids: int32 [M, k]. topk_weights: float32 [M, k]. Arrays of the input's framework, as in the other answers below; a NamedTuple
+    cannot state which one that is."""
 
     topk_ids: Any
     topk_weights: Any

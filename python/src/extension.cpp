@@ -100,8 +100,8 @@ void* stream_of(DLTensor const* tensor, std::int64_t stream) {
   return stream == -1 ? TVMFFIEnvGetStream(tensor->device.device_type, tensor->device.device_id) : reinterpret_cast<void*>(stream);
 }
 
-/// C handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error, no
-/// crash.
+/// C handles travel through Python as integers; 0 is one that close() has freed. The library judges others: a stale one is an error,
+/// not a crash.
 template <class Handle>
 Handle handle(std::int64_t number) {
   if (number == 0) {
@@ -249,8 +249,8 @@ std::int64_t runner_create(Dictionary settings, Dictionary arrays, ffi::AnyView 
   return reinterpret_cast<std::int64_t>(runner);
 }
 
-/// Shape, dtype and device are judged by the library. Returns the stream of the call, which wait() and close() need: with -1 only this
-/// function knows it without a detour over Python.
+/// Shape, dtype and device are judged by the library. Returns the stream of the call, which wait() and close() need: for -1 this function
+/// looks it up, and Python would need another call for it.
 std::int64_t forward_routed(std::int64_t runner, DLTensor* hidden, DLTensor* ids, DLTensor* weights, DLTensor* output,
                             std::int64_t stream) {
   void* const on = stream_of(hidden, stream);

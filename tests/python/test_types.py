@@ -8,15 +8,13 @@ import pytest
 
 import moe
 
-FRAMEWORK = "of the framework of an input, which a tuple with names cannot say"
+FRAMEWORK = "of the framework of an input, which a NamedTuple cannot state"
 LOOSE = {
-    **{f"{tuple_}.{field}": FRAMEWORK for tuple_ in (moe.Routing, moe.Quantized, moe.Plan) for field in tuple_._fields},
+    **{f"{answer.__name__}.{field}": FRAMEWORK for answer in (moe.Routing, moe.Quantized, moe.Plan) for field in answer._fields},
     "Array.dtype": "each framework has types of its own for it",
     "Array.__dlpack__": "a capsule, and a stream by the device's numbers",
     "Array.__dlpack_device__": "an enumeration of the framework's own",
 }
-LOOSE = {name.rpartition("'>")[0].rpartition(".")[2] + name.rpartition("'>")[2] if "'>" in name else name: why
-         for name, why in LOOSE.items()}  # fmt: skip
 
 
 def loose(annotation) -> bool:

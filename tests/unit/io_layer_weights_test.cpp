@@ -219,7 +219,7 @@ TEST(LayerWeights, ExpertsComeInTheOrderAskedFor) {
                [] { load(fused(), description(), {.experts = std::vector<int>{4}}); });
 }
 
-/// With replicas, every slot gets its expert's weights.
+/// With replicas, every expert slot gets its expert's weights.
 TEST(LayerWeights, M7_ReplicasAreLoadedIntoEveryExpertSlot) {
   std::vector<std::int32_t> const map{3, 1, 0, 0, 0, 2};
   auto const placement = moe::ExpertPlacement::from_physical_to_logical(map, kE, 3);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // archetypes/stated.hpp: the archetypes with the optional members that layers, runners and tools read through core/contract/facts.hpp,
-// exchange.hpp, params.hpp and communicator.hpp. Each states what holds without it, so a policy may leave out any of them.
+// exchange.hpp, params.hpp and communicator.hpp. A layer over them computes the same without any of these members.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -73,7 +72,7 @@ struct StatedQuantization : ArchetypeQuantization<> {
     float global_scale = 1.0F;
     float amax_upper_bound = std::numeric_limits<float>::max();
   } act;
-  /// One weight as its code. Units of the library: quantization/format/units.hpp.
+  /// The codec of the weights. Those of the library: quantization/format/units.hpp.
   struct WeightUnit {};
   /// Row: anything with operator[].
   template <class Act, class Row>
@@ -84,8 +83,8 @@ struct StatedQuantization : ArchetypeQuantization<> {
   }
 };
 
-/// Exchange and kernel stand outside of their policies, because nvcc's host pass confuses a member template with the one of that name in a
-/// base of the policy.
+/// Exchange and kernel are defined outside of their policies, because nvcc's host pass confuses a member template with the one of that name
+/// in a base of the policy.
 template <class Params, class Config, class Quant, class Partial>
 class StatedExchange : public ArchetypeBackend<>::Exchange<Config, Quant, Partial> {
   using Base = ArchetypeBackend<>::Exchange<Config, Quant, Partial>;

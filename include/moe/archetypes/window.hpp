@@ -3,7 +3,6 @@
 // and deadlines that they use; a window of several ranks gives attach() the parts of all ranks, as comm::MpiShared does.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 

@@ -14,8 +14,7 @@
 namespace moe::c {
 
 /// Objects by C handle. A C handle holds its kind (8 bits), how many objects its entry of the table had before (24 bits) and that entry's
-/// index
-/// + 1 (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
+/// index + 1 (32 bits). All functions may be called from any thread; an object lives until remove() and the last call that looked it up.
 template <class Object>
 class HandleTable {
  public:

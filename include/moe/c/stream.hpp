@@ -78,7 +78,7 @@ Stream<Space> stream_of(void* stream, [[maybe_unused]] Device device) {
 }
 
 /// The current device while a runner in the CUDA space works, whichever it was before. An error that an earlier call of the program has
-/// left is not a failure of the runner's launches, and one that a call throws is none of the program's next launch.
+/// left does not fail the runner's launches, and one that a call throws does not fail the program's next launch.
 template <class Space>
 class OnDevice {
  public:

@@ -57,7 +57,7 @@ constexpr bool on_device() {
   return Policy::Space::kKind == SpaceKind::cuda;
 }
 
-/// "moe/… and ": the header of the communicator or window over which a backend of this type is; "" if it has one rank.
+/// "moe/… and ": the header of the communicator or window of a backend with this type; "" for a backend of one rank.
 inline std::string include_of_transport(std::string_view type) {
   constexpr std::array<std::array<std::string_view, 2>, 4> kHeaders{{{"<moe::comm::Mpi>", "mpi.hpp"},
                                                                      {"<moe::comm::MpiShared>", "mpi_shared.hpp"},

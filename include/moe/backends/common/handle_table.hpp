@@ -73,8 +73,8 @@ class HandleTable {
     expect_slot(slot);
     return {slot, *at(slot).dispatches + 1};
   }
-  /// Begins next(slot) in the dispatch record of the one before the last. The caller then increments the counter: at once if it is local
-  /// to this rank (device), after all ranks have read the same headers if it lies in the window (host).
+  /// Begins next(slot) in the dispatch record of the dispatch before the last. The caller then increments the counter: at once if it is
+  /// local to this rank (device), after all ranks have read the same headers if it lies in the window (host).
   Handle open(int slot, DispatchState state) {
     Handle const handle = next(slot);
     DispatchRecord& r = record(handle);

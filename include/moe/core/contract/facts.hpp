@@ -86,8 +86,8 @@ template <class Quant>
 constexpr bool bounds_amax() {
   return requires(Quant const& quant) { quant.act.amax_upper_bound; };
 }
-/// Quantization::WeightUnit: the unit that codes one weight (quantization/format/units.hpp). Default: packed checkpoints of integers are
-/// not read into its codes.
+/// Quantization::WeightUnit: the codec of its weights (quantization/format/units.hpp). Default: packed checkpoints of integers are not read
+/// into its codes.
 template <class Quant>
 constexpr bool has_weight_unit() {
   return requires { typename Quant::WeightUnit; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/format/facts.hpp: optional facts of a Quantization about its format, each with its default. Those that need no format are in
-// core/contract/facts.hpp. The base classes of quantization/rows/ and quantization/weights/ state all of them.
+// core/contract/facts.hpp. The base classes of quantization/rows/rows.hpp and quantization/format/ state all of them.
 #pragma once
 
 #include "moe/quantization/format/granularity.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // quantization/format/units.hpp: the arithmetic inside one scale group (the elements that share a scale): amax → scale, value ↔ code.
 //
-// A type of this file is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, scale groups and lanes.
-// It has
+// A type of this file, a codec, is only the arithmetic of a scheme; rows.hpp, tiles.hpp and quantize_row.cuh loop over rows, scale groups
+// and lanes. It has
 //   Code, Scale       storage types;  kCodeDType, kScaleDType  the same as values;  kPack  codes a Code holds
 //   magnitude(x)      what enters the scale group's amax: an unsigned integer whose order is that of |x|
 //   scale(amax)       the stored scale

@@ -119,13 +119,13 @@ __device__ void multiply_octets(SplitOctet<X> const& top, SplitOctet<X> const& b
   }
 }
 
-/// The sums of a warp's pieces of K, added as a binary tree: those that wait for their neighbour are kept by level, the half of the
-/// highest level in shared memory, where the sum of all goes in the end.
+/// The sums of a warp's pieces of K, added as a binary tree. A sum that waits for its neighbour is kept by level: that of the highest level
+/// in shared memory, where the sum of all is stored at the end, the others in registers.
 template <int Levels, int ColTiles>
 struct PieceSums {
   float acc[ColTiles][4] = {};  ///< of the open piece; after the last close(), of all
   float waiting[Levels > 1 ? Levels - 1 : 1][ColTiles][4];
-  float* places;  ///< this lane's first place in its warp's [16 x 8 ColTiles] part
+  float* places;  ///< this lane's first element of its warp's [16 x 8 ColTiles] part
 
   __device__ float& place(int j, int i) const { return places[8 * (i / 2) * (8 * ColTiles) + 8 * j + i % 2]; }
 
