@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// examples/model_library/qwen3_block_cuda.cpp: an MoE block of a Qwen3-30B-A3B checkpoint on a GPU: qwen3_block_cuda checkpoint [layer].
+// examples/model_library/qwen3_block_cuda.cpp: an MoE block of a Qwen3-30B-A3B checkpoint on a GPU: qwen3_block_cuda checkpoint layer.
 // g++ compiles it; the library of moe_add_model_library(qwen3_30b MODEL moe::models::Qwen3_30B_A3B SPACE cuda) has the kernels.
 #include <cstdio>
 #include <cstdlib>
 #include <moe/models/load_runner_cuda.hpp>
 #include <qwen3_30b.hpp>
+#include <vector>
 
 using Cuda = moe::space::cuda;
 
 int main(int argc, char** argv) try {
-  if (argc < 2) return std::printf("usage: %s checkpoint [layer]\n", argv[0]), 2;
+  char* end = nullptr;
+  std::int64_t const layer = argc == 3 ? std::strtoll(argv[2], &end, 10) : 0;
+  if (argc != 3 || end == argv[2] || *end != '\0') return std::printf("usage: %s checkpoint layer\n", argv[0]), 2;
   moe::comm::Self<Cuda> self;
-  auto block = moe::load_runner<qwen3_30b::decode>(argv[1], argc > 2 ? std::atoi(argv[2]) : 0, self, {.max_tokens_per_rank = 16});
+  auto block = moe::load_runner<qwen3_30b::decode>(argv[1], layer, self, {.max_tokens_per_rank = 16});
 
   std::int64_t const hidden = block.runner().hidden();
   std::vector<moe::bf16> host(static_cast<std::size_t>(16 * hidden), moe::from_float<moe::bf16>(0.5F));
