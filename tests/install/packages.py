@@ -72,9 +72,9 @@ def main() -> int:
     classes = [node for node in ast.parse(recipe.read_text()).body if isinstance(node, ast.ClassDef)]
     methods = {node.name for node in classes[0].body if isinstance(node, ast.FunctionDef)}
     problems += [f"conanfile.py has no {name}()" for name in ("export_sources", "build", "package", "package_info") if name not in methods]
-    options_of_cmake = set(re.findall(r"^(?:option|set)\((MOE_\w+)", (options.source / "CMakeLists.txt").read_text(), re.M))
+    options_of_cmake = set(re.findall(r"^(?:option\(|set\((?=.* CACHE ))(MOE_\w+)", (options.source / "CMakeLists.txt").read_text(), re.M))
     for file in (recipe, options.source / "packaging/vcpkg/moe/portfile.cmake"):
-        named = set(re.findall(r"\bMOE_\w+", file.read_text()))
+        named = set(re.findall(r"(?:\b|-D)(MOE_\w+)", file.read_text()))
         problems += [f"{file.name}: CMakeLists.txt has no option {name}" for name in sorted(named - options_of_cmake)]
         if "MOE_INSTALL" not in named:
             problems.append(f"{file.name} does not set MOE_INSTALL")
