@@ -190,7 +190,7 @@ def main():
     torch.set_num_threads(1)
     tool, *names = sys.argv[1:]
     every = FAMILIES | OTHERS
-    problems = [] if names else [*unknown()]
+    problems = [f"{name}: not a family" for name in names if name not in every] if names else [*unknown()]
     for number, (name, family) in enumerate(every.items()):
         if names and name not in names:
             continue
