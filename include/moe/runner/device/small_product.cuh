@@ -119,15 +119,11 @@ __device__ void multiply_octets(SplitOctet<X> const& top, SplitOctet<X> const& b
   }
 }
 
-/// The sums of a warp's pieces of K, added as a binary tree. A sum that waits for its neighbour is kept by level: that of the highest level
-/// in shared memory, where the sum of all is stored at the end, the others in registers.
+/// The sums of a warp's pieces of K, added as a binary tree: those that wait for their neighbour are kept by level.
 template <int Levels, int ColTiles>
 struct PieceSums {
   float acc[ColTiles][4] = {};  ///< of the open piece; after the last close(), of all
-  float waiting[Levels > 1 ? Levels - 1 : 1][ColTiles][4];
-  float* places;  ///< this lane's first element of its warp's [16 x 8 ColTiles] part
-
-  __device__ float& place(int j, int i) const { return places[8 * (i / 2) * (8 * ColTiles) + 8 * j + i % 2]; }
+  float waiting[Levels > 0 ? Levels : 1][ColTiles][4];
 
   /// Ends piece `piece`, counted from 0; there are 2^Levels.
   __device__ void close(int piece) {
@@ -140,9 +136,8 @@ struct PieceSums {
       for (int j = 0; j < ColTiles; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float& waits = level == Levels - 1 ? place(j, i) : waiting[level][j][i];
-          if (carries && second) acc[j][i] += waits;
-          if (carries && !second) waits = acc[j][i];
+          if (carries && second) acc[j][i] += waiting[level][j][i];
+          if (carries && !second) waiting[level][j][i] = acc[j][i];
         }
       }
       carries = carries && second;
@@ -228,7 +223,6 @@ __global__ void __launch_bounds__(32 * kSmallProductWarps) small_product_kernel(
   int const end = row0 + 16 * row_tile < p.rows ? piece_end(RowTiles - 1) : begin;
   int const lane_col = 8 * (lane % 4);
   detail::PieceSums<kLevels, ColTiles> sums;
-  sums.places = parts[part] + (16 * row_tile + lane / 4) * kCols + 2 * (lane % 4);
   detail::Octet<X> a[kAhead], b[kAhead];
   detail::Octet<W> c[kAhead][ColTiles];
 #pragma unroll
@@ -265,7 +259,10 @@ __global__ void __launch_bounds__(32 * kSmallProductWarps) small_product_kernel(
 #pragma unroll
   for (int j = 0; j < ColTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums.place(j, i) = sums.acc[j][i];
+    for (int i = 0; i < 4; ++i) {
+      int const row = 16 * row_tile + lane / 4 + 8 * (i / 2);
+      parts[part][row * kCols + 8 * j + 2 * (lane % 4) + i % 2] = sums.acc[j][i];
+    }
   }
   __syncthreads();
 
