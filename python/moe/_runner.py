@@ -353,7 +353,7 @@ class Runner:
 
     def weights_changed(self) -> None:
         """The weights were overwritten in place: a runner that has packed them packs them again, on the stream that is current in their
-        framework."""
+        framework. Not after they were freed or moved: it reads them at the addresses that the constructor was given."""
         stream, owner = _arrays.stream(self._framework) if self._cuda else (0, None)
         if stream == _arrays.CURRENT_STREAM:
             stream = torch.cuda.current_stream(self._device).cuda_stream

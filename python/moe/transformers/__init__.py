@@ -7,7 +7,7 @@ weights in float32, bfloat16 and float16, fp8 in blocks of 128 x 128 (FineGraine
 library cannot take runs on transformers' own implementation, and one `FallbackWarning` for its class says why.
 
 Weights are used where they lie. Where a module stores them transposed they are laid out once and the module's parameters become views of
-the new memory; interleaved gate and up rows (gpt-oss) are copied once.
+the new memory; interleaved gate and up rows (gpt-oss) are copied once. mxfp4 codes that a runner packs, as on a GPU, are freed after it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def _run(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weigh
     if layer.reason is not None:
         return fallback(module, hidden, ids, weights)
     if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+        if layer.freed:  # nothing to fall back to: the operator computes, and refuses the backward pass, also to the biases
+            hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
+            return torch.ops.moe.transformers_experts(hidden, ids, weights, layer.key)
         _layer._warn(module, _layer.GRADIENTS)
         return fallback(module, hidden, ids, weights)
+    if layer.frees:
+        layer.release(module)
     if getattr(module, "_is_expert_parallel", layer.sharded):  # experts of other ranks have ids past the last local one
         ids = torch.where(ids >= module.num_experts, -1, ids)
-    runner = layer.runner(hidden.shape[0], ids.shape[-1])
-    if hidden.dtype is not layer.dtype:
-        return runner.forward_routed(hidden.to(layer.dtype), ids, weights).to(hidden.dtype)
-    return runner.forward_routed(hidden, ids, weights)
+    return layer.forward(hidden, ids, weights)
 
 
 @torch_library.custom_op("moe::transformers_experts", mutates_args=())
@@ -52,6 +54,13 @@ def _(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, 
     return torch.empty_like(hidden)
 
 
+def _refuse_backward(ctx: Any, gradient: torch.Tensor) -> None:
+    raise _layer.freed("a gradient")
+
+
+_operator.register_autograd(_refuse_backward)
+
+
 def _forward_of(module: torch.nn.Module) -> Any:
     if isinstance(module, _mxfp4.Mxfp4Experts):
         return run_mxfp4
@@ -62,12 +71,14 @@ def _compiled(module: torch.nn.Module, hidden: torch.Tensor, ids: torch.Tensor, 
     """While torch.compile traces: the operator, or the fallback's own code with the same warning as without torch.compile. A module that
     has not run before runs outside the graph."""
     layer = getattr(module, "_moe_layer", None)
-    if layer is None:
+    if layer is None or layer.key is None:
         return _outside(module, hidden, ids, weights)
     if layer.reason is not None:
         _layer.warn_while_tracing(type(module).__qualname__, layer.reason)
         return fallback(module, hidden, ids, weights)
     if torch.is_grad_enabled() and (hidden.requires_grad or weights.requires_grad or layer.needs_gradients(module)):
+        if layer.freed:
+            return _outside(module, hidden, ids, weights)
         _layer.warn_while_tracing(type(module).__qualname__, _layer.GRADIENTS)
         return fallback(module, hidden, ids, weights)
     return torch.ops.moe.transformers_experts(hidden, ids, weights, layer.key)
@@ -114,10 +125,19 @@ def why_not(module: torch.nn.Module) -> str | None:
     return layer.reason
 
 
-def configure(max_rows: int) -> None:
-    """Most rows of one call of the library: longer inputs run in pieces of this size. Larger takes more memory for each layer of the
-    model. Before the first forward."""
-    _layer.MAX_ROWS = int(max_rows)
+def configure(max_rows: int | None = None, keep_codes: bool | None = None) -> None:
+    """Before the first forward; None: as it is.
+
+    Args:
+        max_rows: most rows of one call of the library, 4096: longer inputs run in pieces of this size. Larger takes more memory for each
+            layer of the model.
+        keep_codes: True: gpt-oss' experts in mxfp4 keep their codes beside a runner's packed copy, in twice the memory, so that a model
+            that has run can be saved, pickled, moved to another device and trained around. False, the default: they are freed.
+    """
+    if max_rows is not None:
+        _layer.MAX_ROWS = int(max_rows)
+    if keep_codes is not None:
+        _layer.KEEP_CODES = bool(keep_codes)
 
 
 def register() -> None:

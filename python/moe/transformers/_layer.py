@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Callable
 
 import torch
+import torch.nn.functional as F
 
 from .. import _errors
 from .._runner import Runner, sharing_runner
@@ -15,6 +16,8 @@ from ._activation import Activation, recognise
 
 #: Longer inputs run in pieces of this many rows; `configure` sets it.
 MAX_ROWS = 4096
+#: Whether a module keeps the 4-bit codes that its runner has packed; `configure` sets it.
+KEEP_CODES = False
 _LEAST_ROWS = 64
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -33,26 +36,38 @@ class FallbackWarning(UserWarning):
 @dataclasses.dataclass
 class Weights:
     """What a module gives to a runner. `source`: the names of the module's tensors that they come from; a change of one makes a new
-    runner."""
+    runner. `frees`: those of them that nothing needs once a runner has packed them, so that the module gives their memory back.
+    `biases`: reads the other arrays again from a module whose codes are freed."""
 
     arrays: dict[str, torch.Tensor]
     settings: dict[str, Any]
     source: tuple[str, ...]
     packs: bool  # the runner, or this adapter, copies the weights into another layout
+    frees: tuple[str, ...] = ()
+    biases: Callable[[Any], dict[str, torch.Tensor]] | None = None
 
 
 class Unsupported(Exception):
     """The module cannot run on the library; the text says why."""
 
 
+def freed(what: str) -> _errors.StateError:
+    """The error of what needs codes that are freed."""
+    return _errors.StateError(
+        f"E_STATE: {what}: the codes of these mxfp4 experts were freed when their runner had packed them; do this before the first "
+        "forward, or call moe.transformers.configure(keep_codes=True) before it, which keeps both"
+    )
+
+
 class Layer:
     """Runners of one experts module, by the experts per token of a call, made at the first one. One that is too small is followed by a
-    larger one and stays, since a captured CUDA graph may use it. A copy of the module has none: `key` and `reason`, which torch.compile
-    reads, stay with the module."""
+    larger one and stays, since a captured CUDA graph may use it. One that packs the weights serves every number of experts per token: a
+    second one would hold another copy. A copy of the module has no runners, but for one whose codes are freed: it shares the original's.
+    `key` and `reason`, which torch.compile reads, stay with the module."""
 
     def __init__(self, module: torch.nn.Module, weights: Weights | None, reason: str | None, scope: Any = None,
                  sharded: bool = True) -> None:  # fmt: skip
-        self.key = id(module)  # in `modules`
+        self.key: int | None = id(module)  # in `modules`; None: of a copy that has not run
         self.weights = weights
         self.source = () if weights is None else weights.source
         self.sharded = sharded
@@ -60,14 +75,49 @@ class Layer:
         self.reason = reason
         self.runners: dict[int, list[Runner]] = {}
         self.dtype = None if weights is None else weights.settings["torch_dtype"]
+        self.device = None if weights is None else weights.arrays["w13"].device
+        self.packed_topk: int | None = None  # experts per token of the runner that has packed the weights
+        self.frees: tuple[str, ...] = ()  # what release() will free
+        self.freed: tuple[str, ...] = ()  # what it has freed
+        self.shared = False  # with a copy of the module
+        self.observe(module)
+
+    def observe(self, module: torch.nn.Module) -> None:
         self.state = _state(module, self.source)
         self.held = [getattr(module, name).detach() for name in self.source]  # no other tensor can have their addresses
 
-    def __deepcopy__(self, memo: dict) -> None:
-        return None  # a copied module makes its own
+    def __deepcopy__(self, memo: dict) -> Layer | None:
+        if not self.freed:
+            return None  # a copied module makes its own
+        other = Layer.__new__(Layer)
+        other.__dict__.update(self.__dict__, key=None, state=None, held=[])
+        other.shared = self.shared = True
+        return other
 
     def __reduce__(self) -> tuple:
+        if self.freed:
+            raise freed("pickle")
         return (_nothing, ())
+
+    def forward(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """In hidden's dtype. ids [M, k] of the module's experts, or -1."""
+        given, topk = hidden, ids.shape[-1]
+        if hidden.dtype is not self.dtype:
+            hidden = hidden.to(self.dtype)
+        width = topk if self.packed_topk is None else self.packed_topk
+        runner = self.runner(hidden.shape[0], width)
+        if topk == width:
+            output = runner.forward_routed(hidden, ids, weights)
+            return output if output.dtype is given.dtype else output.to(given.dtype)
+        total: torch.Tensor | None = None
+        for first in range(0, max(topk, 1), width):  # as many as the runner takes at a time, -1 in the places that are left
+            ids_part, weights_part = ids[:, first : first + width], weights[:, first : first + width]
+            missing = width - ids_part.shape[1]
+            output = runner.forward_routed(hidden, F.pad(ids_part, (0, missing), value=-1).contiguous(),
+                                           F.pad(weights_part, (0, missing)).contiguous())  # fmt: skip
+            total = output if total is None else total.float() + output
+        assert total is not None
+        return total.to(given.dtype)
 
     def runner(self, rows: int, topk: int) -> Runner:
         runners = self.runners.get(topk)
@@ -84,7 +134,45 @@ class Layer:
                 runner.close()
                 return self.runner(rows, topk)
         self.runners.setdefault(topk, []).append(runner)
+        if runner.weights_packed:
+            self.packed_topk = topk
+            self.frees = () if KEEP_CODES else self.weights.frees
         return runner
+
+    def release(self, module: torch.nn.Module) -> None:
+        """Frees the tensors that the runner has packed: shape and dtype stay, on the meta device."""
+        assert self.weights is not None and self.device is not None
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return  # a later call frees them: nothing may be freed during a capture
+        self.freed, self.frees = self.frees, ()
+        for name in self.freed:
+            shape = torch.empty_like(getattr(module, name), device="meta")
+            setattr(module, name, torch.nn.Parameter(shape, requires_grad=False))
+        self.weights.arrays = {name: array for name, array in self.weights.arrays.items() if name.endswith("_bias")}
+        self.observe(module)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the runner of the next layer takes its memory from the driver, not from torch
+
+    def after_change(self, module: torch.nn.Module) -> Layer | None:
+        """Of a module whose codes are freed and whose tensors have changed, or of a copy of one: the layer that goes on. None: the module
+        has codes again."""
+        assert self.weights is not None and self.weights.biases is not None
+        missing = [name for name in self.freed if getattr(module, name).is_meta]
+        if not missing:
+            return None
+        if len(missing) < len(self.freed):
+            raise freed(f"{', '.join(missing)} beside new {', '.join(name for name in self.freed if name not in missing)}")
+        for name, array in self.weights.biases(module).items():
+            held = self.weights.arrays[name]
+            if torch.equal(held, array):
+                continue
+            if self.shared:
+                raise freed(f"{name} other than that of the copy of the module which shares the runner")
+            held.copy_(array)  # the runner reads it in each call
+        self.key = id(module)
+        modules[self.key] = module
+        self.observe(module)
+        return self
 
     def changed(self, module: torch.nn.Module) -> bool:
         """Whether the module has other weights than those that were read: replaced, moved, or written in place."""
@@ -114,17 +202,27 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
     read: module -> Weights, or raises Unsupported."""
     layer = module.__dict__.get("_moe_layer")
     try:
+        if layer is not None and layer.freed and layer.changed(module):
+            layer = layer.after_change(module)
         if layer is None or layer.changed(module):
+            if _offloaded(module):
+                raise Unsupported("accelerate takes its weights off the device after each forward, and the library would hold on to them")
             layer = Layer(module, read(module), None, id(getattr(module, "config", module)), _may_be_sharded(module))
-        elif layer.reason is not None or topk in layer.runners:
+        elif layer.reason is not None or topk in layer.runners or layer.packed_topk is not None:
             return layer
         layer.runner(1, topk)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(module, None, str(error))
         _warn(module, layer.reason)
     module.__dict__["_moe_layer"] = layer
-    modules[layer.key] = module
+    modules[id(module)] = module
     return layer
+
+
+def _offloaded(module: torch.nn.Module) -> bool:
+    """Whether a hook of accelerate brings the module's weights to the device for each forward."""
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(one, "offload", False) for one in getattr(hook, "hooks", (hook,)))
 
 
 def _may_be_sharded(module: torch.nn.Module) -> bool:

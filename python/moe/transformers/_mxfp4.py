@@ -2,7 +2,10 @@
 # python/moe/transformers/_mxfp4.py: gpt-oss checkpoints in mxfp4 under experts_implementation="moe".
 """transformers replaces gpt-oss' experts by a module of its own for mxfp4, which dispatches by no interface. Where the implementation "moe"
 is asked for, `Mxfp4Experts` takes its place: it keeps the checkpoint's 4-bit codes, gate rows before up rows, and no Triton kernels are
-needed. Nothing changes for other implementations."""
+needed. Nothing changes for other implementations.
+
+A runner that packs the codes, as on a GPU, leaves nothing that reads them: they are freed after it is made, unless `configure` says
+otherwise, and what needs them raises."""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ from transformers.quantizers import quantizer_mxfp4
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from . import _layer
+
+#: The parameters that a runner may have packed.
+CODES = ("gate_up_proj", "down_proj", "gate_up_proj_scales", "down_proj_scales")
 
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("moe_mxfp4", default=False)
 
@@ -52,6 +58,8 @@ class Mxfp4Experts(integration.Mxfp4GptOssExperts):
 
     def stored(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """blocks and scales as a checkpoint has them."""
+        if self._freed() is not None:
+            raise _layer.freed(name)
         codes, scales = getattr(self, name).detach(), getattr(self, name + "_scales").detach()
         if name == "gate_up_proj":
             codes, scales = _interleaved(codes), _interleaved(scales)
@@ -62,24 +70,61 @@ class Mxfp4Experts(integration.Mxfp4GptOssExperts):
 
         return run_mxfp4(self, hidden_states, top_k_index, top_k_weights)
 
+    def _freed(self) -> _layer.Layer | None:
+        """The layer whose runner has packed the codes, if they are freed. They are not once all of them were assigned anew."""
+        layer = self.__dict__.get("_moe_layer")
+        return layer if layer is not None and layer.freed and any(getattr(self, name).is_meta for name in CODES) else None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`to()` and the like: the runner stays where it is."""
+        layer = self._freed()
+        if layer is None:
+            return super()._apply(fn, recurse)
+        target = fn(torch.empty(0, dtype=torch.uint8, device=layer.device)).device
+        if target != layer.device:
+            raise _layer.freed(f"to {target} from {layer.device}")
+        return super()._apply(lambda tensor: tensor if tensor.is_meta else fn(tensor), recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self._freed() is not None:
+            raise _layer.freed("state_dict")
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *more: Any) -> None:
+        """Other codes: memory for them, and another runner. torch would copy them to the meta device, and leave it at that."""
+        layer = None if local_metadata.get("assign_to_params_buffers", False) else self._freed()
+        if layer is not None and all(prefix + name in state_dict for name in CODES):
+            del self.__dict__["_moe_layer"]
+            for name in CODES:
+                empty = torch.empty_like(getattr(self, name), device=layer.device)
+                setattr(self, name, torch.nn.Parameter(empty, requires_grad=False))
+        elif layer is not None and any(prefix + name in state_dict for name in CODES):
+            raise _layer.freed("load_state_dict with some of the codes")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
 
 def _interleaved(rows: torch.Tensor) -> torch.Tensor:
     experts, count, width = rows.shape
     return rows.reshape(experts, 2, count // 2, width).transpose(1, 2).reshape(experts, count, width)
 
 
+def biases(module: Mxfp4Experts) -> dict[str, torch.Tensor]:
+    """Copies, which the runner reads in each call."""
+    return {"w13_bias": _layer.halves(module.gate_up_proj_bias.detach().float(), 1),
+            "w2_bias": module.down_proj_bias.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)}  # fmt: skip
+
+
 def read(module: Mxfp4Experts) -> _layer.Weights:
     found = _layer.activation_of(module, module.down_proj.device)
-    source = ("gate_up_proj", "down_proj", "gate_up_proj_scales", "down_proj_scales", "gate_up_proj_bias", "down_proj_bias")
+    source = (*CODES, "gate_up_proj_bias", "down_proj_bias")
     arrays = {
         "w13": module.gate_up_proj.detach(), "w2": module.down_proj.detach(), "w13_scale": module.gate_up_proj_scales.detach(),
-        "w2_scale": module.down_proj_scales.detach(), "w13_bias": _layer.halves(module.gate_up_proj_bias.detach().float(), 1),
-        "w2_bias": module.down_proj_bias.detach().float().contiguous(),
+        "w2_scale": module.down_proj_scales.detach(), **biases(module),
     }  # fmt: skip
     dtype = module.__dict__.get("_moe_dtype", torch.bfloat16)
     settings = {"dtype": _layer.dtype_name(dtype), "torch_dtype": dtype, "quantization": "mxfp4_w4a16",
                 **_layer.activation_settings(found)}  # fmt: skip
-    return _layer.Weights(arrays, settings, source, True)
+    return _layer.Weights(arrays, settings, source, True, CODES, biases)
 
 
 def dequantized_forward(self: Mxfp4Experts, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -146,6 +191,19 @@ def install(implementation: str) -> None:
         return model
 
     quantizer._process_model_before_weight_loading = process
+
+    original_size = quantizer.param_element_size
+
+    @functools.wraps(original_size)
+    def param_element_size(self: Any, model: torch.nn.Module, param_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Of the one block of GPU memory that transformers reserves for all weights before it loads them. Codes in it would give nothing
+        back to the driver when they are freed."""
+        module, name = get_module_from_name(model, param_name)
+        if isinstance(module, Mxfp4Experts) and name in CODES and not _layer.KEEP_CODES:
+            return 0
+        return original_size(self, model, param_name, *args, **kwargs)
+
+    quantizer.param_element_size = param_element_size
 
     original_convert = integration.Mxfp4Deserialize.convert
 
