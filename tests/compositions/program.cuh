@@ -25,7 +25,8 @@ struct Batch {
 template <class Router, class Quant, class Backend, class Experts>
 void run(typename Backend::Comm& comm, moe::WeightsOf<Config, Quant> const& weights, Batch const& batch) {
   moe::ModularKernel<Config, Router, Quant, Backend, Experts> layer(
-      comm, weights, {.max_tokens_per_rank = 48, .placement = moe::ExpertPlacement(32, comm.size()), .router = {.num_experts = 32, .topk = 4}});
+      comm, weights,
+      {.max_tokens_per_rank = 48, .placement = moe::ExpertPlacement(32, comm.size()), .router = {.num_experts = 32, .topk = 4}});
   layer.forward(moe::make_rows<512>(batch.hidden, 48, 512), moe::make_rows<moe::dynamic>(batch.logits, 48, 32),
                 moe::make_rows<512>(batch.output, 48, 512));
 }
