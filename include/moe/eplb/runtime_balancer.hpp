@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,7 +59,7 @@ struct RuntimeStep {
 /// are told (weights_changed). Until then the old ones serve, so every output is right. Immovable: layers hold the addresses of its tables.
 template <class Comm, BalancingGroup Group>
 class RuntimeBalancer {
-  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
 
  public:
   using Space = typename moe::detail::SpaceOf<Comm>::type;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -65,7 +66,7 @@ PeerBuffers peer_buffers(Window const& window) {
 /// itself. The communicator then carries two barriers a layer: all buffers are free, all experts have arrived.
 template <class Comm>
 class WeightMover {
-  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) > 0);
+  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
 
  public:
   using Space = typename moe::detail::SpaceOf<Comm>::type;
