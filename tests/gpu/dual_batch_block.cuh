@@ -43,29 +43,37 @@ struct DualParts : RunnerDefaults {
   using DualBatch = runner::dual_batch::Halves;
 };
 
+/// A forward calls the experts once, or in two halves twice.
+struct CountExperts : NoProbe {
+  int calls = 0;
+  void begin(Phase p) { calls += p == Phase::experts ? 1 : 0; }
+};
+
 template <class Backend, class Experts>
 class DualBlock {
  public:
   static constexpr int kHidden = 512, kIntermediate = 256, kTopK = 4, kLocal = 4, kMost = 300, kSharedWidth = 128;
+  static constexpr int kLayerSeeds = 100'000;
   using Quant = quantization::Fp8Block<>;
   using Router = routing::SoftmaxTopK<routing::Renormalize::yes>;
   using Layer = ModularKernel<DualConfig, Router, Quant, Backend, Experts>;
   using Block = Runner<Layer, DualParts>;
 
-  /// workers: as runner::dual_batch::Halves::Params::expert_workers.
-  DualBlock(typename Backend::Comm& comm, typename Backend::Params const& params, int workers)
+  /// workers: as runner::dual_batch::Halves::Params::expert_workers. Blocks of another `layer` have other weights and rows.
+  DualBlock(typename Backend::Comm& comm, typename Backend::Params const& params, int workers, int layer = 0)
       : rank_(comm.rank()),
+        layer_(layer),
         num_experts_(kLocal * comm.size()),
         store_(kLocal, kHidden, kIntermediate, true),
-        shared13_(device<bf16>(901, 2 * kSharedWidth * kHidden, 0.05F)),
-        shared2_(device<bf16>(902, kHidden * kSharedWidth, 0.05F)),
+        shared13_(device<bf16>(901 + kLayerSeeds * layer, 2 * kSharedWidth * kHidden, 0.05F)),
+        shared2_(device<bf16>(902 + kLayerSeeds * layer, kHidden * kSharedWidth, 0.05F)),
         hidden_(kMost * kHidden),
         output_(kMost * kHidden),
         logits_(std::int64_t{kMost} * num_experts_) {
     for (int e = 0; e < kLocal; ++e) {
-      int const id = rank_ * kLocal + e;
-      store_.set_expert(e, normals(10 + 2 * id, 2 * kIntermediate * kHidden, 0.05F).data(),
-                        normals(11 + 2 * id, kHidden * kIntermediate, 0.05F).data());
+      int const seed = kLayerSeeds * layer + 2 * (rank_ * kLocal + e);
+      store_.set_expert(e, normals(10 + seed, 2 * kIntermediate * kHidden, 0.05F).data(),
+                        normals(11 + seed, kHidden * kIntermediate, 0.05F).data());
     }
     typename Block::Params p{.layer = {.shape = {kHidden, kIntermediate, num_experts_, kTopK, false},
                                        .max_tokens_per_rank = kMost,
@@ -90,29 +98,44 @@ class DualBlock {
   /// Other rows and logits of this rank; the output is NaN.
   void bring(int seed) {
     std::vector<bf16> x, nan(kMost * kHidden, from_float<bf16>(NAN));
-    for (float const v : normals(1000 * seed + rank_, kMost * kHidden, 1.0F)) x.push_back(from_float<bf16>(v));
+    int const first = kLayerSeeds * layer_ + 1000 * seed + rank_;
+    for (float const v : normals(first, kMost * kHidden, 1.0F)) x.push_back(from_float<bf16>(v));
     hidden_.copy_from_host(x.data());
     output_.copy_from_host(nan.data());
-    logits_.copy_from_host(normals(1000 * seed + 500 + rank_, std::int64_t{kMost} * num_experts_, 1.0F).data());
+    logits_.copy_from_host(normals(first + 500, std::int64_t{kMost} * num_experts_, 1.0F).data());
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
-  void launch(std::int64_t rows, bool halves) {
+  void launch(std::int64_t rows, bool halves) { launch(rows, halves, stream_); }
+  void launch(std::int64_t rows, bool halves, cudaStream_t stream) {
     block_->decide_dual_batch(halves);
-    block_->forward(make_rows(static_cast<bf16 const*>(hidden_.data()), rows, kHidden),
-                    make_rows(static_cast<float const*>(logits_.data()), rows, num_experts_), make_rows(output_.data(), rows, kHidden), {},
-                    stream_);
+    forward(rows, -1, stream);
   }
-  /// The bits of the output.
+  /// With the verdict that holds: whether the batch ran in two halves. Rows from `valid` on are padding; -1: none.
+  bool forward(std::int64_t rows, std::int64_t valid, cudaStream_t stream) {
+    CountExperts probe;
+    block_->forward(make_rows(static_cast<bf16 const*>(hidden_.data()), rows, kHidden),
+                    make_rows(static_cast<float const*>(logits_.data()), rows, num_experts_), make_rows(output_.data(), rows, kHidden),
+                    {.num_valid_rows = valid}, stream, probe);
+    EXPECT_TRUE(probe.calls == 1 || probe.calls == 2) << probe.calls << " calls of the experts";
+    return probe.calls == 2;
+  }
+  /// The bits of the output, once the stream of launch() has finished.
   std::vector<std::uint16_t> result(std::int64_t rows) {
     stream_.synchronize();
     block_->check();
+    return bits(rows);
+  }
+  /// The same of a forward that is known to have finished.
+  std::vector<std::uint16_t> bits(std::int64_t rows) {
     std::vector<bf16> y(kMost * kHidden);
     output_.copy_to_host(y.data());
     for (std::int64_t i = 0; i < rows * kHidden; ++i) EXPECT_TRUE(std::isfinite(to_float(y[static_cast<std::size_t>(i)]))) << "value " << i;
-    std::vector<std::uint16_t> bits(static_cast<std::size_t>(rows * kHidden));
-    std::memcpy(bits.data(), y.data(), 2 * bits.size());
-    return bits;
+    std::vector<std::uint16_t> out(static_cast<std::size_t>(rows * kHidden));
+    std::memcpy(out.data(), y.data(), 2 * out.size());
+    return out;
   }
+  bf16* hidden() { return hidden_.data(); }
+  bf16 const* output() const { return output_.data(); }
   Block& block() { return *block_; }
   cudaStream_t stream() const { return stream_; }
 
@@ -152,6 +175,7 @@ class DualBlock {
   }
 
   int rank_;
+  int layer_;
   int num_experts_;
   CudaStream stream_;
   experts::WeightStore<DualConfig, Quant, space::cuda> store_;
