@@ -49,6 +49,30 @@ struct CountExperts : NoProbe {
   void begin(Phase p) { calls += p == Phase::experts ? 1 : 0; }
 };
 
+/// When FailingExperts throw, on the host, before they enqueue anything.
+struct FailingCall {
+  /// The call of apply() that throws, from now on: 1 is the next; 0: none.
+  static inline int fails_on = 0;
+  static void count() {
+    if (fails_on > 0 && --fails_on == 0) throw Error(ErrorCode::internal, "experts: injected");
+  }
+};
+template <class Inner>
+struct FailingExperts : Inner {
+  template <class Config, class Quant, ActivationFormat Format>
+  class Kernel : public Inner::template Kernel<Config, Quant, Format> {
+    using Base = typename Inner::template Kernel<Config, Quant, Format>;
+
+   public:
+    using Base::Base;
+    template <class Tokens, class Out>
+    void apply(Tokens const& tokens, Out out, cudaStream_t stream) const {
+      FailingCall::count();
+      Base::apply(tokens, out, stream);
+    }
+  };
+};
+
 template <class Backend, class Experts>
 class DualBlock {
  public:

@@ -2,6 +2,7 @@
 // tests/gpu/runner_dual_batch_test.cu: on one rank, a block in two halves has the bits of the whole batch, also in a graph; an error is
 // thrown once, by the call; a forward allocates nothing and waits for nothing, wait() for its stream. Between ranks:
 // tests/multigpu/runner_dual_batch_test.cu.
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -58,6 +59,35 @@ void enqueues_only() {
 TEST(DualBatchOnOneRank, EnqueuesOnly) {
   enqueues_only<backends::HighThroughput<Window>, experts::HopperContiguous>();
   enqueues_only<backends::LowLatency<Window>, experts::HopperMasked>();
+}
+
+/// Experts of either half, or of a whole batch, throw: the call throws it, nothing stays open, and the next forward works.
+template <class Backend, class Experts>
+void experts_fail() {
+  comm::SimulatedGroup group(1);
+  comm::SimulatedRank rank(group, 0);
+  DualBlock<Backend, FailingExperts<Experts>> block(rank, {}, 0);
+  block.bring(7);
+  block.launch(33, false);
+  auto const want = block.result(33);
+  for (int const call : {1, 2, 0, 1, 1, 2}) {  // 0: the call of a whole batch
+    SCOPED_TRACE(text(Backend::kName, ", call ", call));
+    FailingCall::fails_on = std::max(call, 1);
+    expect_error(ErrorCode::internal, "experts: injected", [&] { block.launch(33, call > 0); });
+    EXPECT_EQ(FailingCall::fails_on, 0);
+    check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
+    EXPECT_NO_THROW(block.block().check()) << "the caller has had the error";
+    for (bool const halves : {true, false}) {
+      block.bring(7);
+      block.launch(33, halves);
+      EXPECT_EQ(block.result(33), want);
+    }
+  }
+}
+
+TEST(DualBatchOnOneRank, N12_ExpertsThatThrowEndBothHalves) {
+  experts_fail<backends::HighThroughput<Window>, experts::HopperContiguous>();
+  experts_fail<backends::LowLatency<Window>, experts::HopperMasked>();
 }
 
 /// wait(stream) returns once the stream has finished, although the exchange has no wait of its own.

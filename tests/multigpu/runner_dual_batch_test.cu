@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <optional>
 
 #include "moe/backends/window/device/high_throughput/exchange.hpp"
@@ -72,6 +73,53 @@ TEST(DualBatch, N11_N12_SameBitsBetweenRanks) {
   ranks<backends::LowLatency<Window>, experts::HopperMasked>(comm, 0);
   ranks<backends::LowLatencyRankMajor<Window>, experts::HopperContiguous>(comm, 0);
   ranks<backends::Pplx<Window>, experts::HopperMasked>(comm, 0);
+}
+
+/// The experts of one half throw on the last rank: it gets that error, the others learn of it from wait() or check() long before the
+/// deadline, and the next forward works on all.
+template <class Backend, class Experts>
+void experts_fail(comm::Mpi& host, comm::Nccl& comm) {
+  DualBlock<Backend, FailingExperts<Experts>> block(comm, {}, 0);
+  bool const errs = comm.rank() == comm.size() - 1;
+  block.bring(7);
+  block.launch(33, false);
+  auto const want = block.result(33);
+  int repeat = 0;
+  for (int const call : {1, 2, 0, 1, 1, 2, 2}) {  // 0: the call of a whole batch
+    SCOPED_TRACE(text(Backend::kName, ", call ", call));
+    host.barrier({});
+    auto const start = std::chrono::steady_clock::now();
+    FailingCall::fails_on = errs ? std::max(call, 1) : 0;
+    if (errs) {
+      expect_error(ErrorCode::internal, "experts: injected", [&] { block.launch(33, call > 0); });
+      EXPECT_EQ(FailingCall::fails_on, 0);
+      check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
+      EXPECT_NO_THROW(block.block().check()) << "the caller has had the error";
+    } else {
+      block.launch(33, call > 0);
+      expect_error(ErrorCode::peer, text("rank ", comm.size() - 1, " abandoned the call"), [&] {
+        if (repeat % 2 == 0) return block.block().wait(block.stream());
+        check_cuda(cudaStreamSynchronize(block.stream()), "cudaStreamSynchronize");
+        block.block().check();
+      });
+      EXPECT_NO_THROW(block.block().check()) << "thrown once";
+    }
+    ++repeat;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(comm.timeout_ms()));
+    for (bool const halves : {true, false}) {
+      block.bring(7);
+      block.launch(33, halves);
+      EXPECT_EQ(block.result(33), want);
+    }
+  }
+}
+
+TEST(DualBatch, N12_ExpertsThatThrowEndBothHalves) {
+  comm::Mpi host(MPI_COMM_WORLD, {.timeout_ms = 20'000});
+  comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 5'000});
+  experts_fail<backends::HighThroughput<Window>, experts::HopperContiguous>(host, comm);
+  experts_fail<backends::LowLatency<Window>, experts::HopperMasked>(host, comm);
+  experts_fail<backends::LowLatencyRankMajor<Window>, experts::HopperContiguous>(host, comm);
 }
 
 /// A step of two ranks: what each votes, and what all of them do.
