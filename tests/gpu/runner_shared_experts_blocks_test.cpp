@@ -187,6 +187,59 @@ TEST_F(SharedOnGpu, TheSideStreamChangesNoBit) {
   EXPECT_NE(outputs[0], std::vector<float>(outputs[0].size()));
 }
 
+/// The default threshold of Dense: 256 rows run on the side stream, 257 do not, and the bits are those without one (N6).
+TEST_F(SharedOnGpu, N6_DenseUpToTheThreshold) {
+  constexpr std::int64_t kThreshold = 256, kHidden = kSizes.hidden, kWidth = kSizes.shared;
+  static_assert(kThreshold + 1 <= kMost);
+  auto const device = [](std::vector<float> const& values) {
+    std::vector<bf16> narrow;
+    for (float v : values) narrow.push_back(from_float<bf16>(0.06F * v));
+    Buffer<bf16, Cuda> out(static_cast<std::int64_t>(narrow.size()));
+    out.copy_from_host(narrow.data());
+    return out;
+  };
+  CheckpointWriter random;
+  Buffer<bf16, Cuda> const w13 = device(random.normal({2 * kWidth, kHidden})), w2 = device(random.normal({kHidden, kWidth}));
+  Buffer<bf16, Cuda> x(kMost * kHidden);
+  x.copy_from_host(x_.data());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  Dense::Params p;
+  EXPECT_EQ(p.overlap_rows, kThreshold) << "by default";
+  p.count = 1;
+  p.intermediate = kWidth;
+  p.activation = {activation::Kind::silu, {}};
+  auto const set = [](auto& to, Buffer<bf16, Cuda> const& from, std::int64_t rows, std::int64_t cols) {
+    to.codes = make_blocks(from.data(), 1, rows, cols);
+    to.rows = rows;
+    to.cols = cols;
+  };
+  set(p.weights.w13, w13, 2 * kWidth, kHidden);
+  set(p.weights.w2, w2, kHidden, kWidth);
+  CudaStream stream;
+  auto const output_of = [&](std::int64_t overlap_rows, std::int64_t rows) {
+    p.overlap_rows = overlap_rows;
+    Arena<Cuda> arena;
+    Dense::Part<Cuda, bf16> part(p, {kHidden, kHidden, kMost}, arena);
+    EXPECT_EQ(part.overlaps(rows), overlap_rows > 0 && rows <= overlap_rows) << rows << " rows, threshold " << overlap_rows;
+    EXPECT_EQ(part.overlaps(1), overlap_rows > 0);
+    EXPECT_FALSE(part.overlaps(0));
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    part.run(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden), {}, stream);
+    Rows<bf16> const y = part.output();
+    stream.synchronize();
+    std::vector<bf16> out(static_cast<std::size_t>(rows * kHidden));
+    Memory<Cuda>::copy_to_host(out.data(), y.data_handle(), out.size() * sizeof(bf16));
+    std::vector<float> values;
+    for (bf16 v : out) values.push_back(to_float(v));
+    return values;
+  };
+  for (std::int64_t const rows : {kThreshold - 1, kThreshold, kThreshold + 1}) {
+    std::vector<float> const alone = output_of(0, rows);
+    EXPECT_EQ(output_of(kThreshold, rows), alone) << rows << " rows";
+    EXPECT_NE(alone, std::vector<float>(alone.size()));
+  }
+}
+
 TEST_F(SharedOnGpu, DenseIfTheCallerWants) {
   write(moe_test::fp8_block_config(), add_fp8_blocks);
   auto block = load<Block<Fp8, experts::HopperContiguous>>(false);
