@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/eplb_runtime_hopper_test.cu: experts move between the expert slots of one GPU while layers serve, with every experts policy:
-// those with packed weights pack them again, graphs continue, counts are read a step later.
+// those with packed weights pack them again, graphs continue, counts are read a step later. Bit for bit with experts that are batch
+// invariant. cuBLAS: cublas_eplb_test.cu.
 #include <gtest/gtest.h>
+
+#include <type_traits>
 
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/comm/self.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
+#include "moe/experts/hopper_w8a16.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/int8_per_channel.hpp"
+#include "moe/quantization/int8_per_token.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "tests/gpu/eplb_device_serving.hpp"
@@ -17,28 +25,68 @@
 namespace {
 
 using namespace moe_test;
+using quantization::Int8PerTensorStatic;
+using quantization::Int8PerToken;
 using Self = comm::Self<space::cuda>;
 
-template <class Quant, class Experts>
+/// Experts whose rows have the same bits in any batch: no map changes the order of a sum.
+struct InvariantConfig : EplbConfig {
+  static constexpr bool batch_invariant = true;
+};
+template <class ConfigT>
+struct LayerOf {
+  using Config = ConfigT;
+  using Router = EplbFixedLayer::Router;
+  int topk = EplbConfig::topk;
+  template <class Params>
+  void set(Params& p) const {
+    p.router = {EplbConfig::num_experts, topk};
+    using Quant = decltype(p.quantization);
+    if constexpr (std::is_same_v<Quant, Int8PerTensorStatic>) p.quantization = Quant({.scale = 0.02F});
+  }
+};
+
+/// With InvariantConfig bit for bit.
+template <class Quant, class Experts, class Config = EplbConfig>
 void on_one_gpu() {
   Self tokens, weights;
   eplb::SelfGroup group;
   for (MoveMode mode : {MoveMode::pause, MoveMode::stepwise, MoveMode::background}) {
     for (bool graphs : {false, true}) {
-      expect_same_while_moving<Quant, backends::NoExpertParallel<space::cuda>, Experts>(tokens, weights, group, mode, graphs);
+      expect_same_while_moving<Quant, backends::NoExpertParallel<space::cuda>, Experts>(
+          tokens, weights, group, mode, graphs, LayerOf<Config>{}, std::is_same_v<Config, InvariantConfig>);
     }
   }
 }
 
-TEST(EplbRuntime, CudaReference) { on_one_gpu<quantization::None, experts::CudaReference>(); }
+TEST(EplbRuntime, CudaReference) { on_one_gpu<quantization::None, experts::CudaReference, InvariantConfig>(); }
 TEST(EplbRuntime, HopperContiguous) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   on_one_gpu<quantization::None, experts::HopperContiguous>();
   on_one_gpu<quantization::Fp8Block<>, experts::HopperContiguous>();
 }
+TEST(EplbRuntime, HopperContiguousInt8) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<Int8PerToken, experts::HopperContiguous>();
+  on_one_gpu<Int8PerTensorStatic, experts::HopperContiguous>();
+}
+TEST(EplbRuntime, HopperContiguousBitForBit) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::None, experts::HopperContiguous, InvariantConfig>();
+  on_one_gpu<quantization::Fp8Block<>, experts::HopperContiguous, InvariantConfig>();
+  on_one_gpu<Int8PerToken, experts::HopperContiguous, InvariantConfig>();
+}
 TEST(EplbRuntime, HopperW4A16PacksAgain) {
   if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
   on_one_gpu<quantization::Int4Group128, experts::HopperW4A16>();
+}
+TEST(EplbRuntime, HopperW8A16PacksAgain) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Int8PerChannel, experts::HopperW8A16>();
+}
+TEST(EplbRuntime, HopperW4A8PacksAgain) {
+  if (!on_hopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  on_one_gpu<quantization::Mxfp4Fp8<>, experts::HopperW4A8>();
 }
 
 // Counts of a step arrive with the next step, and all of them before a map changes.
