@@ -88,6 +88,10 @@ class DeviceServing {
     balancer_.emplace(weights, group, tensors, params);
     build(tokens);
   }
+  /// Of one layer's experts of a rank.
+  static std::int64_t buffer_bytes(int slots_per_rank) {
+    return eplb::WeightMover<WeightsComm>::bytes_needed({eplb::expert_tensors(encoded())}, slots_per_rank);
+  }
   Balancer& balancer() { return *balancer_; }
   Layer& layer(int l) { return layers_[static_cast<std::size_t>(l)]; }
 
@@ -225,11 +229,16 @@ inline void expect_near_outputs(std::vector<float> const& got, std::vector<float
   }
 }
 
+/// Weights move by messages. Else Peers(bytes): spare buffers of that size in a window of the ranks.
+struct ByMessages {
+  eplb::PeerBuffers operator()(std::int64_t) const { return {}; }
+};
+
 /// Serves until experts have moved three times. (Some plans move none: two ranks whose hot experts lie apart are balanced already.) The
 /// forward is captured once and replayed if `graphs`. same_bits: outputs must equal those without load balancing bit for bit.
-template <class Quant, class Backend, class Experts, class Of = EplbFixedLayer, class WeightsComm, class Group>
+template <class Quant, class Backend, class Experts, class Of = EplbFixedLayer, class Peers = ByMessages, class WeightsComm, class Group>
 void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weights, Group& group, MoveMode mode, bool graphs,
-                              Of const& of = {}, bool same_bits = false) {
+                              Of const& of = {}, bool same_bits = false, Peers const& peers = {}) {
   using Model = DeviceServing<Quant, Backend, Experts, Of, WeightsComm, Group>;
   CudaStream stream;
   WorkerStream worker;
@@ -237,11 +246,12 @@ void expect_same_while_moving(typename Backend::Comm& tokens, WeightsComm& weigh
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   std::string const what = text(Quant::kName, ", ", Backend::kName, ", ", Experts::kName, ", top ", of.topk, ", ", name(mode));
   Model plain(of, tokens, stream);
+  ExpertMaps const maps = ExpertMaps::initial(Model::kLayers, Model::kExperts, (tokens.size() > 1 ? 2 : 4) * tokens.size());
   Model model(of, tokens, stream, weights, group,
-              {.maps = ExpertMaps::initial(Model::kLayers, Model::kExperts, (tokens.size() > 1 ? 2 : 4) * tokens.size()),
+              {.maps = maps,
                .options = {.window = 2, .step_interval = 4},
                .mode = mode,
-               .mover = {.timeout_ms = 20'000},
+               .mover = {.timeout_ms = 20'000, .peers = peers(Model::buffer_bytes(maps.num_physical() / weights.size()))},
                .timeout_ms = 20'000,
                .on_thread_start = [device] { check_cuda(cudaSetDevice(device), "cudaSetDevice"); },
                .worker_stream = worker});

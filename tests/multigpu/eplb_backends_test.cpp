@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/eplb_backends_test.cpp: experts move between GPUs while layers serve, over every backend of the registry: each step's
-// outputs are those without load balancing, bit for bit where no map changes the order of a sum. eplb_runtime_test.cu has tuned experts.
+// outputs are those without load balancing, bit for bit where no map changes the order of a sum. Weights move by messages and by stores
+// into peers' windows. eplb_runtime_test.cu has tuned experts.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <cstdint>
+#include <initializer_list>
 #include <iostream>
+#include <optional>
 #include <type_traits>
 
 #include "moe/comm/mpi.hpp"
+#include "moe/comm/nccl_symmetric.hpp"
 #include "moe/core/contract/facts.hpp"
 #include "moe/eplb/group.hpp"
+#include "moe/eplb/weight_mover.hpp"
 #include "moe/experts/cuda_reference.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/quantization/none.hpp"
@@ -51,29 +57,36 @@ TYPED_TEST_SUITE(EplbBackends, TestTypes<all_backends_between_gpus>, BackendName
 TYPED_TEST(EplbBackends, ExpertsMoveUnderLoad) {
   static_assert(registry::CompositionOf<RuntimeSizes::Config, None, TypeParam, CudaReference>::kLegal);
   int ran = 0, exact = 0;
-  auto const serve = [&](auto& tokens, auto& weights, auto& group) {
-    for (int topk : {1, EplbConfig::topk}) {
+  auto const serve = [&](auto& tokens, auto& weights, auto& group, std::initializer_list<int> topks, auto const& peers) {
+    for (int topk : topks) {
       for (MoveMode mode : {MoveMode::pause, MoveMode::background}) {
         bool const bits = same_bits<TypeParam, CudaReference>(topk);
-        expect_same_while_moving<None, TypeParam, CudaReference>(tokens, weights, group, mode, false, RuntimeSizes{topk}, bits);
+        expect_same_while_moving<None, TypeParam, CudaReference>(tokens, weights, group, mode, false, RuntimeSizes{topk}, bits, peers);
         if (this->HasFatalFailure()) return;
         ++ran;
         exact += bits ? 1 : 0;
       }
     }
   };
+  constexpr bool kAlone = std::is_same_v<typename TypeParam::Comm, Self>;
   comm::Mpi host(MPI_COMM_WORLD, {.timeout_ms = 40'000});
-  if constexpr (std::is_same_v<typename TypeParam::Comm, Self>) {
+  if constexpr (kAlone) {
     Self tokens, weights;
     eplb::SelfGroup group;
-    serve(tokens, weights, group);
+    serve(tokens, weights, group, {1, EplbConfig::topk}, ByMessages{});
   } else {
     eplb::CommGroup<comm::Mpi> group(host);
     comm::Nccl tokens = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
     comm::Nccl weights = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
-    serve(tokens, weights, group);
+    serve(tokens, weights, group, {1, EplbConfig::topk}, ByMessages{});
+    std::optional<comm::NcclSymmetric> window;
+    serve(tokens, weights, group, {EplbConfig::topk}, [&](std::int64_t bytes) {
+      if (!window) window.emplace(weights, bytes);
+      return eplb::peer_buffers(*window);
+    });
+    EXPECT_TRUE(window);
   }
-  EXPECT_EQ(ran, 4) << TypeParam::kName;
+  EXPECT_EQ(ran, kAlone ? 4 : 6) << TypeParam::kName;
   EXPECT_GE(exact, 2) << TypeParam::kName << ": with one expert for each token no sum has two terms";
   if (host.rank() == 0) std::cout << TypeParam::kName << ": experts moved in " << ran << " cases, " << exact << " of them bit for bit\n";
 }
