@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -60,6 +63,89 @@ void replays(Grid const& g, SharedOutput shared) {
 }
 TEST(RunnerGridGraph, TensorParallelLocal) { replays<Local>({world_size(), 1, 1, true}, SharedOutput::partial); }
 TEST(RunnerGridGraph, TensorParallelLowLatency) { replays<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete); }
+
+/// A grid captured at several sizes: each number of rows runs the graph of the smallest size that holds them, with the bits of a call of
+/// that size.
+template <class Backend>
+void replays_several_sizes(Grid const& g, SharedOutput shared) {
+  SCOPED_TRACE(text(Backend::kName, ", tp ", g.tp, ", dp ", g.dp));
+  Model const m{.form = {false, false, shared}};
+  Rank<Backend> rank(g, m, true);
+  std::vector<std::int64_t> const sizes{7, 2, 4, 2};
+  Rowset rows(bf16_numbers(70 + rank.moe.dp_rank, kMost * kHidden));
+  auto const forward = [&](std::int64_t n, cudaStream_t s) {
+    rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
+  };
+  auto const result = [&](std::int64_t n) {
+    finish(rank.runner, rank.tp, rank.stream);
+    std::vector<float> out = rows.result();
+    out.resize(static_cast<std::size_t>(n * kHidden));
+    return out;
+  };
+  auto const clear = [&] {
+    Memory<Cuda>::fill(rows.out.data(), 0xff, rows.out.bytes());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  };
+  std::map<std::int64_t, std::vector<float>> want;
+  for (std::int64_t const n : sizes) {
+    clear();
+    forward(n, rank.stream);
+    want[n] = result(n);
+  }
+  runner::CapturedSizes<Cuda> graphs;
+  graphs.capture(*group("ep", 0), sizes, runner::capture_obstacle(rank.runner.layer()), forward);
+  EXPECT_EQ(graphs.sizes(), (std::vector<std::int64_t>{2, 4, 7}));
+  for (std::int64_t const n : {1, 7, 3, 2, 4, 5, 1, 6}) {
+    SCOPED_TRACE(text(n, " rows"));
+    clear();
+    std::int64_t const size = graphs.replay(n, rank.stream);
+    EXPECT_EQ(size, n <= 2 ? 2 : n <= 4 ? 4 : 7);
+    EXPECT_EQ(result(size), want[size]);
+    std::vector<float> const all = rows.result();
+    EXPECT_TRUE(std::all_of(all.begin() + size * kHidden, all.end(), [](float v) { return std::isnan(v); })) << "rows of another size";
+  }
+  expect_error(ErrorCode::capacity, "8 rows exceed the largest size 7", [&] { graphs.replay(kMost + 1, rank.stream); });
+}
+TEST(RunnerGridGraph, SeveralSizes) {
+  replays_several_sizes<Local>({world_size(), 1, 1, true}, SharedOutput::partial);
+  replays_several_sizes<LowLatency>({world_size(), 1, 1, true}, SharedOutput::complete);
+  replays_several_sizes<LowLatency>({1, world_size(), 1, true}, SharedOutput::complete);
+}
+
+/// Ranks with other sizes, and a rank whose sizes are impossible: an error on all ranks before any forward, and the next capture works.
+TEST(RunnerGridGraph, RanksWithOtherSizesAreRefused) {
+  Model const m{.form = {false, false, SharedOutput::complete}};
+  Rank<LowLatency> rank({1, world_size(), 1, true}, m, true);
+  std::vector<float> const x = bf16_numbers(80 + world_rank(), 4 * kHidden), want = rank.forward(x);
+  bool const last = world_rank() == world_size() - 1;
+  Rowset rows(x);
+  int calls = 0;
+  runner::CapturedSizes<Cuda> graphs;
+  auto const capture = [&](std::vector<std::int64_t> const& sizes, std::string const& obstacle = "") {
+    graphs.capture(*group("ep", 0), sizes, obstacle, [&](std::int64_t n, cudaStream_t s) {
+      ++calls;
+      rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
+    });
+  };
+  auto const sizes_of = [&](std::vector<std::int64_t> const& most, std::vector<std::int64_t> const& of_last) {
+    return last ? of_last : most;
+  };
+  expect_error(ErrorCode::mismatch, "ranks disagree about the captured sizes", [&] { capture(sizes_of({2, 4}, {2, 3})); });
+  expect_error(ErrorCode::mismatch, "ranks disagree about the captured sizes", [&] { capture(sizes_of({2, 4}, {4})); });
+  expect_error(last ? ErrorCode::config : ErrorCode::peer, last ? "no sizes are given" : "refused its arguments with E_CONFIG",
+               [&] { capture(sizes_of({2, 4}, {})); });
+  expect_error(last ? ErrorCode::state : ErrorCode::peer, last ? "capture: an obstacle" : "refused its arguments with E_STATE",
+               [&] { capture({2, 4}, last ? "an obstacle" : ""); });
+  EXPECT_EQ(calls, 0) << "work was issued";
+  expect_error(ErrorCode::state, "nothing is captured", [&] { graphs.replay(2, rank.stream); });
+  capture(sizes_of({2, 4}, {4, 2, 4}));  // the same sizes
+  EXPECT_EQ(calls, 4);
+  Memory<Cuda>::fill(rows.out.data(), 0xff, rows.out.bytes());
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  EXPECT_EQ(graphs.replay(4, rank.stream), 4);
+  finish(rank.runner, rank.tp, rank.stream);
+  EXPECT_EQ(rows.result(), want);
+}
 
 // ---- Experts that route inside (N16): rows and logits are gathered, and every rank chooses.
 
