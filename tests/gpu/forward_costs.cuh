@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <ostream>
+#include <vector>
 
 #include "moe/core/cuda_space.hpp"
 
@@ -29,8 +32,9 @@ __global__ inline void hold_stream(int volatile* words) {
 
 /// Calls forward(), which enqueues in `stream`, while the stream is held: it returns before the device goes on, allocates no host memory
 /// and leaves the device's as it is. Prints what it takes on the host: the least of ten calls. The first calls are not judged.
+/// calls_nccl: memory that NCCL takes on the host is not judged.
 template <class Forward>
-void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& forward) {
+void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& forward, bool calls_nccl = false) {
   int* words = nullptr;
   moe::check_cuda(cudaMallocHost(&words, 2 * sizeof(int)), "cudaMallocHost");
   for (int i = 0; i < 2; ++i) forward();
@@ -47,7 +51,9 @@ void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& 
     auto const start = std::chrono::steady_clock::now();
     forward();
     least = std::min(least, std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-    EXPECT_EQ(host_allocations - allocations, 0) << name << ": allocations on the host";
+    if (!calls_nccl) {
+      EXPECT_EQ(host_allocations - allocations, 0) << name << ": allocations on the host";
+    }
     EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << name << " waited for the device";
     static_cast<void>(cudaGetLastError());  // the query's
     words[0] = 1;
@@ -58,6 +64,38 @@ void expect_enqueues_only(cudaStream_t stream, char const* name, Forward const& 
   EXPECT_EQ(free_after, free_before) << name << ": allocations on the device";
   std::printf("%s: %.1f us on the host\n", name, least);
   moe::check_cuda(cudaFreeHost(words), "cudaFreeHost");
+}
+
+/// What a call enqueues, as nodes of a graph.
+struct GraphNodes {
+  std::size_t kernels = 0, others = 0;
+  friend bool operator==(GraphNodes const&, GraphNodes const&) = default;
+  friend std::ostream& operator<<(std::ostream& out, GraphNodes const& n) {
+    return out << n.kernels << " kernels and " << n.others << " other nodes";
+  }
+};
+
+/// Calls forward(), which enqueues in `stream`, once as it is and once in a capture.
+template <class Forward>
+GraphNodes graph_nodes(cudaStream_t stream, Forward const& forward) {
+  forward();
+  moe::check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  moe::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  forward();
+  cudaGraph_t graph = nullptr;
+  moe::check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  std::size_t count = 0;
+  moe::check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  if (count > 0) moe::check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
+  GraphNodes found;
+  for (cudaGraphNode_t const node : nodes) {
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    moe::check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+    ++(type == cudaGraphNodeTypeKernel ? found.kernels : found.others);
+  }
+  cudaGraphDestroy(graph);
+  return found;
 }
 
 }  // namespace moe_test

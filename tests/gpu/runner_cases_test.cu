@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/gpu/runner_cases_test.cu: a runner on one GPU: its wrong calls and constructions, row by row, and a call that works afterwards;
-// load recording with chunks and rows of no batch (N22). Logits with a gate inside, or none without one, do not compile
-// (compile_fail/runner_logits.cpp).
+// load recording with chunks and rows of no batch (N22); chunks of stated rows allocate nothing and wait for nothing; the kernels of a
+// block. Logits with a gate inside, or none without one, do not compile (compile_fail/runner_logits.cpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "device_values.cuh"
 #include "expect_error.hpp"
+#include "forward_costs.cuh"
 #include "moe/activation/activation.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
 #include "moe/experts/cuda_reference.cuh"
@@ -18,6 +21,8 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
+#include "moe/runner/device/dense_shared.cuh"
+#include "moe/runner/device/linear.cuh"
 #include "moe/runner/device/ranks.hpp"
 #include "moe/runner/device/row_kernels.cuh"
 #include "moe/runner/runner.hpp"
@@ -46,6 +51,12 @@ struct Plain : RunnerDefaults {
 };
 struct Chunked : Plain {
   using Chunking = runner::chunking::Lockstep;
+};
+
+/// A gate, shared experts and a factor around the layer.
+struct WithShared : Plain {
+  using Gate = runner::gate::Linear<float>;
+  using Shared = runner::shared::Dense<bf16>;
 };
 
 class RunnerCases : public testing::Test {
@@ -222,6 +233,80 @@ TEST_F(RunnerCases, N22_RecordingWithChunksAndRowsOfNoBatch) {
         EXPECT_EQ(counts(), slot_counts) << "slots of real rows only";
       }
     }
+  }
+}
+
+/// Four passes of two rows, the last ones without rows where the batch has fewer.
+TEST_F(RunnerCases, ChunksOfStatedRowsEnqueueOnly) {
+  using R = Runner<Layer, Chunked>;
+  for (ChunkMode mode : {ChunkMode::exact, ChunkMode::min_one}) {
+    auto p = params<R>(2);
+    p.chunking.mode = mode;
+    p.chunking.most_rows = kMost;
+    R chunked(self, store.view(), p);
+    for (std::int64_t const rows : {kMost, std::int64_t{3}}) {
+      std::vector<float> const want = run(chunked, rows);
+      std::string const name = text("chunks, ", rows, " rows, mode ", static_cast<int>(mode));
+      moe_test::expect_enqueues_only(stream, name.c_str(), [&] {
+        chunked.forward(make_rows(static_cast<bf16 const*>(x.data()), rows, kHidden),
+                        make_rows(static_cast<float const*>(logits.data()), rows, kExperts), make_rows(y.data(), rows, kHidden), {},
+                        stream);
+      });
+      EXPECT_EQ(run(chunked, rows), want);
+    }
+  }
+}
+
+/// A block with a gate, shared experts and a factor launches one kernel for the gate, what its layer and its shared experts launch alone,
+/// and one kernel that reads the routed output, scales it and adds the shared output. A side stream adds no node.
+TEST_F(RunnerCases, KernelsOfABlock) {
+  using R = Runner<Layer, WithShared>;
+  constexpr std::int64_t kRows = 5, kWidth = 48;
+  using Shared = runner::shared::Dense<bf16>;
+  DeviceBuffer<float> const gate = upload(bf16_numbers(31, kExperts * kHidden));
+  auto const narrow = [](std::vector<float> const& values) {
+    std::vector<bf16> out;
+    for (float const v : values) out.push_back(from_float<bf16>(v));
+    return upload(out);
+  };
+  DeviceBuffer<bf16> const w13 = narrow(bf16_numbers(32, 2 * kWidth * kHidden)), w2 = narrow(bf16_numbers(33, kHidden * kWidth));
+  Rows<bf16 const> const hidden = make_rows(static_cast<bf16 const*>(x.data()), kRows, kHidden);
+  Rows<bf16> const output = make_rows(y.data(), kRows, kHidden);
+
+  auto p = params<R>(kMost);
+  Layer layer(self, store.view(), p.layer);
+  moe_test::GraphNodes const routed = moe_test::graph_nodes(
+      stream, [&] { layer.forward(hidden, make_rows(static_cast<float const*>(logits.data()), kRows, kExperts), output, {}, stream); });
+  // The routing, ids, rows, two products, and the rounding of their float32 sums.
+  EXPECT_EQ(routed, (moe_test::GraphNodes{6, 0}));
+
+  p.gate.weight = make_rows(gate.data(), kExperts, kHidden);
+  p.scaling.routed = 1.5F;
+  p.shared.count = 1;
+  p.shared.intermediate = kWidth;
+  p.shared.activation = {activation::Kind::silu, {}};
+  auto const set = [](auto& to, DeviceBuffer<bf16> const& from, std::int64_t rows, std::int64_t cols) {
+    to.codes = make_blocks(from.data(), 1, rows, cols);
+    to.rows = rows;
+    to.cols = cols;
+  };
+  set(p.shared.weights.w13, w13, 2 * kWidth, kHidden);
+  set(p.shared.weights.w2, w2, kHidden, kWidth);
+  for (std::int64_t const overlap_rows : {std::int64_t{0}, kRows}) {
+    SCOPED_TRACE(text("shared experts beside the layer up to ", overlap_rows, " rows"));
+    p.shared.overlap_rows = overlap_rows;
+    Arena<Cuda> arena;
+    Shared::Part<Cuda, bf16> part(p.shared, {kHidden, kHidden, kMost}, arena);
+    moe_test::GraphNodes const shared = moe_test::graph_nodes(stream, [&] {
+      part.run(hidden, {}, stream);
+      part.output();
+    });
+    EXPECT_GE(shared.kernels, 3U) << "two products and the activation";
+    R block(self, store.view(), p);
+    moe_test::GraphNodes const whole = moe_test::graph_nodes(stream, [&] { block.forward(hidden, output, {}, stream); });
+    EXPECT_EQ(whole, (moe_test::GraphNodes{routed.kernels + shared.kernels + 2, shared.others}))
+        << "layer: " << routed << "; shared experts: " << shared;
+    std::printf("a block of %zu kernels: %zu of the layer, %zu of the shared experts\n", whole.kernels, routed.kernels, shared.kernels);
   }
 }
 

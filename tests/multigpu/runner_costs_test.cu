@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/multigpu/runner_costs_test.cu: the kernels that the runners of runner_costs_test.cpp call, and the one that holds a stream.
+// moe-ranks: 2 4
+#include <functional>
+
+#include "runner_grid_kernels.cuh"
+#include "tests/gpu/forward_costs.cuh"
+
+namespace moe_test {
+
+void expect_call_enqueues_only(cudaStream_t stream, char const* name, std::function<void()> const& forward, bool calls_nccl) {
+  expect_enqueues_only(stream, name, forward, calls_nccl);
+}
+
+}  // namespace moe_test
