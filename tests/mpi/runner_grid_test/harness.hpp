@@ -145,10 +145,9 @@ struct Count {
 inline Count count;
 
 /// What the matrix runs over besides the composition and the grid. On more than 4 ranks, and with experts that route inside, only blocks
-/// with neither latent width nor norm; on 16 ranks only those whose shared experts are summed.
+/// with neither latent width nor norm.
 inline std::vector<Form> forms(bool inside) {
   std::vector<Form> out;
-  if (world_size() > 8) return {{false, false, SharedOutput::partial}, {false, false, SharedOutput::complete}};
   for (bool latent : {false, true}) {
     for (bool norm : {false, true}) {
       if ((world_size() > 4 || inside) && (latent || norm)) continue;
