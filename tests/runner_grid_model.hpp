@@ -51,24 +51,42 @@ struct Model {
   int experts = kExperts;
   int zero = kZero;  ///< zero experts
   int hidden = kHidden, latent = kLatent;
+  int padding = 0;  ///< columns that the layer has behind the routed path's; its weights there are not zero
   std::vector<float> gate = bf16_numbers(1, (experts + zero) * hidden), in = bf16_numbers(2, latent* hidden),
                      out = bf16_numbers(3, hidden* latent);
   std::vector<float> shared13 = bf16_numbers(4, 2 * kShared * hidden), shared2 = bf16_numbers(5, hidden* kShared),
                      bias = bf16_numbers(6, hidden);
-  /// What the layer works on.
+  /// Of the routed path, and of the layer.
   int width() const { return form.latent ? latent : hidden; }
+  int layer_width() const { return width() + padding; }
   std::vector<float> w13(int e) const { return bf16_numbers(100 + e, 2 * kIntermediate * width()); }
   std::vector<float> w2(int e) const { return bf16_numbers(200 + e, kIntermediate * width()); }
+  /// The same for the layer: [2 kIntermediate, layer_width()] and [layer_width(), kIntermediate].
+  std::vector<float> layer_w13(int e) const {
+    std::vector<float> const narrow = w13(e), behind = bf16_numbers(300 + e, padding);
+    std::vector<float> out;
+    for (auto row = narrow.begin(); row != narrow.end(); row += width()) {
+      out.insert(out.end(), row, row + width());
+      out.insert(out.end(), behind.begin(), behind.end());
+    }
+    return out;
+  }
+  std::vector<float> layer_w2(int e) const {
+    std::vector<float> out = w2(e);
+    std::vector<float> const behind = bf16_numbers(400 + e, padding * kIntermediate);
+    out.insert(out.end(), behind.begin(), behind.end());
+    return out;
+  }
 };
 
 /// This rank's experts. Store: a WeightStore of the layer's configuration.
 template <class Store>
 Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, int tp_rank, int tp_size) {
   auto const mine = placement.local_to_physical(ep_rank);
-  Store out(static_cast<std::int64_t>(mine.size()), m.width(), kIntermediate / tp_size, true);
+  Store out(static_cast<std::int64_t>(mine.size()), m.layer_width(), kIntermediate / tp_size, true);
   for (std::size_t l = 0; l < mine.size(); ++l) {
-    out.set_expert(static_cast<std::int64_t>(l), cut13(m.w13(mine[l]), kIntermediate, m.width(), tp_rank, tp_size).data(),
-                   cut2(m.w2(mine[l]), kIntermediate, m.width(), tp_rank, tp_size).data());
+    out.set_expert(static_cast<std::int64_t>(l), cut13(m.layer_w13(mine[l]), kIntermediate, m.layer_width(), tp_rank, tp_size).data(),
+                   cut2(m.layer_w2(mine[l]), kIntermediate, m.layer_width(), tp_rank, tp_size).data());
   }
   return out;
 }
@@ -78,14 +96,16 @@ Store experts_of(Model const& m, ExpertPlacement const& placement, int ep_rank, 
 template <class R, class Place>
 typename R::Params params(Model const& m, ExpertPlacement const& placement, int intermediate, std::vector<float> const& shared13,
                           std::vector<float> const& shared2, Place&& place) {
-  typename R::Params p{.layer = {.shape = {.hidden = m.width(), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
-                                 .max_tokens_per_rank = kMost,
-                                 .placement = placement,
-                                 .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = m.zero}}};
+  typename R::Params p{
+      .layer = {.shape = {.hidden = m.layer_width(), .intermediate = intermediate, .num_experts = m.experts, .topk = kTopK},
+                .max_tokens_per_rank = kMost,
+                .placement = placement,
+                .router = {.num_experts = m.experts, .topk = kTopK, .num_zero_experts = m.zero}}};
   auto matrix = [&](auto& to, std::vector<float> const& values, int rows, int cols) {
     to = make_rows(place.as(to.data_handle(), values), rows, cols);
   };
   p.hidden = m.hidden;
+  p.expert_hidden = m.width();
   p.overlap_shared = m.form.overlap_shared;
   matrix(p.gate.weight, m.gate, m.experts + m.zero, m.hidden);
   if (m.form.latent) {
@@ -142,13 +162,14 @@ using HostStore = experts::WeightStore<HostConfig, quantization::None>;
 template <class Backend>
 using HostLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::None, Backend, experts::Reference<float>>;
 
-/// What one rank computes, and how it routes.
+/// What one rank computes, and how it routes; without padding.
 struct OneRank {
   std::vector<float> out;
   std::vector<std::int32_t> ids;
   std::vector<float> weights;
 };
-inline OneRank one_rank(Model const& m, std::vector<float> const& x) {
+inline OneRank one_rank(Model m, std::vector<float> const& x) {
+  m.padding = 0;
   using R = Runner<HostLayer<backends::NoExpertParallel<>>, HostParts>;
   ExpertPlacement const placement(m.experts, 1);
   HostStore const store = experts_of<HostStore>(m, placement, 0, 0, 1);
