@@ -121,7 +121,7 @@ class Runs:
                 return
             if not wrong and report["passes_in_halves"] != (report["passes"] if halves else 0):
                 wrong = f"{report['passes_in_halves']} of {report['passes']} passes in halves"
-            if not wrong and "auto" in way and not report["dual_batch"].startswith("auto: batches are never split: between two H200"):
+            if not wrong and "auto" in way and not report["dual_batch"].startswith(NEVER_SPLIT):
                 wrong = f"the reason {report['dual_batch']}"
             self.report(file, ranks, [*options, *way], wrong)
             outputs.append(got)

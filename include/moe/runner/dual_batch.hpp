@@ -78,11 +78,11 @@ struct Threshold {
 };
 
 /// The threshold that holds unless Params give one. Host space: the usual one for batches that only decode, not measured
-/// (docs/semantics/parallel.md §4). Device: never, as measured between two H200 (docs/log/runner.md); a group of more ranks sets min_rows
-/// by its own measurement.
+/// (docs/semantics/parallel.md §4). Device: never, as measured on two H200 and on four H100 (docs/log/runner.md); a group of more ranks
+/// sets min_rows by its own measurement.
 constexpr Threshold default_threshold(SpaceKind space) {
   if (space == SpaceKind::host) return {32, "the usual threshold of batches that decode; not measured here"};
-  return {kMostSize + 1, "between two H200 halves took 5 to 78 % longer, at 128 to 4096 rows a rank"};
+  return {kMostSize + 1, "on two H200 and on four H100 halves took 2 to 78 % longer, at 128 to 4096 rows a rank"};
 }
 
 /// Exchange and experts see a batch in two halves, each over an exchange of its own; all else of the block sees the whole batch.
