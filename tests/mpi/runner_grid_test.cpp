@@ -114,6 +114,33 @@ TEST(RunnerGridCases, N8_LatentIsSummedBeforeItsProjection) {
   n8_latent_with_padding<AllToAll>();
 }
 
+// In chunks the sums are those of the transport, in each pass: of a gather's term, or of the shared output alone.
+template <class Backend>
+void chunks_sum_as_their_transport() {
+  Model const m = model_of({false, false, SharedOutput::partial});
+  using InChunks = Rank<Backend, experts::Reference<float>, RankChunkParts>;
+  Grid const grid{2, world_size() / 2, 1, true};
+  InChunks chunked(grid, m, world_rank(), whole_rows<Backend>());
+  Rank<Backend, experts::Reference<float>> whole(grid, m, world_rank(), whole_rows<Backend>());
+  EXPECT_EQ(chunked.runner.reductions(), whole.runner.reductions());
+  EXPECT_EQ(chunked.runner.reductions().final, Backend::kFacts.transport == Transport::gather);
+  struct Sums : NoProbe {
+    int count = 0;
+    void begin(Phase phase) { count += phase == Phase::reduction ? 1 : 0; }
+  } in_chunks, at_once;
+  std::vector<float> const x = tokens(chunked.moe);
+  std::vector<float> const got = chunked.forward(x, in_chunks), want = whole.forward(x, at_once);
+  EXPECT_LE(largest_difference(got, want), 2e-5F);
+  EXPECT_EQ(at_once.count, 1);
+  constexpr int kMostTokens = 5;  // of tokens(), those of the first DP rank
+  EXPECT_EQ(in_chunks.count, (kMostTokens + kChunk - 1) / kChunk) << "one sum a pass, on a rank without rows, too";
+}
+TEST(RunnerGridCases, ChunksSumAsTheirTransport) {
+  if (world_size() == 1 || world_size() > 8) GTEST_SKIP() << "of 2, 4 and 8 ranks";
+  chunks_sum_as_their_transport<Gather>();
+  chunks_sum_as_their_transport<AllToAll>();
+}
+
 TEST(RunnerGridCases, N9_ContextParallelRanks) {
   if (world_size() == 1) GTEST_SKIP() << "needs two ranks";
   Model const m = model_of({false, false, SharedOutput::partial});

@@ -48,6 +48,10 @@ std::vector<Row> const kTable{
     {"output is reduced, TP only", 2, 1, 1, true, kAllToAll, kNothing, kShared},
     {"output is reduced, DP>1, TP>1", 2, 2, 1, true, kAllToAll, kNothing, kShared},
     {"output is reduced, TP=1", 1, 4, 1, true, kAllToAll, kNothing, kNothing},
+    // Chunks change nothing: each pass sums as its transport (mpi.runner_grid_test, ChunksSumAsTheirTransport).
+    {"dp_chunking, output is reduced", 2, 4, 1, true, kAllToAll, kNothing, kShared},
+    {"dp_chunking, gather", 2, 4, 1, true, kGather, kFinal, kFinal},
+    {"dp_chunking, SP", 2, 4, 1, true, kAllToAllSp, kNothing, kShared},
 };
 
 MoeParallel place(Row const& row) {

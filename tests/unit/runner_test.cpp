@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "../expect_error.hpp"
@@ -159,11 +160,28 @@ TEST(Runner, AloneItIsItsLayer) {
   runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden));
   EXPECT_EQ(out, routed(w.hidden, logits, kHidden));
   EXPECT_EQ(runner.bytes(), runner.layer().bytes()) << "absent parts take no memory";
+  struct Stages : NoProbe {
+    std::vector<Phase> begun;
+    void begin(Phase phase) { begun.push_back(phase); }
+  } stages;
+  runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden), {}, {}, stages);
+  EXPECT_EQ(stages.begun, (std::vector{Phase::route, Phase::route, Phase::dispatch, Phase::experts, Phase::combine}))
+      << "absent parts have no stage but for what comes before the router";
 }
 
 struct GateParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
 };
+// An absent part has no object: an empty type stands for it, in one byte.
+template <class Policy>
+constexpr bool kNoObject = std::is_empty_v<typename runner::detail::PartOf<Policy, space::host, float>::type>;
+static_assert(kNoObject<runner::gate::Outside> && kNoObject<runner::transform::None> && kNoObject<runner::shared::None>);
+static_assert(!kNoObject<runner::gate::Linear<float>> && !kNoObject<runner::transform::Projection<float>>);
+static_assert(std::is_empty_v<runner::detail::GroupOf<runner::parallel::None>::type>);
+static_assert(std::is_empty_v<runner::detail::ChunksOf<runner::chunking::None, comm::Self<>>::type>);
+static_assert(std::is_empty_v<runner::detail::HalvedOf<runner::dual_batch::None, Layer>::type>);
+static_assert(sizeof(Runner<Layer>) - sizeof(Layer) <= 640, "a runner without parts: sizes, pointers and its arena");
+static_assert(sizeof(Runner<Layer, GateParts>) > sizeof(Runner<Layer>));
 TEST(Runner, GateInside) {  // N17
   Weights const w;
   auto const experts = store(kHidden, kHidden);
