@@ -12,6 +12,9 @@
 #include <new>
 #include <vector>
 
+#include "moe/eplb/map_tables.hpp"
+#include "moe/eplb/maps.hpp"
+#include "moe/routing/any_router.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
 
@@ -131,6 +134,26 @@ void forward_allocates_nothing() {
   EXPECT_NE(to_float(output[0]), 0.0F);
 }
 
+/// Forwards of `most` rows and fewer allocate nothing, after a first one, in which the OpenMP runtime and oneDNN initialise.
+template <class R>
+void expect_no_allocation(R& runner, std::int64_t most) {
+  std::int64_t const width = runner.hidden();
+  std::vector<bf16> const hidden(static_cast<std::size_t>(most * width), from_float<bf16>(0.5F));
+  std::vector<bf16> output(hidden.size());
+  auto forward = [&](std::int64_t rows) { runner.forward(make_rows(hidden.data(), rows, width), make_rows(output.data(), rows, width)); };
+  forward(most);
+  std::size_t const bytes = runner.bytes();
+  ours = 0;
+  counting = true;
+  forward(most);
+  forward(3);
+  forward(0);
+  counting = false;
+  EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
+  EXPECT_EQ(runner.bytes(), bytes);
+  EXPECT_NE(to_float(output[0]), 0.0F);
+}
+
 struct Parts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
   using Input = runner::transform::Projection<float>;
@@ -168,55 +191,75 @@ TEST(NoAllocation, Runner) {
                          kIntermediate};
   p.end.normalise = true;
   Runner<Layer, Parts> runner(self, store.view(), p);
-  std::vector<bf16> const hidden(kRows * kHidden, from_float<bf16>(0.5F));
-  std::vector<bf16> output(hidden.size());
-  auto forward = [&](std::int64_t rows) {
-    runner.forward(make_rows(hidden.data(), rows, kHidden), make_rows(output.data(), rows, kHidden));
-  };
-  forward(kRows);  // the OpenMP runtime and oneDNN initialise here
-  ours = 0;
-  counting = true;
-  forward(kRows);
-  forward(3);
-  forward(0);
-  counting = false;
-  EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
-  EXPECT_NE(to_float(output[0]), 0.0F);
+  expect_no_allocation(runner, kRows);
 }
 
-struct HalvesParts : RunnerDefaults {
+struct GateParts : RunnerDefaults {
   using Gate = runner::gate::Linear<float>;
+};
+struct HalvesParts : GateParts {
   using DualBatch = runner::dual_batch::Halves;
 };
-TEST(NoAllocation, DualBatch) {
-  constexpr int kHidden = 64, kIntermediate = 32, kExperts = 8, kRows = 64;
-  using Layer = ModularKernel<Config, routing::SoftmaxTopK<routing::Renormalize::yes>, quantization::None,
-                              backends::AllToAllV<comm::Self<>>, experts::OneDnn>;
-  experts::WeightStore<Config, quantization::None> store(kExperts, kHidden, kIntermediate, true);
+struct ChunkParts : GateParts {
+  using Chunking = runner::chunking::Lockstep;
+};
+/// A block with a gate and, if `fused` is not 0, so many shared experts among the routed ones. change(parameters) comes before its
+/// construction, then(runner) after it.
+template <class Parts, class Backend, class Experts, class Change, class Then>
+void block_allocates_nothing(std::int64_t rows, int fused, Change const& change, Then const& then) {
+  constexpr int kHidden = 64, kIntermediate = 32, kExperts = 8, kTopK = 2;
+  using Layer = ModularKernel<Config, routing::AnyRouter, quantization::None, Backend, Experts>;
+  experts::WeightStore<Config, quantization::None> store(kExperts + fused, kHidden, kIntermediate, true);
   std::vector<float> const w(2 * kHidden * kHidden, 0.01F);
-  for (int e = 0; e < kExperts; ++e) store.set_expert(e, w.data(), w.data());
+  for (int e = 0; e < kExperts + fused; ++e) store.set_expert(e, w.data(), w.data());
   comm::Self<> self;
-  Runner<Layer, HalvesParts>::Params p{.layer = {.shape = {kHidden, kIntermediate, kExperts, 2, false},
-                                                 .max_tokens_per_rank = kRows,
-                                                 .placement = ExpertPlacement(kExperts, 1),
-                                                 .router = {kExperts, 2}}};
+  typename Runner<Layer, Parts>::Params p{.layer = {.shape = {kHidden, kIntermediate, kExperts + fused, kTopK + fused, false},
+                                                    .max_tokens_per_rank = 64,
+                                                    .placement = ExpertPlacement(kExperts + fused, 1),
+                                                    .router = {.num_experts = kExperts, .topk = kTopK, .num_fused_shared = fused}}};
   p.gate = {make_rows(w.data(), kExperts, kHidden)};
-  Runner<Layer, HalvesParts> runner(self, store.view(), p);
-  std::vector<bf16> const hidden(kRows * kHidden, from_float<bf16>(0.5F));
-  std::vector<bf16> output(hidden.size());
-  runner.decide_dual_batch(true);
-  auto forward = [&](std::int64_t rows) {
-    runner.forward(make_rows(hidden.data(), rows, kHidden), make_rows(output.data(), rows, kHidden));
-  };
-  forward(kRows);  // the OpenMP runtime and oneDNN initialise here
-  ours = 0;
-  counting = true;
-  forward(kRows);
-  forward(3);
-  forward(0);
-  counting = false;
-  EXPECT_EQ(ours.load(), 0) << "allocations by this library in three forwards";
-  EXPECT_NE(to_float(output[0]), 0.0F);
+  change(p);
+  Runner<Layer, Parts> runner(self, store.view(), p);
+  then(runner);
+  expect_no_allocation(runner, rows);
+}
+constexpr auto kNothing = [](auto&) {};
+using AllToAll = backends::AllToAllV<comm::Self<>>;
+
+TEST(NoAllocation, DualBatch) {
+  block_allocates_nothing<HalvesParts, AllToAll, experts::OneDnn>(64, 0, kNothing, [](auto& runner) { runner.decide_dual_batch(true); });
+}
+TEST(NoAllocation, Chunks) {
+  for (ChunkMode const mode : {ChunkMode::exact, ChunkMode::min_one}) {
+    for (std::int64_t const most_rows : {0, 300}) {
+      block_allocates_nothing<ChunkParts, AllToAll, experts::OneDnn>(
+          300, 0, [&](auto& p) { p.chunking = {.rows = 16, .mode = mode, .most_rows = most_rows}; }, kNothing);
+    }
+  }
+}
+TEST(NoAllocation, RoutesInside) {
+  block_allocates_nothing<GateParts, backends::NoExpertParallel<>, experts::Monolithic<experts::Reference<>>>(64, 0, kNothing, kNothing);
+}
+TEST(NoAllocation, FusedSharedExperts) {
+  block_allocates_nothing<GateParts, backends::NoExpertParallel<>, experts::OneDnn>(64, 2, kNothing, kNothing);
+  block_allocates_nothing<GateParts, AllToAll, experts::OneDnn>(64, 2, kNothing, kNothing);
+}
+// A mapping, and the load that balancing counts.
+TEST(NoAllocation, CountedLoad) {
+  eplb::ExpertMaps const maps = eplb::ExpertMaps::initial(1, 8, 0);
+  eplb::MapTables<space::host> tables(maps);
+  block_allocates_nothing<GateParts, AllToAll, experts::OneDnn>(
+      64, 0,
+      [&](auto& p) {
+        p.layer.mapping = tables.mapping(0, 0, 1);
+        p.layer.load = {.load_counter = tables.load_counter(0)};
+      },
+      kNothing);
+  eplb::Table<std::int32_t> load(1, maps.num_physical());
+  tables.take_load(load);
+  std::int64_t counted = 0;
+  for (std::int32_t const slots : load.flat()) counted += slots;
+  EXPECT_EQ(counted, 2 * (64 + 64 + 3)) << "two experts a row, of four forwards";
 }
 
 TEST(NoAllocation, TheCounterCounts) {
