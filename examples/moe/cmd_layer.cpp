@@ -526,9 +526,11 @@ void add_common(CLI::App& command, JobOptions& o) {
                   text("on: one half of a batch travels while the other computes; auto: so where every rank has at least ",
                        runner::dual_batch::default_threshold(SpaceKind::host).min_rows,
                        " rows, on cuda never, by measurement; off: the whole batch travels, then its experts compute; the report says what "
-                       "was done"))
+                       "was done. Without a mode: on"))
       ->check(one_of({"auto", "on", "off"}))
-      ->capture_default_str();
+      ->expected(0, 1)
+      ->default_str("on")  // of the option without a value
+      ->option_text("[TEXT:{auto, on, off}]=off");
   command
       .add_option("--shared-overlap", o.shared_overlap,
                   "Shared experts beside the exchange and, on cuda, the routed experts, where that is possible: auto, or off: before them")

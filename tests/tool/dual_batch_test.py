@@ -25,11 +25,16 @@ def cases(files):
             number += 1
 
 
+def modes(mode, number):
+    """The value of --dual-batch; every other time none, where that means the same."""
+    return [] if mode == "on" and number % 2 else [mode]
+
+
 def check(folder, name, file, ranks, options):
     reports = {}
     outputs = {}
     for mode in ("off", "auto", "on", "first"):
-        how = ["--shared-overlap", "off"] if mode == "first" else ["--dual-batch", mode]
+        how = ["--shared-overlap", "off"] if mode == "first" else ["--dual-batch", *modes(mode, name)]
         problem, reports[mode], outputs[mode] = run_block(folder, f"{name}{mode}", file, ranks, [*options, *how])
         if problem:
             return f"{mode}: {problem}"
@@ -55,16 +60,20 @@ def reasons(folder, file):
     split = f"auto: batches are split where every rank has at least {LEAST_ROWS} rows: the usual threshold"
     always = "on: every batch is split"
     for mode, backend, words in (("auto", "allgather_reduce_scatter", never), ("auto", "all_to_all_v", split),
-                                 ("on", "all_to_all_v", always), ("off", "all_to_all_v", "off")):
-        run = moe("block", file, "--output", folder / f"{mode}_{backend}.safetensors", "--backend", backend, "--experts", "reference",
-                  "--dual-batch", mode, "--log", "info", ranks=2)
+                                 ("on", "all_to_all_v", always), ("", "all_to_all_v", always), ("off", "all_to_all_v", "off")):
+        # Without a mode: before an option here, before the file below, which is not one.
+        run = moe("block", "--dual-batch", *mode.split(), "--log", "info", "--output", folder / f"{mode}_{backend}.safetensors",
+                  "--backend", backend, "--experts", "reference", file, ranks=2)
         lines = [line for line in run.stdout.splitlines() if line.startswith("dual batch ")]
         if run.returncode or f"--dual-batch {words}" not in run.stderr or lines[1:] or (mode == "off") != (not lines):
             yield f"--dual-batch {mode} over {backend}: {run}"
         if lines and f" passes in two halves; {words}" not in lines[0]:
             yield f"--dual-batch {mode} over {backend}: {lines}"
+    run = moe("block", "--output", folder / "bare.safetensors", "--backend", "all_to_all_v", "--log", "info", "--dual-batch", file, ranks=2)
+    if run.returncode or f"--dual-batch {always}" not in run.stderr:
+        yield f"--dual-batch without a mode before the file: {run}"
     shown = moe("layer", "--help", ranks=0).stdout.partition("--dual-batch")[2].partition("--shared-overlap")[0]
-    if any(f" {mode}: " not in shown for mode in ("on", "auto", "off")):
+    if any(f" {mode}: " not in shown for mode in ("on", "auto", "off")) or "Without a mode: on" not in shown or "=off" not in shown:
         yield f"the help of --dual-batch does not say what each mode is: {shown}"
 
 
