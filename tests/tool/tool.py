@@ -26,15 +26,15 @@ if os.environ.get("MOE_EMPTY_CUBLAS") and not any(pathlib.Path("/dev").glob("nvi
     WITHOUT_CUBLAS["LD_LIBRARY_PATH"] = ":".join(folders)
 
 
-def moe(*arguments, ranks=1, timeout=120):
-    """Runs the tool; ranks = 0: without mpirun."""
+def moe(*arguments, ranks=1, timeout=120, environment=None):
+    """Runs the tool; ranks = 0: without mpirun. environment: variables besides the usual ones."""
     command = [TOOL, *map(str, arguments)]
     if ranks:
         command = [MPIEXEC, "--quiet", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
     # Open MPI's folder for the run: in the common one, an mpirun that ends can remove what another is about to use.
     with tempfile.TemporaryDirectory(prefix="moe-ompi-") as folder:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False,
-                              env={**WITHOUT_CUBLAS, "OMPI_MCA_orte_tmpdir_base": folder})
+                              env={**WITHOUT_CUBLAS, **(environment or {}), "OMPI_MCA_orte_tmpdir_base": folder})
 
 
 def in_parallel(jobs, at_a_time=2):
