@@ -142,9 +142,10 @@ TEST(Overlap, OfBorrowedArrays) {
   Arguments x;
   Array<float> w13_bias({8, 256}), w2_bias({8, 64}), correction({8}), scale({8});
   // Memory that the output may be written to, with a small array at its end.
+  DLTensor t{};
   auto const check = [&](char const* name, Array<float>& array, DLTensor const*& member, DLTensor const** other, DLTensor const* others) {
     SCOPED_TRACE(name);
-    DLTensor t = array.tensor();
+    t = array.tensor();
     move(x, t, kOutput - 1);
     member = &t;
     if (other != nullptr) *other = others;

@@ -94,7 +94,7 @@ struct FirstBroken<List, true> {
 template <class List>
 using FirstBrokenRule = typename detail::FirstBroken<List>::type;
 
-/// static_assert(std::is_empty_v<Met<List>>) in a class over a user's type: the error of the first broken rule.
+/// static_assert(sizeof(Met<List>) == 1) in a class over a user's type: the error of the first broken rule.
 template <class List>
 using Met = typename FirstBrokenRule<List>::template Error<true>;
 

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -43,7 +42,7 @@ struct AsyncStep {
 /// The mover's communicator belongs to the worker until pending() is false again; `group` is the engine's own.
 template <class Comm>
 class AsyncRearrangement {
-  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) == 1);
 
  public:
   using StreamType = Stream<typename moe::detail::SpaceOf<Comm>::type>;

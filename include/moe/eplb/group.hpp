@@ -13,7 +13,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "moe/comm/deadline.hpp"
@@ -78,7 +77,7 @@ void wait_for(Comm& comm, Fence<Space> const& fence, std::int64_t timeout_ms, st
 /// communicator. Throws what the communicator throws; in the device space E_TIMEOUT after timeout_ms.
 template <class Comm>
 class CommGroup {
-  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) == 1);
 
  public:
   using Space = typename moe::detail::SpaceOf<Comm>::type;

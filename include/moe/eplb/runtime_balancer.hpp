@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -59,7 +58,7 @@ struct RuntimeStep {
 /// are told (weights_changed). Until then the old ones serve, so every output is right. Immovable: layers hold the addresses of its tables.
 template <class Comm, BalancingGroup Group>
 class RuntimeBalancer {
-  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) == 1);
 
  public:
   using Space = typename moe::detail::SpaceOf<Comm>::type;

@@ -10,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -66,7 +65,7 @@ PeerBuffers peer_buffers(Window const& window) {
 /// itself. The communicator then carries two barriers a layer: all buffers are free, all experts have arrived.
 template <class Comm>
 class WeightMover {
-  static_assert(std::is_empty_v<Met<NeedsCommunicator<Comm>>>);
+  static_assert(sizeof(Met<NeedsCommunicator<Comm>>) == 1);
 
  public:
   using Space = typename moe::detail::SpaceOf<Comm>::type;
