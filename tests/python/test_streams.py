@@ -11,6 +11,7 @@ from reference import Layer, distance
 
 import moe
 from moe import _arrays, _ffi, _runner
+from moe._ffi import library as extension
 
 if not moe.has("onednn"):
     pytest.skip("libmoe was built without oneDNN, so that no experts run on the host", allow_module_level=True)
@@ -47,14 +48,14 @@ class CupyArray:
 CupyArray.__module__ = "cupy"
 
 
-class Library:
+class Seen:
     """The extension, which also writes down the streams that are waited for."""
 
     def __init__(self):
         self.waited, self.packed, self.fails = [], [], False
 
     def __getattr__(self, name):
-        return getattr(_ffi.library, name)
+        return getattr(extension, name)
 
     def runner_wait(self, handle, stream):
         self.waited.append(("runner", stream))
@@ -70,18 +71,18 @@ class Library:
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """current(pointer): makes a stream CuPy's current one. library: what was waited for."""
+    """current(pointer): makes a stream CuPy's current one. seen: what was waited for."""
     cupy = types.ModuleType("cupy")
     cupy.current = Stream(0)
     cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: cupy.current)
     cupy.empty = lambda shape, dtype: CupyArray(np.empty(shape, dtype))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    library = Library()
-    monkeypatch.setattr(_runner, "_library", library)
+    seen = Seen()
+    monkeypatch.setattr(_runner, "_library", seen)
     monkeypatch.setattr(_runner, "torch", None)
     # On the host the extension drops the stream.
-    monkeypatch.setattr(_runner, "_forward_routed", lambda *call: _ffi.library.forward_routed(*call) or call[-1])
-    monkeypatch.setattr(_runner._ffi, "forward", lambda *call: _ffi.library.forward(*call) or call[-1])
+    monkeypatch.setattr(_runner, "_forward_routed", lambda *call: extension.forward_routed(*call) or call[-1])
+    monkeypatch.setattr(_runner._ffi, "forward", lambda *call: extension.forward(*call) or call[-1])
 
     made = []
 
@@ -95,7 +96,7 @@ def on_device(monkeypatch):
         made.append(runner)
         return runner
 
-    yield types.SimpleNamespace(current=current, library=library, runner_of=runner_of)
+    yield types.SimpleNamespace(current=current, seen=seen, runner_of=runner_of)
     for runner in made:
         runner._cuda = False
         runner.close()
@@ -115,10 +116,10 @@ def test_wait_is_for_the_stream_of_the_last_call(on_device):
     call(runner, layer)
     on_device.current(33)  # another one has become current since
     runner.wait()
-    assert on_device.library.waited == [("runner", 22)]
+    assert on_device.seen.waited == [("runner", 22)]
     assert runner._stream_owner is stream  # CuPy destroys a stream that nothing refers to
     runner.wait(44)
-    assert on_device.library.waited[1:] == [("runner", 44)]
+    assert on_device.seen.waited[1:] == [("runner", 44)]
     assert set(CupyArray.asked) == {None}  # ready on the default stream, by DLPack's rule; CuPy orders its current one after it
 
 
@@ -130,9 +131,9 @@ def test_close_is_for_the_stream_of_the_last_call(on_device, rows):
     call(runner, layer)
     on_device.current(0)
     runner.close()
-    assert on_device.library.waited == [("stream", 11)] and runner._stream_owner is None
+    assert on_device.seen.waited == [("stream", 11)] and runner._stream_owner is None
     runner.close()
-    assert len(on_device.library.waited) == 1
+    assert len(on_device.seen.waited) == 1
 
 
 def test_a_runner_with_a_router(on_device):
@@ -140,17 +141,17 @@ def test_a_runner_with_a_router(on_device):
     with on_device.runner_of(layer, router={}) as runner:
         on_device.current(55)
         runner.forward(CupyArray(layer.hidden), CupyArray(np.zeros((13, 6), np.float32)))
-    assert on_device.library.waited == [("stream", 55)]
+    assert on_device.seen.waited == [("stream", 55)]
 
 
 def test_a_runner_that_is_busy_stays_open(on_device):
     layer = Layer()
     runner = on_device.runner_of(layer)
     call(runner, layer)
-    on_device.library.fails = True
+    on_device.seen.fails = True
     with pytest.raises(moe.TimeoutError):
         runner.close()
-    on_device.library.fails = False
+    on_device.seen.fails = False
     runner.close()
     assert repr(runner) == "moe.Runner(closed)"
 
@@ -159,9 +160,9 @@ def test_weights_are_packed_on_the_current_stream_of_their_framework(on_device):
     runner = on_device.runner_of(Layer())
     on_device.current(66)
     runner.weights_changed()
-    assert on_device.library.packed == [66]
+    assert on_device.seen.packed == [66]
     runner.wait()
-    assert on_device.library.waited == [("runner", 66)]
+    assert on_device.seen.waited == [("runner", 66)]
 
 
 def test_jax_runs_on_the_default_stream(on_device):
@@ -172,7 +173,7 @@ def test_jax_runs_on_the_default_stream(on_device):
     call(runner, layer)
     call(runner, layer, jax.numpy.asarray)
     runner.wait()
-    assert [stream for _, stream in on_device.library.waited] == [0, 0]  # the call itself has waited, too
+    assert [stream for _, stream in on_device.seen.waited] == [0, 0]  # the call itself has waited, too
     assert _arrays.stream("jax") == _arrays.stream("dlpack") == (0, None)
 
 
@@ -186,10 +187,10 @@ def test_graphs_replay_on_the_current_stream_of_torch(on_device, monkeypatch):
     on_device.current(11)
     call(runner, layer)
     runner.wait()
-    assert on_device.library.waited == [("runner", 11), ("runner", 88)]
+    assert on_device.seen.waited == [("runner", 11), ("runner", 88)]
     stream.cuda_stream = 11
     runner.wait()
-    assert on_device.library.waited[2:] == [("runner", 11)]
+    assert on_device.seen.waited[2:] == [("runner", 11)]
 
 
 def test_the_extension_returns_the_stream():
