@@ -11,7 +11,8 @@ gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the 
 Every implementation has a model of its own with the same weights; none is switched. qwen3's models share one copy of the weights, which no
 implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-bit
 codes, under the others the same values in bfloat16, as transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA
-graph has a StaticCache, eager decode the default cache. What an implementation cannot do is a line with "failed" and the place in
+graph has a StaticCache, eager decode the default cache; a graph is measured if its logits are those of an eager step over the same
+StaticCache from the same state. What an implementation cannot do is a line with "failed" and the place in
 transformers or torch that refused; the points after it run."""
 import argparse
 import copy
@@ -169,6 +170,21 @@ def fill(model, implementation, ids, cache):
     return cache
 
 
+def state_of(cache):
+    """A copy of what a cache holds: the tensors and numbers of its layers."""
+    return [{name: value.clone() if torch.is_tensor(value) else value for name, value in vars(layer).items()} for layer in cache.layers]
+
+
+def restore(cache, state):
+    """Puts a state back, tensors where they lie: a graph has their addresses."""
+    for layer, values in zip(cache.layers, state):
+        for name, value in values.items():
+            if torch.is_tensor(value):
+                getattr(layer, name).copy_(value)
+            else:
+                setattr(layer, name, value)
+
+
 class Step:
     """A step of decode, which adds the same token: eager, or as a CUDA graph over a StaticCache."""
 
@@ -187,15 +203,20 @@ class Step:
             self.first = clock(arguments.device, self.run, WARM)
         torch.cuda.current_stream().wait_stream(alone)
         captured = torch.cuda.CUDAGraph()
+        before = state_of(self.cache)
         with outcome_of_capture(arguments.device), torch.cuda.graph(captured):
             logits = self.eager()
-        captured.replay()
         self.run = captured.replay
-        beside = copy.copy(self)
-        beside.cache = fill(model, implementation, ids, transformers.StaticCache(config=config, max_cache_len=length))
-        expected = [beside.eager() for _ in range(WARM + 1)][-1]
-        if not distance(logits, expected) < 2e-2:
-            raise RuntimeError(f"the graph's logits are {distance(logits, expected):.3g} from those of an eager step")
+        self.check_replay(logits, before)
+
+    def check_replay(self, logits, before):
+        """Refuses a graph whose replay does not give the logits of an eager step over the same cache from the same state `before`."""
+        self.run()
+        got = logits.clone()
+        restore(self.cache, before)
+        expected = self.eager()
+        if not distance(got, expected) < 2e-2:
+            raise RuntimeError(f"the graph's logits are {distance(got, expected):.3g} from those of an eager step")
 
     def eager(self):
         return self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits
