@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`conan create` packages this checkout and builds and runs the project of packaging/conan/test_package on the package, without the network
-and in a Conan home of its own. Exit code 77 where Conan is missing: scripts/setup installs it into .deps/conan."""
+and in a Conan home of its own: the headers alone, and with libmoe for the host (with_c), which is not optimised here. Exit code 77 where
+Conan is missing: scripts/setup installs it into .deps/conan."""
 import argparse
 import os
 import pathlib
@@ -33,14 +34,20 @@ def main() -> int:
         return done.stdout
 
     run("profile", "detect")
-    said = run("create", "--no-remote", options.source / "packaging/conan", "-c",
-               f"tools.cmake.cmake_layout:test_folder={options.work}/test")
-    problems = [f"conan create does not say {part!r}" for part in (f"moe/{version}", "experts 3 2, 0 1, 1 3") if part not in said]
+    folder = f"tools.cmake.cmake_layout:test_folder={options.work}/test"
+    routed, experts = "experts 3 2, 0 1, 1 3", "token 3: 2.57"  # of test_package/program.cpp and of examples/c/experts.c
+    recipe = ("create", "--no-remote", options.source / "packaging/conan", "-c", folder)
+    said = run(*recipe)
+    problems = [f"conan create does not say {part!r}" for part in (f"moe/{version}", routed) if part not in said]
+    if experts in said:
+        problems.append("a package without with_c has libmoe")
+    said = run(*recipe, "-s", "build_type=Debug", "-c", 'tools.build:cxxflags=["-g0"]', "-o", "moe/*:with_c=True", "-o", "moe/*:cuda=OFF")
+    problems += [f"conan create with with_c does not say {part!r}" for part in (routed, experts) if part not in said]
     if (options.source / "packaging/conan/test_package/build").exists():
         problems.append("packaging/conan/test_package/build: the test wrote into the checkout")
     for problem in problems:
         print(f"FAILED: {problem}\n{said[-4000:]}")
-    print(f"moe/{version}: packaged, and a project built on it; {len(problems)} problems")
+    print(f"moe/{version}: packaged without and with libmoe, and a project built on it; {len(problems)} problems")
     return 1 if problems else 0
 
 

@@ -3,7 +3,7 @@
 """The changelog begins with this version. The Debian package has the headers and the CMake package, states this version and depends on the
 packages of what its programs and libraries link; where the build has libmoe, programs in C and C++ find it in the unpacked package, through
 CMake and pkg-config, and run. The Conan recipe and the vcpkg port are well formed, state the version too, and set options that
-CMakeLists.txt has. Exit code 77 where cpack's Debian tools are missing. The test install.conan runs the recipe; no test runs the port."""
+CMakeLists.txt has. Exit code 77 where cpack's Debian tools are missing. The tests install.conan and install.vcpkg run them."""
 import argparse
 import ast
 import json

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conan create runs at its end: a program that finds the package and routes three tokens."""
+"""What conan create runs at its end: a program that finds the package and routes three tokens; where the package has libmoe, a program in C
+that runs a layer's experts on it."""
 import os
 
 from conan import ConanFile
@@ -15,6 +16,10 @@ class MoeTestPackage(ConanFile):
     def requirements(self):
         self.requires(self.tested_reference_str)
 
+    @property
+    def _with_c(self):
+        return bool(self.dependencies["moe"].options.with_c)
+
     def layout(self):
         cmake_layout(self)
 
@@ -22,6 +27,7 @@ class MoeTestPackage(ConanFile):
         toolchain = CMakeToolchain(self)
         toolchain.blocks.remove("cppstd")  # moe::moe asks for C++20
         toolchain.user_presets_path = False
+        toolchain.cache_variables["MOE_TEST_C"] = self._with_c
         toolchain.generate()
 
     def build(self):
@@ -30,5 +36,6 @@ class MoeTestPackage(ConanFile):
         cmake.build()
 
     def test(self):
-        if can_run(self):
-            self.run(os.path.join(self.cpp.build.bindir, "program"), env="conanrun")
+        for program in ("program", *(("c_program",) if self._with_c else ())):
+            if can_run(self):
+                self.run(os.path.join(self.cpp.build.bindir, program), env="conanrun")
