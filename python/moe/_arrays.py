@@ -28,8 +28,11 @@ def _name(dtype: Any) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _extension_of(dtype: Any) -> tuple[int, int] | None:
-    return _EXTENSION_DTYPES.get(dtype.name)
+def _extension_of(dtype: Any) -> tuple[int, int] | tuple[()] | None:
+    """Of a numpy dtype: None if numpy exports it, DLPack's code and bits if the extension does, () if none can."""
+    if dtype.name in _EXTENSION_DTYPES:
+        return _EXTENSION_DTYPES[dtype.name]
+    return None if dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8 else ()
 
 
 def framework(array: Any, name: str = "array") -> str:
@@ -85,6 +88,9 @@ def export(array: Any, name: str = "array") -> Any:
         return array.detach() if array.requires_grad else array
     if kind == "numpy":
         extension = _extension_of(array.dtype)
+        if extension == ():
+            expected = "expected real numbers of at most 64 bits in this machine's byte order"
+            raise ArgumentError(f"E_ARG: {name}: dtype is {array.dtype}, {expected}")
         if extension is not None:
             import numpy
 

@@ -93,7 +93,7 @@ def route(
     weights = _arrays.empty(logits, (logits.shape[0], width), "float32")
     tokens = None if token_ids is None else _arrays.export(token_ids, "token_ids")
     stream, _ = _arrays.stream(_arrays.framework(logits))
-    library.route(settings, _arrays.export(logits), tokens, _arrays.export(ids), _arrays.export(weights), stream)
+    library.route(settings, _arrays.export(logits, "logits"), tokens, _arrays.export(ids), _arrays.export(weights), stream)
     return Routing(_arrays.finish(ids, logits), _arrays.finish(weights, logits))
 
 
@@ -120,7 +120,8 @@ def quantize(matrix: Array, quantization: str) -> Quantized:
     scales = None
     if scale_rows * scale_cols:
         scales = _arrays.empty(matrix, (*front[:-1], scale_rows, scale_cols), _DTYPES[layout[6], layout[7]])
-    library.quantize(quantization, _arrays.export(matrix), _arrays.export(codes), None if scales is None else _arrays.export(scales))
+    into = None if scales is None else _arrays.export(scales)
+    library.quantize(quantization, _arrays.export(matrix, "matrix"), _arrays.export(codes), into)
     if quantization.startswith("fp8") and _arrays.framework(matrix) == "torch":
         import torch
 
@@ -150,5 +151,5 @@ def plan(load: Array, num_physical: int, num_ranks: int = 1, num_nodes: int = 1,
     physical = _arrays.empty(load, (layers, num_physical), "int32")
     logical = _arrays.empty(load, (layers, num_experts, replicas), "int32")
     count = _arrays.empty(load, (layers, num_experts), "int32")
-    library.plan(settings, _arrays.export(load), _arrays.export(physical), _arrays.export(logical), _arrays.export(count))
+    library.plan(settings, _arrays.export(load, "load"), _arrays.export(physical), _arrays.export(logical), _arrays.export(count))
     return Plan(*(_arrays.finish(array, load) for array in (physical, logical, count)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/python/test_bad_arguments.py: every bad argument is an exception of the package that names the argument; what must not be written
 # is not written.
+import ctypes
+
 import moe
 import numpy as np
 import pytest
@@ -60,6 +62,66 @@ def test_no_optional_array(name):
 def test_no_numbers(name, dtype):
     with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: dtype is .*, expected real numbers"):
         experts(**{name: np.zeros((4, 2)).astype(dtype)})
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32).newbyteorder(), np.longdouble, np.dtype([("a", np.float32)])])
+def test_numbers_that_dlpack_does_not_have(dtype):
+    text = "dtype is .*, expected real numbers of at most 64 bits in this machine's byte order"
+    calls = {"topk_ids": lambda x: experts(topk_ids=x(IDS)), "w13": lambda x: experts(w13=x(W13)), "w2": lambda x: runner(w2=x(W2)),
+             "output": lambda x: experts(output=x(HIDDEN)), "logits": lambda x: moe.route(x(np.zeros((4, 8))), 2),
+             "matrix": lambda x: moe.quantize(x(W2), "fp8_per_token"), "load": lambda x: moe.plan(x(np.ones((1, 8))), 8)}  # fmt: skip
+    for name, call in calls.items():
+        with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: {text}"):
+            call(lambda array: np.zeros(array.shape, dtype))
+
+
+def test_strides():
+    layer, turned, apart = runner(), np.asfortranarray(HIDDEN), np.zeros((4, 128), np.float32)[:, ::2]
+    row = "expected adjacent elements in a row, stride 1"
+    cases = [
+        (lambda: layer.forward_routed(turned, IDS, WEIGHTS), rf"hidden: strides are \[1, 4\], {row}"),
+        (lambda: layer.forward_routed(HIDDEN[::-1], IDS, WEIGHTS), r"hidden: strides are \[-64, 1\], expected a row stride of at least 64"),
+        (lambda: layer.forward_routed(HIDDEN, np.asfortranarray(IDS), WEIGHTS), rf"topk_ids: strides are \[1, 4\], {row}"),
+        (lambda: layer.forward_routed(HIDDEN, IDS, WEIGHTS, output=apart), rf"output: strides are \[128, 2\], {row}"),
+        (lambda: runner(w13=np.asfortranarray(W13)), r"w13: strides are \[1, 8, 2048\], expected contiguous rows of \[8, 256, 64\]"),
+        (lambda: runner(w2=W2[::-1]), r"w2: strides are \[-8192, 128, 1\], expected contiguous rows of \[8, 64, 128\]"),
+    ]
+    for call, text in cases:
+        with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {text}"):
+            call()
+    assert np.array_equal(layer.forward_routed(HIDDEN, IDS, WEIGHTS), experts())
+
+
+class Elsewhere:
+    """An array of no known framework on a device that is not there: host memory whose capsule names cuda:3."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, **options):
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        device = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))  # behind DLTensor.data
+        device[:] = self.__dlpack_device__()
+        return capsule
+
+    def __dlpack_device__(self):
+        return 2, 3  # kDLCUDA
+
+
+def test_devices():
+    layer, output = runner(), np.zeros((4, 64), np.float32)
+    calls = {"hidden": lambda: layer.forward_routed(Elsewhere(HIDDEN), IDS, WEIGHTS, output=output),
+             "topk_ids": lambda: layer.forward_routed(HIDDEN, Elsewhere(IDS), WEIGHTS),
+             "topk_weights": lambda: layer.forward_routed(HIDDEN, IDS, Elsewhere(WEIGHTS)),
+             "output": lambda: layer.forward_routed(HIDDEN, IDS, WEIGHTS, output=Elsewhere(output)),
+             "w2": lambda: runner(w2=Elsewhere(W2)),
+             "w13_bias": lambda: runner(w13_bias=Elsewhere(np.zeros((8, 256), np.float32)), w2_bias=np.zeros((8, 64), np.float32))}
+    for name, call in calls.items():
+        with pytest.raises(moe.ArgumentError, match=f"^E_ARG: {name}: .*cuda:3.*cpu"):
+            call()
+    assert np.array_equal(layer.forward_routed(HIDDEN, IDS, WEIGHTS), experts())
 
 
 CASES = [

@@ -4,6 +4,7 @@ import ast
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -74,3 +75,39 @@ def test_the_package_refuses_another_version_of_tvm_ffi(tmp_path):
     done = subprocess.run([sys.executable, "-c", "import moe"], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("expected at least 0.1.11 and below 0.2; install one of these"), done.stderr
+
+
+@pytest.fixture
+def with_another(tmp_path):
+    """Runs a program with a function of C in place of a library's own, and returns its last line and exit code."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+
+    def run(function, program):
+        (tmp_path / "another.c").write_text(function + "\n")
+        library = tmp_path / "another.so"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "another.c"], check=True)
+        preload = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
+        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "LD_PRELOAD": preload}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)  # fmt: skip
+        return done.stdout.strip().splitlines()[-1], done.returncode
+
+    return run
+
+
+def test_the_package_refuses_a_libmoe_of_another_interface(with_another):
+    last, code = with_another("int moe_abi_version(void) { return 7; }", "import moe")
+    assert code == 1 and last.startswith("ImportError: moe: libmoe has version 7 of the C interface, another than the extension"), last
+
+
+def test_a_group_refuses_another_version_of_nccl(with_another):
+    if not moe.has("nccl"):
+        pytest.skip("libmoe was built without NCCL")
+    another, group = "int ncclGetVersion(int* version) { *version = 20105; return 0; }", "moe.Group.nccl(bytes(128), 0, 1)"
+    last, code = with_another(another, f"import moe; {group}")
+    assert code == 1 and "UnsupportedError: E_UNSUPPORTED: nccl: the program was built against version code " in last, last
+    assert "and runs on 20105" in last
+    # The id is used after that, and refused before NCCL is asked.
+    last, code = with_another(another, f"import moe\ntry: {group}\nexcept moe.UnsupportedError: {group}")
+    assert code == 1 and "StateError: E_STATE: id: this process has used it for a group before" in last, last
