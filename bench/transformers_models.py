@@ -3,7 +3,7 @@
 # bench/transformers_models.py: tokens per second of transformers models with random weights under "moe" and the built-in experts
 # implementations, decode (eager and in CUDA graphs) and prefill, after a check of the logits against a float32 eager run.
 """python3 bench/transformers_models.py [--model qwen3|gpt_oss|gpt_oss_mxfp4|all] [--layers 8|fit] [--tiny] [--lines FILE]
-                                    [--implementations moe,grouped_mm,batched_mm,eager]
+                                    [--implementations moe,grouped_mm,batched_mm,eager[,sonicmoe,deepgemm]]
 Needs the package of python/, torch and transformers. One JSON line for each point, then the tables of bench/transformers_table.py; the exit
 code is 1 if "moe" is not the fastest at every point or its logits are further from float32's than grouped_mm's. `--model all`: qwen3 and
 gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the free memory hold, at most as many as the model has.
@@ -291,7 +291,7 @@ def prefill(arguments, models):
                 call = lambda: model.model(input_ids=ids, use_cache=False)  # noqa: B023, E731
                 try:
                     first = clock(arguments.device, call, 1 if turn else 2)
-                except RuntimeError as error:  # out of memory
+                except Exception as error:  # out of memory, kernels that are not installed
                     failed.add(name)
                     refused(arguments, f"prefill {rows}", name, error)
                     continue

@@ -40,6 +40,14 @@ def test_a_tiny_model_on_the_host(model):
     assert records[-1] == {"model": model, "fallbacks": ["None"]}
 
 
+def test_an_implementation_that_cannot_run_is_a_line():
+    """deepgemm needs a GPU and the package kernels: here it refuses every call."""
+    records = run("--model", "qwen3", "--implementations", "moe,deepgemm")
+    refused = {record["point"] for record in records if "failed" in record and record["implementation"] == "deepgemm"}
+    assert refused == {"check", "decode 1", "decode 3", "prefill 8"}
+    assert {record["point"] for record in records if record.get("ms")} == refused - {"check"}
+
+
 @pytest.fixture(params=["qwen3", "gpt_oss"])  # gpt_oss: layers with a sliding window
 def step(request):
     """A step over a StaticCache that has a prompt and a step in it."""
