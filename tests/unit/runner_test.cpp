@@ -667,6 +667,46 @@ TEST(Runner, SharedOutputOfOtherRowsIsAnInternalError) {
                [&] { runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden)); });
 }
 
+/// Shared experts that may run beside the routed ones, as on a device: the work that follows output() waits for them.
+int outputs_taken = 0;
+struct BesideShared : runner::shared::Separate<experts::Reference<float>> {
+  template <class Space, class Act>
+  class Part : public Separate::template Part<Space, Act> {
+   public:
+    using Base = typename Separate::template Part<Space, Act>;
+    using Base::Base;
+    auto output() {
+      ++outputs_taken;
+      return Base::output();
+    }
+  };
+};
+struct BesideParts : RunnerDefaults {
+  using Shared = BesideShared;
+};
+TEST(Runner, TheLayerDoesNotWaitForSharedExperts) {
+  Weights const w;
+  auto const experts = store(kHidden, kHidden);
+  comm::Self<> self;
+  typename Runner<Layer, BesideParts>::Params p{.layer = layer_params(kHidden)};
+  p.shared = w.shared_params<decltype(p.shared)>();
+  Runner<Layer, BesideParts> runner(self, experts.view(), p);
+  std::vector<float> const logits = w.logits();
+  std::vector<float> out(w.hidden.size());
+  struct Outputs : NoProbe {
+    int before_combine = -1, before_finish = -1;
+    void begin(Phase phase) {
+      if (phase == Phase::combine) before_combine = outputs_taken;
+      if (phase == Phase::finish) before_finish = outputs_taken;
+    }
+  } seen;
+  outputs_taken = 0;
+  runner.forward(rows(w.hidden, kHidden), rows(logits, kExperts), rows(out, kHidden), {}, {}, seen);
+  EXPECT_EQ(seen.before_combine, 0);
+  EXPECT_EQ(seen.before_finish, 0);
+  EXPECT_GT(outputs_taken, 0) << "the sum takes it";
+}
+
 TEST(Runner, WrongArguments) {
   Weights const w;
   auto const experts = store(kHidden, kHidden);

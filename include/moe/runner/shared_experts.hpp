@@ -140,6 +140,7 @@ struct Separate {
             make_rows(y_, m, hidden_), stream);
       }
     }
+    std::int64_t rows() const { return rows_; }  ///< of output()
     /// [M, H] of the last run(); the caller may change it.
     Rows<Output> output() { return make_rows(y_, rows_, hidden_); }
 

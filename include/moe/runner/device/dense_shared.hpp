@@ -40,6 +40,7 @@ class DenseShared {
 
   /// Enqueues; capturable. hidden [M, H], joint [M, S] or no rows. E_ARG for other sizes.
   void run(Rows<Act const> hidden, Rows<float const> joint, cudaStream_t stream);
+  std::int64_t rows() const { return rows_; }  ///< of the last run()
   /// [M, H] of the last run(), gated.
   Rows<Act> output() const { return make_rows(y_, rows_, hidden_); }
 
@@ -99,6 +100,7 @@ struct Dense {
     void run(Rows<Act const> hidden, Rows<float const> joint, Stream<Space> stream) {
       dense_->run(hidden, joint, beside_.begin(hidden.extent(0), stream));
     }
+    std::int64_t rows() const { return dense_->rows(); }  ///< of output(); enqueues nothing
     /// [M, H] of the last run(), for work that is enqueued on its stream from now on. The caller may change it.
     Rows<Act> output() {
       beside_.end();

@@ -69,6 +69,7 @@ struct Stored {
       if (!quantised_) return dense_->run(hidden, joint, stream);
       quantised_->run(hidden, joint, beside_.begin(hidden.extent(0), stream));
     }
+    std::int64_t rows() const { return quantised_ ? quantised_->rows() : dense_->rows(); }  ///< of output(); enqueues nothing
     /// [M, H] of the last run(), for work that is enqueued on its stream from now on. The caller may change it.
     Rows<Act> output() {
       if (!quantised_) return dense_->output();
