@@ -115,7 +115,7 @@ bool compare_routing(std::int64_t rows, bool permute) {
     inputs.back().copy_from_host(z.data());
   }
   CudaStream stream;
-  auto const device = moe::routing::detail::routing_device();
+  auto const device = moe::device_facts();
   Outputs a(rows, E, K, device.num_sms), b(rows, E, K, device.num_sms);
   auto const call = [&](Outputs& o, int input) {
     FusedRouting<float> f;
@@ -268,7 +268,7 @@ template <class Model, int kExperts, hopper::Scheme S>
 bool compare_token() {
   constexpr int kWorkers = 132;
   using Params = FixedToken<Model, kExperts, S, kWorkers>;
-  if (moe::routing::detail::routing_device().num_sms != kWorkers || Params::kPlan.warps == 0) {
+  if (moe::device_facts().num_sms != kWorkers || Params::kPlan.warps == 0) {
     std::printf("token    %-14s left out: the kernel takes neither this shape nor a device without %d multiprocessors\n", Model::kName,
                 kWorkers);
     return true;

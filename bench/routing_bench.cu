@@ -80,7 +80,7 @@ __global__ void empty_kernel() {}
 /// An empty kernel in the shape that the routing kernel would have.
 void empty(benchmark::State& state) {
   CudaStream stream;
-  auto const device = moe::routing::detail::routing_device();
+  auto const device = moe::device_facts();
   RoutingCapacity capacity = moe::routing::detail::measure_routing_capacity(&empty_kernel, device, 32);
   RoutingTuning const tuning = choose_routing_tuning(state.range(0), 256, capacity, true);
   time_graph(state, stream, [&](int) {
@@ -108,7 +108,7 @@ void routing(benchmark::State& state, Router const& router, bool permute) {
   Buffer<std::int32_t, space::cuda> ids(rows * k), sorted(rows * k), inverse(rows * k), load(router.num_experts());
   Buffer<float, space::cuda> weights(rows * k);
   Buffer<std::int64_t, space::cuda> offsets(router.num_experts() + 1);
-  auto const device = moe::routing::detail::routing_device();
+  auto const device = moe::device_facts();
   std::int64_t const bytes = routing_workspace_bytes(router.num_experts(), device.num_sms);
   Buffer<char, space::cuda> workspace(bytes);
   Memory<space::cuda>::fill(workspace.data(), 0, static_cast<std::size_t>(bytes));

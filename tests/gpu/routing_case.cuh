@@ -40,7 +40,7 @@ inline void* routing_workspace(int num_physical) {
   constexpr int kMostPhysical = 2048;
   EXPECT_LE(num_physical, kMostPhysical);
   static OnDevice<char> workspace(
-      std::vector<char>(static_cast<std::size_t>(routing_workspace_bytes(kMostPhysical, routing::detail::routing_device().num_sms)), 0));
+      std::vector<char>(static_cast<std::size_t>(routing_workspace_bytes(kMostPhysical, device_facts().num_sms)), 0));
   return workspace.data();
 }
 

@@ -51,7 +51,7 @@ TEST(RoutingPolicy, R8_BiasOfTheSigmoidGroups) {
 
 TEST(RoutingPolicy, EveryLaunchShape) {
   DeepSeek const router(deepseek());
-  int const sms = routing::detail::routing_device().num_sms;
+  int const sms = device_facts().num_sms;
   using enum GridBarrier;
   for (RoutingTuning const& t :
        {RoutingTuning{1, 1, 1, none}, RoutingTuning{1, 32, 1, none}, RoutingTuning{2, 4, 2, cluster}, RoutingTuning{8, 16, 8, cluster},

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "moe/core/cuda_space.hpp"
+#include "moe/core/device_facts.hpp"
 #include "moe/routing/device/caller_routing.cuh"
 #include "moe/routing/device/route_kernel.cuh"
 #include "moe/routing/fixed_sizes.hpp"
@@ -22,24 +23,6 @@ namespace moe::fix {
 
 namespace moe::routing {
 namespace detail {
-
-/// What the launch reads off the current device.
-struct RoutingDevice {
-  int device = 0;
-  int num_sms = 0;
-  bool has_clusters = false;
-  int max_shared_bytes = 0;
-};
-inline RoutingDevice routing_device() {
-  int major = 0;
-  RoutingDevice d;
-  check_cuda(cudaGetDevice(&d.device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&d.num_sms, cudaDevAttrMultiProcessorCount, d.device), "cudaDeviceGetAttribute");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d.device), "cudaDeviceGetAttribute");
-  check_cuda(cudaDeviceGetAttribute(&d.max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, d.device), "cudaDeviceGetAttribute");
-  d.has_clusters = major >= 9;
-  return d;
-}
 
 /// A launch of blocks in clusters. Must outlive the use of its config, which points into it.
 struct RoutingLaunch {
@@ -70,7 +53,7 @@ struct RoutingLaunch {
 
 /// The capacity of a kernel on a device; the driver is asked once for each pair.
 template <class Kernel>
-RoutingCapacity measure_routing_capacity(Kernel* kernel, RoutingDevice const& device, int warps) {
+RoutingCapacity measure_routing_capacity(Kernel* kernel, DeviceFacts const& device, int warps) {
   RoutingCapacity capacity;
   capacity.blocks[0] = device.num_sms;
   if (!device.has_clusters) return capacity;
@@ -88,7 +71,7 @@ RoutingCapacity measure_routing_capacity(Kernel* kernel, RoutingDevice const& de
 }
 
 template <int V, class Config, class L>
-RoutingCapacity routing_capacity(RoutingDevice const& device) {
+RoutingCapacity routing_capacity(DeviceFacts const& device) {
   auto* const kernel = &routing_kernel<V, Config, L>;
   constexpr int kDevices = 64;
   struct Known {
@@ -109,7 +92,7 @@ RoutingCapacity routing_capacity(RoutingDevice const& device) {
 }
 
 template <int V, class Config, class L>
-void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const* chosen, RoutingDevice const& device, cudaStream_t stream) {
+void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const* chosen, DeviceFacts const& device, cudaStream_t stream) {
   auto* const kernel = &routing_kernel<V, Config, L>;
   bool const permute = call.permutation.expert_offsets != nullptr;
   int const locals = permute ? call.permutation.num_local_experts + call.permutation.num_local_shared : 0;
@@ -136,7 +119,7 @@ void launch_routing(Config const& cfg, RoutingCall<L> call, RoutingTuning const*
 }
 
 template <class Config, class L>
-void launch_routing_for(Config const& cfg, RoutingCall<L> const& call, RoutingTuning const* tuning, RoutingDevice const& device,
+void launch_routing_for(Config const& cfg, RoutingCall<L> const& call, RoutingTuning const* tuning, DeviceFacts const& device,
                         cudaStream_t stream) {
   if constexpr (kHasFixedSizes<Config>) {  // one kernel serves every call
     launch_routing<lane_values(Config::num_experts + Config::num_zero_experts)>(cfg, call, tuning, device, stream);
@@ -172,7 +155,7 @@ void route_fused(Router const& router, FusedRouting<L> const& f, Stream<space::c
     check_cuda(cudaMemsetAsync(f.permutation.expert_num_tokens, 0, n * sizeof(std::int32_t), stream), "cudaMemsetAsync");
     return;
   }
-  RoutingDevice const device = routing_device();
+  DeviceFacts const device = device_facts();
   int const n = cfg.num_experts + cfg.num_zero_experts;
   RoutingCall<L> call{};
   call.logits = a.logits.data_handle();

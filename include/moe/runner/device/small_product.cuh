@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "moe/core/cuda_space.hpp"
+#include "moe/core/device_facts.hpp"
 #include "moe/core/ptx/cluster.cuh"
 #include "moe/core/ptx/mma.cuh"
 #include "moe/core/types.hpp"
@@ -293,14 +294,6 @@ __global__ void __launch_bounds__(32 * kSmallProductWarps) small_product_kernel(
 
 namespace detail {
 
-/// Whether the current device launches clusters.
-inline bool has_clusters() {
-  int device = 0, clusters = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device), "cudaDeviceGetAttribute");
-  return clusters != 0;
-}
-
 template <int RowTiles, int ColTiles, bool Wide, class X, class W, class Y>
 void launch_small_product(SmallProduct<X, W, Y> const& p, cudaStream_t stream) {
   unsigned const cluster = 1U << p.log_cluster;
@@ -327,7 +320,7 @@ void small_product(SmallProduct<X, W, Y> p, SmallProductPlan const& plan, cudaSt
   auto const aligned = [](auto const* data, std::int64_t stride) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * static_cast<std::int64_t>(sizeof(*data)) % 16 == 0;
   };
-  p.log_cluster = plan.cluster > 1 && detail::has_clusters() ? std::countr_zero(static_cast<unsigned>(plan.cluster)) : 0;
+  p.log_cluster = plan.cluster > 1 && device_facts().has_clusters ? std::countr_zero(static_cast<unsigned>(plan.cluster)) : 0;
   if (p.k % 8 != 0 || !aligned(p.x, p.x_stride) || !aligned(p.w, p.w_stride)) {
     return detail::launch_small_product<1, 2, false>(p, stream);
   }
