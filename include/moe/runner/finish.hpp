@@ -29,6 +29,9 @@ void Runner<LayerT, PartsT>::leave([[maybe_unused]] Rows<Act const> x, Rows<Act>
     if (shared_term) {
       add_shared(finish);
     } else {
+      if constexpr (kHasShared) {
+        if (shared_.active()) shared_.output();  // another rank adds it, but a side stream is joined here too, as a capture needs
+      }
       finish.scale *= factor_;
     }
     add_end(finish, complete_terms);
