@@ -9,12 +9,13 @@ code is 1 if "moe" is not the fastest at every point or its logits are further f
 gpt_oss_mxfp4, a process each. `--layers fit`: as many as three quarters of the free memory hold, at most as many as the model has.
 
 Every implementation has a model of its own with the same weights; none is switched. qwen3's models share one copy of the weights, which no
-implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-bit
-codes, under the others the same values in bfloat16, as transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA
-graph has a StaticCache, eager decode the default cache; a graph is measured if its logits are those of an eager step over the same
-StaticCache from the same state. What an implementation cannot do is a line with "failed" and the place in
-transformers or torch that refused; the points after it run."""
+implementation lays out anew. gpt_oss_mxfp4: under "moe" the experts are the 4-bit codes, under the others the same values in bfloat16, as
+transformers widens them where its own mxfp4 kernels are missing. Decode in a CUDA graph has a StaticCache, eager decode the default cache.
+A graph is measured if its logits are those of an eager step over the same StaticCache from the same state, up to what other roundings of
+the layers' outputs change. What an implementation cannot do is a line with "failed" and the place in transformers or torch that refused;
+the points after it run."""
 import argparse
+import contextlib
 import copy
 import json
 import pathlib
@@ -185,6 +186,25 @@ def restore(cache, state):
                 setattr(layer, name, value)
 
 
+@contextlib.contextmanager
+def other_roundings(model):
+    """Each element of each layer's output moves to a neighbour in bfloat16, up or down as drawn."""
+
+    def nudge(_module, _inputs, output):
+        values = output[0] if isinstance(output, tuple) else output
+        generator = torch.Generator(values.device).manual_seed(values.shape[0])
+        sign = torch.randint(0, 2, values.shape, device=values.device, generator=generator) * 2 - 1
+        nudged = (values.float() * (1 + sign * 2.0**-8)).to(values.dtype)
+        return (nudged, *output[1:]) if isinstance(output, tuple) else nudged
+
+    handles = [layer.register_forward_hook(nudge) for layer in model.model.layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class Step:
     """A step of decode, which adds the same token: eager, or as a CUDA graph over a StaticCache."""
 
@@ -210,13 +230,18 @@ class Step:
         self.check_replay(logits, before)
 
     def check_replay(self, logits, before):
-        """Refuses a graph whose replay does not give the logits of an eager step over the same cache from the same state `before`."""
+        """Refuses a graph whose replay does not give the logits of an eager step over the same cache from the same state `before`. In a
+        graph torch may choose other algorithms, which round otherwise: allowed is what other roundings of each layer's output change."""
         self.run()
         got = logits.clone()
         restore(self.cache, before)
+        with other_roundings(self.model):
+            rounded = self.eager()
+        restore(self.cache, before)
         expected = self.eager()
-        if not distance(got, expected) < 2e-2:
-            raise RuntimeError(f"the graph's logits are {distance(got, expected):.3g} from those of an eager step")
+        found, allowed = distance(got, expected), max(2e-2, distance(rounded, expected))
+        if not found <= allowed:
+            raise RuntimeError(f"the graph's logits are {found:.3g} from those of an eager step, of at most {allowed:.3g}")
 
     def eager(self):
         return self.model(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits

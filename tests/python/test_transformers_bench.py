@@ -82,6 +82,17 @@ def test_a_graph_that_does_an_eager_step_is_taken(step):
     assert int(step.cache.get_seq_length()) == 10  # the prompt, a step, and the one that was checked: a graph goes on from here
 
 
+def test_other_roundings_change_a_little(step):
+    before = bench.state_of(step.cache)
+    with bench.other_roundings(step.model):
+        rounded = step.eager()
+    bench.restore(step.cache, before)
+    expected = step.eager()
+    assert 0 < bench.distance(rounded, expected) < 2e-2
+    bench.restore(step.cache, before)
+    assert bench.distance(step.eager(), expected) == 0  # the hooks are gone
+
+
 def other_token(step):
     token, step.token = step.token, step.token + 1
     logits = step.eager()
