@@ -36,9 +36,10 @@ struct SeveralGpus {
   static constexpr BackendOrder kPrefill{"high_throughput", "all_to_all_v", "low_latency", "no_expert_parallel"};
 };
 
-/// The choice for Model. Not specialised, as for a model of the user's own: no quantisation, several GPUs. "By the shape of" names a
-/// measured model whose sizes are close, where the model itself was not measured. Sizes are of the routed experts of all layers, times of
-/// docs/log/hopper.md.
+/// The choice for Model. Not specialised, as for a model of the user's own: no quantisation, several GPUs. Sizes are of the routed experts
+/// of all layers. Times are of the experts of one layer on one GPU (docs/log/hopper.md) under hopper_contiguous in bf16 or fp8, which reads
+/// its weights at 2 to 3.1 TB/s for 64 tokens on an H100. "By the shape of" names a measured model whose sizes are close, where the model
+/// itself was not measured.
 template <class Model>
 struct PresetChoice : SeveralGpus<quantization::None> {};
 
@@ -80,13 +81,13 @@ struct Jamba1_5_Large;
 /// 90 GB in bf16. Experts 677 us for 64 tokens, 1.07 of the floor, 16901 us for 16384, 1.03: hopper_contiguous for both phases.
 template <>
 struct PresetChoice<Mixtral_8x7B> : OneGpu<quantization::None> {};
-/// 270 GB in bf16. Experts by the shape of Mixtral-8x7B.
+/// 270 GB in bf16. Experts 1608 us for 64 tokens, 29514 for 16384 (H100).
 template <>
 struct PresetChoice<Mixtral_8x22B> : SeveralGpus<quantization::None> {};
-/// 25 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 25 GB in bf16. Experts 342 us for 64 tokens, 2084 for 16384 (H100).
 template <>
 struct PresetChoice<Qwen1_5_MoE_A2_7B> : OneGpu<quantization::None> {};
-/// 99 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 99 GB in bf16. Experts 1157 us for 64 tokens, 11658 for 16384 (H100).
 template <>
 struct PresetChoice<Qwen2_57B_A14B> : OneGpu<quantization::None> {};
 /// 58 GB in bf16. Experts 289 us for 64 tokens, 1.09 of the floor, 2109 us for 16384, 1.20: hopper_contiguous for both phases.
@@ -95,16 +96,16 @@ struct PresetChoice<Qwen3_30B_A3B> : OneGpu<quantization::None> {};
 /// 454 GB in bf16. Experts 1092 us for 64 tokens, 1.03 of the floor, 7462 us for 16384, 1.06, with all experts on one GPU.
 template <>
 struct PresetChoice<Qwen3_235B_A22B> : SeveralGpus<quantization::None> {};
-/// 937 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 937 GB in bf16. Experts 4728 us for 64 tokens, 20084 for 16384 (H100).
 template <>
 struct PresetChoice<Qwen3_Coder_480B_A35B> : SeveralGpus<quantization::None> {};
-/// 155 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 155 GB in bf16. Experts 759 us for 64 tokens, 2587 for 16384 (H100).
 template <>
 struct PresetChoice<Qwen3_Next_80B_A3B> : SeveralGpus<quantization::None> {};
-/// 29 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 29 GB in bf16. Experts 373 us for 64 tokens, 3026 for 16384 (H100).
 template <>
 struct PresetChoice<DeepSeek_V2_Lite> : OneGpu<quantization::None> {};
-/// 445 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 445 GB in bf16. Experts 2219 us for 64 tokens, 7769 for 16384 (H100).
 template <>
 struct PresetChoice<DeepSeek_V2> : SeveralGpus<quantization::None> {};
 /// 654 GB in fp8 blocks, as released. An exchange of 128 tokens a rank takes 63 us a pair; experts of one rank of eight 286 us for 64
@@ -117,16 +118,16 @@ struct PresetChoice<DeepSeek_V4_Flash> : SeveralGpus<quantization::Mxfp4W4A16<>>
 /// 822 GB, mxfp4 experts as released. Exchange by the shape of "Pro"; experts by that of gpt-oss-120b.
 template <>
 struct PresetChoice<DeepSeek_V4_Pro> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
-/// 1015 GB in fp8 blocks, as released. By the shape of DeepSeek-V3.
+/// 1015 GB in fp8 blocks, as released. Experts 4057 us for 64 tokens, 14730 for 16384 (H100).
 template <>
 struct PresetChoice<Kimi_K2> : SeveralGpus<quantization::Fp8Block<>> {};
 /// 1447 GB, mxfp4 as released. Exchange by the shape of DeepSeek-V4-Flash, experts by that of gpt-oss-120b.
 template <>
 struct PresetChoice<Kimi_K3> : SeveralGpus<quantization::Mxfp4W4A16<>> {};
-/// 672 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 672 GB in bf16. Experts 2368 us for 64 tokens, 10479 for 16384 (H100).
 template <>
 struct PresetChoice<GLM_4_5> : SeveralGpus<quantization::None> {};
-/// 199 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 199 GB in bf16. Experts 1423 us for 64 tokens, 7683 for 16384 (H100).
 template <>
 struct PresetChoice<GLM_4_5_Air> : SeveralGpus<quantization::None> {};
 /// 10 GB, mxfp4 as released. Experts 145 us for 64 tokens, 1790 us for 4096 (hopper_w4a16).
@@ -135,49 +136,49 @@ struct PresetChoice<GptOss_20B> : OneGpu<quantization::Mxfp4W4A16<>> {};
 /// 61 GB, mxfp4 as released. Experts 436 us for 64 tokens, in bf16 1286; 1949 us for 4096, in bf16 1855 (hopper_w4a16).
 template <>
 struct PresetChoice<GptOss_120B> : OneGpu<quantization::Mxfp4W4A16<>> {};
-/// 193 GB in bf16. By the shape of Mixtral-8x7B.
+/// 193 GB in bf16. Experts 1302 us for 64 tokens, 6128 for 16384 (H100).
 template <>
 struct PresetChoice<Llama4_Scout> : SeveralGpus<quantization::None> {};
-/// 773 GB in bf16. By the shape of Mixtral-8x7B.
+/// 773 GB in bf16. Experts 4081 us for 64 tokens, 12426 for 16384 (H100).
 template <>
 struct PresetChoice<Llama4_Maverick> : SeveralGpus<quantization::None> {};
-/// 13 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 13 GB in bf16. Experts 277 us for 64 tokens, 2985 for 16384 (H100).
 template <>
 struct PresetChoice<OLMoE_1B_7B> : OneGpu<quantization::None> {};
-/// 225 GB in fp8 blocks, as released. By the shape of Qwen3-235B-A22B.
+/// 225 GB in fp8 blocks, as released. Experts 1021 us for 64 tokens, 4402 for 16384 (H100).
 template <>
 struct PresetChoice<MiniMax_M2> : SeveralGpus<quantization::Fp8Block<>> {};
-/// 81 GB in bf16. By the shape of Mixtral-8x7B.
+/// 81 GB in bf16. Experts 831 us for 64 tokens, 7891 for 16384 (H100).
 template <>
 struct PresetChoice<Phi3_5_MoE> : OneGpu<quantization::None> {};
-/// 2.4 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 2.4 GB in bf16. Experts 51.7 us for 64 tokens, 932 for 16384 (H100).
 template <>
 struct PresetChoice<Granite3_1B_A400M> : OneGpu<quantization::None> {};
-/// 5.9 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 5.9 GB in bf16. Experts 81.0 us for 64 tokens, 1342 for 16384 (H100).
 template <>
 struct PresetChoice<Granite3_3B_A800M> : OneGpu<quantization::None> {};
-/// 41 GB in bf16. By the shape of Qwen3-30B-A3B.
+/// 41 GB in bf16. Experts 503 us for 64 tokens, 3845 for 16384 (H100).
 template <>
 struct PresetChoice<Ernie4_5_21B_A3B> : OneGpu<quantization::None> {};
-/// 575 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 575 GB in bf16. Experts 3667 us for 64 tokens, 36013 for 16384 (H100).
 template <>
 struct PresetChoice<Ernie4_5_300B_A47B> : SeveralGpus<quantization::None> {};
-/// 155 GB in bf16. By the shape of Qwen3-235B-A22B.
+/// 155 GB in bf16. Experts 1582 us for 64 tokens, 16108 for 16384 (H100).
 template <>
 struct PresetChoice<Hunyuan_A13B> : SeveralGpus<quantization::None> {};
-/// 1082 GB in bf16. By the shape of DeepSeek-V3.
+/// 1082 GB in bf16. Experts of one rank of two 4866 us for 64 tokens, 14246 for 16384 (H100).
 template <>
 struct PresetChoice<LongCat_Flash> : SeveralGpus<quantization::None> {};
-/// 618 GB in bf16. By the shape of Mixtral-8x7B.
+/// 618 GB in bf16. Experts 3195 us for 64 tokens, 59495 for 16384 (H100).
 template <>
 struct PresetChoice<Grok_1> : SeveralGpus<quantization::None> {};
-/// 254 GB in bf16. By the shape of Mixtral-8x7B.
+/// 254 GB in bf16. Experts 2078 us for 64 tokens, 39483 for 16384 (H100).
 template <>
 struct PresetChoice<Dbrx> : SeveralGpus<quantization::None> {};
-/// 90 GB in bf16. By the shape of Mixtral-8x7B.
+/// 90 GB in bf16. Experts 1836 us for 64 tokens, 18118 for 16384 (H100).
 template <>
 struct PresetChoice<Jamba1_5_Mini> : OneGpu<quantization::None> {};
-/// 696 GB in bf16. By the shape of Mixtral-8x7B.
+/// 696 GB in bf16. Experts 6262 us for 64 tokens, 59916 for 16384 (H100).
 template <>
 struct PresetChoice<Jamba1_5_Large> : SeveralGpus<quantization::None> {};
 
