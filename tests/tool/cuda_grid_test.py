@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/tool/cuda_grid_test.py: `moe block --device cuda` gives what the host gives on one rank: every block file on one GPU, and over NCCL
-# on grids of tensor, data and context parallel ranks, in chunks, in two halves and with replicas. Skipped where the tool finds no GPU or
-# was built without CUDA, cuBLAS or NCCL; cases with more ranks than GPUs are left out, each with a line "skipped, ...".
+# on grids of tensor, data and context parallel ranks, in chunks, in two halves and with replicas. The argument is the number of ranks.
+# Skipped where the tool finds fewer GPUs or was built without CUDA, cuBLAS or NCCL.
+# moe-ranks: 1 2 4
 import itertools
 import json
 import pathlib
@@ -70,23 +71,18 @@ class Runs:
         self.folder = folder
         self.ran = self.failed = 0
         self.number = itertools.count()
-        self.too_many = {}  # ranks that the GPUs do not suffice for -> the tool's words
         self.over = False   # nothing runs here
 
     def output(self, file, ranks, options):
         """(what is wrong, report, tensors); all None where this cannot run here."""
         if self.over:
             return None, None, None
-        if ranks in self.too_many:
-            print(f"skipped, {ranks} ranks: {self.too_many[ranks]}")
-            return None, None, None
         output = self.folder / f"out{next(self.number)}.safetensors"
         run = moe("block", file, "--device", "cuda", "--output", output, "--json", *options, ranks=ranks)
-        reason, self.over = no_gpus(run.stderr.strip(), ranks)
+        reason, over = no_gpus(run.stderr.strip(), ranks)
         if reason:
             print(f"skipped, {ranks} ranks: {reason}")
-            if "each rank needs its own" in reason:
-                self.too_many[ranks] = reason
+            self.over = over or "each rank needs its own" in reason
             return None, None, None
         self.ran += 1
         if run.returncode != 0 or run.stderr:
@@ -159,38 +155,48 @@ def check_log(runs, file):
     runs.report(file, 1, ["--log", "info"], f"the log lacks {missing}: {run.stderr}" if missing or run.returncode else None)
 
 
+def jobs_of(runs, folder, files):
+    """Calls (function, file, ranks, options, more...) for all numbers of ranks, and the file of check_log()."""
+    chosen = [f for family in FAMILIES for f in [f for f in files if f.name.startswith(family + "_")][:1]]
+    jobs = [(runs.equals_host, file, 1, [], FLOAT32) for file in files]
+    turn = itertools.cycle(chosen)
+    jobs += [(runs.equals_host, next(turn), ranks, options, FLOAT32) for ranks, options in grids()]
+    jobs += [(runs.equals_host, file, ranks, options, FLOAT32) for (ranks, options), file in
+             itertools.product(inside(), [f for f in chosen if not f.name.startswith("longcat")])]
+    padded = []
+    for family in PADDED:
+        raw = next(f for f in files if f.name.startswith(family + "_"))
+        padded.append(bf16_rows(padded_block(raw, folder / f"padded_{family}.safetensors", 128, 128), folder, family))
+    turn = itertools.cycle(padded)
+    jobs += [(runs.equals_host, next(turn), ranks, options, BF16) for ranks, options in windows()]
+    # Each row's sums are its own in cuda_reference.
+    for ranks, backend in itertools.product((2, 4), ("all_to_all_v", "low_latency", "high_throughput")):
+        jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE],
+                     [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True),
+                      (["--shared-overlap", "off"], False)]))
+        jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4],
+                     [([], False), (["--dual-batch", "on"], True)]))
+    for backend, bound in (("all_to_all_v", FLOAT32), ("low_latency", BF16), ("allgather_reduce_scatter", FLOAT32)):
+        jobs.append((runs.equals_host, padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound))
+    return jobs, padded[0]
+
+
 def main():
+    wanted = int(sys.argv[1])
     files = sorted((DATA / "moe_blocks").glob("*.safetensors"))
     assert files, f"no block files in {DATA}"
-    chosen = [f for family in FAMILIES for f in [f for f in files if f.name.startswith(family + "_")][:1]]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         runs = Runs(folder)
-        runs.equals_host(files[0], 1, [], FLOAT32)
+        jobs, logged = jobs_of(runs, folder, files)
+        jobs = [job for job in jobs if job[2] == wanted]
+        assert jobs, f"no case has {wanted} ranks"
+        jobs[0][0](*jobs[0][1:])
         if runs.over:
             return 77
-        jobs = [(runs.equals_host, file, 1, [], FLOAT32) for file in files[1:]]
-        turn = itertools.cycle(chosen)
-        jobs += [(runs.equals_host, next(turn), ranks, options, FLOAT32) for ranks, options in grids()]
-        jobs += [(runs.equals_host, file, ranks, options, FLOAT32) for (ranks, options), file in
-                 itertools.product(inside(), [f for f in chosen if not f.name.startswith("longcat")])]
-        padded = []
-        for family in PADDED:
-            raw = next(f for f in files if f.name.startswith(family + "_"))
-            padded.append(bf16_rows(padded_block(raw, folder / f"padded_{family}.safetensors", 128, 128), folder, family))
-        turn = itertools.cycle(padded)
-        jobs += [(runs.equals_host, next(turn), ranks, options, BF16) for ranks, options in windows()]
-        # Each row's sums are its own in cuda_reference.
-        for ranks, backend in itertools.product((2, 4), ("all_to_all_v", "low_latency", "high_throughput")):
-            jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE],
-                         [([], False), (["--dual-batch", "auto"], False), (["--dual-batch", "on"], True),
-                          (["--shared-overlap", "off"], False)]))
-            jobs.append((runs.same_bits, padded[0], ranks, ["--backend", backend, *REFERENCE, "--chunk", 4],
-                         [([], False), (["--dual-batch", "on"], True)]))
-        for backend, bound in (("all_to_all_v", FLOAT32), ("low_latency", BF16), ("allgather_reduce_scatter", FLOAT32)):
-            jobs.append((runs.equals_host, padded[0], 2, ["--backend", backend, *REFERENCE, "--replicas", 2], bound))
-        in_parallel(jobs, AT_A_TIME)
-        check_log(runs, padded[0])
+        in_parallel(jobs[1:], AT_A_TIME)
+        if wanted == 1:
+            check_log(runs, logged)
     print(f"{runs.ran} runs, {runs.failed} failures")
     return int(runs.failed > 0) if runs.ran else 77
 
