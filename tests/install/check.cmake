@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/install/check.cmake: install; configure, build and run the consumer; configure and build the CUDA one; the CMake blocks of the
 # documents; request an unknown component. Any failure fails the test.
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "failed (${status}): ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 set(options -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DMOE_CUDA_ROOT=${CUDA_ROOT})
 foreach(language CXX CUDA)
   list(APPEND options -DCMAKE_${language}_COMPILER_LAUNCHER=${LAUNCHER})

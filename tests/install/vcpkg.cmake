@@ -4,12 +4,7 @@
 # BUILD OFF: configures only.
 cmake_minimum_required(VERSION 3.25)
 set(CURRENT_PACKAGES_DIR ${WORK}/package)
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status)
-  if(NOT status EQUAL 0)
-    message(FATAL_ERROR "failed (${status}): ${ARGN}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
 function(vcpkg_check_linkage)
   if(NOT "${ARGN}" STREQUAL "ONLY_DYNAMIC_LIBRARY")
     message(FATAL_ERROR "vcpkg_check_linkage: ${ARGN}")
