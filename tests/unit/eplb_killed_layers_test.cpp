@@ -145,9 +145,9 @@ using Channels = std::vector<std::unique_ptr<Sockets>>;
 /// The communicators of one group: three channels each.
 struct Group {
   Group(Channels& channels, int generation, std::vector<int> const& members, int process)
-      : tokens(at(channels, 3 * generation), members, process, 1500),
-        weights(at(channels, 3 * generation + 1), members, process, 1500),
-        engine(at(channels, 3 * generation + 2), members, process, 4500),
+      : tokens(at(channels, 3 * generation), members, process, 5000),
+        weights(at(channels, 3 * generation + 1), members, process, 5000),
+        engine(at(channels, 3 * generation + 2), members, process, 15000),
         agreement(engine) {}
   static Sockets& at(Channels& channels, int i) { return *channels[static_cast<std::size_t>(i)]; }
   int rank() const { return engine.rank(); }

@@ -85,7 +85,7 @@ void expect_survivors(std::function<int(SocketComm&, SocketComm&)> const& body) 
     expected[1] = 128 + SIGKILL;
     EXPECT_EQ(run_processes(ranks, 1, 2,
                             [&](int r, auto& channels) {
-                              SocketComm w(*channels[0], r, 1500), e(*channels[1], r, 4500);  // much more than a busy machine needs
+                              SocketComm w(*channels[0], r, 5000), e(*channels[1], r, 15000);  // much more than a busy machine needs
                               return body(w, e);
                             }),
               expected)

@@ -20,6 +20,7 @@
 #include <new>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -63,7 +64,8 @@ class Sockets {
   std::vector<int> end_;
 };
 
-/// Ranks as processes. A peer that ended gives E_PEER, one that does not answer in time E_TIMEOUT; both name the peer.
+/// Ranks as processes. A peer that ended gives E_PEER, one that does not answer in time E_TIMEOUT; both name the peer. Once a member has
+/// ended, the others have half a second to arrive: one that noticed the death first may have left, and must not be named for it.
 class SocketComm {
  public:
   using Space = moe::space::host;
@@ -90,10 +92,13 @@ class SocketComm {
       std::memcpy(static_cast<char*>(out) + out_offsets[rank_], static_cast<char const*>(in) + in_offsets[rank_],
                   static_cast<std::size_t>(in_counts[rank_]));
     }
-    auto const end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms_);
+    using Clock = std::chrono::steady_clock;
+    auto end = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+    int ended = -1;
     for (;;) {
       int waits_for = -1;
       std::vector<pollfd> polls;
+      std::vector<int> polled;
       for (int r = 0; r < size(); ++r) {
         if (r == rank_) continue;
         int const fd = sockets_.end(members_[at(rank_)], members_[at(r)]);
@@ -101,25 +106,33 @@ class SocketComm {
           auto const n = ::send(fd, static_cast<char const*>(in) + in_offsets[r] + sent[at(r)],
                                 static_cast<std::size_t>(in_counts[r] - sent[at(r)]), MSG_NOSIGNAL);
           if (n < 0 && errno == EAGAIN) break;
-          if (n < 0) throw moe::TransportError(moe::ErrorCode::peer, rank_, r, "sockets", round_, "the peer has ended");
+          if (n < 0) throw error(moe::ErrorCode::peer, r, "the peer has ended");
           sent[at(r)] += n;
         }
         while (received[at(r)] < out_counts[r]) {
           auto const n = ::recv(fd, static_cast<char*>(out) + out_offsets[r] + received[at(r)],
                                 static_cast<std::size_t>(out_counts[r] - received[at(r)]), 0);
           if (n < 0 && errno == EAGAIN) break;
-          if (n <= 0) throw moe::TransportError(moe::ErrorCode::peer, rank_, r, "sockets", round_, "the peer has ended");
+          if (n <= 0) throw error(moe::ErrorCode::peer, r, "the peer has ended");
           received[at(r)] += n;
         }
         bool const writes = sent[at(r)] < in_counts[r], reads = received[at(r)] < out_counts[r];
-        if (writes || reads) polls.push_back({fd, static_cast<short>((writes ? POLLOUT : 0) | (reads ? POLLIN : 0)), 0});
+        polls.push_back({fd, static_cast<short>((writes ? POLLOUT : 0) | (reads ? POLLIN : 0)), 0});
+        polled.push_back(r);
         if ((writes || reads) && waits_for < 0) waits_for = r;
       }
-      if (polls.empty()) return;
-      if (std::chrono::steady_clock::now() > end) {
-        throw moe::TransportError(moe::ErrorCode::timeout, rank_, waits_for, "sockets", round_, "the peer did not arrive in time");
+      if (waits_for < 0) return;
+      if (Clock::now() > end) {
+        if (ended < 0) throw error(moe::ErrorCode::timeout, waits_for, "the peer did not arrive in time");
+        throw error(moe::ErrorCode::peer, ended, "the peer has ended");
       }
       ::poll(polls.data(), polls.size(), 20);
+      for (std::size_t i = 0; i < polls.size() && ended < 0; ++i) {
+        if ((polls[i].revents & (POLLHUP | POLLERR)) == 0) continue;
+        ended = polled[i];
+        end = std::min(end, Clock::now() + std::chrono::milliseconds(500));
+      }
+      if (ended >= 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // poll() does not wait from now on
     }
   }
   void all_gather_v(void const* in, std::int64_t n, void* out, std::int64_t const* counts, std::int64_t const* offsets,
@@ -143,6 +156,10 @@ class SocketComm {
   void reduce_scatter_v(float const*, std::int64_t const*, std::int64_t const*, float*, moe::HostStream) { std::abort(); }
 
  private:
+  moe::TransportError error(moe::ErrorCode code, int peer, char const* what) const {
+    return {code, rank_, peer, "sockets", round_, what};
+  }
+
   Sockets& sockets_;
   std::vector<int> members_;
   int rank_;
