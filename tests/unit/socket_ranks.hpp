@@ -156,9 +156,7 @@ class SocketComm {
   void reduce_scatter_v(float const*, std::int64_t const*, std::int64_t const*, float*, moe::HostStream) { std::abort(); }
 
  private:
-  moe::TransportError error(moe::ErrorCode code, int peer, char const* what) const {
-    return {code, rank_, peer, "sockets", round_, what};
-  }
+  moe::TransportError error(moe::ErrorCode code, int peer, char const* what) const { return {code, rank_, peer, "sockets", round_, what}; }
 
   Sockets& sockets_;
   std::vector<int> members_;
