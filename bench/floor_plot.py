@@ -15,9 +15,15 @@ COLOURS = {
     "transformers": "#b5541c",
     "2 grouped_mm": "#6b6b6b",
     "2 scaled_grouped_mm": "#6b6b6b",
-    "vllm": "#2c7a3f",
+    "this library w4a8": "#5aa0e0",
+    "this library w8a16": "#5aa0e0",
+    "vllm triton": "#2c7a3f",
+    "vllm deep_gemm": "#7fb08a",
+    "vllm marlin": "#c23b5a",
+    "triton_kernels": "#1f8a8a",
     "sglang": "#7a3f8f",
-    "deep_gemm": "#a3860b",
+    "DG contiguous 2 GEMMs": "#a3860b",
+    "DG masked 2 GEMMs": "#d0b64a",
 }
 PANEL_WIDTH, PANEL_HEIGHT = 260, 210
 LEFT, TOP, GAP_X, GAP_Y = 44, 66, 40, 70
