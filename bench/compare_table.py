@@ -112,7 +112,7 @@ def spread(times):
 
 
 def line(shape, dtype, point):
-    """One point: each candidate with its time, the ratio to its floor, this library's ratio to it, and its spread where that is over 3 %."""
+    """One point: each candidate with its time, the ratio to its floor, this library's ratio to it, and its spread if over 3 %."""
     text = f"{shape:25s} {dtype:7s} M{point['tokens']:<6d} floor {point['floor_us']:8.1f}"
     ours = point["us"].get(OURS)
     for name, us in point["us"].items():

@@ -144,8 +144,7 @@ class VllmDeepGemm(Candidate):
 def deep_gemm():
     """DeepGEMM: vLLM's copy, else an installed one."""
     try:
-        vllm("utils.deep_gemm")  # finds the compiler's caches as vLLM does
-        return importlib.import_module("vllm.third_party.deep_gemm")
+        return vllm("third_party.deep_gemm")
     except ImportError:
         if importlib.util.find_spec("deep_gemm") is None:
             raise
