@@ -3,34 +3,16 @@
 import ctypes
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 import moe
 
+from processes import finish, start
+
 PROGRAM = str(pathlib.Path(__file__).with_name("group_ranks.py"))
 SECONDS = 240
-
-
-def finish(processes):
-    """Waits for the ranks, within the deadline, and ends those that are left when one failed."""
-    outputs = []
-    try:
-        for process in processes:
-            outputs.append(process.communicate(timeout=SECONDS)[0])
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    return "\n".join(outputs)
-
-
-def start(*command):
-    return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_ranks_over_mpi():
@@ -43,7 +25,7 @@ def test_ranks_over_mpi():
     except OSError:
         pytest.skip("the MPI of this machine is no Open MPI, whose symbols group_ranks.py uses")
     command = ("mpirun", "--oversubscribe", "--bind-to", "none", "-n", 2, sys.executable, PROGRAM, "mpi")
-    output = finish([start(*command)])
+    output = finish([start(*command)], SECONDS)
     assert output.count(": good") == 2, output
 
 
@@ -53,7 +35,7 @@ def test_ranks_over_nccl(size, tmp_path):
     if not moe.has("nccl") or torch.cuda.device_count() < size:
         pytest.skip(f"needs a libmoe with NCCL and {size} GPUs")
     ranks = [start(sys.executable, PROGRAM, "nccl", rank, size, tmp_path / "id") for rank in range(size)]
-    assert finish(ranks).count(": good") == size
+    assert finish(ranks, SECONDS).count(": good") == size
 
 
 def test_arguments_of_a_group():
