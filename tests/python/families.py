@@ -90,20 +90,20 @@ def model_class(name: str) -> type:
     return getattr(module, wanted)
 
 
-def config(name: str):
-    """A small configuration of the family."""
+def config(name: str, **fields):
+    """A small configuration of the family; fields: others than those above."""
     cls = model_class(name).config_class
     default = cls().to_dict()
-    fields = {key: value for key, value in _SMALL.items() if default.get(key) is not None}
-    fields.update(_FAMILIES.get(name, {}))
-    fields.pop("class", None)
-    return cls(**{key: value for key, value in fields.items() if value is not None})
+    small = {key: value for key, value in _SMALL.items() if default.get(key) is not None}
+    small.update(_FAMILIES.get(name, {}), **fields)
+    small.pop("class", None)
+    return cls(**{key: value for key, value in small.items() if value is not None})
 
 
-def build(name: str) -> torch.nn.Module:
+def build(name: str, **fields) -> torch.nn.Module:
     """A tiny float32 model in eval mode. Its expert weights are large enough that an error in the experts shows in the logits."""
     torch.manual_seed(7)
-    model = model_class(name)(config(name)).eval().float()
+    model = model_class(name)(config(name, **fields)).eval().float()
     with torch.no_grad():
         for module in experts(model):
             for key, parameter in module.named_parameters():
@@ -118,9 +118,11 @@ def experts(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in model.modules() if hasattr(m, "_apply_gate") and hasattr(m, "down_proj")]
 
 
-def logits(model: torch.nn.Module) -> torch.Tensor:
-    """What the model answers to a fixed input: its logits, or its last hidden state where it has no head. float32 on the host."""
+def logits(model: torch.nn.Module, sequence: int | None = None) -> torch.Tensor:
+    """What the model answers to a fixed input of two sequences, or to one of them: its logits, or its last hidden state where it has no
+    head. float32 on the host."""
     ids = torch.tensor([[5, 17, 99, 3, 42, 7, 64, 30, 11], [8, 8, 100, 77, 23, 9, 12, 55, 3]], device=model.device)
+    ids = ids if sequence is None else ids[sequence : sequence + 1]
     with torch.no_grad():
         answer = model(input_ids=ids, use_cache=False)
     return (answer.logits if hasattr(answer, "logits") else answer.last_hidden_state).float().cpu()

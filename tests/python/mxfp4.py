@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 import moe
 
 
-def checkpoint(path: pathlib.Path) -> torch.nn.Module:
+def checkpoint(path: pathlib.Path, **fields) -> torch.nn.Module:
     """Writes a checkpoint in mxfp4, as the published ones are, and returns the model with the same weights widened."""
-    model = families.build("gpt_oss")
+    model = families.build("gpt_oss", **fields)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         for name, module in model.named_modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 import weakref
 from typing import Any, Callable
@@ -27,6 +28,9 @@ modules: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDi
 
 #: Why a call that needs gradients falls back.
 GRADIENTS = "gradients are on, and the library has none: call the model under torch.no_grad()"
+
+#: Why a module under fully_shard falls back whose weights the library would copy: torch counts no writes of its gathers.
+GATHERED = "fully_shard gathers its weights anew for each forward, and the library would keep a copy of older ones"
 
 
 class FallbackWarning(UserWarning):
@@ -207,16 +211,40 @@ def layer_of(module: torch.nn.Module, read: Any, topk: int) -> Layer:
         if layer is None or layer.changed(module):
             if _offloaded(module):
                 raise Unsupported("accelerate takes its weights off the device after each forward, and the library would hold on to them")
-            layer = Layer(module, read(module), None, id(getattr(module, "config", module)), _may_be_sharded(module))
+            weights = read(module)
+            if _fully_sharded() and _copies(module, weights):
+                raise Unsupported(GATHERED)
+            layer = Layer(module, weights, None, id(getattr(module, "config", module)), _may_be_sharded(module))
         elif layer.reason is not None or topk in layer.runners or layer.packed_topk is not None:
             return layer
-        layer.runner(1, topk)
+        if layer.runner(1, topk).weights_packed and _fully_sharded():
+            raise Unsupported(GATHERED)
     except (Unsupported, _errors.ConfigError, _errors.UnsupportedError, _errors.ArgumentError) as error:
         layer = Layer(module, None, str(error))
         _warn(module, layer.reason)
     module.__dict__["_moe_layer"] = layer
     modules[id(module)] = module
     return layer
+
+
+def _keeps_data(parameter: torch.Tensor) -> bool:
+    """Whether the module still has the memory that is assigned to this parameter in its next forward. A rank of a sharded model has
+    the local tensor of a DTensor, which is made anew for each forward."""
+    return type(parameter) is torch.nn.Parameter and not _fully_sharded()
+
+
+def _fully_sharded() -> bool:
+    """Whether a module of this process is under torch's fully_shard, which makes a class of its own for each class of such modules."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    classes = list(fsdp.FSDPModule.__subclasses__()) if fsdp is not None and hasattr(fsdp, "FSDPModule") else []
+    for found in classes:
+        classes += found.__subclasses__()
+    return any(issubclass(found, torch.nn.Module) for found in classes)
+
+
+def _copies(module: torch.nn.Module, weights: Weights) -> bool:
+    own = {getattr(module, name).data_ptr() for name in weights.source}
+    return any(array.data_ptr() not in own for array in weights.arrays.values())
 
 
 def _offloaded(module: torch.nn.Module) -> bool:
@@ -301,9 +329,10 @@ def read_experts(module: torch.nn.Module) -> Weights:
     if module.is_transposed:
         # Used as [E, 2I, H] and [E, H, I]: laid out once, and the parameters become views of it, so that no second copy stays.
         w13, w2 = w13.transpose(1, 2).contiguous(), w2.transpose(1, 2).contiguous()
-        if not found.interleaved:
+        if not found.interleaved and _keeps_data(first):
             first.data = w13.transpose(1, 2)
-        second.data = w2.transpose(1, 2)
+        if _keeps_data(second):
+            second.data = w2.transpose(1, 2)
     if found.interleaved:
         w13, packs = halves(w13, 1), True
     arrays = {"w13": w13, "w2": w2}

@@ -19,6 +19,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.quantizers import quantizer_mxfp4
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
+from .._errors import UnsupportedError
 from . import _layer
 
 #: The parameters that a runner may have packed.
@@ -181,6 +182,9 @@ def install(implementation: str) -> None:
     def process(self: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not asked(model.config) or self.quantization_config.dequantize or not self.pre_quantized:
             return original_process(self, model, *args, **kwargs)
+        distributed = getattr(model.config, "distributed_config", None)
+        if getattr(distributed, "dp_size", 1) > 1:
+            raise UnsupportedError("E_UNSUPPORTED: distributed_config: fully_shard cannot gather experts in mxfp4; use ep_size = tp_size")
         self.modules_to_not_convert = self.get_modules_to_not_convert(
             model, self.quantization_config.modules_to_not_convert, model._keep_in_fp32_modules
         )
@@ -229,6 +233,8 @@ def install(implementation: str) -> None:
         ours = {name: module for name, module in model.named_modules() if isinstance(module, Mxfp4Experts)}
         if not ours:
             return original_state(self, model, *args, **kwargs)
+        if any(module._is_expert_parallel for module in ours.values()):
+            raise UnsupportedError("E_UNSUPPORTED: save_pretrained: a rank has codes of its own experts only; save a model of one rank")
         state = model.state_dict()
         for name, module in ours.items():
             for projection in ("gate_up_proj", "down_proj"):
