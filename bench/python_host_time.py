@@ -4,8 +4,8 @@
 # the host from C++, C and Python.
 """python3 bench/python_host_time.py [--host build/cuda/tests/capi/capi_overhead_test]
 Needs the package of python/ and torch, without --host with a GPU. One line for each number of rows; the device is waited for between rounds
-only. --host: a layer of 8 columns and one row, one thread; the program, an argument, measures it from C++ and from C. Without torch
-numpy's arrays are measured, whose way through DLPack is longer."""
+only. --host: a layer of 8 columns and one row, one thread; the program, an argument, measures it from C++ and from C. numpy's arrays are
+measured, and torch's where it is installed. A new array alone, empty_like, is part of every call without an output."""
 import argparse
 import re
 import statistics
@@ -49,18 +49,28 @@ def on_host(program):
     arrays = [numpy.full(shape, value, dtype) for shape, value, dtype in (
         ((1, 8), 0.5, numpy.float32), ((1, 1), 0, numpy.int32), ((1, 1), 1.0, numpy.float32), ((2, 16, 8), 0.1, numpy.float32),
         ((2, 8, 8), 0.1, numpy.float32), ((1, 8), 0.0, numpy.float32))]  # fmt: skip
-    x, ids, weights, w13, w2, out = arrays if torch is None else map(torch.from_numpy, arrays)
+    print("| one row on the host | us | over C++ |\n|---|---:|---:|")
+    for name, us in {"C++": cpp, "C": c}.items():
+        print(f"| {name} | {us:.2f} | {us - cpp:.2f} |", flush=True)
+    of_framework(numpy, arrays, 0, cpp)
+    if torch is not None:
+        of_framework(torch, [torch.from_numpy(array) for array in arrays], -1, cpp)
+
+
+def of_framework(framework, arrays, stream, cpp):
+    x, ids, weights, w13, w2, out = arrays
     runner = moe.Runner(w13, w2, topk=1, max_tokens=1, num_threads=1)
     moe.experts(x, ids, weights, w13, w2)
     calls = {
+        "the C function through the extension, into an output": lambda: _forward_routed(runner._handle, x, ids, weights, out, stream),
         "Runner.forward_routed into an output": lambda: runner.forward_routed(x, ids, weights, out),
         "Runner.forward_routed": lambda: runner.forward_routed(x, ids, weights),
         "moe.experts into an output": lambda: moe.experts(x, ids, weights, w13, w2, output=out),
         "moe.experts": lambda: moe.experts(x, ids, weights, w13, w2),
     }
-    print(f"| one row on the host, {'numpy' if torch is None else 'torch'} | us | over C++ |\n|---|---:|---:|")
-    for name, us in {"C++": cpp, "C": c, **{name: host_time(call) for name, call in calls.items()}}.items():
-        print(f"| {name} | {us:.2f} | {us - cpp:.2f} |", flush=True)
+    for name, call in {**calls, "empty_like": lambda: framework.empty_like(x)}.items():
+        us = host_time(call)
+        print(f"| {framework.__name__}: {name} | {us:.2f} | {us - cpp:.2f} |", flush=True)
 
 
 def on_gpu():

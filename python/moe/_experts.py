@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from ctypes import addressof
+from ctypes import c_char as _one_byte
+from typing import Any, Sequence
 
 from . import _arrays
 from ._runner import FLOAT32, IDS, Runner, _current_device, _forward_routed, _is_compiling, _Tensor, sharing_runner, torch
@@ -61,19 +63,26 @@ class _Entry:
 
 
 class _Known:
-    """The last call with some w13 that took torch tensors alone: what must be the same for its runner to serve the next one."""
+    """The last call with some w13 whose arrays were all torch's or all numpy's: what must be the same for its runner to serve the next."""
 
-    __slots__ = ("call", "device", "others", "rows", "runner", "topk", "w2", "w13")
+    __slots__ = ("alone", "call", "device", "hidden", "kind", "others", "runner", "size", "topk", "weights")
 
-    def __init__(self, runner: Runner, topk: int, call: tuple, arrays: list[Any]) -> None:
-        self.runner, self.topk, self.call = runner, topk, call
-        self.rows = runner.max_tokens
+    def __init__(self, runner: Runner, topk: int, kind: type, call: tuple, weights: list[Any], others: list[Any]) -> None:
+        self.runner, self.topk, self.kind, self.call = runner, topk, kind, call
+        self.hidden = int(weights[1].shape[1])
+        self.size = runner.max_tokens * self.hidden
         self.device = runner._device if runner._guard else None  # that must be the current one; None: there is no other
-        self.w13, self.w2, *others = [(array.data_ptr(), array._version) for array in arrays]
-        self.others = others
+        self.weights = _state(weights)
+        self.others = _others(others)
+        self.alone = all(array is None for array in others)
 
     def same_others(self, *arrays: Any) -> bool:
-        return self.others == [(array.data_ptr(), array._version) for array in arrays if array is not None]
+        return self.others == _others(arrays)
+
+
+def _others(arrays: Sequence[Any]) -> tuple:
+    """Of biases and scales, each of which may be None: which they are and their state."""
+    return [id(array) for array in arrays], _state([array for array in arrays if array is not None])
 
 
 _ARRAY = object()
@@ -81,6 +90,7 @@ _cache: dict[tuple, _Entry] = {}
 _known: dict[int, _Known] = {}  # by id(w13)
 _lock = threading.Lock()
 _TENSOR = torch.Tensor if torch is not None else None
+_NDARRAY = _arrays.NDARRAY
 _empty_like = torch.empty_like if torch is not None else None
 _grad_enabled = torch.is_grad_enabled if torch is not None else None
 
@@ -96,13 +106,24 @@ def _state(arrays: list[Any]) -> tuple:
     for array in arrays:
         if isinstance(array, _Tensor):
             state += (array.data_ptr(), -1 if array.is_inference() else array._version)
-        elif (interface := getattr(array, "__array_interface__", None)) is not None:  # numpy makes it anew each time it is asked for
-            state.append(interface["data"][0])
+        elif array.__class__ is _NDARRAY or hasattr(array, "__array_interface__"):
+            state.append(_address(array))
     return tuple(state)
 
 
-def _counts_writes(arrays: list[Any]) -> bool:
-    return torch is not None and all(isinstance(array, torch.Tensor) and not array.is_inference() for array in arrays)
+def _address(array: Any) -> int:
+    """Of numpy's data. __array_interface__ is made anew each time, in 1 us; a buffer takes a quarter, of one writable piece of memory."""
+    try:
+        return addressof(_one_byte.from_buffer(array))
+    except (TypeError, ValueError):
+        return array.__array_interface__["data"][0]
+
+
+def _kind(arrays: list[Any]) -> type | None:
+    """torch.Tensor if torch counts the writes to all arrays, numpy.ndarray if they are numpy's, None for others."""
+    if torch is not None and all(isinstance(array, torch.Tensor) and not array.is_inference() for array in arrays):
+        return _TENSOR
+    return _NDARRAY if all(array.__class__ is _NDARRAY for array in arrays) else None
 
 
 def clear_cache() -> None:
@@ -165,32 +186,40 @@ def experts(
             w2_bias=w2_bias, w13_scale=w13_scale, w2_scale=w2_scale, quantization=quantization, weight_on_input=weight_on_input,
             situ_gate=situ_gate, situ_up=situ_up,
         )  # fmt: skip
-    call = (id(w2), id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale), activation, alpha, beta, limit, situ_gate, situ_up,
-            quantization, weight_on_input)  # fmt: skip
-    if hidden.__class__ is _TENSOR and topk_ids.__class__ is _TENSOR and topk_weights.__class__ is _TENSOR and not compiling:
-        # The weights of the last call, neither moved nor written since, and arrays that need no conversion: straight into the library.
-        known = _known.get(id(w13))
-        if known is not None and known.call == (hidden.dtype, *call):
-            shape, chosen = hidden.shape, topk_ids.shape
-            if (
-                len(shape) == 2 and shape[0] <= known.rows and len(chosen) == 2 and chosen[1] == known.topk
-                and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32
-                and not ((hidden.requires_grad or topk_weights.requires_grad) and _grad_enabled())  # type: ignore[attr-defined]
-                and known.w13 == (w13.data_ptr(), w13._version)  # type: ignore[attr-defined]
-                and known.w2 == (w2.data_ptr(), w2._version)  # type: ignore[attr-defined]
+    known = _known.get(id(w13))
+    if known is not None and known.kind is hidden.__class__ is topk_ids.__class__ is topk_weights.__class__ and not compiling:
+        # The weights of the last call, neither moved nor, where that is counted, written since.
+        if known.call == (hidden.dtype, id(w2), activation, alpha, beta, limit, situ_gate, situ_up, quantization, weight_on_input) and (
+            known.alone if w13_bias is w2_bias is w13_scale is w2_scale is None
+            else known.same_others(w13_bias, w2_bias, w13_scale, w2_scale)
+        ):  # fmt: skip
+            if known.kind is _NDARRAY:
+                if (
+                    hidden.ndim == topk_ids.ndim == 2 and hidden.size <= known.size and topk_ids.shape[1] == known.topk
+                    and known.weights == (_address(w13), _address(w2))
+                ):  # fmt: skip
+                    return known.runner.forward_routed(hidden, topk_ids, topk_weights, output)
+            elif (
+                # Counts of elements, since a shape takes torch four times as long: the library refuses other dimensions and sizes.
+                (size := hidden.numel()) <= known.size and topk_ids.numel() * known.hidden == size * known.topk
+                and (size or topk_ids.shape[-1] == known.topk)
+                and topk_ids.dtype in IDS and topk_weights.dtype is FLOAT32  # no conversion: straight into the library
+                and not (_grad_enabled() and (hidden.requires_grad or topk_weights.requires_grad))  # type: ignore[attr-defined]
+                and known.weights == (w13.data_ptr(), w13._version, w2.data_ptr(), w2._version)  # type: ignore[attr-defined]
                 and (known.device is None or known.device == _current_device())
-                and (not known.others or known.same_others(w13_bias, w2_bias, w13_scale, w2_scale))
             ):  # fmt: skip
                 if output is None:
                     output = _empty_like(hidden)
                 runner = known.runner
                 runner._last_stream = _forward_routed(runner._handle, hidden, topk_ids, topk_weights, output, -1)
                 return output
-    arrays = [a for a in (w13, w2, w13_bias, w2_bias, w13_scale, w2_scale) if a is not None]
+    others = [w13_bias, w2_bias, w13_scale, w2_scale]
+    arrays = [w13, w2, *(array for array in others if array is not None)]
     for name, array in (("hidden", hidden), ("topk_ids", topk_ids)):  # the runner checks the rest of the call
         _arrays.check(name, array, 2)
     topk = topk_ids.shape[1]
-    key = (id(w13), topk, hidden.dtype, *call)
+    call = (hidden.dtype, id(w2), activation, alpha, beta, limit, situ_gate, situ_up, quantization, weight_on_input)
+    key = (id(w13), topk, *call, id(w13_bias), id(w2_bias), id(w13_scale), id(w2_scale))
     entry = _cache.get(key)
     if entry is None:
         settings = {}
@@ -205,9 +234,9 @@ def experts(
     with _lock:
         _known.pop(id(w13), None)  # it would keep a runner alive whose weights have changed
         runner = entry.runner(int(hidden.shape[0]), arrays)
-        counts_writes = _counts_writes(arrays)
-        if not runner.weights_packed or counts_writes:
+        kind = _kind(arrays)
+        if kind is _TENSOR or not runner.weights_packed:  # writes to packed weights would not be noticed
             _cache[key] = entry
-        if counts_writes:
-            _known[id(w13)] = _Known(runner, int(topk), (hidden.dtype, *call), arrays)
+            if kind is not None:
+                _known[id(w13)] = _Known(runner, int(topk), kind, call, [w13, w2], others)
     return runner.forward_routed(hidden, topk_ids, topk_weights, output)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any, Mapping, cast
 
+import numpy
 import tvm_ffi
 
 from . import _arrays, _ffi
@@ -20,6 +21,7 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 _forward_routed = _ffi.forward_routed
+_numpy_empty = numpy.empty
 #: dtypes of ids that the library takes, and those that it gets as int32; it refuses all others.
 IDS = (torch.int64, torch.int32) if torch is not None else ()
 _NARROW_IDS = tuple(getattr(torch, name) for name in _arrays.NARROW_IDS if hasattr(torch, name)) if torch is not None else ()
@@ -292,6 +294,12 @@ class Runner:
                 return output
             with _device_of(hidden):
                 self._in_pieces(hidden, topk_ids, topk_weights, output, -1)
+            return output
+        if _arrays.go_as_they_are(hidden, topk_ids, topk_weights, output) and len(hidden) <= self._max_tokens:
+            if output is None:
+                output = _numpy_empty(hidden.shape, hidden.dtype)
+            self._stream_owner = None
+            self._last_stream = _forward_routed(self._handle, hidden, topk_ids, topk_weights, output, 0)
             return output
         for name, array in (("hidden", hidden), ("topk_ids", topk_ids), ("topk_weights", topk_weights)):
             _arrays.check(name, array, 2)
