@@ -52,8 +52,8 @@ def address(tensor):
 class Ours(Candidate):
     """The layer of one scheme: of moe_hopper_create, or by its name of moe_hopper_create_packed."""
 
-    def __init__(self, library, name, dtype, activations, scheme=None):
-        self.library, self.name, self.dtypes, self.scheme = library, name, (dtype,), scheme
+    def __init__(self, capi, name, dtype, activations, scheme=None):
+        self.capi, self.name, self.dtypes, self.scheme = capi, name, (dtype,), scheme
         self._activations = activations
 
     def activations(self, dtype):
@@ -61,7 +61,7 @@ class Ours(Candidate):
 
     def prepare(self, layer):
         sizes = (layer.experts, layer.hidden, layer.inter, layer.topk)
-        lib, kept = self.library.lib, []
+        lib, kept = self.capi.lib, []
         if self.scheme is None:
             scales = (None, None) if layer.dtype == "bf16" else (layer.s13.data_ptr(), layer.s2.data_ptr())
             handle = lib.moe_hopper_create(SCHEMES[layer.dtype], *sizes, layer.w13.data_ptr(), layer.w2.data_ptr(), *scales)

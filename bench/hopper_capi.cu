@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/hopper_capi.cu: the Hopper layers behind a C interface, for bench/compare.py: target moe_hopper_capi, with the kernels of
 // moe_hopper_kernels in it.
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <string_view>
 
+#include "bench/w4_launchers.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "moe/core/device_facts.hpp"
 #include "moe/experts/hopper/contiguous_layer.hpp"
 #include "moe/experts/hopper/w4a16_layer.hpp"
 #include "moe/experts/hopper/w4a8_layer.hpp"
@@ -47,25 +47,7 @@ void* created(Make const& make) {
   }
 }
 
-struct NamedLauncher {
-  W4Scheme scheme;
-  W4Launcher launcher;
-};
-
-NamedLauncher find_launcher(std::string_view wanted) {
-  NamedLauncher const all[] = {{W4Scheme::int4, w4_launcher<W4Scheme::int4>()},
-                               {W4Scheme::int4_zero, w4_launcher<W4Scheme::int4_zero>()},
-                               {W4Scheme::mxfp4, w4_launcher<W4Scheme::mxfp4>()},
-                               {W4Scheme::int4_32, w4_launcher<W4Scheme::int4_32>()},
-                               {W4Scheme::int4_32_zero, w4_launcher<W4Scheme::int4_32_zero>()},
-                               {W4Scheme::nvfp4, w4_launcher<W4Scheme::nvfp4>()},
-                               {W4Scheme::int8, w4_launcher<W4Scheme::int8>()}};
-  auto const* const found = std::find_if(std::begin(all), std::end(all), [&](auto const& one) { return wanted == name(one.scheme); });
-  if (found == std::end(all)) throw moe::Error(moe::ErrorCode::argument, moe::text("moe_hopper_create_packed: no scheme ", wanted));
-  return *found;
-}
-
-/// Reads `count` vectors of 16 bytes once. `sink` is written only if all of them are zero .
+/// Reads `count` vectors of 16 bytes once. `sink` is written only if all of them are zero.
 __global__ void read_all(uint4 const* data, long long count, unsigned* sink) {
   unsigned seen = 0;
   for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < count;
@@ -123,10 +105,11 @@ void* moe_hopper_create_packed(char const* scheme, int num_experts, int hidden, 
     });
   }
   return created([&] {
-    NamedLauncher const found = find_launcher(scheme);
+    auto const found = moe_bench::find_w4_scheme(scheme);
+    if (!found) throw moe::Error(moe::ErrorCode::argument, moe::text("moe_hopper_create_packed: no scheme ", scheme));
     auto made = std::make_unique<Holder<W4A16Layer>>();
-    made->packed = moe::Buffer<char, moe::space::cuda>(W4A16Layer::packed_bytes(shape, found.scheme));
-    made->layer = std::make_unique<W4A16Layer>(shape, found.scheme, stored, activation, made->packed.data(), found.launcher);
+    made->packed = moe::Buffer<char, moe::space::cuda>(W4A16Layer::packed_bytes(shape, *found));
+    made->layer = std::make_unique<W4A16Layer>(shape, *found, stored, activation, made->packed.data(), moe_bench::launcher_of(*found));
     return made;
   });
 }
@@ -154,10 +137,13 @@ int moe_hopper_forward(void* layer, void const* x, float const* x_scales, long l
 }
 
 /// Enqueues one read of `bytes` bytes (a multiple of 16) on every multiprocessor, for the read rate. 0, or 1 after printing the error.
-int moe_hopper_read(void const* data, long long bytes, unsigned* sink, void* stream) {
-  read_all<<<132 * 16, 512, 0, static_cast<CUstream_st*>(stream)>>>(static_cast<uint4 const*>(data), bytes / 16, sink);
-  cudaError_t const status = cudaGetLastError();
-  if (status != cudaSuccess) std::fprintf(stderr, "moe_hopper_read: %s\n", cudaGetErrorString(status));
-  return status == cudaSuccess ? 0 : 1;
+int moe_hopper_read(void const* data, long long bytes, unsigned* sink, void* stream) try {
+  int const blocks = 16 * moe::device_facts().num_sms;
+  read_all<<<blocks, 512, 0, static_cast<CUstream_st*>(stream)>>>(static_cast<uint4 const*>(data), bytes / 16, sink);
+  moe::check_cuda(cudaGetLastError(), "moe_hopper_read");
+  return 0;
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }
 }

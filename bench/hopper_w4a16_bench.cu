@@ -16,6 +16,7 @@
 
 #include "bench/bench_report.hpp"
 #include "bench/layer_problem.cuh"
+#include "bench/w4_launchers.hpp"
 #include "moe/experts/cuda_reference.cuh"
 #include "moe/experts/hopper_w4a16.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
@@ -45,22 +46,6 @@ __global__ void fill_pairs(float2* data, long long count, std::uint64_t seed, fl
     std::uint64_t const r = mix(seed + static_cast<std::uint64_t>(i));
     data[i] = make_float2(sigma * (0.5F + static_cast<float>(r & 1023) / 1024.0F), static_cast<float>((r >> 20) % 16));
   }
-}
-
-constexpr W4Scheme kSchemes[] = {W4Scheme::int4,         W4Scheme::int4_zero, W4Scheme::mxfp4, W4Scheme::int4_32,
-                                 W4Scheme::int4_32_zero, W4Scheme::nvfp4,     W4Scheme::int8};
-
-W4Launcher launcher_of(W4Scheme scheme) {
-  switch (scheme) {
-    case W4Scheme::int4: return w4_launcher<W4Scheme::int4>();
-    case W4Scheme::int4_zero: return w4_launcher<W4Scheme::int4_zero>();
-    case W4Scheme::mxfp4: return w4_launcher<W4Scheme::mxfp4>();
-    case W4Scheme::int4_32: return w4_launcher<W4Scheme::int4_32>();
-    case W4Scheme::int4_32_zero: return w4_launcher<W4Scheme::int4_32_zero>();
-    case W4Scheme::nvfp4: return w4_launcher<W4Scheme::nvfp4>();
-    case W4Scheme::int8: return w4_launcher<W4Scheme::int8>();
-  }
-  return nullptr;
 }
 
 /// A layer with random weights and biases. The unpacked codes stay for the check.
@@ -121,7 +106,7 @@ struct Layer {
     w.b13 = b13.data();
     w.b2 = b2.data();
     packed = TypedMemory<char>(static_cast<std::size_t>(W4A16Layer::packed_bytes(s, scheme)));
-    layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), launcher_of(scheme));
+    layer = std::make_unique<W4A16Layer>(s, scheme, w, W4Activation{1.702F, 1.0F, 7.0F}, packed.data(), moe_bench::launcher_of(scheme));
     check_cuda(cudaDeviceSynchronize(), "packing");
   }
 };
@@ -302,8 +287,8 @@ int main(int argc, char** argv) try {
     return 2;
   }
   std::string const wanted = argv[1];
-  W4Scheme const* const found = std::find_if(std::begin(kSchemes), std::end(kSchemes), [&](W4Scheme s) { return wanted == name(s); });
-  if (found == std::end(kSchemes)) {
+  std::optional<W4Scheme> const found = moe_bench::find_w4_scheme(wanted);
+  if (!found) {
     std::fprintf(stderr, "hopper_w4a16_bench: no scheme %s\n", argv[1]);
     return 2;
   }

@@ -99,7 +99,7 @@ def test_batches_are_the_same_for_everyone_and_differ_between_sets():
     assert not set(layers.Batch(layer, 1, 0).ids[0].tolist()) & set(layers.Batch(layer, 1, 1).ids[0].tolist())
 
 
-class Stub(layers.Candidate):
+class StandIn(layers.Candidate):
     """The layer by definition, multiplied by `factor`."""
 
     dtypes = ("bf16", "mxfp4")
@@ -124,7 +124,7 @@ class Stub(layers.Candidate):
         return run
 
 
-class StubGraph:
+class FixedTimeGraph:
     """Runs once where a graph is captured."""
 
     def __init__(self, calls):
@@ -138,7 +138,7 @@ class StubGraph:
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(timing, "long_enough", StubGraph)
+    monkeypatch.setattr(timing, "long_enough", FixedTimeGraph)
     monkeypatch.setattr(timing.in_turns, "__defaults__", (lambda seconds: None,))
 
 
@@ -149,7 +149,7 @@ def measured(candidates, dtype="mxfp4", tokens=4):
 
 
 def test_a_point(no_gpu):
-    point = measured([Stub(table.OURS), Stub("a peer", 1.003)])
+    point = measured([StandIn(table.OURS), StandIn("a peer", 1.003)])
     assert list(point["us"]) == [table.OURS, "a peer"] and not point["wrong"] and not point["not_timed"]
     assert point["us"][table.OURS] == 2.0 * 1e3 / 8 and point["spread"]["a peer"] == (0, 0, 0, 0)
     assert point["errors"][table.OURS] < 1e-6 and 2e-3 < point["errors"]["a peer"] < 4e-3
@@ -159,9 +159,9 @@ def test_a_point(no_gpu):
 
 
 def test_a_wrong_peer_is_not_timed(no_gpu, capsys):
-    nan = Stub("writes too little")
+    nan = StandIn("writes too little")
     nan.call = lambda prepared, layer, batch: lambda: batch.out
-    point = measured([Stub(table.OURS), Stub("wrong", 1.01), nan])
+    point = measured([StandIn(table.OURS), StandIn("wrong", 1.01), nan])
     assert list(point["us"]) == [table.OURS] and point["wrong"] == ["wrong", "writes too little"]
     assert "Wrong: its result differs from float32 by 1.0e-02, at most 0.005 is right" in point["not_timed"]["wrong"]
     assert "by nan" in point["not_timed"]["writes too little"]
@@ -170,13 +170,13 @@ def test_a_wrong_peer_is_not_timed(no_gpu, capsys):
 
 
 def test_a_wrong_result_of_this_library_is_not_timed(no_gpu):
-    point = measured([Stub(table.OURS, 1.01), Stub("a peer")])
+    point = measured([StandIn(table.OURS, 1.01), StandIn("a peer")])
     assert list(point["us"]) == ["a peer"] and point["wrong"] == [table.OURS]
     table.line("small", "mxfp4", point)
 
 
 def test_what_cannot_be_prepared_or_refuses_is_left_out(no_gpu, capsys):
-    point = measured([Stub(table.OURS), Stub("fails", fails="prepare"), Stub("refuses", fails="refuses")])
+    point = measured([StandIn(table.OURS), StandIn("fails", fails="prepare"), StandIn("refuses", fails="refuses")])
     assert point["not_timed"] == {"fails": "RuntimeError: preparing: RuntimeError: no memory", "refuses": "Unavailable: it never does"}
     assert not point["wrong"]
     compare.report("small", "mxfp4", point)
@@ -200,7 +200,7 @@ def test_wrong_products_are_not_timed(no_gpu):
 
     right, wrong = Two(), Two()
     wrong.name, wrong.factor = "wrong", 1.03
-    point = measured([Stub(table.OURS), right, wrong], "bf16")
+    point = measured([StandIn(table.OURS), right, wrong], "bf16")
     assert list(point["us"]) == [table.OURS, "products"] and point["wrong"] == ["wrong"]
 
 
@@ -241,10 +241,10 @@ def test_a_graph_keeps_what_it_reads(monkeypatch):
 
 
 def test_missing_peers_are_named_with_where_they_come_from():
-    class Missing(Stub):
+    class Missing(StandIn):
         modules, obtained = ("no_such_module",), "pip install no_such_module"
 
-    found, said = peers.probe([Missing("absent"), Stub("there")])
+    found, said = peers.probe([Missing("absent"), StandIn("there")])
     assert [peer.name for peer in found] == ["there"] and said["there"] == torch.__version__.partition("+")[0]
     assert said["absent"] == "missing: ModuleNotFoundError: No module named 'no_such_module'. It comes with: pip install no_such_module"
 
@@ -289,7 +289,7 @@ def test_the_candidates_of_this_library():
     assert names["int4"] == names["int4_32"] == names["nvfp4"] == [(table.OURS, "bf16")]
 
 
-class StubLibrary:
+class RecordingCapi:
     """The C interface, which keeps what it was given."""
 
     def __init__(self):
@@ -308,7 +308,7 @@ class StubLibrary:
 
 
 def test_what_the_c_interface_gets(monkeypatch):
-    library = StubLibrary()
+    library = RecordingCapi()
     layer = layer_of("mxfp4", (4, 320, 96, 2), gpt_oss=True)
     batch = layers.Batch(layer, 5, 0)
     bf16, e4m3 = compare_library.candidates(library, "mxfp4")
@@ -328,7 +328,7 @@ def test_what_the_c_interface_gets(monkeypatch):
     assert library.created[0] == b"int8" and library.created[2].b13 is None and library.created[2].limit == float("inf")
 
 
-class StubVllm:
+class VllmStandIn:
     """vLLM's functions that Marlin's peer calls, on the host: words stay as they are, scales in their order; the layer decodes them."""
 
     def __init__(self, dtype):
@@ -379,13 +379,13 @@ class StubVllm:
                                                         ("int8", (3, 192, 96, 2), (256, 128))])  # fmt: skip
 @pytest.mark.parametrize("gpt_oss", [False, True])
 def test_marlin_gets_the_same_weights(monkeypatch, dtype, shape, padded, gpt_oss):
-    layer, stub = layer_of(dtype, shape, gpt_oss), StubVllm(dtype)
+    layer, stand_in = layer_of(dtype, shape, gpt_oss), VllmStandIn(dtype)
     peer = w4.Marlin()
-    monkeypatch.setattr(peer, "load", stub.modules)
+    monkeypatch.setattr(peer, "load", stand_in.modules)
     batch = layers.Batch(layer, 3, 0)
     call = peer.call(peer.prepare(layer), layer, batch)
     assert layers.checked(peer, layer, batch, call, False) < 4e-3  # the output is rounded to bf16
-    assert set(stub.shapes) == {padded}
+    assert set(stand_in.shapes) == {padded}
 
 
 @pytest.mark.parametrize("gpt_oss", [False, True])

@@ -97,8 +97,7 @@ class SocketComm {
     int ended = -1;
     for (;;) {
       int waits_for = -1;
-      std::vector<pollfd> polls;
-      std::vector<int> polled;
+      std::vector<pollfd> polls(static_cast<std::size_t>(size()), pollfd{-1, 0, 0});  // poll() skips -1
       for (int r = 0; r < size(); ++r) {
         if (r == rank_) continue;
         int const fd = sockets_.end(members_[at(rank_)], members_[at(r)]);
@@ -117,8 +116,7 @@ class SocketComm {
           received[at(r)] += n;
         }
         bool const writes = sent[at(r)] < in_counts[r], reads = received[at(r)] < out_counts[r];
-        polls.push_back({fd, static_cast<short>((writes ? POLLOUT : 0) | (reads ? POLLIN : 0)), 0});
-        polled.push_back(r);
+        polls[at(r)] = {fd, static_cast<short>((writes ? POLLOUT : 0) | (reads ? POLLIN : 0)), 0};
         if ((writes || reads) && waits_for < 0) waits_for = r;
       }
       if (waits_for < 0) return;
@@ -127,9 +125,9 @@ class SocketComm {
         throw error(moe::ErrorCode::peer, ended, "the peer has ended");
       }
       ::poll(polls.data(), polls.size(), 20);
-      for (std::size_t i = 0; i < polls.size() && ended < 0; ++i) {
-        if ((polls[i].revents & (POLLHUP | POLLERR)) == 0) continue;
-        ended = polled[i];
+      for (int r = 0; r < size() && ended < 0; ++r) {
+        if ((polls[at(r)].revents & (POLLHUP | POLLERR)) == 0) continue;
+        ended = r;
         end = std::min(end, Clock::now() + std::chrono::milliseconds(500));
       }
       if (ended >= 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // poll() does not wait from now on

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// bench/w4_launchers.hpp: the kernels with 4- or 8-bit weights by the name of their scheme. A program links moe_hopper_kernels.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+#include "moe/experts/hopper/w4/problem.hpp"
+
+namespace moe_bench {
+
+inline std::optional<moe::hopper::W4Scheme> find_w4_scheme(std::string_view wanted) {
+  using enum moe::hopper::W4Scheme;
+  static constexpr moe::hopper::W4Scheme all[] = {int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8};
+  auto const* const found = std::find_if(std::begin(all), std::end(all), [&](auto scheme) { return wanted == name(scheme); });
+  return found == std::end(all) ? std::nullopt : std::optional(*found);
+}
+
+inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
+  using enum moe::hopper::W4Scheme;
+  switch (scheme) {
+    case int4: return moe::hopper::w4_launcher<int4>();
+    case int4_zero: return moe::hopper::w4_launcher<int4_zero>();
+    case mxfp4: return moe::hopper::w4_launcher<mxfp4>();
+    case int4_32: return moe::hopper::w4_launcher<int4_32>();
+    case int4_32_zero: return moe::hopper::w4_launcher<int4_32_zero>();
+    case nvfp4: return moe::hopper::w4_launcher<nvfp4>();
+    case int8: return moe::hopper::w4_launcher<int8>();
+  }
+  return nullptr;
+}
+
+}  // namespace moe_bench
