@@ -22,12 +22,14 @@ void add_quantize(CLI::App& app) {
   auto const line = std::make_shared<CommandLine>();
   CLI::App* const command = app.add_subcommand(
       "quantize", "Quantises one tensor of a safetensors file (q, scale, dq), or the routed experts of a checkpoint directory");
-  command->add_option("--scheme", line->options.scheme, "how")->required()->check(one_of(quantize_schemes()));
+  command->add_option("--scheme,--to", line->options.scheme, "how; of schemes that quantise rows too, the weights")
+      ->required()
+      ->check(one_of(quantize_schemes()));
   command->add_option("--input", line->options.input, "a .safetensors file, or a checkpoint directory")->required();
   command->add_option("--tensor", line->options.tensor, "name of the tensor in the file");
   command->add_option("--output", line->options.output, "a .safetensors file; for a checkpoint a directory that does not exist yet")
       ->required();
-  command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8 (default ceil) and mxfp4 (default ocp)")
+  command->add_option("--mx-rule", line->mx_rule, "shared exponent of mxfp8 (default ceil) and mxfp4_… (default ocp)")
       ->check(one_of({"ceil", "ocp", "even"}));
   command->add_flag("--json", line->options.json, "print the report as one JSON object");
   command->callback([line] {

@@ -23,7 +23,7 @@ using moe::text;
 // ---- One composition, as a constant.
 
 /// What is said of a composition that the rules allow and this program leaves out.
-enum class Missing : std::uint8_t { nothing, host_instance, own_program, component };
+enum class Missing : std::uint8_t { nothing, host_instance, further_scheme, own_program, component };
 
 struct Cell {
   char const* refused = nullptr;
@@ -48,11 +48,19 @@ template <class Type, class... Types>
 inline constexpr bool kIsIn<Type, Pack<Types...>> = (std::is_same_v<Type, Types> || ...);
 using OverComm = decltype(detail::pack_of(registry::host_backends));
 using Samples = decltype(detail::pack_of(registry::sample_quantizations));
+using Further = decltype(detail::pack_of(registry::further_quantizations));
+using SampleBackends = decltype(detail::pack_of(registry::sample_backends));
 
 template <class Quant, class Backend, class Experts>
 constexpr Cell host_cell() {
   constexpr bool kInside = moe::facts::routes_inside<Experts>();
-  if constexpr (kIsIn<Backend, OverComm> && !kInside) {
+  if constexpr (kIsIn<Quant, Further>) {
+    if constexpr (kIsIn<Backend, SampleBackends> && !kInside) {
+      return {.run = &run_sample<Quant>};
+    } else {
+      return {.missing = Missing::further_scheme};
+    }
+  } else if constexpr (kIsIn<Backend, OverComm> && !kInside) {
     return {.run = &run_host<Quant>};
   } else if constexpr (!kIsIn<Quant, Samples>) {
     return {.missing = Missing::host_instance};
@@ -168,6 +176,9 @@ std::string build_hint(Missing missing, BackendNames const& backend, ExpertsName
     case Missing::nothing: return {};
     case Missing::component: return what_builds();
     case Missing::own_program: return own_program(backend, experts);
+    case Missing::further_scheme:
+      return text(own_program(backend, experts), ". This one has the scheme with ", registry::names(registry::sample_backends), " and ",
+                  registry::names(registry::host_experts));
     case Missing::host_instance: break;
   }
   return text(own_program(backend, experts), ". This one has ", experts.inside ? "experts that route inside" : "windows", " with ",

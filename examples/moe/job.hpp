@@ -138,6 +138,9 @@ void log_choices(Job const& job, std::vector<std::string> const& lines);
 /// Runs the job with the host policies of that quantisation. Collective. One definition per quantisation: host_*.cpp.
 template <class Quant>
 JobResult run_host(Job const& job);
+/// The same with registry::sample_backends, for the schemes of registry::further_quantizations. Defined in host_sample_*.cpp.
+template <class Quant>
+JobResult run_sample(Job const& job);
 /// The same with experts that route inside, for the schemes of registry::sample_quantizations. Defined in host_inside.cpp.
 template <class Quant>
 JobResult run_inside(Job const& job);

@@ -6,8 +6,10 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "moe/quantization/format/packed_int.hpp"
 #include "moe/quantization/format/scales.hpp"
 
 namespace moe_tool {
@@ -32,8 +34,20 @@ struct QuantizedTensor {
   std::vector<std::uint8_t> scale_byte;   ///< exponents of power-of-two scales, else empty
   std::vector<std::uint8_t> block_scale;  ///< nvfp4: e4m3 codes of the block scales
   std::vector<float> global_scale;        ///< nvfp4: one per matrix
+  std::vector<std::uint8_t> zero_point;   ///< int4 with zero points: [scale_shape]; q are then the unsigned codes
   std::vector<float> dq;
 };
+
+/// int4 weights by the name of a scheme: their group, and whether each has a zero point. Nullopt for schemes with other weights.
+struct Int4Form {
+  std::int64_t group = 128;
+  bool zero_points = false;
+};
+std::optional<Int4Form> int4_form(std::string_view scheme);
+/// One matrix [rows, cols] in groups of `group`, which divides cols: symmetric around 8 with s = amax / 7; with zero points s = (max - min)
+/// / 15 of the group and 0, and an error of at most s / 2.
+moe::quantization::IntWeight quantize_int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group,
+                                           bool zero_points);
 
 /// Names that --scheme takes.
 std::vector<std::string> quantize_schemes();

@@ -297,7 +297,7 @@ class Conversion {
       throw Error(ErrorCode::argument, moe::text(file.where(t), ": the experts are quantised already; expected BF16, F16 or F32"));
     }
     if (fused == nullptr) {
-      fit_scheme(scheme_, t.shape[1], file.where(t));
+      fit_scheme(scheme_, t.shape[0], t.shape[1], file.where(t));
       note_expert(file, t, *expert);
       ++expert_weights_;
       return;
@@ -306,12 +306,12 @@ class Conversion {
     fused_.emplace(t.name, std::pair{fused, kind});
     if (kind == Kind::modules) {
       for (SourceMatrix const& m : layer_of(t.name).modules(*fused)) {
-        fit_scheme(scheme_, m.cols, file.where(t));
+        fit_scheme(scheme_, m.rows, m.cols, file.where(t));
         ++expert_weights_;
       }
       return;
     }
-    if (kind == Kind::blocks) fit_scheme(scheme_, t.shape[1], file.where(t));
+    if (kind == Kind::blocks) fit_scheme(scheme_, t.shape[2], t.shape[1], file.where(t));
     blocks_ = blocks_ || kind == Kind::blocks;
     expert_weights_ += t.shape[0];
   }
@@ -341,7 +341,7 @@ class Conversion {
     bool const eight_bits = scheme_.name.starts_with("fp8") || scheme_.name.starts_with("int8");
     if (eight_bits && name.suffix.ends_with("_linear.weight")) return Kind::stack;
     if (!layer_of(t.name).description().expert_bias) return Kind::modules;
-    if (scheme_.name == "mxfp4") return Kind::blocks;
+    if (scheme_.name == "mxfp4" || scheme_.name == "mxfp4_w4a16") return Kind::blocks;
     throw Error(ErrorCode::unsupported,
                 moe::text(file.where(t), ": fused experts with biases are written as mxfp4 or fp8_block128, not as ", scheme_.name));
   }

@@ -3,12 +3,14 @@
 //
 // fp8_block128: `.weight` e4m3 with `.weight_scale_inv` [⌈N/128⌉, ⌈K/128⌉], as DeepSeek-V3; fused experts `gate_up_proj` with
 // `gate_up_proj_scale_inv`. All others: compressed-tensors. fp8_per_tensor, fp8_per_channel, int8_per_channel: `.weight` with
-// `.weight_scale`; int4_group128: `.weight_packed`, `.weight_scale`, `.weight_shape`; mxfp4: `.weight_packed`, `.weight_scale` (exponents);
-// nvfp4: `.weight_packed`, `.weight_scale` e4m3, `.weight_global_scale`. mxfp4 of fused experts with biases: gpt-oss's blocks and scales.
+// `.weight_scale`; int4: `.weight_packed`, `.weight_scale`, `.weight_shape` (`.weight_zero_point`); mxfp4: `.weight_packed`,
+// `.weight_scale` (exponents); mxfp8: `.weight` with `.weight_scale` (exponents); nvfp4: `.weight_packed`, `.weight_scale` e4m3,
+// `.weight_global_scale`. mxfp4 of fused experts with biases: gpt-oss's blocks and scales.
 #include "examples/moe/quantize_layouts.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "examples/moe/quantize.hpp"
@@ -36,30 +38,31 @@ std::vector<std::byte> bytes_of(std::vector<T> const& v) {
   return out;
 }
 
-/// int4 codes with offset 8 in groups of `group`.
-moe::quantization::IntWeight int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group) {
-  moe::quantization::IntWeight out{.bits = 4, .rows = rows, .cols = cols, .group = group, .codes = {}, .scales = {}, .zeros = {}};
-  moe::quantization::OffsetIntUnit<4> const unit;
-  for (std::int64_t begin = 0; begin < rows * cols; begin += group) {
-    std::uint32_t amax = 0;
-    for (std::int64_t i = begin; i < begin + group; ++i) amax = std::max(amax, unit.magnitude(w[static_cast<std::size_t>(i)]));
-    out.scales.push_back(unit.scale(amax));
-    for (std::int64_t i = begin; i < begin + group; ++i) {
-      out.codes.push_back(unit.encode(w[static_cast<std::size_t>(i)], out.scales.back()));
-    }
-  }
-  return out;
-}
-
-std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group) {
+std::vector<NewTensor> packed_int4(SourceMatrix const& s, std::int64_t group, bool zero_points) {
   std::int64_t const rows = s.rows, cols = s.cols;
-  auto const quantized = [=] { return int4(s.read(), rows, cols, group); };
-  return {
+  auto const quantized = [=] { return quantize_int4(s.read(), rows, cols, group, zero_points); };
+  std::vector<NewTensor> out{
       // the original [N, K]; the packed shape does not determine it
       {s.base + ".weight_shape", FileDType::i64, {2}, [=] { return bytes_of(std::vector<std::int64_t>{rows, cols}); }},
       {s.base + ".weight_packed", FileDType::i32, {rows, cols / 8}, [=] { return bytes_of(moe::quantization::pack_words(quantized())); }},
       {s.base + ".weight_scale", FileDType::f32, {rows, cols / group}, [=] { return bytes_of(quantized().scales); }}};
+  if (zero_points) {  // packed along N
+    out.push_back({s.base + ".weight_zero_point", FileDType::i32, {rows / 8, cols / group}, [=] {
+                     moe::quantization::IntWeight const w = quantized();
+                     std::vector<std::uint32_t> words(static_cast<std::size_t>(rows / 8 * (cols / group)));
+                     for (std::int64_t n = 0; n < rows; ++n) {
+                       for (std::int64_t g = 0; g < cols / group; ++g) {
+                         words[static_cast<std::size_t>(n / 8 * (cols / group) + g)] |= static_cast<std::uint32_t>(w.zero(n, g))
+                                                                                        << n % 8 * 4;
+                       }
+                     }
+                     return bytes_of(words);
+                   }});
+  }
+  return out;
 }
+bool is_mxfp4(std::string const& scheme) { return scheme.starts_with("mxfp4"); }
+bool is_nvfp4(std::string const& scheme) { return scheme.starts_with("nvfp4"); }
 
 /// Shape of the scales of one matrix.
 std::vector<std::int64_t> scale_shape(std::string const& scheme, std::int64_t rows, std::int64_t cols) {
@@ -72,29 +75,40 @@ FileDType code_dtype(std::string const& scheme) { return scheme == "int8_per_cha
 }  // namespace
 
 std::vector<std::string> checkpoint_schemes() {
-  return {"fp8_block128", "fp8_per_channel", "fp8_per_tensor", "int4_group128", "int8_per_channel", "mxfp4", "nvfp4"};
+  return {"fp8_block128", "fp8_per_channel",   "fp8_per_tensor", "int4_group128",     "int4_group128_zero",
+          "int4_group32", "int4_group32_zero", "int4_group64",   "int4_group64_zero", "int8_per_channel",
+          "mxfp4",        "mxfp4_fp8",         "mxfp4_w4a16",    "mxfp4_w4a8",        "mxfp8",
+          "nvfp4",        "nvfp4_w4a16",       "w4a8_fp8",       "w4a8_fp8_group32",  "w4a8_int8"};
 }
 
-void fit_scheme(CheckpointScheme& scheme, std::int64_t cols, std::string const& where) {
-  std::int64_t const multiple = scheme.name == "int4_group128" || scheme.name == "mxfp4" ? 32 : scheme.name == "nvfp4" ? 16 : 1;
+void fit_scheme(CheckpointScheme& scheme, std::int64_t rows, std::int64_t cols, std::string const& where) {
+  auto const int4 = int4_form(scheme.name);
+  std::int64_t const multiple = int4 || scheme.name.starts_with("mx") ? 32 : is_nvfp4(scheme.name) ? 16 : 1;
   if (cols % multiple != 0) {
     throw Error(ErrorCode::config, moe::text(where, ": ", scheme.name, " needs K to be a multiple of ", multiple, ", got ", cols));
   }
+  if (int4 && int4->zero_points && rows % 8 != 0) {
+    throw Error(ErrorCode::config, moe::text(where, ": ", scheme.name, " needs N to be a multiple of 8, got ", rows));
+  }
   // One group size for the checkpoint: the configuration states it once.
-  if (scheme.name == "int4_group128") scheme.int4_group = std::min(scheme.int4_group, moe::quantization::effective_group(cols, 128));
+  if (int4) scheme.int4_group = std::min(scheme.int4_group, moe::quantization::effective_group(cols, int4->group));
 }
 
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& s) {
-  if (scheme.name == "int4_group128") return packed_int4(s, scheme.int4_group);
+  if (auto const int4 = int4_form(scheme.name)) return packed_int4(s, scheme.int4_group, int4->zero_points);
   std::int64_t const rows = s.rows, cols = s.cols;
   auto const quantized = [name = scheme.name, rule = scheme.mx_rule, s] {
     return quantize_matrices(name, rule, s.read(), 1, s.rows, s.cols);
   };
-  if (scheme.name == "mxfp4") {
+  if (is_mxfp4(scheme.name)) {
     return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
             {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
   }
-  if (scheme.name == "nvfp4") {
+  if (scheme.name == "mxfp8") {
+    return {{s.base + ".weight", FileDType::f8_e4m3, {rows, cols}, [=] { return bytes_of(quantized().q); }},
+            {s.base + ".weight_scale", FileDType::u8, {rows, cols / 32}, [=] { return bytes_of(quantized().scale_byte); }}};
+  }
+  if (is_nvfp4(scheme.name)) {
     return {{s.base + ".weight_packed", FileDType::u8, {rows, cols / 2}, [=] { return bytes_of(quantized().packed); }},
             {s.base + ".weight_scale", FileDType::f8_e4m3, {rows, cols / 16}, [=] { return bytes_of(quantized().block_scale); }},
             // compressed-tensors stores the divisor
@@ -145,7 +159,7 @@ std::vector<NewTensor> mxfp4_blocks(CheckpointScheme const& scheme, SourceStack 
 
 nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool blocks, std::vector<std::string> const& unquantized) {
   nlohmann::ordered_json q;
-  if (blocks && scheme.name == "mxfp4") {
+  if (blocks && is_mxfp4(scheme.name)) {
     q["quant_method"] = "mxfp4";
     q["modules_to_not_convert"] = unquantized;
     return q;
@@ -158,24 +172,36 @@ nlohmann::ordered_json quantization_config(CheckpointScheme const& scheme, bool 
     q["modules_to_not_convert"] = unquantized;
     return q;
   }
+  auto const int4 = int4_form(scheme.name);
   struct Words {
     char const *format, *type, *strategy;
     int bits;
     std::int64_t group;
-    bool quantizes_activations;
   };
-  Words const w = scheme.name == "int4_group128"      ? Words{"pack-quantized", "int", "group", 4, scheme.int4_group, false}
-                  : scheme.name == "mxfp4"            ? Words{"mxfp4-pack-quantized", "float", "group", 4, 32, false}
-                  : scheme.name == "nvfp4"            ? Words{"nvfp4-pack-quantized", "float", "tensor_group", 4, 16, false}
-                  : scheme.name == "int8_per_channel" ? Words{"int-quantized", "int", "channel", 8, 0, true}
-                  : scheme.name == "fp8_per_tensor"   ? Words{"float-quantized", "float", "tensor", 8, 0, true}
-                                                      : Words{"float-quantized", "float", "channel", 8, 0, true};
-  nlohmann::ordered_json weights{{"num_bits", w.bits}, {"type", w.type}, {"symmetric", true}, {"dynamic", false}, {"strategy", w.strategy}};
+  Words const w = int4                                ? Words{"pack-quantized", "int", "group", 4, scheme.int4_group}
+                  : is_mxfp4(scheme.name)             ? Words{"mxfp4-pack-quantized", "float", "group", 4, 32}
+                  : is_nvfp4(scheme.name)             ? Words{"nvfp4-pack-quantized", "float", "tensor_group", 4, 16}
+                  : scheme.name == "mxfp8"            ? Words{"mxfp8-quantized", "float", "group", 8, 32}
+                  : scheme.name == "int8_per_channel" ? Words{"int-quantized", "int", "channel", 8, 0}
+                  : scheme.name == "fp8_per_tensor"   ? Words{"float-quantized", "float", "tensor", 8, 0}
+                                                      : Words{"float-quantized", "float", "channel", 8, 0};
+  bool const exponents = scheme.name.starts_with("mx");
+  nlohmann::ordered_json weights{
+      {"num_bits", w.bits}, {"type", w.type}, {"symmetric", !(int4 && int4->zero_points)}, {"dynamic", false}, {"strategy", w.strategy}};
   if (w.group > 0) weights["group_size"] = w.group;
-  if (scheme.name == "mxfp4") weights["scale_dtype"] = "torch.uint8";
+  if (exponents) weights["scale_dtype"] = "torch.uint8";
   nlohmann::ordered_json group{{"targets", {"Linear"}}, {"weights", weights}, {"input_activations", nullptr}};
-  if (w.quantizes_activations) {
-    group["input_activations"] = {{"num_bits", 8}, {"type", w.type}, {"symmetric", true}, {"dynamic", true}, {"strategy", "token"}};
+  // Rows: 8 bits with a scale a token, or a group.
+  std::int64_t const rows = scheme.name == "mxfp8" || scheme.name == "mxfp4_w4a8" ? 32 : scheme.name == "mxfp4_fp8" ? 128 : 0;
+  if (rows > 0 || w.bits == 8 || scheme.name.starts_with("w4a8")) {
+    bool const integers = scheme.name.starts_with("w4a8") ? scheme.name == "w4a8_int8" : w.type == std::string_view("int");
+    group["input_activations"] = {{"num_bits", 8},
+                                  {"type", integers ? "int" : "float"},
+                                  {"symmetric", true},
+                                  {"dynamic", true},
+                                  {"strategy", rows > 0 ? "group" : "token"}};
+    if (rows > 0) group["input_activations"]["group_size"] = rows;
+    if (rows == 32) group["input_activations"]["scale_dtype"] = "torch.uint8";
   }
   q["quant_method"] = "compressed-tensors";
   q["format"] = w.format;

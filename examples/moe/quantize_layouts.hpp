@@ -40,11 +40,11 @@ struct SourceStack {
 struct CheckpointScheme {
   std::string name;
   std::optional<moe::quantization::MxRule> mx_rule{};  ///< of mxfp4; nothing: its default
-  std::int64_t int4_group = 128;
+  std::int64_t int4_group = 128;                       ///< at most
 };
 
-/// E_CONFIG unless the scheme can hold rows of `cols` elements; `where` names the tensor. Reduces the int4 group if necessary.
-void fit_scheme(CheckpointScheme& scheme, std::int64_t cols, std::string const& where);
+/// E_CONFIG unless the scheme can hold a matrix [rows, cols]; `where` names the tensor. Reduces the int4 group if necessary.
+void fit_scheme(CheckpointScheme& scheme, std::int64_t rows, std::int64_t cols, std::string const& where);
 
 /// One module: `.weight` with its scale, or `.weight_packed` and what belongs to it.
 std::vector<NewTensor> quantized_linear(CheckpointScheme const& scheme, SourceMatrix const& source);

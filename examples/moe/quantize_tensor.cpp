@@ -3,9 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -60,15 +62,13 @@ void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
                                                   out.dq.data() + at + static_cast<std::size_t>(r * shape.cols));
   }
 
-  constexpr bool kOffsetInt = Unit::kCodeDType == moe::DType::u4;
-  out.is_signed = kOffsetInt || Unit::kCodeDType == moe::DType::i8;
+  out.is_signed = Unit::kCodeDType == moe::DType::i8;
   if constexpr (Unit::kPack == 1) {
     for (auto const code : codes) out.q.push_back(static_cast<std::uint8_t>(code));
   } else {
     for (std::int64_t r = 0; r < shape.rows; ++r) {
       for (std::int64_t c = 0; c < shape.cols; ++c) {
-        std::uint8_t const code = nibble(codes.data() + r * code_cols, c);
-        out.q.push_back(kOffsetInt ? static_cast<std::uint8_t>(code - 8) : code);
+        out.q.push_back(nibble(codes.data() + r * code_cols, c));
       }
     }
     append(out.packed, codes);
@@ -93,6 +93,29 @@ void quantize_one(float const* w, Shape shape, QuantizedTensor& out) {
       }
     }
   }
+}
+
+constexpr std::array kInt4Schemes{"int4_group32",       "int4_group32_zero", "int4_group64", "int4_group64_zero", "int4_group128",
+                                  "int4_group128_zero", "w4a8_fp8_group32",  "w4a8_fp8",     "w4a8_int8"};
+
+/// int4 weights, appended to `out`. A group that does not divide the rows is halved, as in WNa16.
+void quantize_int4_one(char const* scheme, float const* w, Shape shape, QuantizedTensor& out) {
+  Int4Form const form = *int4_form(scheme);
+  std::int64_t const group = shape.cols % 2 == 0 ? effective_group(shape.cols, form.group) : 0;
+  if (group == 0) {
+    throw Error(ErrorCode::config, moe::text(scheme, " needs the row length to be a multiple of 32, got ", shape.cols));
+  }
+  std::vector<float> const matrix(w, w + shape.rows * shape.cols);
+  IntWeight const t = quantize_int4(matrix, shape.rows, shape.cols, group, form.zero_points);
+  out.is_signed = !form.zero_points;
+  for (std::size_t i = 0; i < t.codes.size(); ++i) {
+    out.q.push_back(static_cast<std::uint8_t>(form.zero_points ? t.codes[i] : t.codes[i] - 8));
+    if (i % 2 == 1) out.packed.push_back(pack_nibbles(t.codes[i - 1], t.codes[i]));
+  }
+  append(out.scale, t.scales);
+  append(out.zero_point, t.zeros);
+  append(out.dq, t.dequantize());
+  out.scale_shape = {shape.rows, shape.cols / group};
 }
 
 using Quantizer = std::function<void(float const*, Shape, QuantizedTensor&)>;
@@ -126,17 +149,15 @@ std::map<std::string, Quantizer> quantizers(std::optional<MxRule> rule) {
   all["int8_per_token"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
   all["int8_per_channel"] = quantize_one<TileWeights<Int8Unit, 1, 0>>;
   all["int8_group128"] = quantize_one<TileWeights<Int8Unit, 1, 128>>;
-  all["int4_group128"] = [](float const* w, Shape shape, QuantizedTensor& out) {
-    if (shape.cols % 2 != 0 || effective_group(shape.cols, 128) == 0) {
-      throw Error(ErrorCode::config, moe::text("int4_group128 needs the row length to be a multiple of 32, got ", shape.cols));
-    }
-    quantize_one<Int4Group128>(w, shape, out);
-  };
+  for (char const* const name : kInt4Schemes) {
+    all[name] = [name](float const* w, Shape shape, QuantizedTensor& out) { quantize_int4_one(name, w, shape, out); };
+  }
   all["mxfp8"] =
       with_rule(rule.value_or(MxRule::ceil), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp8Unit<Rule>, 1, 32>>; });
   all["mxfp4"] =
       with_rule(rule.value_or(MxRule::ocp), []<MxRule Rule>() -> Quantizer { return quantize_one<TileWeights<Mxfp4Unit<Rule>, 1, 32>>; });
-  all["nvfp4"] = quantize_one<Nvfp4Weights>;
+  for (char const* const rows : {"mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8"}) all[rows] = all["mxfp4"];
+  all["nvfp4"] = all["nvfp4_w4a16"] = quantize_one<Nvfp4Weights>;
   return all;
 }
 
@@ -155,6 +176,39 @@ ErrorStatistics statistics(std::vector<float> const& x, std::vector<float> const
 }
 
 }  // namespace
+
+std::optional<Int4Form> int4_form(std::string_view scheme) {
+  if (std::find(kInt4Schemes.begin(), kInt4Schemes.end(), scheme) == kInt4Schemes.end()) return std::nullopt;
+  auto const in_groups_of = [&](char const* group) { return scheme.find(group) != std::string_view::npos; };
+  return Int4Form{in_groups_of("_group32") ? 32 : in_groups_of("_group64") ? 64 : 128, scheme.ends_with("_zero")};
+}
+
+IntWeight quantize_int4(std::vector<float> const& w, std::int64_t rows, std::int64_t cols, std::int64_t group, bool zero_points) {
+  IntWeight out{.bits = 4, .rows = rows, .cols = cols, .group = group, .codes = {}, .scales = {}, .zeros = {}};
+  out.codes.reserve(w.size());
+  using Unit = OffsetIntUnit<4>;
+  for (auto begin = w.begin(); begin != w.end(); begin += group) {
+    auto const end = begin + group;
+    float scale = 0;
+    int zero = Unit::kZero, least = 1, most = 15;  // symmetric: -7 to 7
+    if (zero_points) {
+      float const low = std::min(0.0F, *std::min_element(begin, end)), high = std::max(0.0F, *std::max_element(begin, end));
+      scale = std::max(high / 15 - low / 15, kAmaxFloor / 15);
+      zero = std::clamp(static_cast<int>(std::nearbyint(-low / scale)), 0, 15);
+      least = 0;
+      out.zeros.push_back(static_cast<std::uint8_t>(zero));
+    } else {
+      std::uint32_t amax = 0;
+      std::for_each(begin, end, [&](float x) { amax = std::max(amax, Unit::magnitude(x)); });
+      scale = Unit::scale(amax);
+    }
+    out.scales.push_back(scale);
+    std::transform(begin, end, std::back_inserter(out.codes), [&](float x) {
+      return static_cast<std::uint8_t>(std::clamp(static_cast<int>(std::nearbyint(moe::div_rn(x, scale))) + zero, least, most));
+    });
+  }
+  return out;
+}
 
 std::vector<std::string> quantize_schemes() {
   std::vector<std::string> names;
@@ -211,6 +265,7 @@ int quantize_tensor_file(QuantizeOptions const& options) {
   using Bytes = std::span<std::uint8_t const>;
   if (!t.packed.empty()) out.add<std::uint8_t>("packed", packed_shape, Bytes(t.packed));
   if (!t.scale_byte.empty()) out.add<std::uint8_t>("scale_byte", scale_shape, Bytes(t.scale_byte));
+  if (!t.zero_point.empty()) out.add<std::uint8_t>("zero_point", scale_shape, Bytes(t.zero_point));
   if (!t.block_scale.empty()) out.add<std::uint8_t>("block_scale_e4m3", scale_shape, Bytes(t.block_scale));
   if (!t.global_scale.empty()) out.add<float>("global_scale", {count}, std::span<float const>(t.global_scale));
   out.set_metadata("scheme", options.scheme);
@@ -221,7 +276,7 @@ int quantize_tensor_file(QuantizeOptions const& options) {
   std::size_t const code_bytes = t.packed.empty() ? t.q.size() : t.packed.size();
   std::size_t const scale_bytes = !t.scale_byte.empty()    ? t.scale_byte.size()
                                   : !t.block_scale.empty() ? t.block_scale.size() + 4 * t.global_scale.size()
-                                                           : 4 * t.scale.size();
+                                                           : 4 * t.scale.size() + (t.zero_point.size() + 1) / 2;
   double const bits = 8.0 * static_cast<double>(code_bytes + scale_bytes) / static_cast<double>(x.size());
   if (options.json) {
     nlohmann::ordered_json report;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/mpi/eplb_runtime_schemes_test.cpp: experts move under runners that serve, in every scheme of the registry, with oneDNN where it
-// computes the scheme: codes, scales and biases arrive together.
+// tests/mpi/eplb_runtime_schemes_test.cpp: experts move under runners that serve, in the common schemes of the registry and in int4 with
+// zero points, with oneDNN where it computes the scheme: codes, scales and biases arrive together.
 // moe-ranks: 2
 #include <gtest/gtest.h>
 
@@ -15,7 +15,8 @@ using namespace moe_test;
 bool register_schemes() {
   using Backend = moe::backends::AllToAllV<moe::comm::Mpi>;
   ServingCases const cases{.topk = {3}, .modes = {MoveMode::pause, MoveMode::background}};
-  hana::for_each(moe::registry::quantizations, [&cases](auto type) {
+  auto const schemes = hana::append(moe::registry::common_quantizations, hana::type_c<moe::quantization::Int4Group128Zero>);
+  hana::for_each(schemes, [&cases](auto type) {
     using Quant = typename decltype(type)::type;
     using OneDnn = moe::experts::OneDnn;
     if constexpr (moe::registry::CompositionOf<RegistryConfig, Quant, Backend, OneDnn>::kLegal) {

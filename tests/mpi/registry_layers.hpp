@@ -314,10 +314,11 @@ class AllRan : public testing::Test {
   int expected_;
 };
 
-/// One GoogleTest per legal composition of a list of schemes with the registry's host policies, and scenario. `expected`: compositions.
-template <class Quants>
-bool register_compositions(Quants quants, int expected, char const* file, int line) {
-  auto const legal = moe::registry::legal_compositions<RegistryConfig>(quants, moe::registry::host_backends, moe::registry::host_experts);
+/// One GoogleTest per legal composition of lists of schemes and host backends with the registry's host experts, and scenario. `expected`:
+/// compositions.
+template <class Quants, class Backends>
+bool register_compositions(Quants quants, Backends backends, int expected, char const* file, int line) {
+  auto const legal = moe::registry::legal_compositions<RegistryConfig>(quants, backends, moe::registry::host_experts);
   hana::for_each(legal, [&](auto triple) {
     using Quant = typename decltype(+triple[hana::size_c<0>])::type;
     using Backend = typename decltype(+triple[hana::size_c<1>])::type;
@@ -333,11 +334,16 @@ bool register_compositions(Quants quants, int expected, char const* file, int li
   return true;
 }
 
-/// The schemes [First, Last) of the registry, so that a new one is in some file without a change here.
+template <class Quants>
+bool register_compositions(Quants quants, int expected, char const* file, int line) {
+  return register_compositions(quants, moe::registry::host_backends, expected, file, line);
+}
+
+/// The schemes [First, Last) of the registry's common ones, so that a new one is in some file without a change here.
 template <std::size_t First, std::size_t Last>
 constexpr auto schemes() {
-  return hana::drop_front(hana::take_front(moe::registry::quantizations, hana::size_c<Last>), hana::size_c<First>);
+  return hana::drop_front(hana::take_front(moe::registry::common_quantizations, hana::size_c<Last>), hana::size_c<First>);
 }
-inline constexpr std::size_t kNumSchemes = decltype(hana::size(moe::registry::quantizations))::value;
+inline constexpr std::size_t kNumSchemes = decltype(hana::size(moe::registry::common_quantizations))::value;
 
 }  // namespace moe_test

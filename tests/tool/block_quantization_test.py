@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# tests/tool/block_quantization_test.py: `moe block --quantization`: four schemes on one block file of every family, so that every scheme
+# tests/tool/block_quantization_test.py: `moe block --quantization`: seven schemes on one block file of every family, so that every scheme
 # meets more than a quarter of the families. The chosen experts are those without a scheme, the output changes by no more than the scheme's
 # rounding, and a shape that the scheme does not support is refused by name.
 import json
@@ -15,10 +15,13 @@ SCHEMES = {"fp8_per_tensor": (.1, 1), "fp8_per_token": (.1, 1), "fp8_per_channel
            "fp8_block128": (.1, 1),
            "int8_per_token": (.025, 1), "int8_per_channel": (.025, 1), "int4_group128": (.25, 32), "int4_group32": (.25, 32),
            "mxfp8": (.1, 32), "mxfp4": (.4, 32), "mxfp4_w4a16": (.3, 32), "nvfp4": (.35, 16), "nvfp4_w4a16": (.3, 16)}
+# The registry's further schemes. Rows of 8 bits round 16 times finer than weights of 4 bits: the bounds are those of the weights alone.
+FURTHER = {"int4_group64": (.25, 32), "int4_group32_zero": (.25, 32), "int4_group64_zero": (.25, 32), "int4_group128_zero": (.25, 32),
+           "w4a8_fp8": (.25, 32), "w4a8_fp8_group32": (.25, 32), "w4a8_int8": (.25, 32), "mxfp4_w4a8": (.3, 32), "mxfp4_fp8": (.3, 32)}
 
 
 def check(folder, file, scheme):
-    limit, multiple = SCHEMES[scheme]
+    limit, multiple = (SCHEMES | FURTHER)[scheme]
     output = folder / f"{file.stem}_{scheme}.safetensors"
     run = moe("block", file, "--output", output, "--quantization", scheme, "--expected", f"{file}:expected", "--json", ranks=0)
     if run.returncode != 0:
@@ -37,11 +40,12 @@ def check(folder, file, scheme):
 
 
 listed = [line.split()[0] for line in moe("list", "quantizations", ranks=0).stdout.splitlines()]
-failures = [] if set(listed) == {"none", *SCHEMES} else [f"`moe list quantizations`: {listed}"]
+failures = [] if set(listed) == {"none", *SCHEMES, *FURTHER} else [f"`moe list quantizations`: {listed}"]
 files = {re.sub(r"_e\d.*", "", f.name): f for f in sorted((DATA / "moe_blocks").glob("*.safetensors"), reverse=True)}
 with tempfile.TemporaryDirectory() as temporary:
-    jobs = [(check, pathlib.Path(temporary), file, scheme) for i, file in enumerate(files.values()) for j, scheme in enumerate(SCHEMES)
-            if (i + j) % len(SCHEMES) in (0, 3, 5, 8)]
+    jobs = [(check, pathlib.Path(temporary), file, scheme) for i, file in enumerate(files.values())
+            for schemes, met in ((SCHEMES, (0, 3, 5, 8)), (FURTHER, (0, 3, 5))) for j, scheme in enumerate(schemes)
+            if (i + j) % len(schemes) in met]
     failures += [problem for problem in in_parallel(jobs, 4) if problem]
 print("\n".join(f"FAILED: {f}" for f in failures))
 sys.exit(1 if failures else 0)

@@ -4,7 +4,7 @@ from tool import DATA, NO_GPU, NOT_HOPPER, moe, read, same_output, values
 
 BLOCK = sorted((DATA / "moe_blocks").glob("mixtral_e8k2*.safetensors"))[0]
 # Largest error against the unquantised output, relative to its largest value, by the bits of the codes.
-BOUNDS = {"none": 2e-2, "fp8": 0.15, "int8": 0.05, "mxfp8": 0.15, "int4": 0.3, "mxfp4": 0.6, "nvfp4": 0.5}
+BOUNDS = {"none": 2e-2, "fp8": 0.15, "int8": 0.05, "mxfp8": 0.15, "int4": 0.3, "w4a8": 0.3, "mxfp4": 0.6, "nvfp4": 0.5}
 
 
 class Skipped(str):

@@ -35,12 +35,13 @@ def check_names():
     spaces = {tuple(line.split()) for line in listed("backends")}
     expect({(name, space) for name in WINDOWS for space in ("host", "cuda")} <= spaces, "windows in both spaces")
     experts = {"reference", "onednn", "cuda_reference", "cublas_grouped", "hopper_contiguous", "hopper_masked", "hopper_w4a16",
-               "hopper_w8a16", "monolithic_reference", "monolithic_cuda_reference"}
+               "hopper_w8a16", "hopper_w4a8", "monolithic_reference", "monolithic_cuda_reference"}
     expect(experts <= set(names("experts")), "experts")
     expect({"softmax_topk", "softmax_topk_renormalize", "topk_softmax", "sigmoid_topk"} <= set(names("routers")), "routers")
     quantizations = names("quantizations")
     schemes = {"fp8_per_tensor", "fp8_per_token", "fp8_group128", "fp8_block128", "int8_per_token", "int8_per_channel", "int4_group128",
-               "int4_group32", "mxfp8", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16"}
+               "int4_group32", "mxfp8", "mxfp4", "mxfp4_w4a16", "nvfp4", "nvfp4_w4a16", "int4_group64", "int4_group32_zero",
+               "int4_group64_zero", "int4_group128_zero", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8", "mxfp4_fp8"}
     expect(quantizations[0] == "none" and schemes <= set(quantizations), "quantizations")
     fp8 = "fp8_block128 +sm_80 emulated, sm_89 emulated, sm_90 native, sm_100 emulated"
     expect(any(re.fullmatch(fp8, line) for line in listed("quantizations")), "how a scheme runs on each architecture")

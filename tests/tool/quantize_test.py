@@ -18,7 +18,15 @@ GOLDEN = pathlib.Path(os.environ.get("MOE_GOLDEN_DIR") or os.environ["MOE_TEST_D
 SCHEMES = ["fp8_per_tensor", "fp8_per_token", "fp8_per_channel", "fp8_group128", "fp8_block128", "fp8_per_tensor_ue8m0",
            "fp8_per_token_ue8m0",
            "fp8_per_channel_ue8m0", "fp8_group128_ue8m0", "fp8_block128_ue8m0", "int8_per_token", "int8_per_channel", "int8_group128",
-           "int4_group128", "mxfp8", "mxfp4", "nvfp4"]
+           "int4_group32", "int4_group32_zero", "int4_group64", "int4_group64_zero", "int4_group128", "int4_group128_zero", "mxfp8",
+           "mxfp4", "mxfp4_w4a16", "mxfp4_w4a8", "mxfp4_fp8", "nvfp4", "nvfp4_w4a16", "w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8"]
+# int4 weights: their group, and whether it has a zero point
+INT4 = {"int4_group32": (32, False), "int4_group32_zero": (32, True), "int4_group64": (64, False), "int4_group64_zero": (64, True),
+        "int4_group128": (128, False), "int4_group128_zero": (128, True), "w4a8_fp8": (128, False), "w4a8_fp8_group32": (32, False),
+        "w4a8_int8": (128, False)}
+# The rows that a checkpoint states: type, group (0: one scale a token). Other schemes state none, or those of their weights.
+ROWS = {"w4a8_fp8": ("float", 0), "w4a8_fp8_group32": ("float", 0), "w4a8_int8": ("int", 0), "mxfp4_w4a8": ("float", 32),
+        "mxfp4_fp8": ("float", 128), "mxfp8": ("float", 32)}
 failures = 0
 
 
@@ -89,6 +97,29 @@ def tensors(folder: pathlib.Path) -> None:
         check(got[part] == want[reference], f"int4_group128: {part}")
     check(floats(got["dq"]) == floats(want["dq"]), "int4_group128: dq")
 
+    # Every other int4 form from its definition: the zero point, the scale, and no element further off than half a step.
+    x = floats(load(source)["w"])
+    for scheme, (group, zero_points) in INT4.items():
+        done = moe("--to", scheme, "--input", source, "--tensor", "w", "--output", out)
+        check(done.returncode == 0, f"{scheme}: {done.stderr}")
+        got = load(out)
+        scales, dq = floats(got["scale"]), floats(got["dq"])
+        check(got["scale"][1] == [64, 512 // group] and ("zero_point" in got) == zero_points, f"{scheme}: {got['scale'][1]}")
+        signed = [code - 256 * (code > 127) for code in got["q"][2]]
+        for g, scale in enumerate(scales):
+            part, codes = x[g * group:(g + 1) * group], signed[g * group:(g + 1) * group]
+            zero = got["zero_point"][2][g] if zero_points else 0
+            low, high = min(0, *part), max(0, *part)
+            step = max(high - low, 1e-10) / 15 if zero_points else max(1e-10, *map(abs, part)) / 7  # the floor of an empty group
+            right = math.isclose(scale, step, rel_tol=1e-6) and (not zero_points or abs(zero + low / scale) < .501)
+            in_range = all(0 <= c <= 15 if zero_points else -7 <= c <= 7 for c in codes)
+            error = max(abs(a - b) for a, b in zip(part, dq[g * group:(g + 1) * group]))
+            check(right and in_range and error <= .5001 * scale, f"{scheme}: group {g}: scale {scale}, {step}, zero {zero}, error {error}")
+            check(all(math.isclose((c - zero) * scale, d, rel_tol=1e-6) for c, d in zip(codes, dq[g * group:(g + 1) * group])),
+                  f"{scheme}: dq of group {g}")
+        nibbles = [byte >> shift & 15 for byte in got["packed"][2] for shift in (0, 4)]
+        check(nibbles == [c if zero_points else c + 8 for c in signed], f"{scheme}: packed")
+
     source = GOLDEN / "quant" / "mxfp4_quant_ocp_seed2031.safetensors"
     moe("--scheme", "mxfp4", "--input", source, "--tensor", "x", "--output", out)
     got, want = load(out), load(source)
@@ -120,8 +151,9 @@ def checkpoints(folder: pathlib.Path) -> None:
     for shard in source.glob("model*.safetensors"):
         original.update(load(shard))
     experts = [name for name in original if ".experts." in name]
-    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01, "int4_group128": .15,
-                          "mxfp4": .2, "nvfp4": .15}.items():
+    for scheme, bound in {"fp8_block128": .04, "fp8_per_channel": .04, "fp8_per_tensor": .04, "int8_per_channel": .01,
+                          **dict.fromkeys(INT4, .15), "mxfp8": .04, "mxfp4": .2, "mxfp4_w4a16": .2, "mxfp4_w4a8": .2, "mxfp4_fp8": .2,
+                          "nvfp4": .15, "nvfp4_w4a16": .15}.items():
         out = folder / scheme
         done = moe("--scheme", scheme, "--input", source, "--output", out)
         check(done.returncode == 0, f"{scheme}: {done.stderr}")
@@ -140,23 +172,41 @@ def checkpoints(folder: pathlib.Path) -> None:
               f"{scheme}: moe layer: {layer.stdout} {layer.stderr}")
         config = json.loads((out / "config.json").read_text())
         check("quantization_config" in config and (out / "generation_config.json").exists(), f"{scheme}: config")
+        stated = (config["quantization_config"].get("config_groups") or {}).get("group_0", {})
+        if scheme in ROWS or scheme in INT4 or scheme.startswith(("mxfp4", "nvfp4")):
+            found = stated["input_activations"]
+            kind = found and (found["type"], found.get("group_size", 0))
+            check(kind == ROWS.get(scheme) and stated["weights"]["symmetric"] != INT4.get(scheme, (0, False))[1],
+                  f"{scheme}: stated {stated}")
         for name in experts[:6]:
             base, (_, (rows, cols), _) = name.removesuffix(".weight"), original[name]
             x = floats(original[name])
-            if scheme == "int4_group128":
+            if scheme in INT4:
                 packed, scales = written[base + ".weight_packed"], floats(written[base + ".weight_scale"])
                 check(packed[0] == "I32" and packed[1] == [rows, cols // 8], f"{scheme}: packed shape of {name}")
                 check(struct.unpack("<2q", written[base + ".weight_shape"][2]) == (rows, cols), f"{scheme}: weight_shape of {name}")
                 group = config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
-                codes = [(byte >> shift & 15) - 8 for byte in packed[2] for shift in (0, 4)]
-                dq = [q * scales[i // group] for i, q in enumerate(codes)]
-            elif scheme in ("mxfp4", "nvfp4"):
-                packed, stored, group = written[base + ".weight_packed"], written[base + ".weight_scale"], 32 if scheme == "mxfp4" else 16
-                check(packed[:2] == ("U8", [rows, cols // 2])
-                      and stored[:2] == ("U8" if scheme == "mxfp4" else "F8_E4M3", [rows, cols // group]),
+                check(group == min(INT4[scheme][0], 32), f"{scheme}: groups of {group}")  # down_proj has 32 columns
+                zeros = [8] * len(scales)
+                if INT4[scheme][1]:  # eight rows in a word
+                    dtype, shape, words = written[base + ".weight_zero_point"]
+                    check((dtype, shape) == ("I32", [rows // 8, cols // group]), f"{scheme}: zero points of {name}: {dtype} {shape}")
+                    words = struct.unpack(f"<{len(words) // 4}I", words)
+                    zeros = [words[(n // 8) * (cols // group) + g] >> 4 * (n % 8) & 15 for n in range(rows) for g in range(cols // group)]
+                check((base + ".weight_zero_point" in written) == INT4[scheme][1], f"{scheme}: zero points")
+                codes = [byte >> shift & 15 for byte in packed[2] for shift in (0, 4)]
+                dq = [(q - zeros[i // group]) * scales[i // group] for i, q in enumerate(codes)]
+            elif scheme == "mxfp8":
+                code, stored = written[name], written[base + ".weight_scale"]
+                check(code[:2] == ("F8_E4M3", [rows, cols]) and stored[:2] == ("U8", [rows, cols // 32]), f"{scheme}: {name}")
+                dq = [e4m3(c) * 2.0**(stored[2][i // 32] - 127) for i, c in enumerate(code[2])]
+            elif scheme.startswith(("mxfp4", "nvfp4")):
+                mx = scheme.startswith("mx")
+                packed, stored, group = written[base + ".weight_packed"], written[base + ".weight_scale"], 32 if mx else 16
+                check(packed[:2] == ("U8", [rows, cols // 2]) and stored[:2] == ("U8" if mx else "F8_E4M3", [rows, cols // group]),
                       f"{scheme}: {name} {packed[:2]} {stored[:2]}")
-                divisor = floats(written[base + ".weight_global_scale"])[0] if scheme == "nvfp4" else 1
-                scales = [2.0**(b - 127) if scheme == "mxfp4" else e4m3(b) / divisor for b in stored[2]]
+                divisor = 1 if mx else floats(written[base + ".weight_global_scale"])[0]
+                scales = [2.0**(b - 127) if mx else e4m3(b) / divisor for b in stored[2]]
                 dq = [e2m1_table()[byte >> shift & 15] * scales[(2 * i + (shift > 0)) // group] for i, byte in enumerate(packed[2])
                       for shift in (0, 4)]
             else:

@@ -37,9 +37,9 @@ compute with. Every router goes with every composition, with two conditions: `ll
 compositions` says which of these compositions one build of the tool contains: `yes`, `not in this program:` with what builds it, or
 `no:` with the rule.
 
-Schemes that have a type and no name here, among others: `quantization::Mxfp4W4A8`, `quantization::Mxfp4Fp8`,
-`quantization::W4A8Fp8`, `quantization::W4A8Int8` and the other groups and zero points of `quantization::WNa16`. `experts::HopperW4A8`,
-which computes `Mxfp4Fp8`, has no name either ([architecture.md](architecture.md#the-hopper-experts)).
+Some schemes have a type and no name here: 8-bit codes and groups of 16 and 256 of `quantization::WNa16`, groups of 64 of
+`quantization::W4A8`, `quantization::Int8Group`, and the schemes whose scales of rows come from a checkpoint (`Fp8PerTensorStatic`,
+`Int8PerTensorStatic`).
 """
 
 
@@ -130,7 +130,7 @@ def schemes(policy_rows, rows):
     out += ["### On each architecture", "",
             "How the best experts of the CUDA space compute the products of a scheme. Tested on sm_90 only.", "",
             "* **native**: the tensor cores take what is stored",
-            "* **converted**: weights are widened to 16 bits in registers on the way to the tensor cores",
+            "* **converted**: weights become bf16 or e4m3 in registers on the way to the tensor cores",
             "* **emulated**: `cuda_reference` dequantises to float32 before the products: the rounding of the scheme, without tensor cores",
             ""]
     return out + table(["scheme", *architectures],

@@ -107,7 +107,7 @@ TEST(Registry, PolicyTable) {
       EXPECT_EQ(row.include, "moe/experts/monolithic.hpp and moe/experts/reference.hpp");
     }
   }
-  EXPECT_EQ(seen.size(), 16U + 15U + 20U + 10U);
+  EXPECT_EQ(seen.size(), 16U + 24U + 20U + 11U);
 }
 
 Support support(std::string_view scheme, int architecture, std::string_view experts) {
@@ -136,6 +136,14 @@ TEST(Registry, SchemesOnArchitecturesAreWhatTheExpertsSay) {
   EXPECT_EQ(support("int4_group128", 80, "cuda_reference"), Support::emulated);
   EXPECT_EQ(support("mxfp4_w4a16", 90, "hopper_w4a16"), Support::converted);
   EXPECT_EQ(support("mxfp4_w4a16", 80, "cuda_reference"), Support::emulated);
+  for (char const* scheme : {"int4_group64", "int4_group32_zero", "int4_group64_zero", "int4_group128_zero"}) {
+    EXPECT_EQ(support(scheme, 90, "hopper_w4a16"), Support::converted);
+  }
+  EXPECT_EQ(support("mxfp4_fp8", 90, "hopper_w4a8"), Support::converted);
+  EXPECT_EQ(support("mxfp4_fp8", 89, "cuda_reference"), Support::emulated);
+  for (char const* scheme : {"w4a8_fp8", "w4a8_fp8_group32", "w4a8_int8", "mxfp4_w4a8"}) {
+    EXPECT_EQ(support(scheme, 90, "cuda_reference"), Support::emulated) << "no Hopper kernel has these rows with these weights";
+  }
   for (int const architecture : registry::kArchitectures) {
     EXPECT_EQ(support("mxfp8", architecture, "cuda_reference"), Support::emulated);
     EXPECT_EQ(support("nvfp4", architecture, "cuda_reference"), Support::emulated);

@@ -26,6 +26,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/experts/monolithic.hpp"
 #include "moe/experts/onednn.hpp"
@@ -54,12 +55,19 @@ inline constexpr auto routers =
                   routing::BiasedTopK<Scoring::sqrtsoftplus, Renormalize::yes>, routing::HashTopK<Scoring::sqrtsoftplus, Renormalize::yes>,
                   routing::SparseMixer, routing::Llama4, routing::ZeroExpert<Scoring::softmax, Renormalize::no>, routing::External>;
 
-using quantization::ScaleFormat;
-inline constexpr auto quantizations =
+/// The schemes that the tests and the tool pair with every host backend over a communicator.
+inline constexpr auto common_quantizations =
     hana::tuple_t<quantization::None, quantization::Fp8PerTensor<>, quantization::Fp8PerToken<>, quantization::Fp8PerChannel<>,
                   quantization::Fp8Group<>, quantization::Fp8Block<>, quantization::Int8PerToken, quantization::Int8PerChannel,
                   quantization::Int4Group128, quantization::WNa16<4, 32>, quantization::Mxfp8<>, quantization::Mxfp4<>,
                   quantization::Mxfp4W4A16<>, quantization::Nvfp4, quantization::Nvfp4W4A16>;
+/// Those that store rows or weights as two of these do, in another pair or with other groups. On the host the tests and the tool pair them
+/// with sample_backends: every backend copies such rows for the schemes above.
+inline constexpr auto further_quantizations =
+    hana::tuple_t<quantization::WNa16<4, 64>, quantization::WNa16<4, 32, true>, quantization::WNa16<4, 64, true>,
+                  quantization::Int4Group128Zero, quantization::W4A8Fp8, quantization::W4A8<quantization::Fp8Unit<>, 32>,
+                  quantization::W4A8Int8, quantization::Mxfp4W4A8<>, quantization::Mxfp4Fp8<>>;
+inline constexpr auto quantizations = hana::concat(common_quantizations, further_quantizations);
 
 /// Backends over a communicator, and over a window that the ranks of a node map: one list each for both spaces.
 template <class Comm>
@@ -101,10 +109,12 @@ inline constexpr auto cuda_window_backends = backends_over_window<DeviceWindow>;
 /// with a scale for each group. Those backends copy rows as bytes, and those experts hand them on, so any other scheme adds compile time
 /// but no new case.
 inline constexpr auto sample_quantizations = hana::tuple_t<quantization::None, quantization::Fp8Group<>>;
+/// The host backends of further_quantizations: the defaults of one rank and of several.
+inline constexpr auto sample_backends = hana::tuple_t<backends::NoExpertParallel<space::host>, backends::AllToAllV<comm::Mpi>>;
 
 inline constexpr auto host_experts = hana::tuple_t<experts::OneDnn, experts::Reference<float>>;
 inline constexpr auto cuda_experts = hana::tuple_t<experts::CudaReference, experts::CublasGrouped, experts::HopperContiguous,
-                                                   experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16>;
+                                                   experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16, experts::HopperW4A8>;
 /// Experts that route inside (core/contract/monolithic.hpp): the plain ones of each space, so that a run with them has the bits of one with
 /// routed rows. Lists of their own: few backends go with them.
 inline constexpr auto host_experts_inside = hana::tuple_t<experts::Monolithic<experts::Reference<float>>>;

@@ -11,6 +11,24 @@
 
 namespace moe::quantization {
 
+namespace detail {
+
+/// "int4_group32", "int8_w8a16_per_channel", "int4_group128_zero" with zero points.
+constexpr char const* wna16_name(int bits, int group, bool zero_point) {
+  constexpr char const* kNames[2][2][6] = {
+      {{"int4_per_channel", "int4_group16", "int4_group32", "int4_group64", "int4_group128", "int4_group256"},
+       {"int4_per_channel_zero", "int4_group16_zero", "int4_group32_zero", "int4_group64_zero", "int4_group128_zero",
+        "int4_group256_zero"}},
+      {{"int8_w8a16_per_channel", "int8_w8a16_group16", "int8_w8a16_group32", "int8_w8a16_group64", "int8_w8a16_group128",
+        "int8_w8a16_group256"},
+       {"int8_w8a16_per_channel_zero", "int8_w8a16_group16_zero", "int8_w8a16_group32_zero", "int8_w8a16_group64_zero",
+        "int8_w8a16_group128_zero", "int8_w8a16_group256_zero"}}};
+  int const at = group == 0 ? 0 : group == 16 ? 1 : group == 32 ? 2 : group == 64 ? 3 : group == 128 ? 4 : 5;
+  return kNames[bits == 8 ? 1 : 0][zero_point ? 1 : 0][at];
+}
+
+}  // namespace detail
+
 /// Weights of `Bits` = 4 or 8 in groups of `Group` along K (0: one group per row), codes low nibble first, activations as they are.
 /// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
 template <int Bits, int Group, bool ZeroPoint = false>
@@ -20,18 +38,7 @@ struct WNa16 : UnquantizedRows {
   static_assert(Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
                 "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these "
                 "(docs/errors.md#quantization-group)");
-  static constexpr char const* kName = Bits == 4 ? (Group == 128   ? "int4_group128"
-                                                    : Group == 64  ? "int4_group64"
-                                                    : Group == 32  ? "int4_group32"
-                                                    : Group == 16  ? "int4_group16"
-                                                    : Group == 256 ? "int4_group256"
-                                                                   : "int4_per_channel")
-                                                 : (Group == 128   ? "int8_w8a16_group128"
-                                                    : Group == 64  ? "int8_w8a16_group64"
-                                                    : Group == 32  ? "int8_w8a16_group32"
-                                                    : Group == 16  ? "int8_w8a16_group16"
-                                                    : Group == 256 ? "int8_w8a16_group256"
-                                                                   : "int8_w8a16_per_channel");
+  static constexpr char const* kName = detail::wna16_name(Bits, Group, ZeroPoint);
 
   using WeightUnit = OffsetIntUnit<Bits>;
   static constexpr ScaleGranularity kWeightGranularity = Group == 0 ? ScaleGranularity::per_channel : ScaleGranularity::group;

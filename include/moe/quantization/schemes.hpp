@@ -12,6 +12,7 @@
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/mxfp8.hpp"
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"

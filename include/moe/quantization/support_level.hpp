@@ -13,7 +13,7 @@ namespace moe::quantization {
 enum class Support : std::uint8_t {
   none,       ///< refused on that GPU
   emulated,   ///< dequantised to float32 before the products: the rounding of the scheme, more work, no tensor cores
-  converted,  ///< weights widened to 16 bits in registers on the way to the tensor cores
+  converted,  ///< weights become bf16 or e4m3 in registers on the way to the tensor cores
   native,     ///< the tensor cores take the stored values
 };
 constexpr std::string_view name(Support s) {

@@ -9,12 +9,24 @@
 
 namespace moe::quantization {
 
+namespace detail {
+
+/// "w4a8_fp8", "w4a8_int8"; groups other than 128 are named behind it: "w4a8_fp8_group32".
+constexpr char const* w4a8_name(bool fp8, int group) {
+  constexpr char const* kNames[2][6] = {
+      {"w4a8_int8_per_channel", "w4a8_int8_group16", "w4a8_int8_group32", "w4a8_int8_group64", "w4a8_int8", "w4a8_int8_group256"},
+      {"w4a8_fp8_per_channel", "w4a8_fp8_group16", "w4a8_fp8_group32", "w4a8_fp8_group64", "w4a8_fp8", "w4a8_fp8_group256"}};
+  return kNames[fp8 ? 1 : 0][group == 0 ? 0 : group == 16 ? 1 : group == 32 ? 2 : group == 64 ? 3 : group == 128 ? 4 : 5];
+}
+
+}  // namespace detail
+
 /// WeightUnit of WNa16<4, Group>, activations through `Unit` (e4m3 or int8) with a scale per token.
 template <class Unit, int Group = 128>
 struct W4A8 : QuantizedRows<Unit, 0> {
   using Weights = WNa16<4, Group>;
   static_assert(Unit::kCodeDType == DType::e4m3 || Unit::kCodeDType == DType::i8, "w4a8 has e4m3 or int8 activations");
-  static constexpr char const* kName = Unit::kCodeDType == DType::e4m3 ? "w4a8_fp8" : "w4a8_int8";
+  static constexpr char const* kName = detail::w4a8_name(Unit::kCodeDType == DType::e4m3, Group);
 
   using WeightUnit = typename Weights::WeightUnit;
   static constexpr ScaleGranularity kWeightGranularity = Weights::kWeightGranularity;
