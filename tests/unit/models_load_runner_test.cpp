@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -262,20 +263,194 @@ TEST(PackedExperts, Mxfp4OfGptOss) {
   w.file.write(directory.path() / "model.safetensors");
   expect_same_values<quantization::Mxfp4W4A16<>>(directory.path());
 }
-TEST(PackedExperts, Nvfp4HasNoReaderAndIsRefused) {
+json compressed(char const* format, json const& weights) {
+  return {{"quant_method", "compressed-tensors"}, {"format", format}, {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+}
+json const kNvfp4 =
+    compressed("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}});
+json int4_config(int group) {
+  return compressed("pack-quantized", {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", group}});
+}
+json const kInt8 = compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
+/// The global scale multiplies (ModelOpt), or divides (compressed-tensors; a power of two here, whose reciprocal is exact).
+void nvfp4(Writer& w, std::string const& base, std::int64_t n, std::int64_t k, char const* codes, char const* global, float value) {
+  w.codes(base + codes, FileDType::u8, {n, k / 2});
+  w.codes(base + ".weight_scale", FileDType::f8_e4m3, {n, k / 16});
+  w.file.add(base + global, {1}, std::vector<float>{value});
+}
+void int8_rows(Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  w.codes(base + ".weight", FileDType::i8, {n, k});
+  w.scales(base + ".weight_scale", {n, 1});
+}
+/// weight_zero_point holds the zero points of eight rows in a word.
+void int4_groups(Writer& w, std::string const& base, std::int64_t n, std::int64_t k, std::int64_t group, Zeros zeros) {
+  auto const m = moe_test::random_integers(w, 4, n, k, group, zeros);
+  w.file.add(base + ".weight_packed", {n, k / 8},
+             moe_test::pack_words(n, k, 4, moe_test::kInOrder, [&](std::int64_t r, std::int64_t c) { return m.codes[at(r * k + c)]; }));
+  w.file.add(base + ".weight_scale", {n, k / group}, m.scales);
+  w.file.add(base + ".weight_shape", {2}, std::vector<std::int64_t>{n, k});
+  if (zeros == Zeros::symmetric) return;
+  std::vector<std::uint32_t> words(at(n / 8 * (k / group)));
+  for (std::int64_t r = 0; r < n; ++r) {
+    for (std::int64_t g = 0; g < k / group; ++g) {
+      words[at(r / 8 * (k / group) + g)] |= static_cast<std::uint32_t>(m.zeros[at(r * (k / group) + g)]) << (r % 8 * 4);
+    }
+  }
+  w.file.add(base + ".weight_zero_point", {n / 8, k / group}, std::vector<std::int32_t>(words.begin(), words.end()));
+}
+
+TEST(PackedExperts, Nvfp4) {
+  for (bool multiplies : {true, false}) {
+    TemporaryDirectory const directory;
+    moe_test::write_checkpoint(directory.path(), multiplies ? json{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}} : kNvfp4,
+                               [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+                                 multiplies ? nvfp4(w, base, n, k, ".weight", ".weight_scale_2", base.ends_with("down_proj") ? 0.01F : 0.3F)
+                                            : nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", 64);
+                               });
+    expect_same_values<quantization::Nvfp4W4A16>(directory.path());
+    expect_same_values<quantization::Nvfp4>(directory.path());
+    expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become mxfp4 without a second rounding",
+                 [&] { expect_same_values<quantization::Mxfp4<>>(directory.path()); });
+  }
+}
+TEST(PackedExperts, Nvfp4WithTwoGlobalScalesInW13IsRefused) {
   TemporaryDirectory const directory;
-  json const weights{{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}};
-  json const config{
-      {"quant_method", "compressed-tensors"}, {"format", "nvfp4-pack-quantized"}, {"config_groups", {{"group_0", {{"weights", weights}}}}}};
-  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-    w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
-    w.codes(base + ".weight_scale", FileDType::f8_e4m3, {n, k / 16});
-    w.scales(base + ".weight_global_scale", {1});
+  moe_test::write_checkpoint(directory.path(), kNvfp4, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", base.ends_with("1.up_proj") ? 32 : 64);
   });
-  expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become nvfp4_w4a16 without a second rounding",
+  expect_error(ErrorCode::config, "experts.1.up_proj.weight_global_scale",
                [&] { expect_same_values<quantization::Nvfp4W4A16>(directory.path()); });
-  expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become nvfp4 without a second rounding",
-               [&] { expect_same_values<quantization::Nvfp4>(directory.path()); });
+}
+TEST(PackedExperts, Int8WithAScaleForARow) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), kInt8, int8_rows);
+  expect_same_values<quantization::Int8PerChannel>(directory.path());
+  expect_same_values<quantization::Int8PerToken>(directory.path());
+}
+TEST(PackedExperts, Mxfp8) {
+  TemporaryDirectory const directory;
+  json const config = compressed("mxfp8-quantized", {{"num_bits", 8}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}});
+  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    w.codes(base + ".weight", FileDType::f8_e4m3, {n, k});
+    w.exponents(base + ".weight_scale", {n, k / 32});
+  });
+  expect_same_values<quantization::Mxfp8<>>(directory.path());
+}
+TEST(PackedExperts, WeightsOfSchemesWithRowsOf8Bits) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), int4_config(32), [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    int4_groups(w, base, n, k, 32, Zeros::symmetric);
+  });
+  expect_same_values<quantization::WNa16<4, 32>>(directory.path());
+  expect_same_values<quantization::W4A8<quantization::Fp8Unit<>, 32>>(directory.path());
+  expect_error(ErrorCode::config, "gate_proj.weight_packed", [&] { expect_same_values<quantization::W4A8Fp8>(directory.path()); });
+  expect_error(ErrorCode::config, "w4a8_fp8 cannot hold 4 bit weights in groups of 32",
+               [&] { expect_same_values<quantization::W4A8Fp8>(directory.path()); });
+}
+TEST(PackedExperts, ZeroPointsOfCompressedTensors) {
+  TemporaryDirectory const directory;
+  moe_test::write_checkpoint(directory.path(), int4_config(64), [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    int4_groups(w, base, n, k, 64, Zeros::random);
+  });
+  expect_same_values<quantization::WNa16<4, 64, true>>(directory.path());
+  expect_same_values<quantization::WNa16<4, 32, true>>(directory.path());  // each scale twice
+  expect_error(ErrorCode::config, "gate_proj.weight_zero_point", [&] { expect_same_values<quantization::WNa16<4, 64>>(directory.path()); });
+}
+
+/// A scale that is not a number, or under which the largest code is infinite, is refused with the name of its tensor.
+TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  auto const refused = [](json const& config, auto const& write, auto quant, std::string const& tensor) {
+    SCOPED_TRACE(text(decltype(quant)::kName, ", ", tensor));
+    TemporaryDirectory const directory;
+    moe_test::write_checkpoint(directory.path(), config, write);
+    expect_error(ErrorCode::argument, "experts.1.up_proj" + tensor, [&] { expect_same_values<decltype(quant)>(directory.path()); });
+  };
+  auto const is_bad = [](std::string const& base) { return base.ends_with("experts.1.up_proj"); };
+  for (float bad : {kNan, kInf, 1e38F}) {
+    refused(
+        int4_config(32),
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          w.codes(base + ".weight_packed", FileDType::i32, {n, k / 8});
+          std::vector<float> scales(at(n * k / 32), 0.5F);
+          if (is_bad(base)) scales[7] = bad;
+          w.file.add(base + ".weight_scale", {n, k / 32}, scales);
+        },
+        quantization::WNa16<4, 32>(), ".weight_scale");
+    refused(
+        kInt8,
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          w.codes(base + ".weight", FileDType::i8, {n, k});
+          std::vector<float> scales(at(n), 0.5F);
+          if (is_bad(base)) scales[7] = bad;
+          w.file.add(base + ".weight_scale", {n, 1}, scales);
+        },
+        quantization::Int8PerChannel(), ".weight");
+    refused(
+        {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}},
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          nvfp4(w, base, n, k, ".weight", ".weight_scale_2", is_bad(base) ? bad : 1);
+        },
+        quantization::Nvfp4W4A16(), ".weight_scale_2");
+  }
+  refused(
+      kNvfp4,
+      [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", 64);
+        if (is_bad(base)) w.kept.back()[5] = 0x7F;
+      },
+      quantization::Nvfp4W4A16(), ".weight_scale");
+  for (int bad : {253, 255}) {
+    refused(
+        compressed("mxfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}}),
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
+          std::vector<std::uint8_t> exponents(at(n * k / 32), 127);
+          if (is_bad(base)) exponents[9] = static_cast<std::uint8_t>(bad);
+          w.file.add(base + ".weight_scale", {n, k / 32}, exponents);
+        },
+        quantization::Mxfp4W4A8<>(), ".weight_scale");
+  }
+}
+/// Groups, zero points or scales of another shape than the codes: refused with the tensor's name.
+TEST(PackedExperts, APackingThatDoesNotFitIsRefused) {
+  auto const refused = [](ErrorCode code, int stated, std::string const& tensor, auto const& add) {
+    SCOPED_TRACE(tensor);
+    TemporaryDirectory const directory;
+    moe_test::write_checkpoint(directory.path(), int4_config(stated),
+                               [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+                                 w.codes(base + ".weight_packed", FileDType::i32, {n, k / 8});
+                                 add(w, base, n, k, base.ends_with("experts.1.up_proj"));
+                               });
+    expect_error(code, "experts.1.up_proj" + tensor, [&] { expect_same_values<quantization::WNa16<4, 32, true>>(directory.path()); });
+  };
+  auto const scales = [](Writer& w, std::string const& base, std::int64_t n, std::int64_t groups) {
+    w.scales(base + ".weight_scale", {n, groups});
+  };
+  refused(ErrorCode::argument, 32, ".weight_scale",
+          [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) { scales(w, base, bad ? n / 2 : n, k / 32); });
+  refused(ErrorCode::config, 32, ".weight_packed", [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) {
+    scales(w, base, n, k / (bad ? 64 : 32));  // another group than the configuration states
+  });
+  refused(ErrorCode::argument, 32, ".weight_zero_point", [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k, bool bad) {
+    scales(w, base, n, k / 32);
+    w.codes(base + ".weight_zero_point", FileDType::i32, {n / 8, bad ? k / 64 : k / 32});
+  });
+}
+TEST(PackedExperts, AStoreRefusesWeightsWhoseScaleIsNotFinite) {
+  std::vector<float> w13(at(2 * 32 * 32), 0.5F), w2(at(32 * 32), 0.5F);
+  auto const refused = [&](auto quant, float value) {
+    using Quant = decltype(quant);
+    experts::WeightStore<models::RuntimeLayer<float, float>, Quant> store(2, 32, 32, true);
+    EXPECT_NO_THROW(store.set_expert(0, w13.data(), w2.data()));
+    w2[40] = value;
+    expect_error(ErrorCode::argument, text("w2 of expert 1 in ", Quant::kName, ": scale "),
+                 [&] { store.set_expert(1, w13.data(), w2.data()); });
+    w2[40] = 0.5F;
+  };
+  refused(quantization::Mxfp4W4A16<>(), std::numeric_limits<float>::quiet_NaN());
+  refused(quantization::Mxfp8<>(), std::numeric_limits<float>::infinity());
+  refused(quantization::Fp8Block<>(), std::numeric_limits<float>::quiet_NaN());
 }
 TEST(PackedExperts, IntegersOfCompressedTensors) {
   TemporaryDirectory const directory;

@@ -13,6 +13,7 @@
 #include "moe/core/layer_config.hpp"
 #include "moe/experts/common/check_weights.hpp"
 #include "moe/quantization/format/shape.hpp"
+#include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::experts {
 
@@ -32,14 +33,15 @@ class WeightStore {
         w2_(num_local, hidden, intermediate),
         is_set_(static_cast<std::size_t>(num_local), false) {}
 
-  /// Quantises and stores one expert. Host pointers: w13 [rows13, hidden], w2 [hidden, intermediate], row-major, gate rows first.
+  /// Quantises and stores one expert. Host pointers: w13 [rows13, hidden], w2 [hidden, intermediate], row-major, gate rows first. E_ARG,
+  /// with the expert and the scale, where a scale of the scheme is not a number or too large for its codes.
   template <class T>
   void set_expert(std::int64_t local, T const* w13, T const* w2) {
     check(local);
     check_source("w13", w13, w13_.rows * w13_.cols);
     check_source("w2", w2, w2_.rows * w2_.cols);
-    store(w13_, local, w13);
-    store(w2_, local, w2);
+    store("w13", w13_, local, w13);
+    store("w2", w2_, local, w2);
     is_set_[static_cast<std::size_t>(local)] = true;
   }
   /// Biases of one expert: b13 [rows13], b2 [hidden]. All experts have biases or none has.
@@ -101,7 +103,7 @@ class WeightStore {
   };
 
   template <class T>
-  void store(Matrix& m, std::int64_t local, T const* w) {
+  void store(char const* name, Matrix& m, std::int64_t local, T const* w) {
     std::int64_t const n = m.rows * m.cols;
     wide_.resize(static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
@@ -110,6 +112,10 @@ class WeightStore {
     codes_.resize(static_cast<std::size_t>(m.rows * m.code_cols));
     scales_.resize(static_cast<std::size_t>(m.scale_count));
     quant_.template quantize_weight<typename Config::Weight>(wide_.data(), m.rows, m.cols, codes_.data(), scales_.data());
+    if (std::int64_t const bad = quantization::first_unpackable_scale<Quant>(scales_.data(), m.rows, m.cols); bad >= 0) {
+      throw Error(ErrorCode::argument, text("expert weights: ", name, " of expert ", local, " in ", Quant::kName, ": scale ", bad,
+                                            " is not finite or out of range"));
+    }
     Memory<Space>::copy_from_host(m.codes.data() + local * m.rows * m.code_cols, codes_.data(), codes_.size() * sizeof(Code));
     if (m.scale_count > 0) {
       Memory<Space>::copy_from_host(m.scales.data() + local * m.scale_count, scales_.data(), scales_.size() * sizeof(Scale));

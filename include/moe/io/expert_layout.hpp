@@ -67,7 +67,15 @@ struct StoredMatrix {
   std::int64_t rows = 0, cols = 0;  ///< [out, in]
   std::int64_t index = 0;           ///< number `index` of a tensor [stack, …]; stack 0: a tensor of its own
   std::int64_t stack = 0;
-  bool interleaved = false;  ///< even rows gate, odd rows up
+  bool interleaved = false;   ///< even rows gate, odd rows up
+  std::int64_t all_rows = 0;  ///< of the w13 or w2 that it is a part of
 };
+/// The matrices of one expert with their all_rows.
+inline std::vector<StoredMatrix> with_all_rows(std::vector<StoredMatrix> matrices) {
+  std::int64_t last[2] = {0, 0};
+  for (StoredMatrix const& m : matrices) last[m.down] = std::max(last[m.down], m.row + m.rows);
+  for (StoredMatrix& m : matrices) m.all_rows = last[m.down];
+  return matrices;
+}
 
 }  // namespace moe::io

@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "moe/core/array.hpp"
@@ -21,6 +22,7 @@
 #include "moe/io/packed_experts.hpp"
 #include "moe/io/tensor_store.hpp"
 #include "moe/quantization/format/facts.hpp"
+#include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::io {
 
@@ -70,6 +72,17 @@ class ExpertLoader {
       reader_.read(e, w13.data(), w2.data());
       quant_.template quantize_weight<Weight>(w13.data(), rows, h, to.w13, to.w13_scales);
       quant_.template quantize_weight<Weight>(w2.data(), h, i, to.w2, to.w2_scales);
+      auto const judge = [&](bool down, auto const* scales, std::int64_t n, std::int64_t k) {
+        std::int64_t const bad = quantization::first_unpackable_scale<Quant>(scales, n, k);
+        if (bad < 0) return;
+        std::string where = text("expert ", e);
+        for (StoredMatrix const& m : reader_.matrices(e)) {
+          if (m.down == down) where = m.base;
+        }
+        throw Error(ErrorCode::argument, one_line("'", where, "' as ", Quant::kName, ": scale ", bad, " is not finite or out of range"));
+      };
+      judge(false, to.w13_scales, rows, h);
+      judge(true, to.w2_scales, h, i);
     }
   }
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "moe/core/error.hpp"
@@ -82,7 +83,7 @@ class ExpertReader {
       out.push_back({gate_up_base_, false, 0, n, h, e, stack, layout_ == WeightLayout::fused_interleaved});
       out.push_back({down_base_, true, 0, h, i, e, stack});
     }
-    return out;
+    return with_all_rows(std::move(out));
   }
   /// Biases of expert e: b13 [w13_rows], b2 [H]. Only if the description says that experts have biases.
   void read_bias(int e, float* b13, float* b2) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // io/packed_experts.hpp: reads experts in the form of a quantisation, codes and scales as they are stored, without a copy in floating
-// point: fp8 in blocks and per channel, mxfp4, integers in groups, and unquantised weights.
+// point: fp8 in blocks and per channel, int8, mxfp8, mxfp4, nvfp4, integers in groups, and unquantised weights.
 #pragma once
 
 #include <algorithm>
@@ -24,21 +24,22 @@
 #include "moe/quantization/format/facts.hpp"
 #include "moe/quantization/format/granularity.hpp"
 #include "moe/quantization/format/packed_int.hpp"
-#include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/format/units.hpp"
+#include "moe/quantization/format/weight_scales.hpp"
 
 namespace moe::io {
 
 /// How a checkpoint stores a matrix.
-enum class StoredForm : std::uint8_t { floats, fp8, int8, mxfp4, nvfp4, integers, other };
+enum class StoredForm : std::uint8_t { floats, fp8, int8, mxfp8, mxfp4, nvfp4, integers, other };
 
 constexpr std::string_view name(StoredForm f) {
-  constexpr std::string_view kNames[] = {"unquantised", "fp8", "int8", "mxfp4", "nvfp4", "packed integers", "another form"};
+  constexpr std::string_view kNames[] = {"unquantised", "fp8", "int8", "mxfp8", "mxfp4", "nvfp4", "packed integers", "another form"};
   return kNames[static_cast<std::size_t>(f)];
 }
 
 namespace detail {
 
-/// The codes of a matrix: its tensor, and of mxfp4 the tensor of its exponents.
+/// The codes of a matrix: its tensor, and of mxfp4 and mxfp8 the tensor of its exponents.
 struct StoredCodes {
   StoredForm form = StoredForm::floats;
   StoredTensor codes;
@@ -61,7 +62,12 @@ inline StoredCodes find_codes(TensorStore const& store, StoredMatrix const& m) {
   auto w = store.find(m.base + ".weight");
   if (!w) w = store.at(m.base);
   switch (w->info->dtype) {
-    case FileDType::f8_e4m3: return {StoredForm::fp8, *w, {}};
+    case FileDType::f8_e4m3: {
+      auto const s = store.find(m.base + ".weight_scale");
+      bool const exponents_of_groups = s && (s->info->dtype == FileDType::u8 || s->info->dtype == FileDType::f8_e8m0) && m.stack == 0 &&
+                                       s->shape().size() == 2 && s->shape()[1] * 32 == m.cols;
+      return exponents_of_groups ? StoredCodes{StoredForm::mxfp8, *w, s} : StoredCodes{StoredForm::fp8, *w, {}};
+    }
     case FileDType::i8: return store.contains(m.base + ".scale") ? exponents(*w, m.base + ".scale") : StoredCodes{StoredForm::int8, *w, {}};
     case FileDType::u8: return {StoredForm::nvfp4, *w, {}};
     default: return {StoredForm::floats, *w, {}};
@@ -110,11 +116,6 @@ inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mas
   return (found | look(last)) != 0;
 }
 
-template <class Quant>
-inline constexpr bool kIsIntegers = false;
-template <int Bits, int Group, bool ZeroPoint>
-inline constexpr bool kIsIntegers<quantization::WNa16<Bits, Group, ZeroPoint>> = true;
-
 inline void no_look(std::uint8_t const*, std::int64_t) {}
 
 }  // namespace detail
@@ -129,14 +130,16 @@ class PackedMatrixReader {
   PackedMatrixReader(TensorStore const& store, CheckpointQuantization const& q) : store_(store), q_(q) {}
 
   /// Whether there is a reader for what `Quant` stores.
-  static constexpr bool reads() { return form() != StoredForm::nvfp4; }
+  static constexpr bool reads() { return form() != StoredForm::other; }
 
   /// Whether the matrix is stored in this form; else it can be read in floating point only.
   bool takes(StoredMatrix const& m) const {
     if constexpr (!reads()) return false;
     auto const stored = detail::find_codes(store_, m);
-    if constexpr (kForm == StoredForm::fp8) {
-      if (stored.form != kForm || m.interleaved) return false;
+    if constexpr (kForm == StoredForm::mxfp8 || kForm == StoredForm::nvfp4) {
+      return stored.form == kForm && m.stack == 0;
+    } else if constexpr (kForm == StoredForm::fp8 || kForm == StoredForm::int8) {
+      if (stored.form != kForm || m.interleaved || store_.contains(m.base + ".weight_zero_point")) return false;
       auto const grid = scales_of(m, stored.codes);
       return grid && fits(*grid, m) && m.row % tile_rows(m) == 0;
     } else {
@@ -153,12 +156,16 @@ class PackedMatrixReader {
       require(stored.codes, m, m.cols);
       stored.codes.file->read_elements(*stored.codes.info, m.index * m.rows * m.cols, m.rows * m.cols, to);
       if (m.interleaved) detail::deinterleave_rows(to, m.rows, m.cols);
-    } else if constexpr (kForm == StoredForm::fp8) {
-      read_fp8(stored.codes, m, to, scales);
+    } else if constexpr (kForm == StoredForm::fp8 || kForm == StoredForm::int8) {
+      read_scaled(stored.codes, m, to, scales);
+    } else if constexpr (kForm == StoredForm::mxfp8) {
+      read_mxfp8(stored, m, to, scales);
     } else if constexpr (kForm == StoredForm::mxfp4) {
       read_mxfp4(stored, m, to, scales);
+    } else if constexpr (kForm == StoredForm::nvfp4) {
+      read_nvfp4(stored.codes, m, to, scales);
     } else if constexpr (kForm == StoredForm::integers) {
-      read_integers(stored.codes, m, to, scales + m.row * Quant::weight_scale_cols(m.cols));
+      read_integers(stored.codes, m, to, scales + Quant::weight_scale_count(m.row, m.cols));
     }
   }
 
@@ -167,17 +174,20 @@ class PackedMatrixReader {
     using quantization::ScaleGranularity;
     if constexpr (facts::states_format<Quant>()) {
       if (Quant::kWeightGranularity == ScaleGranularity::none) return StoredForm::floats;
-      if (Quant::kWeightDType == DType::e4m3 && std::is_same_v<Scale, float> && Quant::kWeightGranularity != ScaleGranularity::per_tensor) {
-        return StoredForm::fp8;
+      constexpr bool kFloat = std::is_same_v<Scale, float>, kByte = std::is_same_v<Scale, std::uint8_t>;
+      bool const of_rows = Quant::kWeightGranularity != ScaleGranularity::per_tensor;
+      if (Quant::kWeightDType == DType::e4m3 && kFloat && of_rows) return StoredForm::fp8;
+      if (Quant::kWeightDType == DType::i8 && kFloat && of_rows) return StoredForm::int8;
+      if (kByte && Quant::kWeightGroupRows == 1 && Quant::kWeightGroupCols == 32) {
+        if (Quant::kWeightDType == DType::e4m3) return StoredForm::mxfp8;
+        if (Quant::kWeightDType == DType::e2m1) return StoredForm::mxfp4;
       }
-      if (Quant::kWeightPack == 2 && std::is_same_v<Scale, std::uint8_t> && Quant::kWeightGroupCols == 32) return StoredForm::mxfp4;
-      if (std::is_same_v<Code, std::uint8_t> && facts::has_weight_unit<Quant>() && !std::is_same_v<Scale, std::uint8_t> && requires {
-            quantization::to_internal<Quant>;
-          } && Quant::kWeightGroupRows == 1 && Quant::kWeightDType != DType::e4m3 && !Quant::kQuantizesActivations) {
+      if constexpr (requires { Quant::weight_global_offset(1, 1); }) return StoredForm::nvfp4;
+      if (!kByte && Quant::kWeightGroupRows == 1 && (Quant::kWeightDType == DType::u4 || Quant::kWeightDType == DType::u8)) {
         return StoredForm::integers;
       }
     }
-    return StoredForm::nvfp4;  // no reader here
+    return StoredForm::other;  // no reader here
   }
   static constexpr StoredForm kForm = form();
 
@@ -203,7 +213,7 @@ class PackedMatrixReader {
     if (!scale) return std::nullopt;  // the reader in floating point names it
     detail::MatrixPosition const position{.rows = m.rows, .cols = m.cols, .index = m.index, .stack = m.stack};
     detail::ScaleGrid grid = detail::read_scale_grid(*scale, position, q_.block[0], q_.block[1]);
-    q_.require({false, 8, grid.group}, m.cols, codes.where());
+    q_.require({kForm == StoredForm::int8, 8, grid.group}, m.cols, codes.where());
     return grid;
   }
   /// Whether each tile of the scheme has one scale.
@@ -211,19 +221,55 @@ class PackedMatrixReader {
     return grid.row_block % tile_rows(m) == 0 && (grid.col_block % tile_cols(m) == 0 || grid.col_block == m.cols);
   }
 
-  void read_fp8(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
+  /// E_ARG, naming the tensor of the scales, for one under which a code would not be finite. `first`: what precedes it in the tensor.
+  template <class T>
+  static void require_packable(StoredTensor const& s, T const& scale, std::int64_t first) {
+    if (!quantization::is_packable(scale, Quant::kWeightDType)) {
+      throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", first, " is out of range: the largest weight under it is infinite"));
+    }
+  }
+  /// Copies exponents; E_ARG, naming their tensor, for NaN and for those under which a code would not be finite.
+  static void copy_exponents(StoredTensor const& s, StoredMatrix const& m, std::uint8_t* to) {
+    std::int64_t const groups = m.cols / 32;
+    constexpr std::uint8_t kLargest = quantization::largest_exponent(Quant::kWeightDType);
+    detail::copy_rows(s, m.index * m.rows * groups, m.rows, groups, m.interleaved, to, [&](std::uint8_t const* bytes, std::int64_t n) {
+      std::uint8_t const largest = *std::max_element(bytes, bytes + n);
+      if (largest == 255) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale"));
+      if (largest > kLargest) {
+        throw Error(ErrorCode::argument, one_line(s.where(), ": exponent ", int{largest}, " is out of range, at most ", int{kLargest}));
+      }
+    });
+  }
+  static void refuse_nan_code(StoredTensor const& w, StoredMatrix const& m, std::uint8_t const* bytes, std::int64_t n) {
+    if (detail::has_byte(bytes, n, 0x7F, 0x7F)) {
+      throw Error(ErrorCode::argument, one_line(w.where(), ": NaN code in expert ", m.index, " of '", m.base, "'"));
+    }
+  }
+
+  /// e4m3 or int8 codes with float32 scales.
+  void read_scaled(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
     auto const grid = *scales_of(m, w);
     std::int64_t const scale_cols = Quant::weight_scale_count(tile_rows(m), m.cols);
     Scale* out = scales + m.row / tile_rows(m) * scale_cols;
     for (std::int64_t r = 0; r < m.rows; r += tile_rows(m)) {
-      for (std::int64_t c = 0; c < m.cols; c += tile_cols(m)) *out++ = grid(r, c);
+      for (std::int64_t c = 0; c < m.cols; c += tile_cols(m)) {
+        *out = grid(r, c);
+        require_packable(w, *out++, r);
+      }
     }
     detail::copy_pieces(w, m.index * m.rows * m.cols, m.rows * m.cols, reinterpret_cast<std::uint8_t*>(to),
                         [&](std::uint8_t const* bytes, std::int64_t n) {
-                          if (detail::has_byte(bytes, n, 0x7F, 0x7F)) {
-                            throw Error(ErrorCode::argument, one_line(w.where(), ": NaN code in expert ", m.index, " of '", m.base, "'"));
-                          }
+                          if constexpr (kForm == StoredForm::fp8) refuse_nan_code(w, m, bytes, n);
                         });
+  }
+  void read_mxfp8(detail::StoredCodes const& stored, StoredMatrix const& m, Code* to, Scale* scales) const {
+    StoredTensor const& w = stored.codes;
+    require(w, m, m.cols);
+    require_shape(*stored.exponents, {m.rows, m.cols / 32});
+    q_.require({false, 8, 32}, m.cols, w.where());
+    detail::copy_rows(w, 0, m.rows, m.cols, m.interleaved, reinterpret_cast<std::uint8_t*>(to),
+                      [&](std::uint8_t const* bytes, std::int64_t n) { refuse_nan_code(w, m, bytes, n); });
+    copy_exponents(*stored.exponents, m, scales + m.row * (m.cols / 32));
   }
   void read_mxfp4(detail::StoredCodes const& stored, StoredMatrix const& m, Code* to, Scale* scales) const {
     StoredTensor const& w = stored.codes;
@@ -238,20 +284,84 @@ class PackedMatrixReader {
     q_.require({false, 4, 32}, m.cols, w.where());
     std::int64_t const width = m.cols / 2, groups = m.cols / 32;
     detail::copy_rows(w, m.index * m.rows * width, m.rows, width, m.interleaved, reinterpret_cast<std::uint8_t*>(to), detail::no_look);
-    detail::copy_rows(s, m.index * m.rows * groups, m.rows, groups, m.interleaved, reinterpret_cast<std::uint8_t*>(scales + m.row * groups),
-                      [&](std::uint8_t const* bytes, std::int64_t n) {
-                        if (detail::has_byte(bytes, n, 0xFF, 0xFF)) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale"));
-                      });
+    copy_exponents(s, m, reinterpret_cast<std::uint8_t*>(scales + m.row * groups));
   }
-  void read_integers(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
-    bool const qweight = store_.contains(m.base + ".qweight");
-    auto const matrix = qweight ? detail::read_qweight(store_, w, m.base, m.rows, m.cols, q_)
-                                : detail::read_packed_integers(store_, w, m.base, m.rows, m.cols, q_);
-    if (!matrix.index.empty()) {
-      throw Error(ErrorCode::unsupported,
-                  one_line(w.where(), ": desc_act: its columns are in the order of activations, which ", Quant::kName, " cannot hold"));
+  /// The global scale of w13 is that of its first matrix: the scheme holds one, so the other must have the same.
+  void read_nvfp4(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
+    auto const multiplies = store_.find(m.base + ".weight_scale_2"), divides = store_.find(m.base + ".weight_global_scale");
+    if (!multiplies && !divides) {
+      throw Error(ErrorCode::argument,
+                  one_line(w.where(), ": nvfp4 needs '", m.base, ".weight_scale_2' or '", m.base, ".weight_global_scale'"));
     }
+    if (m.cols % 16 != 0) throw Error(ErrorCode::argument, one_line(w.where(), ": nvfp4 needs K to be a multiple of 16, is ", m.cols));
+    StoredTensor const s = store_.at(m.base + ".weight_scale"), &g = multiplies ? *multiplies : *divides;
+    require(w, m, m.cols / 2);
+    q_.require({false, 4, 16}, m.cols, w.where());
+    require_shape(s, {m.rows, m.cols / 16}, "nvfp4: 16 elements a scale");
+    if (s.info->dtype != FileDType::f8_e4m3) {
+      throw Error(ErrorCode::argument, one_line(s.where(), ": dtype ", name(s.info->dtype), ", expected F8_E4M3"));
+    }
+    float const stored = detail::read_scale(g), global = multiplies ? stored : 1.0F / stored;
+    require_packable(g, global * 448.0F, 0);
+    std::int64_t const rows = m.all_rows, groups = m.cols / 16;
+    if (m.row == 0) {
+      std::fill(scales + rows * groups, scales + Quant::weight_global_offset(rows, m.cols), Scale{0});
+      Quant::set_weight_global(scales, rows, m.cols, global);
+    } else if (float const first = Quant::weight_global(scales, rows, m.cols); first != global) {
+      throw Error(ErrorCode::config, one_line(g.where(), ": the global scale ", global, " is another than ", first,
+                                              " of the other half of w13, and ", Quant::kName, " holds one"));
+    }
+    detail::copy_pieces(w, 0, m.rows * m.cols / 2, to, detail::no_look);
+    detail::copy_pieces(s, 0, m.rows * groups, scales + m.row * groups, [&](std::uint8_t const* bytes, std::int64_t n) {
+      if (detail::has_byte(bytes, n, 0x7F, 0x7F)) throw Error(ErrorCode::argument, one_line(s.where(), ": NaN scale"));
+    });
+  }
+  /// Packed words of compressed-tensors are the scheme's bytes; those of GPTQ and AWQ are rearranged.
+  void read_integers(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
+    if (!store_.contains(m.base + ".qweight")) return read_words_as_they_are(w, m, to, scales);
+    auto const matrix = detail::read_qweight(store_, w, m.base, m.rows, m.cols, q_);
+    refuse_order(w, matrix.index);
     detail::naming(w, [&] { quantization::to_internal<Quant>(matrix.weight, to, scales); });
+    for (std::int64_t i = 0; i < Quant::weight_scale_count(m.rows, m.cols); ++i) require_packable(w, scales[i], i);
+  }
+  static void refuse_order(StoredTensor const& w, std::vector<std::int32_t> const& index) {
+    if (index.empty()) return;
+    throw Error(ErrorCode::unsupported,
+                one_line(w.where(), ": desc_act: its columns are in the order of activations, which ", Quant::kName, " cannot hold"));
+  }
+  void read_words_as_they_are(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
+    detail::PackedIntegers const found = detail::find_packed_integers(store_, w, m.base, m.rows, m.cols, q_);
+    refuse_order(w, found.index);
+    std::int64_t const group = quantization::effective_group(m.cols, Quant::kWeightGroupCols), per_word = 32 / found.bits;
+    if (found.bits != 8 / Quant::kWeightPack || group == 0 || found.group % group != 0) {
+      throw Error(ErrorCode::config, one_line(w.where(), ": ", Quant::kName, " cannot hold ", found.bits, " bit weights in groups of ",
+                                              found.group, " with K ", m.cols));
+    }
+    std::vector<std::int32_t> zeros;
+    if (found.zero_points) zeros = detail::read_words(*found.zero_points);
+    std::vector<float> const values = detail::read_scales(found.scale);
+    std::int64_t const groups = m.cols / found.group;
+    for (std::int64_t i = 0; i < m.rows * groups; ++i) {
+      int zero = Quant::WeightUnit::kZero;
+      if (!zeros.empty()) {
+        std::int64_t const row = i / groups;
+        zero = quantization::detail::field(zeros[detail::at(row / per_word * groups + i % groups)], static_cast<int>(row % per_word),
+                                           found.bits);
+      }
+      Scale scale;
+      if constexpr (std::is_same_v<Scale, quantization::ScaleZero>) {
+        scale = {values[detail::at(i)], static_cast<float>(zero)};
+      } else {
+        scale = values[detail::at(i)];
+        if (zero != Quant::WeightUnit::kZero) {
+          throw Error(ErrorCode::config, one_line(found.zero_points->where(), ": ", Quant::kName, " is symmetric, but row ", i / groups,
+                                                  " has the zero point ", zero));
+        }
+      }
+      require_packable(found.scale, scale, i);
+      scales = std::fill_n(scales, found.group / group, scale);
+    }
+    detail::copy_pieces(w, 0, m.rows * m.cols / Quant::kWeightPack, to, detail::no_look);
   }
 
   TensorStore const& store_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -131,9 +132,21 @@ inline IntegerMatrix read_qweight(TensorStore const& store, StoredTensor const& 
   return {std::move(unpacked), std::move(index)};
 }
 
-/// base.weight_packed I32 of compressed-tensors: element 8j + i (4j + i) of a row in bits 4i (8i) of word j, a scale per group.
-inline IntegerMatrix read_packed_integers(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n,
-                                          std::int64_t k, CheckpointQuantization const& q) {
+/// What belongs to base.weight_packed I32 of compressed-tensors: element 8j + i (4j + i) of a row in bits 4i (8i) of word j, a scale per
+/// group, zero points of consecutive rows in a word.
+struct PackedIntegers {
+  int bits = 4;
+  std::int64_t group = 0;
+  StoredTensor scale;
+  std::optional<StoredTensor> zero_points;
+  std::vector<std::int32_t> index;  ///< as IntegerMatrix::index
+
+  int group_size(std::int64_t k) const {
+    return group == k ? -1 : static_cast<int>(std::min<std::int64_t>(group, std::numeric_limits<int>::max()));
+  }
+};
+inline PackedIntegers find_packed_integers(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n,
+                                           std::int64_t k, CheckpointQuantization const& q) {
   if (auto const shape = store.find(base + ".weight_shape")) {
     auto const stated = shape->file->read<std::int64_t>(*shape->info);
     if (stated != std::vector<std::int64_t>{n, k}) {
@@ -152,20 +165,25 @@ inline IntegerMatrix read_packed_integers(TensorStore const& store, StoredTensor
   }
   std::int64_t const groups = shape[1], group = k / groups;
   q.require({true, bits, group}, k, w.where());
+  auto zeros = store.find(base + ".weight_zero_point");
+  if (zeros) require_shape(*zeros, {n / (32 / bits), groups});
+  PackedIntegers out{bits, group, s, std::move(zeros), read_group_index(store, base + ".weight_g_idx", k, group, q.split)};
+  naming(w, [&] { quantization::check_int_format(bits, out.group_size(k)); });
+  return out;
+}
+inline IntegerMatrix read_packed_integers(TensorStore const& store, StoredTensor const& w, std::string const& base, std::int64_t n,
+                                          std::int64_t k, CheckpointQuantization const& q) {
+  PackedIntegers found = find_packed_integers(store, w, base, n, k, q);
   std::vector<std::int32_t> zeros;
-  if (auto const z = store.find(base + ".weight_zero_point")) {
-    require_shape(*z, {n / (32 / bits), groups});
-    zeros = read_words(*z);
-  }
+  if (found.zero_points) zeros = read_words(*found.zero_points);
   auto const words = read_words(w);
-  auto const scales = read_scales(s);
-  auto index = read_group_index(store, base + ".weight_g_idx", k, group, q.split);
-  auto const size = groups == 1 ? -1 : static_cast<int>(std::min<std::int64_t>(group, std::numeric_limits<int>::max()));
+  auto const scales = read_scales(found.scale);
   auto unpacked = naming(w, [&] {
     return quantization::read_compressed_tensors(
-        {.weight_packed = words, .weight_zero_point = zeros, .weight_scale = scales, .bits = bits, .group_size = size}, n, k);
+        {.weight_packed = words, .weight_zero_point = zeros, .weight_scale = scales, .bits = found.bits, .group_size = found.group_size(k)},
+        n, k);
   });
-  return {std::move(unpacked), std::move(index)};
+  return {std::move(unpacked), std::move(found.index)};
 }
 
 /// Packed e2m1 codes [rows, k / 2] from byte `first`, low nibble first, times scale(row, group of 16 or 32).

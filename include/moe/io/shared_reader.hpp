@@ -78,7 +78,7 @@ class SharedReader {
     for (SharedPart const& p : shared_parts(false, width)) {
       out.push_back({.base = p.base, .down = p.down, .row = p.row, .rows = p.n, .cols = p.k});
     }
-    return out;
+    return with_all_rows(std::move(out));
   }
 
  private:
