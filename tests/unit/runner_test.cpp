@@ -647,6 +647,7 @@ struct ShortShared {
     static constexpr bool active() { return true; }
     static constexpr bool takes_routing_weights() { return false; }
     void run(Rows<Act const> hidden, Rows<float const>, Stream<Space>) { rows_ = hidden.extent(0) - 1; }
+    std::int64_t rows() const { return rows_; }
     Rows<float> output() { return make_rows(static_cast<float*>(nullptr), rows_, width_); }
 
    private:

@@ -369,12 +369,7 @@ void Runner<LayerT, PartsT>::run_shared([[maybe_unused]] Rows<Act const> hidden,
     if (!shared_.active()) return;
     Timed const timed(probe, Phase::shared);
     shared_.run(hidden, make_rows(static_cast<float const*>(joint_), hidden.extent(0), num_joint_), stream);
-    std::int64_t rows = 0;
-    if constexpr (requires { shared_.rows(); }) {  // output() would make the routed experts wait for a side stream
-      rows = shared_.rows();
-    } else {
-      rows = shared_.output().extent(0);
-    }
+    std::int64_t const rows = shared_.rows();  // output() would make the routed experts wait for a side stream
     if (rows != hidden.extent(0)) {
       throw Error(ErrorCode::internal, text("shared experts: ", rows, " rows of output for ", hidden.extent(0), " rows"));
     }
