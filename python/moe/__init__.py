@@ -29,7 +29,7 @@ from ._runner import Group, Runner, torch as _torch_module
 from ._types import Array, Communicator, RunnerInfo
 
 if _torch_module is not None:
-    from . import _torch as _torch_operators
+    from . import _torch as _torch_operators  # noqa: F401 - registers the operators
 
 __version__: str = str(_library.version())
 

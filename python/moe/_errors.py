@@ -10,7 +10,7 @@ import operator
 
 import tvm_ffi
 
-from . import _tvm_version  # noqa: F401: refuses a version that lacks what follows
+from . import _tvm_version  # noqa: F401 - refuses a version that lacks what follows
 
 
 class Error(RuntimeError):

@@ -19,6 +19,7 @@ GATHER, LOCAL = ("naive", "allgather_reduce_scatter"), ("no_expert_parallel",)
 FLOAT32, BF16 = 1e-5, 2e-2
 REFERENCE = ["--experts", "cuda_reference"]
 INSIDE = "monolithic_cuda_reference"
+NEVER_SPLIT = "auto: batches are never split: on two H200 and on four H100 "
 AT_A_TIME = 4  # a run mostly starts processes, CUDA and NCCL
 
 

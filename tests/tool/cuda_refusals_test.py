@@ -16,7 +16,7 @@ import tempfile
 import time
 
 from bad_inputs import BLOCK, WEIGHTS, make
-from refusals import BACKENDS, REFERENCE, NeedsGpu, all_ranks, same_refusal, with_output
+from refusals import BACKENDS, NeedsGpu, all_ranks, same_refusal, with_output
 from tool import in_parallel, moe, no_gpus, padded_block, read, write
 
 BATCHED = ("low_latency", "pplx")
