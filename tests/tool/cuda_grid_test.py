@@ -5,6 +5,7 @@
 # moe-ranks: 1 2 4
 import itertools
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -20,7 +21,7 @@ FLOAT32, BF16 = 1e-5, 2e-2
 REFERENCE = ["--experts", "cuda_reference"]
 INSIDE = "monolithic_cuda_reference"
 NEVER_SPLIT = "auto: batches are never split: on two H200 and on four H100 "
-AT_A_TIME = 4  # a run mostly starts processes, CUDA and NCCL
+AT_A_TIME = max(4, min(8, (os.cpu_count() or 1) // 5))  # a run mostly starts processes, CUDA and NCCL
 
 
 def grids():

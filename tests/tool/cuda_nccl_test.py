@@ -3,6 +3,7 @@
 # communicator and over windows, and refuses what its exchange does not support. Skipped where the tool finds no GPU or was built without
 # CUDA or NCCL, or where no case can run; cases with more ranks than GPUs are left out, each with a line "skipped, ...".
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -87,7 +88,8 @@ def main():
         if cases.over:
             return 77
         # A run mostly starts processes, CUDA and NCCL, so several run at a time.
-        in_parallel([(cases.run, number, ranks) for number in range(len(CASES)) for ranks in (1, 2, 4) if (number, ranks) != (0, 1)], 4)
+        in_parallel([(cases.run, number, ranks) for number in range(len(CASES)) for ranks in (1, 2, 4) if (number, ranks) != (0, 1)],
+                    max(4, min(8, (os.cpu_count() or 1) // 5)))
         if cases.ran == 0:
             return 77
         for wrong in refusals(folder, block(FILES[0]), cases.most_ranks):
