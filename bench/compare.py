@@ -4,8 +4,8 @@
 """Usage: compare.py LIBRARY [--dtype TYPE] [--shapes a,b] [--tokens 1,8,...] [--peers a,b] [--turns N] [--json FILE]
        compare.py --list [--dtype TYPE]
 
-LIBRARY is bench/hopper_capi.cu as a shared object (target moe_hopper_capi). --list says which peers of a type are there, and how the others
-are obtained; it needs no GPU.
+LIBRARY is bench/hopper_capi.cu as a shared object (target moe_hopper_capi). --list says which peers of a type are installed, and how
+to install the others; it needs no GPU.
 
 TYPE is that of the weights, with activations in bf16 unless it says otherwise:
   bf16
@@ -24,7 +24,7 @@ other way is a large part (peers 4e-2: they round to bf16 before they quantise);
 candidate that is wrong is not timed, and the exit code is 1.
 
 Each candidate is captured in a CUDA graph that runs every input set and lasts at least 1.5 ms. It keeps every tensor that it reads. Graphs
-are replayed in turns, each turn in an order of its own, so that all of them meet the same clocks. Sustained: the median over the turns,
+are replayed in turns, in a new random order each turn, so that all see the same clocks. Sustained: the median over the turns,
 with the spread (10 to 90 %) where it is over 3 %. Single-shot: the median of replays after 40 ms of idling. Floor: the larger of useful
 operations over the sustained cuBLAS rate of the candidate's activations and least bytes (weights as checkpoints hold them) over the rate of
 a read; both rates are measured here first.

@@ -45,7 +45,7 @@ class Candidate:
         return layer
 
     def call(self, prepared, layer, batch):
-        """A function of nothing that enqueues one layer and returns its output, or Products."""
+        """A function without arguments that enqueues one layer and returns its output, or Products."""
         raise NotImplementedError
 
 

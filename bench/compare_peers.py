@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# bench/compare_peers.py: the peers of bench/compare.py that are PyTorch's, transformers' and sglang's, the list of all, and which of them
-# are there.
+# bench/compare_peers.py: the peers of bench/compare.py that are PyTorch's, transformers' and sglang's, the list of all, and which are
+# installed.
 #
 # A peer is a subclass of Candidate (compare_layers.py). Preparing (sorting rows, padding, quantising inputs) happens outside the call where
 # the peer's two products alone are timed.

@@ -58,7 +58,7 @@ class Dtype:
         _, hidden, inter, _ = shape
         unit = 128 if self.blocks else self.group or 1
         if hidden % unit or inter % unit:
-            return f"its sizes are no multiples of {unit}"
+            return f"its sizes are not multiples of {unit}"
         return None
 
 
@@ -105,7 +105,7 @@ def tolerance(dtype, activations, tokens, ours, whole=True):
 
 
 def spread(times):
-    """(lowest, 10 %, 90 %, highest) of some times, each as a part of their median, minus 1."""
+    """(lowest, 10 %, 90 %, highest) of some times, each relative to the median, minus 1."""
     order, middle = sorted(times), statistics.median(times)
     tenth = len(order) // 10
     return tuple(order[i] / middle - 1 for i in (0, tenth, -1 - tenth, -1))
@@ -133,7 +133,7 @@ def numbers(text, what, low, high):
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{what}: {text!r} is no list of whole numbers") from None
+        raise ValueError(f"{what}: {text!r} is not a list of whole numbers") from None
     for value in values:
         if not low <= value <= high:
             raise ValueError(f"{what}: {value} is out of range, {low} to {high}")

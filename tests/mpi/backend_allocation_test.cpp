@@ -48,7 +48,7 @@ void expect_no_allocation(int num_experts) {
   std::vector<float> out(8 * 256);
   std::size_t const arena_before = h.arena_bytes();
   long in_exchange = 0;
-  for (auto const& b : batches) {  // the very first round as well
+  for (auto const& b : batches) {  // including the first round
     long before = allocations;
     auto const tokens = h.exchange().prepare(b.tokens(), {});
     in_exchange += allocations - before;

@@ -35,7 +35,7 @@ def check_floors():
     many = table.floors(shape, mxfp4, 16384, 128, RATES, 4000e9)
     close(many["bf16"], 1e6 * 6 * 16384 * 4 * 2880 * 2880 / 600e12)
     close(many["bf16"], 2 * many["fp8"])
-    expect(table.DTYPES["fp8"].unfit(table.SHAPES["gpt-oss-120b"]) is not None, "2880 is no multiple of 128")
+    expect(table.DTYPES["fp8"].unfit(table.SHAPES["gpt-oss-120b"]) is not None, "2880 is not a multiple of 128")
     for dtype in table.DTYPES.values():
         for name in dtype.shapes:
             expect(name in table.SHAPES, name)
@@ -88,7 +88,7 @@ def check_arguments():
     refused("--dtype: no 'bf16,fp8'", "--list", "--dtype", "bf16,fp8")
     refused("--tokens: 0 is out of range, 1 to 131072", "--list", "--tokens", "8,0")
     refused("--tokens: 131073 is out of range", "--list", "--tokens", "131073")
-    refused("--tokens: '8,x' is no list of whole numbers", "--list", "--tokens", "8,x")
+    refused("--tokens: '8,x' is not a list of whole numbers", "--list", "--tokens", "8,x")
     refused("--turns: 2 is out of range, 3 to 1000", "--list", "--turns", "2")
     refused("--shapes: no 'mixtral'; there are: mixtral-8x7b", "--list", "--shapes", "mixtral")
     refused("LIBRARY is missing")

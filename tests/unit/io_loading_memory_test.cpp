@@ -88,7 +88,7 @@ json compressed(char const* format, char const* type, int bits, int group) {
 }
 
 struct Loaded {
-  double store = 0;  ///< the most bytes beside those before loading, as a multiple of the store's
+  double store = 0;  ///< peak of additional memory during loading, divided by the store's size
   double file = 0;   ///< the same, of the checkpoint's codes and scales
 };
 template <class Quant>
@@ -135,7 +135,7 @@ TEST(LoadingMemory, Int4InGroupsOf32) {
       kSizes);
   EXPECT_LT((load<quantization::WNa16<4, 32>>(directory.path(), true).store), kMost);
   EXPECT_LT((load<quantization::W4A8<quantization::Fp8Unit<>, 32>>(directory.path(), true).store), kMost);
-  // What a copy in floating point costs: the bound would not hold.
+  // Control: reading in floating point exceeds the bound.
   EXPECT_GT(load<quantization::None>(directory.path(), false).file, 6.0);
 }
 TEST(LoadingMemory, Mxfp4) {

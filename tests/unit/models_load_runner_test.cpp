@@ -216,6 +216,10 @@ void expect_same_values(fs::path const& directory, bool direct = true) {
 json const kFp8 = moe_test::fp8_block_config();
 constexpr auto fp8_blocks = moe_test::add_fp8_blocks;
 
+json const kFp8Channels{{"quant_method", "compressed-tensors"},
+                        {"format", "float-quantized"},
+                        {"config_groups", {{"group_0", {{"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}}}}}}};
+
 TEST(PackedExperts, Fp8Blocks) {
   TemporaryDirectory const directory;
   moe_test::write_checkpoint(directory.path(), kFp8, fp8_blocks);
@@ -224,10 +228,7 @@ TEST(PackedExperts, Fp8Blocks) {
 }
 TEST(PackedExperts, Fp8PerChannel) {
   TemporaryDirectory const directory;
-  json const config{{"quant_method", "compressed-tensors"},
-                    {"format", "float-quantized"},
-                    {"config_groups", {{"group_0", {{"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}}}}}}};
-  moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  moe_test::write_checkpoint(directory.path(), kFp8Channels, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     w.codes(base + ".weight", FileDType::f8_e4m3, {n, k});
     w.scales(base + ".weight_scale", {n, 1});
   });
@@ -270,6 +271,11 @@ json const kNvfp4 =
     compressed("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}});
 json int4_config(int group) {
   return compressed("pack-quantized", {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", group}});
+}
+json gptq_config(int bits, std::int64_t group, char const* format = nullptr) {
+  json q{{"quant_method", "gptq"}, {"bits", bits}, {"group_size", group}};
+  if (format != nullptr) q["checkpoint_format"] = format;
+  return q;
 }
 json const kInt8 = compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
 /// The global scale multiplies (ModelOpt), or divides (compressed-tensors; a power of two here, whose reciprocal is exact).
@@ -357,14 +363,16 @@ TEST(PackedExperts, ZeroPointsOfCompressedTensors) {
   expect_error(ErrorCode::config, "gate_proj.weight_zero_point", [&] { expect_same_values<quantization::WNa16<4, 64>>(directory.path()); });
 }
 
-/// A scale that is not a number, or under which the largest code is infinite, is refused with the name of its tensor.
+/// A scale that is not a number, or under which the largest code is infinite, is refused with the name of its tensor and its position.
 TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
-  auto const refused = [](json const& config, auto const& write, auto quant, std::string const& tensor) {
-    SCOPED_TRACE(text(decltype(quant)::kName, ", ", tensor));
+  auto const refused = [](json const& config, auto const& write, auto quant, std::string const& tensor, std::string const& words) {
+    SCOPED_TRACE(text(decltype(quant)::kName, ", ", tensor, ", ", words));
     TemporaryDirectory const directory;
     moe_test::write_checkpoint(directory.path(), config, write);
-    expect_error(ErrorCode::argument, "experts.1.up_proj" + tensor, [&] { expect_same_values<decltype(quant)>(directory.path()); });
+    std::string const message = expect_error(ErrorCode::argument, [&] { expect_same_values<decltype(quant)>(directory.path()); });
+    EXPECT_NE(message.find("experts.1.up_proj" + tensor + "' in "), std::string::npos) << message;
+    EXPECT_NE(message.find("): " + words), std::string::npos) << message;
   };
   auto const is_bad = [](std::string const& base) { return base.ends_with("experts.1.up_proj"); };
   for (float bad : {kNan, kInf, 1e38F}) {
@@ -376,7 +384,7 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
           if (is_bad(base)) scales[7] = bad;
           w.file.add(base + ".weight_scale", {n, k / 32}, scales);
         },
-        quantization::WNa16<4, 32>(), ".weight_scale");
+        quantization::WNa16<4, 32>(), ".weight_scale", "scale 7 is");
     refused(
         kInt8,
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
@@ -385,13 +393,21 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
           if (is_bad(base)) scales[7] = bad;
           w.file.add(base + ".weight_scale", {n, 1}, scales);
         },
-        quantization::Int8PerChannel(), ".weight");
+        quantization::Int8PerChannel(), ".weight_scale", "scale 7 is");
+    refused(
+        gptq_config(4, 32),
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          auto m = moe_test::random_integers(w, 4, n, k, 32, Zeros::random);
+          if (is_bad(base)) m.scales[at(5 * m.groups() + 1)] = bad;  // row 5, group 1; .scales are [groups, rows]
+          moe_test::add_gptq(w, base, m, StoredZeros::minus_one);
+        },
+        quantization::WNa16<4, 32, true>(), ".scales", text("scale ", kI + 5, " is"));
     refused(
         {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}},
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
           nvfp4(w, base, n, k, ".weight", ".weight_scale_2", is_bad(base) ? bad : 1);
         },
-        quantization::Nvfp4W4A16(), ".weight_scale_2");
+        quantization::Nvfp4W4A16(), ".weight_scale_2", "scale 0 is");
   }
   refused(
       kNvfp4,
@@ -399,7 +415,7 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
         nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", 64);
         if (is_bad(base)) w.kept.back()[5] = 0x7F;
       },
-      quantization::Nvfp4W4A16(), ".weight_scale");
+      quantization::Nvfp4W4A16(), ".weight_scale", "NaN scale");
   for (int bad : {253, 255}) {
     refused(
         compressed("mxfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}}),
@@ -409,8 +425,29 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
           if (is_bad(base)) exponents[9] = static_cast<std::uint8_t>(bad);
           w.file.add(base + ".weight_scale", {n, k / 32}, exponents);
         },
-        quantization::Mxfp4W4A8<>(), ".weight_scale");
+        quantization::Mxfp4W4A8<>(), ".weight_scale", bad == 255 ? "NaN scale" : "exponent 253 is out of range");
   }
+}
+TEST(PackedExperts, AScaleOfAStackThatCannotBePackedIsRefused) {
+  TemporaryDirectory const directory;
+  auto const write = [&](std::size_t bad) {
+    moe_test::write_checkpoint(directory.path(), kFp8Channels, [&](Writer& w, std::string const& base, std::int64_t, std::int64_t) {
+      if (!base.ends_with("experts.0.gate_proj")) return;
+      std::string const root = base.substr(0, base.find("0.gate_proj"));
+      w.codes(root + "gate_up_proj", FileDType::f8_e4m3, {kE, 2 * kI, kH});
+      w.codes(root + "down_proj", FileDType::f8_e4m3, {kE, kH, kI});
+      std::vector<float> scales(at(kE * 2 * kI), 0.5F);
+      if (bad < scales.size()) scales[bad] = 1e38F;
+      w.file.add(root + "gate_up_proj_scale", {kE, 2 * kI, 1}, scales);
+      w.scales(root + "down_proj_scale", {kE, kH, 1});
+    });
+  };
+  write(at(kE * 2 * kI));
+  expect_same_values<quantization::Fp8PerToken<>>(directory.path());
+  write(at(2 * kI + 7));
+  std::string const message = expect_error(ErrorCode::argument, [&] { expect_same_values<quantization::Fp8PerToken<>>(directory.path()); });
+  EXPECT_NE(message.find("experts.gate_up_proj_scale' in "), std::string::npos) << message;
+  EXPECT_NE(message.find(text("): scale ", 2 * kI + 7, " is out of range")), std::string::npos) << message;
 }
 /// Groups, zero points or scales of another shape than the codes: refused with the tensor's name.
 TEST(PackedExperts, APackingThatDoesNotFitIsRefused) {
@@ -525,11 +562,6 @@ struct Packing {
   bool awq;
   bool by_activation = false;
 };
-json gptq_config(int bits, std::int64_t group, char const* format = nullptr) {
-  json q{{"quant_method", "gptq"}, {"bits", bits}, {"group_size", group}};
-  if (format != nullptr) q["checkpoint_format"] = format;
-  return q;
-}
 std::vector<Packing> integer_packings() {
   std::vector<Packing> out;
   for (int bits : {4, 8}) {

@@ -22,8 +22,8 @@
 namespace moe::comm {
 
 /// One rank of an NCCL communicator on the device that is current when it is constructed. Movable, not copyable.
-/// Threads: one at a time makes calls. Beside it any thread may call begin_abort(), failed(), rank() and size(). A call that is inside then
-/// ends at its next look at the clock, with E_STATE or the error that it met, and NCCL's communicators are freed after it, or after a
+/// Threads: only one may call at a time, except that any thread may call begin_abort(), failed(), rank() and size(). A call that is inside
+/// then ends at its next look at the clock, with E_STATE or the error that it met, and NCCL's communicators are freed after it, or after a
 /// second if it has not returned (abortable.hpp). Move or destroy it only when no other thread uses it.
 /// Collectives are enqueued on the stream; counts and offsets are in bytes (reductions: elements) and in host memory.
 ///

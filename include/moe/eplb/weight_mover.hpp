@@ -214,7 +214,7 @@ class WeightMover {
  private:
   struct Fetched {
     int layer;
-    std::vector<std::int32_t> commits;  // physical slots of this rank
+    std::vector<std::int32_t> commits;  // expert slots of this rank
   };
   static constexpr std::int64_t kAlign = 256;
   static std::int64_t padded(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }

@@ -111,7 +111,7 @@ inline bool has_byte(std::uint8_t const* bytes, std::int64_t n, std::uint8_t mas
     std::memcpy(&word, bytes + i, 8);
     found |= look(word);
   }
-  last = kOnes * static_cast<std::uint8_t>(~value & mask);  // bytes that are not such values
+  last = kOnes * static_cast<std::uint8_t>(~value & mask);  // padding that never matches
   if (i < n) std::memcpy(&last, bytes + i, static_cast<std::size_t>(n - i));
   return (found | look(last)) != 0;
 }
@@ -140,8 +140,8 @@ class PackedMatrixReader {
       return stored.form == kForm && m.stack == 0;
     } else if constexpr (kForm == StoredForm::fp8 || kForm == StoredForm::int8) {
       if (stored.form != kForm || m.interleaved || store_.contains(m.base + ".weight_zero_point")) return false;
-      auto const grid = scales_of(m, stored.codes);
-      return grid && fits(*grid, m) && m.row % tile_rows(m) == 0;
+      auto const scale = find_scale(m);  // the reader in floating point names one that is missing
+      return scale && fits(scales_of(m, stored.codes, *scale), m) && m.row % tile_rows(m) == 0;
     } else {
       return stored.form == kForm && !(kForm == StoredForm::floats && bits(stored.codes.info->dtype) < 16);
     }
@@ -205,28 +205,29 @@ class PackedMatrixReader {
     }
   }
 
-  std::optional<detail::ScaleGrid> scales_of(StoredMatrix const& m, StoredTensor const& codes) const {
+  std::optional<StoredTensor> find_scale(StoredMatrix const& m) const {
+    return m.stack > 0 ? detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", "_scale_inv", "_weight_scale", "_scale"})
+                       : detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", ".scale"});
+  }
+  detail::ScaleGrid scales_of(StoredMatrix const& m, StoredTensor const& codes, StoredTensor const& scale) const {
     require(codes, m, m.cols);
-    auto const scale =
-        m.stack > 0 ? detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", "_scale_inv", "_weight_scale", "_scale"})
-                    : detail::find_any(store_, m.base, {".weight_scale_inv", ".weight_scale", ".scale"});
-    if (!scale) return std::nullopt;  // the reader in floating point names it
     detail::MatrixPosition const position{.rows = m.rows, .cols = m.cols, .index = m.index, .stack = m.stack};
-    detail::ScaleGrid grid = detail::read_scale_grid(*scale, position, q_.block[0], q_.block[1]);
+    detail::ScaleGrid grid = detail::read_scale_grid(scale, position, q_.block[0], q_.block[1]);
     q_.require({kForm == StoredForm::int8, 8, grid.group}, m.cols, codes.where());
     return grid;
   }
-  /// Whether each tile of the scheme has one scale.
+  /// Whether the checkpoint's scale blocks cover whole blocks of the scheme.
   static bool fits(detail::ScaleGrid const& grid, StoredMatrix const& m) {
     return grid.row_block % tile_rows(m) == 0 && (grid.col_block % tile_cols(m) == 0 || grid.col_block == m.cols);
   }
 
-  /// E_ARG, naming the tensor of the scales, for one under which a code would not be finite. `first`: what precedes it in the tensor.
+  /// E_ARG, naming the tensor of the scales, unless every code is finite under this one. `index`: its position in the tensor.
   template <class T>
-  static void require_packable(StoredTensor const& s, T const& scale, std::int64_t first) {
-    if (!quantization::is_packable(scale, Quant::kWeightDType)) {
-      throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", first, " is out of range: the largest weight under it is infinite"));
-    }
+  static void require_packable(StoredTensor const& s, T const& scale, std::int64_t index) {
+    if (quantization::is_packable(scale, Quant::kWeightDType)) return;
+    constexpr bool kHasZero = std::is_same_v<T, quantization::ScaleZero>;
+    throw Error(ErrorCode::argument, one_line(s.where(), ": scale ", index, " is out of range: the largest weight under it is not finite",
+                                              kHasZero ? ", or its zero point is not a code" : ""));
   }
   /// Copies exponents; E_ARG, naming their tensor, for NaN and for those under which a code would not be finite.
   static void copy_exponents(StoredTensor const& s, StoredMatrix const& m, std::uint8_t* to) {
@@ -248,13 +249,14 @@ class PackedMatrixReader {
 
   /// e4m3 or int8 codes with float32 scales.
   void read_scaled(StoredTensor const& w, StoredMatrix const& m, Code* to, Scale* scales) const {
-    auto const grid = *scales_of(m, w);
+    StoredTensor const s = *find_scale(m);
+    detail::ScaleGrid const grid = scales_of(m, w, s);
     std::int64_t const scale_cols = Quant::weight_scale_count(tile_rows(m), m.cols);
     Scale* out = scales + m.row / tile_rows(m) * scale_cols;
     for (std::int64_t r = 0; r < m.rows; r += tile_rows(m)) {
       for (std::int64_t c = 0; c < m.cols; c += tile_cols(m)) {
         *out = grid(r, c);
-        require_packable(w, *out++, r);
+        require_packable(s, *out++, grid.first + grid.index(r, c));
       }
     }
     detail::copy_pieces(w, m.index * m.rows * m.cols, m.rows * m.cols, reinterpret_cast<std::uint8_t*>(to),
@@ -308,8 +310,8 @@ class PackedMatrixReader {
       std::fill(scales + rows * groups, scales + Quant::weight_global_offset(rows, m.cols), Scale{0});
       Quant::set_weight_global(scales, rows, m.cols, global);
     } else if (float const first = Quant::weight_global(scales, rows, m.cols); first != global) {
-      throw Error(ErrorCode::config, one_line(g.where(), ": the global scale ", global, " is another than ", first,
-                                              " of the other half of w13, and ", Quant::kName, " holds one"));
+      throw Error(ErrorCode::config, one_line(g.where(), ": the global scale ", global, " differs from ", first,
+                                              " of the other half of w13; ", Quant::kName, " stores one for both"));
     }
     detail::copy_pieces(w, 0, m.rows * m.cols / 2, to, detail::no_look);
     detail::copy_pieces(s, 0, m.rows * groups, scales + m.row * groups, [&](std::uint8_t const* bytes, std::int64_t n) {
@@ -322,7 +324,9 @@ class PackedMatrixReader {
     auto const matrix = detail::read_qweight(store_, w, m.base, m.rows, m.cols, q_);
     refuse_order(w, matrix.index);
     detail::naming(w, [&] { quantization::to_internal<Quant>(matrix.weight, to, scales); });
-    for (std::int64_t i = 0; i < Quant::weight_scale_count(m.rows, m.cols); ++i) require_packable(w, scales[i], i);
+    StoredTensor const s = store_.at(m.base + ".scales");  // [groups, rows]
+    std::int64_t const per_row = Quant::weight_scale_count(m.rows, m.cols) / m.rows, repeated = per_row / matrix.weight.groups();
+    for (std::int64_t i = 0; i < m.rows * per_row; ++i) require_packable(s, scales[i], i % per_row / repeated * m.rows + i / per_row);
   }
   static void refuse_order(StoredTensor const& w, std::vector<std::int32_t> const& index) {
     if (index.empty()) return;

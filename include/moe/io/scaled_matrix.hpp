@@ -68,8 +68,10 @@ inline float read_scale(StoredTensor const& s) {
 struct ScaleGrid {
   std::vector<float> values;
   std::int64_t row_block = 1, col_block = 1, cols = 1;
+  std::int64_t first = 0;  ///< position of values[0] in its tensor
   std::int64_t group = 0;  ///< as StoredWeights::group
-  float operator()(std::int64_t row, std::int64_t col) const { return values[at(row / row_block * cols + col / col_block)]; }
+  std::int64_t index(std::int64_t row, std::int64_t col) const { return row / row_block * cols + col / col_block; }
+  float operator()(std::int64_t row, std::int64_t col) const { return values[at(index(row, col))]; }
 };
 
 /// The scales of one matrix: one, one per row ([rows] or [rows, 1]), one per column of a stacked matrix ([1, cols]), one per block, or one
@@ -78,11 +80,11 @@ inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPosition const& m,
   ScaleGrid grid;
   std::int64_t const rows = (m.rows + block_rows - 1) / block_rows, cols = (m.cols + block_cols - 1) / block_cols;
   std::span<std::int64_t const> shape(s.shape());
-  std::int64_t count = s.info->elements(), first = 0;
+  std::int64_t count = s.info->elements();
   if (m.stack > 0 && count != 1) {
     bool const stacked = !shape.empty() && shape[0] == m.stack;
     count = stacked ? count / m.stack : 0;  // no shape fits 0 elements
-    first = m.index * count;
+    grid.first = m.index * count;
     if (stacked) shape = shape.subspan(1);
   }
   bool const flat = shape.size() == 2 && count == shape[0] * shape[1];
@@ -101,7 +103,7 @@ inline ScaleGrid read_scale_grid(StoredTensor const& s, MatrixPosition const& m,
     throw Error(ErrorCode::argument, one_line(s.where(), ": shape ", s.info->shape_text(), ", expected [1], [", lead, m.rows, ", 1], [",
                                               lead, m.rows, ", groups] or [", lead, rows, ", ", cols, "]"));
   }
-  grid.values = read_scales(s, first, count);
+  grid.values = read_scales(s, grid.first, count);
   return grid;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // models/shared_store.hpp: the shared experts of a checkpoint in the scheme in which it stores them, for the policies that compute them so:
-// runner::shared::Separate with a quantisation, and runner::shared::Stored, which has another way where that cannot be.
+// runner::shared::Separate with a quantisation, and runner::shared::Stored, which falls back to dense weights otherwise.
 #pragma once
 
 #include <algorithm>
@@ -57,11 +57,11 @@ class SharedCodes {
 
 }  // namespace detail
 
-/// Nothing, for a policy without a scheme: the shared experts are read as numbers.
+/// Nothing, for a policy without a scheme: the shared experts are read dequantised.
 template <class Shared, class Space, class Act>
 class SharedStore {
  public:
-  /// Whether it has the weights; else they are read as numbers.
+  /// Whether it has the weights; else they are read dequantised.
   static constexpr bool holds() { return false; }
   template <class Quant>
   void read(io::TensorStore const&, io::LayerLoader const&, Quant const&, bool) {}
@@ -116,7 +116,7 @@ class SharedStore<Shared, Space, Act> {
 
  private:
   static std::string obstacle(io::LayerDescription const& d) {
-    if (!io::PackedMatrixReader<Quant, Weight>::reads()) return text("no reader keeps ", Quant::kName, " as it is stored");
+    if (!io::PackedMatrixReader<Quant, Weight>::reads()) return text("no reader loads ", Quant::kName, " without dequantising");
     if (!Quant::supports(d.hidden, d.shared.intermediate)) {
       return text(Quant::kName, " does not take hidden ", d.hidden, " and intermediate ", d.shared.intermediate);
     }

@@ -22,7 +22,7 @@ namespace moe::routing {
 
 /// How the blocks of a launch exchange their counts between routing and placing.
 enum class GridBarrier : std::uint8_t {
-  none,         ///< one block, or nothing to place
+  none,         ///< one block, or no permutation
   cluster,      ///< the grid is one thread block cluster (sm_90)
   cooperative,  ///< all blocks are resident and use the workspace
 };
@@ -76,7 +76,7 @@ constexpr RoutingTuning choose_routing_tuning(std::int64_t num_rows, int num_log
   std::int64_t best_iterations = 0;
   int const warps = num_rows > 16LL * device.blocks[0] ? most : num_rows > 8LL * device.blocks[0] ? 16 : 8;
   std::int64_t const needed = (num_rows + warps - 1) / warps;
-  for (int i : {3, 2, 0}) {  // pairs gain nothing
+  for (int i : {3, 2, 0}) {  // clusters of 2 are not faster
     int const size = 1 << i;
     if (device.blocks[i] == 0) continue;
     std::int64_t const blocks = std::min<std::int64_t>((needed + size - 1) / size * size, device.blocks[i]);

@@ -151,8 +151,8 @@ struct Halves {
         return wanted;
       }
     }
-    /// The verdict of the caller, the same on all ranks, for the forwards from now on; none: by the rows. E_STATE for yes without a second
-    /// exchange.
+    /// The caller's choice, the same on all ranks, for the forwards from now on; none: decided by the row count. E_STATE for yes without a
+    /// second exchange.
     void decide(std::optional<bool> verdict) {
       if (verdict.value_or(false) && !exchange_) {
         throw Error(ErrorCode::state, "dual batch: the runner was built without its second exchange. Fix: second_exchange = true");
