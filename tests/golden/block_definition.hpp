@@ -115,8 +115,13 @@ inline Row finished(HostLayerWeights<float> const& w, Row const& in, std::int32_
     if (ids[j] < d.router.num_experts || d.router.zero_expert_kind != moe::routing::ZeroExpertKind::identity) continue;
     for (std::size_t i = 0; i < routed.size(); ++i) routed[i] += static_cast<double>(weights[j]) * in[i];
   }
+  for (double& v : routed) v *= d.output_scaling_factor;
+  if (d.latent_norm) {
+    routed = rms_norm(routed, d.rms_norm_eps);
+    for (std::size_t i = 0; i < routed.size(); ++i) routed[i] *= w.latent_norm[i];
+  }
   if (d.latent > 0) routed = times(w.latent_out.data(), h, routed);
-  for (std::size_t i = 0; i < h; ++i) routed[i] = routed[i] * d.output_scaling_factor + shared[i];
+  for (std::size_t i = 0; i < h; ++i) routed[i] += shared[i];
   if (d.shared.combination == Combination::average) std::ranges::for_each(routed, [](double& v) { v *= 0.5; });
   if (d.post_norm) {
     routed = rms_norm(routed, d.rms_norm_eps);

@@ -289,6 +289,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
 
   d.latent = m.present("latent_size") ? m.integer("latent_size", 0) : 0;
   d.latent_in_norm = m.optional_choice("latent_input_norm", {"none", "rmsnorm(x)*(1+w)"}) == 1;
+  d.latent_norm = m.optional_choice("latent_output_norm", {"none", "rmsnorm(r)*w"}) == 1;
   d.expert_norm = m.optional_choice("expert_output_norm", {"none", "rmsnorm((1+w)*y)"}) == 1;
   if (d.expert_norm) d.expert_norm_eps = m.number("expert_norm_eps");
   if (m.present("router_logit_scale")) d.router_logit_scale = m.number("router_logit_scale");
@@ -301,7 +302,7 @@ inline LayerDescription from_block_metadata(Metadata const& map, std::string_vie
   if (m.present("own_rows")) d.own_rows = m.integer("own_rows", 1);
   bool const scaled = m.optional_choice("router_input", {"none", "rmsnorm(x)*scale/sqrt(H)"}) == 1;
   d.router_input = scaled ? RouterInput::scaled_rms_norm : family == mlp_router_skip ? RouterInput::mlp : RouterInput::hidden;
-  if (d.post_norm || d.latent_in_norm || d.router_input != RouterInput::hidden) {
+  if (d.post_norm || d.latent_norm || d.latent_in_norm || d.router_input != RouterInput::hidden) {
     // The norm's epsilon is in the model's configuration only.
     d.rms_norm_eps = HfConfig::from_text(m.required("config_json"), std::string(label) + ":config_json").positive("rms_norm_eps");
   }
