@@ -18,9 +18,9 @@ import struct
 import sys
 
 BLOCKS = pathlib.Path(__file__).resolve().parent / "moe_blocks"
-TOKENS, HIDDEN, WIDTH, EXPERTS = 15, 32, 16, 8
+TOKENS, WIDTH, EXPERTS = 15, 16, 8
 CODES = {"F32": "f", "I32": "i"}
-GAP = 2e-3  # between the last chosen and the best expert that is not, at least: rounding must not change the choice
+GAP = 2e-3  # least distance of the last chosen expert to the next one: rounding must not change the choice
 
 
 def f32(x):
@@ -75,20 +75,19 @@ class Weights:
 
 class Grok1:
     """Grok-1: the softmax of all soft-capped logits, the two largest of it as they are; experts with a gelu gate."""
-    name, topk, prefix = "grok_1", 2, "model.layers.0.moe_block."
-    seed = 5000
-    cap = 30.0
-    config = {"model_type": "grok-1", "architectures": ["Grok1ModelForCausalLM"], "hidden_size": HIDDEN, "intermediate_size": WIDTH,
-              "num_experts": EXPERTS, "num_experts_per_tok": topk, "num_hidden_layers": 1, "hidden_act": "gelu"}
-    metadata = {"routing_family": "softmax_topk", "scoring_func": "softmax", "logit_softcapping": "30.0", "activation": "gelu"}
+    name, seed, topk, prefix = "grok_1", 5000, 2, "model.layers.0.moe_block."
+    hidden, cap = 32, 30.0
+    config = {"model_type": "grok-1", "hidden_size": hidden, "intermediate_size": WIDTH, "num_experts": EXPERTS,
+              "num_experts_per_tok": topk, "num_hidden_layers": 1}
+    metadata = {"routing_family": "softmax_topk", "scoring_func": "softmax", "logit_softcapping": str(cap), "activation": "gelu"}
 
     def __init__(self, weights):
-        self.router = weights.linear("gate", EXPERTS, HIDDEN, 4.0)  # logits large enough for the cap to be seen
+        self.router = weights.linear("gate", EXPERTS, self.hidden, 4.0)  # logits large enough for the cap to be seen
         self.experts = []
         for e in range(EXPERTS):
             at = f"experts.{e}."
-            self.experts.append((weights.linear(at + "linear", WIDTH, HIDDEN), weights.linear(at + "linear_v", WIDTH, HIDDEN),
-                                 weights.linear(at + "linear_1", HIDDEN, WIDTH, 2.0)))
+            self.experts.append((weights.linear(at + "linear", WIDTH, self.hidden), weights.linear(at + "linear_v", WIDTH, self.hidden),
+                                 weights.linear(at + "linear_1", self.hidden, WIDTH, 2.0)))
 
     @staticmethod
     def gelu(gate, up):
@@ -99,8 +98,8 @@ class Grok1:
         capped = [soft_cap(z, self.cap) for z in logits]
         exponents = [math.exp(z - max(capped)) for z in capped]
         scores = [v / math.fsum(exponents) for v in exponents]
-        ids, _ = choose(scores, self.topk)
-        return logits, ids, [scores[e] for e in ids], choose(capped, self.topk)[1]
+        ids, gap = choose(capped, self.topk)
+        return logits, ids, [scores[e] for e in ids], gap
 
     def output(self, x, ids, weights):
         return weighted_sum(weights, [ffn(self.gelu, *self.experts[e], x) for e in ids])
@@ -109,11 +108,10 @@ class Grok1:
 class KimiK3:
     """Kimi-K3: sigmoid scores chosen with a bias and normalised, experts on a projection of the token, their sum normalised before it is
     projected back, shared experts on the token itself."""
-    name, topk, prefix = "kimi_k3", 3, "language_model.model.layers.0.block_sparse_moe."
-    seed = 5100
-    latent, shared, eps, factor, gate_cap, up_cap = 24, 2, 1e-5, 1.0, 4.0, 25.0
+    name, seed, topk, prefix = "kimi_k3", 5100, 3, "language_model.model.layers.0.block_sparse_moe."
+    hidden, latent, shared, eps, factor, gate_cap, up_cap = 48, 32, 2, 1e-5, 1.0, 4.0, 25.0
     config = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "hidden_act": "situ", "activation_situ_beta": gate_cap,
-              "activation_situ_linear_beta": up_cap, "hidden_size": HIDDEN, "routed_expert_hidden_size": latent, "latent_moe_use_norm": True,
+              "activation_situ_linear_beta": up_cap, "hidden_size": hidden, "routed_expert_hidden_size": latent, "latent_moe_use_norm": True,
               "rms_norm_eps": eps, "moe_intermediate_size": WIDTH, "num_experts": EXPERTS, "num_experts_per_token": topk,
               "num_shared_experts": shared, "num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1,
               "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "use_grouped_topk": True, "num_expert_group": 1,
@@ -124,21 +122,20 @@ class KimiK3:
                 "shared_expert_intermediate_size": str(shared * WIDTH), "routed_scaling_factor": str(factor)}
 
     def __init__(self, weights):
-        self.router = weights.linear("gate", EXPERTS, HIDDEN, 1.5)
+        self.router = weights.linear("gate", EXPERTS, self.hidden, 1.5)
         self.bias = weights.add("gate.e_score_correction_bias", (EXPERTS,), 0.3)
-        # Gates and ups beyond the caps of both. The shared experts' output is about as large as that of the routed ones.
-        self.into = weights.linear("routed_expert_down_proj", self.latent, HIDDEN)
+        self.into = weights.linear("routed_expert_down_proj", self.latent, self.hidden)
         self.experts = []
         for e in range(EXPERTS):
-            at = f"experts.{e}."
+            at = f"experts.{e}."  # gates and ups of the size of their caps
             self.experts.append((weights.linear(at + "w1", WIDTH, self.latent, 3.0), weights.linear(at + "w3", WIDTH, self.latent, 12.0),
                                  weights.linear(at + "w2", self.latent, WIDTH)))
         self.norm = weights.add("routed_expert_norm.weight", (self.latent,), 0.2, 1.0)
-        self.back = weights.linear("routed_expert_up_proj", HIDDEN, self.latent, 4.0)
+        self.back = weights.linear("routed_expert_up_proj", self.hidden, self.latent, 4.0)
         wide = self.shared * WIDTH
-        self.beside = (weights.linear("shared_experts.gate_proj", wide, HIDDEN, 2.0),
-                       weights.linear("shared_experts.up_proj", wide, HIDDEN, 4.0),
-                       weights.linear("shared_experts.down_proj", HIDDEN, wide))
+        self.beside = (weights.linear("shared_experts.gate_proj", wide, self.hidden, 2.0),
+                       weights.linear("shared_experts.up_proj", wide, self.hidden, 4.0),
+                       weights.linear("shared_experts.down_proj", self.hidden, wide))
 
     def situ(self, gate, up):
         return soft_cap(gate, self.gate_cap) * sigmoid(gate) * soft_cap(up, self.up_cap)
@@ -163,7 +160,7 @@ def compute(kind):
     for seed in range(kind.seed, kind.seed + 100):
         weights = Weights(seed, kind.prefix)
         block = kind(weights)
-        hidden = weights.draw((TOKENS, HIDDEN), 1.0)
+        hidden = weights.draw((TOKENS, kind.hidden), 1.0)
         routes = [block.route(x) for x in hidden]
         gap = min(route[3] for route in routes)
         if gap > GAP:
@@ -175,7 +172,7 @@ def compute(kind):
                "topk_weights": [route[2] for route in routes]} | weights.tensors
     metadata = {
         "case": f"{kind.name}_e{EXPERTS}k{kind.topk}_s{seed}", "model_type": kind.config["model_type"], "num_experts": str(EXPERTS),
-        "top_k": str(kind.topk), "hidden_size": str(HIDDEN), "intermediate_size": str(WIDTH), "num_tokens": str(TOKENS),
+        "top_k": str(kind.topk), "hidden_size": str(kind.hidden), "intermediate_size": str(WIDTH), "num_tokens": str(TOKENS),
         "glu": "act(gate)*up", "norm_topk_prob": "false", "renorm_eps": "0", "n_group": "1", "topk_group": "1", "group_score": "none",
         "masked_group_fill": "none", "routed_scaling_factor": "1.0", "output_scaling_factor": "1.0", "weight_applied_on": "expert_output",
         "correction_bias": "none", "shared_experts": "0", "shared_expert_intermediate_size": "0", "shared_expert_gate": "none",
