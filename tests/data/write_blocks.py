@@ -110,16 +110,17 @@ class KimiK3:
     projected back, shared experts on the token itself."""
     name, seed, topk, prefix = "kimi_k3", 5100, 3, "language_model.model.layers.0.block_sparse_moe."
     hidden, latent, shared, eps, factor, gate_cap, up_cap = 48, 32, 2, 1e-5, 1.0, 4.0, 25.0
-    config = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "hidden_act": "situ", "activation_situ_beta": gate_cap,
-              "activation_situ_linear_beta": up_cap, "hidden_size": hidden, "routed_expert_hidden_size": latent, "latent_moe_use_norm": True,
-              "rms_norm_eps": eps, "moe_intermediate_size": WIDTH, "num_experts": EXPERTS, "num_experts_per_token": topk,
-              "num_shared_experts": shared, "num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1,
-              "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "use_grouped_topk": True, "num_expert_group": 1,
-              "topk_group": 1, "topk_method": "noaux_tc", "routed_scaling_factor": factor}
-    metadata = {"routing_family": "biased_sigmoid", "scoring_func": "sigmoid", "correction_bias": "selection_only", "norm_topk_prob": "true",
-                "renorm_eps": "1e-20", "activation": "silu", "glu": "softcap(gate)*sigmoid(gate)*softcap(up)", "gate_softcap": str(gate_cap),
-                "up_softcap": str(up_cap), "latent_size": str(latent), "latent_output_norm": "rmsnorm(r)*w", "shared_experts": str(shared),
-                "shared_expert_intermediate_size": str(shared * WIDTH), "routed_scaling_factor": str(factor)}
+    config = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "hidden_act": "situ",
+              "activation_situ_beta": gate_cap, "activation_situ_linear_beta": up_cap, "hidden_size": hidden,
+              "routed_expert_hidden_size": latent, "latent_moe_use_norm": True, "rms_norm_eps": eps, "moe_intermediate_size": WIDTH,
+              "num_experts": EXPERTS, "num_experts_per_token": topk, "num_shared_experts": shared, "num_hidden_layers": 1,
+              "first_k_dense_replace": 0, "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+              "use_grouped_topk": True, "num_expert_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "routed_scaling_factor": factor}
+    metadata = {"routing_family": "biased_sigmoid", "scoring_func": "sigmoid", "correction_bias": "selection_only",
+                "norm_topk_prob": "true", "renorm_eps": "1e-20", "routed_scaling_factor": str(factor), "activation": "silu",
+                "glu": "softcap(gate)*sigmoid(gate)*softcap(up)", "gate_softcap": str(gate_cap), "up_softcap": str(up_cap),
+                "latent_size": str(latent), "latent_output_norm": "rmsnorm(r)*w", "shared_experts": str(shared),
+                "shared_expert_intermediate_size": str(shared * WIDTH)}
 
     def __init__(self, weights):
         self.router = weights.linear("gate", EXPERTS, self.hidden, 1.5)
