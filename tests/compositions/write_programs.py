@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # tests/compositions/write_programs.py: writes the programs that `moe list compositions` names for its rows "not in this program".
-"""Usage: write_programs.py --tool MOE --output FOLDER FILE...
+"""Usage: write_programs.py --tool MOE --output FOLDER --spaces SPACE... --files FILE...
 
-One FILE for each pair of quantization and experts that has such rows, QUANTIZATION-EXPERTS.cu: it includes what the rows say and the
-policies' headers of `moe list policies`, and constructs and runs a layer for each of its rows. Ends with an error if the rows need other
-files than those named: then tests/compositions/CMakeLists.txt needs them.
+One FILE for each pair of quantization and experts that has such rows, QUANTIZATION-EXPERTS.cpp in the host space and
+QUANTIZATION-EXPERTS.cu in the CUDA space: it includes what the rows say and the policies' headers of `moe list policies`, and constructs
+and runs a layer for each of its rows. Ends with an error if the rows need other files than those named: then
+tests/compositions/CMakeLists.txt needs them.
 """
 import argparse
 import json
@@ -13,6 +14,8 @@ import pathlib
 import re
 import subprocess
 import sys
+
+SUFFIXES = {"host": ".cpp", "cuda": ".cu"}
 
 
 def listed(tool, *arguments):
@@ -28,12 +31,12 @@ def included(row):
 
 
 def program(name, rows, policies):
-    headers = {"tests/compositions/program.cuh"}
+    headers = {"tests/compositions/program.hpp"}
     calls = []
     for row in rows:
         types = {}
         for kind in ("router", "quantization", "backend", "experts"):
-            policy = policies[kind, row[kind]]
+            policy = policies.get((kind, row[kind], "both")) or policies[kind, row[kind], row["space"]]
             types[kind] = policy["type"]
             headers.update(policy["include"].split(" and ") if kind in ("router", "quantization") else ())
         headers.update(included(row))
@@ -41,7 +44,8 @@ def program(name, rows, policies):
     lines = ["// Written by tests/compositions/write_programs.py.", *(f'#include "{header}"' for header in sorted(headers)), ""]
     for backend, types in calls:
         lines += [f"void {name}_{backend}({types['backend']}::Comm& comm,",
-                  f"    moe::WeightsOf<moe_test::Config, {types['quantization']}> const& weights, moe_test::Batch const& batch) {{",
+                  f"    moe_test::Weights<{types['backend']}, {types['quantization']}> const& weights,",
+                  f"    moe_test::Batch<{types['backend']}> const& batch) {{",
                   f"  moe_test::run<{types['router']}, {types['quantization']},", f"                {types['backend']},",
                   f"                {types['experts']}>(comm, weights, batch);", "}"]
     return "\n".join(lines) + "\n"
@@ -51,19 +55,21 @@ def main():
     arguments = argparse.ArgumentParser(usage=__doc__)
     arguments.add_argument("--tool", required=True)
     arguments.add_argument("--output", required=True, type=pathlib.Path)
-    arguments.add_argument("files", nargs="+")
+    arguments.add_argument("--spaces", required=True, nargs="+", choices=SUFFIXES)
+    arguments.add_argument("--files", required=True, nargs="+")
     options = arguments.parse_args()
-    policies = {(p["kind"], p["name"]): p for p in listed(options.tool, "policies") if p["space"] in ("both", "cuda")}
+    policies = {(p["kind"], p["name"], p["space"]): p for p in listed(options.tool, "policies")}
     rows = {}
-    for row in listed(options.tool, "compositions", "--space", "cuda"):
-        if row["answer"] == "not in this program":
-            rows.setdefault(f"{row['quantization']}-{row['experts']}.cu", []).append(row)
+    for space in options.spaces:
+        for row in listed(options.tool, "compositions", "--space", space):
+            if row["answer"] == "not in this program":
+                rows.setdefault(f"{row['quantization']}-{row['experts']}{SUFFIXES[space]}", []).append(row)
     if sorted(rows) != sorted(options.files):
         more, less = sorted(set(rows) - set(options.files)), sorted(set(options.files) - set(rows))
         print(f"the rows need {more} too and not {less}", file=sys.stderr)
         return 1
     for file, of_file in rows.items():
-        text = program(re.sub(r"\W", "_", file.removesuffix(".cu")), of_file, policies)
+        text = program(re.sub(r"\W", "_", pathlib.Path(file).stem), of_file, policies)
         path = options.output / file
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

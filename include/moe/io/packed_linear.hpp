@@ -167,7 +167,7 @@ inline PackedIntegers find_packed_integers(TensorStore const& store, StoredTenso
   q.require({true, bits, group}, k, w.where());
   auto zeros = store.find(base + ".weight_zero_point");
   if (zeros) require_shape(*zeros, {n / (32 / bits), groups});
-  PackedIntegers out{bits, group, s, std::move(zeros), read_group_index(store, base + ".weight_g_idx", k, group, q.split)};
+  PackedIntegers out{bits, group, s, zeros, read_group_index(store, base + ".weight_g_idx", k, group, q.split)};
   naming(w, [&] { quantization::check_int_format(bits, out.group_size(k)); });
   return out;
 }
