@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
       delete listeners.Release(listeners.default_result_printer());
       listeners.Append(new Failures(rank));
     }
-    cudaSetDevice(rank % devices);
+    cudaSetDevice(hosts ? rank % devices : rank);
     int const mine = moe_test::exit_code(RUN_ALL_TESTS());
     if (mine != 0 && mine != moe_test::kSkipped) std::printf("rank %d failed\n", rank);
     result = moe_test::exit_code_of_all_ranks(mine);
