@@ -109,7 +109,30 @@ inline void add_fp8_blocks(CheckpointWriter& w, std::string const& base, std::in
   w.scales(base + ".weight_scale_inv", {n / 128, k / 128}, 1.0F / (64 * 4096));
 }
 
-// ---- integers of GPTQ and AWQ
+// ---- 4-bit floats of compressed-tensors
+
+inline json compressed_config(char const* format, json const& weights) {
+  return {{"quant_method", "compressed-tensors"}, {"format", format}, {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+}
+inline json mxfp4_config() {
+  return compressed_config("mxfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}});
+}
+inline void add_mxfp4(CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+  w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
+  w.exponents(base + ".weight_scale", {n, k / 32});
+}
+inline json nvfp4_config() {
+  return compressed_config("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}});
+}
+/// The global scale multiplies (ModelOpt), or divides (compressed-tensors; a power of two here, whose reciprocal is exact).
+inline void add_nvfp4(CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k, char const* codes = ".weight_packed",
+                      char const* global = ".weight_global_scale", float value = 64) {
+  w.codes(base + codes, FileDType::u8, {n, k / 2});
+  w.codes(base + ".weight_scale", FileDType::f8_e4m3, {n, k / 16});
+  w.file.add(base + global, {1}, std::vector<float>{value});
+}
+
+// ---- integers of GPTQ, AWQ and compressed-tensors
 
 /// The integers of a matrix [n, k] before they are packed: what its values are, (code - zero) * scale.
 struct IntegerCodes {
@@ -206,6 +229,18 @@ inline void add_awq(CheckpointWriter& w, std::string const& base, IntegerCodes c
                  return m.zeros[static_cast<std::size_t>(r * m.groups() + g)];
                }));
   }
+}
+
+/// weight_packed [N, K / 8] and weight_scale of compressed-tensors, without the zero points.
+inline json packed_integers_config(int group) {
+  return compressed_config("pack-quantized", {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", group}});
+}
+inline void add_packed_integers(CheckpointWriter& w, std::string const& base, IntegerCodes const& m) {
+  w.file.add(base + ".weight_packed", {m.n, m.k / 8}, pack_words(m.n, m.k, 4, kInOrder, [&](std::int64_t r, std::int64_t c) {
+               return m.codes[static_cast<std::size_t>(r * m.k + c)];
+             }));
+  w.file.add(base + ".weight_scale", {m.n, m.groups()}, m.scales);
+  w.file.add(base + ".weight_shape", {2}, std::vector<std::int64_t>{m.n, m.k});
 }
 
 }  // namespace moe_test

@@ -9,7 +9,9 @@
 #include "moe/quantization/int4_group128.hpp"
 #include "moe/quantization/int8_per_channel.hpp"
 #include "moe/quantization/mxfp4.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/runner/device/dense_shared.cuh"
@@ -33,6 +35,9 @@ MOE_TEST_SCHEME(quantization::Fp8Block<>);
 MOE_TEST_SCHEME(quantization::Fp8PerToken<>);
 MOE_TEST_SCHEME(quantization::Mxfp4W4A16<>);
 MOE_TEST_SCHEME(quantization::Int4Group128);
+MOE_TEST_SCHEME(quantization::WNa16<4, 32>);
+MOE_TEST_SCHEME(quantization::Nvfp4W4A16);
+MOE_TEST_SCHEME(quantization::Mxfp4Fp8<>);
 MOE_TEST_SCHEME(quantization::Int8PerChannel);
 
 template class moe::runner::Linear<Cuda, float, float, float>;
@@ -48,6 +53,8 @@ template void Kernels::quantize(quantization::Fp8Block<> const&, Rows<bf16 const
                                 Rows<typename quantization::Fp8Block<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
 template void Kernels::quantize(quantization::Fp8PerToken<> const&, Rows<bf16 const>,
                                 Rows<typename quantization::Fp8PerToken<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
+template void Kernels::quantize(quantization::Mxfp4Fp8<> const&, Rows<bf16 const>,
+                                Rows<typename quantization::Mxfp4Fp8<>::template Payload<bf16>>, Rows<float>, cudaStream_t);
 template void Kernels::sigmoid_gate(Rows<bf16 const>, float const*, Rows<float>, cudaStream_t);
 template void Kernels::copy_columns(Rows<bf16 const>, Rows<bf16>, cudaStream_t);
 template void Kernels::finish(moe::runner::FinishRows<bf16, bf16> const&, cudaStream_t);

@@ -17,6 +17,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/experts/weights.hpp"
 #include "moe/io/layer_weights.hpp"
@@ -25,7 +26,9 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/fp8_per_tensor.hpp"
 #include "moe/quantization/int4_group128.hpp"
+#include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/runner/description.hpp"
 #include "moe/runner/device/captured_sizes.hpp"
 #include "on_hopper.hpp"
@@ -39,6 +42,9 @@ using namespace moe;
 using Cuda = space::cuda;
 using Fp8 = quantization::Fp8Block<>;
 using Int4 = quantization::Int4Group128;
+using Int4Group32 = quantization::WNa16<4, 32>;
+using Nvfp4 = quantization::Nvfp4W4A16;
+using Mxfp4Fp8 = quantization::Mxfp4Fp8<>;
 using moe_test::add_fp8_blocks;
 using moe_test::CheckpointWriter;
 using moe_test::definition;
@@ -58,6 +64,9 @@ using Dense = runner::shared::Dense<bf16>;
 static_assert(std::is_same_v<SharedOf<Fp8, experts::HopperContiguous>, StoredIn<experts::HopperContiguous, Fp8>>);
 static_assert(std::is_same_v<SharedOf<Fp8, experts::HopperMasked>, StoredIn<experts::HopperContiguous, Fp8>>);
 static_assert(std::is_same_v<SharedOf<Int4, experts::HopperW4A16>, StoredIn<experts::HopperW4A16, Int4>>);
+static_assert(std::is_same_v<SharedOf<Int4Group32, experts::HopperW4A16>, StoredIn<experts::HopperW4A16, Int4Group32>>);
+static_assert(std::is_same_v<SharedOf<Nvfp4, experts::HopperW4A16>, StoredIn<experts::HopperW4A16, Nvfp4>>);
+static_assert(std::is_same_v<SharedOf<Mxfp4Fp8, experts::HopperW4A8>, StoredIn<experts::HopperW4A8, Mxfp4Fp8>>);
 static_assert(std::is_same_v<SharedOf<Fp8, experts::CudaReference>, Dense>);
 static_assert(std::is_same_v<SharedOf<quantization::None, experts::HopperContiguous>, Dense>);
 static_assert(std::is_same_v<SharedOf<quantization::Fp8PerTensor<>, experts::HopperContiguous>, Dense>);
@@ -91,6 +100,28 @@ class SharedOnGpu : public testing::Test {
     for (std::int64_t rows : {std::int64_t{1}, std::int64_t{9}, std::int64_t{64}, std::int64_t{256}, kMost}) {
       moe_test::expect_near(forward(block, x_.data(), rows), want.data(), rows, tolerance);
     }
+  }
+  /// A graph with the fork and join of the side stream gives the bits of a call.
+  template <class B>
+  void expect_graph_of_bits(B& block) {
+    constexpr std::int64_t kRows = 9;
+    std::vector<float> const want = forward(block, x_.data(), kRows);
+    Buffer<bf16, Cuda> x(kRows * kSizes.hidden), y(x.size());
+    x.copy_from_host(x_.data());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    runner::CapturedSizes<Cuda> graphs;
+    std::vector<std::int64_t> const sizes{kRows};
+    graphs.capture(self_, sizes, runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
+      block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, kSizes.hidden), make_rows(y.data(), n, kSizes.hidden), {}, stream);
+    });
+    check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    CudaStream stream;
+    graphs.replay(kRows, stream);
+    stream.synchronize();
+    std::vector<bf16> out(static_cast<std::size_t>(y.size()));
+    y.copy_to_host(out.data());
+    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(to_float(out[i]), want[i]) << i;
   }
   template <class B>
   void expect_choice(B& block, std::string const& choice) {
@@ -128,28 +159,10 @@ TEST_F(SharedOnGpu, Fp8BlocksOfTheFile) {
   expect_near(block, definition<Fp8>(numbers(), x_, kMost), 1.2e-2);
 }
 
-/// A graph with the fork and join of the side stream gives the bits of a call.
 TEST_F(SharedOnGpu, AGraphHasTheBitsOfACall) {
   write(moe_test::fp8_block_config(), add_fp8_blocks);
   auto block = load<Block<Fp8, experts::HopperContiguous>>();
-  constexpr std::int64_t kRows = 9;
-  std::vector<float> const want = forward(block, x_.data(), kRows);
-  Buffer<bf16, Cuda> x(kRows * kSizes.hidden), y(x.size());
-  x.copy_from_host(x_.data());
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  runner::CapturedSizes<Cuda> graphs;
-  std::vector<std::int64_t> const sizes{kRows};
-  graphs.capture(self_, sizes, runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
-    block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, kSizes.hidden), make_rows(y.data(), n, kSizes.hidden), {}, stream);
-  });
-  check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  CudaStream stream;
-  graphs.replay(kRows, stream);
-  stream.synchronize();
-  std::vector<bf16> out(static_cast<std::size_t>(y.size()));
-  y.copy_to_host(out.data());
-  for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(to_float(out[i]), want[i]) << i;
+  expect_graph_of_bits(block);
 }
 
 TEST_F(SharedOnGpu, TheSideStreamChangesNoBit) {
@@ -275,6 +288,38 @@ TEST_F(SharedOnGpu, Int4OfTheFile) {
   expect_near(block, want, 1.2e-2);
   auto dense = load<Block<Int4, experts::HopperW4A16>>(false);
   expect_near(dense, want, 1.2e-2);
+}
+
+/// As Kimi-K2-Thinking is stored.
+TEST_F(SharedOnGpu, Int4InGroupsOf32OfTheFile) {
+  write(moe_test::packed_integers_config(32), [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+    moe_test::add_packed_integers(w, base, moe_test::random_integers(w, 4, n, k, 32, moe_test::Zeros::symmetric));
+  });
+  auto block = load<Block<Int4Group32, experts::HopperW4A16>>();
+  EXPECT_TRUE(block.direct());
+  expect_choice(block, "int4_group32 with hopper_w4a16, the checkpoint's codes");
+  expect_near(block, definition<quantization::None>(numbers(), x_, kMost), 1.2e-2);
+  expect_graph_of_bits(block);
+}
+TEST_F(SharedOnGpu, Nvfp4OfTheFile) {
+  write(moe_test::nvfp4_config(),
+        [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) { moe_test::add_nvfp4(w, base, n, k); });
+  auto block = load<Block<Nvfp4, experts::HopperW4A16>>();
+  EXPECT_TRUE(block.direct());
+  expect_choice(block, "nvfp4_w4a16 with hopper_w4a16, the checkpoint's codes");
+  expect_near(block, definition<quantization::None>(numbers(), x_, kMost), 1.2e-2);
+  expect_graph_of_bits(block);
+}
+/// Rows in e4m3, as those of fp8 blocks.
+TEST_F(SharedOnGpu, Mxfp4UnderFp8RowsOfTheFile) {
+  write(moe_test::mxfp4_config(), moe_test::add_mxfp4);
+  auto block = load<Block<Mxfp4Fp8, experts::HopperW4A8>>();
+  EXPECT_TRUE(block.direct());
+  expect_choice(block, "mxfp4_fp8 with hopper_w4a8, the checkpoint's codes");
+  expect_near(block, definition<Mxfp4Fp8>(numbers(), x_, kMost), 1.2e-2);
+  expect_graph_of_bits(block);
+  auto dense = load<Block<Mxfp4Fp8, experts::HopperW4A8>>(false);
+  expect_near(dense, definition<Mxfp4Fp8, quantization::None>(numbers(), x_, kMost), 1.2e-2);
 }
 
 }  // namespace

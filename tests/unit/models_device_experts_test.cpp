@@ -18,6 +18,7 @@
 #include "moe/quantization/mxfp4.hpp"
 #include "moe/quantization/mxfp4_fp8.hpp"
 #include "moe/quantization/none.hpp"
+#include "moe/quantization/nvfp4.hpp"
 #include "moe/runner/on_host.hpp"
 
 namespace {
@@ -43,6 +44,9 @@ static_assert(std::is_same_v<For<Mxfp4>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int4Group128>, ExpertsList<W4, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerToken>, ExpertsList<Hopper, Reference>>);
 static_assert(std::is_same_v<For<quantization::Int8PerChannel>, ExpertsList<W8, Reference>>);
+static_assert(std::is_same_v<For<quantization::WNa16<4, 32>>, ExpertsList<W4, Reference>>);
+static_assert(std::is_same_v<For<quantization::Nvfp4W4A16>, ExpertsList<W4, Reference>>);
+static_assert(std::is_same_v<For<quantization::Mxfp4Fp8<>>, ExpertsList<experts::HopperW4A8, Reference>>);
 static_assert(std::is_same_v<models::ExpertsFor<quantization::Int8PerChannel, Local, float>, ExpertsList<Reference>>);
 static_assert(std::is_same_v<models::ExpertsFor<None, Local, bf16, ExpertsList<W4>>, ExpertsList<>>);
 

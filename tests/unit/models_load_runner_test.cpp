@@ -38,7 +38,9 @@ namespace {
 namespace fs = std::filesystem;
 using namespace moe;
 using io::FileDType;
+using moe_test::add_nvfp4;
 using moe_test::expect_error;
+using moe_test::packed_integers_config;
 using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
 using moe_test::Zeros;
@@ -264,26 +266,12 @@ TEST(PackedExperts, Mxfp4OfGptOss) {
   w.file.write(directory.path() / "model.safetensors");
   expect_same_values<quantization::Mxfp4W4A16<>>(directory.path());
 }
-json compressed(char const* format, json const& weights) {
-  return {{"quant_method", "compressed-tensors"}, {"format", format}, {"config_groups", {{"group_0", {{"weights", weights}}}}}};
-}
-json const kNvfp4 =
-    compressed("nvfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"group_size", 16}});
-json int4_config(int group) {
-  return compressed("pack-quantized", {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", group}});
-}
 json gptq_config(int bits, std::int64_t group, char const* format = nullptr) {
   json q{{"quant_method", "gptq"}, {"bits", bits}, {"group_size", group}};
   if (format != nullptr) q["checkpoint_format"] = format;
   return q;
 }
-json const kInt8 = compressed("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
-/// The global scale multiplies (ModelOpt), or divides (compressed-tensors; a power of two here, whose reciprocal is exact).
-void nvfp4(Writer& w, std::string const& base, std::int64_t n, std::int64_t k, char const* codes, char const* global, float value) {
-  w.codes(base + codes, FileDType::u8, {n, k / 2});
-  w.codes(base + ".weight_scale", FileDType::f8_e4m3, {n, k / 16});
-  w.file.add(base + global, {1}, std::vector<float>{value});
-}
+json const kInt8 = moe_test::compressed_config("int-quantized", {{"num_bits", 8}, {"type", "int"}, {"strategy", "channel"}});
 void int8_rows(Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
   w.codes(base + ".weight", FileDType::i8, {n, k});
   w.scales(base + ".weight_scale", {n, 1});
@@ -291,10 +279,7 @@ void int8_rows(Writer& w, std::string const& base, std::int64_t n, std::int64_t 
 /// weight_zero_point holds the zero points of eight rows in a word.
 void int4_groups(Writer& w, std::string const& base, std::int64_t n, std::int64_t k, std::int64_t group, Zeros zeros) {
   auto const m = moe_test::random_integers(w, 4, n, k, group, zeros);
-  w.file.add(base + ".weight_packed", {n, k / 8},
-             moe_test::pack_words(n, k, 4, moe_test::kInOrder, [&](std::int64_t r, std::int64_t c) { return m.codes[at(r * k + c)]; }));
-  w.file.add(base + ".weight_scale", {n, k / group}, m.scales);
-  w.file.add(base + ".weight_shape", {2}, std::vector<std::int64_t>{n, k});
+  moe_test::add_packed_integers(w, base, m);
   if (zeros == Zeros::symmetric) return;
   std::vector<std::uint32_t> words(at(n / 8 * (k / group)));
   for (std::int64_t r = 0; r < n; ++r) {
@@ -308,11 +293,12 @@ void int4_groups(Writer& w, std::string const& base, std::int64_t n, std::int64_
 TEST(PackedExperts, Nvfp4) {
   for (bool multiplies : {true, false}) {
     TemporaryDirectory const directory;
-    moe_test::write_checkpoint(directory.path(), multiplies ? json{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}} : kNvfp4,
-                               [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-                                 multiplies ? nvfp4(w, base, n, k, ".weight", ".weight_scale_2", base.ends_with("down_proj") ? 0.01F : 0.3F)
-                                            : nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", 64);
-                               });
+    moe_test::write_checkpoint(
+        directory.path(), multiplies ? json{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}} : moe_test::nvfp4_config(),
+        [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+          multiplies ? add_nvfp4(w, base, n, k, ".weight", ".weight_scale_2", base.ends_with("down_proj") ? 0.01F : 0.3F)
+                     : add_nvfp4(w, base, n, k);
+        });
     expect_same_values<quantization::Nvfp4W4A16>(directory.path());
     expect_same_values<quantization::Nvfp4>(directory.path());
     expect_error(ErrorCode::config, "the checkpoint stores nvfp4, which does not become mxfp4 without a second rounding",
@@ -321,9 +307,10 @@ TEST(PackedExperts, Nvfp4) {
 }
 TEST(PackedExperts, Nvfp4WithTwoGlobalScalesInW13IsRefused) {
   TemporaryDirectory const directory;
-  moe_test::write_checkpoint(directory.path(), kNvfp4, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-    nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", base.ends_with("1.up_proj") ? 32 : 64);
-  });
+  moe_test::write_checkpoint(directory.path(), moe_test::nvfp4_config(),
+                             [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
+                               add_nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", base.ends_with("1.up_proj") ? 32 : 64);
+                             });
   expect_error(ErrorCode::config, "experts.1.up_proj.weight_global_scale",
                [&] { expect_same_values<quantization::Nvfp4W4A16>(directory.path()); });
 }
@@ -335,7 +322,8 @@ TEST(PackedExperts, Int8WithAScaleForARow) {
 }
 TEST(PackedExperts, Mxfp8) {
   TemporaryDirectory const directory;
-  json const config = compressed("mxfp8-quantized", {{"num_bits", 8}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}});
+  json const config =
+      moe_test::compressed_config("mxfp8-quantized", {{"num_bits", 8}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}});
   moe_test::write_checkpoint(directory.path(), config, [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
     w.codes(base + ".weight", FileDType::f8_e4m3, {n, k});
     w.exponents(base + ".weight_scale", {n, k / 32});
@@ -344,9 +332,9 @@ TEST(PackedExperts, Mxfp8) {
 }
 TEST(PackedExperts, WeightsOfSchemesWithRowsOf8Bits) {
   TemporaryDirectory const directory;
-  moe_test::write_checkpoint(directory.path(), int4_config(32), [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-    int4_groups(w, base, n, k, 32, Zeros::symmetric);
-  });
+  moe_test::write_checkpoint(
+      directory.path(), packed_integers_config(32),
+      [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) { int4_groups(w, base, n, k, 32, Zeros::symmetric); });
   expect_same_values<quantization::WNa16<4, 32>>(directory.path());
   expect_same_values<quantization::W4A8<quantization::Fp8Unit<>, 32>>(directory.path());
   expect_error(ErrorCode::config, "gate_proj.weight_packed", [&] { expect_same_values<quantization::W4A8Fp8>(directory.path()); });
@@ -355,9 +343,9 @@ TEST(PackedExperts, WeightsOfSchemesWithRowsOf8Bits) {
 }
 TEST(PackedExperts, ZeroPointsOfCompressedTensors) {
   TemporaryDirectory const directory;
-  moe_test::write_checkpoint(directory.path(), int4_config(64), [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-    int4_groups(w, base, n, k, 64, Zeros::random);
-  });
+  moe_test::write_checkpoint(
+      directory.path(), packed_integers_config(64),
+      [](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) { int4_groups(w, base, n, k, 64, Zeros::random); });
   expect_same_values<quantization::WNa16<4, 64, true>>(directory.path());
   expect_same_values<quantization::WNa16<4, 32, true>>(directory.path());  // each scale twice
   expect_error(ErrorCode::config, "gate_proj.weight_zero_point", [&] { expect_same_values<quantization::WNa16<4, 64>>(directory.path()); });
@@ -377,7 +365,7 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
   auto const is_bad = [](std::string const& base) { return base.ends_with("experts.1.up_proj"); };
   for (float bad : {kNan, kInf, 1e38F}) {
     refused(
-        int4_config(32),
+        packed_integers_config(32),
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
           w.codes(base + ".weight_packed", FileDType::i32, {n, k / 8});
           std::vector<float> scales(at(n * k / 32), 0.5F);
@@ -405,20 +393,20 @@ TEST(PackedExperts, AScaleThatCannotBePackedIsRefused) {
     refused(
         {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}},
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-          nvfp4(w, base, n, k, ".weight", ".weight_scale_2", is_bad(base) ? bad : 1);
+          add_nvfp4(w, base, n, k, ".weight", ".weight_scale_2", is_bad(base) ? bad : 1);
         },
         quantization::Nvfp4W4A16(), ".weight_scale_2", "scale 0 is");
   }
   refused(
-      kNvfp4,
+      moe_test::nvfp4_config(),
       [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
-        nvfp4(w, base, n, k, ".weight_packed", ".weight_global_scale", 64);
+        add_nvfp4(w, base, n, k);
         if (is_bad(base)) w.kept.back()[5] = 0x7F;
       },
       quantization::Nvfp4W4A16(), ".weight_scale", "NaN scale");
   for (int bad : {253, 255}) {
     refused(
-        compressed("mxfp4-pack-quantized", {{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}}),
+        moe_test::mxfp4_config(),
         [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
           w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
           std::vector<std::uint8_t> exponents(at(n * k / 32), 127);
@@ -454,7 +442,7 @@ TEST(PackedExperts, APackingThatDoesNotFitIsRefused) {
   auto const refused = [](ErrorCode code, int stated, std::string const& tensor, auto const& add) {
     SCOPED_TRACE(tensor);
     TemporaryDirectory const directory;
-    moe_test::write_checkpoint(directory.path(), int4_config(stated),
+    moe_test::write_checkpoint(directory.path(), packed_integers_config(stated),
                                [&](Writer& w, std::string const& base, std::int64_t n, std::int64_t k) {
                                  w.codes(base + ".weight_packed", FileDType::i32, {n, k / 8});
                                  add(w, base, n, k, base.ends_with("experts.1.up_proj"));

@@ -13,6 +13,7 @@
 #include "moe/experts/hopper_contiguous.hpp"
 #include "moe/experts/hopper_masked.hpp"
 #include "moe/experts/hopper_w4a16.hpp"
+#include "moe/experts/hopper_w4a8.hpp"
 #include "moe/experts/hopper_w8a16.hpp"
 #include "moe/models/device_block.hpp"
 #include "moe/models/experts_obstacle.hpp"
@@ -23,8 +24,8 @@ namespace moe::models {
 template <class... Experts>
 struct ExpertsList {};
 /// The Hopper experts; the reference for what they do not take. A program links the kernels of those that its scheme and format leave.
-using DeviceExperts =
-    ExpertsList<experts::HopperContiguous, experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16, experts::CudaReference>;
+using DeviceExperts = ExpertsList<experts::HopperContiguous, experts::HopperMasked, experts::HopperW4A16, experts::HopperW8A16,
+                                  experts::HopperW4A8, experts::CudaReference>;
 
 namespace detail {
 
