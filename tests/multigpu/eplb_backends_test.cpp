@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/eplb_backends_test.cpp: experts move between GPUs while layers serve, over every backend of the registry: each step's
 // outputs are those without load balancing, bit for bit where no map changes the order of a sum. Weights move by messages and by stores
-// into peers' windows. eplb_runtime_test.cu has tuned experts.
+// into peers' windows. Between hosts they move by messages alone, and windows are refused, for rows and for weights. eplb_runtime_test.cu
+// has tuned experts.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -11,6 +12,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "../expect_error.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/core/contract/facts.hpp"
@@ -21,6 +23,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/any_router.hpp"
 #include "registry_backends.hpp"
+#include "several_hosts.hpp"
 #include "tests/gpu/eplb_device_serving.hpp"
 
 namespace {
@@ -48,6 +51,20 @@ template <class Backend, class Experts>
 bool same_bits(int topk) {
   bool const one_rank_sums = topk == 1 || Backend::kFacts.transport == Transport::local || Backend::kReduction == TopKReduction::backend;
   return facts::experts_are_batch_invariant<Experts>() && one_rank_sums;
+}
+
+/// call() needs a window, so that all ranks refuse it. They meet again before the first one ends the group.
+template <class Call>
+void expect_no_window(comm::Mpi& host, Call const& call) {
+  expect_error(ErrorCode::unsupported, "AllToAllV and AllGatherReduceScatter need", call);
+  host.barrier({});
+}
+/// A layer whose rows travel through a window.
+template <class Backend>
+void expect_no_layer(comm::Mpi& host, comm::Nccl& tokens) {
+  using Model = DeviceServing<None, Backend, CudaReference, RuntimeSizes, comm::Nccl, eplb::CommGroup<comm::Mpi>>;
+  CudaStream stream;
+  expect_no_window(host, [&] { Model const refused({}, tokens, stream); });
 }
 
 template <class Backend>
@@ -78,7 +95,16 @@ TYPED_TEST(EplbBackends, ExpertsMoveUnderLoad) {
     eplb::CommGroup<comm::Mpi> group(host);
     comm::Nccl tokens = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
     comm::Nccl weights = comm::Nccl::over_communicator(host, {.timeout_ms = 20'000});
+    bool const hosts = on_several_hosts();
+    constexpr bool kOverWindow = decltype(hana::contains(backends_over_nccl_windows, hana::type_c<TypeParam>))::value;
+    if (hosts && kOverWindow) return expect_no_layer<TypeParam>(host, tokens);
     serve(tokens, weights, group, {1, EplbConfig::topk}, ByMessages{});
+    if (hosts) {
+      expect_no_window(host, [&] { comm::NcclSymmetric const refused(weights, 1); });
+      EXPECT_EQ(ran, 4) << TypeParam::kName;
+      EXPECT_GE(exact, 2) << TypeParam::kName;
+      return;
+    }
     std::optional<comm::NcclSymmetric> window;
     serve(tokens, weights, group, {EplbConfig::topk}, [&](std::int64_t bytes) {
       if (!window) window.emplace(weights, bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/multigpu/eplb_weight_mover_test.cu: expert weights between GPUs over NCCL and by stores into a
-// window, synchronously and with a worker thread.
+// window, synchronously and with a worker thread; between hosts by messages alone.
 // moe-ranks: 2 4 8
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "../expect_error.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/nccl.hpp"
 #include "moe/comm/nccl_symmetric.cuh"
@@ -21,6 +22,7 @@
 #include "moe/core/cuda_space.hpp"
 #include "moe/eplb/async_rearrangement.hpp"
 #include "moe/eplb/rearrange.hpp"
+#include "several_hosts.hpp"
 
 namespace {
 
@@ -116,8 +118,7 @@ class WeightMoverNccl : public testing::TestWithParam<By> {};
 INSTANTIATE_TEST_SUITE_P(By, WeightMoverNccl, testing::Values(By::messages, By::window),
                          [](auto const& info) { return info.param == By::window ? "window" : "messages"; });
 
-TEST_P(WeightMoverNccl, B7_RandomMaps) {
-  comm::Mpi mpi(MPI_COMM_WORLD);
+void random_maps_move(comm::Mpi& mpi, By by) {
   auto nccl = communicator(mpi);
   eplb::CommGroup<comm::Mpi> group(mpi);
   int const physical = kSlots * mpi.size();
@@ -125,7 +126,7 @@ TEST_P(WeightMoverNccl, B7_RandomMaps) {
   ExpertMaps maps = random_maps(physical - mpi.size(), physical, 1);
   weights.load(maps, mpi.rank());
   CudaStream stream;
-  Window const window(nccl, weights, GetParam());
+  Window const window(nccl, weights, by);
   eplb::WeightMover<comm::Nccl> mover(nccl, weights.tensors(), kSlots, window.params());
   mover.profile(stream);
   EXPECT_EQ(weights.check(maps, mpi.rank()), "");
@@ -135,6 +136,25 @@ TEST_P(WeightMoverNccl, B7_RandomMaps) {
     ASSERT_EQ(weights.check(next, mpi.rank()), "") << "round " << round;
   }
   EXPECT_GT(mover.stats().bytes_received, 0);
+}
+TEST_P(WeightMoverNccl, B7_RandomMaps) {
+  comm::Mpi mpi(MPI_COMM_WORLD);
+  random_maps_move(mpi, GetParam());
+}
+
+// Ranks on several hosts: a window for weights is refused on all of them, in one sentence. As after every failed construction the group is
+// over; in a new one weights move by messages.
+TEST(WeightMoverHosts, AWindowIsRefusedAndMessagesMoveWeights) {
+  if (!moe_test::on_several_hosts()) GTEST_SKIP() << "the ranks are on one host; MOE_TEST_HOSTS is not set";
+  comm::Mpi mpi(MPI_COMM_WORLD);
+  {
+    auto nccl = communicator(mpi);
+    Weights weights;
+    moe_test::expect_error(ErrorCode::unsupported, "AllToAllV and AllGatherReduceScatter need",
+                           [&] { Window const refused(nccl, weights, By::window); });
+    mpi.barrier({});  // all ranks have been refused before the first one ends the group
+  }
+  random_maps_move(mpi, By::messages);
 }
 
 // The group also agrees over NCCL, without MPI.
