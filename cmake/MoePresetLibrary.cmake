@@ -16,9 +16,10 @@ set(MOE_PRESET_PHASES prefill decode)
 set(MOE_PRESET_SPACES host cuda)
 # Names of the registry.
 set(MOE_PRESET_QUANTIZATIONS none fp8_block128 fp8_per_token fp8_per_tensor int8_per_token int8_per_channel int4_group128 int4_group32
-    mxfp4_w4a16 nvfp4_w4a16)
-# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values.
-set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token)
+    mxfp4_w4a16 nvfp4_w4a16 mxfp4_fp8)
+# Those that an exchange over windows of device memory cannot carry: their rows are neither bf16 nor fp8 with a scale for 128 values. The
+# experts of mxfp4_fp8 take no batches, which low_latency delivers.
+set(MOE_PRESET_NOT_OVER_WINDOWS fp8_per_token fp8_per_tensor int8_per_token mxfp4_fp8)
 
 # How the models of the catalogue are released, where it is not "none"; moe::models::PresetChoice says the same, and the generated code
 # asserts it.
@@ -75,6 +76,7 @@ function(_moe_preset_quantization type header kernels name)
   set(type_int4_group32 "WNa16<4, 32>")
   set(type_mxfp4_w4a16 Mxfp4W4A16<>)
   set(type_nvfp4_w4a16 Nvfp4W4A16)
+  set(type_mxfp4_fp8 Mxfp4Fp8<>)
   set(kernels_none "bf16 FastSilu" "bf16 AnyActivation")
   set(kernels_fp8_block128 "fp8_block FastSilu" "fp8_block AnyActivation")
   set(kernels_fp8_per_token "fp8_row FastSilu" "fp8_row AnyActivation")
@@ -85,6 +87,7 @@ function(_moe_preset_quantization type header kernels name)
   set(kernels_int4_group32 "w4a16 int4_32")
   set(kernels_mxfp4_w4a16 "w4a16 mxfp4")
   set(kernels_nvfp4_w4a16 "w4a16 nvfp4")
+  set(kernels_mxfp4_fp8 "w4a8 mxfp4")
   string(REGEX REPLACE "_w4a16$" "" file ${name})
   string(REPLACE "int4_group32" "int4_group128" file ${file})  # one header for all groups
   set(${type} "moe::quantization::${type_${name}}" PARENT_SCOPE)
@@ -135,6 +138,9 @@ function(_moe_preset_kernels result kernels backends)
 template moe::hopper::W4Launcher moe::hopper::w4_launcher<moe::hopper::W4Scheme::${activation}>()|
 template moe::hopper::W4Launcher moe::hopper::w4_any_launcher<moe::hopper::W4Scheme::${activation}>()|")
         list(APPEND targets moe_preset_w4a16_${activation} moe_preset_w4a16 moe_preset_hopper)
+      elseif(scheme STREQUAL "w4a8")
+        _moe_shared_kernels(moe_preset_w4a8 "#include <moe/experts/hopper/w4a8_layer.cuh>")
+        list(APPEND targets moe_preset_w4a8 moe_preset_hopper)
       else()
         _moe_shared_kernels(moe_preset_${scheme}_${activation} "#include <moe/experts/hopper/layer/launch.cuh>
 template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Scheme::${scheme}, moe::hopper::${activation}>()|")
@@ -159,13 +165,14 @@ template moe::hopper::LayerLauncher moe::hopper::layer_launcher<moe::hopper::Sch
   # What surrounds a layer, in bf16: gate, projections, shared experts (also from rows in fp8), the sum.
   set(cuda "moe::space::cuda")
   set(rows "template void moe::runner::RowKernels<${cuda}>::")
-  foreach(scheme IN ITEMS Fp8Block Fp8PerToken)
+  foreach(scheme IN ITEMS Fp8Block Fp8PerToken Mxfp4Fp8)
     set(quant "moe::quantization::${scheme}<>")
     set(quantize_${scheme} "${rows}quantize(${quant} const&, moe::Rows<moe::bf16 const>, moe::Rows<${quant}::Payload<moe::bf16>>, \
 moe::Rows<float>, cudaStream_t)|")
   endforeach()
   _moe_shared_kernels(moe_preset_runner "#include <moe/quantization/fp8_block128.hpp>
 #include <moe/quantization/fp8_per_token.hpp>
+#include <moe/quantization/mxfp4_fp8.hpp>
 #include <moe/runner/device/dense_shared.cuh>
 #include <moe/runner/device/row_kernels.cuh>
 template class moe::runner::Linear<${cuda}, float, moe::bf16, float>|
@@ -173,6 +180,7 @@ template class moe::runner::Linear<${cuda}, moe::bf16, moe::bf16, moe::bf16>|
 template class moe::runner::device::DenseShared<moe::bf16>|
 ${quantize_Fp8Block}
 ${quantize_Fp8PerToken}
+${quantize_Mxfp4Fp8}
 ${rows}sigmoid_gate(moe::Rows<moe::bf16 const>, float const*, moe::Rows<float>, cudaStream_t)|
 ${rows}rms_norm(moe::Rows<moe::bf16 const>, float const*, float, float, moe::Rows<moe::bf16>, cudaStream_t)|
 ${rows}copy_columns(moe::Rows<moe::bf16 const>, moe::Rows<moe::bf16>, cudaStream_t)|

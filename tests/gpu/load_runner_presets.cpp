@@ -33,7 +33,6 @@ using moe_test::add_gptq;
 using moe_test::CheckpointWriter;
 using moe_test::definition;
 using moe_test::expect_near;
-using moe_test::FileDType;
 using moe_test::forward;
 using moe_test::json;
 using moe_test::random_integers;
@@ -101,6 +100,7 @@ void expect_direct(json const& quantization, double tolerance, Write const& writ
   for (std::int64_t rows : {1, 9, 64}) {
     expect_near(forward(block, x.data(), rows), want.data(), rows, tolerance);
   }
+  moe_test::expect_graph_of_bits(self, block, x.data(), 9);
 }
 
 TEST_F(LoadOnGpu, Fp8BlocksOfTheFile) {
@@ -164,16 +164,25 @@ TEST_F(LoadOnGpu, AwqOfTheFile) {
         add_awq(w, base, random_integers(w, 4, n, k, 128, Zeros::symmetric), StoredZeros::as_they_are);
       });
 }
-TEST_F(LoadOnGpu, Mxfp4OfTheFile) {
-  json const weights{{"num_bits", 4}, {"type", "float"}, {"strategy", "group"}, {"group_size", 32}};
-  expect_direct<load_packed::no_expert_parallel::mxfp4_w4a16::decode>(
-      {{"quant_method", "compressed-tensors"},
-       {"format", "mxfp4-pack-quantized"},
-       {"config_groups", {{"group_0", {{"weights", weights}}}}}},
-      1.2e-2, [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
-        w.codes(base + ".weight_packed", FileDType::u8, {n, k / 2});
-        w.exponents(base + ".weight_scale", {n, k / 32});
+/// As Kimi-K2-Thinking is stored.
+TEST_F(LoadOnGpu, Int4InGroupsOf32OfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::int4_group32::decode>(
+      moe_test::packed_integers_config(32), 1.2e-2, [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) {
+        moe_test::add_packed_integers(w, base, random_integers(w, 4, n, k, 32, Zeros::symmetric));
       });
+}
+TEST_F(LoadOnGpu, Mxfp4OfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::mxfp4_w4a16::decode>(moe_test::mxfp4_config(), 1.2e-2, moe_test::add_mxfp4);
+}
+TEST_F(LoadOnGpu, Nvfp4OfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::nvfp4_w4a16::decode>(
+      moe_test::nvfp4_config(), 1.2e-2,
+      [](CheckpointWriter& w, std::string const& base, std::int64_t n, std::int64_t k) { moe_test::add_nvfp4(w, base, n, k); });
+}
+/// Rows in e4m3, as those of fp8 blocks.
+TEST_F(LoadOnGpu, Mxfp4UnderFp8RowsOfTheFile) {
+  expect_direct<load_packed::no_expert_parallel::mxfp4_fp8::decode, quantization::Mxfp4Fp8<>>(moe_test::mxfp4_config(), 1.2e-2,
+                                                                                              moe_test::add_mxfp4);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/gpu/loaded_block.hpp: runs a loaded block of the CUDA space on rows of the host, for tests that g++ compiles.
+// tests/gpu/loaded_block.hpp: runs a loaded block of the CUDA space on rows of the host, also in a graph, for tests that
+// g++ compiles.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,9 +11,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "moe/comm/self.hpp"
 #include "moe/core/array.hpp"
 #include "moe/core/buffer.hpp"
 #include "moe/core/cuda_space.hpp"
+#include "moe/runner/device/captured_sizes.hpp"
 
 namespace moe_test {
 
@@ -61,6 +64,30 @@ std::vector<float> forward(Block& block, moe::bf16 const* x, std::int64_t rows) 
   std::vector<float> wide;
   for (std::int64_t i = 0; i < rows * h; ++i) wide.push_back(moe::to_float(host[static_cast<std::size_t>(i)]));
   return wide;
+}
+
+/// A graph of the block has the bits of a call.
+template <class Block>
+void expect_graph_of_bits(moe::comm::Self<moe::space::cuda>& self, Block& block, moe::bf16 const* rows, std::int64_t count) {
+  using Cuda = moe::space::cuda;
+  std::vector<float> const want = forward(block, rows, count);
+  std::int64_t const h = block.runner().hidden();
+  moe::Buffer<moe::bf16, Cuda> x(count * h), y(x.size());
+  x.copy_from_host(rows);
+  moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  moe::runner::CapturedSizes<Cuda> graphs;
+  std::vector<std::int64_t> const sizes{count};
+  graphs.capture(self, sizes, moe::runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
+    block.forward(moe::make_rows(static_cast<moe::bf16 const*>(x.data()), n, h), moe::make_rows(y.data(), n, h), {}, stream);
+  });
+  moe::check_cuda(cudaMemset(y.data(), 0xff, static_cast<std::size_t>(y.bytes())), "cudaMemset");
+  moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  moe::CudaStream stream;
+  graphs.replay(count, stream);
+  stream.synchronize();
+  std::vector<moe::bf16> out(static_cast<std::size_t>(y.size()));
+  y.copy_to_host(out.data());
+  for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(moe::to_float(out[i]), want[i]) << i;
 }
 
 }  // namespace moe_test

@@ -30,7 +30,6 @@
 #include "moe/quantization/none.hpp"
 #include "moe/quantization/nvfp4.hpp"
 #include "moe/runner/description.hpp"
-#include "moe/runner/device/captured_sizes.hpp"
 #include "on_hopper.hpp"
 #include "packed_checkpoint.hpp"
 #include "packed_definition.hpp"
@@ -101,27 +100,10 @@ class SharedOnGpu : public testing::Test {
       moe_test::expect_near(forward(block, x_.data(), rows), want.data(), rows, tolerance);
     }
   }
-  /// A graph with the fork and join of the side stream gives the bits of a call.
+  /// With the fork and join of the side stream.
   template <class B>
   void expect_graph_of_bits(B& block) {
-    constexpr std::int64_t kRows = 9;
-    std::vector<float> const want = forward(block, x_.data(), kRows);
-    Buffer<bf16, Cuda> x(kRows * kSizes.hidden), y(x.size());
-    x.copy_from_host(x_.data());
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    runner::CapturedSizes<Cuda> graphs;
-    std::vector<std::int64_t> const sizes{kRows};
-    graphs.capture(self_, sizes, runner::capture_obstacle(block.runner().layer()), [&](std::int64_t n, cudaStream_t stream) {
-      block.forward(make_rows(static_cast<bf16 const*>(x.data()), n, kSizes.hidden), make_rows(y.data(), n, kSizes.hidden), {}, stream);
-    });
-    check_cuda(cudaMemset(y.data(), 0xff, y.bytes()), "cudaMemset");
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    CudaStream stream;
-    graphs.replay(kRows, stream);
-    stream.synchronize();
-    std::vector<bf16> out(static_cast<std::size_t>(y.size()));
-    y.copy_to_host(out.data());
-    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(to_float(out[i]), want[i]) << i;
+    moe_test::expect_graph_of_bits(self_, block, x_.data(), 9);
   }
   template <class B>
   void expect_choice(B& block, std::string const& choice) {
