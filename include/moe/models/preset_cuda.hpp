@@ -34,27 +34,6 @@ struct HopperConfig<Model, false> : HopperConfig<Model, true> {
   static constexpr activation::Kind activation_kind = Model::Activation::kKind;
 };
 
-/// Those of packed weights take no other scheme; else what the format asks for.
-template <class Quant, ActivationFormat Format>
-struct HopperExperts {
-  using type = std::conditional_t<Format == ActivationFormat::batched, experts::HopperMasked, experts::HopperContiguous>;
-};
-template <class Quant, ActivationFormat Format>
-  requires(experts::HopperW4A16::supports_quantization<Quant>())
-struct HopperExperts<Quant, Format> {
-  using type = experts::HopperW4A16;
-};
-template <class Quant, ActivationFormat Format>
-  requires(experts::HopperW8A16::supports_quantization<Quant>())
-struct HopperExperts<Quant, Format> {
-  using type = experts::HopperW8A16;
-};
-template <class Quant, ActivationFormat Format>
-  requires(experts::HopperW4A8::supports_quantization<Quant>())
-struct HopperExperts<Quant, Format> {
-  using type = experts::HopperW4A8;
-};
-
 }  // namespace detail
 
 template <>
@@ -65,7 +44,12 @@ struct PresetSpace<space::cuda> {
   template <class Model>
   using Router = routing::FixedWherePossible<typename Model::Router, Model>;
   template <class Quant, class Backend>
-  using Experts = typename detail::HopperExperts<Quant, Backend::kFormat>::type;
+  using Experts =
+      std::conditional_t<experts::HopperW4A16::supports_quantization<Quant>(), experts::HopperW4A16,
+                         std::conditional_t<experts::HopperW8A16::supports_quantization<Quant>(), experts::HopperW8A16,
+                                            std::conditional_t<experts::HopperW4A8::supports_quantization<Quant>(), experts::HopperW4A8,
+                                                               std::conditional_t<Backend::kFormat == ActivationFormat::batched,
+                                                                                  experts::HopperMasked, experts::HopperContiguous>>>>;
   /// Dense, or in the model's scheme if the caller of load_runner() asks for it (shared_in_scheme) and checkpoint and kernels allow it.
   template <class Weight, class Quant, class Backend>
   using Shared = typename DeviceSharedFor<Quant, Experts<Quant, Backend>>::template Policy<Weight>;
