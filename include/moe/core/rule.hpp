@@ -10,6 +10,11 @@ namespace moe {
 /// A constant as a type, so that the compiler prints it when a rule is broken.
 template <auto V>
 struct Value {};
+/// What a value must be, if that is one of several or a multiple: printed behind the value.
+template <auto... V>
+struct OneOf {};
+template <int Unit>
+struct MultipleOf {};
 
 namespace detail {
 /// A concept, because clang++ writes the text of any other false condition before the sentence.
@@ -97,5 +102,8 @@ using FirstBrokenRule = typename detail::FirstBroken<List>::type;
 /// static_assert(sizeof(Met<List>) == 1) in a class over a user's type: the error of the first broken rule.
 template <class List>
 using Met = typename FirstBrokenRule<List>::template Error<true>;
+/// The same of one rule.
+template <class Rule, bool Holds, class... Found>
+using MetRule = Met<std::tuple<detail::Verdict<Rule, Holds, Found...>>>;
 
 }  // namespace moe

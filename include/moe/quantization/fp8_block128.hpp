@@ -2,9 +2,14 @@
 // quantization/fp8_block128.hpp: e4m3 with a scale for a 128 x 128 block of weights and for 128 elements of an activation row.
 #pragma once
 
+#include "moe/core/rule.hpp"
 #include "moe/quantization/format/shape.hpp"
 #include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/rows/rows.hpp"
+
+namespace moe::rules {
+MOE_RULE(Fp8BlockFits, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose fp8_block128 (docs/errors.md#quantization-group)");
+}
 
 namespace moe::quantization {
 
@@ -14,7 +19,7 @@ template <int Block = 128, ScaleFormat Format = ScaleFormat::f32, ScaleFloor Flo
 struct Fp8Block : QuantizedRows<Fp8Unit<Floor, Format>, Block>,
                   TileWeights<Fp8Unit<ScaleFloor::amax_1e10, Format>, Block, Block>,
                   ShapeMultiple<1, Block> {
-  static_assert(Block == 128, "moe: fp8 blocks are of 128 x 128 elements. Fix: choose fp8_block128 (docs/errors.md#quantization-group)");
+  static_assert(sizeof(MetRule<rules::Fp8BlockFits, Block == 128, Value<Block>, Value<128>>) == 1);
   static constexpr char const* kName = Format == ScaleFormat::f32 ? "fp8_block128" : "fp8_block128_ue8m0";
 };
 

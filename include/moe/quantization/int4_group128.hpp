@@ -4,10 +4,18 @@
 
 #include <cstdint>
 
+#include "moe/core/rule.hpp"
 #include "moe/quantization/format/shape.hpp"
 #include "moe/quantization/format/tiles.hpp"
 #include "moe/quantization/format/units.hpp"
 #include "moe/quantization/rows/rows.hpp"
+
+namespace moe::rules {
+MOE_RULE(WeightBitsFit, "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers (docs/errors.md#quantization-bits)");
+MOE_RULE(WeightGroupFits,
+         "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these "
+         "(docs/errors.md#quantization-group)");
+}  // namespace moe::rules
 
 namespace moe::quantization {
 
@@ -33,11 +41,10 @@ constexpr char const* wna16_name(int bits, int group, bool zero_point) {
 /// ZeroPoint: the codes are asymmetric and every group has its zero point beside its scale; else the zero point is 8 (128).
 template <int Bits, int Group, bool ZeroPoint = false>
 struct WNa16 : UnquantizedRows {
-  static_assert(Bits == 4 || Bits == 8,
-                "moe: only 4 and 8 bit. Fix: choose 4 or 8 bits for weight-only integers (docs/errors.md#quantization-bits)");
-  static_assert(Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
-                "moe: a weight-only group is 16, 32, 64, 128 or 256 elements or the whole row. Fix: choose one of these "
-                "(docs/errors.md#quantization-group)");
+  static_assert(sizeof(MetRule<rules::WeightBitsFit, Bits == 4 || Bits == 8, Value<Bits>, OneOf<4, 8>>) == 1);
+  static_assert(
+      sizeof(MetRule<rules::WeightGroupFits, Group == 0 || Group == 16 || Group == 32 || Group == 64 || Group == 128 || Group == 256,
+                     Value<Group>, OneOf<0, 16, 32, 64, 128, 256>>) == 1);
   static constexpr char const* kName = detail::wna16_name(Bits, Group, ZeroPoint);
 
   using WeightUnit = OffsetIntUnit<Bits>;
