@@ -6,7 +6,8 @@ The file states its demands in comment lines:
     // expect: <text>     the first error's line must contain this text (several lines: all of them)
     // prints: <text>     the rule prints this value (several lines: these, in order); "a | b" where the compilers name one type differently
     // errors: any        more than one error is allowed; without it exactly one "error:" line is demanded
-    // errors: each       as many errors as expect lines, the text of each in its own, in order: one mistake after the other
+    // errors: each       as many errors as expect lines, the text of each in its own, in order: one mistake after the other; each
+                          expect line is followed by the prints lines of its error, or the file has none
 With -DMOE_FIXED the file must compile: what fails is the mistake and nothing else. nvcc, the slowest, is not asked that: its first error
 has to be the right one, and all that the fixed forms use is compiled by it elsewhere.
 """
@@ -30,19 +31,29 @@ def flags_for(front: str, flags: list[str]) -> list[str]:
     return flags
 
 
-def compared(output: str) -> list[str]:
-    """What the first broken rule printed: the arguments of Broken<...>, which nvcc calls Found."""
-    found = re.search(r"Broken<Found\.\.\.>.*?Found=<", output) or re.search(r"::Broken<", output)
-    values, depth = [""] if found else [], 1
-    for letter in output[found.end():] if found else "":
-        depth += (letter in "<(") - (letter in ">)")
-        if depth == 0:
-            break
-        if letter == "," and depth == 1:
-            values.append("")
-        else:
-            values[-1] += letter
-    return values
+def compared(output: str) -> list[list[str]]:
+    """What each broken rule printed: the arguments of Broken<...>, which nvcc calls Found."""
+    rules = []
+    for found in re.finditer(r"Broken<Found\.\.\.>.*?Found=<" if "Found=<" in output else r"::Broken<", output):
+        values, depth = [""], 1
+        for letter in output[found.end():]:
+            depth += (letter in "<(") - (letter in ">)")
+            if depth == 0:
+                break
+            if letter == "," and depth == 1:
+                values.append("")
+            else:
+                values[-1] += letter
+        rules.append(values)
+    return rules
+
+
+def wrong_values(values: list[str], printed: list[str]) -> list[str]:
+    """Where the values of a rule are not those that the file states."""
+    if len(values) != len(printed):
+        return [f"the rule prints {values}, the file has {len(printed)} lines '// prints: <value>'"]
+    return [f"the rule prints {value}, expected {text}" for value, text in zip(values, printed)
+            if not any(one.strip() in value for one in text.split(" | "))]
 
 
 def main() -> int:
@@ -56,7 +67,14 @@ def main() -> int:
     options = parser.parse_args()
 
     source = options.file.read_text()
-    expected, printed = ([text.strip() for text in re.findall(rf"//\s*{word}:\s*(.+)", source)] for word in ("expect", "prints"))
+    demands = [(word, text.strip()) for word, text in re.findall(r"//\s*(expect|prints):\s*(.+)", source)]
+    expected, printed = ([text for is_word, text in demands if is_word == word] for word in ("expect", "prints"))
+    by_error: list[list[str]] = []  # the prints lines behind each expect line
+    for word, text in demands:
+        if word == "expect":
+            by_error.append([])
+        elif by_error:
+            by_error[-1].append(text)
     if not expected:
         print(f"{options.file}: no line '// expect: <text>'")
         return 1
@@ -83,16 +101,16 @@ def main() -> int:
         problems += [f"error {i + 1} does not contain: {text}" for i, (text, line) in enumerate(zip(expected, errors)) if text not in line]
         if len(errors) != len(expected):
             problems.append(f"{len(errors)} errors, expected {len(expected)}")
+        rules = compared(output) if printed else []
+        if printed and len(rules) != len(errors):
+            problems.append(f"{len(errors)} errors print the values of {len(rules)} rules")
+        problems += [problem for values, texts in zip(rules, by_error) for problem in wrong_values(values, texts)]
     else:
         reported = errors[0] if errors else ""
         problems += [f"the first error does not contain: {text}" for text in expected if text not in reported]
         if len(errors) != 1 and counts == "one":
             problems.append(f"{len(errors)} errors, expected 1")
-        values = compared(output)
-        if len(values) != len(printed):
-            problems.append(f"the rule prints {values}, the file has {len(printed)} lines '// prints: <value>'")
-        problems += [f"the rule prints {value}, expected {text}" for value, text in zip(values, printed)
-                     if not any(one.strip() in value for one in text.split(" | "))]
+        problems += wrong_values((compared(output) or [[]])[0], printed)
 
     if options.front != "nvcc":
         fixed = subprocess.run([*command, "-DMOE_FIXED"], capture_output=True, text=True)

@@ -2,9 +2,17 @@
 // tests/compile_fail/constructor_arguments.cpp: a layer constructed from arguments in another order or of other types.
 // errors: each
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the first argument is not a communicator of its backend.
+// prints: ExpertWeights
+// prints: comm::Self
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the first argument is not a communicator of its backend.
+// prints: int
+// prints: comm::Self
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the second argument is not a weight view of its types.
+// prints: Store
+// prints: ExpertWeights
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the second argument is not a weight view of its types.
+// prints: ExpertWeights
+// prints: ExpertWeights
 #include "../archetypes.hpp"
 
 using namespace moe_test;

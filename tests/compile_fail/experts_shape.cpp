@@ -3,7 +3,9 @@
 // expect: hidden or intermediate is not a multiple of the experts kernel's tile
 // prints: ArchetypeExperts
 // prints: Value<64>
+// prints: MultipleOf<48>
 // prints: Value<32>
+// prints: MultipleOf<48>
 #include "../archetypes.hpp"
 
 struct Facts : moe_test::ExpertsFacts {

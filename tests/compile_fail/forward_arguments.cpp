@@ -2,15 +2,35 @@
 // tests/compile_fail/forward_arguments.cpp: forward() with one array of another element, rank, width or constness in each call.
 // errors: each
 // expect: forward(): hidden_states has another element type than the layer's Act. Fix: convert the rows
+// prints: double
+// prints: float | LayerDefaults::Act
 // expect: forward(): hidden_states must have two dimensions, [M, hidden]
+// prints: Value<3>
+// prints: Value<2>
 // expect: forward(): hidden_states is not a view of rows of the layer's hidden width
+// prints: , 32
+// prints: , 64
 // expect: forward(): router_logits must be float, bf16 or f16
+// prints: double
+// prints: float
 // expect: forward(): router_logits must have two dimensions, [M, num_logits]
+// prints: Value<1>
+// prints: Value<2>
 // expect: forward(): router_logits is not a view of rows
+// prints: float
+// prints: mdspan
 // expect: forward(): output has another element type than the layer's Act
+// prints: double
+// prints: float | LayerDefaults::Act
 // expect: forward(): output is a view of const elements, and forward() writes it
+// prints: const float
+// prints: float | LayerDefaults::Act
 // expect: forward(): output must have two dimensions, [M, hidden]
+// prints: Value<1>
+// prints: Value<2>
 // expect: forward(): output is not a view of rows of the layer's hidden width
+// prints: float
+// prints: mdspan
 #include "../archetypes.hpp"
 
 using namespace moe_test;

@@ -3,11 +3,22 @@
 // of a layer whose router chooses nothing.
 // errors: each
 // expect: forward_routed(): topk_ids must be int32 or int64. Fix: convert the ids to one of them
+// prints: short | int16_t
+// prints: int
 // expect: forward_routed(): topk_ids is not a view of rows
+// prints: int
+// prints: mdspan
 // expect: forward_routed(): topk_weights must be float
+// prints: double
+// prints: float
 // expect: forward_routed(): topk_weights is not a view of rows
+// prints: mdspan
+// prints: mdspan
 // expect: forward(): output is a view of const elements
+// prints: const float
+// prints: float | LayerDefaults::Act
 // expect: forward(): the layer's router chooses no experts. Fix: call forward_routed() with topk_ids and topk_weights
+// prints: External
 #include "../archetypes.hpp"
 #include "moe/routing/external.hpp"
 

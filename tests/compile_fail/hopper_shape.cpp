@@ -3,7 +3,9 @@
 // expect: hidden or intermediate is not a multiple of the experts kernel's tile
 // prints: experts::HopperContiguousWith | experts::HopperContiguous
 // prints: Value<128>
+// prints: MultipleOf<8>
 // prints: Value<100>
+// prints: MultipleOf<8>
 #include "../archetypes.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.hpp"
 #include "moe/experts/hopper_contiguous.hpp"

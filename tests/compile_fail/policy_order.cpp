@@ -2,7 +2,17 @@
 // tests/compile_fail/policy_order.cpp: router and quantisation, then backend and experts, in each other's place.
 // errors: each
 // expect: a type stands where another policy belongs. Fix: the order is ModularKernel<Config, Router, Quantization, Backend, Experts>
+// prints: Tiny
+// prints: ArchetypeQuantization
+// prints: ArchetypeRouter
+// prints: ArchetypeBackend
+// prints: ArchetypeExperts
 // expect: a type stands where another policy belongs. Fix: the order is ModularKernel<Config, Router, Quantization, Backend, Experts>
+// prints: Tiny
+// prints: ArchetypeRouter
+// prints: ArchetypeQuantization
+// prints: ArchetypeExperts
+// prints: ArchetypeBackend
 #include "../archetypes.hpp"
 
 using namespace moe_test;

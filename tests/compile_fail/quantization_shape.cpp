@@ -3,7 +3,9 @@
 // expect: hidden or intermediate is not a multiple of the quantisation's group
 // prints: ArchetypeQuantization | Quantization
 // prints: Value<64>
+// prints: MultipleOf<64>
 // prints: Value<32>
+// prints: MultipleOf<64>
 #include "../archetypes.hpp"
 
 #ifdef MOE_FIXED

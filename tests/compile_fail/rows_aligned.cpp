@@ -2,6 +2,7 @@
 // tests/compile_fail/rows_aligned.cpp: rows of 60 bf16 values are not a multiple of 16 bytes, which matters on the device.
 // expect: a row of hidden states is not a multiple of 16 bytes
 // prints: Value<60>
+// prints: MultipleOf<8>
 // prints: __nv_bfloat16 | Config::Act
 #include "../archetypes.hpp"
 

@@ -2,7 +2,11 @@
 // tests/compile_fail/runner_constructor_arguments.cpp: a runner constructed from arguments in another order or of other types.
 // errors: each
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the first argument is not a communicator of its backend.
+// prints: ExpertWeights
+// prints: comm::Self
 // expect: the constructor of a layer or runner takes (comm, weights, params), and the second argument is not a weight view of its types.
+// prints: Store
+// prints: ExpertWeights
 #include "../archetypes.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"

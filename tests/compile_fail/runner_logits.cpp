@@ -2,7 +2,9 @@
 // tests/compile_fail/runner_logits.cpp: a runner with its gate inside gets logits, one with its gate outside gets none.
 // errors: each
 // expect: the runner has its gate inside, and forward() was called with logits
+// prints: gate::Linear | Parts::Gate
 // expect: the runner has its gate outside, and forward() was called without logits
+// prints: gate::Outside | RunnerDefaults::Gate
 #include "../archetypes.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"

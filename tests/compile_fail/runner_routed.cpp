@@ -2,7 +2,10 @@
 // tests/compile_fail/runner_routed.cpp: routing of the caller for a runner whose experts route inside, and ids of a wrong type.
 // errors: each
 // expect: forward_routed(): the layer's experts route inside
+// prints: ModularKernel | Layer
 // expect: forward_routed(): topk_ids must be int32 or int64
+// prints: short | Id
+// prints: int
 #include "../archetypes.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"

@@ -3,6 +3,7 @@
 // expect: topk must be at least 1, at most num_experts and at most 32
 // prints: Value<5>
 // prints: Value<4>
+// prints: Value<32>
 #include "../archetypes.hpp"
 
 struct Config : moe_test::Tiny {

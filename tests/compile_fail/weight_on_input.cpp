@@ -3,6 +3,7 @@
 // expect: the router weight is applied on the input, which a batched backend can do only with topk = 1
 // prints: ArchetypeRouter
 // prints: Value<2>
+// prints: Value<1>
 #include "../archetypes.hpp"
 
 struct Batched : moe_test::ExpertsFacts {

@@ -87,9 +87,65 @@ constexpr bool topk_in_bounds(int topk, int num_experts) {
 constexpr bool weight_on_input_fits(bool on_input, ActivationFormat format, int topk) {
   return !on_input || format == ActivationFormat::standard || topk == dynamic || topk == 1;
 }
-constexpr bool rows_aligned(SpaceKind space, int hidden, std::size_t element_bytes) {
-  return space == SpaceKind::host || fits(hidden, kAlignment / static_cast<int>(element_bytes));
+/// Elements of a row in the 16 bytes that are moved at a time.
+template <class Act>
+constexpr int row_unit() {
+  return kAlignment / static_cast<int>(sizeof(Act));
 }
+template <class Act>
+constexpr bool rows_aligned(SpaceKind space, int hidden) {
+  return space == SpaceKind::host || fits(hidden, row_unit<Act>());
+}
+
+template <class Config, int Hidden, int Intermediate>
+struct Sized : Config {
+  static constexpr int hidden = Hidden, intermediate = Intermediate;
+};
+/// Which dimensions experts, or a quantisation, take.
+template <class Experts, class Config, class Quant>
+struct ExpertsTake {
+  template <int Hidden, int Intermediate>
+  static constexpr bool fits() {
+    return Experts::template fits_shape<Sized<Config, Hidden, Intermediate>, Quant>();
+  }
+};
+template <class Quant>
+struct QuantizationTakes {
+  template <int Hidden, int Intermediate>
+  static constexpr bool fits() {
+    return Quant::supports(Hidden, Intermediate);
+  }
+};
+
+/// The units that are tried: 1, 2, 3, 4, 6, 8, 12, 16, ….
+constexpr int next_unit(int unit) { return unit == 1 ? 2 : (unit & (unit - 1)) == 0 ? unit / 2 * 3 : unit / 3 * 4; }
+inline constexpr int kLargestUnit = 4096;
+/// The least unit that is taken as one dimension while the other is left to run time: what is taken are its multiples.
+template <class Takes, int Unit = 1>
+constexpr int hidden_unit() {
+  if constexpr (Unit >= kLargestUnit || Takes::template fits<Unit, dynamic>()) {
+    return Unit;
+  } else {
+    return hidden_unit<Takes, next_unit(Unit)>();
+  }
+}
+template <class Takes, int Unit = 1>
+constexpr int intermediate_unit() {
+  if constexpr (Unit >= kLargestUnit || Takes::template fits<dynamic, Unit>()) {
+    return Unit;
+  } else {
+    return intermediate_unit<Takes, next_unit(Unit)>();
+  }
+}
+
+/// The verdict of a rule on both dimensions of Config. It prints each of them and what that must be a multiple of. Only the error of a
+/// broken rule, Error<true>, looks for these units: it begins with 1.
+template <class Rule, bool Holds, class Policy, class Config, class Takes>
+struct ShapeVerdict : Verdict<Rule, Holds> {
+  template <bool IsBroken>
+  using Error = typename Rule::template Broken<Policy, Value<Config::hidden>, MultipleOf<hidden_unit<Takes, int{IsBroken}>()>,
+                                               Value<Config::intermediate>, MultipleOf<intermediate_unit<Takes, int{IsBroken}>()>>;
+};
 
 /// The rules that backend and experts decide with the types of Config, not its dimensions.
 template <class Config, class Backend, class Experts>
@@ -117,10 +173,10 @@ struct SchemeVerdicts {
   static constexpr int kSharedLimit = facts::shared_memory_limit<Experts>();
 
   using ExpertsQuantization = Verdict<rules::ExpertsSupportQuantization, Experts::template supports_quantization<Quant>(), Experts, Quant>;
-  using QuantizationShape = Verdict<rules::QuantizationFitsShape, Quant::supports(Config::hidden, Config::intermediate), Quant,
-                                    Value<Config::hidden>, Value<Config::intermediate>>;
-  using ExpertsShape = Verdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Value<Config::hidden>,
-                               Value<Config::intermediate>>;
+  using QuantizationShape = ShapeVerdict<rules::QuantizationFitsShape, Quant::supports(Config::hidden, Config::intermediate), Quant, Config,
+                                         QuantizationTakes<Quant>>;
+  using ExpertsShape = ShapeVerdict<rules::ExpertsFitShape, Experts::template fits_shape<Config, Quant>(), Experts, Config,
+                                    ExpertsTake<Experts, Config, Quant>>;
   using SharedMemory = Verdict<rules::SharedMemoryFits, kShared <= kSharedLimit, Value<kShared>, Value<kSharedLimit>>;
   using all = std::tuple<ExpertsQuantization, QuantizationShape, ExpertsShape, SharedMemory>;
 };
@@ -139,12 +195,14 @@ struct Verdicts {
       typename Exchange::SameSpace, typename Exchange::Format,
       Verdict<rules::MonolithicTransport, !facts::routes_inside<Experts>() || !facts::follows_routing<Backend>(), Experts, Backend>,
       Verdict<rules::MonolithicRouter, facts::supports_router<Experts, Router>(), Experts, Router>,
-      Verdict<rules::TopKInBounds, topk_in_bounds(Config::topk, Config::num_experts), Value<Config::topk>, Value<Config::num_experts>>,
+      Verdict<rules::TopKInBounds, topk_in_bounds(Config::topk, Config::num_experts), Value<Config::topk>, Value<Config::num_experts>,
+              Value<kMaxTopK>>,
       typename Exchange::ExpertsElement, typename Exchange::BackendElement, typename Exchange::ExpertsActivation,
       typename Scheme::ExpertsQuantization, CarriesVerdict<Quant, Backend>, typename Exchange::ReducedOnce,
       Verdict<rules::WeightOnInputNeedsTopKOne, weight_on_input_fits(Router::kWeightOnInput, Backend::kFormat, Config::topk), Router,
-              Value<Config::topk>>,
-      Verdict<rules::RowsAligned, rows_aligned(Experts::Space::kKind, Config::hidden, sizeof(Act)), Value<Config::hidden>, Act>,
+              Value<Config::topk>, Value<1>>,
+      Verdict<rules::RowsAligned, rows_aligned<Act>(Experts::Space::kKind, Config::hidden), Value<Config::hidden>,
+              MultipleOf<row_unit<Act>()>, Act>,
       typename Scheme::QuantizationShape, typename Scheme::ExpertsShape,
       Verdict<rules::ExpertsAreBatchInvariant, !kBatchInvariant<Config> || facts::experts_are_batch_invariant<Experts>(), Experts>,
       Verdict<rules::BackendIsBatchInvariant, !kBatchInvariant<Config> || facts::backend_is_batch_invariant<Backend>(), Backend>,
