@@ -94,6 +94,12 @@ TEST(DeviceExperts, Obstacles) {
             "hopper_w4a8: not for the activation silu with the router weight on the input");
   EXPECT_EQ(with(reference, block, {80, 100, 36, Kind::gelu, true}), "");
   EXPECT_NE(with(reference, block, {75, 100, 36}), "");
+
+  models::ExpertsNeeds const native{.architecture = 90, .hidden = 4096, .intermediate = 1536, .refuse_emulation = true};
+  EXPECT_EQ(with(hopper, block, native), "");
+  EXPECT_EQ(with(w4, mxfp4, native), "") << "widened codes are multiplied on the tensor cores";
+  EXPECT_EQ(with(reference, block, native),
+            "cuda_reference: fp8_block128 is emulated on a device of architecture 90, and native execution was required");
 }
 
 }  // namespace

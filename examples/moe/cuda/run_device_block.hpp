@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
 #include "examples/moe/cuda/tp_group.hpp"
 #include "examples/moe/run_block.hpp"
 #include "moe/models/device_block.hpp"
+#include "moe/quantization/support.hpp"
 #include "moe/runner/device/event_probe.hpp"
 #include "moe/runner/device/two_queues.hpp"
 
@@ -151,7 +153,9 @@ JobResult run_device_block(Job const& job, typename Backend::Comm& comm, TpGroup
     moe::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // the forward's stream does not wait for copies made so far
   });
 
-  log_choices(job, moe::runner::description(block->runner()));
+  std::vector<std::string> choices = moe::runner::description(block->runner());
+  choices.push_back(moe::quantization::describe<Quant, Experts>(moe::device_architecture()));
+  log_choices(job, choices);
   JobResult result;
   moe::CudaStream const stream;
   moe::runner::EventProbe events(stream);

@@ -14,6 +14,7 @@
 #include "moe/models/block_parts.hpp"
 #include "moe/models/runtime_layer.hpp"
 #include "moe/modular_kernel.hpp"
+#include "moe/quantization/support.hpp"
 #include "moe/routing/any_router.hpp"
 #include "moe/runner/device/dense_shared.hpp"
 #include "moe/runner/device/linear.hpp"
@@ -74,6 +75,8 @@ struct DeviceBlockOptions {
   /// (one_sided, two_sided): the same bits. 0: never.
   std::int64_t shared_overlap_rows = 256;
   bool overlap_shared = true;  ///< as the runner's
+  /// E_UNSUPPORTED if the experts would emulate the quantisation on this device (facts::support_on()).
+  bool refuse_emulation = false;
   typename Parts::Chunking::Params chunking{};
   typename Parts::DualBatch::Params dual_batch{};
   typename Parts::Parallel::Params parallel{};
@@ -95,11 +98,11 @@ class DeviceBlock {
   using Options = DeviceBlockOptions<Parts>;
 
   /// Collective over `comm`. `weights` hold the experts that `placement` gives this rank, in its local order; all are copied to the device.
-  /// E_MISMATCH if the ranks' routers have different weights.
+  /// E_MISMATCH if the ranks' routers have different weights. E_UNSUPPORTED if the experts do not compute Quant on this device.
   DeviceBlock(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights, ExpertPlacement const& placement,
               std::int64_t max_tokens_per_rank, Quant const& quant = {}, typename Backend::Params const& backend = {},
               Options const& options = {})
-      : description_(checked(comm, weights)),
+      : description_(checked(comm, weights, options)),
         options_(options),
         store_(moe::detail::build(comm, [&] { return filled_store(weights, quant); })),
         runner_(comm, store_.view(),
@@ -114,8 +117,10 @@ class DeviceBlock {
   Runner& runner() { return runner_; }
 
  private:
-  static io::LayerDescription const& checked(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights) {
+  static io::LayerDescription const& checked(typename Backend::Comm& comm, io::HostLayerWeights<Loaded> const& weights,
+                                             Options const& options) {
     check_block(comm, weights);
+    moe::detail::build(comm, [&] { quantization::check_support<Quant, Experts>(device_architecture(), options.refuse_emulation); });
     return weights.description;
   }
   static Store filled_store(io::HostLayerWeights<Loaded> const& w, Quant const& quant) {

@@ -75,7 +75,8 @@ class ChosenBlock<Quant, Backend, Act, Loaded, ExpertsList<Experts...>> {
                              .hidden = d.expert_hidden(),
                              .intermediate = weights.intermediate,
                              .activation = d.activation.kind,
-                             .weight_on_input = d.weight_on == io::WeightOn::expert_input};
+                             .weight_on_input = d.weight_on == io::WeightOn::expert_input,
+                             .refuse_emulation = options.refuse_emulation};
     bool const found = (... || choose<Experts>(needs, comm, weights, placement, max_tokens_per_rank, quant, backend, options));
     if (!found) moe::detail::build(comm, [&] { throw Error(ErrorCode::unsupported, text("no experts compute this block: ", note_)); });
   }

@@ -22,43 +22,23 @@ struct ExpertsNeeds {
   std::int64_t intermediate = 0;
   activation::Kind activation = activation::Kind::silu;
   bool weight_on_input = false;
+  bool refuse_emulation = false;  ///< whether experts that emulate the scheme on that device do not do
 };
-
-namespace detail {
-
-template <class Act, int Hidden, int Intermediate>
-struct SizedLayer : RuntimeLayer<Act, Act> {
-  static constexpr int hidden = Hidden, intermediate = Intermediate;
-};
-/// The least power of two that experts take as a dimension; what they take are its multiples.
-template <class Experts, class Quant, class Act, int Unit = 1>
-constexpr int hidden_unit() {
-  if constexpr (Unit >= 4096 || Experts::template fits_shape<SizedLayer<Act, Unit, dynamic>, Quant>()) {
-    return Unit;
-  } else {
-    return hidden_unit<Experts, Quant, Act, 2 * Unit>();
-  }
-}
-template <class Experts, class Quant, class Act, int Unit = 1>
-constexpr int intermediate_unit() {
-  if constexpr (Unit >= 4096 || Experts::template fits_shape<SizedLayer<Act, dynamic, Unit>, Quant>()) {
-    return Unit;
-  } else {
-    return intermediate_unit<Experts, Quant, Act, 2 * Unit>();
-  }
-}
-
-}  // namespace detail
 
 /// Why experts that take the types do not compute this layer; empty if they do.
 template <class Experts, class Quant, class Act>
 std::string experts_obstacle(ExpertsNeeds const& n) {
   auto const because = [](auto const&... words) { return text(Experts::kName, ": ", words...); };
-  if (facts::support_on<Experts, Quant>(n.architecture) == quantization::Support::none) {
+  quantization::Support const support = facts::support_on<Experts, Quant>(n.architecture);
+  if (support == quantization::Support::none) {
     return because("not for ", Quant::kName, " on a device of architecture ", n.architecture);
   }
+  if (n.refuse_emulation && support == quantization::Support::emulated) {
+    return because(Quant::kName, " is emulated on a device of architecture ", n.architecture, ", and native execution was required");
+  }
   if constexpr (ExpertsHaveFitsShape<Experts, RuntimeLayer<Act, Act>, Quant>) {
-    constexpr int kHidden = detail::hidden_unit<Experts, Quant, Act>(), kInner = detail::intermediate_unit<Experts, Quant, Act>();
+    using Takes = moe::detail::ExpertsTake<Experts, RuntimeLayer<Act, Act>, Quant>;
+    constexpr int kHidden = moe::detail::hidden_unit<Takes>(), kInner = moe::detail::intermediate_unit<Takes>();
     if (n.hidden % kHidden != 0) return because("hidden ", n.hidden, " is not a multiple of ", kHidden);
     if (n.intermediate % kInner != 0) return because("intermediate ", n.intermediate, " is not a multiple of ", kInner);
   }
