@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -114,6 +115,26 @@ TEST(RunnerBlocks, N6_N7_OverlapOfSharedExpertsKeepsTheBits) {
     EXPECT_EQ((run_on_device<bf16, experts::CudaReference>(f, 0, true)), alone) << f.name << ", in place";
   });
   EXPECT_GE(with_shared, 3);
+}
+
+/// Q18: the reference experts multiply in float32, without the tensor cores.
+TEST(RunnerBlocks, Q18_EmulationIsRefusedIfAsked) {
+  using Block = models::DeviceBlock<quantization::None, Local, experts::CudaReference, float>;
+  int blocks = 0;
+  each_block_file([&](BlockFile const& f) {
+    if (blocks++ > 0) return;
+    comm::Self<Cuda> self;
+    try {
+      Block const block(self, io::load_block<float>(f.store), ExpertPlacement(f.description.router.num_experts, 1), f.rows(), {}, {},
+                        {.refuse_emulation = true});
+      FAIL() << "nothing was refused";
+    } catch (Error const& e) {
+      EXPECT_EQ(e.code(), ErrorCode::unsupported);
+      EXPECT_EQ(std::string(e.what()), text("E_UNSUPPORTED: none activations, none weights, emulated on sm_", device_architecture(),
+                                            " with cuda_reference; native execution was required"));
+    }
+  });
+  EXPECT_GT(blocks, 0);
 }
 
 /// The stages that a block has, between events of the stream; a stage that threw is left out, and no forward is measured twice.
