@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/rank_gpu.hpp"
 #include "moe/backends/collective/device/all_to_all_v.cuh"
@@ -378,11 +379,16 @@ int run(std::string const& json) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
   std::string json;
-  for (int i = 1; i + 1 < argc; ++i) {
-    json = std::strcmp(argv[i], "--json") == 0 ? argv[i + 1] : json;
+  try {
+    for (int i = 1; i < argc; i += 2) {
+      moe_bench::known_name("option", argv[i], {"--json"});
+      json = i + 1 < argc ? argv[i + 1] : "";
+    }
+  } catch (moe_bench::BadArgument const& error) {
+    return moe_bench::refuse("comm_exchange_bench", error);
   }
+  MPI_Init(&argc, &argv);
   int result = 1;
   try {
     result = run(json);

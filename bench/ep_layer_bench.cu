@@ -45,9 +45,13 @@ namespace {
 
 using namespace moe;
 using comm::Nccl;
+using moe_bench::count;
+using moe_bench::counts;
+using moe_bench::known_name;
+using moe_bench::known_names;
 using moe_bench::median_and_spread;
+using moe_bench::Names;
 using moe_bench::RandomExperts;
-using moe_bench::split;
 using moe_bench::worst_of;
 using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
@@ -92,10 +96,10 @@ struct Model {
 constexpr Model kModels[] = {{"flash", {4096, 2048, 256, 6, false}}, {"pro", {7168, 3072, 384, 6, false}}};
 
 struct Options {
-  std::string shapes = "flash,pro";
-  std::string schemes = "fp8,bf16";
-  std::string tokens = "8,16,32,64,128,256,512,1024,2048,4096,8192";
-  std::string backends = "window,fused,all_to_all_v";
+  Names shapes{"flash", "pro"};
+  Names schemes{"fp8", "bf16"};
+  std::vector<int> tokens{8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
+  Names backends{"window", "fused", "all_to_all_v"};
   std::string routing = "given";
   int like_ranks = 0;
   std::string json;
@@ -187,18 +191,14 @@ class Bench {
       : host_(host), comm_(Nccl::over_communicator(host, {.timeout_ms = 20'000})), options_(options), report_("ep_layer_bench") {}
 
   void run() {
-    for (std::string const& shape : split(options_.shapes)) {
-      auto const at = std::find_if(std::begin(kModels), std::end(kModels), [&](Model const& m) { return shape == m.name; });
-      if (at == std::end(kModels)) throw Error(ErrorCode::argument, text("--shapes: ", shape, ", expected flash or pro"));
-      Model model = *at;
+    for (std::string const& shape : options_.shapes) {
+      Model model = *std::find_if(std::begin(kModels), std::end(kModels), [&](Model const& m) { return shape == m.name; });
       if (options_.like_ranks > 0) model.shape.num_experts = model.shape.num_experts / options_.like_ranks * host_.size();
-      for (std::string const& scheme : split(options_.schemes)) {
+      for (std::string const& scheme : options_.schemes) {
         if (scheme == "fp8") {
           run<Fp8>(model, "fp8");
-        } else if (scheme == "bf16") {
-          run<None>(model, "bf16");
         } else {
-          throw Error(ErrorCode::argument, text("--schemes: ", scheme, ", expected fp8 or bf16"));
+          run<None>(model, "bf16");
         }
       }
     }
@@ -212,8 +212,7 @@ class Bench {
     LayerShape const& s = model.shape;
     int const local = s.num_experts / host_.size();
     RandomExperts<Quant> const weights(s.hidden, s.intermediate, local, static_cast<std::uint64_t>(1000 * host_.rank()));
-    for (std::string const& number : split(options_.tokens)) {
-      int const tokens = std::stoi(number);
+    for (int const tokens : options_.tokens) {
       Batch batch(s, tokens, host_.rank(), !given());
       std::vector<float> const want = expected(weights, s, batch, tokens);
       auto const measure_one = [&](auto backend, auto experts, char const* name, auto const& params) {
@@ -262,7 +261,7 @@ class Bench {
     }
   }
   bool given() const { return options_.routing == "given"; }
-  bool wanted(std::string const& backend) const { return ("," + options_.backends + ",").find("," + backend + ",") != std::string::npos; }
+  bool wanted(char const* backend) const { return std::ranges::find(options_.backends, backend) != options_.backends.end(); }
 
   /// The first rows of this rank's output, in float32: every rank computes what its experts add to the samples of all.
   template <class Quant>
@@ -418,25 +417,23 @@ class Bench {
   bool good_ = true;
 };
 
-bool set_option(Options& options, std::string const& key, std::string const& value) {
+void set_option(Options& options, std::string const& key, std::string const& value) {
+  known_name("option", key, {"--shapes", "--schemes", "--tokens", "--backends", "--routing", "--like-ranks", "--json"});
   if (key == "--shapes") {
-    options.shapes = value;
+    options.shapes = known_names(key, value, {"flash", "pro"});
   } else if (key == "--schemes") {
-    options.schemes = value;
+    options.schemes = known_names(key, value, {"fp8", "bf16"});
   } else if (key == "--tokens") {
-    options.tokens = value;
+    options.tokens = counts(key, value);
   } else if (key == "--backends") {
-    options.backends = value;
-  } else if (key == "--routing" && (value == "given" || value == "softmax")) {
-    options.routing = value;
+    options.backends = known_names(key, value, {"window", "fused", "low_latency", "high_throughput", "all_to_all_v"});
+  } else if (key == "--routing") {
+    options.routing = known_name(key, value, {"given", "softmax"});
   } else if (key == "--like-ranks") {
-    options.like_ranks = std::atoi(value.c_str());
-  } else if (key == "--json") {
-    options.json = value;
+    options.like_ranks = count(key, value, 0);
   } else {
-    return false;
+    options.json = value;
   }
-  return true;
 }
 
 }  // namespace

@@ -115,6 +115,6 @@ BENCHMARK(propose_and_plan_transfers)->Apply(sizes);
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
+  if (!moe_bench::initialize(argc, argv)) return moe_bench::kBadArguments;
   return moe_bench::run_benchmarks();
 }

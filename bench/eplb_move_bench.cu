@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/rank_gpu.hpp"
 #include "moe/activation/activation.hpp"
@@ -224,33 +225,31 @@ class Bench {
   std::deque<Layer> layers_;
 };
 
-bool parse(int argc, char** argv, Options& o) {
+/// Throws BadArgument.
+Options parse(int argc, char** argv) {
+  Options o;
   for (int i = 1; i < argc; i += 2) {
-    std::string const name = argv[i];
-    int* const value = name == "--tokens"    ? &o.tokens
-                       : name == "--experts" ? &o.experts
-                       : name == "--layers"  ? &o.layers
-                       : name == "--moves"   ? &o.moves
-                                             : nullptr;
-    if (value == nullptr || i + 1 == argc || (*value = std::atoi(argv[i + 1])) < 1) {
-      std::printf("unknown or incomplete: %s; --tokens, --experts, --layers, --moves, each with a number of at least 1\n", argv[i]);
-      return false;
-    }
+    std::string const name = moe_bench::known_name("option", argv[i], {"--tokens", "--experts", "--layers", "--moves"});
+    int& value = name == "--tokens" ? o.tokens : name == "--experts" ? o.experts : name == "--layers" ? o.layers : o.moves;
+    value = moe_bench::count(name, i + 1 < argc ? argv[i + 1] : "");
   }
-  return true;
+  return o;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  Options options;
+  try {
+    options = parse(argc, argv);
+  } catch (moe_bench::BadArgument const& error) {
+    return moe_bench::refuse("eplb_move_bench", error);
+  }
   MPI_Init(&argc, &argv);
   int result = 1;
   {
     comm::Mpi host(MPI_COMM_WORLD);
-    Options options;
-    if (!parse(argc, argv, options)) {
-      result = 2;
-    } else if (!moe_bench::take_gpu(host.rank(), host.size()) || host.size() < 2) {
+    if (!moe_bench::take_gpu(host.rank(), host.size()) || host.size() < 2) {
       result = 77;
     } else {
       result = Bench(host, options).run() ? 0 : 1;

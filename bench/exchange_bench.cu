@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bench/exchange_bench.cu: dispatch and combine alone, against the ceiling of the same link in the same run.
 //
-//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick]
+//   exchange_bench [--ranks N] [--simulated] [--sections ceiling,ll,ht,scan,windows,soak] [--blocks 128] [--ht-blocks 8,16] [--quick]
 //                  [--rounds N] [--json FILE]
 //
 // One process, one thread, one GPU per rank (or all ranks on one GPU: the same checks, but the times are meaningless). Every shape is
@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/exchange_peers.cuh"
 #include "moe/core/cuda_graph.hpp"
@@ -134,7 +135,7 @@ struct Options {
   int ranks = 0;
   bool simulated = false;
   bool quick = false;
-  std::string sections = "ceiling,ll,ht";
+  moe_bench::Names sections{"ceiling", "ll", "ht"};
   std::vector<int> blocks = {128};
   std::vector<int> ht_blocks = {16, 8};
   std::string json;
@@ -574,7 +575,7 @@ class Bench {
   }
 
   void run() {
-    auto const wanted = [&](char const* s) { return options_.sections.find(s) != std::string::npos; };
+    auto const wanted = [&](char const* s) { return std::ranges::find(options_.sections, s) != options_.sections.end(); };
     bool const pdl = !options_.simulated;
     if (wanted("ceiling")) {
       run_ceiling();
@@ -640,25 +641,14 @@ class Bench {
   int failures_ = 0;
 };
 
-std::vector<int> numbers(char const* s) {
-  std::vector<int> out;
-  for (char* end = nullptr; *s != '\0'; s = *end == ',' ? end + 1 : end) {
-    out.push_back(static_cast<int>(std::strtol(s, &end, 10)));
-  }
-  return out;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+/// Throws BadArgument.
+Options parse(int argc, char** argv) {
   Options o;
   for (int i = 1; i < argc; ++i) {
     std::string const a = argv[i];
     auto next = [&] { return i + 1 < argc ? argv[++i] : ""; };
     if (a == "--ranks") {
-      o.ranks = std::atoi(next());
+      o.ranks = moe_bench::count(a, next());
     } else if (a == "--simulated") {
       o.simulated = true;
     } else if (a == "--unfenced") {
@@ -666,20 +656,29 @@ int main(int argc, char** argv) {
     } else if (a == "--quick") {
       o.quick = true;
     } else if (a == "--sections") {
-      o.sections = next();
+      o.sections = moe_bench::known_names("section", next(), {"ceiling", "ll", "ht", "scan", "windows", "soak"});
     } else if (a == "--blocks") {
-      o.blocks = numbers(next());
+      o.blocks = moe_bench::counts(a, next());
     } else if (a == "--ht-blocks") {
-      o.ht_blocks = numbers(next());
+      o.ht_blocks = moe_bench::counts(a, next());
     } else if (a == "--rounds") {
-      o.rounds = std::atoi(next());
+      o.rounds = moe_bench::count(a, next());
     } else if (a == "--json") {
       o.json = next();
     } else {
-      std::printf("unknown option %s\n", a.c_str());
-      return 2;
+      moe_bench::refuse_name(
+          "option", a, {"--ranks", "--simulated", "--unfenced", "--quick", "--sections", "--blocks", "--ht-blocks", "--rounds", "--json"});
     }
   }
+  return o;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  Options o = parse(argc, argv);
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::printf("no GPU: nothing to measure\n");
@@ -688,12 +687,12 @@ int main(int argc, char** argv) {
   if (o.ranks == 0) {
     o.ranks = o.simulated ? 8 : devices;
   }
-  try {
-    Bench bench(o);
-    bench.run();
-    return bench.failures() == 0 ? 0 : 1;
-  } catch (std::exception const& e) {
-    std::printf("error: %s\n", e.what());
-    return 1;
-  }
+  Bench bench(o);
+  bench.run();
+  return bench.failures() == 0 ? 0 : 1;
+} catch (moe_bench::BadArgument const& error) {
+  return moe_bench::refuse("exchange_bench", error);
+} catch (std::exception const& e) {
+  std::printf("error: %s\n", e.what());
+  return 1;
 }

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "moe/backends/window/device/low_latency/fixed.cuh"
 #include "moe/core/buffer.hpp"
@@ -339,17 +340,15 @@ bool compare_token() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  moe_bench::Names const all{"routing", "exchange", "token"};
+  moe_bench::Names const sections = argc > 1 ? moe_bench::Names(argv + 1, argv + argc) : all;
+  for (std::string const& section : sections) moe_bench::known_name("section", section, all);
   if (!has_device()) {
     std::printf("skipped: no GPU\n");
     return 77;
   }
-  auto const wanted = [&](std::string_view section) {
-    for (int i = 1; i < argc; ++i) {
-      if (section == argv[i]) return true;
-    }
-    return argc == 1;
-  };
+  auto const wanted = [&](char const* section) { return std::ranges::find(sections, section) != sections.end(); };
   namespace models = moe::models;
   bool ok = true;
   if (wanted("routing")) {
@@ -370,4 +369,6 @@ int main(int argc, char** argv) {
     ok = compare_token<models::DeepSeek_V3, 32, hopper::Scheme::fp8_block>() && ok;
   }
   return ok ? 0 : 1;
+} catch (moe_bench::BadArgument const& error) {
+  return moe_bench::refuse("fixed_sizes_bench", error);
 }

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/random_experts.cuh"
 #include "moe/activation/activation.hpp"
@@ -277,6 +278,7 @@ bool measure_model(moe_bench::Report& report) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 2) return moe_bench::refuse("forward_host_bench", moe_bench::BadArgument(moe::text(argv[2], ": it takes one file name")));
   moe_bench::Report report("forward_host_bench");
   bool good = measure_model<DeepSeekV3>(report);
   good = measure_model<Qwen3>(report) && good;

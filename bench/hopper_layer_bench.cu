@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string>
 
+#include "bench/arguments.hpp"
 #include "bench/layer_problem.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
 
@@ -139,43 +140,53 @@ void time_one(std::string const& label, LocalShape shape, Scheme scheme, Feature
   std::fflush(stdout);
 }
 
-/// bf16 for any other word.
-Scheme scheme_of(std::string const& format) {
+/// The scheme of a format that check or time has.
+Scheme scheme_of(std::string const& mode, std::string const& format) {
+  moe_bench::Names formats{"bf16", "f16", "fp8_block", "fp8_row", "int8_row"};
+  if (mode == "time") formats.emplace_back("fp8_codes");
+  moe_bench::known_name("format", format, formats);
   if (format == "f16") return Scheme::f16;
   if (format == "fp8_row") return Scheme::fp8_row;
   if (format == "int8_row") return Scheme::int8_row;
-  return format.starts_with("fp8") ? Scheme::fp8_block : Scheme::bf16;
+  return format == "bf16" ? Scheme::bf16 : Scheme::fp8_block;
+}
+
+/// The shapes that `part` names and the scheme can compute. At least one.
+std::map<std::string, LocalShape> shapes_of(std::string const& part, Scheme scheme) {
+  std::map<std::string, LocalShape> shapes = find_shapes(kShapes, part);
+  std::erase_if(shapes, [&](auto const& s) { return s.second.hidden % intermediate_unit(scheme) != 0; });
+  if (shapes.empty()) {
+    throw BadArgument(moe::text("shape ", part, " has a hidden size that is not a multiple of ", intermediate_unit(scheme), ", which ",
+                                name(scheme), " needs"));
+  }
+  return shapes;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
   std::string const mode = argc > 1 ? argv[1] : "";
+  known_name("mode", mode, {"check", "time"});
   std::string const format = argc > 2 ? argv[2] : "";
-  Scheme const scheme = scheme_of(format);
-  Features features;
-  features.quantized_x = format == "fp8_codes";
+  Scheme const scheme = scheme_of(mode, format);
   if (mode == "check") {
     check_all(scheme, argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
     std::printf("%d failures\n", failures);
     return failures == 0 ? 0 : 1;
   }
-  if (mode == "time" && argc > 4) {
-    for (auto const& [label, shape] : kShapes) {
-      if (std::string(argv[3]) != "all" && label.find(argv[3]) == std::string::npos) continue;
-      if (shape.hidden % intermediate_unit(scheme) != 0) continue;
-      std::string list = argv[4];
-      for (std::size_t at = 0; at < list.size();) {
-        std::size_t const comma = std::min(list.find(',', at), list.size());
-        time_one(label, shape, scheme, features, std::atoi(list.substr(at, comma - at).c_str()), argc > 5 ? std::atoi(argv[5]) : 0,
-                 argc > 6 ? std::atoi(argv[6]) : 0, argc > 7 ? std::atoi(argv[7]) : 0);
-        at = comma + 1;
-      }
+  auto const shapes = shapes_of(argc > 3 ? argv[3] : "", scheme);
+  std::vector<int> const token_counts = counts("tokens", argc > 4 ? argv[4] : "");
+  Features features;
+  features.quantized_x = format == "fp8_codes";
+  for (auto const& [label, shape] : shapes) {
+    for (int const tokens : token_counts) {
+      time_one(label, shape, scheme, features, tokens, argc > 5 ? std::atoi(argv[5]) : 0, argc > 6 ? std::atoi(argv[6]) : 0,
+               argc > 7 ? std::atoi(argv[7]) : 0);
     }
-    return failures == 0 ? 0 : 1;
   }
-  std::fprintf(stderr, "usage: hopper_layer_bench check|time …\n");
-  return 2;
+  return failures == 0 ? 0 : 1;
+} catch (moe_bench::BadArgument const& error) {
+  return moe_bench::refuse("hopper_layer_bench", error);
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

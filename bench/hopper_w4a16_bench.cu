@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/layer_problem.cuh"
 #include "bench/w4_launchers.hpp"
@@ -280,30 +281,18 @@ void time_one(std::string const& label, LocalShape const& s, W4Scheme scheme, La
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc < 4) {
-    std::fprintf(
-        stderr,
-        "usage: hopper_w4a16_bench <int4|int4_zero|mxfp4|int4_32|int4_32_zero|nvfp4|int8> <shape|all> <tokens,tokens,...> [tile_rows]\n");
-    return 2;
-  }
-  std::string const wanted = argv[1];
-  std::optional<W4Scheme> const found = moe_bench::find_w4_scheme(wanted);
-  if (!found) {
-    std::fprintf(stderr, "hopper_w4a16_bench: no scheme %s\n", argv[1]);
-    return 2;
-  }
-  W4Scheme const scheme = *found;
-  for (auto const& [label, shape] : kShapes) {
-    if (std::string(argv[2]) != "all" && label.find(argv[2]) == std::string::npos) continue;
-    Layer const layer(shape, scheme, 1);
-    std::string const list = argv[3];
-    for (std::size_t at = 0; at < list.size();) {
-      std::size_t const comma = std::min(list.find(',', at), list.size());
-      time_one(label, shape, scheme, layer, std::atoi(list.substr(at, comma - at).c_str()), argc > 4 ? std::atoi(argv[4]) : 0);
-      at = comma + 1;
-    }
+  std::string const wanted = argc > 1 ? argv[1] : "";
+  std::optional<W4Scheme> const scheme = moe_bench::find_w4_scheme(wanted);
+  if (!scheme) moe_bench::refuse_name("scheme", wanted, moe_bench::w4_scheme_names());
+  auto const shapes = moe_bench::find_shapes(kShapes, argc > 2 ? argv[2] : "");
+  std::vector<int> const token_counts = moe_bench::counts("tokens", argc > 3 ? argv[3] : "");
+  for (auto const& [label, shape] : shapes) {
+    Layer const layer(shape, *scheme, 1);
+    for (int const tokens : token_counts) time_one(label, shape, *scheme, layer, tokens, argc > 4 ? std::atoi(argv[4]) : 0);
   }
   return failures == 0 ? 0 : 1;
+} catch (moe_bench::BadArgument const& error) {
+  return moe_bench::refuse("hopper_w4a16_bench", error);
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

@@ -175,6 +175,6 @@ BENCHMARK(host_layer<bf16>)->Apply(arguments);
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
+  if (!moe_bench::initialize(argc, argv)) return moe_bench::kBadArguments;
   return moe_bench::run_benchmarks();
 }

@@ -211,7 +211,7 @@ void add_presets(std::vector<int> const& token_counts, int iterations) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
+  if (!moe_bench::initialize(argc, argv)) return moe_bench::kBadArguments;
   if (!moe::has_device()) {
     std::printf("skipped: no GPU\n");
     return 77;

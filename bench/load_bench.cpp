@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/comm/mpi.hpp"
@@ -180,7 +181,7 @@ Options parse(int argc, char** argv) {
     }
     auto const known = std::ranges::find(numbers, name, [](auto const& n) { return n.first; });
     if (i + 1 == argc || (known == numbers.end() && name != "--directory"))
-      throw Error(ErrorCode::argument, text("unknown or without a value: ", name));
+      throw moe_bench::BadArgument(text("unknown or without a value: ", name));
     std::string_view const value = argv[++i];
     if (name == "--directory") {
       o.directory = value;
@@ -188,7 +189,7 @@ Options parse(int argc, char** argv) {
     }
     auto const [end, error] = std::from_chars(value.data(), value.data() + value.size(), *known->second);
     if (error != std::errc() || end != value.data() + value.size() || *known->second < 1)
-      throw Error(ErrorCode::argument, text(name, ": ", value, " is not a number from 1"));
+      throw moe_bench::BadArgument(text(name, ": ", value, " is not a number from 1"));
   }
   return o;
 }
@@ -227,10 +228,16 @@ int run(Options const& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  Options options;
+  try {
+    options = parse(argc, argv);
+  } catch (moe_bench::BadArgument const& error) {
+    return moe_bench::refuse("load_bench", error);
+  }
   MPI_Init(&argc, &argv);
   int code = 1;
   try {
-    code = run(parse(argc, argv));
+    code = run(options);
   } catch (Error const& error) {
     std::fprintf(stderr, "load_bench: %s\n", error.what());
     MPI_Abort(MPI_COMM_WORLD, 1);

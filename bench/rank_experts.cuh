@@ -6,23 +6,14 @@
 
 #include <cstdio>
 #include <exception>
-#include <sstream>
 #include <string>
-#include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/random_experts.cuh"
 #include "bench/rank_gpu.hpp"
 #include "moe/comm/mpi.hpp"
 
 namespace moe_bench {
-
-/// The parts of "a,b,c".
-inline std::vector<std::string> split(std::string const& list) {
-  std::vector<std::string> out;
-  std::stringstream in(list);
-  for (std::string one; std::getline(in, one, ',');) out.push_back(one);
-  return out;
-}
 
 /// The largest value of all ranks of MPI_COMM_WORLD.
 inline double worst_of(double mine) {
@@ -42,22 +33,20 @@ int run_on_ranks(Options const& options) {
   return bench.write() && bench.good() ? 0 : 1;
 }
 
-/// main() of such a program, with options "--key value": set(options, key, value) is false for one that the program does not have.
+/// main() of such a program, with options "--key value": set(options, key, value) throws BadArgument for one that the program does not
+/// have.
 template <class Bench, class Options, class Set>
 int ranks_main(int argc, char** argv, char const* program, Set const& set) {
-  MPI_Init(&argc, &argv);
   Options options;
-  int result = 0;
-  for (int i = 1; i < argc && result == 0; i += 2) {
-    std::string const key = argv[i];
-    std::string const value = i + 1 < argc ? argv[i + 1] : "";
-    if (!set(options, key, value)) {
-      std::fprintf(stderr, "%s: %s %s is not an option\n", program, key.c_str(), value.c_str());
-      result = 2;
-    }
-  }
   try {
-    if (result == 0) result = run_on_ranks<Bench>(options);
+    for (int i = 1; i < argc; i += 2) set(options, argv[i], i + 1 < argc ? argv[i + 1] : "");
+  } catch (BadArgument const& error) {
+    return refuse(program, error);
+  }
+  MPI_Init(&argc, &argv);
+  int result = 1;
+  try {
+    result = run_on_ranks<Bench>(options);
   } catch (std::exception const& e) {
     std::printf("error: %s\n", e.what());
     MPI_Abort(MPI_COMM_WORLD, 1);

@@ -168,7 +168,7 @@ BENCHMARK_CAPTURE(softmax, e512_k10_all, 512, 10, true)->Apply(configure);
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
+  if (!moe_bench::initialize(argc, argv)) return moe_bench::kBadArguments;
   if (!has_device()) {
     std::printf("skipped: no GPU\n");
     return 77;

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "moe/core/cuda_graph.hpp"
 #include "moe/runner/device/dense_shared.cuh"
@@ -205,7 +206,8 @@ void block(std::int64_t m) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) return moe_bench::refuse("runner_bench", moe_bench::BadArgument(moe::text(argv[1], ": it takes no argument")));
   for (std::int64_t const m : {1, 16, 64, 128, 256, 1024}) block(m);
   gate(7168, 256);
   gate(2048, 64);

@@ -39,7 +39,9 @@
 namespace {
 
 using namespace moe;
-using moe_bench::split;
+using moe_bench::count;
+using moe_bench::counts;
+using moe_bench::Names;
 using moe_bench::worst_of;
 using moe_test::TypedMemory;
 using Window = comm::NcclSymmetric;
@@ -60,9 +62,9 @@ struct Parts : RunnerDefaults {
 
 struct Options {
   int experts = 32;
-  std::string tokens = "128,1024,4096";
-  std::string backends = "high_throughput,low_latency";  // low_latency up to 1024 tokens: its window grows with them
-  std::string workers = "0,116";
+  std::vector<int> tokens{128, 1024, 4096};
+  Names backends{"high_throughput", "low_latency"};  // low_latency up to 1024 tokens: its window grows with them
+  std::vector<int> workers{0, 116};
   int blocks = 0;  // of the exchange; 0: its default
   std::string json;
 };
@@ -82,23 +84,21 @@ class Bench {
   }
 
   void run() {
-    for (std::string const& name : split(options_.backends)) {
-      for (std::string const& tokens : split(options_.tokens)) {
-        for (std::string const& workers : split(options_.workers)) {
+    for (std::string const& name : options_.backends) {
+      for (int const tokens : options_.tokens) {
+        for (int const workers : options_.workers) {
           try {
             if (name == "high_throughput") {
-              measure<backends::HighThroughput<Window>, experts::HopperContiguous>(std::stoi(tokens), std::stoi(workers));
-            } else if (name == "low_latency") {
-              if (std::stoi(tokens) > 1024) continue;
-              measure<backends::LowLatency<Window>, experts::HopperMasked>(std::stoi(tokens), std::stoi(workers));
+              measure<backends::HighThroughput<Window>, experts::HopperContiguous>(tokens, workers);
             } else {
-              throw Error(ErrorCode::argument, text("--backends: ", name, ", expected high_throughput or low_latency"));
+              if (tokens > 1024) continue;
+              measure<backends::LowLatency<Window>, experts::HopperMasked>(tokens, workers);
             }
           } catch (TransportError const&) {
             throw;
           } catch (Error const& e) {
             good_ = false;
-            if (host_.rank() == 0) std::printf("%s/%s: %s\n", name.c_str(), tokens.c_str(), e.what());
+            if (host_.rank() == 0) std::printf("%s/%d: %s\n", name.c_str(), tokens, e.what());
           }
         }
       }
@@ -210,23 +210,21 @@ class Bench {
   bool good_ = true;
 };
 
-bool set_option(Options& options, std::string const& key, std::string const& value) {
+void set_option(Options& options, std::string const& key, std::string const& value) {
+  moe_bench::known_name("option", key, {"--experts", "--tokens", "--backends", "--workers", "--blocks", "--json"});
   if (key == "--experts") {
-    options.experts = std::atoi(value.c_str());
+    options.experts = count(key, value);
   } else if (key == "--tokens") {
-    options.tokens = value;
+    options.tokens = counts(key, value);
   } else if (key == "--backends") {
-    options.backends = value;
+    options.backends = moe_bench::known_names(key, value, {"high_throughput", "low_latency"});
   } else if (key == "--workers") {
-    options.workers = value;
+    options.workers = counts(key, value, 0);
   } else if (key == "--blocks") {
-    options.blocks = std::atoi(value.c_str());
-  } else if (key == "--json") {
-    options.json = value;
+    options.blocks = count(key, value, 0);
   } else {
-    return false;
+    options.json = value;
   }
-  return true;
 }
 
 }  // namespace

@@ -10,12 +10,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/rank_experts.cuh"
 #include "bench/rank_gpu.hpp"
@@ -176,6 +176,12 @@ bool measure(Comm& comm, std::int64_t m, typename Backend::Params const& backend
 }  // namespace
 
 int main(int argc, char** argv) {
+  backends::LowLatency<Window>::Params params{};
+  try {
+    if (argc > 1) params.blocks = moe_bench::count("blocks", argv[1]);
+  } catch (moe_bench::BadArgument const& error) {
+    return moe_bench::refuse("runner_overlap_bench", error);
+  }
   MPI_Init(&argc, &argv);
   bool good = true;
   {
@@ -189,8 +195,6 @@ int main(int argc, char** argv) {
         }
       } else {
         comm::Nccl comm = comm::Nccl::over_communicator(host, {.timeout_ms = 30'000});
-        backends::LowLatency<Window>::Params params{};
-        if (argc > 1) params.blocks = std::atoi(argv[1]);
         for (std::int64_t const m : {16, 128}) {
           good = measure<Dense, backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;
           good = measure<Stored, backends::LowLatency<Window>, experts::HopperMasked>(comm, m, params) && good;

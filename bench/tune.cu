@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/arguments.hpp"
 #include "bench/bench_report.hpp"
 #include "bench/layer_problem.cuh"
 #include "moe/experts/hopper/contiguous_layer.hpp"
@@ -192,6 +193,15 @@ long long tune_one_token(Scheme scheme) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  std::vector<Scheme> schemes;  // of "tune - <scheme>"
+  if (argc > 2) {
+    moe_bench::Names known;
+    for (Scheme const scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
+      known.emplace_back(name(scheme));
+      if (known.back() == argv[2]) schemes.push_back(scheme);
+    }
+    moe_bench::known_name("scheme", argv[2], known);
+  }
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
     std::fprintf(stderr, "tune: no CUDA device\n");
@@ -200,15 +210,10 @@ int main(int argc, char** argv) try {
   cudaDeviceProp facts{};
   check_cuda(cudaGetDeviceProperties(&facts, 0), "cudaGetDeviceProperties");
   std::ostringstream table;
-  if (argc > 2) {
-    for (Scheme const scheme : {Scheme::bf16, Scheme::fp8_block, Scheme::fp8_row, Scheme::int8_row}) {
-      if (std::string(argv[2]) != name(scheme)) continue;
-      tune_tiles(scheme, table);
-      std::printf("%s", table.str().c_str());
-      return 0;
-    }
-    std::fprintf(stderr, "tune: no scheme %s\n", argv[2]);
-    return 2;
+  if (!schemes.empty()) {
+    tune_tiles(schemes[0], table);
+    std::printf("%s", table.str().c_str());
+    return 0;
   }
   tune_tiles(Scheme::bf16, table);
   tune_tiles(Scheme::fp8_block, table);
@@ -249,6 +254,8 @@ inline constexpr TileChoice kMeasuredTiles[] = {
 )";
   if (argc > 1) std::ofstream(argv[1]) << header.str();
   return 0;
+} catch (moe_bench::BadArgument const& error) {
+  return moe_bench::refuse("tune", error);
 } catch (std::exception const& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;

@@ -5,17 +5,26 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "moe/experts/hopper/w4/problem.hpp"
 
 namespace moe_bench {
 
+inline constexpr moe::hopper::W4Scheme kW4Schemes[] = {
+    moe::hopper::W4Scheme::int4,         moe::hopper::W4Scheme::int4_zero, moe::hopper::W4Scheme::mxfp4, moe::hopper::W4Scheme::int4_32,
+    moe::hopper::W4Scheme::int4_32_zero, moe::hopper::W4Scheme::nvfp4,     moe::hopper::W4Scheme::int8};
+
 inline std::optional<moe::hopper::W4Scheme> find_w4_scheme(std::string_view wanted) {
-  using enum moe::hopper::W4Scheme;
-  static constexpr moe::hopper::W4Scheme all[] = {int4, int4_zero, mxfp4, int4_32, int4_32_zero, nvfp4, int8};
-  auto const* const found = std::find_if(std::begin(all), std::end(all), [&](auto scheme) { return wanted == name(scheme); });
-  return found == std::end(all) ? std::nullopt : std::optional(*found);
+  auto const* const found = std::find_if(std::begin(kW4Schemes), std::end(kW4Schemes), [&](auto scheme) { return wanted == name(scheme); });
+  return found == std::end(kW4Schemes) ? std::nullopt : std::optional(*found);
+}
+inline std::vector<std::string> w4_scheme_names() {
+  std::vector<std::string> names;
+  for (moe::hopper::W4Scheme const scheme : kW4Schemes) names.emplace_back(name(scheme));
+  return names;
 }
 
 inline moe::hopper::W4Launcher launcher_of(moe::hopper::W4Scheme scheme) {
