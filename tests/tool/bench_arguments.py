@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tests/tool/bench_arguments.py: a benchmark's program refuses what it does not know: exit code 2, and a line with what was written and what
-is known. No GPU and no MPI start is needed for that. bench/CMakeLists.txt runs it for each program that it builds.
+"""tests/tool/bench_arguments.py: a benchmark's program refuses what it does not know: exit code 2, and a line with what was written and
+what is known. That needs no GPU and no start of MPI. bench/CMakeLists.txt runs it for each program that it builds.
 
     bench_arguments.py PROGRAM
 """

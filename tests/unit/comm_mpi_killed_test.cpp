@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/unit/comm_mpi_killed_test.cpp: MPI ranks of which one is killed. The others get an error that names the rank, destroy their window
-// and return from MPI_Finalize. The test starts the ranks itself, because mpirun needs an option to let survivors run.
+// and end: through MPI_Finalize where mpirun or the program itself tells Open MPI not to wait there, and without MPI_Finalize where nobody
+// does. The test starts the ranks itself, because mpirun needs an option to let survivors run.
 #include "moe/comm/mpi_shared.hpp"
 
 #include <gtest/gtest.h>
@@ -66,8 +67,10 @@ std::string rounds(moe::comm::Mpi& comm, bool before_combine) {
   return "no error";
 }
 
-/// The program of one rank; writes its finding to folder/<rank> after MPI_Finalize.
-int run_rank(std::string const& backend, bool before_combine, std::string const& folder) {
+/// The program of one rank; writes its finding to folder/<rank> at its end. `ending`: "finalize"; "sets_option", which needs no option of
+/// mpirun: the program sets Open MPI's variable before MPI_Init; or "exit", which neither sets it nor calls MPI_Finalize.
+int run_rank(std::string const& backend, bool before_combine, std::string const& ending, std::string const& folder) {
+  if (ending == "sets_option") setenv("OMPI_MCA_async_mpi_finalize", "1", 1);
   MPI_Init(nullptr, nullptr);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -78,9 +81,9 @@ int run_rank(std::string const& backend, bool before_combine, std::string const&
     finding = backend == "low_latency" ? rounds<moe::backends::LowLatency<Window>>(comm, before_combine)
                                        : rounds<moe::backends::HighThroughput<Window>>(comm, before_combine);
   }
-  MPI_Finalize();
+  if (ending != "exit") MPI_Finalize();
   moe_test::write_finding(folder, rank, finding);
-  return 0;
+  _exit(0);  // runs no handler that would wait for the dead rank
 }
 
 class KilledMpiRank : public testing::TestWithParam<std::pair<char const*, char const*>> {};
@@ -88,8 +91,22 @@ class KilledMpiRank : public testing::TestWithParam<std::pair<char const*, char 
 TEST_P(KilledMpiRank, T10_SurvivorsComeOutOfFinalize) {
   if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [backend, death] = GetParam();
-  moe_test::expect_survivors_fine(program, kRanks, backend, death, kRunSeconds);
+  moe_test::expect_survivors_fine(program, kRanks, {backend, death, "finalize"}, kRunSeconds);
 }
+
+// What a program can do under an mpirun without `--mca async_mpi_finalize 1`.
+class KilledMpiRankByDefault : public testing::TestWithParam<std::pair<char const*, char const*>> {};
+
+TEST_P(KilledMpiRankByDefault, T10_SurvivorsEnd) {
+  if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
+  auto const [death, ending] = GetParam();
+  moe_test::expect_survivors_fine(program, kRanks, {"low_latency", death, ending}, kRunSeconds, moe_test::Fence::kept);
+}
+
+INSTANTIATE_TEST_SUITE_P(Endings, KilledMpiRankByDefault,
+                         testing::Values(std::pair{"dispatch", "sets_option"}, std::pair{"combine", "sets_option"},
+                                         std::pair{"dispatch", "exit"}, std::pair{"combine", "exit"}),
+                         [](auto const& info) { return std::string(info.param.second) + "_before_" + info.param.first; });
 
 INSTANTIATE_TEST_SUITE_P(Backends, KilledMpiRank,
                          testing::Values(std::pair{"low_latency", "dispatch"}, std::pair{"low_latency", "combine"},
@@ -100,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, KilledMpiRank,
 
 int main(int argc, char** argv) {
   program = argv[0];
-  if (argc == 5 && std::string(argv[1]) == "--rank") return run_rank(argv[2], std::string(argv[3]) == "combine", argv[4]);
+  if (argc == 6 && std::string(argv[1]) == "--rank") return run_rank(argv[2], std::string(argv[3]) == "combine", argv[4], argv[5]);
   testing::InitGoogleTest(&argc, argv);
   return moe_test::exit_code(RUN_ALL_TESTS());
 }

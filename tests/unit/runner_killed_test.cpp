@@ -108,7 +108,7 @@ class KilledRunnerRank : public testing::TestWithParam<std::pair<char const*, Ph
 TEST_P(KilledRunnerRank, SurvivorsNameIt) {
   if (!moe_test::has_open_mpi()) GTEST_SKIP() << "no mpirun of Open MPI, whose option leaves survivors alone";
   auto const [form, phase] = GetParam();
-  moe_test::expect_survivors_fine(program, kRanks, form, std::to_string(static_cast<int>(phase)), kRunSeconds);
+  moe_test::expect_survivors_fine(program, kRanks, {form, std::to_string(static_cast<int>(phase))}, kRunSeconds);
 }
 
 // Gate, dispatch, experts, combine by every kind of transport; the sum over the TP group where there is one.
