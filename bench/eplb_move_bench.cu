@@ -18,7 +18,6 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -39,6 +38,7 @@
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/numbers.hpp"
 
 namespace {
 
@@ -63,14 +63,6 @@ struct Options {
   int tokens = 128, experts = 32, layers = 10, moves = 5;  // experts: of a rank
 };
 
-std::vector<float> normal(std::size_t n, int seed, float scale) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::normal_distribution<float> draw(0.0F, scale);
-  std::vector<float> out(n);
-  for (float& v : out) v = draw(random);
-  return out;
-}
-
 /// Microseconds of each step.
 struct Times {
   std::vector<double> wall, device, agreement;
@@ -90,8 +82,8 @@ class Bench {
         output_(o_.tokens * Config::hidden),
         logits_(o_.tokens * num_experts()) {
     // Few different experts: drawing and quantising 44 million values takes the host a second.
-    auto const w13 = normal(std::size_t{2} * Config::intermediate * Config::hidden, host.rank(), 0.012F);
-    auto const w2 = normal(std::size_t{Config::hidden} * Config::intermediate, host.rank() + 100, 0.022F);
+    auto const w13 = moe_test::normal(host.rank(), std::int64_t{2} * Config::intermediate * Config::hidden, 0.012F);
+    auto const w2 = moe_test::normal(host.rank() + 100, std::int64_t{Config::hidden} * Config::intermediate, 0.022F);
     store_.set_expert(0, w13.data(), w2.data());
     for (eplb::ExpertTensor const& t : eplb::expert_tensors(store_)) {
       for (std::int64_t s = 1; s < t.slots; ++s) {
@@ -99,9 +91,9 @@ class Bench {
       }
     }
     std::vector<bf16> x;
-    for (float v : normal(static_cast<std::size_t>(hidden_.size()), host.rank() + 200, 1.0F)) x.push_back(from_float<bf16>(v));
+    for (float v : moe_test::normal(host.rank() + 200, hidden_.size())) x.push_back(from_float<bf16>(v));
     hidden_.copy_from_host(x.data());
-    logits_.copy_from_host(normal(static_cast<std::size_t>(logits_.size()), host.rank() + 300, 1.0F).data());
+    logits_.copy_from_host(moe_test::normal(host.rank() + 300, logits_.size()).data());
     check_cuda(cudaDeviceSynchronize(), "weights");
     for (int l = 0; l < o_.layers; ++l) {
       layers_.emplace_back(tokens_, store_.view(),

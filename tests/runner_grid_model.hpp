@@ -37,6 +37,18 @@ inline std::vector<float> cut2(std::vector<float> const& w, int full, int cols, 
   return out;
 }
 
+/// A group of ranks for MPI_Comm_split(): its kind, and which group of this kind this rank is in.
+struct GridGroup {
+  std::string kind;
+  int color;
+};
+/// The ranks that a rank's layer connects, and its TP group.
+inline GridGroup layer_ranks(MoeParallel const& p) {
+  if (runner::layer_group(p) == runner::LayerGroup::ep) return {"ep", 0};
+  return {text("tokens ", p.tp_size), p.tp_rank};
+}
+inline GridGroup tp_ranks(MoeParallel const& p) { return {text("tp ", p.tp_size), p.flat_rank / p.tp_size}; }
+
 /// What a block has.
 struct Form {
   bool latent, norm;

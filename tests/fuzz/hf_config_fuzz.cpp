@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/fuzz/hf_config_fuzz.cpp: any text is either a configuration that describes its layers, or a moe::Error.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,6 +8,7 @@
 #include "moe/io/block_metadata.hpp"
 #include "moe/io/layer_description_json.hpp"
 #include "moe/io/layer_from_config.hpp"
+#include "printable_error.hpp"
 
 namespace {
 /// A layer must be constructible from a description.
@@ -18,12 +18,6 @@ void check(moe::io::LayerDescription const& d) {
                      d.shared.intermediate >= 0 && d.latent >= 0;
   if (!sound) __builtin_trap();
   (void)moe::io::to_json(d);
-}
-/// Every error is one printable line, for any text.
-void check(moe::Error const& error) {
-  std::string const& message = error.message();
-  if (message.empty() || message.size() > 4096) __builtin_trap();
-  if (std::any_of(message.begin(), message.end(), [](unsigned char c) { return c < 0x20; })) __builtin_trap();
 }
 }  // namespace
 
@@ -35,11 +29,11 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
       try {
         check(moe::io::from_config(config, layer));
       } catch (moe::Error const& error) {
-        check(error);
+        moe_test::check_printable(error);
       }
     }
   } catch (moe::Error const& error) {
-    check(error);
+    moe_test::check_printable(error);
   }
   try {
     moe::io::Metadata map;
@@ -49,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     }
     check(moe::io::from_block_metadata(map, "fuzz"));
   } catch (moe::Error const& error) {
-    check(error);
+    moe_test::check_printable(error);
   }
   return 0;
 }

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <deque>
 #include <optional>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "moe/modular_kernel.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/gpu/on_hopper.hpp"
+#include "tests/numbers.hpp"
 
 namespace moe_test {
 
@@ -98,8 +98,8 @@ class DeviceServing {
   /// The inputs of a step, in the addresses of every step. Which experts are hot depends on the step.
   void bring(int step) {
     for (int l = 0; l < kLayers; ++l) {
-      auto const seed = static_cast<unsigned>(1000 * step + 100 * l + rank_);
-      std::vector<float> const x = values(kTokens * kHidden, seed, 1.7F), z = values(kTokens * kExperts, seed + 50'000, 1.7F);
+      int const seed = 1000 * step + 100 * l + rank_;
+      std::vector<float> const x = numbers(seed, kTokens * kHidden, 1.7F), z = numbers(seed + 50'000, kTokens * kExperts, 1.7F);
       std::vector<bf16> hidden(kTokens * kHidden);
       std::vector<float> logits(kTokens * kExperts);
       for (std::size_t i = 0; i < x.size(); ++i) hidden[i] = from_float<bf16>(x[i]);
@@ -157,19 +157,13 @@ class DeviceServing {
   }
 
  private:
-  static std::vector<float> values(std::size_t n, unsigned seed, float scale) {
-    std::mt19937 random(seed);
-    std::vector<float> out(n);
-    for (float& v : out) v = scale * (static_cast<float>(random()) / 2147483648.0F - 1.0F);
-    return out;
-  }
   /// All experts of all layers, quantised once in this program.
   static Store& encoded() {
     static Store store = [] {
       Store all(kLayers * kExperts, EplbConfig::hidden, EplbConfig::intermediate, true);
       for (int e = 0; e < kLayers * kExperts; ++e) {
-        all.set_expert(e, values(2 * EplbConfig::intermediate * EplbConfig::hidden, static_cast<unsigned>(2 * e), 0.08F).data(),
-                       values(EplbConfig::hidden * EplbConfig::intermediate, static_cast<unsigned>(2 * e + 1), 0.12F).data());
+        all.set_expert(e, numbers(2 * e, 2 * EplbConfig::intermediate * EplbConfig::hidden, 0.08F).data(),
+                       numbers(2 * e + 1, EplbConfig::hidden * EplbConfig::intermediate, 0.12F).data());
       }
       return all;
     }();

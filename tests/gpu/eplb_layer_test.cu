@@ -20,12 +20,14 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/device/route.cuh"
 #include "moe/routing/softmax_topk.hpp"
+#include "tests/numbers.hpp"
 
 namespace {
 
 using namespace moe;
 using eplb::ExpertMaps;
 using eplb::Table;
+using moe_test::normal;
 using Space = space::cuda;
 struct Config : LayerDefaults {
   using Activation = activation::Silu;
@@ -37,20 +39,13 @@ using Store = experts::WeightStore<Config, quantization::None, Space>;
 constexpr int kHidden = 64, kIntermediate = 32, kExperts = 8, kSlots = 12, kTopK = 2;
 constexpr std::int64_t kTokens = 40;
 
-std::vector<float> normal(std::size_t n, unsigned seed, double scale) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> draw(0.0F, static_cast<float>(scale));
-  std::vector<float> out(n);
-  for (float& v : out) v = draw(random);
-  return out;
-}
 Store loaded(std::vector<std::int32_t> const& expert_of_slot) {
   Store store(static_cast<std::int64_t>(expert_of_slot.size()), kHidden, kIntermediate, true);
   for (std::size_t s = 0; s < expert_of_slot.size(); ++s) {
-    auto const seed = static_cast<unsigned>(10 * expert_of_slot[s]);
-    store.set_expert(static_cast<std::int64_t>(s), normal(2 * kIntermediate * kHidden, seed, 0.12).data(),
-                     normal(kHidden * kIntermediate, seed + 1, 0.18).data());
-    store.set_bias(static_cast<std::int64_t>(s), normal(2 * kIntermediate, seed + 2, 0.1).data(), normal(kHidden, seed + 3, 0.1).data());
+    int const seed = 10 * expert_of_slot[s];
+    store.set_expert(static_cast<std::int64_t>(s), normal(seed, 2 * kIntermediate * kHidden, 0.12F).data(),
+                     normal(seed + 1, kHidden * kIntermediate, 0.18F).data());
+    store.set_bias(static_cast<std::int64_t>(s), normal(seed + 2, 2 * kIntermediate, 0.1F).data(), normal(seed + 3, kHidden, 0.1F).data());
   }
   return store;
 }
@@ -63,8 +58,8 @@ std::vector<std::int32_t> row(ExpertMaps const& maps) {
 struct Io {
   Buffer<float, Space> hidden{kTokens * kHidden}, logits{kTokens * kExperts}, output{kTokens * kHidden};
   void draw(unsigned seed) {
-    hidden.copy_from_host(normal(kTokens * kHidden, seed, 1).data());
-    logits.copy_from_host(normal(kTokens * kExperts, seed + 1, 2).data());
+    hidden.copy_from_host(normal(seed, kTokens * kHidden).data());
+    logits.copy_from_host(normal(seed + 1, kTokens * kExperts, 2.0F).data());
   }
   void forward(Layer& layer, Stream<Space> stream) {
     layer.forward(make_rows(static_cast<float const*>(hidden.data()), kTokens, kHidden),

@@ -4,10 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <numeric>
-#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,26 +12,13 @@
 #include "moe/core/array.hpp"
 #include "moe/eplb/expert_tensors.hpp"
 #include "moe/eplb/maps.hpp"
+#include "tests/random_maps.hpp"
 
 namespace moe_test {
 
 using moe::eplb::ExpertMaps;
 using moe::eplb::Table;
 using Ids = std::vector<std::int32_t>;
-
-/// Maps in which every expert has an expert slot, equal on all ranks.
-inline ExpertMaps random_maps(int layers, int num_logical, int num_physical, unsigned seed) {
-  std::mt19937 random(seed);
-  Table<std::int32_t> map(layers, num_physical);
-  for (int layer = 0; layer < layers; ++layer) {
-    auto const row = map.row(layer);
-    std::iota(row.begin(), row.begin() + num_logical, 0);
-    for (int p = num_logical; p < num_physical; ++p) row[static_cast<std::size_t>(p)] = static_cast<std::int32_t>(random()) & 0xffff;
-    for (std::int32_t& e : row.subspan(static_cast<std::size_t>(num_logical))) e %= num_logical;
-    std::shuffle(row.begin(), row.end(), random);
-  }
-  return ExpertMaps(std::move(map), num_logical);
-}
 
 /// The weights of one rank: per layer codes of three sizes, scales whose rows lie apart, and biases; `wide`: bytes of the largest.
 class PatternWeights {

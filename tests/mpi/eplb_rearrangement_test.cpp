@@ -25,6 +25,7 @@
 #include "moe/quantization/none.hpp"
 #include "moe/routing/softmax_topk.hpp"
 #include "tests/mpi/eplb_harness.hpp"
+#include "tests/numbers.hpp"
 
 int wanted_thread_level() { return MPI_THREAD_MULTIPLE; }
 
@@ -88,16 +89,10 @@ constexpr int kLayers = 3;
 constexpr int kSlots = 3;  // a rank
 constexpr std::int64_t kTokens = 12;
 
-std::vector<float> values(std::size_t n, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> out(n);
-  for (float& v : out) v = static_cast<float>(random()) / 2147483648.0F - 1.0F;
-  return out;
-}
 void load_expert(Store& store, int slot, int layer, int expert) {
-  auto const seed = static_cast<unsigned>(1000 * layer + 10 * expert);
-  store.set_expert(slot, values(2 * 8 * 16, seed).data(), values(16 * 8, seed + 1).data());
-  store.set_bias(slot, values(16, seed + 2).data(), values(16, seed + 3).data());
+  int const seed = 1000 * layer + 10 * expert;
+  store.set_expert(slot, numbers(seed, 2 * 8 * 16, 1.0F).data(), numbers(seed + 1, 16 * 8, 1.0F).data());
+  store.set_bias(slot, numbers(seed + 2, 16, 1.0F).data(), numbers(seed + 3, 16, 1.0F).data());
 }
 void load_experts(Store& store, int layer, ExpertMaps const& maps, int rank) {
   for (int s = 0; s < kSlots; ++s) load_expert(store, s, layer, maps.physical_to_logical()(layer, rank * kSlots + s));
@@ -140,11 +135,11 @@ class Model {
   }
   /// Outputs of all layers, [layers · T · H], and one engine step of counting.
   std::vector<float> forward() {
-    auto const seed = static_cast<unsigned>(77 + ranks_.rank());
-    std::vector<float> const x = values(kTokens * 16, seed);
+    int const seed = 77 + ranks_.rank();
+    std::vector<float> const x = numbers(seed, kTokens * 16, 1.0F);
     std::vector<float> all;
     for (int l = 0; l < kLayers; ++l) {
-      std::vector<float> logits = values(static_cast<std::size_t>(kTokens * num_experts_), seed + 100 + static_cast<unsigned>(l));
+      std::vector<float> logits = numbers(seed + 100 + l, kTokens * num_experts_, 1.0F);
       for (std::size_t i = 0; i < logits.size(); ++i) {
         if (static_cast<int>(i) % num_experts_ == (l + 1) % num_experts_) logits[i] += 1.5F;  // the layer's hot expert
       }

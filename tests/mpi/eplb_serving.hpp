@@ -222,7 +222,7 @@ class ServingTest : public testing::Test {
           } else {
             Tolerance tolerance;
             if (!std::is_same_v<Experts, moe::experts::Reference<float>>) tolerance.step = grid_step<Quant>();
-            expect_close(got, expected[static_cast<std::size_t>(input)], tolerance, "against no load balancing");
+            expect_close_rows(got, expected[static_cast<std::size_t>(input)], tolerance, "against no load balancing");
             ASSERT_FALSE(HasFatalFailure()) << name(mode) << ", step " << step;
           }
           RuntimeStep const done = model.step();

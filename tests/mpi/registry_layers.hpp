@@ -99,7 +99,7 @@ moe::experts::WeightStore<RegistryConfig, Quant>& encoded_experts(int count) {
 }
 
 /// Rows of a rank: no rows on one rank of every call, the full capacity on another.
-inline std::int64_t rows_of(Scenario const& s, int rank, int ranks, int round) {
+inline std::int64_t num_rows_of(Scenario const& s, int rank, int ranks, int round) {
   if (ranks > 1 && rank == (round + 1) % ranks) return 0;
   if (rank == round % ranks) return s.max_tokens;
   std::mt19937 gen(static_cast<unsigned>(31 * rank + 1009 * round + 17));
@@ -111,7 +111,7 @@ struct Input {
   std::int64_t rows;
   std::vector<float> hidden, logits;
   Input(Scenario const& s, int rank, int ranks, int round)
-      : rows(rows_of(s, rank, ranks, round)),
+      : rows(num_rows_of(s, rank, ranks, round)),
         hidden(uniform(rows * kHidden, 1.7, static_cast<unsigned>(100 * rank + round))),
         logits(uniform(rows * s.num_experts, 2.5, static_cast<unsigned>(100 * rank + round + 50'000))) {}
 };
@@ -221,7 +221,7 @@ constexpr double grid_step() {
 ///
 /// Sums in another order differ by rounding: 1e-5. A scheme that rounds the input of the second product turns a rounding difference before
 /// it into a step of its grid if the value lies next to the edge of a step. The chance is at most 1e-5 for each of the k I = 384 values of
-/// a row, so two in one row are unlikely, and so are more than a few such rows (expect_close()). One step moves a row y = W2 h by step
+/// a row, so two in one row are unlikely, and so are more than a few such rows (expect_close_rows()). One step moves a row y = W2 h by step
 /// |h|max |w| for a column w of W2. |y| is about |h| |w|, at least |h|max |w|, because the columns are independent.
 struct Tolerance {
   double rounding = 1e-5;  ///< of the largest value of all rows
@@ -229,7 +229,7 @@ struct Tolerance {
 };
 
 /// Each row within its tolerance, and at most one row in eight, and one, further off than rounding: a wrong scale moves every row.
-inline void expect_close(std::vector<float> const& got, std::vector<float> const& expected, Tolerance const& t, char const* what) {
+inline void expect_close_rows(std::vector<float> const& got, std::vector<float> const& expected, Tolerance const& t, char const* what) {
   ASSERT_EQ(got.size(), expected.size());
   std::size_t far = 0;
   double largest = 0;
@@ -271,9 +271,9 @@ class CompositionTest : public testing::Test {
       Tolerance tolerance;
       if (!same_order) tolerance.step = grid_step<Quant>();
       std::vector<float> const expected = oracle.forward(in, s_.num_experts);
-      expect_close(naive.forward(in, s_.num_experts), expected, {}, "Naive, against one rank");
+      expect_close_rows(naive.forward(in, s_.num_experts), expected, {}, "Naive, against one rank");
       std::vector<float> const got = subject.forward(in, s_.num_experts);
-      expect_close(got, expected, tolerance, "against one rank");
+      expect_close_rows(got, expected, tolerance, "against one rank");
       EXPECT_EQ(subject.topk_ids(), oracle.topk_ids());
       check_routing(subject.topk_ids(), expected);
       if (round == 0) {

@@ -66,11 +66,6 @@ typename R::Params fused_params(ExpertPlacement const& placement, int intermedia
   return p;
 }
 
-template <class Backend>
-comm::Mpi* layer_comm(MoeParallel const& p) {
-  return runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank);
-}
-
 /// One backend on every grid.
 template <class Backend>
 class FusedEqualsBeside : public testing::Test {
@@ -99,13 +94,13 @@ class FusedEqualsBeside : public testing::Test {
     ExpertPlacement const placement(alone ? kExperts + kFused : kExperts, moe.ep_size);
     ExpertPlacement const routed(kExperts, moe.ep_size);
     FusedStore const store = store_of(experts_of_rank(routed, moe.ep_rank), moe.moe_tp_rank, moe.moe_tp_size);
-    comm::Mpi* const tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size);
+    comm::Mpi* const tp = tp_comm(moe);
     auto p = fused_params<R>(placement, kIntermediate / moe.moe_tp_size);
     p.parallel = {.moe = moe, .tp = tp};
     comm::Self<> self;
     auto const construct = [&]() -> R {
       if constexpr (std::is_same_v<typename Backend::Comm, comm::Mpi>) {
-        return R(*layer_comm<Backend>(moe), store.view(), p);
+        return R(*layer_comm(moe), store.view(), p);
       } else {
         return R(self, store.view(), p);
       }
@@ -150,7 +145,7 @@ TEST(FusedShared, BesideAMappingOfReplicas) {
   p.parallel.moe = moe;
   p.layer.mapping = tables.mapping(0, world_rank(), n);
   p.layer.load.load_counter = tables.load_counter(0);
-  R runner(*group("ep", 0), store.view(), p);
+  R runner(*group({"ep", 0}), store.view(), p);
   std::vector<float> const x = tokens(moe), want = fused_beside(model, x);
   std::vector<float> out(x.size());
   auto const rows = static_cast<std::int64_t>(x.size()) / kHidden;
@@ -174,7 +169,7 @@ TEST(FusedShared, BlocksOfModels) {
     ++ran;
     weights = models::with_fused_shared(std::move(weights));
     int const all = f.description.router.num_experts + (n == 1 ? weights.description.router.num_fused_shared : 0);
-    Block block(*group("ep", 0), std::move(weights), ExpertPlacement(all, n), f.rows());
+    Block block(*group({"ep", 0}), std::move(weights), ExpertPlacement(all, n), f.rows());
     std::int64_t const width = f.description.hidden, first = f.rows() * me / n, last = f.rows() * (me + 1) / n;
     auto const part = [&](std::vector<float> const& from) {
       return std::vector<float>(from.begin() + first * width, from.begin() + last * width);
@@ -216,7 +211,7 @@ TEST(FusedShared, InTwoHalves) {
   FusedStore const store = store_of(experts_of_rank(placement, world_rank()), 0, 1);
   auto p = fused_params<R>(placement, kIntermediate);
   p.parallel.moe = moe;
-  R runner(*group("ep", 0), store.view(), p);
+  R runner(*group({"ep", 0}), store.view(), p);
   runner.decide_dual_batch(true);
   std::vector<float> const x = tokens(moe), want = fused_beside(model, x);
   std::vector<float> out(x.size());
@@ -238,7 +233,7 @@ TEST(FusedShared, RanksOutsideThePlacementAreRefused) {
   auto p = fused_params<R>(placement, kIntermediate);
   p.layer.same_rows = {n - 1, 2};
   expect_error(ErrorCode::config, text("same_rows: ranks [", n - 1, ", ", n + 1, ") are not among the placement's ", n),
-               [&] { R(*group("ep", 0), store.view(), p); });
+               [&] { R(*group({"ep", 0}), store.view(), p); });
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ typename R::Params params_of(MoeParallel const& moe, routing::RouterConfig const
   w.w13 = {
       make_blocks(model.shared13.data(), 1, 2 * kShared, kHidden), make_rows(w.w13.scales.data_handle(), 1, 0), {}, 2 * kShared, kHidden};
   w.w2 = {make_blocks(model.shared2.data(), 1, kHidden, kShared), make_rows(w.w2.scales.data_handle(), 1, 0), {}, kHidden, kShared};
-  p.parallel = {.moe = moe, .tp = group(text("tp ", moe.tp_size), moe.flat_rank / moe.tp_size)};
+  p.parallel = {.moe = moe, .tp = tp_comm(moe)};
   return p;
 }
 
@@ -82,7 +82,7 @@ std::vector<float> forward(MoeParallel const& moe, routing::RouterConfig const& 
     return out;
   };
   if constexpr (std::is_same_v<typename Backend::Comm, comm::Mpi>) {
-    return run(*(runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", moe.tp_size), moe.tp_rank)));
+    return run(*layer_comm(moe));
   } else {
     return run(self);
   }

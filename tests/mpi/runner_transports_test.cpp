@@ -3,11 +3,10 @@
 // windows of one manager (N24).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 #include <vector>
 
+#include "../expect_close.hpp"
 #include "../expect_error.hpp"
 #include "../runner_grid_model.hpp"
 #include "moe/backends/allgather_reduce_scatter.hpp"
@@ -24,7 +23,9 @@
 namespace {
 
 using namespace moe_test::grid;
+using moe_test::expect_close;
 using moe_test::expect_error;
+using moe_test::uneven_rows;
 constexpr std::int64_t kTimeout = 20'000;
 
 /// Sizes of one runner.
@@ -91,15 +92,6 @@ std::vector<float> on_one_rank(Size const& s, std::vector<float> const& x) {
   comm::Self<> self;
   return Block<backends::NoExpertParallel<>, Quant>(self, s).forward(x);
 }
-std::vector<float> rows_of(Size const& s, int rank, int round) {
-  constexpr int kCounts[] = {5, 0, 3, 7};
-  return bf16_numbers(1000 + 10 * round + rank, static_cast<std::int64_t>(kCounts[(rank + round) % 4]) * s.hidden);
-}
-void expect_close(std::vector<float> const& got, std::vector<float> const& want) {
-  float largest = 0;
-  for (float v : want) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-6F * largest) << "value " << i;
-}
 
 /// Counts the bytes of gathered rows.
 class Counting : public comm::Mpi {
@@ -119,7 +111,7 @@ std::int64_t gathered_bytes(Size const& s) {
   Block<backends::AllGatherReduceScatter<Counting>, Quant> block(comm, s);
   std::vector<float> const x = bf16_numbers(3 + comm.rank(), 5 * s.hidden);
   comm.gathered = 0;
-  expect_close(block.forward(x), on_one_rank<Quant>(s, x));
+  expect_close(block.forward(x), on_one_rank<Quant>(s, x), 2e-6F);
   return comm.gathered;
 }
 
@@ -159,8 +151,8 @@ TYPED_TEST(RunnerWindows, N24_SeveralShapesOverOneManager) {
   for (int round = 0; round < 4; ++round) {
     for (std::size_t i : {0U, 1U, 2U, 3U, 1U, 0U}) {
       SCOPED_TRACE(text("round ", round, ", runner ", i));
-      std::vector<float> const x = rows_of(sizes[i], this->comm.rank(), round);
-      expect_close(blocks[i]->forward(x), on_one_rank(sizes[i], x));
+      std::vector<float> const x = uneven_rows(sizes[i].hidden, this->comm.rank(), round, kMost);
+      expect_close(blocks[i]->forward(x), on_one_rank(sizes[i], x), 2e-6F);
     }
   }
 }
@@ -175,8 +167,8 @@ TYPED_TEST(RunnerWindows, N24_AnotherTopKOnOneRank) {
                [&] { Block<TypeParam>(this->comm, {2 * n, this->comm.rank() == n - 1 ? 1 : 2, 64}, params); });
   EXPECT_EQ(manager.size(), 0U);
   Size const s{2 * n, 2, 64};
-  std::vector<float> const x = rows_of(s, this->comm.rank(), 0);
-  expect_close(Block<TypeParam>(this->comm, s, params).forward(x), on_one_rank(s, x));
+  std::vector<float> const x = uneven_rows(s.hidden, this->comm.rank(), 0, kMost);
+  expect_close(Block<TypeParam>(this->comm, s, params).forward(x), on_one_rank(s, x), 2e-6F);
 }
 
 }  // namespace

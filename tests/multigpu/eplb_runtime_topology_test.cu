@@ -10,12 +10,13 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "../expect_error.hpp"
+#include "../numbers.hpp"
+#include "../random_maps.hpp"
 #include "../temporary_directory.hpp"
 #include "moe/backends/window/device/low_latency/exchange.hpp"
 #include "moe/comm/mpi.hpp"
@@ -41,19 +42,6 @@ using Backend = backends::LowLatency<Window>;
 using Mover = eplb::WeightMover<comm::Nccl>;
 constexpr int kLayers = 2, kExperts = EplbConfig::num_experts, kHidden = EplbConfig::hidden, kIntermediate = EplbConfig::intermediate;
 
-ExpertMaps random_maps(int num_physical, unsigned seed) {
-  std::mt19937 random(seed);
-  eplb::Table<std::int32_t> map(kLayers, num_physical);
-  for (int layer = 0; layer < kLayers; ++layer) {
-    auto const row = map.row(layer);
-    for (int p = 0; p < num_physical; ++p) {
-      row[static_cast<std::size_t>(p)] = p < kExperts ? p : static_cast<std::int32_t>(random() % static_cast<unsigned>(kExperts));
-    }
-    std::shuffle(row.begin(), row.end(), random);
-  }
-  return ExpertMaps(std::move(map), kExperts);
-}
-
 TEST(EplbTopology, StaticPlacementFromAFile) {
   comm::Mpi host(MPI_COMM_WORLD, {.timeout_ms = 40'000});
   eplb::CommGroup<comm::Mpi> group(host);
@@ -63,9 +51,9 @@ TEST(EplbTopology, StaticPlacementFromAFile) {
   int const physical = kExperts + 2 * host.size();
   TemporaryDirectory const directory;  // every rank writes the same file
   auto const path = directory / "maps.json";
-  eplb::save_maps(path, {{"main", random_maps(physical, 7)}});
+  eplb::save_maps(path, {{"main", random_maps(kLayers, kExperts, physical, 7)}});
   ExpertMaps const placement = eplb::load_maps(path, "main", kLayers, kExperts, physical);
-  ASSERT_EQ(placement, random_maps(physical, 7));
+  ASSERT_EQ(placement, random_maps(kLayers, kExperts, physical, 7));
   moe_test::expect_error(ErrorCode::argument, "the model needs [2, ",
                          [&] { eplb::load_maps(path, "main", kLayers, kExperts, physical + 1); });
 
@@ -123,20 +111,14 @@ TEST(EplbTopology, StaticPlacementFromAFile) {
 using Layer = ModularKernel<EplbConfig, EplbFixedLayer::Router, None, Backend, experts::CudaReference>;
 using Store = experts::WeightStore<EplbConfig, None, Cuda>;
 
-std::vector<float> values(std::int64_t n, unsigned seed, float scale) {
-  std::mt19937 random(seed);
-  std::vector<float> out(static_cast<std::size_t>(n));
-  for (float& v : out) v = scale * (static_cast<float>(random()) / 2147483648.0F - 1.0F);
-  return out;
-}
 /// All experts of all layers.
 Store& all_experts() {
   static Store store = [] {
     Store all(kLayers * kExperts, kHidden, kIntermediate, true);
     for (int e = 0; e < kLayers * kExperts; ++e) {
-      auto const seed = static_cast<unsigned>(2 * e);
-      all.set_expert(e, values(std::int64_t{2} * kIntermediate * kHidden, seed, 0.08F).data(),
-                     values(std::int64_t{kHidden} * kIntermediate, seed + 1, 0.12F).data());
+      int const seed = 2 * e;
+      all.set_expert(e, numbers(seed, std::int64_t{2} * kIntermediate * kHidden, 0.08F).data(),
+                     numbers(seed + 1, std::int64_t{kHidden} * kIntermediate, 0.12F).data());
     }
     return all;
   }();
@@ -217,11 +199,11 @@ class Serving {
   std::vector<float> forward(int who) {
     std::vector<float> all;
     for (int l = 0; l < kLayers; ++l) {
-      auto const seed = static_cast<unsigned>(10'000 + 100 * who + 10 * l);
+      int const seed = 10'000 + 100 * who + 10 * l;
       std::vector<bf16> x;
-      for (float const v : values(kTokens * kHidden, seed, 1.7F)) x.push_back(from_float<bf16>(v));
+      for (float const v : numbers(seed, kTokens * kHidden, 1.7F)) x.push_back(from_float<bf16>(v));
       hidden_.copy_from_host(x.data());
-      logits_.copy_from_host(values(kTokens * kExperts, seed + 1, 1.7F).data());
+      logits_.copy_from_host(numbers(seed + 1, kTokens * kExperts, 1.7F).data());
       Memory<Cuda>::fill(output_.data(), 0xff, static_cast<std::size_t>(output_.bytes()));
       check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
       Layer& layer = layers_[static_cast<std::size_t>(l)];

@@ -5,11 +5,9 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
-#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <optional>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -23,6 +21,7 @@
 #include "moe/eplb/async_rearrangement.hpp"
 #include "moe/eplb/rearrange.hpp"
 #include "several_hosts.hpp"
+#include "tests/random_maps.hpp"
 
 namespace {
 
@@ -35,19 +34,6 @@ constexpr int kLayers = 3, kSlots = 4;
 comm::Nccl communicator(comm::Mpi& mpi) {
   return comm::Nccl::over(mpi.rank(), mpi.size(),
                           [&](void* data, std::size_t bytes) { mpi.broadcast(data, static_cast<std::int64_t>(bytes), 0, {}); });
-}
-
-ExpertMaps random_maps(int num_logical, int num_physical, unsigned seed) {
-  std::mt19937 random(seed);
-  Table<std::int32_t> map(kLayers, num_physical);
-  for (int layer = 0; layer < kLayers; ++layer) {
-    auto const row = map.row(layer);
-    for (int p = 0; p < num_physical; ++p) {
-      row[static_cast<std::size_t>(p)] = p < num_logical ? p : static_cast<std::int32_t>(random() % static_cast<unsigned>(num_logical));
-    }
-    std::shuffle(row.begin(), row.end(), random);
-  }
-  return ExpertMaps(std::move(map), num_logical);
 }
 
 /// Per layer two arrays whose words encode layer, expert, array and position: 1 MiB per expert, and a few bytes.
@@ -123,7 +109,7 @@ void random_maps_move(comm::Mpi& mpi, By by) {
   eplb::CommGroup<comm::Mpi> group(mpi);
   int const physical = kSlots * mpi.size();
   Weights weights;
-  ExpertMaps maps = random_maps(physical - mpi.size(), physical, 1);
+  ExpertMaps maps = moe_test::random_maps(kLayers, physical - mpi.size(), physical, 1);
   weights.load(maps, mpi.rank());
   CudaStream stream;
   Window const window(nccl, weights, by);
@@ -131,7 +117,7 @@ void random_maps_move(comm::Mpi& mpi, By by) {
   mover.profile(stream);
   EXPECT_EQ(weights.check(maps, mpi.rank()), "");
   for (unsigned round = 2; round < 10; ++round) {
-    ExpertMaps const next = random_maps(physical - mpi.size(), physical, round);
+    ExpertMaps const next = moe_test::random_maps(kLayers, physical - mpi.size(), physical, round);
     eplb::rearrange(mover, maps, next, group, [&](int layer) { maps.set_layer(layer, next); }, stream);
     ASSERT_EQ(weights.check(next, mpi.rank()), "") << "round " << round;
   }
@@ -179,8 +165,8 @@ TEST_P(WeightMoverNccl, B13_BesideAWorkerThread) {
   eplb::CommGroup<comm::Mpi> group(mpi);
   int const physical = kSlots * mpi.size();
   Weights weights;
-  ExpertMaps maps = random_maps(physical - 1, physical, 21);
-  ExpertMaps const next = random_maps(physical - 1, physical, 22);
+  ExpertMaps maps = moe_test::random_maps(kLayers, physical - 1, physical, 21);
+  ExpertMaps const next = moe_test::random_maps(kLayers, physical - 1, physical, 22);
   weights.load(maps, mpi.rank());
   CudaStream worker, engine;
   Window const window(nccl, weights, GetParam());

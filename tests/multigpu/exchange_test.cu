@@ -12,6 +12,7 @@
 #include "moe/comm/nccl_symmetric.hpp"
 #include "moe/quantization/fp8_group128.hpp"
 #include "moe/quantization/none.hpp"
+#include "tests/mpi_world.hpp"
 #include "tests/multigpu/exchange_harness.cuh"
 
 namespace {
@@ -25,16 +26,6 @@ static_assert(moe::PrepareAndFinalize<moe::backends::LowLatency<moe::comm::NcclS
 static_assert(moe::PrepareAndFinalize<moe::backends::HighThroughput<moe::comm::NcclSymmetric>>);
 using Fp8Transport = moe::quantization::Fp8Group<128, moe::quantization::ScaleFormat::f32, moe::quantization::ScaleFloor::amax_1e4>;
 
-int world_rank() {
-  int r = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &r);
-  return r;
-}
-int world_size() {
-  int n = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &n);
-  return n;
-}
 moe::comm::Nccl communicator() {
   return moe::comm::Nccl::over(world_rank(), world_size(), [](void* data, std::size_t bytes) {
     MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD);

@@ -56,7 +56,7 @@ struct ChunkParts : RunnerDefaults {
 TEST(RunnerCosts, ChunksOfStatedRowsEnqueueOnly) {
   using R = Runner<LayerOf<LowLatency>, ChunkParts>;
   Model const m{.form = {false, false, SharedOutput::none}, .hidden = kWideHidden};
-  Nccl& comm = *group("ep", 0);
+  Nccl& comm = *group({"ep", 0});
   ExpertPlacement const placement(kExperts, world_size());
   Store const store = experts_of<Store>(m, placement, world_rank(), 0, 1);
   OnDevice weights;

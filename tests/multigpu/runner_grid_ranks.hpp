@@ -7,19 +7,24 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "../expect_close.hpp"
+#include "../mpi_world.hpp"
 #include "grid_on_device.hpp"
 #include "moe/comm/self.hpp"
 
 namespace moe_test::grid {
 
+using moe_test::expect_close;
+using moe_test::world_rank;
+using moe_test::world_size;
 inline constexpr std::int64_t kTimeout = 20'000;
+inline constexpr float kTolerance = 1.5e-2F;  // of expect_close(), for sums of bf16 in another order
 /// Widths that every exchange takes: those over windows ask for multiples of 128 (docs/semantics/exchange.md §9).
 inline constexpr int kWideHidden = 256, kWideLatent = 128;
 
@@ -29,24 +34,13 @@ struct GateParts : RunnerDefaults {
   using Parallel = runner::parallel::Groups<Nccl>;
 };
 
-inline int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-inline int world_size() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
-
-/// The ranks that have this rank's color, in world order. One communicator for each `kind`, for all tests.
+/// The ranks of the group, in world order. One communicator for each kind, for all tests.
 inline std::map<std::string, std::unique_ptr<Nccl>> communicators;
-inline Nccl* group(std::string const& kind, int color) {
-  auto& found = communicators[kind];
+inline Nccl* group(GridGroup const& g) {
+  auto& found = communicators[g.kind];
   if (found == nullptr) {
     MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, color, world_rank(), &part);
+    MPI_Comm_split(MPI_COMM_WORLD, g.color, world_rank(), &part);
     int rank = 0, size = 1;
     MPI_Comm_rank(part, &rank);
     MPI_Comm_size(part, &size);
@@ -56,11 +50,8 @@ inline Nccl* group(std::string const& kind, int color) {
   }
   return found.get();
 }
-/// The ranks that a rank's layer connects, and its TP group.
-inline Nccl* layer_comm(MoeParallel const& p) {
-  return runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank);
-}
-inline Nccl* tp_comm(MoeParallel const& p) { return group(text("tp ", p.tp_size), p.flat_rank / p.tp_size); }
+inline Nccl* layer_comm(MoeParallel const& p) { return group(layer_ranks(p)); }
+inline Nccl* tp_comm(MoeParallel const& p) { return group(tp_ranks(p)); }
 /// call(comm) with the communicator of a backend over NCCL or of one rank.
 template <class Backend, class Call>
 auto with_comm(MoeParallel const& moe, Call const& call) {
@@ -92,8 +83,8 @@ class Rank {
   Rank(Grid const& g, Model const& m, bool rows_agree, BackendFacts const& facts = Backend::kFacts)
       : hidden(m.hidden),
         moe(place_of(g, world_rank(), facts)),
-        tp(group(text("tp ", g.tp), world_rank() / g.tp)),
-        layer_group(runner::layer_group(moe) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", g.tp), moe.tp_rank)),
+        tp(tp_comm(moe)),
+        layer_group(layer_comm(moe)),
         placement(kExperts, moe.ep_size),
         store(experts_of<Store>(m, placement, moe.ep_rank, moe.moe_tp_rank, moe.moe_tp_size)),
         runner(comm(), store.view(), grid_params<R>(m, moe, placement, tp, rows_agree, weights)) {}
@@ -132,11 +123,5 @@ class Rank {
     }
   }
 };
-
-inline void expect_close(std::vector<float> const& got, std::vector<float> const& want) {
-  float largest = 0;
-  for (float v : want) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1.5e-2 * largest) << "value " << i;
-}
 
 }  // namespace moe_test::grid

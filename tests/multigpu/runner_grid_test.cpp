@@ -40,7 +40,7 @@ void replays(Grid const& g, SharedOutput shared) {
   {
     runner::CapturedSizes<Cuda> graphs;
     std::vector<std::int64_t> const sizes{4};
-    graphs.capture(*group("ep", 0), sizes, runner::capture_obstacle(rank.runner.layer()), [&](std::int64_t n, cudaStream_t s) {
+    graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner.layer()), [&](std::int64_t n, cudaStream_t s) {
       rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
     });
     for (int i = 0; i < 3; ++i) {
@@ -93,7 +93,7 @@ void replays_several_sizes(Grid const& g, SharedOutput shared) {
     want[n] = result(n);
   }
   runner::CapturedSizes<Cuda> graphs;
-  graphs.capture(*group("ep", 0), sizes, runner::capture_obstacle(rank.runner.layer()), forward);
+  graphs.capture(*group({"ep", 0}), sizes, runner::capture_obstacle(rank.runner.layer()), forward);
   EXPECT_EQ(graphs.sizes(), (std::vector<std::int64_t>{2, 4, 7}));
   for (std::int64_t const n : {1, 7, 3, 2, 4, 5, 1, 6}) {
     SCOPED_TRACE(text(n, " rows"));
@@ -122,7 +122,7 @@ TEST(RunnerGridGraph, RanksWithOtherSizesAreRefused) {
   int calls = 0;
   runner::CapturedSizes<Cuda> graphs;
   auto const capture = [&](std::vector<std::int64_t> const& sizes, std::string const& obstacle = "") {
-    graphs.capture(*group("ep", 0), sizes, obstacle, [&](std::int64_t n, cudaStream_t s) {
+    graphs.capture(*group({"ep", 0}), sizes, obstacle, [&](std::int64_t n, cudaStream_t s) {
       ++calls;
       rank.runner.forward(make_rows(rows.x().data_handle(), n, kHidden), make_rows(rows.y().data_handle(), n, kHidden), {}, s);
     });
@@ -187,7 +187,7 @@ TYPED_TEST(MonolithicGrid, N16_EqualsRoutedRows) {
     if (runner::parallel_conflict(moe) != nullptr) continue;
     SCOPED_TRACE(text("tp ", g.tp, ", dp ", g.dp, ", pcp ", g.pcp, ", ep ", g.ep));
     std::vector<float> const want = gathered<TypeParam, experts::CudaReference>(moe);
-    expect_close(gathered<TypeParam, Inside>(moe), want);
+    expect_close(gathered<TypeParam, Inside>(moe), want, kTolerance);
     ++ran;
   }
   EXPECT_GT(ran, 0);
@@ -265,14 +265,14 @@ TEST(RunnerGridErrors, GroupThatIsDown) {
   std::vector<float> const x = bf16_numbers(50, 3 * kHidden);
   {
     Rank<Local> rank({world_size(), 1, 1, true}, m, false);
-    expect_close(rank.forward(x), on_one_rank(m, x));
+    expect_close(rank.forward(x), on_one_rank(m, x), kTolerance);
     rank.tp->abort();
     expect_error(ErrorCode::peer, "the TP group is down", [&] { rank.forward(x); });
   }
   communicators.clear();
   MPI_Barrier(MPI_COMM_WORLD);
   Rank<Local> again({world_size(), 1, 1, true}, m, false);
-  expect_close(again.forward(x), on_one_rank(m, x));
+  expect_close(again.forward(x), on_one_rank(m, x), kTolerance);
 }
 
 struct WholeParts : RunnerDefaults {
@@ -288,7 +288,7 @@ class RunnerChunks : public testing::Test {
   template <class P>
   using R = Runner<LayerOf<Backend>, P>;
   Model const m{.form = {false, false, SharedOutput::none}};
-  Nccl& comm = *group("ep", 0);
+  Nccl& comm = *group({"ep", 0});
   ExpertPlacement const placement{kExperts, world_size()};
   Store store = experts_of<Store>(m, placement, world_rank(), 0, 1);
   OnDevice weights;
@@ -333,7 +333,7 @@ class RunnerChunks : public testing::Test {
     finish(runner, &comm, stream);
     return rows.result();
   }
-  static std::int64_t rows_of(std::vector<int> const& counts) { return counts[static_cast<std::size_t>(world_rank())]; }
+  static std::int64_t num_rows_of(std::vector<int> const& counts) { return counts[static_cast<std::size_t>(world_rank())]; }
 };
 using ChunkBackends = testing::Types<Gather, LowLatency>;
 TYPED_TEST_SUITE(RunnerChunks, ChunkBackends);
@@ -352,12 +352,12 @@ TYPED_TEST(RunnerChunks, N2_N3_N4_N22_EqualTheWholeBatch) {
         Chunked chunked(this->comm, this->store.view(), p);
         for (auto const& counts : steps) {
           SCOPED_TRACE(text("chunk ", chunk, ", mode ", static_cast<int>(mode), ", most ", most, ", rank 0 has ", counts[0]));
-          std::vector<float> const x = bf16_numbers(1000 + world_rank(), this->rows_of(counts) * kHidden);
+          std::vector<float> const x = bf16_numbers(1000 + world_rank(), this->num_rows_of(counts) * kHidden);
           std::vector<float> const want = this->run(whole, x);
           std::vector<std::int32_t> const slots = this->counts();
           EXPECT_EQ(this->run(chunked, x), want);
           EXPECT_EQ(this->counts(), slots) << "slots of real rows only";
-          EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), 0), this->rows_of(counts) * kTopK);
+          EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), 0), this->num_rows_of(counts) * kTopK);
         }
       }
     }

@@ -7,11 +7,11 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "../expect_close.hpp"
 #include "../expect_error.hpp"
 #include "../numbers.hpp"
 #include "moe/backends/collective/device/no_expert_parallel.cuh"
@@ -38,7 +38,9 @@ namespace {
 
 using namespace moe;
 using moe_test::bf16_numbers;
+using moe_test::expect_close;
 using moe_test::expect_error;
+using moe_test::uneven_rows;
 using Cuda = space::cuda;
 using Config = models::RuntimeLayer<bf16, bf16>;
 using Window = comm::NcclSymmetric;
@@ -123,19 +125,11 @@ class Block {
   std::optional<R> runner_;
 };
 
-std::vector<float> rows_of(Size const& s, int rank, int round) {
-  constexpr int kCounts[] = {5, 0, 3, 9};
-  return bf16_numbers(1000 + 10 * round + rank, static_cast<std::int64_t>(kCounts[(rank + round) % 4]) * s.hidden);
-}
 /// One GPU has all experts. Outputs travel in bf16 and are summed in another order.
 void expect_close_to_one_rank(std::vector<float> const& got, Size const& s, std::vector<float> const& x) {
   CudaStream stream;
   comm::Self<Cuda> self;
-  std::vector<float> const want = Block<Local>(self, s).forward(x, stream);
-  ASSERT_EQ(got.size(), want.size());
-  float largest = 0;
-  for (float v : want) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1.5e-2F * largest) << "value " << i;
+  expect_close(got, Block<Local>(self, s).forward(x, stream), 1.5e-2F);
 }
 
 class RunnerShapes : public testing::Test {
@@ -156,7 +150,7 @@ class RunnerShapes : public testing::Test {
     EXPECT_EQ(manager.size(), 3U) << "a window for each shape";
     for (int round = 0; round < 4; ++round) {
       for (std::size_t i = 0; i < sizes.size(); ++i) {
-        std::vector<float> const x = rows_of(sizes[i], comm.rank(), round);
+        std::vector<float> const x = uneven_rows(sizes[i].hidden, comm.rank(), round, kMost);
         blocks[i]->bring(x);
         owners[i]->bring(x);
       }
@@ -166,7 +160,7 @@ class RunnerShapes : public testing::Test {
         SCOPED_TRACE(text(Backend::kName, ", round ", round, ", runner ", i));
         std::vector<float> const got = blocks[i]->result(stream);
         EXPECT_EQ(got, owners[i]->result(stream));
-        expect_close_to_one_rank(got, sizes[i], rows_of(sizes[i], comm.rank(), round));
+        expect_close_to_one_rank(got, sizes[i], uneven_rows(sizes[i].hidden, comm.rank(), round, kMost));
       }
     }
   }
@@ -182,7 +176,7 @@ class RunnerShapes : public testing::Test {
                    [&] { Block<Backend> const refused(comm, {s.experts, comm.rank() == who ? 1 : 2, s.hidden}, shared); });
     }
     EXPECT_EQ(manager.size(), 0U);
-    std::vector<float> const x = rows_of(s, comm.rank(), 0);
+    std::vector<float> const x = uneven_rows(s.hidden, comm.rank(), 0, kMost);
     expect_close_to_one_rank(Block<Backend>(comm, s, shared).forward(x, stream), s, x);
   }
   /// Rank 0 calls another runner of the shape than the others: no rank gets an output, and with new windows all work again.

@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -25,6 +24,7 @@
 #include "moe/routing/softmax_topk.hpp"
 #include "moe/runner/host/primitives.hpp"
 #include "moe/runner/runner.hpp"
+#include "tests/numbers.hpp"
 #include "tests/unit/socket_ranks.hpp"
 
 namespace {
@@ -54,20 +54,14 @@ struct Parts : moe::RunnerDefaults {
   using Gate = moe::runner::gate::Linear<float>;
 };
 
-std::vector<float> values(std::size_t n, int seed) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::vector<float> out(n);
-  for (float& v : out) v = static_cast<float>(random()) / 2147483648.0F - 1.0F;
-  return out;
-}
 /// The checkpoint.
 void load_expert(std::deque<Store>& stores, int layer, int expert, int slot) {
   int const seed = 1000 * layer + 10 * expert;
-  stores[static_cast<std::size_t>(layer)].set_expert(slot, values(2 * kIntermediate * kHidden, seed).data(),
-                                                     values(kHidden * kIntermediate, seed + 1).data());
+  stores[static_cast<std::size_t>(layer)].set_expert(slot, numbers(seed, 2 * kIntermediate * kHidden, 1.0F).data(),
+                                                     numbers(seed + 1, kHidden * kIntermediate, 1.0F).data());
 }
 std::vector<float> const& gate(int layer) {
-  static std::vector<float> const of[kLayers] = {values(kExperts * kHidden, 7), values(kExperts * kHidden, 8)};
+  static std::vector<float> const of[kLayers] = {numbers(7, kExperts * kHidden, 1.0F), numbers(8, kExperts * kHidden, 1.0F)};
   return of[layer];
 }
 template <class Layer>
@@ -81,8 +75,8 @@ typename moe::Runner<Layer, Parts>::Params runner_params(int layer, moe::ExpertP
 /// Outputs of a model of two layers, one after the other. Tokens depend on the process and the step; a common part makes experts hot.
 template <class Runners, class Probe>
 std::vector<float> forward(Runners& runners, int process, int step, Probe& probe) {
-  std::vector<float> x = values(kTokens * kHidden, 100 * step + process);
-  std::vector<float> const common = values(kHidden, 5000 + step / 6);
+  std::vector<float> x = numbers(100 * step + process, kTokens * kHidden, 1.0F);
+  std::vector<float> const common = numbers(5000 + step / 6, kHidden, 1.0F);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = 0.4F * x[i] + common[i % kHidden];
   std::vector<float> all;
   for (auto& runner : runners) {

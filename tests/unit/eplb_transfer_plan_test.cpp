@@ -106,7 +106,7 @@ Map random_map(int num_logical, int num_slots) {
   return map;
 }
 
-Maps random_maps() {
+Maps any_maps() {
   int const ranks = *rc::gen::inRange(1, 9);
   int const slots = ranks * *rc::gen::inRange(1, 8);
   int const experts = *rc::gen::inRange(1, slots + 1);
@@ -122,7 +122,7 @@ Weights weights_of(int layer, int expert) {
 }
 
 RC_GTEST_PROP(TransferPlan, B7_EveryExpertSlotHoldsItsExpertAfterTheMove, ()) {
-  Maps const m = random_maps();
+  Maps const m = any_maps();
   int const layer = *rc::gen::inRange(0, 61);
   int const slots_per_rank = static_cast<int>(m.before.size()) / m.num_ranks;
   std::vector<Weights> weights;  // of all ranks, by physical id
@@ -171,7 +171,7 @@ RC_GTEST_PROP(TransferPlan, B7_EveryExpertSlotHoldsItsExpertAfterTheMove, ()) {
 }
 
 RC_GTEST_PROP(TransferPlan, B24_SendsOfAllRanksAreTheReceivesOfAllRanks, ()) {
-  Maps const m = random_maps();
+  Maps const m = any_maps();
   std::vector<int> nodes;
   if (*rc::gen::arbitrary<bool>()) {
     for (int r = 0; r < m.num_ranks; ++r) nodes.push_back(*rc::gen::inRange(0, 3));
@@ -196,7 +196,7 @@ RC_GTEST_PROP(TransferPlan, B24_SendsOfAllRanksAreTheReceivesOfAllRanks, ()) {
 }
 
 RC_GTEST_PROP(TransferPlan, TransferRoundsHaveOnePeerEachWayAndAreAsFewAsPossible, ()) {
-  Maps const m = random_maps();
+  Maps const m = any_maps();
   auto const flows = plan_flows(m.before, m.after, m.num_logical, m.num_ranks);
   auto const rounds = moe::eplb::schedule_rounds(flows, m.num_ranks);
   std::map<int, std::set<int>> to, from;

@@ -10,13 +10,17 @@
 #include <random>
 #include <vector>
 
+#include "expect_close.hpp"
 #include "moe/activation/activation.hpp"
 #include "moe/experts/reference.hpp"
 #include "moe/quantization/fp8_block128.hpp"
 #include "moe/quantization/int8_per_token.hpp"
 #include "moe/quantization/none.hpp"
+#include "numbers.hpp"
 
 using namespace moe;
+using moe_test::expect_close;
+using moe_test::normal;
 
 namespace {
 
@@ -28,16 +32,6 @@ struct TestConfig : LayerDefaults {
   using Weight = WeightType;
   using Activation = activation::Any;
 };
-
-std::vector<float> normal(std::size_t n, float scale, unsigned seed) {
-  std::mt19937 gen(seed);
-  std::normal_distribution<float> dist;
-  std::vector<float> v(n);
-  for (float& x : v) {
-    x = scale * dist(gen);
-  }
-  return v;
-}
 
 /// One problem: weights, rows and routing, for any experts policy.
 template <class Config, class Quant>
@@ -53,19 +47,16 @@ struct Problem {
     std::int64_t const wide = (act.gated() ? 2 : 1) * intermediate;
     experts::WeightStore<Config, Quant> store(experts, hidden, intermediate, act.gated(), quant);
     for (std::int64_t e = 0; e < experts; ++e) {
-      auto const seed = static_cast<unsigned>(e);
-      store.set_expert(
-          e, normal(static_cast<std::size_t>(wide * hidden), 1.0F / std::sqrt(static_cast<float>(hidden)), 10 + seed).data(),
-          normal(static_cast<std::size_t>(hidden * intermediate), 1.0F / std::sqrt(static_cast<float>(intermediate)), 500 + seed).data());
+      store.set_expert(e, normal(10 + e, wide * hidden, 1.0F / std::sqrt(static_cast<float>(hidden))).data(),
+                       normal(500 + e, hidden * intermediate, 1.0F / std::sqrt(static_cast<float>(intermediate))).data());
       if (biased) {
-        store.set_bias(e, normal(static_cast<std::size_t>(wide), 0.3F, 900 + seed).data(),
-                       normal(static_cast<std::size_t>(hidden), 0.3F, 1300 + seed).data());
+        store.set_bias(e, normal(900 + e, wide, 0.3F).data(), normal(1300 + e, hidden, 0.3F).data());
       }
     }
     return store;
   }
   std::vector<typename Config::Act> input() const {
-    std::vector<float> const wide = normal(static_cast<std::size_t>(rows * hidden), 1.0F, 7);
+    std::vector<float> const wide = normal(7, rows * hidden);
     std::vector<typename Config::Act> x(wide.size());
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = from_float<typename Config::Act>(wide[i]);
@@ -100,7 +91,7 @@ std::vector<float> run_standard(Problem<Config, Quant> const& p, Quant const& qu
                                                       scales.data() + r * scale_cols);
   }
   auto const ids = p.ids();
-  std::vector<float> const w = normal(ids.size(), 1.0F, 11);
+  std::vector<float> const w = normal(11, static_cast<std::int64_t>(ids.size()));
   std::vector<float> y(static_cast<std::size_t>(p.rows * p.hidden), kNan);
   kernel.apply({make_rows<dynamic, Payload const>(codes.data(), p.rows, cols),
                 make_rows<dynamic, typename Quant::Scale const>(scales.data(), p.rows, scale_cols), make_rows(ids.data(), p.rows, p.k),
@@ -123,7 +114,7 @@ std::vector<float> run_batched(Problem<Config, Quant> const& p) {
   std::vector<std::int32_t> counts;
   for (std::int64_t e = 0; e < p.experts; ++e) {
     counts.push_back(static_cast<std::int32_t>(7 * e % (capacity + 1)));
-    auto const rows = normal(static_cast<std::size_t>(counts.back() * p.hidden), 1.0F, 40 + static_cast<unsigned>(e));
+    auto const rows = normal(40 + e, counts.back() * p.hidden);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       x[static_cast<std::size_t>(e * capacity * p.hidden) + i] = from_float<Act>(rows[i]);
     }
@@ -141,18 +132,6 @@ std::vector<float> run_batched(Problem<Config, Quant> const& p) {
     }
   }
   return valid;
-}
-
-void expect_close(std::vector<float> const& got, std::vector<float> const& want, float tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  float largest = 0.0F;
-  for (float w : want) {
-    largest = std::max(largest, std::abs(w));
-  }
-  ASSERT_TRUE(std::isfinite(largest));
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], want[i], tolerance * largest) << "at " << i;
-  }
 }
 
 using F32 = TestConfig<float, float>;

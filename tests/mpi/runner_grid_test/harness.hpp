@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../../expect_error.hpp"
+#include "../../mpi_world.hpp"
 #include "../../runner_grid_model.hpp"
 #include "moe/comm/mpi.hpp"
 #include "moe/comm/mpi_shared.hpp"
@@ -23,6 +24,8 @@
 namespace moe_test::grid {
 
 namespace hana = boost::hana;
+using moe_test::world_rank;
+using moe_test::world_size;
 inline constexpr std::int64_t kTimeout = 20'000;
 
 struct RankParts : HostParts {
@@ -36,30 +39,20 @@ struct RankChunkParts : RankParts {
 template <class Backend, class Experts>
 using RankLayer = ModularKernel<HostConfig, routing::AnyRouter, quantization::None, Backend, Experts>;
 
-/// The ranks that have this rank's color, in world order. One communicator for each `kind`, for all tests.
-inline comm::Mpi* group(std::string const& kind, int color) {
+/// The ranks of the group, in world order. One communicator for each kind, for all tests.
+inline comm::Mpi* group(GridGroup const& g) {
   static std::map<std::string, std::unique_ptr<comm::Mpi>> known;
-  auto& found = known[kind];
+  auto& found = known[g.kind];
   if (found == nullptr) {
-    int rank = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split(MPI_COMM_WORLD, color, rank, &part);
+    MPI_Comm_split(MPI_COMM_WORLD, g.color, world_rank(), &part);
     found = std::make_unique<comm::Mpi>(part, comm::Mpi::Params{.timeout_ms = kTimeout});
     MPI_Comm_free(&part);
   }
   return found.get();
 }
-inline int world_rank() {
-  int rank = 0;
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  return rank;
-}
-inline int world_size() {
-  int size = 1;
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  return size;
-}
+inline comm::Mpi* layer_comm(MoeParallel const& p) { return group(layer_ranks(p)); }
+inline comm::Mpi* tp_comm(MoeParallel const& p) { return group(tp_ranks(p)); }
 
 /// A rank of a grid. Borrows the model's gate.
 template <class Backend, class Experts, class Parts = RankParts>
@@ -69,15 +62,13 @@ class Rank {
   /// Its groups are those of the whole program.
   Rank(Grid const& g, Model const& m, int rank, BackendFacts const& facts = Backend::kFacts) : Rank(place_of(g, rank, facts), m) {}
   Rank(Grid const& g, Model&& m, int rank, BackendFacts const& facts = Backend::kFacts) = delete;
-  Rank(MoeParallel const& p, Model&& m, comm::Mpi* tp_group, comm::Mpi* layer_comm) = delete;
-  Rank(MoeParallel const& p, Model const& m)
-      : Rank(p, m, group(text("tp ", p.tp_size), p.flat_rank / p.tp_size),
-             runner::layer_group(p) == runner::LayerGroup::ep ? group("ep", 0) : group(text("tokens ", p.tp_size), p.tp_rank)) {}
-  Rank(MoeParallel const& p, Model const& m, comm::Mpi* tp_group, comm::Mpi* layer_comm)
+  Rank(MoeParallel const& p, Model&& m, comm::Mpi* tp_group, comm::Mpi* layer_group_) = delete;
+  Rank(MoeParallel const& p, Model const& m) : Rank(p, m, tp_comm(p), layer_comm(p)) {}
+  Rank(MoeParallel const& p, Model const& m, comm::Mpi* tp_group, comm::Mpi* layer_group_)
       : hidden(m.hidden),
         moe(p),
         tp(tp_group),
-        layer_group(layer_comm),
+        layer_group(layer_group_),
         placement(m.experts, moe.ep_size),
         shards(m.form.shared == SharedOutput::partial ? p.tp_size : 1),
         shared13(cut13(m.shared13, kShared, m.hidden, moe.tp_rank % shards, shards)),
