@@ -16,6 +16,9 @@ inline std::filesystem::path golden_dir() {
   return whole != nullptr && *whole != '\0' ? std::filesystem::path(whole) : std::filesystem::path(MOE_TEST_DATA);
 }
 
+/// The folder of a checkpoint of the reference data.
+inline std::filesystem::path golden_checkpoint(std::string const& name) { return golden_dir() / "checkpoints" / name; }
+
 /// What lies in a folder of the reference data, by name: also what tests/data has there beyond the whole set.
 inline std::vector<std::filesystem::path> golden_entries(std::string const& folder) {
   std::map<std::string, std::filesystem::path> found;

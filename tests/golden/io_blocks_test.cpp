@@ -163,7 +163,7 @@ TEST(Block, M10_TheSharedExpertsGateIsPartOfTheOutput) {
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 /// The folder of a checkpoint: in the reference data, or in this project's selection, which has additional ones.
 fs::path checkpoint_directory(std::string const& name) {
-  fs::path const data(MOE_TEST_DATA), whole = moe_test::golden_dir() / "checkpoints" / name;
+  fs::path const data(MOE_TEST_DATA), whole = moe_test::golden_checkpoint(name);
   return fs::exists(whole) ? whole : data / (fs::exists(data / "checkpoints" / name) ? "checkpoints" : "not_computed/checkpoints") / name;
 }
 std::vector<std::string> checkpoints() {
@@ -249,7 +249,7 @@ TEST(Block, EveryModelTypeHasAFile) {
 }
 
 TEST(Checkpoint, ADenseLayerIsRefusedWithTheReason) {
-  fs::path const directory = moe_test::golden_dir() / "checkpoints" / "deepseek_v3_tiny";
+  fs::path const directory = moe_test::golden_checkpoint("deepseek_v3_tiny");
   if (!fs::exists(directory)) GTEST_SKIP() << directory << " is not there";
   try {
     (void)load_checkpoint_layer<float>(directory, 0);

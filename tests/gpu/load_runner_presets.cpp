@@ -42,8 +42,6 @@ using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
 using moe_test::Zeros;
 
-fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
-
 class LoadOnGpu : public testing::Test {
  protected:
   void SetUp() override {
@@ -55,12 +53,12 @@ class LoadOnGpu : public testing::Test {
 template <class Block>
 void expect_transformers(char const* checkpoint, int layer, double tolerance) {
   SCOPED_TRACE(text(checkpoint, ", layer ", layer));
-  io::SafetensorsFile const file(tiny(checkpoint) / "moe_io.safetensors");
+  io::SafetensorsFile const file(moe_test::golden_checkpoint(checkpoint) / "moe_io.safetensors");
   auto const x = file.read<bf16>(text("layers.", layer, ".moe_in"));
   auto const want = file.read<float>(text("layers.", layer, ".moe_out_f32"));
   comm::Self<Cuda> self;
   std::int64_t done = 0, total = 0;
-  auto block = load_runner<Block>(tiny(checkpoint), layer, self,
+  auto block = load_runner<Block>(moe_test::golden_checkpoint(checkpoint), layer, self,
                                   {.max_tokens_per_rank = 364, .progress = [&](std::int64_t d, std::int64_t t) { done = d, total = t; }});
   EXPECT_GT(total, 0);
   EXPECT_EQ(done, total);
@@ -78,7 +76,8 @@ TEST_F(LoadOnGpu, DeepSeekV3EqualsTransformers) {
 TEST_F(LoadOnGpu, APresetRefusesAnotherModel) {
   comm::Self<Cuda> self;
   moe_test::expect_error(ErrorCode::config, "hidden is 64, and TinyPacked fixes it to 256", [&] {
-    load_runner<load_packed::no_expert_parallel::fp8_block128::decode>(tiny("qwen3_moe_tiny"), 0, self, {.max_tokens_per_rank = 1});
+    load_runner<load_packed::no_expert_parallel::fp8_block128::decode>(moe_test::golden_checkpoint("qwen3_moe_tiny"), 0, self,
+                                                                       {.max_tokens_per_rank = 1});
   });
 }
 
@@ -131,7 +130,7 @@ TEST_F(LoadOnGpu, Fp8SharedExpertOfTheFile) {
 /// bf16 experts of the file, quantised while they are read. A scale a channel is a scale a row of the weights.
 TEST_F(LoadOnGpu, Qwen3QuantisedWhileItIsRead) {
   using Rows = quantization::Fp8PerToken<>;
-  fs::path const checkpoint = tiny("qwen3_moe_tiny");
+  fs::path const checkpoint = moe_test::golden_checkpoint("qwen3_moe_tiny");
   auto w = io::load_checkpoint_layer<float>(checkpoint, 1);
   auto const store = [](std::vector<float>& matrix, std::int64_t cols) {
     for (auto row = matrix.begin(); row != matrix.end(); row += cols) {

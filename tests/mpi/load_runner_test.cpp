@@ -6,12 +6,13 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "at.hpp"
+#include "expect_close.hpp"
 #include "golden_dir.hpp"
 #include "moe/backends/all_to_all_v.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
@@ -30,6 +31,9 @@ namespace {
 
 using namespace moe;
 namespace fs = std::filesystem;
+using moe_test::at;
+using moe_test::expect_close;
+using moe_test::golden_checkpoint;
 using quantization::None;
 using Fp8 = quantization::Fp8Block<>;
 using OneRank = backends::NoExpertParallel<>;
@@ -37,8 +41,6 @@ using Collective = backends::AllToAllV<comm::Mpi>;
 template <class Quant, class Backend>
 using Block = models::AnyBlock<Quant, Backend>;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
 comm::Mpi& world() {
   static comm::Mpi comm(MPI_COMM_WORLD);
   return comm;
@@ -51,31 +53,26 @@ std::vector<float> forward(BlockT& block, float const* x, std::int64_t rows) {
   block.forward(make_rows(x, rows, h), make_rows(y.data(), rows, h));
   return y;
 }
-void expect_near(std::vector<float> const& got, float const* want, float tolerance) {
-  float largest = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) largest = std::max(largest, std::abs(want[i]));
-  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], tolerance * largest) << i;
-}
 
 /// Every rank takes rows of its own, another number on each; the output is transformers' and that of one rank with all experts.
 template <class Backend>
 void expect_same_on_all_ranks(char const* checkpoint, int layer, std::optional<ExpertPlacement> const& placement = {},
                               routing::ExpertMapping const& mapping = {}) {
   SCOPED_TRACE(text(checkpoint, ", layer ", layer, ", ", Backend::kName));
-  io::SafetensorsFile const file(tiny(checkpoint) / "moe_io.safetensors");
+  io::SafetensorsFile const file(golden_checkpoint(checkpoint) / "moe_io.safetensors");
   auto const x = file.read<float>(text("layers.", layer, ".moe_in"));
   auto const want = file.read<float>(text("layers.", layer, ".moe_out_f32"));
   comm::Mpi& comm = world();
-  auto block = load_runner<Block<None, Backend>>(tiny(checkpoint), layer, comm,
+  auto block = load_runner<Block<None, Backend>>(golden_checkpoint(checkpoint), layer, comm,
                                                  {.max_tokens_per_rank = 91, .placement = placement, .mapping = mapping});
   comm::Self<> self;
-  auto all = load_runner<Block<None, OneRank>>(tiny(checkpoint), layer, self, {.max_tokens_per_rank = 91});
+  auto all = load_runner<Block<None, OneRank>>(golden_checkpoint(checkpoint), layer, self, {.max_tokens_per_rank = 91});
   EXPECT_EQ(block.placement().ep_size(), comm.size());
   std::int64_t const h = block.runner().hidden(), rows = 91 - 13 * comm.rank();
   float const* const mine = x.data() + comm.rank() * 91 * h;
   auto const got = forward(block, mine, rows);
-  expect_near(got, want.data() + comm.rank() * 91 * h, 1e-5F);
-  expect_near(got, forward(all, mine, rows).data(), 1e-6F);
+  expect_close(got, {want.begin() + comm.rank() * 91 * h, want.begin() + (comm.rank() * 91 + rows) * h}, 1e-5F);
+  expect_close(got, forward(all, mine, rows), 1e-6F);
 }
 
 TEST(LoadRunner, EqualsTransformersAndOneRank) {
@@ -137,7 +134,7 @@ TEST(LoadRunner, ARankReadsItsOwnExpertsOnly) {
   auto all = load_runner<Block<Fp8, OneRank>>(whole.path(), 0, self, {.max_tokens_per_rank = 8});
   moe_test::CheckpointWriter random;
   auto const x = random.normal({8, 128});
-  expect_near(forward(block, x.data(), 8), forward(all, x.data(), 8).data(), 1e-5F);
+  expect_close(forward(block, x.data(), 8), forward(all, x.data(), 8), 1e-5F);
 }
 
 TEST(LoadRunner, WhatOneRankCannotReadEndsAll) {
@@ -153,7 +150,7 @@ TEST(LoadRunner, WhatOneRankCannotReadEndsAll) {
       EXPECT_TRUE(!last || named) << error.what();
     }
   };
-  fs::path const good = tiny("qwen3_moe_tiny");
+  fs::path const good = golden_checkpoint("qwen3_moe_tiny");
   expect(last ? good / "nowhere" : good, {.max_tokens_per_rank = 1}, "cannot open");
   expect(good, {.max_tokens_per_rank = last ? 0 : 1}, "max_tokens_per_rank: 0, at least 1");
   // The shard that is cut off has experts of every rank; the ranks but the last one read whole files.

@@ -31,7 +31,7 @@ using Alone = load_deepseek::no_expert_parallel::none::prefill;
 
 constexpr std::int64_t kMost = 91;  // rows of a rank; the file has 364
 
-fs::path checkpoint() { return moe_test::golden_dir() / "checkpoints" / "deepseek_v3_tiny"; }
+fs::path checkpoint() { return moe_test::golden_checkpoint("deepseek_v3_tiny"); }
 
 Nccl connect() {
   int rank = 0, size = 1;

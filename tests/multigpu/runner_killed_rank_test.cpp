@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "exit_code.hpp"
+#include "expect_close.hpp"
 #include "grid_on_device.hpp"
 #include "moe/backends/collective/device/all_to_all_v.hpp"
 #include "moe/backends/collective/device/gather_exchange.hpp"
@@ -103,12 +104,7 @@ struct Death {
 };
 
 std::string differs(std::vector<float> const& got, std::vector<float> const& want) {
-  float largest = 0;
-  for (float v : want) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (!(std::abs(got[i] - want[i]) <= 1.5e-2F * largest)) return text("value ", i, " is ", got[i], ", one rank gives ", want[i]);
-  }
-  return "";
+  return moe_test::differs_from_one_rank(got, want, 1.5e-2F * moe_test::largest(want));
 }
 Finding other(Role const& role, std::string const& what) {
   std::fprintf(stderr, "  %s rank %d, killed in %s: %s\n", role.form.c_str(), role.rank, role.stage_name().c_str(), what.c_str());

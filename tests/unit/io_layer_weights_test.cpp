@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "at.hpp"
 #include "expect_error.hpp"
 #include "moe/io/safetensors_writer.hpp"
 #include "moe/parallel/placement.hpp"
@@ -25,12 +26,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using moe::ErrorCode;
+using moe_test::at;
 using moe_test::expect_error;
 using moe_test::TemporaryDirectory;
 using namespace moe::io;
 
 constexpr std::int64_t kE = 4, kH = 12, kI = 6;
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 /// A different small value at every position; exact in bf16.
 float value(std::int64_t tensor, std::int64_t e, std::int64_t i, std::int64_t j) {
   return static_cast<float>((tensor * 61 + e * 37 + i * 13 + j * 5) % 251 - 125);

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "at.hpp"
 #include "expect_error.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
 #include "moe/comm/self.hpp"
@@ -34,6 +35,7 @@ namespace {
 
 using namespace moe::io;
 using moe::ErrorCode;
+using moe_test::at;
 using moe_test::expect_error;
 using moe_test::TemporaryDirectory;
 using nlohmann::json;
@@ -41,8 +43,6 @@ using Row = std::vector<double>;
 using Block = moe::models::AnyBlock<moe::quantization::None, moe::backends::NoExpertParallel<>>;
 
 constexpr std::int64_t kH = 12, kE = 5, kTokens = 9;
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 /// The tensors of a checkpoint as they are written.
 class Tensors {
  public:

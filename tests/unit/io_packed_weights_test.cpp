@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "at.hpp"
 #include "expect_error.hpp"
 #include "moe/io/layer_weights.hpp"
 #include "moe/io/safetensors_writer.hpp"
@@ -23,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using moe::ErrorCode;
+using moe_test::at;
 using moe_test::expect_error;
 using moe_test::TemporaryDirectory;
 using namespace moe::io;
@@ -30,8 +32,6 @@ using nlohmann::json;
 
 constexpr std::int64_t kE = 3, kH = 64, kI = 32;
 std::string const kRoot = "model.layers.0.mlp.";
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 struct Stored {
   FileDType dtype;
   std::vector<std::int64_t> shape;

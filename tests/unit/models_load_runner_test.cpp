@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "at.hpp"
 #include "expect_error.hpp"
 #include "golden_dir.hpp"
 #include "moe/backends/no_expert_parallel.hpp"
@@ -39,7 +40,9 @@ namespace fs = std::filesystem;
 using namespace moe;
 using io::FileDType;
 using moe_test::add_nvfp4;
+using moe_test::at;
 using moe_test::expect_error;
+using moe_test::golden_checkpoint;
 using moe_test::packed_integers_config;
 using moe_test::StoredZeros;
 using moe_test::TemporaryDirectory;
@@ -47,9 +50,6 @@ using moe_test::Zeros;
 using nlohmann::json;
 using Local = backends::NoExpertParallel<>;
 using Any = models::AnyBlock<quantization::None, Local>;
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-fs::path tiny(char const* name) { return moe_test::golden_dir() / "checkpoints" / name; }
 
 /// The largest error of a block's output, relative to the largest output.
 template <class Block>
@@ -88,21 +88,21 @@ using Preset = models::PresetRunner<Model, quantization::None, Local>;
 TEST(LoadRunner, AnyBlockEqualsTransformers) {
   comm::Self<> self;
   for (int layer : {0, 1}) {
-    auto block = load_runner<Any>(tiny("qwen3_moe_tiny"), layer, self, {.max_tokens_per_rank = 364});
+    auto block = load_runner<Any>(golden_checkpoint("qwen3_moe_tiny"), layer, self, {.max_tokens_per_rank = 364});
     EXPECT_TRUE(block.direct());
-    EXPECT_LT(error_of(block, tiny("qwen3_moe_tiny"), layer), 1e-5) << layer;
+    EXPECT_LT(error_of(block, golden_checkpoint("qwen3_moe_tiny"), layer), 1e-5) << layer;
   }
   for (int layer : {1, 2}) {
-    auto block = load_runner<Any>(tiny("deepseek_v3_tiny"), layer, self, {.max_tokens_per_rank = 364});
-    EXPECT_LT(error_of(block, tiny("deepseek_v3_tiny"), layer), 1e-5) << layer;
+    auto block = load_runner<Any>(golden_checkpoint("deepseek_v3_tiny"), layer, self, {.max_tokens_per_rank = 364});
+    EXPECT_LT(error_of(block, golden_checkpoint("deepseek_v3_tiny"), layer), 1e-5) << layer;
   }
 }
 TEST(LoadRunner, PresetEqualsTransformers) {
   comm::Self<> self;
-  auto qwen = load_runner<Preset<TinyQwen>>(tiny("qwen3_moe_tiny"), 1, self, {.max_tokens_per_rank = 364});
-  EXPECT_LT(error_of(qwen, tiny("qwen3_moe_tiny"), 1), 1e-5);
-  auto deepseek = load_runner<Preset<TinyDeepSeek>>(tiny("deepseek_v3_tiny"), 2, self, {.max_tokens_per_rank = 364});
-  EXPECT_LT(error_of(deepseek, tiny("deepseek_v3_tiny"), 2), 1e-5);
+  auto qwen = load_runner<Preset<TinyQwen>>(golden_checkpoint("qwen3_moe_tiny"), 1, self, {.max_tokens_per_rank = 364});
+  EXPECT_LT(error_of(qwen, golden_checkpoint("qwen3_moe_tiny"), 1), 1e-5);
+  auto deepseek = load_runner<Preset<TinyDeepSeek>>(golden_checkpoint("deepseek_v3_tiny"), 2, self, {.max_tokens_per_rank = 364});
+  EXPECT_LT(error_of(deepseek, golden_checkpoint("deepseek_v3_tiny"), 2), 1e-5);
 }
 
 // ---- what a preset refuses
@@ -110,7 +110,8 @@ TEST(LoadRunner, PresetEqualsTransformers) {
 template <class Model>
 void expect_refused(char const* checkpoint, std::string const& words) {
   comm::Self<> self;
-  expect_error(ErrorCode::config, words, [&] { load_runner<Preset<Model>>(tiny(checkpoint), 1, self, {.max_tokens_per_rank = 1}); });
+  expect_error(ErrorCode::config, words,
+               [&] { load_runner<Preset<Model>>(golden_checkpoint(checkpoint), 1, self, {.max_tokens_per_rank = 1}); });
 }
 struct Wider : TinyQwen {
   static constexpr int hidden = 128;
@@ -164,13 +165,13 @@ TEST(LoadRunner, BadArguments) {
   auto const load = [&](fs::path const& path, std::int64_t layer, LoadedRunner<Any>::Options const& o) {
     return [&self, path, layer, o] { load_runner<Any>(path, layer, self, o); };
   };
-  fs::path const good = tiny("qwen3_moe_tiny");
+  fs::path const good = golden_checkpoint("qwen3_moe_tiny");
   expect_error(ErrorCode::argument, "cannot open", load(good / "nowhere", 0, {.max_tokens_per_rank = 1}));
   expect_error(ErrorCode::argument, "layer 7 is out of range [0, 2)", load(good, 7, {.max_tokens_per_rank = 1}));
   expect_error(ErrorCode::argument, "max_tokens_per_rank: 0, at least 1", load(good, 0, {}));
   expect_error(ErrorCode::argument, "placement: of 8 experts on 2 ranks, the checkpoint has 8 and the group 1",
                load(good, 0, {.max_tokens_per_rank = 1, .placement = ExpertPlacement(8, 2)}));
-  expect_error(ErrorCode::argument, "is dense", load(tiny("deepseek_v3_tiny"), 0, {.max_tokens_per_rank = 1}));
+  expect_error(ErrorCode::argument, "is dense", load(golden_checkpoint("deepseek_v3_tiny"), 0, {.max_tokens_per_rank = 1}));
 
   TemporaryDirectory const copy;
   fs::copy(good, copy.path(), fs::copy_options::recursive);

@@ -14,12 +14,14 @@
 
 #include "../mpi/runner_grid_test/harness.hpp"
 #include "exit_code.hpp"
+#include "expect_close.hpp"
 #include "killed_ranks.hpp"
 #include "moe/backends/window/host/low_latency.hpp"
 
 namespace {
 
 using namespace moe_test::grid;
+using moe_test::differs_from_one_rank;
 
 constexpr int kRanks = 4;
 constexpr std::int64_t kDeadline = 2000;
@@ -37,13 +39,6 @@ struct Death {
   void end(Phase) const {}
 };
 
-std::string differs(std::vector<float> const& got, std::vector<float> const& want) {
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (!(std::abs(got[i] - want[i]) < 2e-5)) return text("value ", i, " is ", got[i], ", one rank gives ", want[i]);
-  }
-  return "";
-}
-
 /// The ranks that are left, as a data-parallel group of their own.
 std::string new_group_works(Model const& m) {
   MPI_Group world = MPI_GROUP_NULL, living = MPI_GROUP_NULL;
@@ -57,7 +52,7 @@ std::string new_group_works(Model const& m) {
   MoeParallel const p = place_of({1, kRanks - 1, 1, true}, group.rank(), Backend::kFacts);
   Rank<Backend, experts::Reference<float>> rank(p, m, nullptr, &group);
   std::vector<float> const x = bf16_numbers(70 + group.rank(), 3 * kHidden);
-  return differs(rank.forward(x), on_one_rank(m, x));
+  return differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F);
 }
 
 /// "" if everything was as it must be.
@@ -69,7 +64,8 @@ std::string survive(Grid const& grid, SharedOutput shared, Phase phase) {
   facts.sequence_parallel = false;
   Rank<Backend, experts::Reference<float>> rank(place_of(grid, world.rank(), facts), m, grid.tp > 1 ? &tp : nullptr, &world);
   std::vector<float> const x = bf16_numbers(50 + (grid.tp > 1 ? 0 : world.rank()), 5 * kHidden);
-  if (std::string const wrong = differs(rank.forward(x), on_one_rank(m, x)); !wrong.empty()) return "before the death: " + wrong;
+  if (std::string const wrong = differs_from_one_rank(rank.forward(x), on_one_rank(m, x), 2e-5F); !wrong.empty())
+    return "before the death: " + wrong;
   auto const start = std::chrono::steady_clock::now();
   try {
     rank.forward(x, Death{phase, world.rank() == kRanks - 1});
