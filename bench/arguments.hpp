@@ -81,6 +81,12 @@ inline std::vector<int> counts(std::string const& what, std::string const& list,
   return out;
 }
 
+/// What follows the option argv[i].
+inline std::string value_of(int argc, char** argv, int i) {
+  if (i + 1 == argc) throw BadArgument(std::string(argv[i]) + " has no value");
+  return argv[i + 1];
+}
+
 /// Prints why the program ends; its exit code.
 inline int refuse(char const* program, BadArgument const& error) {
   std::fprintf(stderr, "%s: %s\n", program, error.what());

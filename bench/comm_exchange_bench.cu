@@ -383,7 +383,7 @@ int main(int argc, char** argv) {
   try {
     for (int i = 1; i < argc; i += 2) {
       moe_bench::known_name("option", argv[i], {"--json"});
-      json = i + 1 < argc ? argv[i + 1] : "";
+      json = moe_bench::value_of(argc, argv, i);
     }
   } catch (moe_bench::BadArgument const& error) {
     return moe_bench::refuse("comm_exchange_bench", error);

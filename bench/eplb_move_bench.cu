@@ -223,7 +223,7 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     std::string const name = moe_bench::known_name("option", argv[i], {"--tokens", "--experts", "--layers", "--moves"});
     int& value = name == "--tokens" ? o.tokens : name == "--experts" ? o.experts : name == "--layers" ? o.layers : o.moves;
-    value = moe_bench::count(name, i + 1 < argc ? argv[i + 1] : "");
+    value = moe_bench::count(name, moe_bench::value_of(argc, argv, i));
   }
   return o;
 }

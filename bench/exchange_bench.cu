@@ -646,7 +646,11 @@ Options parse(int argc, char** argv) {
   Options o;
   for (int i = 1; i < argc; ++i) {
     std::string const a = argv[i];
-    auto next = [&] { return i + 1 < argc ? argv[++i] : ""; };
+    auto next = [&] {
+      std::string value = moe_bench::value_of(argc, argv, i);
+      ++i;
+      return value;
+    };
     if (a == "--ranks") {
       o.ranks = moe_bench::count(a, next());
     } else if (a == "--simulated") {

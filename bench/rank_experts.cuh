@@ -39,7 +39,7 @@ template <class Bench, class Options, class Set>
 int ranks_main(int argc, char** argv, char const* program, Set const& set) {
   Options options;
   try {
-    for (int i = 1; i < argc; i += 2) set(options, argv[i], i + 1 < argc ? argv[i + 1] : "");
+    for (int i = 1; i < argc; i += 2) set(options, argv[i], value_of(argc, argv, i));
   } catch (BadArgument const& error) {
     return refuse(program, error);
   }

@@ -19,7 +19,7 @@ GOOGLE = [  # programs that read Google Benchmark's options
 HOST = [*GOOGLE, (["--benchmark_filter=nosuch"], "no benchmark is selected")]
 # Arguments, and parts of the line.
 CASES = {
-    "comm_exchange_bench": [(["--jsn", "file"], "--jsn", "--json")],
+    "comm_exchange_bench": [(["--jsn", "file"], "--jsn", "--json"), (["--json"], "--json has no value")],
     "ep_layer_bench": [
         (["--shapes", "flsh"], "flsh", "flash, pro"),
         (["--shapes", "flash,prow"], "prow", "flash, pro"),
@@ -28,6 +28,7 @@ CASES = {
         (["--routing", "random"], "random", "softmax"),
         (["--tokens", "8,many"], "--tokens", "many"),
         (["--model", "pro"], "--model", "--shapes"),
+        (["--json"], "--json has no value"),
     ],
     "eplb_bench": HOST,
     "eplb_move_bench": [(["--token", "8"], "--token ", "--tokens"), (["--tokens"], "--tokens"), (["--moves", "0"], "--moves", "0")],
@@ -36,6 +37,7 @@ CASES = {
         (["--sections", ""], "section", "ceiling"),
         (["--rank", "2"], "--rank ", "--ranks"),
         (["--blocks", "8,x"], "--blocks", "x"),
+        (["--quick", "--json"], "--json has no value"),
     ],
     "fixed_sizes_bench": [(["router"], "router", "routing, exchange, token"), (["token", "tokens"], "tokens ", "token")],
     "forward_host_bench": [(["a.json", "b.json"], "b.json")],
